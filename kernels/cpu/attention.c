@@ -1,0 +1,211 @@
+/* attention.c: causal attention with Q query heads for every key/value head.
+ *
+ * Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s), out = sum_j p_j v_j, and
+ * lse = log sum exp(s) is kept, because p_j = exp(s_j - lse) can then be had again without another pass.
+ *
+ * Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
+ *     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t   (softmax's Jacobian),
+ *     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
+ * Source: Dao et al. 2022, FlashAttention, arXiv 2205.14135.
+ *
+ * One (sequence, key/value head) pair is one piece of work for one thread: it owns dk and dv, to which all Q query heads
+ * add, so no sum is shared. Keys and values are brought into `real` once and serve Q heads; queries go in blocks of BLOCK
+ * rows, and the (BLOCK, T) score matrix is the largest thing that exists. All products are one small routine. */
+#include "impl.h"
+#include <stdlib.h>
+
+enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted work */
+
+#if defined(__AVX512F__)
+enum { VECTOR = 64 };
+#elif defined(__AVX2__)
+enum { VECTOR = 32 };
+#else
+enum { VECTOR = 16 };
+#endif
+typedef real Vector __attribute__((vector_size(VECTOR), aligned(sizeof(real)), may_alias));
+enum { LANES = VECTOR / (int)sizeof(real), TILE_M = 4, TILE_N = 2 * LANES };
+
+/* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have rows of
+ * ldc and ldb elements. TILE_M x TILE_N sums stay in registers while k runs. */
+static void product(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int M, int N, int K, Write how) {
+    for (int m = 0; m < M; m += TILE_M)
+        for (int n = 0; n < N; n += TILE_N) {
+            const real *am = a + (size_t)m*a_row, *bn = b + n;
+            real *cm = c + (size_t)m*ldc + n;
+            if (m + TILE_M <= M && n + TILE_N <= N) {
+                Vector sum[TILE_M][2] = { 0 };
+                for (int k = 0; k < K; k++) {
+                    Vector b0 = *(const Vector *)(bn + (size_t)k*ldb), b1 = *(const Vector *)(bn + (size_t)k*ldb + LANES);
+                    #pragma GCC unroll 4
+                    for (int i = 0; i < TILE_M; i++) {
+                        real x = am[(size_t)i*a_row + (size_t)k*a_col];
+                        sum[i][0] += x * b0;
+                        sum[i][1] += x * b1;
+                    }
+                }
+                #pragma GCC unroll 4
+                for (int i = 0; i < TILE_M; i++)
+                    for (int j = 0; j < 2; j++) {
+                        Vector *at = (Vector *)(cm + (size_t)i*ldc + j * LANES);
+                        if (how == ADD) *at += sum[i][j]; else *at = sum[i][j];
+                    }
+            } else
+                for (int i = 0; i < TILE_M && m + i < M; i++)
+                    for (int j = 0; j < TILE_N && n + j < N; j++) {
+                        real sum = 0;
+                        for (int k = 0; k < K; k++) sum += am[(size_t)i*a_row + (size_t)k*a_col] * bn[(size_t)k*ldb + j];
+                        cm[(size_t)i*ldc + j] = how == ADD ? cm[(size_t)i*ldc + j] + sum : sum;
+                    }
+        }
+}
+
+/* Where query head r of key/value head g is among the Q*G heads of a token. */
+static inline size_t head(HeadOrder order, int r, int g, int G, int Q) {
+    return order == HEADS_TILED ? (size_t)r*G + (size_t)g : (size_t)g*Q + (size_t)r;
+}
+/* rows (count,D) of real from floatX rows that lie `stride` elements apart; and the transpose, (D,ld). */
+static void fetch(real *to, const floatX *from, size_t stride, int count, int D, real scale) {
+    for (int t = 0; t < count; t++)
+        for (int d = 0; d < D; d++) to[(size_t)t*D + d] = R(from[(size_t)t*stride + d]) * scale;
+}
+static void transpose(real *to, const real *from, int count, int D, int ld) {
+    for (int t = 0; t < count; t++)
+        for (int d = 0; d < D; d++) to[(size_t)d*ld + t] = from[(size_t)t*D + d];
+}
+
+static void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *kv,
+                              HeadOrder order, int B, int T, int G, int Q, int D) {
+    const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
+    #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
+    {
+        real *keys = malloc(((size_t)3*T*D + (size_t)BLOCK*(T + 2*D) + 1) * sizeof *keys);
+        real *values = keys + (size_t)T*D, *keys_t = values + (size_t)T*D;
+        real *scores = keys_t + (size_t)T*D, *queries = scores + (size_t)BLOCK*T, *result = queries + (size_t)BLOCK*D;
+        #pragma omp for schedule(dynamic)
+        for (int bg = 0; bg < B*G; bg++) {
+            const int b = bg / G, g = bg % G;
+            const floatX *k0 = kv + (size_t)b*T*kv_row + (size_t)g*D;
+            fetch(keys, k0, kv_row, T, D, 1);
+            fetch(values, k0 + (size_t)G*D, kv_row, T, D, 1);
+            transpose(keys_t, keys, T, D, T);
+            for (int r = 0; r < Q; r++)
+                for (int t0 = 0; t0 < T; t0 += BLOCK) {
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count;
+                    const size_t h = head(order, r, g, G, Q);
+                    fetch(queries, q + ((size_t)b*T + t0)*row + h*D, row, count, D, 1 / sqrt((real)D));
+                    product(scores, T, queries, D, 1, keys_t, T, count, seen, D, SET);
+                    for (int i = 0; i < count; i++) {
+                        real *s = scores + (size_t)i*T, max = s[0], sum = 0;
+                        const int last = t0 + i;
+                        #pragma omp simd reduction(max:max)
+                        for (int j = 1; j <= last; j++) max = s[j] > max ? s[j] : max;
+                        #pragma omp simd reduction(+:sum)
+                        for (int j = 0; j <= last; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
+                        for (int j = 0; j <= last; j++) s[j] /= sum;
+                        for (int j = last + 1; j < seen; j++) s[j] = 0;
+                        lse[((size_t)b*T + last)*Q*G + h] = max + log(sum);
+                    }
+                    product(result, D, scores, T, 1, values, D, count, D, seen, SET);
+                    for (int i = 0; i < count; i++)
+                        for (int d = 0; d < D; d++) out[((size_t)b*T + t0 + i)*row + h*D + d] = X(result[i*D + d]);
+                }
+        }
+        free(keys);
+    }
+}
+
+static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
+                               const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D) {
+    const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
+    const real scale = 1 / sqrt((real)D);
+    #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
+    {
+        real *keys = malloc(((size_t)6*T*D + (size_t)BLOCK*(2*T + 3*D) + 1) * sizeof *keys);
+        real *keys_t = keys + (size_t)T*D, *values = keys_t + (size_t)T*D, *values_t = values + (size_t)T*D;
+        real *dkeys = values_t + (size_t)T*D, *dvalues = dkeys + (size_t)T*D;
+        real *p = dvalues + (size_t)T*D, *ds = p + (size_t)BLOCK*T;
+        real *queries = ds + (size_t)BLOCK*T, *dresult = queries + (size_t)BLOCK*D, *dqueries = dresult + (size_t)BLOCK*D;
+        #pragma omp for schedule(dynamic)
+        for (int bg = 0; bg < B*G; bg++) {
+            const int b = bg / G, g = bg % G;
+            const size_t kv0 = (size_t)b*T*kv_row + (size_t)g*D;
+            fetch(keys, kv + kv0, kv_row, T, D, 1);
+            fetch(values, kv + kv0 + (size_t)G*D, kv_row, T, D, 1);
+            transpose(keys_t, keys, T, D, T);
+            transpose(values_t, values, T, D, T);
+            memset(dkeys, 0, (size_t)2*T*D * sizeof *dkeys);
+            for (int r = 0; r < Q; r++)
+                for (int t0 = 0; t0 < T; t0 += BLOCK) {
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count;
+                    const size_t h = head(order, r, g, G, Q), at = ((size_t)b*T + t0)*row + h*D;
+                    fetch(queries, q + at, row, count, D, scale);
+                    fetch(dresult, dout + at, row, count, D, 1);
+                    product(p, T, queries, D, 1, keys_t, T, count, seen, D, SET);
+                    product(ds, T, dresult, D, 1, values_t, T, count, seen, D, SET);
+                    for (int i = 0; i < count; i++) {
+                        real *pi = p + (size_t)i*T, *di = ds + (size_t)i*T, delta = 0;
+                        const int last = t0 + i;
+                        const real l = lse[((size_t)b*T + last)*Q*G + h];
+                        for (int d = 0; d < D; d++) delta += dresult[i*D + d] * R(out[at + (size_t)i*row + d]);
+                        for (int j = 0; j <= last; j++) {
+                            pi[j] = fast_exp(pi[j] - l);
+                            di[j] = pi[j] * (di[j] - delta);
+                        }
+                        for (int j = last + 1; j < seen; j++) pi[j] = di[j] = 0;
+                    }
+                    product(dqueries, D, ds, T, 1, keys, D, count, D, seen, SET);
+                    product(dkeys, D, ds, 1, T, queries, D, seen, D, count, ADD);       /* queries carry the scale */
+                    product(dvalues, D, p, 1, T, dresult, D, seen, D, count, ADD);
+                    for (int i = 0; i < count; i++)
+                        for (int d = 0; d < D; d++) dq[at + (size_t)i*row + d] = X(dqueries[i*D + d] * scale);
+                }
+            for (int t = 0; t < T; t++)
+                for (int d = 0; d < D; d++) {
+                    dkv[kv0 + (size_t)t*kv_row + d] = X(dkeys[(size_t)t*D + d]);
+                    dkv[kv0 + (size_t)t*kv_row + (size_t)G*D + d] = X(dvalues[(size_t)t*D + d]);
+                }
+        }
+        free(keys);
+    }
+}
+
+/* One query per sequence against its cache: the same formulas, a key at a time. */
+static void attention_decode(floatX *out, const floatX *q, const floatX *cache, const int *position,
+                             HeadOrder order, int B, int T, int G, int Q, int D) {
+    const size_t kv_row = (size_t)2*G*D;
+    #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
+    {
+        real *scores = malloc(((size_t)T + 2*(size_t)D) * sizeof *scores), *query = scores + T, *sum = query + D;
+        #pragma omp for
+        for (int i = 0; i < B*G*Q; i++) {
+            const int b = i / (G*Q), g = i / Q % G, r = i % Q, seen = position[b] + 1;
+            const floatX *k = cache + (size_t)b*T*kv_row + (size_t)g*D, *v = k + (size_t)G*D;
+            const size_t at = ((size_t)b*Q*G + head(order, r, g, G, Q)) * D;
+            real max = -(real)INFINITY, total = 0;
+            fetch(query, q + at, 0, 1, D, 1 / sqrt((real)D));
+            for (int j = 0; j < seen; j++) {
+                real s = 0;
+                #pragma omp simd reduction(+:s)
+                for (int d = 0; d < D; d++) s += query[d] * R(k[(size_t)j*kv_row + d]);
+                scores[j] = s;
+                if (s > max) max = s;
+            }
+            #pragma omp simd reduction(+:total)
+            for (int j = 0; j < seen; j++) { scores[j] = fast_exp(scores[j] - max); total += scores[j]; }
+            for (int d = 0; d < D; d++) sum[d] = 0;
+            for (int j = 0; j < seen; j++)
+                for (int d = 0; d < D; d++) sum[d] += scores[j] * R(v[(size_t)j*kv_row + d]);
+            for (int d = 0; d < D; d++) out[at + d] = X(sum[d] / total);
+        }
+        free(scores);
+    }
+}
+static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
+    for (int n = 0; n < N; n++) memcpy(cache + (size_t)row[n]*width, kv + (size_t)n*width, (size_t)width * sizeof *cache);
+}
+
+PART(attention) {
+    d->attention_forward = attention_forward;  d->attention_backward = attention_backward;
+    d->attention_decode = attention_decode;    d->cache_store = cache_store;
+}

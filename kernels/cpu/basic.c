@@ -1,0 +1,177 @@
+/* basic.c: memory, embedding, norm, rotary positions, residual and dropout; and the device table itself. */
+#include "impl.h"
+#include <stdlib.h>
+#include <unistd.h>
+
+/* ---- memory: a CPU's memory is the host's ---------------------------------------------------------------------------- */
+
+static const char *open_device(void) { return NULL; }
+static void *alloc(size_t bytes) {
+    void *p = bytes < SIZE_MAX - 256 ? aligned_alloc(256, (bytes + 256) / 256 * 256) : NULL;
+    return p ? memset(p, 0, bytes) : NULL;
+}
+static void release(void *p) { free(p); }
+static size_t memory(void) {
+#if defined(_SC_AVPHYS_PAGES)
+    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : 0;
+#else
+    return 0;
+#endif
+}
+static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(dst, src, bytes); }
+static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
+static void nothing(void) { }
+static void from_double(floatX *dst, const double *host, size_t n) { for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]); }
+static void to_double(double *host, const floatX *src, size_t n) { for (size_t i = 0; i < n; i++) host[i] = (double)R(src[i]); }
+static void reals_from_double(real *dst, const double *host, size_t n) { for (size_t i = 0; i < n; i++) dst[i] = (real)host[i]; }
+static void reals_to_double(double *host, const real *src, size_t n) { for (size_t i = 0; i < n; i++) host[i] = (double)src[i]; }
+
+/* ---- embedding: a row is looked up, so its gradient goes back to that row ---------------------------------------------- */
+
+static void embed_forward(floatX *out, const int *token, const floatX *weight, int N, int C) {
+    for (int n = 0; n < N; n++) memcpy(out + (size_t)n*C, weight + (size_t)token[n]*C, (size_t)C * sizeof(floatX));
+}
+
+/* Threads take columns, not tokens: two tokens may share a row, two columns never do, and the order of the sum stays. */
+static void embed_backward(real *dweight, const floatX *dout, const int *token, int N, int V, int C) {
+    enum { WIDE = 16 };
+    (void)V;
+    #pragma omp parallel for PARALLEL_IF((size_t)N*C)
+    for (int from = 0; from < C; from += WIDE)
+        for (int n = 0; n < N; n++) {
+            real *w = dweight + (size_t)token[n]*C;
+            const floatX *d = dout + (size_t)n*C;
+            for (int c = from; c < C && c < from + WIDE; c++) w[c] += R(d[c]);
+        }
+}
+
+/* ---- rmsnorm -------------------------------------------------------------------------------------------------------------
+ * y_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C, and with g_c = dy_c w_c
+ *     dx_c = r g_c - r^3 x_c / C * sum_i g_i x_i          dw_c = sum over rows of dy_c x_c r. */
+
+static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, const floatX *weight, float eps, int N, int C) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*C)
+    for (int n = 0; n < N; n++) {
+        const floatX *x = inp + (size_t)n*C;
+        floatX *y = out + (size_t)n*C;
+        real squares = 0;
+        #pragma omp simd reduction(+:squares)
+        for (int c = 0; c < C; c++) squares += R(x[c]) * R(x[c]);
+        real r = rstd[n] = 1 / sqrt(squares / C + (real)eps);
+        for (int c = 0; c < C; c++) y[c] = X(R(X(R(x[c]) * r)) * R(weight[c]));
+    }
+}
+
+/* dweight: each block of ROWS rows makes a partial sum of its own, and the partial sums are added in order. */
+static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, const floatX *weight,
+                             const real *rstd, int N, int C) {
+    enum { ROWS = 64 };
+    int blocks = (N + ROWS - 1) / ROWS;
+    real *partial = calloc((size_t)blocks*C + 1, sizeof *partial);
+    #pragma omp parallel for PARALLEL_IF((size_t)N*C)
+    for (int b = 0; b < blocks; b++) {
+        real *sum = partial + (size_t)b*C;
+        for (int n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {
+            const floatX *x = inp + (size_t)n*C, *dy = dout + (size_t)n*C;
+            floatX *dx = dinp + (size_t)n*C;
+            real r = rstd[n], dot = 0;
+            #pragma omp simd reduction(+:dot)
+            for (int c = 0; c < C; c++) dot += R(dy[c]) * R(weight[c]) * R(x[c]);
+            real k = r * r * r / C * dot;
+            for (int c = 0; c < C; c++) {
+                dx[c] = X(R(dx[c]) + (r * R(dy[c]) * R(weight[c]) - k * R(x[c])));
+                sum[c] += R(dy[c]) * R(X(R(x[c]) * r));
+            }
+        }
+    }
+    for (int b = 0; b < blocks; b++)
+        for (int c = 0; c < C; c++) dweight[c] += partial[(size_t)b*C + c];
+    free(partial);
+}
+
+/* ---- rope: pair (i, i + D/2) turns by the angle position * theta^(-2i/D). A rotation's transpose is its inverse, so the
+ * backward is the same turn the other way. ------------------------------------------------------------------------------- */
+
+static void rope_table(real *table, float theta, int T, int D) {
+    for (int t = 0; t < T; t++)
+        for (int i = 0; i < D / 2; i++) {
+            double angle = (double)t * pow((double)theta, -2.0 * i / D);
+            table[((size_t)t * (D/2) + i) * 2]     = (real)cos(angle);
+            table[((size_t)t * (D/2) + i) * 2 + 1] = (real)sin(angle);
+        }
+}
+static void rope(floatX *x, const real *table, const int *position, int direction,
+                 int rows, int rows_per_token, int stride, int heads, int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)rows * heads * D)
+    for (int r = 0; r < rows; r++) {
+        const real *turn = table + (size_t)position[r / rows_per_token] * D;
+        for (int h = 0; h < heads; h++) {
+            floatX *low = x + (size_t)r*stride + h*D, *high = low + D/2;
+            for (int i = 0; i < D/2; i++) {
+                real cosine = turn[2*i], sine = direction * turn[2*i + 1], a = R(low[i]), b = R(high[i]);
+                low[i]  = X(a * cosine - b * sine);
+                high[i] = X(b * cosine + a * sine);
+            }
+        }
+    }
+}
+
+/* ---- residual and dropout ----------------------------------------------------------------------------------------------------
+ * The mask is a hash of (key, i): nothing is stored, backward asks again, and no device or thread count changes it.
+ * The hash is the finalizer of splitmix64 (Steele, Lea and Flood 2014) over key + i * golden ratio; its upper half decides. */
+
+static inline uint32_t mask_bits(uint64_t key, uint64_t i) {
+    uint64_t z = key + i * 0x9E3779B97F4A7C15ull;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+    return (uint32_t)((z ^ z >> 31) >> 32);
+}
+static void dropout(floatX *out, const floatX *inp, float p, uint64_t key, size_t n) {
+    const uint32_t least = (uint32_t)((double)p * 4294967296.0);
+    const real scale = (real)1 / ((real)1 - (real)p);
+    #pragma omp parallel for PARALLEL_IF(n)
+    for (size_t i = 0; i < n; i++) out[i] = X(mask_bits(key, i) >= least ? R(inp[i]) * scale : 0);
+}
+static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, uint64_t key, size_t n) {
+    const uint32_t least = (uint32_t)((double)p * 4294967296.0);
+    const real scale = (real)1 / ((real)1 - (real)p);
+    #pragma omp parallel for PARALLEL_IF(n)
+    for (size_t i = 0; i < n; i++) {
+        int kept = least == 0 || mask_bits(key, i) >= least;
+        out[i] = X(R(residual[i]) + (kept ? R(branch[i]) * scale : 0));
+    }
+}
+
+/* ---- bias: added to every row, so its gradient is the sum over rows ------------------------------------------------------ */
+
+static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
+    enum { WIDE = 16 };
+    #pragma omp parallel for PARALLEL_IF((size_t)N*C)
+    for (int from = 0; from < C; from += WIDE)
+        for (int n = 0; n < N; n++)
+            for (int c = from; c < C && c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C + c]);
+}
+
+void DEVICE(matmul)(Device *d);
+void DEVICE(route)(Device *d);
+void DEVICE(expert)(Device *d);
+void DEVICE(attention)(Device *d);
+void DEVICE(optimizer)(Device *d);
+PART(device) {
+    *d = (Device){
+        .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
+        .open = open_device, .alloc = alloc, .release = release, .memory = memory,
+        .upload = copy, .download = copy, .copy = copy, .zero = zero, .sync = nothing,
+        .from_double = from_double, .to_double = to_double,
+        .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
+        .embed_forward = embed_forward, .embed_backward = embed_backward,
+        .rmsnorm_forward = rmsnorm_forward, .rmsnorm_backward = rmsnorm_backward,
+        .rope_table = rope_table, .rope = rope, .residual = residual, .dropout = dropout, .bias_backward = bias_backward,
+    };
+    DEVICE(matmul)(d);
+    DEVICE(route)(d);
+    DEVICE(expert)(d);
+    DEVICE(attention)(d);
+    DEVICE(optimizer)(d);
+}

@@ -1,0 +1,103 @@
+/* expert.c: the nonlinearity inside an expert, and with it the gradient of the router's weight.
+ *
+ * Why both in one place. A token's output is out = sum_k w_k act_k W_k^T, so with da_k = dout W_k (the upstream gradient
+ * seen through the expert's last matrix, before the weight)
+ *     dw_k   = <dout, act_k W_k^T> = <da_k, act_k>        a dot product over F, and the expert's output is not needed
+ *     dact_k = w_k da_k
+ *     dW_k   = dout^T (w_k act_k)
+ * act itself is recomputed from pre. So a layer keeps its input and pre, and nothing of size (S,C). */
+#include "impl.h"
+
+static inline real sigmoid(real x) { return 1 / (1 + fast_exp(-x)); }
+
+/* gelu(x) = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). With t = tanh(u) = 2 sigmoid(2u) - 1:
+ * gelu'(x) = (1 + t)/2 + x/2 (1 - t^2) u'.   Source: Hendrycks and Gimpel 2016, arXiv 1606.08415. */
+#define GELU_C ((real)0.7978845608028654)
+#define GELU_A ((real)0.044715)
+
+static void activation_forward(floatX *act, const floatX *pre, Activation f, int M, int F) {
+    #pragma omp parallel for PARALLEL_IF((size_t)M*F*8)
+    for (int m = 0; m < M; m++) {
+        floatX *a = act + (size_t)m*F;
+        const floatX *x = pre + (size_t)m*F * (f == SWIGLU ? 2 : 1), *up = x + F;
+        switch (f) {
+        case SWIGLU:
+            for (int i = 0; i < F; i++) a[i] = X(R(x[i]) * sigmoid(R(x[i])) * R(up[i]));
+            break;
+        case GELU:
+            for (int i = 0; i < F; i++) {
+                real v = R(x[i]), u = GELU_C * (v + GELU_A * v * v * v);
+                a[i] = X(v * sigmoid(2 * u));
+            }
+            break;
+        case RELU2:
+            for (int i = 0; i < F; i++) { real v = R(x[i]) > 0 ? R(x[i]) : 0 * R(x[i]); a[i] = X(v * v); }
+            break;
+        case IDENTITY:
+            memcpy(a, x, (size_t)F * sizeof *a);
+            break;
+        }
+    }
+}
+
+/* silu(g) = g s with s = sigmoid(g):  silu'(g) = s (1 + g (1 - s)).
+ * act = silu(g) u:  dg = dact u silu'(g),  du = dact silu(g). */
+static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da, const floatX *pre,
+                                const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
+    const int wide = f == SWIGLU ? 2 : 1;
+    #pragma omp parallel for PARALLEL_IF((size_t)M*F*8)
+    for (int m = 0; m < M; m++) {
+        const size_t slot = plan && rows == GROUPED ? (size_t)plan->slot_of_row[m] : (size_t)m;
+        const real w = weight ? weight[slot] : 1;
+        const floatX *d = da + (size_t)m*F, *x = pre + (size_t)m*F*wide, *up = x + F;
+        floatX *dx = dpre + (size_t)m*F*wide, *dup = dx + F, *wa = wact + (size_t)m*F;
+        real dot = 0;
+        switch (f) {
+        case SWIGLU:
+            #pragma omp simd reduction(+:dot)
+            for (int i = 0; i < F; i++) {
+                real g = R(x[i]), u = R(up[i]), s = sigmoid(g), silu = g * s, v = R(d[i]);
+                dot += v * silu * u;
+                wa[i]  = X(w * silu * u);
+                dx[i]  = X(w * v * u * s * (1 + g * (1 - s)));
+                dup[i] = X(w * v * silu);
+            }
+            break;
+        case GELU:
+            #pragma omp simd reduction(+:dot)
+            for (int i = 0; i < F; i++) {
+                real g = R(x[i]), v = R(d[i]);
+                real s = sigmoid(2 * GELU_C * (g + GELU_A * g * g * g)), t = 2 * s - 1;
+                real slope = s + g / 2 * (1 - t * t) * GELU_C * (1 + 3 * GELU_A * g * g);
+                dot += v * g * s;
+                wa[i] = X(w * g * s);
+                dx[i] = X(w * v * slope);
+            }
+            break;
+        case RELU2:
+            #pragma omp simd reduction(+:dot)
+            for (int i = 0; i < F; i++) {
+                real g = R(x[i]) > 0 ? R(x[i]) : 0 * R(x[i]), v = R(d[i]);
+                dot += v * g * g;
+                wa[i] = X(w * g * g);
+                dx[i] = X(w * v * 2 * g);
+            }
+            break;
+        case IDENTITY:
+            #pragma omp simd reduction(+:dot)
+            for (int i = 0; i < F; i++) {
+                real g = R(x[i]), v = R(d[i]);
+                dot += v * g;
+                wa[i] = X(w * g);
+                dx[i] = X(w * v);
+            }
+            break;
+        }
+        if (dweight) dweight[slot] = dot;
+    }
+}
+
+PART(expert) {
+    d->activation_forward = activation_forward;
+    d->activation_backward = activation_backward;
+}

@@ -1,0 +1,74 @@
+/* impl.h: included first by every file of kernels/cpu/. Each file is compiled once per number type.
+ * Values are computed as real and stored as floatX: R(x) reads one, X(r) makes one. */
+#ifndef IMPL_H
+#define IMPL_H
+#define KERNELS_IMPLEMENTATION
+#include <stdint.h>
+#include <string.h>
+#include <tgmath.h>
+
+#if defined(PRECISION_BF16)             /* rounds where a GPU rounds: the oracle for bf16 */
+typedef struct { uint16_t bits; } floatX;
+typedef float real;
+static inline real R(floatX x) {
+    uint32_t u = (uint32_t)x.bits << 16;
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+static inline floatX X(real r) {        /* to nearest even; NaN stays NaN */
+    uint32_t u;
+    memcpy(&u, &r, sizeof u);
+    if ((u & 0x7fffffff) > 0x7f800000) return (floatX){ 0x7fc0 };
+    return (floatX){ (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16) };
+}
+#define DEVICE(part) cpu_bf16_##part
+#define DEVICE_NAME "cpu-bf16"
+#define DEVICE_DTYPE "BF16"
+#elif defined(PRECISION_F64)            /* the oracle for everything */
+typedef double floatX, real;
+#define R(x) (x)
+#define X(r) (r)
+#define DEVICE(part) cpu_f64_##part
+#define DEVICE_NAME "cpu-f64"
+#define DEVICE_DTYPE "F64"
+#else                                   /* what a CPU trains with */
+typedef float floatX, real;
+#define R(x) (x)
+#define X(r) (r)
+#define DEVICE(part) cpu_f32_##part
+#define DEVICE_NAME "cpu-f32"
+#define DEVICE_DTYPE "F32"
+#endif
+#include "../kernels.h"
+
+/* Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; } */
+#define PART(part) void DEVICE(part)(Device *d); void DEVICE(part)(Device *d)
+
+/* Starting threads costs microseconds: a loop with less than about this many operations runs on one. */
+#define PARALLEL_MIN 20000
+#define PARALLEL_IF(work) if ((double)(work) > PARALLEL_MIN)
+
+/* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f with n an integer
+ * and f in [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below 2e-7; below -87 it returns 0, above 88
+ * infinity is not needed by anyone here and x is held. f64 is the oracle and takes the library's. */
+static inline real fast_exp(real x) {
+#if defined(PRECISION_F64)
+    return exp(x);
+#else
+    float held = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    float n = (held * 1.44269504f + 12582912.0f) - 12582912.0f;      /* nearest integer, by way of the mantissa's end */
+    float f = (held - n * 0.693359375f) - n * -2.12194440e-4f;       /* ln 2 in two parts, so that f keeps its low bits */
+    float p = 1.9875691500e-4f;
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
+    union { int32_t i; float f; } two_n = { .i = ((int32_t)n + 127) << 23 };
+    float y = p * two_n.f;
+    return x < -87.0f ? 0.0f : x == x ? y : x;                       /* NaN stays NaN */
+#endif
+}
+#endif

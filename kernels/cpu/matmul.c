@@ -1,0 +1,408 @@
+/* matmul.c: every matrix product of the model, dense or grouped by expert, forward and backward, on one GEMM.
+ *
+ * With A's and B's rows as vectors over k, each of the products below is, for every expert (a dense one is one expert),
+ *
+ *     c[m][n] = sum over k of  a[m][k] * b[n][k]              m*n*k multiply-adds on m*k + n*k numbers
+ *
+ *                        m                 n          k           a[m][k]              b[n][k]
+ *     forward            rows of e         O          C           inp[row m][k]        weight[e][n][k]
+ *     backward_input     rows of e         C          O           dout[row m][k]       weight[e][k][n]
+ *     backward_weight    O                 C          rows of e   dout[row k][m]       inp[row k][n]
+ *
+ * Three loops compute that, at a few percent of what the machine can do: an FMA unit finishes one vector per cycle, but
+ * has to get two numbers from memory for each product. The cure is to use every number often, once it is near:
+ *
+ *   registers   the micro-kernel holds a tile of c, MR x NR with NR two vectors, through the whole loop over k. One step
+ *               loads 2 vectors of b and MR numbers of a and does 2*MR vector FMAs. For AVX-512 MR = 12: 24 sums + 2 of
+ *               b + 1 of a = 27 of 32 registers; 14 loads in 12 cycles, where 24 would be possible; and 24 independent
+ *               chains of sums, where 2 units * 4 cycles latency need 8.
+ *   L1          the MR x KC panel of a: 12 * 384 floats = 18 KB of 32 to 48. Every NR columns of b pass it by.
+ *   L2          the block of b, NB columns x KC: 128 * 384 floats = 192 KB of 512 to 2048. It is read once per panel of a,
+ *               128 bytes in 12 cycles, where a core can have 32 to 64 a cycle; and made once per job, for up to MB rows.
+ *
+ * Panels are packed: copied in the order of use, widened to real. That is where rows are gathered (the idea of
+ * ParallelLinear: a routed row is read and written where it lies), and where what lies the wrong way is transposed.
+ *
+ * A job is one tile of one expert's c. Threads take jobs from a common list, so that one with small experts takes more
+ * of them. An element of c belongs to one job, and its sum runs over k = 0, 1, 2 ... within a block of KC, then over
+ * blocks, whatever the tile: the bits depend on neither the tiles nor the threads.
+ *
+ * With few rows (decoding a token) a weight is used once or twice: there the job is to read weights, once, as they lie,
+ * and forward takes another road: see few_rows. Which one is taken depends on the number of rows alone. */
+#include "impl.h"
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize ("fp-contract=fast")   /* a*b + c as one FMA, also under -std=c11; clang does by default */
+#endif
+
+/* Vectors are the compilers' own (gcc, clang): arithmetic on them is by lane, whatever the machine has. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#define MR 12
+#elif defined(__AVX__)                      /* 16 registers: 12 sums + 2 of b + 1 of a */
+#define VECTOR_BYTES 32
+#define MR 6
+#elif defined(__aarch64__)
+#define VECTOR_BYTES 16
+#define MR 12
+#else
+#define VECTOR_BYTES 16
+#define MR 6
+#endif
+#if defined(PRECISION_F64)
+#define LANES (VECTOR_BYTES / 8)
+typedef int64_t lane_index;
+#else
+#define LANES (VECTOR_BYTES / 4)
+typedef int32_t lane_index;
+#endif
+typedef real vec __attribute__((vector_size(VECTOR_BYTES)));
+typedef real vec_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+
+enum {
+    NR = 2 * LANES,
+    KC = 256,                               /* a multiple of LANES, not a power of two: rows of a panel share L1's sets */
+    MA = 4 * MR,                            /* rows of a packed at a time: whole vectors when transposed */
+    NB = 128,                               /* a multiple of NR, */
+    MB = 288,                               /* and of MA */
+    FEW = 8                                 /* up to so many rows, few_rows is faster than packing weights */
+};
+
+static inline size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+
+static inline vec load(const floatX *p) {
+#if defined(PRECISION_BF16)                 /* bf16 is the upper half of a float */
+    typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+    typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+    return (vec)(__builtin_convertvector(*(const halves *)p, words) << 16);
+#else
+    return *(const vec_anywhere *)p;
+#endif
+}
+
+static inline void store(real *p, vec v) { *(vec_anywhere *)p = v; }
+
+static inline vec load_some(const floatX *p, size_t n) {        /* the first n lanes, then zeros */
+    if (n >= LANES) return load(p);
+    vec v = { 0 };
+    for (size_t i = 0; i < n; i++) v[i] = R(p[i]);
+    return v;
+}
+
+/* The one rearrangement needed: two vectors, interleaved. LOW: a0 b0 a1 b1 ... of their lower halves, HIGH of the upper. */
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef lane_index indices __attribute__((vector_size(VECTOR_BYTES)));
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (indices){ __VA_ARGS__ })
+#endif
+#if LANES == 16
+#define LOW(a, b)  PICK(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH(a, b) PICK(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif LANES == 8
+#define LOW(a, b)  PICK(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH(a, b) PICK(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#elif LANES == 4
+#define LOW(a, b)  PICK(a, b, 0, 4, 1, 5)
+#define HIGH(a, b) PICK(a, b, 2, 6, 3, 7)
+#else
+#define LOW(a, b)  PICK(a, b, 0, 2)
+#define HIGH(a, b) PICK(a, b, 1, 3)
+#endif
+
+/* v[i][j] <-> v[j][i]. A round moves the top bit of the lane to the bottom of the row number, and the other way round;
+ * after log2(LANES) rounds the two numbers have changed places. */
+static inline void transpose(vec v[LANES]) {
+    for (int round = 1; round < LANES; round *= 2) {
+        vec w[LANES];
+        for (int i = 0; i < LANES / 2; i++) {
+            w[2 * i] = LOW(v[i], v[i + LANES / 2]);
+            w[2 * i + 1] = HIGH(v[i], v[i + LANES / 2]);
+        }
+        for (int i = 0; i < LANES; i++) v[i] = w[i];
+    }
+}
+
+/* Lane i of the result is the sum of the lanes of v[i]: a transposition that adds as it goes, so that half of the
+ * vectors are left after each round. */
+static inline vec sums(vec v[LANES]) {
+    for (int n = LANES / 2; n >= 1; n /= 2)
+        for (int i = 0; i < n; i++) v[i] = LOW(v[i], v[i + n]) + HIGH(v[i], v[i + n]);
+    return v[0];
+}
+
+/* ---- what is multiplied: a product, and its share for one expert ---------------------------------------------------- */
+
+typedef struct { const floatX *data; size_t width; const int *row; } Matrix;        /* row: where row i lies; NULL: at i */
+typedef enum { FORWARD, INPUT, WEIGHT } Kind;
+typedef struct {
+    Kind kind;
+    Matrix a, b;
+    floatX *out; const int *out_row; const floatX *bias; Write how;                 /* FORWARD, INPUT */
+    real *dweight;                                                                  /* WEIGHT */
+    const int *start; int E, C, O;
+} Product;
+typedef struct { size_t m, n, k, a, b, c; } Share;              /* sizes; first row of the expert in a, b and c */
+
+static const floatX *row_of(Matrix x, size_t i) {
+    return x.data + (x.row ? (size_t)x.row[i] : i) * x.width;
+}
+
+static Share share_of(const Product *p, int e) {
+    size_t first = (size_t)p->start[e], rows = (size_t)p->start[e + 1] - first, C = (size_t)p->C, O = (size_t)p->O, w = e * O;
+    if (p->kind == FORWARD) return (Share){ rows, O, C, first, w, first };
+    if (p->kind == INPUT) return (Share){ rows, C, O, first, w, first };
+    return (Share){ O, rows ? C : 0, rows, first, first, w };   /* an expert without rows has nothing to add */
+}
+
+/* Finished sums of n elements of row i of c, from column j on: to where the row lies, rounded once. */
+static void write(const Product *p, Share s, size_t i, size_t j, size_t n, const real *restrict sum) {
+    if (p->kind == WEIGHT) {
+        real *restrict to = p->dweight + (s.c + i) * s.n + j;
+        for (size_t x = 0; x < n; x++) to[x] += sum[x];
+        return;
+    }
+    floatX *restrict to = p->out + (p->out_row ? (size_t)p->out_row[s.c + i] : s.c + i) * s.n + j;
+    const floatX *restrict bias = p->bias ? p->bias + s.b + j : NULL;
+    if (bias) for (size_t x = 0; x < n; x++) to[x] = X(sum[x] + R(bias[x]));
+    else if (p->how == ADD) for (size_t x = 0; x < n; x++) to[x] = X(R(to[x]) + sum[x]);
+    else for (size_t x = 0; x < n; x++) to[x] = X(sum[x]);
+}
+
+/* ---- many rows: packed panels ------------------------------------------------------------------------------------------ */
+
+/* Element (r, c) of the rows x columns of x that begin at (r0, c0) goes to to[r*pitch + c]. */
+static void pack(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
+    for (size_t r = 0; r < rows; r++, to += pitch) {
+        const floatX *from = row_of(x, r0 + r) + c0;
+        size_t c = 0;
+        for (; c + LANES <= columns; c += LANES) store(to + c, load(from + c));
+        for (; c < columns; c++) to[c] = R(from[c]);
+    }
+}
+
+/* The same, transposed: to to[c*pitch + r]. Up to a multiple of LANES, rows of zeros are added. */
+static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
+    for (size_t r = 0; r < rows; r += LANES) {
+        const floatX *from[LANES];
+        size_t some = at_most(LANES, rows - r);
+        for (size_t i = 0; i < some; i++) from[i] = row_of(x, r0 + r + i) + c0;
+        for (size_t c = 0; c < columns; c += LANES) {
+            size_t n = at_most(LANES, columns - c);
+            vec v[LANES];
+            if (some == LANES && n == LANES) for (int i = 0; i < LANES; i++) v[i] = load(from[i] + c);
+            else for (size_t i = 0; i < LANES; i++) v[i] = i < some ? load_some(from[i] + c, n) : (vec){ 0 };
+            transpose(v);
+            if (n == LANES) for (int i = 0; i < LANES; i++) store(to + (c + i) * pitch + r, v[i]);
+            else for (size_t i = 0; i < n; i++) store(to + (c + i) * pitch + r, v[i]);
+        }
+    }
+}
+
+/* The micro-kernel. a: mr rows at a pitch of KC; b: NR numbers for each k; c: mr rows of NR at a pitch of NB, overwritten
+ * for the first block of k, added to after. mr is a constant in each of its copies, so that `s` is registers. */
+static inline __attribute__((always_inline))
+void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b, real *restrict c, int first) {
+    vec s[12][2] = { 0 };
+    for (size_t k = 0; k < kc; k++, a++, b += NR) {
+        vec b0 = *(const vec *)b, b1 = *(const vec *)(b + LANES);
+#pragma GCC unroll 12
+        for (int i = 0; i < mr; i++) {
+            s[i][0] += a[i * KC] * b0;
+            s[i][1] += a[i * KC] * b1;
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < mr; i++) {
+        vec *to = (vec *)(c + i * NB);
+        to[0] = first ? s[i][0] : to[0] + s[i][0];
+        to[1] = first ? s[i][1] : to[1] + s[i][1];
+    }
+}
+#define MULTIPLY(mr) static void multiply_##mr(size_t kc, const real *a, const real *b, real *c, int first) { \
+    multiply(mr, kc, a, b, c, first); }
+MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
+MULTIPLY(7) MULTIPLY(8) MULTIPLY(9) MULTIPLY(10) MULTIPLY(11) MULTIPLY(12)
+static void (*const multiply_rows[])(size_t kc, const real *a, const real *b, real *c, int first) = {
+    NULL, multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6,
+    multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12
+};
+
+/* The tile of c from (m0, n0) on, of at most MB x NB. Scratch: 0.35 MB of stack for f32, twice that for f64. */
+static void tile(const Product *p, Share s, size_t m0, size_t rows, size_t n0, size_t columns) {
+    struct { real a[MA * KC], b[NB * KC], c[MB * NB]; } __attribute__((aligned(64))) x;
+    for (size_t k0 = 0; k0 < s.k; k0 += KC) {
+        size_t kc = at_most(KC, s.k - k0);
+        for (size_t n = 0; n < columns; n += NR) {
+            size_t some = at_most(NR, columns - n);
+            real *b = x.b + n * kc;
+            if (some < NR) memset(b, 0, kc * NR * sizeof(real));
+            if (p->kind == FORWARD) pack_transposed(b, NR, p->b, s.b + n0 + n, some, k0, kc);
+            else pack(b, NR, p->b, s.b + k0, kc, n0 + n, some);
+        }
+        for (size_t m = 0; m < rows; m += MA) {
+            size_t some = at_most(MA, rows - m);
+            real *c = s.k <= KC ? x.c : x.c + m * NB;               /* with one block of k the tile can stay near */
+            if (p->kind == WEIGHT) pack_transposed(x.a, KC, p->a, s.a + k0, kc, m0 + m, some);
+            else pack(x.a, KC, p->a, s.a + m0 + m, some, k0, kc);
+            for (size_t n = 0; n < columns; n += NR)
+                for (size_t i = 0; i < some; i += MR)
+                    multiply_rows[at_most(MR, some - i)](kc, x.a + i * KC, x.b + n * kc, c + i * NB + n, k0 == 0);
+            if (k0 + kc == s.k) for (size_t i = 0; i < some; i++) write(p, s, m0 + m + i, n0, columns, c + i * NB);
+        }
+    }
+}
+
+/* ---- few rows, forward: LANES rows of weights at a time against one row of inp -------------------------------------------
+ * Both lie along k, so a product of vectors makes LANES partial sums; only at the end are the lanes of each added. */
+static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k) {
+    vec s[LANES] = { 0 };
+    size_t i = 0;
+    for (; i + LANES <= k; i += LANES) {
+        vec x = load(a + i);
+        for (int l = 0; l < LANES; l++) s[l] += x * load(b[l] + i);
+    }
+    if (i < k) for (int l = 0; l < LANES; l++) s[l] += load_some(a + i, k - i) * load_some(b[l] + i, k - i);
+    return sums(s);
+}
+
+static void few_rows(const Product *p, Share s, size_t n0, size_t columns) {
+    for (size_t n = n0; n < n0 + columns; n += LANES) {
+        const floatX *weight[LANES];
+        for (size_t l = 0; l < LANES; l++) weight[l] = row_of(p->b, s.b + at_most(n + l, s.n - 1));
+        for (size_t m = 0; m < s.m; m++) {
+            vec c = dot_products(row_of(p->a, s.a + m), weight, s.k);
+            write(p, s, m, n, at_most(LANES, n0 + columns - n), (const real *)&c);
+        }
+    }
+}
+
+/* ---- jobs ---------------------------------------------------------------------------------------------------------------- */
+
+/* How an expert's c is cut: into equal tiles of at most MB x NB and about `most` multiply-adds. */
+typedef struct { size_t rows, columns, down, across; } Cut;
+static Cut cut(Share s, double most) {
+    Cut t = { MB, NB, 0, 0 };
+    for (int again = 1; again; ) {
+        t.down = divide_up(s.m, t.rows), t.across = divide_up(s.n, t.columns);
+        if (!t.down || !t.across) break;
+        t.rows = divide_up(divide_up(s.m, t.down), MA) * MA;
+        t.columns = divide_up(divide_up(s.n, t.across), NR) * NR;
+        again = (double)t.rows * t.columns * s.k > most && (t.rows > MA || t.columns > NR);
+        if (again && t.rows >= t.columns && t.rows > MA) t.rows = divide_up(t.rows / 2, MA) * MA;
+        else if (again) t.columns = t.columns > NR ? divide_up(t.columns / 2, NR) * NR : NR;
+    }
+    return t;
+}
+
+static long next_job(long *next) {
+    long job;
+#pragma omp atomic capture
+    job = (*next)++;
+    return job;
+}
+
+static void run(const Product *p) {
+    double work = (double)p->start[p->E] * p->C * p->O, most = work / (8.0 * omp_get_max_threads());
+    long next = 0;
+#pragma omp parallel PARALLEL_IF(work / 16)
+    {
+        long job = next_job(&next), first = 0;          /* every thread walks the list of all jobs and does those it drew */
+        for (int e = 0; e < p->E; e++) {
+            Share s = share_of(p, e);
+            Cut t = cut(s, most);
+            long count = (long)(t.down * t.across);
+            for (; job < first + count; job = next_job(&next)) {
+                size_t m0 = (job - first) / t.across * t.rows, n0 = (job - first) % t.across * t.columns;
+                size_t rows = at_most(t.rows, s.m - m0), columns = at_most(t.columns, s.n - n0);
+                if (p->kind == FORWARD && s.m <= FEW) few_rows(p, s, n0, columns);
+                else tile(p, s, m0, rows, n0, columns);
+            }
+            first += count;
+        }
+    }
+}
+
+/* ---- ParallelLinear --------------------------------------------------------------------------------------------------------
+ * For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T + b[e]. */
+
+static const int *rows_of(const Plan *plan, Rows rows) {
+    return rows == GROUPED ? NULL : rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row;
+}
+
+static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                                    const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows) {
+    run(&(Product){ .kind = FORWARD, .a = { inp, (size_t)C, rows_of(plan, inp_rows) }, .b = { weight, (size_t)C, NULL },
+                    .out = out, .out_row = rows_of(plan, out_rows), .bias = bias,
+                    .start = plan->start, .E = plan->E, .C = C, .O = O });
+}
+
+/* y_o = sum_c W_oc x_c, so dL/dx_c = sum_o dL/dy_o W_oc:  dx = dy W[e], a product over O. */
+static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout, const floatX *weight,
+                                           const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows) {
+    run(&(Product){ .kind = INPUT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) }, .b = { weight, (size_t)C, NULL },
+                    .out = dinp, .out_row = rows_of(plan, dinp_rows), .how = SET,
+                    .start = plan->start, .E = plan->E, .C = C, .O = O });
+}
+
+/* Every row of e has used W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] += dy^T x, a product over the rows;
+ * and db[e] += their sum of dy. */
+static void parallel_linear_backward_weight(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows) {
+    Product p = { .kind = WEIGHT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) },
+                  .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight,
+                  .start = plan->start, .E = plan->E, .C = C, .O = O };
+    run(&p);
+    if (!dbias) return;
+#pragma omp parallel for collapse(2) schedule(dynamic) PARALLEL_IF((double)plan->start[plan->E] * O / 4)
+    for (int e = 0; e < plan->E; e++)
+        for (int o = 0; o < O; o += 64) {
+            int n = O - o < 64 ? O - o : 64;
+            real s[64] = { 0 };
+            for (int r = plan->start[e]; r < plan->start[e + 1]; r++)
+                for (int i = 0; i < n; i++) s[i] += R(row_of(p.a, (size_t)r)[o + i]);
+            for (int i = 0; i < n; i++) dbias[(size_t)e * O + o + i] += s[i];
+        }
+}
+
+/* ---- dense: one expert, whose rows lie in order ---------------------------------------------------------------------------- */
+
+static Plan one_expert(int *start, int N) {
+    start[0] = 0, start[1] = N;
+    return (Plan){ .N = N, .E = 1, .K = 1, .start = start };
+}
+
+/* out = inp W^T */
+static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O) {
+    int start[2];
+    Plan plan = one_expert(start, N);
+    parallel_linear_forward(out, inp, weight, NULL, &plan, C, O, GROUPED, GROUPED);
+}
+
+/* dinp = dout W, or dinp += dout W where inp has served other products too */
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how) {
+    int start[2] = { 0, N };
+    run(&(Product){ .kind = INPUT, .a = { dout, (size_t)O, NULL }, .b = { weight, (size_t)C, NULL },
+                    .out = dinp, .how = how, .start = start, .E = 1, .C = C, .O = O });
+}
+
+/* dW += dout^T inp */
+static void matmul_backward_weight(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O) {
+    int start[2];
+    Plan plan = one_expert(start, N);
+    parallel_linear_backward_weight(dweight, NULL, dout, inp, &plan, C, O, GROUPED, GROUPED);
+}
+
+PART(matmul) {
+    d->matmul_forward = matmul_forward;
+    d->matmul_backward_input = matmul_backward_input;
+    d->matmul_backward_weight = matmul_backward_weight;
+    d->parallel_linear_forward = parallel_linear_forward;
+    d->parallel_linear_backward_input = parallel_linear_backward_input;
+    d->parallel_linear_backward_weight = parallel_linear_backward_weight;
+}

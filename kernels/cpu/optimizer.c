@@ -1,0 +1,94 @@
+/* optimizer.c: the loss at one end of a step, the update at the other, and the sums they need. */
+#include "impl.h"
+#include <stdlib.h>
+
+/* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ------------- */
+
+static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*V*8)
+    for (int n = 0; n < N; n++) {
+        floatX *x = logits + (size_t)n*V;
+        if (target[n] < 0) {
+            loss[n] = 0;
+            if (gradient) for (int v = 0; v < V; v++) x[v] = X((real)0);
+            continue;
+        }
+        real max = R(x[0]), sum = 0;
+        #pragma omp simd reduction(max:max)
+        for (int v = 1; v < used; v++) max = R(x[v]) > max ? R(x[v]) : max;
+        #pragma omp simd reduction(+:sum)
+        for (int v = 0; v < used; v++) sum += fast_exp(R(x[v]) - max);
+        loss[n] = log(sum) + max - R(x[target[n]]);
+        if (!gradient) continue;
+        real norm = (real)scale / sum, hit = R(x[target[n]]);
+        for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm);
+        x[target[n]] = X(fast_exp(hit - max) * norm - (real)scale);
+        for (int v = used; v < V; v++) x[v] = X((real)0);
+    }
+}
+
+/* ---- sums: in blocks of fixed size, each in double, added in order -------------------------------------------------------- */
+
+enum { BLOCK = 1 << 14 };
+
+static double sum_of(const real *x, size_t n, int squared) {
+    size_t blocks = (n + BLOCK - 1) / BLOCK;
+    double total = 0, *partial = malloc((blocks + 1) * sizeof *partial);
+    #pragma omp parallel for PARALLEL_IF(n)
+    for (size_t b = 0; b < blocks; b++) {
+        const real *at = x + b * BLOCK;
+        size_t count = n - b * BLOCK < BLOCK ? n - b * BLOCK : BLOCK;
+        double s = 0;
+        if (squared) {
+            #pragma omp simd reduction(+:s)
+            for (size_t i = 0; i < count; i++) s += (double)at[i] * (double)at[i];
+        } else {
+            #pragma omp simd reduction(+:s)
+            for (size_t i = 0; i < count; i++) s += (double)at[i];
+        }
+        partial[b] = s;
+    }
+    for (size_t b = 0; b < blocks; b++) total += partial[b];
+    free(partial);
+    return total;
+}
+static void sum(real *out, const real *inp, size_t n) { *out = (real)sum_of(inp, n, 0); }
+static void squares(real *out, const real *x, const Segment *segments, int count) {
+    double total = 0;
+    for (int i = 0; i < count; i++) {
+        double s = sum_of(x + segments[i].offset, segments[i].count, 1);
+        out[i] = (real)s;
+        total += s;
+    }
+    out[count] = (real)total;
+}
+
+/* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---------------- */
+
+static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
+                  const Segment *segments, int count, AdamW a) {
+    const real norm = sqrt(squares[count]);
+    if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
+    const real scale = a.clip > 0 && norm > (real)a.clip ? (real)a.clip / norm : 1;
+    const real b1 = (real)a.beta1, b2 = (real)a.beta2, lr = (real)a.lr, eps = (real)a.eps;
+    const real fix1 = (real)(1 / (1 - pow((double)a.beta1, (double)a.step))), fix2 = (real)(1 / (1 - pow((double)a.beta2, (double)a.step)));
+    for (int s = 0; s < count; s++) {
+        const size_t from = segments[s].offset, to = from + segments[s].count;
+        const real shrink = 1 - lr * (real)a.decay * (real)segments[s].decay;
+        #pragma omp parallel for simd PARALLEL_IF(to - from)
+        for (size_t i = from; i < to; i++) {
+            real g = grad[i] * scale, w = master ? master[i] : R(weight[i]);
+            m[i] = b1 * m[i] + (1 - b1) * g;
+            v[i] = b2 * v[i] + (1 - b2) * g * g;
+            w = w * shrink - lr * (m[i] * fix1) / (sqrt(v[i] * fix2) + eps);
+            if (master) master[i] = w;
+            weight[i] = X(w);
+        }
+    }
+}
+static void set_master(real *master, const floatX *weight, size_t n) { for (size_t i = 0; i < n; i++) master[i] = R(weight[i]); }
+
+PART(optimizer) {
+    d->cross_entropy = cross_entropy;  d->sum = sum;  d->squares = squares;
+    d->adamw = adamw;                  d->set_master = set_master;
+}

@@ -1,0 +1,184 @@
+/* route.c: which tokens go to which experts, what that costs, and how the experts' answers come back together. */
+#include "impl.h"
+#include <stdlib.h>
+
+static inline real sigmoid(real x) { return 1 / (1 + exp(-x)); }
+static inline real log_sigmoid(real x) { return x < 0 ? x - log(1 + exp(x)) : -log(1 + exp(-x)); }
+
+/* The distribution p over all experts that the balance loss looks at, for one token. Sigmoids are normalized as a softmax
+ * of their logarithms, which stays right where all of them underflow. */
+static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
+    if (scores != SIGMOID_TOPK) {
+        for (int e = 0; e < E; e++) p[e] = exp(R(x[e]) - lse);
+        return;
+    }
+    real max = log_sigmoid(R(x[0])), sum = 0;
+    for (int e = 0; e < E; e++) { p[e] = log_sigmoid(R(x[e])); if (p[e] > max) max = p[e]; }
+    for (int e = 0; e < E; e++) sum += p[e] = exp(p[e] - max);
+    for (int e = 0; e < E; e++) p[e] /= sum;
+}
+
+/* ---- router -----------------------------------------------------------------------------------------------------------------
+ * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, which is the same order but for the bias. Where two
+ * of those round to the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
+
+static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
+                           Scores scores, int forced, int N, int E, int K) {
+    #pragma omp parallel PARALLEL_IF((size_t)N*E*K)
+    {
+        real *score = malloc((size_t)E * sizeof *score);
+        #pragma omp for
+        for (int n = 0; n < N; n++) {
+            const floatX *x = logits + (size_t)n*E;
+            int *chosen = expert + (size_t)n*K;
+            real *w = weight + (size_t)n*K, max = R(x[0]), sum = 0, kept = 0;
+            for (int e = 1; e < E; e++) if (R(x[e]) > max) max = R(x[e]);
+            for (int e = 0; e < E; e++) sum += exp(R(x[e]) - max);
+            lse[n] = max + log(sum);
+            for (int e = 0; e < E; e++) {
+                score[e] = scores == SIGMOID_TOPK ? sigmoid(R(x[e])) : scores == SOFTMAX_TOPK ? exp(R(x[e]) - lse[n]) : R(x[e]);
+                if (bias) score[e] += bias[e];
+            }
+            for (int k = 0; k < K; k++) {
+                int best = -1;
+                for (int e = 0; e < E; e++) {
+                    int taken = 0;
+                    for (int j = 0; j < k; j++) taken |= chosen[j] == e;
+                    if (taken) continue;
+                    if (best < 0 || score[e] > score[best] || (score[e] == score[best] && R(x[e]) > R(x[best]))) best = e;
+                }
+                chosen[k] = forced ? (int)(((size_t)n*K + (size_t)k) % (size_t)E) : best;
+            }
+            for (int k = 0; k < K; k++) {                    /* a softmax over the chosen, of logits or of log sigmoids */
+                w[k] = scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
+                if (k == 0 || w[k] > max) max = w[k];
+            }
+            for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse[n] : max));
+            if (scores != SOFTMAX_TOPK) for (int k = 0; k < K; k++) w[k] /= kept;
+        }
+        free(score);
+    }
+}
+
+/* Three gradients meet in the logits of a token, l:
+ *  - through the weights. With w a softmax over the chosen set T, the softmax over everything else cancels, and
+ *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in T.
+ *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in T] dw_i - sum_{j in T} p_j dw_j) for all i.
+ *    SIGMOID_TOPK: w is a softmax over T of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form times (1 - s_i).
+ *  - balance: E/K sum_e f_e P_e with f constant, so dp_e = balance E f_e / (K N), pushed through the softmax,
+ *        dl_i = p_i (dp_i - sum_j p_j dp_j),
+ *    or through the normalized sigmoid p_e = s_e / y: dl_i = (dp_i - sum_j p_j dp_j) p_i (1 - s_i).
+ *  - z: mean of lse^2, and dlse/dl_i = softmax_i: dl_i = zloss 2 lse / N softmax_i. */
+static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
+                            const floatX *logits, const int *load, float balance, float zloss, int tokens,
+                            Scores scores, int N, int E, int K) {
+    #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
+    {
+        real *p = malloc((size_t)E * 2 * sizeof *p), *d = p + E;
+        #pragma omp for
+        for (int n = 0; n < N; n++) {
+            const floatX *x = logits + (size_t)n*E;
+            const int *chosen = expert + (size_t)n*K;
+            const real *w = weight + (size_t)n*K, *dw = dweight + (size_t)n*K;
+            real dot = 0, pull = 0;
+
+            probabilities(p, x, lse[n], scores, E);
+            for (int e = 0; e < E; e++) pull += p[e] * (real)load[e];
+            for (int e = 0; e < E; e++) {
+                real slope = scores == SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
+                d[e] = (real)balance * E / ((real)K * N * tokens) * ((real)load[e] - pull) * slope;
+                d[e] += (real)zloss * 2 * lse[n] / N * exp(R(x[e]) - lse[n]);
+            }
+            for (int k = 0; k < K; k++) dot += w[k] * dw[k];
+            if (scores == SOFTMAX_TOPK)
+                for (int e = 0; e < E; e++) d[e] -= p[e] * dot;
+            for (int k = 0; k < K; k++)
+                d[chosen[k]] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
+                              : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))
+                              :                          w[k] * (dw[k] - dot);
+            for (int e = 0; e < E; e++) dlogits[(size_t)n*E + e] = X(d[e]);
+        }
+        free(p);
+    }
+}
+
+/* ---- plan: a stable counting sort ------------------------------------------------------------------------------------------ */
+
+static void route_plan(Plan *plan, int *load, const int *expert) {
+    const int S = plan->N * plan->K, E = plan->E, K = plan->K;
+    int *start = plan->start;
+    memset(load, 0, (size_t)E * sizeof *load);
+    for (int s = 0; s < S; s++) load[expert[s]]++;
+    start[0] = 0;
+    for (int e = 0; e < E; e++) start[e + 1] = start[e] + load[e];
+    for (int s = 0; s < S; s++) {                           /* start[e] doubles as the next free row of expert e... */
+        int row = start[expert[s]]++;
+        plan->slot_of_row[row] = s;
+        plan->token_of_row[row] = s / K;
+        plan->row_of_slot[s] = row;
+    }
+    for (int e = E; e > 0; e--) start[e] = start[e - 1];    /* ...and has then moved to where expert e + 1 begins */
+    start[0] = 0;
+}
+
+/* ---- losses and bias ------------------------------------------------------------------------------------------------------- */
+
+static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
+                          Scores scores, int N, int E, int K) {
+    enum { ROWS = 256 };                                    /* partial sums over fixed blocks of tokens, added in order */
+    int blocks = (N + ROWS - 1) / ROWS;
+    double *partial = calloc((size_t)blocks * 2 + 1, sizeof *partial);
+    #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
+    {
+        real *p = malloc((size_t)E * sizeof *p);
+        #pragma omp for
+        for (int b = 0; b < blocks; b++)
+            for (int n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {
+                double inner = 0;
+                probabilities(p, logits + (size_t)n*E, lse[n], scores, E);
+                for (int e = 0; e < E; e++) inner += (double)p[e] * load[e];
+                partial[2*b] += inner;
+                partial[2*b + 1] += (double)lse[n] * (double)lse[n];
+            }
+        free(p);
+    }
+    double balance = 0, z = 0;
+    for (int b = 0; b < blocks; b++) { balance += partial[2*b]; z += partial[2*b + 1]; }
+    free(partial);
+    loss[0] = (real)(N ? balance * E / ((double)K * N * tokens) : 0);
+    loss[1] = (real)(N ? z / N : 0);
+}
+
+static void router_bias(real *bias, const int *load, float rate, int E) {
+    double mean = 0;
+    for (int e = 0; e < E; e++) mean += (double)load[e] / E;
+    for (int e = 0; e < E; e++) bias[e] += load[e] < mean ? (real)rate : load[e] > mean ? -(real)rate : 0;
+}
+
+/* ---- combine: a token's output is the weighted sum of what its experts said ------------------------------------------------ */
+
+static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
+                            const Plan *plan, int C, Rows rows) {
+    const int N = plan->N, K = plan->K;
+    enum { WIDE = 64 };
+    #pragma omp parallel for PARALLEL_IF((size_t)N*K*C)
+    for (int n = 0; n < N; n++)
+        for (int from = 0; from < C; from += WIDE) {
+            int wide = C - from < WIDE ? C - from : WIDE;
+            real sum[WIDE];
+            for (int c = 0; c < wide; c++) sum[c] = bias ? R(bias[from + c]) : 0;
+            for (int k = 0; k < K; k++) {
+                size_t s = (size_t)n*K + (size_t)k, row = rows == GROUPED ? (size_t)plan->row_of_slot[s] : s;
+                const floatX *x = inp + row*C + from;
+                real w = weight ? weight[s] : 1;
+                for (int c = 0; c < wide; c++) sum[c] += w * R(x[c]);
+            }
+            for (int c = 0; c < wide; c++) out[(size_t)n*C + from + c] = X(sum[c]);
+        }
+}
+
+PART(route) {
+    d->router_forward = router_forward;  d->router_backward = router_backward;
+    d->route_plan = route_plan;          d->router_losses = router_losses;
+    d->router_bias = router_bias;        d->combine_forward = combine_forward;
+}

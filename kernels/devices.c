@@ -1,0 +1,33 @@
+/* devices.c: the devices of this build, best first. */
+#include "kernels.h"
+#include <string.h>
+
+void cpu_f32_device(Device *d);
+void cpu_bf16_device(Device *d);
+void cpu_f64_device(Device *d);
+#ifdef WITH_CUDA
+void cuda_bf16_device(Device *d);
+void cuda_f32_device(Device *d);
+#endif
+
+static void (*const fill[])(Device *) = {
+#ifdef WITH_CUDA
+    cuda_bf16_device, cuda_f32_device,
+#endif
+    cpu_f32_device, cpu_bf16_device, cpu_f64_device,
+};
+enum { COUNT = sizeof fill / sizeof *fill };
+
+const Device *device_list(int i) {
+    static Device devices[COUNT];
+    if (i < 0 || i >= COUNT) return NULL;
+    if (!devices[i].name) fill[i](&devices[i]);
+    return &devices[i];
+}
+
+const Device *device_find(const char *name) {
+    const Device *d;
+    for (int i = 0; (d = device_list(i)); i++)
+        if (!strcmp(name, d->name)) return d;
+    return NULL;
+}

@@ -1,0 +1,233 @@
+/* kernels.h: everything a device can do. The only interface between llmc/ and kernels/.
+ *
+ * A Device is a table of functions. kernels/cpu/ fills one per number type (f32, bf16, f64), kernels/cuda/ likewise;
+ * the model is written once against the table. To add an operation: document it here, define it for every device,
+ * add a case to tests/cases.h.
+ *
+ * True for every function:
+ *   - outputs first, then inputs, then sizes; matrices are row-major; weights are (out, in), as in the files on disk;
+ *   - OUT is overwritten, ACC is accumulated into, the rest is only read; outputs overlap nothing unless it says so;
+ *   - offsets are computed in 64 bits; any size from 0 (rows) or 1 (columns) up is an ordinary input;
+ *   - sums run in `real` and in an order that depends on the sizes only: same inputs, same bits, any thread count;
+ *   - work is queued on the device's one stream. Only download, sync and the *_to_double functions wait.
+ *
+ * Sizes: B sequences, T tokens in each, N = B*T tokens, C channels, V vocabulary,
+ *        E experts, K experts per token, S = N*K slots, F expert width, O outputs of a product,
+ *        G key/value heads, Q query heads per key/value head, D head size.
+ *
+ * A slot is a (token, choice) pair: slot s = n*K + k. A row is a place in expert order: the rows of expert e are
+ * [start[e], start[e+1]), and within an expert they keep slot order.
+ *
+ * Error bounds are relative to the same operation in f64 on the same inputs, and hold for f32 (unit: eps = 2^-24)
+ * and bf16 (eps = 2^-9, one rounding of each stored value) alike; "exact" means bit for bit. */
+#ifndef KERNELS_H
+#define KERNELS_H
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef KERNELS_IMPLEMENTATION          /* the host moves these, it never looks inside */
+typedef struct floatX floatX;           /* weights and activations: f32, bf16 or f64 */
+typedef struct real   real;             /* statistics, routing weights, gradients of weights: f32, or f64 on cpu-f64 */
+#endif
+#define OUT                             /* x  = ... */
+#define ACC                             /* x += ... */
+
+/* How the rows of a ParallelLinear operand lie in memory. */
+typedef enum {
+    BY_TOKEN,                           /* (N,.)  one row per token, read by each of its K slots */
+    BY_SLOT,                            /* (S,.)  row of slot n*K + k */
+    GROUPED                             /* (S,.)  sorted by expert */
+} Rows;
+
+/* One router's decision about one batch, as every ParallelLinear of its layer needs it. Filled by route_plan. */
+typedef struct {
+    int N, E, K;
+    int *start;                         /* (E+1)  rows of expert e: start[e] .. start[e+1]-1 */
+    int *slot_of_row, *token_of_row;    /* (S)    token = slot / K */
+    int *row_of_slot;                   /* (S)    the inverse of slot_of_row */
+} Plan;
+
+/* The nonlinearity of an expert. `pre` is what the up projection makes: gate and up halves for the gated kind. */
+typedef enum {
+    SWIGLU,                             /* act = silu(gate) * up      pre (.,2F): gate columns first */
+    GELU,                               /* act = gelu(pre), tanh form pre (.,F) */
+    RELU2,                              /* act = max(pre,0)^2         pre (.,F) */
+    IDENTITY                            /* act = pre                  pre (.,F): attention experts have none */
+} Activation;
+
+/* From router logits to the K weights of a token. Experts are chosen by the largest score + bias, ties to the lower id.
+ * p = softmax(logits) over all E, T the chosen set. */
+typedef enum {
+    TOPK_SOFTMAX,                       /* weight = softmax of the K chosen logits (JetMoE, Mixtral, Granite) */
+    SOFTMAX_TOPK,                       /* weight = p of the chosen, sums to less than one (OLMoE, Switch) */
+    SIGMOID_TOPK                        /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
+} Scores;
+
+/* Which key/value head a query head attends with. */
+typedef enum {
+    HEADS_TILED,                        /* head r*G + g uses g: the K slots of a mixture of attention heads (JetMoE) */
+    HEADS_GROUPED                       /* head g*Q + r uses g: grouped-query attention (Llama, Mixtral) */
+} HeadOrder;
+
+typedef enum { SET, ADD } Write;        /* overwrite or accumulate, where a caller needs both */
+
+/* A learnable tensor as the optimizer sees it: a range of the flat parameter arena. */
+typedef struct { size_t offset, count; float decay; } Segment;      /* elements; decay 0 or 1 */
+typedef struct {
+    float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
+    float clip;                         /* largest global gradient norm; 0: no clipping */
+    int   step;                         /* 1 for the first update: bias correction */
+} AdamW;
+
+typedef struct Device {
+    const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
+    const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
+    size_t floatX_size, real_size;      /* bytes */
+    int    is_gpu;
+
+    /* ---- memory: pointers are the device's; host pointers are called host ------------------------------------- */
+    const char *(*open)(void);                                     /* NULL if usable here, else why not */
+    void *(*alloc)(size_t bytes);                                  /* zeroed; NULL when there is not enough */
+    void  (*release)(void *p);
+    size_t (*memory)(void);                                        /* bytes that alloc could give now; 0: unknown */
+    void  (*upload)(void *dst, const void *host, size_t bytes);
+    void  (*download)(void *host, const void *src, size_t bytes);
+    void  (*copy)(void *dst, const void *src, size_t bytes);
+    void  (*zero)(void *dst, size_t bytes);
+    void  (*sync)(void);                                           /* wait until all queued work is done */
+    void  (*from_double)(floatX *dst, const double *host, size_t n);   /* rounds to nearest even */
+    void  (*to_double)(double *host, const floatX *src, size_t n);
+    void  (*reals_from_double)(real *dst, const double *host, size_t n);
+    void  (*reals_to_double)(double *host, const real *src, size_t n);
+
+    /* ---- embedding: out[n] = weight[token[n]].   out (N,C)  weight (V,C)  token (N) in [0,V) -------------------
+     * error: forward exact; backward N*eps */
+    void (*embed_forward )(OUT floatX *out, const int *token, const floatX *weight, int N, int C);
+    void (*embed_backward)(ACC real *dweight, const floatX *dout, const int *token, int N, int V, int C);
+
+    /* ---- rmsnorm: out = round(inp * rstd) * weight, rstd = 1/sqrt(mean(inp^2) + eps) ----------------------------
+     * out, inp (N,C)  weight (C)  rstd (N), saved for backward. The inner rounding to floatX is Hugging Face's.
+     * Source: Zhang and Sennrich 2019, arXiv 1910.07467.   error: 4 eps forward, 8 eps backward (norm-wise) */
+    void (*rmsnorm_forward )(OUT floatX *out, OUT real *rstd, const floatX *inp, const floatX *weight, float eps, int N, int C);
+    void (*rmsnorm_backward)(ACC floatX *dinp, ACC real *dweight, const floatX *dout, const floatX *inp,
+                             const floatX *weight, const real *rstd, int N, int C);
+
+    /* ---- rope: rotate pairs (i, i + D/2) of each head by position * theta^(-2i/D), in place ---------------------
+     * table (T,D/2,2) cos and sin for positions 0..T-1.   x: rows of `stride` elements, of which the first heads*D
+     * are rotated; row r belongs to token r / rows_per_token.   position (tokens).   direction +1, or -1 to undo
+     * (which is also the backward). D even. Source: Su et al. 2021, arXiv 2104.09864.   error: 2 eps */
+    void (*rope_table)(OUT real *table, float theta, int T, int D);
+    void (*rope)(floatX *x, const real *table, const int *position, int direction,
+                 int rows, int rows_per_token, int stride, int heads, int D);
+
+    /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
+     * mask[i] is a function of (key, i) alone: keep if hash(key, i) >= p * 2^32 (kernels/cpu/basic.c). p in [0,1).
+     * dropout is its own backward. out may be inp or residual.   error: one rounding */
+    void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, float p, uint64_t key, size_t n);
+    void (*dropout )(OUT floatX *out, const floatX *inp, float p, uint64_t key, size_t n);
+
+    /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
+     * error: sqrt(reduction) * 2 eps_f32 + eps */
+    void (*matmul_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O);
+    void (*matmul_backward_input )(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how);
+    void (*matmul_backward_weight)(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O);
+
+    /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T + bias[e] ------------
+     * weight (E,O,C)  bias (E,O) or NULL.   inp: any Rows layout;   out: BY_SLOT or GROUPED.
+     * Rows are read and written where they lie: nothing is padded, sorted or copied in memory.
+     * backward_input is the same product with weight[e]: dout in any layout (BY_TOKEN: one upstream row serves the K
+     * slots of its token), dinp BY_SLOT or GROUPED; what a BY_TOKEN input needs, the sum over K, is combine_forward.
+     * backward_weight: dweight[e] += sum over the rows of e of dout^T inp; empty experts add nothing.
+     * Source: Tan et al. 2024, ScatterMoE, arXiv 2403.08245.   error: as matmul; cost 2*S*C*O flop each */
+    void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows);
+    void (*parallel_linear_backward_input )(OUT floatX *dinp, const floatX *dout, const floatX *weight,
+                                            const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows);
+    void (*parallel_linear_backward_weight)(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows);
+
+    /* ---- router: choose K of E experts for every token -----------------------------------------------------------
+     * logits (N,E)   bias (E) or NULL: added to the scores for choosing only (balancing without a loss)
+     * expert (N,K) by descending score + bias   weight (N,K)   lse (N) log sum exp of the logits, for the losses
+     * forced: slot s takes expert s mod E instead (benchmarks: perfect balance)
+     * backward: dlogits from dweight, plus the gradients of balance * balance_loss and zloss * z_loss (see
+     * router_losses), load counted as constant.   error: expert exact, the rest 8 eps_f32 */
+    void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
+                            Scores scores, int forced, int N, int E, int K);
+    void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
+                            const floatX *logits, const int *load, float balance, float zloss, int tokens,
+                            Scores scores, int N, int E, int K);
+
+    /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------------------------
+     * fills plan (whose arrays the caller owns; N, E, K set) and load (E), slots per expert.   error: exact */
+    void (*route_plan)(OUT Plan *plan, OUT int *load, const int *expert);
+
+    /* ---- router_losses: loss[0] = balance, loss[1] = z -------------------------------------------------------------
+     * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect balance. p is the
+     *           softmax, or the sigmoid scores normalized over E for SIGMOID_TOPK. `tokens` is what load was counted
+     *           over: N, or more when it was summed over ranks. Source: Fedus et al. 2021, arXiv 2101.03961, eq. 4.
+     * z       = mean over N of lse^2. Source: Zoph et al. 2022, arXiv 2202.08906, eq. 5.   error: 16 eps_f32 */
+    void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
+                          Scores scores, int N, int E, int K);
+
+    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]) --------------------------------------------------
+     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact */
+    void (*router_bias)(ACC real *bias, const int *load, float rate, int E);
+
+    /* ---- combine: out[n] = sum_k weight[n,k] inp[slot n*K+k] + bias -------------------------------------------------
+     * out (N,C)  inp (S,C), BY_SLOT or GROUPED   weight (N,K), or NULL for ones   bias (C), or NULL
+     * With weight NULL it is the backward of a BY_TOKEN input.   error: (K+1) eps_f32 + eps */
+    void (*combine_forward)(OUT floatX *out, const floatX *inp, const real *weight, const floatX *bias,
+                            const Plan *plan, int C, Rows rows);
+
+    /* ---- activation and the router weight's gradient -----------------------------------------------------------------
+     * forward: act = f(pre), rows by row.   act (M,F)  pre (M,2F) or (M,F)
+     * backward: an expert's output is weighted after its last product, out = sum weight * (act W^T), so with
+     * da = dout W (one row per slot, weight not applied) and w the row's weight:
+     *     dpre = w * da * f'(pre)      dweight = <da, act>      wact = w * act  (what dW needs)
+     * act is recomputed from pre, so neither it nor the expert's output has to be kept. (The last product has no bias: it
+     * would add <dout, bias> to dweight.)
+     * weight and dweight (S) are indexed by slot whatever `rows` is. plan, weight and dweight NULL: w = 1, M rows (dense).
+     * dpre may be da (IDENTITY) or pre.   Source: SonicMoE, arXiv 2512.14080, section 4.   error: 8 eps */
+    void (*activation_forward )(OUT floatX *act, const floatX *pre, Activation f, int M, int F);
+    void (*activation_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, const floatX *da, const floatX *pre,
+                                const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F);
+
+    /* ---- bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------- */
+    void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);
+
+    /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads ------------------------
+     * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
+     * A mixture of attention heads is Q = K: its slots are packed query heads, keys and values are never repeated.
+     * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps forward, 32 eps backward */
+    void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv,
+                               HeadOrder order, int B, int T, int G, int Q, int D);
+    void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
+                               const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D);
+    /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b sees positions 0..position[b]. */
+    void (*attention_decode  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position,
+                               HeadOrder order, int B, int T, int G, int Q, int D);
+    /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
+    void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
+
+    /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------------------
+     * logits (N,V), with gradient they become scale * dloss/dlogits in place; only the first `used` columns take part
+     * (the rest is padding of the vocabulary and gets gradient 0). target[n] < 0: loss and gradient 0.   error: 4 eps */
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used);
+    void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
+
+    /* ---- optimizer ------------------------------------------------------------------------------------------------------
+     * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
+     * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
+     * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all.
+     * master (total) real copy of the weights, or NULL when floatX is exact enough; m, v (total).
+     * Source: Loshchilov and Hutter 2017, arXiv 1711.05101.   error: 8 eps_f32 */
+    void (*squares)(OUT real *out, const real *x, const Segment *segments, int count);
+    void (*adamw)(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
+                  const Segment *segments, int count, AdamW a);
+    void (*set_master)(OUT real *master, const floatX *weight, size_t n);
+} Device;
+
+const Device *device_list(int i);              /* the i-th device of this build, best first; NULL past the end */
+const Device *device_find(const char *name);   /* by name; NULL if this build has none of that name */
+#endif

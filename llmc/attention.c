@@ -1,0 +1,84 @@
+/* attention.c: the attention half of a layer. A mixture of attention heads: every token picks K attention experts, each of
+ * which owns a query projection and an output projection; keys and values come from one projection that all share, so the
+ * cache and the cost of attention do not grow with the number of experts. With one expert it is plain attention.
+ * Source: Zhang et al. 2022, arXiv 2210.05144; the form is JetMoE's, arXiv 2404.07413. */
+#include "model.h"
+
+static HeadOrder head_order(const Config *c) { return c->attention_experts > 1 ? HEADS_TILED : HEADS_GROUPED; }
+
+void attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out, const floatX *x, int layer) {
+    const Device *dev = m->dev;
+    const Config *c = &m->config;
+    const Route *r = &a->att;
+    const int mixture = c->attention_experts > 1;
+    const int N = m->N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
+
+    /* 1, 2. Choose attention experts; sort the slots by expert. */
+    if (mixture) route_forward(m, &a->att, p->att_router, x);
+
+    /* 3. Queries from the chosen experts, G heads for each slot; keys and values from the shared projection. */
+    if (mixture) dev->parallel_linear_forward(a->q, x, p->query, NULL, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
+    else         dev->matmul_forward(a->q, x, p->query, N, C, Q*G*D);
+    dev->matmul_forward(a->kv, x, p->kv, N, C, 2*G*D);
+
+    /* 4. Positions turn queries and keys. */
+    dev->rope(a->q,  m->rope, m->position, +1, N, 1, Q*G*D, Q*G, D);
+    dev->rope(a->kv, m->rope, m->position, +1, N, 1, 2*G*D, G, D);
+
+    /* 5. Every query head attends; the heads of a token's slots are simply more heads of that token. */
+    if (!m->cache) dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, head_order(c), m->B, m->T, G, Q, D);
+    else {
+        dev->cache_store(m->cache[layer], a->kv, m->cache_row, N, 2*G*D);
+        if (m->T == 1) dev->attention_decode(a->mixed, a->q, m->cache[layer], m->position, head_order(c), m->B, m->cache_room, G, Q, D);
+        else           dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, head_order(c), m->B, m->T, G, Q, D);
+    }
+
+    /* 6. Back to C channels by the same experts, and 7. summed by the router's weights. */
+    if (mixture) {
+        dev->parallel_linear_forward(m->s.rows, a->mixed, p->output, NULL, &r->plan, G*D, C, BY_SLOT, GROUPED);
+        dev->combine_forward(out, m->s.rows, r->weight, p->att_bias, &r->plan, C, GROUPED);
+    } else
+        dev->matmul_forward(out, a->mixed, p->output, N, Q*G*D, C);
+}
+
+void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx, const floatX *dout,
+                              const floatX *x, float scale) {
+    const Device *dev = m->dev;
+    const Config *c = &m->config;
+    const Route *r = &a->att;
+    const int mixture = c->attention_experts > 1;
+    const int N = m->N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
+
+    /* 7, 6. As in moe.c, with experts whose nonlinearity is the identity. */
+    if (mixture) {
+        if (p->att_bias) dev->bias_backward(g->att_bias, dout, N, C);
+        dev->parallel_linear_backward_input(m->s.dmixed, dout, p->output, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
+        dev->activation_backward(m->s.dmixed, m->s.act, m->s.dweight, m->s.dmixed, a->mixed, r->weight, &r->plan, BY_SLOT, IDENTITY, N*Q, G*D);
+        dev->parallel_linear_backward_weight(g->output, NULL, dout, m->s.act, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
+    } else {
+        dev->matmul_backward_input(m->s.dmixed, dout, p->output, N, Q*G*D, C, SET);
+        dev->matmul_backward_weight(g->output, dout, a->mixed, N, Q*G*D, C);
+    }
+
+    /* 5 */
+    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, head_order(c), m->B, m->T, G, Q, D);
+
+    /* 4 */
+    dev->rope(m->s.dq,  m->rope, m->position, -1, N, 1, Q*G*D, Q*G, D);
+    dev->rope(m->s.dkv, m->rope, m->position, -1, N, 1, 2*G*D, G, D);
+
+    /* 3 */
+    if (mixture) {
+        dev->parallel_linear_backward_input(m->s.rows, m->s.dq, p->query, &r->plan, C, G*D, GROUPED, BY_SLOT);
+        dev->parallel_linear_backward_weight(g->query, NULL, m->s.dq, x, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
+        dev->combine_forward(dx, m->s.rows, NULL, NULL, &r->plan, C, GROUPED);
+    } else {
+        dev->matmul_backward_input(dx, m->s.dq, p->query, N, C, Q*G*D, SET);
+        dev->matmul_backward_weight(g->query, m->s.dq, x, N, C, Q*G*D);
+    }
+    dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, ADD);
+    dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D);
+
+    /* 2, 1 */
+    if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, scale);
+}

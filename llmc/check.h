@@ -1,0 +1,22 @@
+/* check.h: is the backward pass the derivative of the forward pass? On any configuration, the user's included. */
+#ifndef CHECK_H
+#define CHECK_H
+#include <stdio.h>
+#include "model.h"
+
+typedef struct {
+    Config config;                      /* vocab and context set */
+    int    B, T, recompute, samples;    /* a small batch; elements tried per tensor */
+    float  balance, z, dropout;
+    uint64_t seed;
+} Check;
+
+/* Finite differences in f64: for each tensor, `samples` elements, the loss at four points around the element's value. An
+ * element near which a token changes its experts is passed over, because the loss has a step there. Prints a line per tensor
+ * (only the bad ones without `all`), returns how many tensors exceed `bound`, -1 if there is no memory; *worst: the largest
+ * error, relative to the larger of the element's gradient and the tensor's root mean square. */
+int check_gradients(const Check *c, double bound, FILE *report, int all, double *worst);
+
+/* The same batch on two devices: the loss and the norm-wise relative difference of every tensor's gradient. */
+int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all, double *worst);
+#endif

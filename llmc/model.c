@@ -1,0 +1,353 @@
+/* model.c: every tensor the model has, every buffer it needs, and the order in which it runs. */
+#include "model.h"
+#include "random.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- learnable tensors, each once. To add one: a field in model.h, a line here. ---------------------------------------------
+ * Names are those of the files. JetMoE's is our own family's layout too; what Mixtral and Llama call differently or keep in
+ * several tensors stands in `pieces` (see tensor.h). */
+
+static const char *pick(Family f, const char *ours, const char *mixtral, const char *llama) {
+    return f == FAMILY_MIXTRAL ? mixtral : f == FAMILY_LLAMA ? llama : ours;
+}
+
+static void describe_layer(Manifest *m, const Config *c, int l) {
+    const int C = c->channels, A = c->attention_experts, E = c->experts, F = c->width, Fs = c->shared_width;
+    const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD, gate = c->activation == SWIGLU ? 2 : 1;
+    const float std = (float)c->init_std, out = std / sqrtf(2.0f * (float)c->layers);
+    const Family f = config_family(c);
+
+#define TENSOR(field, name, pieces, init, decay, ...) \
+    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, decay, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+
+    TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, NO_DECAY, C);
+    TENSOR(kv,         "*self_attention.kv_proj.weight", pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
+                                                                       "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, DECAY, 2*GD, C);
+    if (A > 1) {
+        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   DECAY,    A, C);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   DECAY,    A, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, out,   DECAY,    A, C, GD);
+        if (c->output_bias)
+        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, NO_DECAY, C);
+    } else {
+        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, DECAY, QGD, C);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), out, DECAY, C, QGD);
+    }
+    TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, NO_DECAY, C);
+    if (E > 1) {
+        TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, DECAY, E, C);
+        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", NULL),
+               std, DECAY, E, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), out, DECAY, E, C, F);
+        if (c->output_bias)
+        TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, NO_DECAY, C);
+        if (Fs) {
+        TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, DECAY, gate*Fs, C);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, out, DECAY, C, Fs);
+        }
+    } else {
+        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, DECAY, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), out, DECAY, C, F);
+    }
+#undef TENSOR
+}
+
+static void describe_model(Manifest *m, const Config *c) {
+    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
+    const float std = (float)c->init_std;
+    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, NO_DECAY, 2, (int[]){ V, C });
+    for (int l = 0; l < blocks; l++) describe_layer(m, c, l);
+    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, NO_DECAY, 1, (int[]){ C });
+    if (!c->tied) manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, DECAY, 2, (int[]){ V, C });
+}
+
+/* ---- activations, each once. KEEP: backward needs what forward made, one buffer per layer. NORM and LAYER: the same, unless
+ * that much is recomputed (-r 1, -r 2), when all layers use one buffer; so do they all when nothing is trained. ------------- */
+
+typedef enum { KEEP, NORM, LAYER } Lifetime;
+typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
+
+static int is_shared(const Model *m, Lifetime life) {
+    return m->mode == MODEL_INFER || (life == NORM && m->recompute >= 1) || (life == LAYER && m->recompute >= 2);
+}
+/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. */
+static void act(Model *m, ActsPass pass, Lifetime life, const char *name, void *pointer, void *shared, size_t bytes) {
+    if (pass == BIND_SHARED) { if (is_shared(m, life)) memcpy(pointer, shared, sizeof(void *)); }
+    else if (is_shared(m, life) == (pass == PLAN_SHARED))
+        arena_add(&m->arena, pass == PLAN_SHARED ? MEM_SHARED : MEM_KEPT, name, pointer, bytes);
+}
+
+static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
+    const Config *c = &m->config;
+    const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
+    const size_t N = (size_t)m->N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size, Q = (size_t)c->query_heads;
+    const size_t gate = c->activation == SWIGLU ? 2 : 1;
+    LayerActs *s = &m->shared;
+
+#define ACT(life, field, bytes) act(m, pass, life, #field, &a->field, &s->field, bytes)
+    ACT(NORM,  att_normed, N*C*X);
+    ACT(KEEP,  att_rstd,   N*Re);
+    ACT(LAYER, q,          N*Q*G*D*X);
+    ACT(LAYER, kv,         N*2*G*D*X);
+    ACT(LAYER, mixed,      N*Q*G*D*X);
+    ACT(LAYER, att_lse,    N*Q*G*Re);
+    ACT(LAYER, mid,        N*C*X);
+    ACT(NORM,  mlp_normed, N*C*X);
+    ACT(KEEP,  mlp_rstd,   N*Re);
+    ACT(LAYER, pre,        N*(size_t)c->topk*gate*(size_t)c->width*X);
+    if (c->experts > 1 && c->shared_width)
+    ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
+    ACT(KEEP,  out,        N*C*X);
+#define ROUTE(r, experts, topk) do { const size_t E = (size_t)(experts), K = (size_t)(topk), S = N*K; \
+    ACT(KEEP, r.logits, N*E*X);                 ACT(KEEP, r.lse, N*Re);                 ACT(KEEP, r.weight, S*Re); \
+    ACT(KEEP, r.expert, S*I);                   ACT(KEEP, r.plan.start, (E+1)*I);       ACT(KEEP, r.plan.slot_of_row, S*I); \
+    ACT(KEEP, r.plan.token_of_row, S*I);        ACT(KEEP, r.plan.row_of_slot, S*I); } while (0)
+    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, c->attention_topk);
+    if (c->experts > 1)           ROUTE(mlp, c->experts, c->topk);
+#undef ROUTE
+#undef ACT
+}
+
+static size_t max(size_t a, size_t b) { return a > b ? a : b; }
+
+static void describe_scratch(Model *m) {
+    const Config *c = &m->config;
+    const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
+    const size_t N = (size_t)m->N, C = (size_t)c->channels, V = (size_t)c->vocab, GD = (size_t)(c->kv_heads * c->head_size);
+    const size_t QGD = (size_t)c->query_heads * GD, F = (size_t)c->width, Fs = c->experts > 1 ? (size_t)c->shared_width : 0;
+    const size_t gate = c->activation == SWIGLU ? 2 : 1, K = (size_t)c->topk, most = max(K, (size_t)c->attention_topk);
+    const int train = m->mode == MODEL_TRAIN;
+    Scratch *s = &m->s;
+
+#define SHARED(field, bytes) arena_add(&m->arena, MEM_SHARED, #field, &s->field, bytes)
+    SHARED(branch, N*C*X);
+    SHARED(rows, N*most*C*X);
+    SHARED(act, max(QGD, max(K*F, Fs)) * N*X);
+    SHARED(logits, (size_t)m->head_rows*V*X);
+    if (train) {
+        SHARED(dact, max(K*F, Fs) * N*X);
+        SHARED(dpre, max(K*F, Fs) * gate*N*X);
+        SHARED(dq, N*QGD*X);
+        SHARED(dmixed, N*QGD*X);
+        SHARED(dkv, N*2*GD*X);
+        SHARED(dlogits, N*(size_t)(c->experts > c->attention_experts ? c->experts : c->attention_experts)*X);
+        SHARED(dweight, N*most*Re);
+        SHARED(dnormed, N*C*X);
+        SHARED(dresid, N*C*X);
+    }
+#undef SHARED
+}
+
+/* ---- planning and memory ----------------------------------------------------------------------------------------------------- */
+
+static int router_experts(const Config *c) {                        /* the E of the arrays over all routers */
+    int a = c->attention_experts > 1 ? c->attention_experts : 0, e = c->experts > 1 ? c->experts : 0;
+    return a > e ? a : e;
+}
+
+/* What training and generating have in common. */
+static void plan(Model *m, int micro_batches) {
+    const Device *dev = m->dev;
+    const Config *c = &m->config;
+    const size_t X = dev->floatX_size, Re = dev->real_size, I = sizeof(int), L = (size_t)c->layers;
+    const size_t N = (size_t)m->N, C = (size_t)c->channels, rows = ((size_t)16 << 20) / (size_t)c->vocab + 1;
+    const int train = m->mode == MODEL_TRAIN;
+    m->head_rows = (int)(rows < N ? rows : N);                  /* a chunk of the head is at most about 16 M logits */
+    m->used_vocab = c->vocab;
+    describe_model(&m->manifest, c);
+
+    Arena *a = &m->arena;
+    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
+    if (train) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.total * Re);
+    m->lp = mem_alloc(L * sizeof *m->lp);
+    m->lg = mem_alloc(L * sizeof *m->lg);
+    m->acts = mem_alloc(L * sizeof *m->acts);
+    for (size_t l = 0; l < L; l++) describe_acts(m, &m->acts[l], PLAN_KEPT);
+    describe_acts(m, &m->shared, PLAN_SHARED);
+    describe_scratch(m);
+    arena_add(a, train ? MEM_KEPT : MEM_SHARED, "encoded", &m->encoded, N*C*X);
+    arena_add(a, train ? MEM_KEPT : MEM_SHARED, "final", &m->final, N*C*X);
+    arena_add(a, MEM_SHARED, "final_rstd", &m->final_rstd, N*Re);
+    if (train) arena_add(a, MEM_SHARED, "dfinal", &m->dfinal, N*C*X);
+
+    arena_add(a, MEM_DATA, "tokens", &m->tokens, N*I);
+    arena_add(a, MEM_DATA, "targets", &m->targets, N*I);
+    arena_add(a, MEM_DATA, "position", &m->position, N*I);
+    arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
+    arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, (size_t)micro_batches*Re);
+    arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)(m->cache_room > m->T ? m->cache_room : m->T) * (size_t)c->head_size * Re);
+    m->routers = c->layers * ((c->attention_experts > 1) + (c->experts > 1));
+    const size_t routers = (size_t)m->routers, E = (size_t)router_experts(c);
+    if (routers) {
+        arena_add(a, MEM_DATA, "load", &m->load, routers*E*I);
+        arena_add(a, MEM_DATA, "losses", &m->losses, routers*2*Re);
+        if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, routers*E*Re);
+    }
+    if (m->cache_room) {
+        m->cache = mem_alloc(L * sizeof *m->cache);
+        for (size_t l = 0; l < L; l++)
+            arena_add(a, MEM_CACHE, "cache", &m->cache[l], (size_t)m->B * (size_t)m->cache_room * 2 * (size_t)(c->kv_heads * c->head_size) * X);
+        arena_add(a, MEM_DATA, "cache_row", &m->cache_row, N*I);
+    }
+}
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute };
+    plan(m, micro_batches);
+}
+void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room, const Model *weights_of) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T, .cache_room = room, .weights_of = weights_of };
+    plan(m, 1);
+}
+
+static void bind_route(Model *m, Route *r, int router, int E, int K) {
+    const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
+    r->plan.E = E;
+    r->plan.K = K;
+    r->load = m->load + at;
+    r->losses = (real *)((char *)m->losses + (size_t)router * 2 * m->dev->real_size);
+    r->bias = (real *)((char *)m->bias + at * m->dev->real_size);
+}
+
+int model_allocate(Model *m) {
+    const Config *c = &m->config;
+    const Device *dev = m->dev;
+    if (!arena_allocate(&m->arena, dev)) return 0;
+    if (m->weights_of) { m->params = m->weights_of->params; m->bias = m->weights_of->bias; m->used_vocab = m->weights_of->used_vocab; }
+    manifest_bind(&m->manifest, -1, &m->p, m->params, dev->floatX_size);
+    if (m->grads) manifest_bind(&m->manifest, -1, &m->g, m->grads, dev->real_size);
+    if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
+    for (int l = 0, router = 0; l < c->layers; l++) {
+        const int block = c->universal ? 0 : l;
+        manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
+        if (m->grads) manifest_bind(&m->manifest, block, &m->lg[l], m->grads, dev->real_size);
+        describe_acts(m, &m->acts[l], BIND_SHARED);
+        if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk);
+        if (c->experts > 1)           bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk);
+    }
+    dev->rope_table(m->rope, (float)c->rope_theta, m->cache_room > m->T ? m->cache_room : m->T, c->head_size);
+    return 1;
+}
+
+void model_initialize(Model *m, uint64_t seed) {
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        double *values = mem_alloc(t->count * sizeof *values);
+        manifest_initial(t, seed, values);
+        m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
+        free(values);
+    }
+}
+
+void model_free(Model *m) {
+    arena_free(&m->arena, m->dev);
+    manifest_free(&m->manifest);
+    free(m->lp);
+    free(m->lg);
+    free(m->acts);
+    free(m->cache);
+}
+
+/* ---- the order in which it runs ------------------------------------------------------------------------------------------------ */
+
+void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
+    const size_t N = (size_t)B * (size_t)T;
+    int *position = mem_alloc(N * sizeof *position);
+    m->B = B;
+    m->T = T;
+    m->N = B * T;
+    for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
+    m->dev->upload(m->tokens, tokens, N * sizeof *tokens);
+    if (targets) m->dev->upload(m->targets, targets, N * sizeof *targets);
+    m->dev->upload(m->position, position, N * sizeof *position);
+    free(position);
+}
+
+/* Every place that drops has a key of its own. */
+static uint64_t drop_key(const Model *m, int place) { return random_key(m->dropout_key, (uint64_t)place); }
+
+static void block_forward(Model *m, int l, const floatX *resid) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels;
+    const size_t NC = (size_t)N * (size_t)C;
+    const float eps = (float)m->config.norm_eps;
+    LayerActs *a = &m->acts[l];
+    const LayerParams *p = &m->lp[l];
+
+    dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
+    attention_layer_forward(m, a, p, m->s.branch, a->att_normed, l);
+    dev->residual(a->mid, resid, m->s.branch, m->dropout, drop_key(m, 2*l + 1), NC);
+
+    dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, p->mlp_norm, eps, N, C);
+    moe_layer_forward(m, a, p, m->s.branch, a->mlp_normed);
+    dev->residual(a->out, a->mid, m->s.branch, m->dropout, drop_key(m, 2*l + 2), NC);
+}
+
+/* m->s.dresid: on entry the gradient of the layer's output, on return that of its input. The residual stream passes it on
+ * unchanged and each branch adds its own. */
+static void block_backward(Model *m, int l, const floatX *resid, float scale) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels;
+    const size_t NC = (size_t)N * (size_t)C;
+    const float eps = (float)m->config.norm_eps;
+    LayerActs *a = &m->acts[l];
+    const LayerParams *p = &m->lp[l];
+    LayerGrads *g = &m->lg[l];
+    floatX *dresid = m->s.dresid, *dbranch = m->dropout > 0 ? m->s.branch : dresid;
+
+    if (m->recompute >= 2) block_forward(m, l, resid);
+    if (m->recompute == 1) dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, p->mlp_norm, eps, N, C);
+    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 2), NC);
+    moe_layer_backward(m, a, p, g, m->s.dnormed, dbranch, a->mlp_normed, scale);
+    dev->rmsnorm_backward(dresid, g->mlp_norm, m->s.dnormed, a->mid, p->mlp_norm, a->mlp_rstd, N, C);
+
+    if (m->recompute == 1) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
+    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 1), NC);
+    attention_layer_backward(m, a, p, g, m->s.dnormed, dbranch, a->att_normed, scale);
+    dev->rmsnorm_backward(dresid, g->att_norm, m->s.dnormed, resid, p->att_norm, a->att_rstd, N, C);
+}
+
+void model_forward(Model *m) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, L = m->config.layers;
+    dev->embed_forward(m->encoded, m->tokens, m->p.embed, N, C);
+    if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, m->dropout, drop_key(m, 0), (size_t)N * (size_t)C);
+    for (int l = 0; l < L; l++) block_forward(m, l, l ? m->acts[l-1].out : m->encoded);
+    dev->rmsnorm_forward(m->final, m->final_rstd, m->acts[L-1].out, m->p.final_norm, (float)m->config.final_eps, N, C);
+}
+
+/* Rows first.. of an (N,C) matrix. */
+static floatX *row(const Model *m, floatX *x, int first) {
+    return (floatX *)((char *)x + (size_t)first * (size_t)m->config.channels * m->dev->floatX_size);
+}
+void model_logits(Model *m, int first, int count) {
+    m->dev->matmul_forward(m->s.logits, row(m, m->final, first), m->p.head, count, m->config.channels, m->config.vocab);
+}
+
+/* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */
+void model_loss(Model *m, float scale, int gradient, int micro) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, V = m->config.vocab;
+    for (int n = 0; n < N; n += m->head_rows) {
+        const int rows = N - n < m->head_rows ? N - n : m->head_rows;
+        real *loss = (real *)((char *)m->loss + (size_t)n * dev->real_size);
+        model_logits(m, n, rows);
+        dev->cross_entropy(loss, m->s.logits, m->targets + n, scale, gradient, rows, V, m->used_vocab);
+        if (!gradient) continue;
+        dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
+        dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V);
+    }
+    dev->sum((real *)((char *)m->loss_sum + (size_t)micro * dev->real_size), m->loss, (size_t)N);
+}
+
+void model_backward(Model *m, float scale) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
+    const size_t NC = (size_t)N * (size_t)C;
+    dev->zero(m->s.dresid, NC * dev->floatX_size);
+    dev->rmsnorm_backward(m->s.dresid, m->g.final_norm, m->dfinal, m->acts[L-1].out, m->p.final_norm, m->final_rstd, N, C);
+    for (int l = L-1; l >= 0; l--) block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
+    if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, drop_key(m, 0), NC);
+    dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
+}

@@ -1,0 +1,137 @@
+/* model.h: what the model is made of. The layers themselves: attention.c, moe.c and route.c; their order: model.c.
+ *
+ * Sizes as in kernels.h. A layer has two routers, one before its attention experts and one before its MLP experts. */
+#ifndef MODEL_H
+#define MODEL_H
+#include "arena.h"
+#include "config.h"
+#include "tensor.h"
+
+/* Learnable tensors, with their shapes; described in model.c. Gradients are the same structs over `real`. Fields that a
+ * configuration does not have stay NULL. A, X, Gq: attention experts, top-k, G*D. */
+#define LAYER_TENSORS(T) \
+    T *att_norm;        /* (C) */                                                                                        \
+    T *att_router;      /* (A,C)         NULL when attention is plain */                                                 \
+    T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                           \
+    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain */                                                     \
+    T *output;          /* (A, C, G*D)   or (C, Q*G*D) */                                                                \
+    T *att_bias;        /* (C)           once per token, after the experts are combined */                               \
+    T *mlp_norm;        /* (C) */                                                                                        \
+    T *router;          /* (E,C)         NULL when the MLP is dense */                                                   \
+    T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */         \
+    T *down;            /* (E, C, F) */                                                                                  \
+    T *mlp_bias;        /* (C) */                                                                                        \
+    T *shared_up;       /* (2Fs, C)      the always-on expert */                                                         \
+    T *shared_down;     /* (C, Fs) */
+#define MODEL_TENSORS(T) \
+    T *embed;           /* (V,C) */                                                                                      \
+    T *final_norm;      /* (C) */                                                                                        \
+    T *head;            /* (V,C)         the same memory as embed when tied */
+typedef struct { LAYER_TENSORS(floatX) } LayerParams;
+typedef struct { LAYER_TENSORS(real) }   LayerGrads;
+typedef struct { MODEL_TENSORS(floatX) } ModelParams;
+typedef struct { MODEL_TENSORS(real) }   ModelGrads;
+
+typedef struct {                        /* one router's work on one batch */
+    floatX *logits;                     /* (N,E) */
+    real   *lse, *weight;               /* (N) (N,K) */
+    int    *expert;                     /* (N,K) */
+    Plan    plan;
+    int    *load;                       /* (E)  into Model.load */
+    real   *losses;                     /* (2)  balance and z, into Model.losses */
+    real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias */
+} Route;
+
+typedef struct {                        /* what a layer's forward leaves for its backward */
+    floatX *att_normed;  real *att_rstd;    /* (N,C) (N) */
+    Route   att;
+    floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
+    floatX *kv;                         /* (N, 2,G,D) keys rotated */
+    floatX *mixed;  real *att_lse;      /* (N, Q*G*D) what attention returned, (N, Q*G) */
+    floatX *mid;                        /* (N,C) residual stream between attention and MLP */
+    floatX *mlp_normed;  real *mlp_rstd;
+    Route   mlp;
+    floatX *pre;                        /* (S,2F) or (S,F) before the experts' nonlinearity, by row */
+    floatX *shared_pre;                 /* (N,2Fs) or (N,Fs) */
+    floatX *out;                        /* (N,C) residual stream after the layer */
+} LayerActs;
+
+typedef struct {                        /* one layer at a time uses these */
+    floatX *branch;                     /* (N,C)   what a block adds to the residual stream; in backward, its gradient */
+    floatX *rows;                       /* (S,C)   expert outputs; in backward, gradients of expert inputs */
+    floatX *act, *dact;                 /* (S,F)   also attention: (N, Q*G*D) */
+    floatX *dpre;                       /* (S,2F) */
+    floatX *dq, *dmixed, *dkv;          /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
+    floatX *dlogits;  real *dweight;    /* (N,E) (S) */
+    floatX *dnormed, *dresid;           /* (N,C) (N,C) */
+    floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
+} Scratch;
+
+typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
+
+typedef struct Model Model;
+struct Model {
+    const Device *dev;
+    Config    config;
+    ModelMode mode;
+    int       B, T, N;                  /* this batch: sequences, tokens in each, B*T; at most what was planned for */
+    int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
+    int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
+    int       head_rows;                /* tokens whose logits exist at one time */
+    int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
+    float     dropout;
+    uint64_t  dropout_key;              /* of this micro-batch */
+    float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
+
+    const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
+    Manifest  manifest;
+    Arena     arena;
+    floatX   *params;  real *grads;     /* (manifest.total) each */
+    ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
+    ModelGrads  g;  LayerGrads  *lg;
+
+    LayerActs  *acts;                   /* L */
+    LayerActs   shared;                 /* the buffers of those that are not kept per layer */
+    Scratch     s;
+    floatX *encoded;                    /* (N,C) the first residual stream */
+    floatX *final, *dfinal;  real *final_rstd;   /* (N,C) (N,C) (N) */
+    int    *tokens, *targets, *position;         /* (N) */
+    real   *rope;                       /* (context, D/2, 2) */
+    real   *loss;                       /* (N) */
+    real   *loss_sum;                   /* (micro-batches of a step) sums of loss */
+
+    int     routers;                    /* 2 a layer, or fewer; load, losses and bias are arrays over all of them */
+    int    *load;                       /* (routers, E) slots per expert in the last micro-batch */
+    real   *losses;                     /* (routers, 2) */
+    real   *bias;                       /* (routers, E) */
+
+    floatX **cache;  int cache_room;  int *cache_row;   /* decoding: L caches (B, cache_room, 2,G,D); NULL when not */
+};
+
+/* Plans a model for batches of up to B x T tokens. Nothing is allocated, so the plan can be printed first: m->arena.
+ * More buffers may be added to it before model_allocate. */
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches);
+/* For generating, with a cache of `room` positions; weights_of: a model whose weights to use, or NULL to have its own. */
+void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room, const Model *weights_of);
+int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
+void model_initialize(Model *m, uint64_t seed);
+void model_free(Model *m);
+
+void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+void model_forward(Model *m);                               /* up to m->final */
+/* The head and the cross entropy, in chunks of tokens: loss_sum[micro] = sum of -log p(target). gradient: also
+ * m->dfinal and the head's gradient, both times scale. */
+void model_loss(Model *m, float scale, int gradient, int micro);
+void model_backward(Model *m, float scale);                 /* from m->dfinal; scale: of the routers' losses (1/micro-batches) */
+void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
+
+/* The layers. dx and dout are gradients of x and out; weights' gradients accumulate. */
+void attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *x, int layer);
+void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
+                              const floatX *x, float scale);
+void moe_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *x);
+void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
+                        const floatX *x, float scale);
+void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
+void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC floatX *dx, const floatX *x, float scale);
+#endif

@@ -1,0 +1,79 @@
+/* moe.c: the MLP half of a layer. A sparse mixture of experts, each a small gated MLP; or one dense MLP; and, if the model
+ * has one, a shared expert beside the routed ones. Backward mirrors forward, step by step, with the same numbers. */
+#include "model.h"
+
+static int pre_width(const Config *c, int width) { return c->activation == SWIGLU ? 2 * width : width; }
+
+/* A dense MLP of F hidden units on every token: out = down f(up x). */
+static void mlp_forward(Model *m, floatX *pre, const floatX *up, const floatX *down, floatX *out, const floatX *x, int F) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, P = pre_width(&m->config, F);
+    dev->matmul_forward(pre, x, up, N, C, P);
+    dev->activation_forward(m->s.act, pre, (Activation)m->config.activation, N, F);
+    dev->matmul_forward(out, m->s.act, down, N, F, C);
+}
+static void mlp_backward(Model *m, const floatX *pre, const floatX *up, const floatX *down, real *dup, real *ddown,
+                         floatX *dx, const floatX *dout, const floatX *x, int F, Write how) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, P = pre_width(&m->config, F);
+    dev->matmul_backward_input(m->s.dact, dout, down, N, F, C, SET);
+    dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, pre, NULL, NULL, BY_TOKEN, (Activation)m->config.activation, N, F);
+    dev->matmul_backward_weight(ddown, dout, m->s.act, N, F, C);
+    dev->matmul_backward_input(dx, m->s.dpre, up, N, C, P, how);
+    dev->matmul_backward_weight(dup, m->s.dpre, x, N, C, P);
+}
+
+void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out, const floatX *x) {
+    const Device *dev = m->dev;
+    const Config *c = &m->config;
+    const Route *r = &a->mlp;
+    const int S = m->N * c->topk, C = c->channels, F = c->width, P = pre_width(c, F);
+    if (c->experts == 1) { mlp_forward(m, a->pre, p->up, p->down, out, x, F); return; }
+
+    /* 1, 2. Choose experts; sort the slots by expert. */
+    route_forward(m, &a->mlp, p->router, x);
+
+    /* 3. Each expert is a small MLP on its own rows, which it reads where the tokens lie. */
+    dev->parallel_linear_forward(a->pre, x, p->up, NULL, &r->plan, C, P, BY_TOKEN, GROUPED);
+    dev->activation_forward(m->s.act, a->pre, (Activation)c->activation, S, F);
+    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, NULL, &r->plan, F, C, GROUPED, GROUPED);
+
+    /* 4. Each token adds up what its K experts answered, by weight. */
+    dev->combine_forward(out, m->s.rows, r->weight, p->mlp_bias, &r->plan, C, GROUPED);
+
+    /* 5. The shared expert sees every token. */
+    if (c->shared_width) {
+        mlp_forward(m, a->shared_pre, p->shared_up, p->shared_down, m->s.rows, x, c->shared_width);
+        dev->residual(out, out, m->s.rows, 0, 0, (size_t)m->N * (size_t)C);
+    }
+}
+
+/* Neither the experts' answers nor their activations were kept: activation_backward recomputes the latter from a->pre and
+ * has the gradient of the router weights fall out of the former's gradient (kernels/cpu/expert.c). */
+void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx, const floatX *dout,
+                        const floatX *x, float scale) {
+    const Device *dev = m->dev;
+    const Config *c = &m->config;
+    const Route *r = &a->mlp;
+    const int N = m->N, S = N * c->topk, C = c->channels, F = c->width, P = pre_width(c, F);
+    if (c->experts == 1) { mlp_backward(m, a->pre, p->up, p->down, g->up, g->down, dx, dout, x, F, SET); return; }
+
+    /* 4. The gradient of the sum is the same for all K experts: they read it where it lies, by token. */
+    if (p->mlp_bias) dev->bias_backward(g->mlp_bias, dout, N, C);
+    dev->parallel_linear_backward_input(m->s.dact, dout, p->down, &r->plan, F, C, GROUPED, BY_TOKEN);
+
+    /* 3 */
+    dev->activation_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, a->pre, r->weight, &r->plan, GROUPED,
+                             (Activation)c->activation, S, F);
+    dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN);
+    dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, &r->plan, C, P, GROUPED, GROUPED);
+    dev->parallel_linear_backward_weight(g->up, NULL, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED);
+    dev->combine_forward(dx, m->s.rows, NULL, NULL, &r->plan, C, GROUPED);
+
+    /* 2, 1 */
+    route_backward(m, &a->mlp, p->router, g->router, dx, x, scale);
+
+    /* 5 */
+    if (c->shared_width)
+        mlp_backward(m, a->shared_pre, p->shared_up, p->shared_down, g->shared_up, g->shared_down, dx, dout, x, c->shared_width, ADD);
+}

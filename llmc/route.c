@@ -1,0 +1,29 @@
+/* route.c: one router, whatever its experts are. */
+#include "model.h"
+
+void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
+    const Scores scores = (Scores)m->config.scores;
+
+    /* 1. Every token scores every expert and keeps the best K. */
+    dev->matmul_forward(r->logits, x, router, N, C, E);
+    dev->router_forward(r->expert, r->weight, r->lse, r->logits, r->bias, scores, m->forced, N, E, K);
+
+    /* 2. The slots are sorted by expert: each expert owns consecutive rows. */
+    r->plan.N = N;
+    dev->route_plan(&r->plan, r->load, r->expert);
+    if (m->mode == MODEL_TRAIN) dev->router_losses(r->losses, r->logits, r->lse, r->load, N, scores, N, E, K);
+}
+
+/* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
+void route_backward(Model *m, Route *r, const floatX *router, real *drouter, floatX *dx, const floatX *x, float scale) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
+
+    /* 1 */
+    dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->logits, r->load,
+                         m->balance_coef * scale, m->z_coef * scale, N, (Scores)m->config.scores, N, E, K);
+    dev->matmul_backward_input(dx, m->s.dlogits, router, N, C, E, ADD);
+    dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E);
+}

@@ -1,0 +1,78 @@
+/* tensor.c: see tensor.h. */
+#include "tensor.h"
+#include "base.h"
+#include "random.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 64 };                    /* elements: tensors start on 128 bytes even as bf16, as bulk copies need */
+
+/* "*x|*y" with layer 3: "model.layers.3.x|model.layers.3.y" */
+static void expand(char *to, size_t room, const char *from, int layer) {
+    size_t n = 0;
+    to[0] = 0;
+    for (; *from && n + 1 < room; from++) {
+        if (*from == '*') n += (size_t)snprintf(to + n, room - n, "model.layers.%d.", layer);
+        else { to[n++] = *from; to[n] = 0; }
+    }
+    if (*from || n >= room) fail(EXIT_USAGE, "tensor name too long: %s", to);
+}
+
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
+                  int rank, const int *shape) {
+    if (m->count == m->room) m->at = mem_grow(m->at, (size_t)(m->room = m->room ? 2 * m->room : 64) * sizeof *m->at);
+    Tensor *t = &m->at[m->count++];
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .decay = decay, .field = field, .layer = layer };
+    expand(t->name, sizeof t->name, name, layer);
+    expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);
+    for (int i = 0; i < rank; i++) t->count *= (size_t)(t->shape[i] = shape[i]);
+    m->learnable += t->count;
+    m->total += (t->count + ALIGN - 1) / ALIGN * ALIGN;
+}
+void manifest_free(Manifest *m) {
+    free(m->at);
+    *m = (Manifest){ 0 };
+}
+
+void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element) {
+    for (int i = 0; i < m->count; i++)
+        if (m->at[i].layer == layer)
+            *(void **)((char *)pointers + m->at[i].field) = (char *)arena + m->at[i].offset * element;
+}
+
+static int alternatives(const Tensor *t) {
+    int n = 1;
+    for (const char *c = t->pieces; *c; c++) n += *c == '|';
+    return n;
+}
+int manifest_piece_count(const Tensor *t) { return alternatives(t) * (strchr(t->pieces, '%') ? t->shape[0] : 1); }
+
+Piece manifest_piece(const Tensor *t, int i) {
+    const int per = alternatives(t), indexed = strchr(t->pieces, '%') != NULL, index = i / per;
+    const char *from = t->pieces;
+    Piece p = { .rank = t->rank - indexed, .count = t->count / (size_t)manifest_piece_count(t) };
+    for (int skip = i % per; skip; skip--) from = strchr(from, '|') + 1;
+    size_t n = 0;
+    for (; *from && *from != '|'; from++) {
+        if (*from == '%') n += (size_t)snprintf(p.name + n, sizeof p.name - n, "%d", index);
+        else p.name[n++] = *from;
+    }
+    p.name[n] = 0;
+    for (int d = 0; d < p.rank; d++) p.shape[d] = t->shape[d + indexed];
+    p.shape[0] /= per;
+    p.offset = t->offset + (size_t)i * p.count;
+    return p;
+}
+
+void manifest_segments(const Manifest *m, Segment *segments) {
+    for (int i = 0; i < m->count; i++)
+        segments[i] = (Segment){ .offset = m->at[i].offset, .count = m->at[i].count, .decay = (float)m->at[i].decay };
+}
+
+void manifest_initial(const Tensor *t, uint64_t seed, double *values) {
+    const uint64_t key = random_key(seed, hash_bytes(0, t->name, strlen(t->name)));
+    #pragma omp parallel for if (t->count > 10000)
+    for (size_t i = 0; i < t->count; i++)
+        values[i] = t->init == ONES ? 1 : t->init == ZEROS ? 0 : (double)t->init * random_normal(key, i);
+}

@@ -1,0 +1,790 @@
+/* cases.c: see cases.h. First the tools, then one constructor for each operation, in the order of kernels.h. */
+#include "cases.h"
+#include "../llmc/random.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t case_seed = 1;
+
+/* ---- building a case ------------------------------------------------------------------------------------------------ */
+
+typedef void Call(const Device *d, const Case *c, void *const *b);
+static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 };
+
+static Case *begin(const char *op, Call *call, const Shape *s, int exact, const char *format, ...) PRINTF(5, 6);
+static Case *begin(const char *op, Call *call, const Shape *s, int exact, const char *format, ...) {
+    Case *c = mem_alloc(sizeof *c);
+    int n = snprintf(c->what, sizeof c->what, "%s%s ", op, exact ? " exact" : "");
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->what + n, sizeof c->what - (size_t)n, format, args);
+    va_end(args);
+    c->op = op;
+    c->call = call;
+    c->s = *s;
+    c->exact = exact;
+    c->plan = -1;
+    c->N = s->B * s->T;
+    c->S = c->N * s->K;
+    c->C = s->C;
+    c->eps = 1e-5f;
+    return c;
+}
+static uint64_t key_of(const Case *c, const char *name) {
+    return hash_bytes(hash_bytes(case_seed, c->what, strlen(c->what)), name, strlen(name));
+}
+static Buffer *add(Case *c, Role role, Kind kind, const char *name, size_t n, double *value) {
+    Buffer *b = &c->buffer[c->buffers++];
+    *b = (Buffer){ .name = name, .role = role, .kind = kind, .n = n, .moved = n, .value = value };
+    return b;
+}
+static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }         /* an optional argument that is not given */
+
+/* n numbers, normal around `mean`. Large buffers repeat a block of prime length: drawing would take longer than the test. */
+static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
+    enum { PERIOD = 65521 };
+    double *value = mem_alloc(n * sizeof *value);
+    uint64_t key = key_of(c, name);
+    for (size_t i = 0; i < n; i++)
+        value[i] = i >= PERIOD ? value[i - PERIOD]
+                 : c->exact ? (double)(random_bits(key, i) % 257) / 128 - 1 : mean + spread * random_normal(key, i);
+    return value;
+}
+static void in(Case *c, Kind kind, const char *name, size_t n, double mean, double spread) {
+    add(c, INPUT, kind, name, n, draw(c, name, n, mean, spread));
+}
+static void bound(Case *c, Buffer *b, double stored, double summed) {
+    b->stored = c->exact ? 0 : stored;
+    b->summed = c->exact ? 0 : summed;
+}
+static void out(Case *c, Kind kind, const char *name, size_t n, double stored, double summed) {
+    bound(c, add(c, OUTPUT, kind, name, n, NULL), stored, summed);
+}
+static void acc(Case *c, Kind kind, const char *name, size_t n, double mean, double spread, double stored, double summed) {
+    bound(c, add(c, UPDATE, kind, name, n, draw(c, name, n, mean, spread)), stored, summed);
+}
+/* Whole numbers from 0 to below - 1. */
+static double *integers(Case *c, const char *name, size_t n, int below) {
+    double *value = mem_alloc(n * sizeof *value);
+    uint64_t key = key_of(c, name);
+    for (size_t i = 0; i < n; i++) value[i] = (double)(random_bits(key, i) % (uint64_t)below);
+    add(c, INPUT, INTEGER, name, n, value);
+    return value;
+}
+
+/* The experts of the S slots: the same ones for every case of a shape. */
+static double *chosen(const Shape *s) {
+    const int N = s->B * s->T, E = s->E, K = s->K;
+    const uint64_t key = hash_bytes(case_seed, s->name, strlen(s->name));
+    double *expert = mem_alloc((size_t)N * (size_t)K * sizeof *expert);
+    int next = 0, left = ladder[0];
+    for (int i = 0; i < N * K; i++) {
+        int e = (int)(random_bits(key, (uint64_t)i) % (uint64_t)E);
+        if (s->routing == ONE) e = E / 2;
+        if (s->routing == HALF) e |= 1;
+        if (s->routing == LADDER) { while (!left) left = ladder[++next]; left--; e = next; }
+        for (int again = 1; again && s->routing != ONE; ) {                 /* not one that this token has already */
+            again = 0;
+            for (int j = i / K * K; j < i; j++) again |= (int)expert[j] == e;
+            if (again) e = (e + (s->routing == HALF ? 2 : 1)) % E;
+        }
+        expert[i] = e;
+    }
+    for (int i = N - 1; i > 0 && s->routing == LADDER; i--) {               /* K = 1: any order of the tokens will do */
+        int j = (int)(random_bits(key, (uint64_t)(N + i)) % (uint64_t)(i + 1));
+        double kept = expert[i];
+        expert[i] = expert[j], expert[j] = kept;
+    }
+    return expert;
+}
+/* Its plan by definition: for each expert, the slots that chose it, in order. */
+static void routed(Case *c) {
+    const int S = c->S, E = c->s.E;
+    double *expert = chosen(&c->s), *start = mem_alloc((size_t)(E + 1) * sizeof *start);
+    double *slot = mem_alloc((size_t)S * sizeof *slot), *token = mem_alloc((size_t)S * sizeof *token);
+    double *row = mem_alloc((size_t)S * sizeof *row);
+    int at = 0;
+    for (int e = 0; e < E; e++) {
+        start[e] = at;
+        for (int i = 0; i < S; i++) if ((int)expert[i] == e) { slot[at] = i; token[at] = i / c->s.K; row[i] = at++; }
+    }
+    start[E] = at;
+    c->plan = c->buffers;
+    add(c, INPUT, INTEGER, "start", (size_t)E + 1, start);
+    add(c, INPUT, INTEGER, "slot_of_row", (size_t)S, slot);
+    add(c, INPUT, INTEGER, "token_of_row", (size_t)S, token);
+    add(c, INPUT, INTEGER, "row_of_slot", (size_t)S, row);
+    free(expert);
+}
+static void load(Case *c, int times) {
+    double *expert = chosen(&c->s), *count = mem_alloc((size_t)c->s.E * sizeof *count);
+    for (int i = 0; i < c->S; i++) count[(int)expert[i]] += times;
+    add(c, INPUT, INTEGER, "load", (size_t)c->s.E, count);
+    free(expert);
+}
+
+/* One function per operation that turns buffers and arguments into the call. */
+static Plan plan_at(const Case *c, void *const *b) {
+    Plan p = { c->N, c->s.E, c->s.K, NULL, NULL, NULL, NULL };
+    if (c->plan < 0) return p;
+    p.start = b[c->plan];
+    p.slot_of_row = b[c->plan + 1];
+    p.token_of_row = b[c->plan + 2];
+    p.row_of_slot = b[c->plan + 3];
+    return p;
+}
+#define CALL(op, ...) static void run_##op(const Device *d, const Case *c, void *const *b) { \
+    Plan plan = plan_at(c, b); \
+    (void)plan; \
+    d->op(__VA_ARGS__); \
+}
+#define BEGIN(op, s, exact, ...) begin(#op, run_##op, s, exact, __VA_ARGS__)
+
+static const char *const rows_name[] = { "token", "slot", "grouped" };
+static size_t rows_in(const Case *c, Rows rows) { return (size_t)(rows == BY_TOKEN ? c->N : c->S); }
+static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
+
+/* ---- embedding ------------------------------------------------------------------------------------------------------- */
+
+CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
+static Case *embed_forward(const Shape *s) {
+    Case *c = BEGIN(embed_forward, s, 0, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
+    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy */
+    integers(c, "token", (size_t)c->N, s->V);
+    in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
+    c->buffer[2].moved = times(c->N, c->C);
+    return c;
+}
+CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
+static Case *embed_backward(const Shape *s, int exact) {
+    Case *c = BEGIN(embed_backward, s, exact, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
+    acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
+    c->buffer[0].moved = times(c->N, c->C);
+    in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
+    integers(c, "token", (size_t)c->N, s->V);
+    c->forward[0] = embed_forward(s);
+    return c;
+}
+
+/* ---- rmsnorm ---------------------------------------------------------------------------------------------------------- */
+
+CALL(rmsnorm_forward, b[0], b[1], b[2], b[3], c->eps, c->N, c->C)
+static Case *rmsnorm_forward(const Shape *s) {
+    Case *c = BEGIN(rmsnorm_forward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
+    out(c, FLOATX, "out", times(c->N, c->C), 4, 0);                         /* rounded twice, times an rstd with errors */
+    out(c, REAL, "rstd", (size_t)c->N, 0, 4);                               /* a mean of positive numbers, under a root */
+    in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
+    return c;
+}
+CALL(rmsnorm_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->N, c->C)
+static Case *rmsnorm_backward(const Shape *s) {
+    Case *c = BEGIN(rmsnorm_backward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
+    acc(c, FLOATX, "dinp", times(c->N, c->C), 0, 1, 8, 0);
+    acc(c, REAL, "dweight", (size_t)c->C, 0, 1, 8, 0);                      /* a sum of x rstd rounded to floatX */
+    in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
+    in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
+    c->forward[0] = rmsnorm_forward(s);
+    return c;
+}
+
+/* ---- rope --------------------------------------------------------------------------------------------------------------- */
+
+CALL(rope_table, b[0], 10000.0f, c->s.T, c->s.D)
+static Case *rope_table(const Shape *s) {
+    Case *c = BEGIN(rope_table, s, 0, "T=%d D=%d", s->T, s->D);
+    out(c, REAL, "table", times(s->T, s->D), 0, 2);
+    return c;
+}
+CALL(rope, b[0], b[1], b[2], c->direction, c->rows, c->rows_per_token, c->stride, c->heads, c->s.D)
+static Case *rope(const Shape *s, int direction, int rows_per_token, int stride, int heads) {
+    Case *c = BEGIN(rope, s, 0, "%+d N=%d*%d stride=%d heads=%d D=%d", direction, s->B * s->T, rows_per_token, stride, heads, s->D);
+    c->direction = direction;
+    c->rows = c->N * rows_per_token;
+    c->rows_per_token = rows_per_token;
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "x", times(c->rows, stride), 0, 1, 2, 0);
+    double *table = mem_alloc(times(s->T, s->D) * sizeof *table);
+    for (size_t i = 0; i < times(s->T, s->D); i++) {
+        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
+        table[i] = i % 2 ? sin(angle) : cos(angle);
+    }
+    add(c, INPUT, REAL, "table", times(s->T, s->D), table);
+    integers(c, "position", (size_t)c->N, s->T);
+    return c;
+}
+
+/* ---- residual and dropout -------------------------------------------------------------------------------------------------- */
+
+CALL(residual, b[0], b[1], b[2], c->p, c->key, c->buffer[0].n)
+static Case *residual(const Shape *s, float p) {
+    Case *c = BEGIN(residual, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
+    c->p = p;
+    c->key = 0x123456789abcdef;
+    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), times, plus */
+    in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "branch", times(c->N, c->C), 0, 1);
+    return c;
+}
+CALL(dropout, b[0], b[1], c->p, c->key, c->buffer[0].n)
+static Case *dropout(const Shape *s, float p) {
+    Case *c = BEGIN(dropout, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
+    c->p = p;
+    c->key = 0xfedcba987654321;
+    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);
+    in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    return c;
+}
+
+/* ---- matmul: each stored element is rounded once; a sum of n products has an error of about sqrt(n) roundings -------------- */
+
+static double sum_error(int n) { return 2 * sqrt(n) + 2; }
+
+CALL(matmul_forward, b[0], b[1], b[2], c->N, c->C, c->O)
+static Case *matmul_forward(const Shape *s, int rows, int C, int O, int exact) {
+    Case *c = BEGIN(matmul_forward, s, exact, "N=%d C=%d O=%d", rows, C, O);
+    c->N = rows, c->C = C, c->O = O;
+    out(c, FLOATX, "out", times(rows, O), 1, sum_error(C));
+    in(c, FLOATX, "inp", times(rows, C), 0, 1);
+    in(c, FLOATX, "weight", times(O, C), 0, 1 / sqrt(C));
+    c->flops = 2.0 * rows * C * O;
+    return c;
+}
+CALL(matmul_backward_input, b[0], b[1], b[2], c->N, c->C, c->O, c->how)
+static Case *matmul_backward_input(const Shape *s, int rows, int C, int O, Write how, int exact) {
+    Case *c = BEGIN(matmul_backward_input, s, exact, "%s N=%d C=%d O=%d", how == ADD ? "ADD" : "SET", rows, C, O);
+    c->N = rows, c->C = C, c->O = O, c->how = how;
+    if (how == ADD) acc(c, FLOATX, "dinp", times(rows, C), 0, 1, 1, sum_error(O));
+    else            out(c, FLOATX, "dinp", times(rows, C), 1, sum_error(O));
+    in(c, FLOATX, "dout", times(rows, O), 0, 1);
+    in(c, FLOATX, "weight", times(O, C), 0, 1 / sqrt(C));
+    c->flops = 2.0 * rows * C * O;
+    c->forward[0] = matmul_forward(s, rows, C, O, exact);
+    return c;
+}
+CALL(matmul_backward_weight, b[0], b[1], b[2], c->N, c->C, c->O)
+static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, int exact) {
+    Case *c = BEGIN(matmul_backward_weight, s, exact, "N=%d C=%d O=%d", rows, C, O);
+    c->N = rows, c->C = C, c->O = O;
+    acc(c, REAL, "dweight", times(O, C), 0, 1, 0, sum_error(rows));
+    in(c, FLOATX, "dout", times(rows, O), 0, 1);
+    in(c, FLOATX, "inp", times(rows, C), 0, 1);
+    c->flops = 2.0 * rows * C * O;
+    c->forward[0] = matmul_forward(s, rows, C, O, exact);
+    return c;
+}
+
+/* ---- ParallelLinear ------------------------------------------------------------------------------------------------------------ */
+
+CALL(parallel_linear_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
+static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int bias, int exact) {
+    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d%s", rows_name[from], rows_name[to], s->name, C, O,
+                    bias ? " bias" : "");
+    c->C = C, c->O = O, c->from = from, c->to = to;
+    out(c, FLOATX, "out", times(c->S, O), 1, sum_error(C));
+    in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
+    in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
+    if (bias) in(c, FLOATX, "bias", times(s->E, O), 0, 1); else absent(c);
+    routed(c);
+    c->flops = 2.0 * c->S * C * O;
+    return c;
+}
+CALL(parallel_linear_backward_input, b[0], b[1], b[2], &plan, c->C, c->O, c->to, c->from)
+static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows dinp_rows, Rows dout_rows, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_input, s, exact, "%s<%s %s C=%d O=%d", rows_name[dinp_rows], rows_name[dout_rows],
+                    s->name, C, O);
+    c->C = C, c->O = O, c->to = dinp_rows, c->from = dout_rows;
+    out(c, FLOATX, "dinp", times(c->S, C), 1, sum_error(O));
+    in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
+    in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
+    routed(c);
+    c->flops = 2.0 * c->S * C * O;
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, 0, exact);
+    return c;
+}
+CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
+static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows, int bias, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s", rows_name[inp_rows], rows_name[dout_rows],
+                    s->name, C, O, bias ? " bias" : "");
+    c->C = C, c->O = O, c->from = inp_rows, c->to = dout_rows;
+    acc(c, REAL, "dweight", times(s->E * O, C), 0, 1, 0, sum_error(c->S));
+    if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
+    in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
+    in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)C, 0, 1);
+    routed(c);
+    c->flops = 2.0 * c->S * C * O;
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, bias, exact);
+    return c;
+}
+
+/* ---- router ------------------------------------------------------------------------------------------------------------------------ */
+
+static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk" };
+
+/* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough apart
+ * that no rounding can change who wins. */
+static double *logits_of(Case *c) {
+    size_t n = times(c->N, c->s.E);
+    double *x = draw(c, "logits", n, 0, 1.5);
+    for (size_t i = 0; i < n; i++) x[i] = fmin(fmax(round(x[i] * 64) / 64, -3.984375), 3.984375);
+    add(c, INPUT, FLOATX, "logits", n, x);
+    return x;
+}
+static void lse_of(Case *c, const double *logits) {
+    double *lse = mem_alloc((size_t)c->N * sizeof *lse);
+    for (int n = 0; n < c->N; n++) {
+        double sum = 0;
+        for (int e = 0; e < c->s.E; e++) sum += exp(logits[(size_t)n * (size_t)c->s.E + (size_t)e]);
+        lse[n] = log(sum);
+    }
+    add(c, INPUT, REAL, "lse", (size_t)c->N, lse);
+}
+CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->forced, c->N, c->s.E, c->s.K)
+static Case *router_forward(const Shape *s, Scores scores, int bias, int forced) {
+    Case *c = BEGIN(router_forward, s, 0, "%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "", forced ? " forced" : "",
+                    s->B * s->T, s->E, s->K);
+    c->scores = scores, c->forced = forced;
+    out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
+    out(c, REAL, "weight", (size_t)c->S, 0, 8);
+    out(c, REAL, "lse", (size_t)c->N, 0, 8);
+    logits_of(c);
+    if (bias) {
+        double *bias_of = draw(c, "bias", (size_t)s->E, 0, 0.3);
+        for (int e = 0; e < s->E; e++) bias_of[e] = round(bias_of[e] * 64) / 64;    /* for the same reason */
+        add(c, INPUT, REAL, "bias", (size_t)s->E, bias_of);
+    } else absent(c);
+    return c;
+}
+CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
+static Case *router_losses(const Shape *s, Scores scores) {
+    Case *c = BEGIN(router_losses, s, 0, "%s %s N=%d E=%d K=%d", scores_name[scores], s->name, s->B * s->T, s->E, s->K);
+    c->scores = scores, c->tokens = 3 * c->N;                               /* as if two more ranks had the same load */
+    out(c, REAL, "loss", 2, 0, 16);
+    lse_of(c, logits_of(c));
+    load(c, 3);
+    return c;
+}
+CALL(router_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->balance, c->zloss, c->tokens, c->scores, c->N, c->s.E, c->s.K)
+static Case *router_backward(const Shape *s, Scores scores, float balance, float zloss) {
+    Case *c = BEGIN(router_backward, s, 0, "%s %s balance=%g z=%g N=%d E=%d K=%d", scores_name[scores], s->name,
+                    (double)balance, (double)zloss, s->B * s->T, s->E, s->K);
+    c->scores = scores, c->tokens = 3 * c->N, c->balance = balance, c->zloss = zloss;
+    out(c, FLOATX, "dlogits", times(c->N, s->E), 1, 8);
+    in(c, REAL, "dweight", (size_t)c->S, 0, 1);
+    in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K);
+    int lse = c->buffers++;
+    add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
+    double *logits = logits_of(c);
+    load(c, 3);
+    int end = c->buffers;                                                   /* lse comes before the logits it is made of */
+    c->buffers = lse, lse_of(c, logits), c->buffers = end;
+    double *dloss = mem_alloc(2 * sizeof *dloss);                           /* not passed: how the gradient check learns of them */
+    dloss[0] = balance, dloss[1] = zloss;
+    add(c, INPUT, REAL, "dloss", 2, dloss);
+    c->forward[0] = router_forward(s, scores, 0, 0);
+    c->forward[1] = router_losses(s, scores);
+    return c;
+}
+CALL(route_plan, &plan, b[4], b[5])
+static Case *route_plan(const Shape *s) {
+    Case *c = BEGIN(route_plan, s, 0, "%s N=%d E=%d K=%d", s->name, s->B * s->T, s->E, s->K);
+    c->plan = 0;
+    out(c, INTEGER, "start", (size_t)s->E + 1, 0, 0);
+    out(c, INTEGER, "slot_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "token_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "row_of_slot", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "load", (size_t)s->E, 0, 0);
+    add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
+    return c;
+}
+CALL(router_bias, b[0], b[1], c->rate, c->s.E)
+static Case *router_bias(const Shape *s) {
+    Case *c = BEGIN(router_bias, s, 0, "%s E=%d", s->name, s->E);
+    c->rate = 0.001f;
+    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, 0);
+    load(c, 1);
+    return c;
+}
+
+/* ---- combine ------------------------------------------------------------------------------------------------------------------------- */
+
+CALL(combine_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->from)
+static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, int exact) {
+    Case *c = BEGIN(combine_forward, s, exact, "%s %s%s%s C=%d", rows_name[rows], s->name, weight ? " weight" : "", bias ? " bias" : "", s->C);
+    c->from = rows;
+    out(c, FLOATX, "out", times(c->N, c->C), 1, s->K + 1);
+    in(c, FLOATX, "inp", times(c->S, c->C), 0, 1);
+    if (weight) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
+    if (bias) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
+    routed(c);
+    return c;
+}
+
+/* ---- activation ------------------------------------------------------------------------------------------------------------------------ */
+
+static const char *const activation_name[] = { "swiglu", "gelu", "relu2", "identity" };
+
+CALL(activation_forward, b[0], b[1], c->f, c->M, c->F)
+static Case *activation_forward(const Shape *s, Activation f) {
+    Case *c = BEGIN(activation_forward, s, 0, "%s M=%d F=%d", activation_name[f], s->B * s->T * s->K, s->F);
+    c->f = f, c->M = c->S, c->F = s->F;
+    out(c, FLOATX, "act", times(c->M, c->F), 8, 0);
+    in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
+    return c;
+}
+CALL(activation_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->plan < 0 ? NULL : &plan, c->from, c->f, c->M, c->F)
+static Case *activation_backward(const Shape *s, Activation f, Rows rows) {             /* BY_TOKEN: dense, no weights */
+    Case *c = BEGIN(activation_backward, s, 0, "%s %s %s M=%d F=%d", activation_name[f], rows == BY_TOKEN ? "dense" : rows_name[rows],
+                    s->name, s->B * s->T * s->K, s->F);
+    c->f = f, c->from = rows, c->M = c->S, c->F = s->F;
+    out(c, FLOATX, "dpre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 8, 0);
+    out(c, FLOATX, "wact", times(c->M, c->F), 8, 0);
+    if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);  /* of act, rounded or not */
+    in(c, FLOATX, "da", times(c->M, c->F), 0, 1);
+    in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
+    if (rows != BY_TOKEN) { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c); } else absent(c);
+    c->forward[0] = activation_forward(s, f);
+    return c;
+}
+
+CALL(bias_backward, b[0], b[1], c->N, c->C)
+static Case *bias_backward(const Shape *s, int exact) {
+    Case *c = BEGIN(bias_backward, s, exact, "N=%d C=%d", s->B * s->T, s->C);
+    acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 0, c->N + 1);                 /* one after the other */
+    in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
+    c->forward[0] = combine_forward(s, BY_SLOT, 1, 1, 0);
+    return c;
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------------------------------- */
+
+static const char *const order_name[] = { "tiled", "grouped" };
+#define HEADS "%s B=%d T=%d G=%d Q=%d D=%d"
+#define HEADS_OF(s, order) order_name[order], (s)->B, (s)->T, (s)->G, (s)->Q, (s)->D
+
+CALL(attention_forward, b[0], b[1], b[2], b[3], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_forward(const Shape *s, HeadOrder order) {
+    Case *c = BEGIN(attention_forward, s, 0, HEADS, HEADS_OF(s, order));
+    const int H = s->Q * s->G;
+    c->order = order;
+    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 0);                     /* weights p rounded, then the sum */
+    out(c, REAL, "lse", times(c->N, H), 0, 8);
+    in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
+    in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
+    c->flops = 4.0 * s->B * H * s->D * s->T * (s->T + 1) / 2;
+    return c;
+}
+CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_backward(const Shape *s, HeadOrder order) {
+    Case *c = BEGIN(attention_backward, s, 0, HEADS, HEADS_OF(s, order));
+    const int H = s->Q * s->G;
+    c->order = order;
+    out(c, FLOATX, "dq", times(c->N, H * s->D), 32, 0);
+    out(c, FLOATX, "dkv", times(c->N, 2 * s->G * s->D), 32, 0);
+    in(c, FLOATX, "dout", times(c->N, H * s->D), 0, 1);
+    in(c, FLOATX, "out", times(c->N, H * s->D), 0, 0.3);
+    in(c, REAL, "lse", times(c->N, H), 0.5 + log(s->T), 0.1);
+    in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
+    in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
+    c->flops = 10.0 * s->B * H * s->D * s->T * (s->T + 1) / 2;
+    c->forward[0] = attention_forward(s, order);
+    return c;
+}
+CALL(attention_decode, b[0], b[1], b[2], b[3], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_decode(const Shape *s, HeadOrder order) {
+    Case *c = BEGIN(attention_decode, s, 0, HEADS, HEADS_OF(s, order));
+    const int H = s->Q * s->G;
+    c->order = order;
+    out(c, FLOATX, "out", times(s->B, H * s->D), 8, 0);
+    in(c, FLOATX, "q", times(s->B, H * s->D), 0, 1);
+    in(c, FLOATX, "cache", times(c->N, 2 * s->G * s->D), 0, 1);
+    double *position = integers(c, "position", (size_t)s->B, s->T);
+    if (s->B) position[0] = s->T - 1;
+    double seen = 0;
+    for (int i = 0; i < s->B; i++) seen += position[i] + 1;
+    c->buffer[2].moved = (size_t)seen * times(2 * s->G, s->D);
+    return c;
+}
+CALL(cache_store, b[0], b[1], b[2], c->N, c->C)
+static Case *cache_store(const Shape *s) {
+    Case *c = BEGIN(cache_store, s, 0, "N=%d width=%d", s->B * s->T, 2 * s->G * s->D);
+    const int room = c->N + 3;
+    c->C = 2 * s->G * s->D;
+    acc(c, FLOATX, "cache", times(room, c->C), 0, 1, 0, 0);
+    c->buffer[0].moved = times(c->N, c->C) / 2;                             /* written, never read */
+    in(c, FLOATX, "kv", times(c->N, c->C), 0, 1);
+    double *row = integers(c, "row", (size_t)c->N, 1);
+    for (int n = 0; n < c->N; n++) row[n] = room - 1 - n - 2 * (n >= c->N / 2);     /* distinct; three rows stay as they were */
+    return c;
+}
+
+/* ---- loss and optimizer --------------------------------------------------------------------------------------------------------------------- */
+
+CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
+static Case *cross_entropy(const Shape *s, int rows, int gradient) {
+    Case *c = BEGIN(cross_entropy, s, 0, "%sN=%d V=%d", gradient ? "gradient " : "", rows, s->V);
+    c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - s->V / 10;
+    out(c, REAL, "loss", (size_t)rows, 0, 4);
+    if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, 2, 4, 0);
+    else          in(c, FLOATX, "logits", times(rows, s->V), 0, 2);
+    double *target = integers(c, "target", (size_t)rows, c->used);
+    for (int n = 3; n < rows; n += 5) target[n] = -1;
+    return c;
+}
+CALL(sum, b[0], b[1], c->buffer[1].n)
+static Case *sum(const Shape *s) {
+    Case *c = BEGIN(sum, s, 0, "n=%d", s->B * s->T * s->C);
+    out(c, REAL, "out", 1, 0, 4);
+    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* a sum near zero would be all rounding */
+    return c;
+}
+/* Two segments with a gap between them, and one that is empty. */
+static size_t segments(Case *c, size_t n) {
+    c->count = 3;
+    c->segment[0] = (Segment){ 0, n / 3, 1 };
+    c->segment[1] = (Segment){ n / 3, 0, 1 };
+    c->segment[2] = (Segment){ n - n / 2, n / 2, 0 };
+    return n;
+}
+CALL(squares, b[0], b[1], c->segment, c->count)
+static Case *squares(const Shape *s) {
+    Case *c = BEGIN(squares, s, 0, "n=%d", s->E * s->C * s->F);
+    size_t n = segments(c, times(s->E * s->C, s->F));
+    out(c, REAL, "out", (size_t)c->count + 1, 0, 4);
+    in(c, REAL, "x", n, 0, 1);
+    return c;
+}
+CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], c->segment, c->count, c->adamw)
+static Case *adamw(const Shape *s, int master, float clip, double norm) {
+    Case *c = BEGIN(adamw, s, 0, "%sclip=%g norm=%g n=%d", master ? "master " : "", (double)clip, norm, s->E * s->C * s->F);
+    size_t n = segments(c, times(s->E * s->C, s->F));
+    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip, .step = 3 };
+    c->unchanged = !(norm < 1e30);
+    const double units = c->unchanged ? 0 : 8;
+    acc(c, FLOATX, "weight", n, 0, 1, c->unchanged ? 0 : 1, units);
+    if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
+    acc(c, REAL, "m", n, 0, 0.1, 0, units);
+    acc(c, REAL, "v", n, 0.1, 0.01, 0, units);
+    in(c, REAL, "grad", n, 0, 1);
+    in(c, REAL, "squares", (size_t)c->count + 1, norm * norm, 0);
+    return c;
+}
+CALL(set_master, b[0], b[1], c->buffer[0].n)
+static Case *set_master(const Shape *s) {
+    Case *c = BEGIN(set_master, s, 0, "n=%d", s->E * s->C * s->F);
+    out(c, REAL, "master", times(s->E * s->C, s->F), 0, 0);
+    in(c, FLOATX, "weight", times(s->E * s->C, s->F), 0, 1);
+    return c;
+}
+
+/* ---- the list -------------------------------------------------------------------------------------------------------------------------------- */
+
+static void forget(Case *c) {
+    if (!c) return;
+    for (int i = 0; i < c->buffers; i++) free(c->buffer[i].value);
+    for (int i = 0; i < 2; i++) forget(c->forward[i]);
+    free(c);
+}
+
+void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), void *context) {
+    const int N = s->B * s->T, C = s->C, E = s->E, F = s->F, G = s->G, D = s->D, Q = s->Q;
+    const int head_rows = N < 512 ? N : 512;            /* logits over the vocabulary are made in chunks */
+#define DO(c) do { Case *it = c; visit(it, context); forget(it); } while (0)
+    DO(embed_forward(s));
+    DO(rmsnorm_forward(s));
+    DO(rmsnorm_backward(s));
+    DO(rope_table(s));
+    for (int direction = 1; direction >= -1; direction -= 2) {
+        DO(rope(s, direction, 1, Q*G*D, Q*G));                                              /* queries */
+        DO(rope(s, direction, 1, 2*G*D, G));                                                /* keys, values between them */
+        if (all) DO(rope(s, direction, s->K, G*D + 3, G));
+    }
+    DO(residual(s, 0));
+    DO(residual(s, 0.3f));
+    DO(dropout(s, 0.3f));
+    if (all) DO(dropout(s, 0));
+
+    for (int exact = 0; exact <= all; exact++) {
+        DO(embed_backward(s, exact));
+        DO(bias_backward(s, exact));
+        if (all) {
+            DO(matmul_forward(s, N, C, 2*F, exact));
+            for (int how = SET; how <= ADD; how++) DO(matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
+            DO(matmul_backward_weight(s, N, C, 2*F, exact));
+            for (int from = BY_TOKEN; from <= GROUPED; from++)
+                for (int to = BY_TOKEN; to <= GROUPED; to++) {
+                    const Rows f = (Rows)from, t = (Rows)to;
+                    const int bias = (from + to + exact) % 2;
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, bias, exact));
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, !bias, exact));
+                    if (to != BY_TOKEN) DO(parallel_linear_backward_input(s, C, 2*F, t, f, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, exact));
+                    DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, exact));
+                }
+            for (int rows = BY_SLOT; rows <= GROUPED; rows++)
+                for (int given = 0; given < 4; given++) DO(combine_forward(s, (Rows)rows, given & 1, given >> 1, exact));
+        }
+    }
+    if (!all) {
+        const struct { int C, O, rows; } dense[] = { { C, E, N }, { C, 2*G*D, N }, { C, s->V, head_rows } };     /* router, kv, head */
+        for (int i = 0; i < 3; i++) {
+            DO(matmul_forward(s, dense[i].rows, dense[i].C, dense[i].O, 0));
+            DO(matmul_backward_input(s, dense[i].rows, dense[i].C, dense[i].O, i == 2 ? SET : ADD, 0));
+            DO(matmul_backward_weight(s, dense[i].rows, dense[i].C, dense[i].O, 0));
+        }
+        const struct { int C, O; Rows inp, out, dinp, dout; } expert[] = {
+            { C,   2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },      /* up */
+            { F,   C,   GROUPED,  GROUPED, GROUPED, BY_TOKEN },     /* down: its upstream gradient has a row per token */
+            { C,   G*D, BY_TOKEN, BY_SLOT, GROUPED, BY_SLOT },      /* query */
+            { G*D, C,   BY_SLOT,  GROUPED, BY_SLOT, BY_TOKEN },     /* attention's output */
+        };
+        for (int i = 0; i < 4; i++) {
+            DO(parallel_linear_forward(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].out, 0, 0));
+            DO(parallel_linear_backward_input(s, expert[i].C, expert[i].O, expert[i].dinp, expert[i].dout, 0));
+            DO(parallel_linear_backward_weight(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].dout, 0, 0));
+        }
+        DO(combine_forward(s, GROUPED, 1, 0, 0));
+        DO(combine_forward(s, GROUPED, 0, 0, 0));
+    }
+
+    for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++) {
+        DO(router_forward(s, (Scores)scores, 0, 0));
+        DO(router_losses(s, (Scores)scores));
+        DO(router_backward(s, (Scores)scores, 0.5f, 0.25f));
+        if (!all) continue;
+        DO(router_forward(s, (Scores)scores, 1, 0));
+        DO(router_forward(s, (Scores)scores, 0, 1));
+        DO(router_backward(s, (Scores)scores, 0, 0));
+        DO(router_backward(s, (Scores)scores, 2, 0));
+        DO(router_backward(s, (Scores)scores, 0, 1));
+    }
+    DO(route_plan(s));
+    DO(router_bias(s));
+
+    for (int f = SWIGLU; f <= IDENTITY; f++) {
+        if (!all && f != SWIGLU && f != IDENTITY) continue;
+        DO(activation_forward(s, (Activation)f));
+        for (int rows = all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED; rows <= (!all && f == IDENTITY ? BY_SLOT : GROUPED); rows++)
+            DO(activation_backward(s, (Activation)f, (Rows)rows));
+    }
+    for (int order = HEADS_TILED; order <= (all ? HEADS_GROUPED : HEADS_TILED); order++) {
+        DO(attention_forward(s, (HeadOrder)order));
+        DO(attention_backward(s, (HeadOrder)order));
+        DO(attention_decode(s, (HeadOrder)order));
+    }
+    DO(cache_store(s));
+    DO(cross_entropy(s, head_rows, 0));
+    DO(cross_entropy(s, head_rows, 1));
+    DO(sum(s));
+    DO(squares(s));
+    DO(adamw(s, 0, 1, 3));
+    DO(adamw(s, 1, 1, 3));
+    if (all) {
+        DO(adamw(s, 1, 0, 3));                                              /* no clipping */
+        DO(adamw(s, 0, 5, 3));                                              /* below the clip */
+        DO(adamw(s, 1, 1, INFINITY));
+        DO(adamw(s, 0, 0, NAN));
+    }
+    DO(set_master(s));
+#undef DO
+}
+
+/* ---- a case and a device ------------------------------------------------------------------------------------------------------------------------ */
+
+int case_find(const Case *c, const char *name) {
+    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name && !strcmp(c->buffer[i].name, name)) return i;
+    return -1;
+}
+static size_t size_of(const Buffer *b, const Device *dev) {
+    return b->kind == FLOATX ? dev->floatX_size : b->kind == REAL ? dev->real_size : sizeof(int);
+}
+double case_bytes(const Case *c, const Device *dev) {
+    double bytes = 0;
+    for (int i = 0; i < c->buffers; i++)
+        bytes += (double)c->buffer[i].moved * (double)size_of(&c->buffer[i], dev) * (c->buffer[i].role == UPDATE ? 2 : 1);
+    return bytes;
+}
+
+/* doubles to and from a device's memory */
+static void put(const Device *dev, const Buffer *b, void *to, const double *value) {
+    if (b->kind == FLOATX) { dev->from_double(to, value, b->n); return; }
+    if (b->kind == REAL) { dev->reals_from_double(to, value, b->n); return; }
+    int *whole = mem_alloc(b->n * sizeof *whole);
+    for (size_t i = 0; i < b->n; i++) whole[i] = (int)value[i];
+    dev->upload(to, whole, b->n * sizeof *whole);
+    dev->sync();
+    free(whole);
+}
+static double *get(const Device *dev, const Buffer *b, const void *from) {
+    double *value = mem_alloc(b->n * sizeof *value);
+    if (b->kind == FLOATX) dev->to_double(value, from, b->n);
+    if (b->kind == REAL) dev->reals_to_double(value, from, b->n);
+    if (b->kind == INTEGER) {
+        int *whole = mem_alloc(b->n * sizeof *whole);
+        dev->download(whole, from, b->n * sizeof *whole);
+        for (size_t i = 0; i < b->n; i++) value[i] = whole[i];
+        free(whole);
+    }
+    return value;
+}
+
+void case_round(Case *c, const Device *dev) {
+    for (int i = 0; i < c->buffers; i++) {
+        Buffer *b = &c->buffer[i];
+        if (!b->value || b->kind == INTEGER) continue;
+        void *there = dev->alloc(b->n * size_of(b, dev));
+        if (!there) fail(EXIT_MEMORY, "%s: no memory for %s of %s", dev->name, b->name, c->what);
+        put(dev, b, there, b->value);
+        free(b->value);
+        b->value = get(dev, b, there);
+        dev->release(there);
+    }
+}
+
+int case_place(Placed *p, const Case *c, const Device *dev) {
+    *p = (Placed){ .c = c, .dev = dev };
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        const size_t bytes = b->n * size_of(b, dev);
+        if (!b->name) continue;
+        if (!(p->base[i] = dev->alloc(bytes + 2 * GUARD))) { case_release(p); return 0; }
+        p->at[i] = (char *)p->base[i] + GUARD;
+        unsigned char guard[GUARD];
+        memset(guard, 0xA5, sizeof guard);
+        dev->upload(p->base[i], guard, GUARD);
+        dev->upload((char *)p->at[i] + bytes, guard, GUARD);
+        double *poison = b->value ? NULL : mem_alloc(b->n * sizeof *poison);
+        for (size_t j = 0; poison && j < b->n; j++) poison[j] = b->kind == INTEGER ? -123456789 : NAN;
+        put(dev, b, p->at[i], b->value ? b->value : poison);
+        dev->sync();
+        free(poison);
+    }
+    return 1;
+}
+void case_run(const Placed *p) { p->c->call(p->dev, p->c, p->at); }
+double *case_read(const Placed *p, int i) { return get(p->dev, &p->c->buffer[i], p->at[i]); }
+void *case_bits(const Placed *p, int i, size_t *bytes) {
+    *bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
+    void *bits = mem_alloc(*bytes);
+    p->dev->download(bits, p->at[i], *bytes);
+    return bits;
+}
+int case_guard(const Placed *p, int i) {
+    unsigned char guard[2 * GUARD];
+    const size_t bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
+    if (!p->base[i]) return 1;
+    p->dev->download(guard, p->base[i], GUARD);
+    p->dev->download(guard + GUARD, (char *)p->at[i] + bytes, GUARD);
+    for (int j = 0; j < 2 * GUARD; j++) if (guard[j] != 0xA5) return 0;
+    return 1;
+}
+void case_release(Placed *p) {
+    for (int i = 0; i < MOST_BUFFERS; i++) if (p->base[i]) p->dev->release(p->base[i]);
+    *p = (Placed){ 0 };
+}

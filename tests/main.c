@@ -1,0 +1,97 @@
+/* main.c: runs the groups of tests named on the command line, or all of them.
+ *   run_tests [-v] [-s SEED] [GROUP ...] */
+#define _POSIX_C_SOURCE 200809L
+#include "test.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static int passed, failed, skipped, verbose;
+static const char *group = "";
+static char folder[] = "/tmp/moe-tests-XXXXXX";
+static uint64_t state = 1;
+
+static void say(const char *verdict, const char *what, va_list args) {
+    printf("%-4s %-9s ", verdict, group);
+    vprintf(what, args);
+    putchar('\n');
+    fflush(stdout);
+}
+void check(int ok, const char *what, ...) {
+    va_list args;
+    va_start(args, what);
+    if (ok) passed++; else failed++;
+    if (!ok || verbose) say(ok ? "ok" : "FAIL", what, args);
+    va_end(args);
+}
+void check_error(double error, double bound, const char *what, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text, sizeof text, what, args);
+    va_end(args);
+    check(error <= bound, "%-72s %.1e, allowed %.0e", text, error, bound);
+}
+void skip(const char *what, ...) {
+    va_list args;
+    va_start(args, what);
+    skipped++;
+    say("skip", what, args);
+    va_end(args);
+}
+
+double relative_error(const double *got, const double *expected, size_t n) {
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        diff += (got[i] - expected[i]) * (got[i] - expected[i]);
+        norm += expected[i] * expected[i];
+    }
+    return sqrt(diff / (norm + 1e-300));
+}
+double uniform(void) {
+    state ^= state >> 12; state ^= state << 25; state ^= state >> 27;
+    return (double)(state * 0x2545F4914F6CDD1Dull >> 11) * 0x1p-53;
+}
+double normal(void) { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
+
+const char *scratch(void) { return folder; }
+char *scratch_path(const char *name) { return text_format("%s/%s", folder, name); }
+
+static const struct { const char *name; void (*run)(void); } groups[] = {
+    { "files", test_files }, { "data", test_data }, { "kernels", test_kernels }, { "model", test_model },
+    { "reference", test_reference }, { "train", test_train },
+};
+enum { GROUPS = sizeof groups / sizeof *groups };
+
+int main(int argc, char **argv) {
+    uint64_t seed = (uint64_t)time(NULL);
+    int named = 0;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "-v")) verbose = 1;
+        else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
+        else named++;
+    if (!mkdtemp(folder)) { perror(folder); return 2; }
+    printf("seed %llu\n", (unsigned long long)seed);
+    for (int g = 0; g < GROUPS; g++) {
+        int wanted = !named;
+        for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
+        if (!wanted) continue;
+        double start = now();
+        int before = passed, bad = failed;
+        group = groups[g].name;
+        state = seed * 0x9E3779B97F4A7C15ull + 1;
+        groups[g].run();
+        printf("%-9s %d passed, %d failed, %.1f s\n", group, passed - before, failed - bad, now() - start);
+    }
+    char *clean = text_format("rm -rf %s", folder);
+    if (system(clean)) fprintf(stderr, "could not remove %s\n", folder);
+    free(clean);
+    printf("%d passed, %d failed", passed, failed);
+    if (skipped) printf(", %d skipped", skipped);
+    putchar('\n');
+    return failed != 0 || passed == 0;
+}

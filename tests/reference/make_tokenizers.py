@@ -1,0 +1,144 @@
+"""Writes tests/reference/tokenizers/: small tokenizers trained by Hugging Face's library, and what it encodes with them.
+
+    python make_tokenizers.py        (in this folder; needs the package `tokenizers`)
+
+NAME.json is a tokenizer.json; NAME.cases.json holds {"cases": [{"text", "ids", "decoded"}]}, where the ids are without a
+beginning-of-text token and decoding skips special tokens. "decoded" is null where the library's byte-level decoder takes the
+characters of an added token for written bytes (it turns the token "na\u00ef" into the bytes 6E 61 EF)."""
+import json
+import os
+import random
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+GPT4 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+TEXT = """The router of a mixture of experts looks at each token and sends it to a few experts, not to all of them. That's why
+the model can grow while the work for a token doesn't. We've seen that balance matters: if one expert takes everything, the
+others never learn. They'll be idle, and you're paying for them. I'd rather keep the loads within 10% of the mean.
+
+for (int e = 0; e < E; e++) {
+    int rows = start[e + 1] - start[e];
+    if (rows == 0) continue;            /* nobody came */
+    matmul(out + start[e] * F, inp + start[e] * C, weight + e * F * C, rows, F, C);
+}
+
+Le routeur choisit les experts ; ça coûte peu. Der Größte zuerst, dann die Übrigen. El año próximo será mejor, señor.
+Каждый токен идёт к двум экспертам. Κάθε λέξη πηγαίνει σε δύο ειδικούς. 混合专家模型把每个词交给少数专家。専門家は少ししか働かない。
+모든 단어는 두 전문가에게 간다. 😀 👍🏽 🎉 12345 67 8 9.5 1,000,000 3.14159e-10 ½ ² Ⅷ ٣٤ 
+\tif x:\n\t\treturn y\r\n\r\n   indented by three\n        indented by eight\n
+"""
+
+CASES = ["", " ", "a", "Hello world", " Hello  world  ", "the experts don't know, we've they'll I'd you're it's I'm", "DON'T WE'VE THEY'LL I'D",
+         "'s's 'S ''s x's' 'ſ 'ſx", "tokens: 1234567 12 3 and 1,000.50", "½²Ⅷ٣٤ 2² x²", "  two\n   three\n\n\nfour \n \n five\t\tsix\r\nseven \r\n",
+         "    int rows = 0;\n        if (rows == 0) continue;\n", "café naïve Größte", "cafe\u0301 nai\u0308ve A\u030A o\u0323\u0307 o\u0307\u0323",
+         "\u1100\u1161\u11A8 \uAC00\u11A8 \u212B \u2126 \u0344 \u0958 \u1E9B\u0323", "混合专家模型", "専門家は少し", "모든 단어", "Каждый токен", "😀👍🏽🎉",
+         "👩‍👩‍👧‍👦 family", "\u00A0nbsp\u00A0\u3000wide\u2003em\u180E mvs\u200B zwsp\u0085nel\u2028ls", "\x00\x01\x1c\x1f\x7f control", "<|endoftext|>",
+         "one<|endoftext|>two <|endoftext|> three", "<s>a</s> b <unk>", "<|endoftext", "!!!???\n\n...---\r\n", "a!b?c.d,e", " !", "! ", "\n", "\n\n", " \n", "\n ",
+         "\t", "  \t  x", "x" * 40, "the " * 12, "a\u0300\u0301\u0302b\u0316\u0300", "<0x41> <0x0A>", "▁under▁line", " ▁ ", "𝒳𐍈 𠀀", "e\u0301" * 5, "don’t “quote”"]
+
+
+def random_cases(count):
+    rng = random.Random(7)
+    alphabet = ["a", "e", "S", "'", "'s", "'LL", " ", "  ", "\n", "\r", "\t", "1", "23", ".", "-", "é", "e\u0301", "\u0327", "\u0308", "ß", "中", "あ", "😀",
+                "\u00A0", "\u3000", "²", "the", "experts", "return", "\u1100", "\u1161", "\u11A8", "▁", "_", "ſ", "<|endoftext|>", "\u200D"]
+    return ["".join(rng.choices(alphabet, k=rng.randint(1, 24))) for _ in range(count)]
+
+
+def train(tokenizer, vocab, special, alphabet):
+    tokenizer.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=vocab, special_tokens=special, min_frequency=2,
+                                                                 initial_alphabet=alphabet, show_progress=False))
+
+
+def byte_level(vocab, pre_tokenizer, normalizer=None):
+    t = Tokenizer(models.BPE())
+    if normalizer:
+        t.normalizer = normalizer
+    t.pre_tokenizer = pre_tokenizer
+    t.decoder = decoders.ByteLevel()
+    train(t, vocab, ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet())
+    return t
+
+
+def gpt2():
+    return byte_level(450, pre_tokenizers.ByteLevel(add_prefix_space=False))
+
+
+def split(digits):
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4 % digits), "isolated"),
+                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def qwen2():
+    t = byte_level(500, split(r"\p{N}"), normalizers.NFC())
+    t.add_special_tokens([AddedToken("<|im_end|>", normalized=False)])
+    return t
+
+
+def neox():         # runs of spaces as ordinary added tokens, matched after normalization
+    t = byte_level(400, pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC())
+    t.add_tokens([AddedToken(" " * n, normalized=True) for n in range(8, 1, -1)] + [AddedToken("naï", normalized=True)])
+    return t
+
+
+def llama3():
+    t = byte_level(450, split(r"\p{N}{1,3}"))
+    t.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])])
+    return t
+
+
+def starcoder():
+    return byte_level(420, pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]))
+
+
+def sentencepiece(legacy):
+    t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    t.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always", split=True)
+    special = ["<unk>", "<s>", "</s>"]
+    train(t, 620, special + ["<0x%02X>" % b for b in range(256)], [])
+    if legacy:
+        t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        t.pre_tokenizer = None
+        t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        t.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first", split=False)
+        t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    d = json.loads(t.to_str())
+    d["added_tokens"] = [a for a in d["added_tokens"] if a["content"] in special]
+    return d
+
+
+def old_spelling(d):
+    d["model"]["merges"] = [" ".join(pair) for pair in d["model"]["merges"]]
+    return d
+
+
+def ignoring(d):    # some tokens can then only be reached because they are whole words
+    d["model"]["ignore_merges"] = True
+    del d["model"]["merges"][4::5]
+    return d
+
+
+def as_dict(t):
+    return json.loads(t.to_str())
+
+
+MADE = {"gpt2": old_spelling(as_dict(gpt2())), "qwen2": as_dict(qwen2()), "neox": as_dict(neox()), "llama3": ignoring(as_dict(llama3())),
+        "starcoder": as_dict(starcoder()), "llama2": sentencepiece(True), "llama2_v5": sentencepiece(False)}
+
+os.makedirs("tokenizers", exist_ok=True)
+for name, made in MADE.items():
+    text = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
+    t = Tokenizer.from_str(text)
+    cases = []
+    for case in CASES + random_cases(60):
+        ids = t.encode(case, add_special_tokens=False).ids
+        decoded = None if name == "neox" and t.token_to_id("naï") in ids else t.decode(ids)
+        cases.append(json.dumps({"text": case, "ids": ids, "decoded": decoded}, separators=(",", ":")))
+    outputs = {name + ".json": text, name + ".cases.json": '{"cases":[\n' + ",\n".join(cases) + "\n]}"}
+    for file, content in outputs.items():
+        with open(os.path.join("tokenizers", file), "w", encoding="utf-8") as f:
+            f.write(content + "\n")
+        print(file, os.path.getsize(f.name))

@@ -1,0 +1,28 @@
+/* test.h: what every test file uses. A test is a function that calls check() and friends; main.c runs the groups and
+ * prints the line `N passed, N failed`. Comparisons are written so that NaN fails. */
+#ifndef TEST_H
+#define TEST_H
+#include <stddef.h>
+#include "../llmc/base.h"
+
+/* Counts a verdict and prints it when it is bad, or always with -v. what: a printf format naming what was checked. */
+void check(int ok, const char *what, ...) PRINTF(2, 3);
+void check_error(double error, double bound, const char *what, ...) PRINTF(3, 4);   /* passes if error <= bound */
+void skip(const char *what, ...) PRINTF(1, 2);                                      /* counted apart, always printed */
+
+double relative_error(const double *got, const double *expected, size_t n);         /* norm of the difference / norm; NaN if any is */
+double uniform(void);                                       /* in [0,1), from a seed printed at the start (-s to repeat) */
+double normal(void);
+
+/* A folder of this run's own for files, removed at the end. */
+const char *scratch(void);
+char *scratch_path(const char *name);                       /* free() it */
+
+/* The groups, one per file. */
+void test_files(void);                                      /* json, safetensors, tokenizer */
+void test_data(void);
+void test_kernels(void);
+void test_model(void);
+void test_reference(void);
+void test_train(void);
+#endif

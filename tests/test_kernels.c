@@ -1,0 +1,757 @@
+/* test_kernels.c: is every operation of every CPU device right? Over all cases of cases.c:
+ *
+ *   cpu-f64 against loops      each operation once more, by its definition in kernels.h, as naively as can be (below)
+ *   cpu-f64 against itself     every backward against finite differences of its forward
+ *   cpu-f64 against PyTorch    tests/reference/ops.safetensors, written by tests/reference.py
+ *   others against cpu-f64     within the bound of kernels.h, or bit for bit where the inputs make sums exact
+ *   all                        outputs that start as NaN are all written, inputs and the bytes around buffers are not,
+ *                              one thread and two give the same bits, arguments that may be the same pointer can be
+ *
+ * MOE_TEST_QUICK=1 keeps the small shapes: enough for mutate.py to tell right from wrong. */
+#include "test.h"
+#include "cases.h"
+#include "../llmc/safetensors.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+static void omp_set_num_threads(int n) { (void)n; }
+static int omp_get_max_threads(void) { return 1; }
+#endif
+
+/* B T C V E K F G Q D. The odd ones divide nothing; `one` is larger than any tile or block of a product in every direction. */
+static const Shape small[] = {
+    { "smallest",   1,  1,   1,   1,  1, 1,   1, 1, 1,  2, MIXED },
+    { "none",       0,  5,   7,  11,  3, 2,   5, 2, 2,  4, MIXED },
+    { "odd",        3, 11,  23,  53,  7, 3,  19, 3, 3,  6, MIXED },
+    { "all chosen", 1,  9,  12,  30,  4, 4,   8, 1, 4,  8, MIXED },
+    { "one expert", 2,  7,  10,  21,  1, 1,  13, 2, 1,  4, MIXED },
+    { "half empty", 2, 20,  18,  40, 12, 2,  21, 2, 2,  6, HALF },
+}, large[] = {
+    { "one",        1, 301, 261, 150,  5, 1,  67, 2, 1, 34, ONE },
+    { "ladder",     8,  73,  37,  97,  9, 1,  21, 1, 2, 10, LADDER },
+    { "real",       2, 128, 128, 256,  8, 2, 128, 2, 2, 32, MIXED },
+};
+enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large };
+
+/* ---- the definitions, as loops in double. v[i] is buffer i of the case; an output it leaves NULL is not compared. ------- */
+
+static int K_of(const Case *c) { return c->s.K; }
+static int expert_of(const Case *c, double **v, int slot) {
+    int e = 0;
+    while (v[c->plan + 3][slot] >= v[c->plan][e + 1]) e++;
+    return e;
+}
+static size_t place(const Case *c, double **v, int slot, Rows rows) {
+    return (size_t)(rows == BY_TOKEN ? slot / K_of(c) : rows == BY_SLOT ? slot : (int)v[c->plan + 3][slot]);
+}
+static void naive_embed_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][(int)v[1][n]*c->C + i];
+}
+static void naive_embed_backward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] += v[1][n*c->C + i];
+}
+static void naive_rmsnorm_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) {
+        double mean = 0;
+        for (int i = 0; i < c->C; i++) mean += v[2][n*c->C + i] * v[2][n*c->C + i] / c->C;
+        v[1][n] = 1 / sqrt(mean + (double)c->eps);
+        for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][n*c->C + i] * v[1][n] * v[3][i];
+    }
+}
+static void naive_rope_table(const Case *c, double **v) {
+    for (int t = 0; t < c->s.T; t++)
+        for (int i = 0; i < c->s.D/2; i++) {
+            double angle = t / pow(10000, 2.0 * i / c->s.D);
+            v[0][t*c->s.D + 2*i] = cos(angle);
+            v[0][t*c->s.D + 2*i + 1] = sin(angle);
+        }
+}
+/* The complex number x_i + j x_(i+D/2) times cos + j sin; the conjugate turns it back. */
+static void naive_rope(const Case *c, double **v) {
+    const int half = c->s.D / 2;
+    for (int r = 0; r < c->rows; r++)
+        for (int h = 0; h < c->heads; h++)
+            for (int i = 0; i < half; i++) {
+                const double *turn = v[1] + (int)v[2][r / c->rows_per_token] * c->s.D + 2*i;
+                double *re = v[0] + r*c->stride + h*c->s.D + i, *im = re + half, a = *re, b = *im;
+                *re = a * turn[0] - b * turn[1] * c->direction;
+                *im = a * turn[1] * c->direction + b * turn[0];
+            }
+}
+/* Element i is kept if the upper half of splitmix64's number is large enough. Seeded with 0, its first number is known. */
+static uint64_t splitmix64(uint64_t state) {
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
+    state = (state ^ state >> 27) * 0x94D049BB133111EBu;
+    return state ^ state >> 31;
+}
+static double dropped(const Case *c, size_t i, double x) {
+    double draw = (double)(splitmix64(c->key + i * 0x9E3779B97F4A7C15u) >> 32);
+    return draw < floor((double)c->p * 4294967296.0) ? 0 : x / (1 - (double)c->p);
+}
+static void naive_residual(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = v[1][i] + dropped(c, i, v[2][i]);
+}
+static void naive_dropout(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = dropped(c, i, v[1][i]);
+}
+/* x += a b over the three indices of a product: what matmul and ParallelLinear have in common. */
+static void row_times_weight(double *y, const double *x, const double *weight, int C, int O) {
+    for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) y[o] += x[i] * weight[o*C + i];
+}
+static void row_times_transposed(double *dx, const double *dy, const double *weight, int C, int O) {
+    for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) dx[i] += dy[o] * weight[o*C + i];
+}
+static void outer_product(double *dweight, const double *dy, const double *x, int C, int O) {
+    for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) dweight[o*C + i] += dy[o] * x[i];
+}
+static void naive_matmul_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) row_times_weight(v[0] + n*c->O, v[1] + n*c->C, v[2], c->C, c->O);
+}
+static void naive_matmul_backward_input(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) row_times_transposed(v[0] + n*c->C, v[1] + n*c->O, v[2], c->C, c->O);
+}
+static void naive_matmul_backward_weight(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) outer_product(v[0], v[1] + n*c->O, v[2] + n*c->C, c->C, c->O);
+}
+static void naive_parallel_linear_forward(const Case *c, double **v) {
+    const size_t C = (size_t)c->C, O = (size_t)c->O;
+    for (int s = 0; s < c->S; s++) {
+        const size_t e = (size_t)expert_of(c, v, s);
+        double *y = v[0] + place(c, v, s, c->to) * O;
+        for (size_t o = 0; v[3] && o < O; o++) y[o] = v[3][e*O + o];
+        row_times_weight(y, v[1] + place(c, v, s, c->from) * C, v[2] + e*O*C, c->C, c->O);
+    }
+}
+static void naive_parallel_linear_backward_input(const Case *c, double **v) {
+    const size_t C = (size_t)c->C, O = (size_t)c->O;
+    for (int s = 0; s < c->S; s++)
+        row_times_transposed(v[0] + place(c, v, s, c->to) * C, v[1] + place(c, v, s, c->from) * O,
+                             v[2] + (size_t)expert_of(c, v, s)*O*C, c->C, c->O);
+}
+static void naive_parallel_linear_backward_weight(const Case *c, double **v) {
+    const size_t C = (size_t)c->C, O = (size_t)c->O;
+    for (int s = 0; s < c->S; s++) {
+        const size_t e = (size_t)expert_of(c, v, s);
+        const double *dy = v[2] + place(c, v, s, c->to) * O;
+        for (size_t o = 0; v[1] && o < O; o++) v[1][e*O + o] += dy[o];
+        outer_product(v[0] + e*O*C, dy, v[3] + place(c, v, s, c->from) * C, c->C, c->O);
+    }
+}
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static void naive_router_forward(const Case *c, double **v) {
+    const int E = c->s.E, K = c->s.K;
+    for (int n = 0; n < c->N; n++) {
+        const double *x = v[3] + n*E;
+        double sum = 0, kept = 0;
+        for (int e = 0; e < E; e++) sum += exp(x[e]);
+        v[2][n] = log(sum);
+        for (int e = 0; e < E; e++) {                       /* its rank: how many are before it */
+            int rank = 0;
+            for (int i = 0; i < E; i++) {
+                double a[2] = { x[e], x[i] };
+                for (int j = 0; j < 2; j++) {
+                    if (c->scores == SOFTMAX_TOPK) a[j] = exp(a[j]) / sum;
+                    if (c->scores == SIGMOID_TOPK) a[j] = sigmoid(a[j]);
+                    if (v[4]) a[j] += v[4][j ? i : e];
+                }
+                rank += a[1] > a[0] || (a[1] == a[0] && i < e);
+            }
+            if (rank < K && !c->forced) v[0][n*K + rank] = e;
+        }
+        for (int k = 0; k < K; k++) {
+            if (c->forced) v[0][n*K + k] = (n*K + k) % E;
+            double l = x[(int)v[0][n*K + k]];
+            v[1][n*K + k] = c->scores == SIGMOID_TOPK ? sigmoid(l) : exp(l);
+            kept += v[1][n*K + k];
+        }
+        for (int k = 0; k < K; k++) v[1][n*K + k] /= c->scores == SOFTMAX_TOPK ? sum : kept;
+    }
+}
+static void naive_router_losses(const Case *c, double **v) {
+    const int E = c->s.E;
+    for (int n = 0; n < c->N; n++) {
+        double sum = 0, all = 0;
+        for (int e = 0; e < E; e++) { sum += sigmoid(v[1][n*E + e]); all += exp(v[1][n*E + e]); }
+        for (int e = 0; e < E; e++) {
+            double p = c->scores == SIGMOID_TOPK ? sigmoid(v[1][n*E + e]) / sum : exp(v[1][n*E + e]) / all;
+            v[0][0] += (double)E / c->s.K * v[3][e] / c->tokens * p / c->N;
+        }
+        v[0][1] += pow(log(all), 2) / c->N;
+    }
+}
+static void naive_route_plan(const Case *c, double **v) {
+    int row = 0;
+    for (int e = 0; e < c->s.E; e++) {
+        v[0][e] = row;
+        for (int s = 0; s < c->S; s++)
+            if ((int)v[5][s] == e) { v[1][row] = s; v[2][row] = s / K_of(c); v[3][s] = row++; v[4][e]++; }
+    }
+    v[0][c->s.E] = row;
+}
+static void naive_router_bias(const Case *c, double **v) {
+    for (int e = 0; e < c->s.E; e++) {
+        double more = v[1][e] * c->s.E - c->S;              /* than the mean, in whole numbers */
+        v[0][e] += more < 0 ? (double)c->rate : more > 0 ? -(double)c->rate : 0;
+    }
+}
+static void naive_combine_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++)
+        for (int i = 0; i < c->C; i++) {
+            double sum = v[3] ? v[3][i] : 0;
+            for (int s = n * K_of(c); s < (n + 1) * K_of(c); s++)
+                sum += (v[2] ? v[2][s] : 1) * v[1][place(c, v, s, c->from) * (size_t)c->C + (size_t)i];
+            v[0][n*c->C + i] = sum;
+        }
+}
+static double activate(Activation f, const double *pre, int F) {
+    double x = *pre;
+    switch (f) {
+    case SWIGLU: return x * sigmoid(x) * pre[F];
+    case GELU:   return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case RELU2:  return x > 0 ? x * x : 0;
+    default:     return x;
+    }
+}
+static void naive_activation_forward(const Case *c, double **v) {
+    for (int m = 0; m < c->M; m++)
+        for (int i = 0; i < c->F; i++)
+            v[0][m*c->F + i] = activate(c->f, v[1] + m*c->F * (c->f == SWIGLU ? 2 : 1) + i, c->F);
+}
+static void naive_activation_backward(const Case *c, double **v) {
+    free(v[0]), v[0] = NULL;                                /* dpre is left to finite differences */
+    for (int m = 0; m < c->M; m++) {
+        int slot = v[2] && c->from == GROUPED ? (int)v[c->plan + 1][m] : m;
+        for (int i = 0; i < c->F; i++) {
+            double act = activate(c->f, v[4] + m*c->F * (c->f == SWIGLU ? 2 : 1) + i, c->F);
+            v[1][m*c->F + i] = (v[5] ? v[5][slot] : 1) * act;
+            if (v[2]) v[2][slot] += v[3][m*c->F + i] * act;
+        }
+    }
+}
+static void naive_bias_backward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][i] += v[1][n*c->C + i];
+}
+/* One query (D) over the first `seen` positions of the keys and values of head h; returns the log of the sum. */
+static double attend(const Case *c, double *y, const double *q, const double *kv, int h, int seen) {
+    const int G = c->s.G, D = c->s.D, g = c->order == HEADS_TILED ? h % G : h / c->s.Q;
+    double total = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int j = 0; j < seen; j++) {
+            const double *k = kv + j*2*G*D + g*D, *value = k + G*D;
+            double dot = 0;
+            for (int d = 0; d < D; d++) dot += q[d] * k[d] / sqrt(D);
+            if (!pass) total += exp(dot);
+            else for (int d = 0; d < D; d++) y[d] += exp(dot) / total * value[d];
+        }
+    return log(total);
+}
+static void naive_attention_forward(const Case *c, double **v) {
+    const int H = c->s.Q * c->s.G, D = c->s.D;
+    for (int b = 0; b < c->s.B; b++)
+        for (int t = 0; t < c->s.T; t++)
+            for (int h = 0; h < H; h++) {
+                int at = (b*c->s.T + t)*H + h;
+                v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, h, t + 1);
+            }
+}
+static void naive_attention_decode(const Case *c, double **v) {
+    const int H = c->s.Q * c->s.G, D = c->s.D;
+    for (int b = 0; b < c->s.B; b++)
+        for (int h = 0; h < H; h++)
+            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, h, (int)v[3][b] + 1);
+}
+static void naive_cache_store(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];
+}
+static void naive_cross_entropy(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) {
+        double *x = v[1] + n*c->s.V, sum = 0;
+        const int target = (int)v[2][n];
+        for (int i = 0; i < c->used; i++) sum += exp(x[i]);
+        v[0][n] = target < 0 ? 0 : log(sum) - x[target];
+        for (int i = 0; c->gradient && i < c->s.V; i++)
+            x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target));
+    }
+}
+static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
+static void naive_squares(const Case *c, double **v) {
+    for (int s = 0; s < c->count; s++)
+        for (size_t i = 0; i < c->segment[s].count; i++) {
+            double x = v[1][c->segment[s].offset + i];
+            v[0][s] += x * x;
+            v[0][c->count] += x * x;
+        }
+}
+static void naive_adamw(const Case *c, double **v) {
+    const double lr = (double)c->adamw.lr, b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
+    const double norm = sqrt(v[5][c->count]), clip = (double)c->adamw.clip, shrink = clip > 0 ? fmin(1, clip / norm) : 1;
+    if (!isfinite(norm)) return;
+    for (int s = 0; s < c->count; s++)
+        for (size_t i = c->segment[s].offset; i < c->segment[s].offset + c->segment[s].count; i++) {
+            double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
+            v[2][i] = b1 * v[2][i] + (1 - b1) * g;
+            v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
+            double mean = v[2][i] / (1 - pow(b1, c->adamw.step)), spread = sqrt(v[3][i] / (1 - pow(b2, c->adamw.step)));
+            w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w + lr * mean / (spread + (double)c->adamw.eps);
+            v[0][i] = w;
+            if (v[1]) v[1][i] = w;
+        }
+}
+static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->buffer[0].n * sizeof(double)); }
+
+static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
+#define NAIVE(op) { #op, naive_##op }
+    NAIVE(embed_forward), NAIVE(embed_backward), NAIVE(rmsnorm_forward), NAIVE(rope_table), NAIVE(rope), NAIVE(residual),
+    NAIVE(dropout), NAIVE(matmul_forward), NAIVE(matmul_backward_input), NAIVE(matmul_backward_weight),
+    NAIVE(parallel_linear_forward), NAIVE(parallel_linear_backward_input), NAIVE(parallel_linear_backward_weight),
+    NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan), NAIVE(router_bias), NAIVE(combine_forward),
+    NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
+    NAIVE(attention_decode), NAIVE(cache_store), NAIVE(cross_entropy), NAIVE(sum), NAIVE(squares), NAIVE(adamw),
+    NAIVE(set_master)
+};
+
+/* ---- comparing -------------------------------------------------------------------------------------------------------- */
+
+static double unit(size_t bytes) { return bytes == 2 ? 0x1p-9 : bytes == 4 ? 0x1p-24 : 0x1p-53; }
+
+/* A norm hides one wrong row among many, so single elements have a bound too: four times that of the norm (the largest of
+ * 10^5 normal errors is 4.5 times the typical one, and the bounds of kernels.h are two or three times that), relative to
+ * the element and to the typical element: where large terms cancel, the error is theirs. */
+enum { SINGLE = 4 };
+static void compare(const Buffer *b, const double *got, const double *want, double bound, const char *who, const char *what) {
+    double norm = 0, worst = 0;
+    for (size_t i = 0; i < b->n; i++) norm += want[i] * want[i];
+    const double typical = sqrt(norm / (double)(b->n ? b->n : 1));
+    for (size_t i = 0; i < b->n; i++) {
+        double error = got[i] == want[i] ? 0 : fabs(got[i] - want[i]) / (typical + fabs(want[i]));
+        if (!(error <= worst)) worst = error;               /* a NaN stays: nothing after it is larger */
+    }
+    if (relative_error(got, want, b->n) <= bound && worst <= SINGLE * bound) check(1, "%s %s: %s", who, what, b->name);
+    else if (worst <= SINGLE * bound) check_error(relative_error(got, want, b->n), bound, "%s %s: %s", who, what, b->name);
+    else check_error(worst, SINGLE * bound, "%s %s: %s, one element", who, what, b->name);
+}
+static double bound_of(const Buffer *b, const Device *dev) {
+    return b->stored * unit(dev->floatX_size) + b->summed * unit(dev->real_size);
+}
+
+/* A case that has run: nothing outside its outputs may have changed. */
+static void check_surroundings(const Placed *p) {
+    const Case *c = p->c;
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        if (!b->name) continue;
+        if (!case_guard(p, i)) check(0, "%s %s: wrote outside of %s", p->dev->name, c->what, b->name);
+        if (b->role == OUTPUT || (b->role == UPDATE && !c->unchanged)) continue;
+        double *now_there = case_read(p, i);
+        int same = 1;
+        for (size_t j = 0; j < b->n; j++)                   /* NaN is a legitimate input */
+            same &= now_there[j] == b->value[j] || (isnan(now_there[j]) && isnan(b->value[j]));
+        if (!same) check(0, "%s %s: changed %s", p->dev->name, c->what, b->name);
+        free(now_there);
+    }
+}
+static int put_in_memory(Placed *p, const Case *c, const Device *dev) {
+    int ok = case_place(p, c, dev);
+    if (!ok) check(0, "%s: not enough memory for %s", dev->name, c->what);
+    return ok;
+}
+
+static void against_naive(Case *c, const Device *dev) {
+    size_t which = 0;
+    Placed p;
+    double *v[MOST_BUFFERS] = { NULL };
+    while (which < sizeof naive / sizeof *naive && strcmp(naive[which].op, c->op)) which++;
+    if (which == sizeof naive / sizeof *naive) return;
+    case_round(c, dev);
+    if (!put_in_memory(&p, c, dev)) return;
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        if (!b->name) continue;
+        v[i] = mem_alloc(b->n * sizeof **v);
+        if (b->value) memcpy(v[i], b->value, b->n * sizeof **v);
+    }
+    naive[which].compute(c, v);
+    case_run(&p);
+    dev->sync();
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        if (b->role != INPUT && v[i] && (b->stored + b->summed > 0 || b->kind == INTEGER || c->exact || c->unchanged)) {
+            double *got = case_read(&p, i);                 /* 1e-12: thousands of roundings of 1e-16, on both sides */
+            compare(b, got, v[i], b->stored + b->summed > 0 ? 1e-12 : 0, dev->name, c->what);
+            free(got);
+        } else if (b->role != INPUT && v[i]) {
+            double *got = case_read(&p, i);
+            compare(b, got, v[i], 1e-15, dev->name, c->what);
+            free(got);
+        }
+        free(v[i]);
+    }
+    case_release(&p);
+}
+
+/* Bits must not depend on the number of threads. */
+static void check_repeats(const Placed *first) {
+    Placed again;
+    size_t n;
+    if (!put_in_memory(&again, first->c, first->dev)) return;
+    omp_set_num_threads(2);
+    case_run(&again);
+    first->dev->sync();
+    for (int i = 0; i < first->c->buffers; i++) {
+        if (first->c->buffer[i].role == INPUT || !first->at[i]) continue;
+        void *a = case_bits(first, i, &n), *b = case_bits(&again, i, &n);
+        check(!memcmp(a, b, n), "%s %s: %s, the same bits with one thread and two", first->dev->name, first->c->what, first->c->buffer[i].name);
+        free(a);
+        free(b);
+    }
+    case_release(&again);
+}
+
+static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
+    Placed got, want;
+    const int threads = omp_get_max_threads();
+    case_round(c, dev);
+    if (!put_in_memory(&got, c, dev)) return;
+    if (!put_in_memory(&want, c, oracle)) { case_release(&got); return; }
+    omp_set_num_threads(1);
+    case_run(&got);
+    dev->sync();
+    omp_set_num_threads(threads);
+    case_run(&want);
+    oracle->sync();
+    check_surroundings(&got);
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        if (b->role == INPUT || !got.at[i]) continue;
+        const double bound = bound_of(b, dev);
+        Case one = { .buffer = { *b }, .buffers = 1 };
+        one.buffer[0].value = case_read(&want, i);
+        if (!(bound > 0)) case_round(&one, dev);
+        double *is = case_read(&got, i);
+        compare(b, is, one.buffer[0].value, bound, dev->name, c->what);
+        free(is);
+        free(one.buffer[0].value);
+    }
+    if (dev != oracle || c->flops > 0) check_repeats(&got);
+    omp_set_num_threads(threads);
+    case_release(&got);
+    case_release(&want);
+}
+
+/* ---- gradients ------------------------------------------------------------------------------------------------------------
+ * With L = <dy, y(x)> over the outputs y of the forward, for fixed random dy, the backward must return dL/dx. Buffers find
+ * each other by name: dy is what the backward reads for the output y, dx what it writes for the input x. */
+
+static Case *family(Case *c, int i) { return i ? c->forward[i - 1] : c; }           /* the backward, then its forwards */
+static double *input_of(Case *c, const char *name, size_t *n) {
+    int i = c ? case_find(c, name) : -1;
+    if (i < 0 || c->buffer[i].role != INPUT) return NULL;
+    *n = c->buffer[i].n;
+    return c->buffer[i].value;
+}
+static void share(Case *c, int from, int to, const char *name, const double *value, size_t n) {
+    for (int i = from; i < to; i++) {
+        size_t there;
+        double *mine = input_of(family(c, i), name, &there);
+        if (mine && there == n) memcpy(mine, value, n * sizeof *mine);
+    }
+}
+/* L; outputs of one forward are inputs of the next, and in the first run of the backward too. chosen: a sum that tells
+ * whether the experts are still the same ones. */
+static double loss_of(Case *c, const Device *dev, int first, double *chosen) {
+    double loss = 0;
+    *chosen = 0;
+    for (int f = 1; f <= 2 && family(c, f); f++) {
+        Case *forward = family(c, f);
+        Placed p;
+        if (!put_in_memory(&p, forward, dev)) return NAN;
+        case_run(&p);
+        dev->sync();
+        for (int i = 0; i < forward->buffers; i++) {
+            const Buffer *y = &forward->buffer[i];
+            if (y->role == INPUT || !y->name) continue;
+            double *value = case_read(&p, i);
+            char upstream[32];
+            size_t n;
+            snprintf(upstream, sizeof upstream, "d%s", !strcmp(y->name, "act") ? "a" : y->name);
+            const double *dy = input_of(c, upstream, &n), *weight = input_of(c, "weight", &n), *slot = input_of(c, "slot_of_row", &n);
+            for (size_t j = 0; j < y->n; j++) {
+                double w = 1;                               /* activation_backward: rows of act are weighted */
+                if (!strcmp(y->name, "act") && weight) w = weight[c->from == GROUPED ? (size_t)slot[j / (size_t)c->F] : j / (size_t)c->F];
+                if (dy) loss += w * dy[j] * value[j];
+                if (!strcmp(y->name, "expert")) *chosen += value[j] * (double)(j + 1);
+            }
+            share(c, first ? 0 : f + 1, 3, y->name, value, y->n);
+            free(value);
+        }
+        case_release(&p);
+    }
+    return loss;
+}
+static void check_gradients(Case *c, const Device *dev) {
+    const double h = 1e-5;
+    double before;
+    Placed p;
+    if (!c->forward[0] || !c->N) return;
+    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].role == INPUT && c->buffer[i].name) share(c, 1, 3, c->buffer[i].name, c->buffer[i].value, c->buffer[i].n);
+    loss_of(c, dev, 1, &before);
+    if (!put_in_memory(&p, c, dev)) return;
+    case_run(&p);
+    dev->sync();
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        if (b->role == INPUT || !b->name || b->name[0] != 'd') continue;
+        double *x = NULL, *gradient = case_read(&p, i), norm = 0, worst = 0;
+        const char *name = b->name + 1;
+        size_t n = 0;
+        for (int f = 0; f < 3 && !x; f++) x = input_of(family(c, f), name, &n);
+        if (!x || n != b->n) { check(0, "%s: found no input %s that %s is the gradient of", c->what, name, b->name); free(gradient); continue; }
+        for (size_t j = 0; j < n; j++) {
+            if (b->role == UPDATE) gradient[j] -= b->value[j];
+            norm += gradient[j] * gradient[j];
+        }
+        int checked = 0, tries = 0;
+        for (; tries < 30; tries++) {
+            size_t j = n <= 30 ? (size_t)tries % n : (size_t)(uniform() * (double)n);
+            double kept = x[j], L[2], same[2];
+            for (int side = 0; side < 2; side++)
+                for (int f = 0; f < 3; f++) {
+                    double *mine = input_of(family(c, f), name, &n);
+                    if (mine) mine[j] = kept + (side ? -h : h);
+                    if (f == 2) L[side] = loss_of(c, dev, 0, &same[side]);
+                }
+            for (int f = 0; f < 3; f++) { double *mine = input_of(family(c, f), name, &n); if (mine) mine[j] = kept; }
+            if (same[0] != before || same[1] != before) continue;       /* the loss has a step where experts change */
+            double numeric = (L[0] - L[1]) / (2 * h), error = fabs(numeric - gradient[j]) / (fabs(numeric) + sqrt(norm / (double)n) + 1e-3);
+            if (!(error <= worst)) worst = error;
+            checked++;
+        }
+        check_error(worst, 1e-6, "%s: %s by finite differences", c->what, b->name);
+        check(checked >= tries / 4, "%s: %s by finite differences, %d elements", c->what, b->name, checked);
+        free(gradient);
+    }
+    case_release(&p);
+}
+
+/* The logits of cross entropy become their gradient in place: its own little check. */
+static void check_cross_entropy_gradient(Case *c, const Device *dev) {
+    if (strcmp(c->op, "cross_entropy") || !c->gradient || !c->N) return;
+    Placed p;
+    if (!put_in_memory(&p, c, dev)) return;
+    case_run(&p);
+    dev->sync();
+    double *gradient = case_read(&p, 1), worst = 0;
+    case_release(&p);
+    c->gradient = 0;
+    for (int i = 0; i < 40; i++) {
+        size_t j = (size_t)(uniform() * (double)c->buffer[1].n);
+        double kept = c->buffer[1].value[j], L[2] = { 0 };
+        for (int side = 0; side < 2; side++) {
+            c->buffer[1].value[j] = kept + (side ? -1e-5 : 1e-5);
+            if (!put_in_memory(&p, c, dev)) break;
+            case_run(&p);
+            dev->sync();
+            double *loss = case_read(&p, 0);
+            for (int n = 0; n < c->N; n++) L[side] += (double)c->scale * loss[n];
+            free(loss);
+            case_release(&p);
+        }
+        c->buffer[1].value[j] = kept;
+        double error = fabs((L[0] - L[1]) / 2e-5 - gradient[j]) / (fabs(gradient[j]) + 1e-2);
+        if (!(error <= worst)) worst = error;
+    }
+    c->gradient = 1;
+    check_error(worst, 1e-6, "%s: by finite differences", c->what);
+    free(gradient);
+}
+
+/* ---- arguments that may be the same pointer ---------------------------------------------------------------------------------- */
+
+static void check_alias(Case *c, const Device *dev) {
+    static const struct { const char *op, *out, *in; int identity; } may[] = {
+        { "residual", "out", "residual", 0 }, { "residual", "out", "branch", 0 }, { "dropout", "out", "inp", 0 },
+        { "activation_backward", "dpre", "pre", 0 }, { "activation_backward", "dpre", "da", 1 },
+    };
+    for (size_t i = 0; i < sizeof may / sizeof *may; i++) {
+        if (strcmp(c->op, may[i].op) || (may[i].identity && c->f != IDENTITY)) continue;
+        Placed apart, together;
+        size_t n;
+        case_round(c, dev);
+        if (!put_in_memory(&apart, c, dev)) return;
+        if (!put_in_memory(&together, c, dev)) { case_release(&apart); return; }
+        int to = case_find(c, may[i].out);
+        together.at[to] = together.at[case_find(c, may[i].in)];
+        case_run(&apart);
+        case_run(&together);
+        dev->sync();
+        for (int j = 0; j < c->buffers; j++) {
+            if (c->buffer[j].role == INPUT || !apart.at[j]) continue;
+            void *a = case_bits(&apart, j, &n), *b = case_bits(&together, j, &n);
+            check(!memcmp(a, b, n), "%s %s: %s when %s is %s", dev->name, c->what, c->buffer[j].name, may[i].out, may[i].in);
+            free(a);
+            free(b);
+        }
+        case_release(&apart);
+        case_release(&together);
+    }
+}
+
+/* ---- PyTorch ----------------------------------------------------------------------------------------------------------------------
+ * A case of the same sizes gets the contents of its inputs from the file, by name; then its outputs have to be those in the
+ * file. An operation's tensors are named PREFIX.buffer; attention's outputs have another prefix than its inputs. */
+
+static Safetensors *reference;
+static double *recorded(const char *prefix, const char *name, size_t n) {
+    char *full = text_format("%s.%s", prefix, name);
+    const FileTensor *t = safetensors_find(reference, full);
+    double *value = NULL;
+    Error e;
+    if (t && t->count == n) {
+        value = mem_alloc(n * sizeof *value);
+        if (!strcmp(t->dtype, "I32")) {
+            int32_t *whole = mem_alloc(n * sizeof *whole);
+            if (!safetensors_read(reference, t, 0, whole, n * sizeof *whole, &e)) check(0, "%s: %s", full, e.text);
+            for (size_t i = 0; i < n; i++) value[i] = whole[i];
+            free(whole);
+        } else if (!safetensors_read_double(reference, t, 0, value, n, &e)) check(0, "%s: %s", full, e.text);
+    }
+    free(full);
+    return value;
+}
+static double scalar(const char *prefix, const char *name) {
+    double *value = recorded(prefix, name, 1), x = value ? *value : NAN;
+    free(value);
+    return x;
+}
+typedef struct { const Device *dev; int compared; const char *only; } Reference;
+static void against_pytorch(Case *c, void *context) {
+    static const char *const scores[] = { "router_topk_softmax", "router_softmax_topk", "router_sigmoid_topk" };
+    static const char *const experts[] = { "expert_swiglu", "expert_gelu", "expert_relu2", "" };
+    static const char *const orders[] = { "attention_tiled", "attention_grouped" };
+    Reference *r = context;
+    const char *prefix = r->only, *outputs = prefix;
+    if (strncmp(c->op, prefix, strlen(prefix))) return;
+    if (!strcmp(prefix, "router")) outputs = prefix = scores[c->scores];
+    if (!strcmp(prefix, "activation")) outputs = prefix = experts[c->f];
+    if (!strcmp(prefix, "attention")) outputs = orders[c->order];
+    if (!strcmp(c->op, "router_bias") || !strcmp(c->op, "attention_decode") || (c->from == GROUPED && !strcmp(c->op, "activation_backward"))) return;
+    if (!strcmp(c->op, "router_forward") && (c->forced || (case_find(c, "bias") >= 0) != (c->scores == SIGMOID_TOPK))) return;
+    if (!strcmp(prefix, "rmsnorm")) c->eps = (float)scalar(prefix, "eps");
+    if (!strncmp(c->op, "router_", 7)) c->tokens = (int)scalar(prefix, "tokens");
+
+    for (int i = 0; i < c->buffers; i++) {
+        Buffer *b = &c->buffer[i];
+        if (b->role == UPDATE) memset(b->value, 0, b->n * sizeof *b->value);
+        if (b->role != INPUT || !b->name || !strcmp(b->name, "dloss") || i == c->plan || (c->plan >= 0 && i > c->plan)) continue;
+        double *value = recorded(prefix, b->name, b->n);
+        if (!value) value = recorded(outputs, b->name, b->n);
+        if (!value) { check(0, "reference has no %s.%s for %s", prefix, b->name, c->what); return; }
+        free(b->value);
+        b->value = value;
+    }
+    Placed p;
+    case_round(c, r->dev);
+    if (!put_in_memory(&p, c, r->dev)) return;
+    case_run(&p);
+    r->dev->sync();
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        if (b->role == INPUT || !b->name) continue;
+        const int dense = !strcmp(b->name, "dpre") && case_find(c, "weight") < 0;
+        if (!dense && !strcmp(b->name, "wact") && case_find(c, "weight") < 0) continue;
+        double *want = recorded(outputs, dense ? "dpre_dense" : b->name, b->n), *got = case_read(&p, i);
+        if (!want) { check(0, "reference has no %s.%s for %s", outputs, b->name, c->what); free(got); continue; }
+        if (!strcmp(b->name, "dlogits")) {
+            double *balance = recorded(prefix, "dbalance", b->n), *z = recorded(prefix, "dz", b->n);
+            for (size_t j = 0; balance && z && j < b->n; j++) want[j] += (double)c->balance * balance[j] + (double)c->zloss * z[j];
+            free(balance);
+            free(z);
+        }
+        /* what the device was given was rounded: rstd, lse and weights by `real`, out by floatX. Hence twice the bound. */
+        double bound = r->dev->floatX_size == 8 ? 1e-12 : 2 * bound_of(b, r->dev);
+        if (!strcmp(c->op, "attention_backward")) bound *= 2;
+        compare(b, got, want, bound, r->dev->name, c->what);
+        r->compared++;
+        free(want);
+        free(got);
+    }
+    case_release(&p);
+}
+static void adamw_against_pytorch(const Device *dev) {
+    enum { COUNT = 8, STEPS = 3, SEGMENTS = 2 };
+    const char *const kept[] = { "weights", "m", "v" };
+    const Segment segment[SEGMENTS] = { { 0, 5, 1 }, { 5, 3, 0 } };
+    double *weight = recorded("adamw", "weight", COUNT), *grad = recorded("adamw", "grad", STEPS * COUNT);
+    double *lr = recorded("adamw", "lr", STEPS), got[COUNT];
+    if (!weight || !grad || !lr) { check(0, "reference has no adamw"); return; }
+    floatX *w = dev->alloc(COUNT * dev->floatX_size);
+    real *state[3], *g = dev->alloc(COUNT * dev->real_size), *squares = dev->alloc((SEGMENTS + 1) * dev->real_size);
+    for (int i = 0; i < 3; i++) state[i] = dev->alloc(COUNT * dev->real_size);         /* master, m, v */
+    dev->from_double(w, weight, COUNT);
+    dev->set_master(state[0], w, COUNT);
+    for (int step = 0; step < STEPS; step++) {
+        AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"), (float)scalar("adamw", "eps"),
+                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), step + 1 };
+        dev->reals_from_double(g, grad + step * COUNT, COUNT);
+        dev->squares(squares, g, segment, SEGMENTS);
+        dev->adamw(w, state[0], state[1], state[2], g, squares, segment, SEGMENTS, a);
+        for (int i = 0; i < 3; i++) {
+            double *want = recorded("adamw", kept[i], STEPS * COUNT);
+            dev->reals_to_double(got, state[i], COUNT);
+            if (!want) { check(0, "reference has no adamw.%s", kept[i]); continue; }
+            check_error(relative_error(got, want + step * COUNT, COUNT), dev->real_size == 8 ? 1e-12 : 8 * (step + 1) * 0x1p-24,
+                        "%s adamw: %s after step %d", dev->name, kept[i], step + 1);
+            free(want);
+        }
+    }
+    for (int i = 0; i < 3; i++) dev->release(state[i]);
+    dev->release(w), dev->release(g), dev->release(squares);
+    free(weight), free(grad), free(lr);
+}
+static void against_reference(const Device *dev) {
+    static const struct { const char *only; Shape shape; int outputs; } part[] = {      /* outputs: so that none is forgotten */
+        { "rmsnorm",    { "file", 1, 5, 12, 3, 2, 1, 3, 1, 1, 2, MIXED }, 2 + 2 },
+        { "router",     { "file", 1, 9, 3, 3, 6, 3, 3, 1, 1, 2, MIXED }, 3 * 3 + 3 * 1 + 3 * 4 },
+        { "activation", { "file", 1, 7, 3, 3, 2, 1, 5, 1, 1, 2, MIXED }, 3 * (1 + 1 + 3) },
+        { "attention",  { "file", 2, 7, 3, 3, 3, 1, 3, 2, 3, 4, MIXED }, 2 * (2 + 2) },
+    };
+    Error e;
+    if (!(reference = safetensors_open("tests/reference/ops.safetensors", &e))) { check(0, "%s (run from the folder of the Makefile)", e.text); return; }
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        Reference r = { dev, 0, part[i].only };
+        each_case(&part[i].shape, 1, against_pytorch, &r);
+        check(r.compared == part[i].outputs, "%s: compared %d outputs of %s with PyTorch's, of %d", dev->name, r.compared, part[i].only, part[i].outputs);
+    }
+    adamw_against_pytorch(dev);
+    safetensors_close(reference);
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------------------------------------------- */
+
+static void check_case(Case *c, void *context) {
+    const Device *f64 = device_find("cpu-f64"), *dev;
+    const int is_small = *(int *)context;
+    against_naive(c, f64);
+    if (is_small) against_oracle(c, f64, f64);
+    for (int i = 0; (dev = device_list(i)); i++) {
+        if (dev == f64 || dev->open()) continue;
+        against_oracle(c, dev, f64);
+        if (is_small) check_alias(c, dev);
+    }
+    if (is_small) check_gradients(c, f64);
+    if (is_small) check_cross_entropy_gradient(c, f64);
+}
+void test_kernels(void) {
+    const char *quick = getenv("MOE_TEST_QUICK");
+    const Device *dev;
+    int is_small = 1;
+    check(splitmix64(0x9E3779B97F4A7C15u) == 0xE220A8397B1DCDAFu, "splitmix64, seed 0: the first number");
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open()) against_reference(dev);
+    for (int i = 0; i < SMALL; i++) each_case(&small[i], 1, check_case, &is_small);
+    is_small = 0;
+    for (int i = 0; i < LARGE && !(quick && *quick == '1'); i++) each_case(&large[i], 1, check_case, &is_small);
+}

@@ -1,0 +1,617 @@
+/* train_moe.c: trains a sparse mixture-of-experts language model.
+ *
+ *   settings -> data -> model -> loop { batch, forward, loss, backward, update } -> checkpoint
+ *
+ * main() is at the end and reads as the list above. What a model is: llmc/model.c. What its layers compute: llmc/attention.c,
+ * llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "llmc/check.h"
+#include "llmc/data.h"
+#include "llmc/decode.h"
+#include "llmc/hf.h"
+#include "llmc/log.h"
+#include "llmc/options.h"
+#include "llmc/random.h"
+#include "llmc/report.h"
+#include "llmc/schedule.h"
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- settings --------------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device;
+    int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
+    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, forced, overfit, check, max_bad, show_loads;
+    float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
+} Settings;
+
+#define AT(field) offsetof(Settings, field)
+static const Option options[] = {
+    /* group       letter name               kind          field              default                low   high   choices      what it is */
+    { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,        "training data: text file, folder, llm.c or nanoGPT tokens" },
+    { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,        "validation data; none: a tenth of the training data" },
+    { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,        "tokenizer.json for text; none: every byte is a token" },
+    { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,        "1: resume although the data are not the ones the run began with" },
+    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4",                  0,    0,     NULL,        "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to go on from" },
+    { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid", "how a router makes weights of its logits" },
+    { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2", "nonlinearity of the experts" },
+    { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,        "folder for checkpoints and logs" },
+    { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,        "1: go on with the run in the folder; 0, when given: discard it" },
+    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "16",                  1,    1e6,   NULL,        "sequences per micro-batch (B)" },
+    { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "64",                  1,    262144, NULL,       "tokens per sequence (T)" },
+    { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,        "tokens per step, a multiple of B*T: gradients accumulate; 0: B*T" },
+    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "800",                 -1,   1e12,  NULL,        "optimizer steps; -1: one epoch; 0: print the plan and stop" },
+    { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "course of the learning rate" },
+    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,        "peak learning rate" },
+    { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach it" },
+    { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,        "last learning rate, as a fraction of the peak" },
+    { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
+    { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,        "largest global gradient norm; 0: no clipping" },
+    { "optimizer", "w1", "beta1",            OPTION_FLOAT, AT(beta1),         "0.9",                 0,    0.99999, NULL,      "AdamW: decay of the mean of gradients" },
+    { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,      "AdamW: decay of the mean of squared gradients" },
+    { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,        "dropout of the embedding and of what each block adds" },
+    { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,        "stop after so many steps in a row without a finite gradient" },
+    { "routing",   "ra", "balance",          OPTION_FLOAT, AT(balance),       "0.01",                0,    100,   NULL,        "weight of the load-balance loss" },
+    { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
+    { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,        "balance by a selection bias that moves so much a step (try 1e-3 with -ra 0)" },
+    { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,        "1: route round robin, for speed measurements; does not learn to route" },
+    { "watching",  "v",  "val-every",        OPTION_LONG,  AT(val_every),     "100",                 1,    1e12,  NULL,        "steps between validations" },
+    { "watching",  "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,        "batches of a validation; -1: the whole split" },
+    { "watching",  "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "400",                 0,    1e12,  NULL,        "steps between samples of text; 0: none" },
+    { "watching",  "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens of a sample" },
+    { "watching",  "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,        "1: show the load of every expert at each validation" },
+    { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,        "steps between checkpoints; 0: only at the end and when stopped" },
+    { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "newest checkpoints to keep" },
+    { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,        "keep those of every so many steps for ever; 0: none" },
+    { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,        "1: keep the weights with the best validation loss in OUT/best" },
+    { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,        "auto, cpu, or a device by name: cpu-f32, cpu-bf16, cpu-f64" },
+    { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,        "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
+    { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,        "of weights, order of the data, dropout and samples" },
+    { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,        "1: train on the first batch again and again; the loss must go to zero" },
+    { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,        "1: compare every gradient of this model with finite differences, and stop" },
+};
+enum { OPTIONS = sizeof options / sizeof *options };
+
+static const char usage[] =
+    "train_moe: trains a sparse mixture-of-experts language model.\n"
+    "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
+    "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
+    "  ./train_moe -y 1                              go on after an interruption, with the same settings\n"
+    "  ./train_moe -x 0 -e m12:e64k8f256             what would it take? parameters and memory, nothing is run";
+
+/* ---- what a run consists of ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    Settings   s;
+    char       given[OPTIONS];
+    Tokenizer *tokenizer;               /* NULL: the data are ids of an unknown tokenizer */
+    Data      *data;
+    const Device *dev;
+    Config     config;
+    Model      model;
+    Optimizer  optimizer;
+    Decoder    decoder;                 /* for samples; shares the weights */
+    Progress   progress;
+    Log        log;
+    Checkpoint *from;                   /* what is resumed, until it is loaded */
+    int        micro_batches, samples_wanted;
+    int       *inputs, *targets;        /* (B,T) */
+    char      *options_json;
+    double     started, session;        /* program start; seconds trained in this session */
+    int64_t    first_step;
+    int        failed_saves;
+} Run;
+
+/* Settings that belong to a machine or an invocation and are not taken over from the run that is resumed. */
+static const char *const not_restored[] = { "out", "resume", "device", "allow-data-change", "gradient-check" };
+
+static void restore_settings(Run *r) {
+    for (const JsonValue *v = json_first(checkpoint_options(r->from)); v; v = v->next) {
+        int keep = 0;
+        for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++) keep |= !strcmp(v->key, not_restored[i]);
+        for (int i = 0; i < OPTIONS && !keep; i++) {
+            char number[64];
+            if (strcmp(v->key, options[i].name)) continue;
+            snprintf(number, sizeof number, json_is(v, JSON_INT) ? "%.0f" : "%.9g", json_double(v, 0));
+            options_default(options, OPTIONS, &r->s, r->given, options[i].letter,
+                            json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
+        }
+    }
+}
+
+/* Whose run is in the folder, and may it be touched? Nothing is written before this says so. */
+static void open_folder(Run *r) {
+    Settings *s = &r->s;
+    Error e;
+    const int said = option_given(options, OPTIONS, r->given, "y");
+    if (s->check || (s->steps == 0 && option_given(options, OPTIONS, r->given, "x"))) return;
+    const int used = checkpoint_exists(s->out);
+    if (used && !said) fail(EXIT_USAGE, "%s holds another run. To go on with it: -y 1. To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
+    if (!checkpoint_lock(s->out, &e)) fail(strstr(e.text, "in use") ? EXIT_USAGE : EXIT_DISK, "%s", e.text);
+    char *state = text_format("%s/state", s->out);
+    if (used && s->resume && is_folder(state)) {
+        if (!(r->from = checkpoint_open(s->out, &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
+        restore_settings(r);
+    } else if (used && s->resume) warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
+    free(state);
+}
+
+static void open_data(Run *r) {
+    Error e;
+    Settings *s = &r->s;
+    Tokenizer *tokenizer = NULL;
+    if (*s->tokenizer && !(tokenizer = tokenizer_load(s->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    if (!(r->data = data_open(s->train, s->val, tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    r->tokenizer = tokenizer ? tokenizer : data_is_text(r->data) ? tokenizer_bytes() : NULL;
+    if (!data_is_text(r->data)) {       /* tokens of a large vocabulary: other defaults suit */
+        static const char *const defaults[][2] = { { "e", "m12" }, { "b", "4" }, { "t", "1024" }, { "x", "-1" }, { "l", "6e-4" }, { "u", "700" },
+                                                   { "w2", "0.95" }, { "v", "250" }, { "m", "20" }, { "s", "1000" } };
+        for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) options_default(options, OPTIONS, s, r->given, defaults[i][0], defaults[i][1]);
+    }
+    if (data_is_fallback(r->data))
+        warn("tinyshakespeare is not here: training on this project's own text instead. The losses are NOT tinyshakespeare's. "
+             "To fetch it: sh data/tinyshakespeare/fetch.sh");
+}
+
+static void choose_device(Run *r) {
+    const char *name = r->s.device;
+    const int automatic = !strcmp(name, "auto"), cpu = !strcmp(name, "cpu");
+    Text names = { 0 };
+    for (int i = 0; device_list(i); i++) {
+        const Device *d = device_list(i);
+        const int wanted = automatic || (cpu && !d->is_gpu) || !strcmp(name, d->name);
+        const char *why = wanted ? d->open() : NULL;
+        if (wanted && !why) { r->dev = d; break; }
+        if (wanted && !automatic) fail(d->is_gpu ? EXIT_CUDA : EXIT_USAGE, "-dv %s: %s", name, why);
+        if (why) printf("%s: %s\n", d->name, why);
+        text_add(&names, " %s", d->name);
+    }
+    if (!r->dev) fail(EXIT_USAGE, "-dv %s: no such device in this build. There are: auto cpu%s", name, names.at);
+    free(names.at);
+}
+
+static void choose_model(Run *r) {
+    Error e;
+    Config *c = &r->config;
+    const Settings *s = &r->s;
+    const int is_model = is_folder(s->model), vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
+    if (r->from) {
+        if (!checkpoint_config(r->from, c, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+    } else if (is_model) {
+        if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
+        if (vocab > c->vocab) fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
+    } else {
+        if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+        c->scores = scores_by_name(s->scores);
+        c->activation = activation_by_name(s->activation);
+        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;      /* products like multiples of 128 */
+        c->context = s->seq;
+        if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
+    }
+    if (r->from && option_given(options, OPTIONS, r->given, "e") && !is_model) {          /* what the user says must be what is there */
+        Config said;
+        if (!config_parse(&said, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+        said.scores = scores_by_name(s->scores);
+        said.activation = activation_by_name(s->activation);
+        said.vocab = c->vocab;
+        said.context = c->context;
+        if (!config_same(c, &said, &e)) fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", checkpoint_path(r->from), s->model, e.text);
+    }
+    if (s->seq > c->context) {
+        if (is_model || r->from) warn("sequences of %d tokens; the model was made for %d", s->seq, c->context);
+        c->context = s->seq;
+    }
+    if (!data_check(r->data, s->seq, c->vocab, &e)) fail(EXIT_INPUT, "%s", e.text);
+}
+
+/* ---- the plan ------------------------------------------------------------------------------------------------------------------------------ */
+
+static int64_t tokens_per_step(const Run *r) { return (int64_t)r->s.batch * r->s.seq * r->micro_batches; }
+
+static void plan(Run *r) {
+    Settings *s = &r->s;
+    const int64_t micro = (int64_t)s->batch * s->seq;
+    if (micro > 1 << 28) fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
+    if (s->total == 0) s->total = micro;
+    if (s->total % micro) fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d = %lld", (long long)s->total, s->batch, s->seq, (long long)micro);
+    if (s->total / micro > 1 << 20) fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
+    r->micro_batches = (int)(s->total / micro);
+    if (s->steps < 0) s->steps = data_epoch_samples(r->data, s->seq) / ((int64_t)s->batch * r->micro_batches);
+    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches);
+    optimizer_plan(&r->optimizer, &r->model);
+    if (r->tokenizer) r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer) : r->config.vocab;
+}
+
+/* The memory that other values of one option would need. */
+static size_t memory_with(const Run *r, int batch, int recompute) {
+    Model m;
+    Optimizer o;
+    model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches);
+    optimizer_plan(&o, &m);
+    const size_t total = m.arena.total;
+    model_free(&m);
+    return total;
+}
+
+static void print_plan(const Run *r) {
+    const Config *c = &r->config;
+    const Arena *a = &r->model.arena;
+    const size_t total = r->model.manifest.learnable, active = config_active(c, total);
+    char descriptor[128];
+    config_descriptor(c, descriptor);
+    puts("+--------------------------------------------------------------------");
+    options_print(options, OPTIONS, &r->s, r->given);
+    printf("| data: %s\n", data_description(r->data));
+    printf("|   training tokens     | %lld   validation tokens %lld\n", (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
+    printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
+    printf("|   parameters          | %zu in %d tensors, %zu active on a token (%.0f %%)\n", total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
+    printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n", c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
+    printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n", c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
+    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches; %.2f Mflop a token\n", (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, config_flops(c, r->s.seq) / 1e6);
+    printf("| memory on %s\n", r->dev->name);
+    for (int i = 0; i < MEM_CATEGORIES; i++) if (a->category[i]) printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
+    printf("|   %-27s | %10.2f MB", "total", (double)a->total / 1e6);
+    const size_t free_memory = r->dev->memory();
+    if (free_memory) printf(" of %.0f MB free", (double)free_memory / 1e6);
+    puts("\n+--------------------------------------------------------------------");
+    fflush(stdout);
+}
+
+static void out_of_memory(const Run *r) {
+    const size_t room = r->dev->memory(), need = r->model.arena.total;
+    Text hint = { 0 };
+    if (room && memory_with(r, r->s.batch, 2) <= room) text_add(&hint, "-r 2 would fit");
+    for (int b = r->s.batch / 2; b >= 1 && room && !hint.at; b /= 2)
+        if (memory_with(r, b, r->s.recompute) <= room) text_add(&hint, "-b %d would fit (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
+    fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
+         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
+}
+
+static void allocate(Run *r) {
+    const Settings *s = &r->s;
+    const size_t N = (size_t)s->batch * (size_t)s->seq, room = r->dev->memory();
+    if ((room && r->model.arena.total > room) || !model_allocate(&r->model)) out_of_memory(r);
+    r->samples_wanted = s->sample_every > 0;
+    if (r->samples_wanted && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model)) out_of_memory(r);
+    r->model.balance_coef = s->balance;
+    r->model.z_coef = s->z;
+    r->model.forced = s->forced;
+    r->inputs = mem_alloc(N * sizeof *r->inputs);
+    r->targets = mem_alloc(N * sizeof *r->targets);
+    if (s->forced) warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
+}
+
+static void start_or_resume(Run *r) {
+    const Settings *s = &r->s;
+    Progress *p = &r->progress;
+    Error e;
+    if (r->from) {
+        if (!checkpoint_load(r->from, &r->model, &r->optimizer, p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+        if (p->data != data_fingerprint(r->data) && !s->allow_data)
+            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). To go on all the same: --allow-data-change 1", checkpoint_path(r->from), s->train);
+        if (p->seed != (uint64_t)s->seed) warn("seed %lld, but the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
+        printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
+        checkpoint_close(r->from);
+        r->from = NULL;
+    } else {
+        if (checkpoint_exists(s->out) && !checkpoint_clear(s->out, &e)) fail(EXIT_DISK, "%s", e.text);
+        *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
+        if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
+        else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+        optimizer_start(&r->optimizer, &r->model);
+    }
+    p->data = data_fingerprint(r->data);
+    r->first_step = p->step;
+}
+
+/* ---- one step --------------------------------------------------------------------------------------------------------------------------------- */
+
+static AdamW adamw(const Settings *s, int64_t step) {
+    return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup, (double)s->final_lr),
+                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip };
+}
+
+static void train_step(Run *r) {
+    const Settings *s = &r->s;
+    Model *m = &r->model;
+    Error e;
+    const int64_t step = r->progress.step, first = s->overfit ? 0 : r->progress.samples;
+    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
+    m->dropout = s->dropout;
+    for (int micro = 0; micro < r->micro_batches; micro++) {
+        if (!data_batch(r->data, first + (int64_t)micro * s->batch, s->batch, s->seq, (uint64_t)s->seed, r->inputs, r->targets, &e)) fail(EXIT_DISK, "%s", e.text);
+        m->dropout_key = random_key((uint64_t)s->seed, (uint64_t)(step * r->micro_batches + micro));
+        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
+        model_forward(m);
+        model_loss(m, 1.0f / (float)tokens_per_step(r), 1, micro);
+        model_backward(m, 1.0f / (float)r->micro_batches);
+    }
+    optimizer_step(&r->optimizer, m, adamw(s, step));
+    for (int i = 0, experts, at; i < m->routers && s->bias_rate > 0; i++) {
+        at = router_width(m, i, &experts);
+        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, s->bias_rate, experts);
+    }
+}
+
+/* The one place where a step is read back. */
+static StepStats step_stats(Run *r, double seconds, int *bad_tensor) {
+    Model *m = &r->model;
+    StepStats t = { .step = r->progress.step + 1, .ms = 1e3 * seconds, .tok_s = (double)tokens_per_step(r) / seconds };
+    int experts, loads = m->routers ? router_width(m, m->routers, &experts) : 0;
+    int *load = mem_alloc((size_t)loads * sizeof *load);
+    double *sums = mem_alloc((size_t)(r->micro_batches + 2 * m->routers) * sizeof *sums);
+    m->dev->reals_to_double(sums, m->loss_sum, (size_t)r->micro_batches);
+    for (int i = 0; i < r->micro_batches; i++) t.loss += sums[i] / (double)tokens_per_step(r);
+    t.norm = optimizer_norm(&r->optimizer, m, bad_tensor);
+    if (m->routers) {
+        m->dev->download(load, m->load, (size_t)loads * sizeof *load);
+        m->dev->reals_to_double(sums, m->losses, (size_t)(2 * m->routers));
+        router_stats(&t, m, load, sums);
+    }
+    t.lr = (double)adamw(&r->s, r->progress.step).lr;
+    r->session += seconds;
+    t.eta = r->session / (double)(t.step - r->first_step) * (double)(r->s.steps - t.step);
+    free(load);
+    free(sums);
+    return t;
+}
+
+/* ---- watching ----------------------------------------------------------------------------------------------------------------------------------- */
+
+static int validate(Run *r, int show_loads) {                       /* 1 if it is the best so far */
+    const Settings *s = &r->s;
+    Model *m = &r->model;
+    Progress *p = &r->progress;
+    Error e;
+    double total = 0, sum;
+    int64_t counted = 0, batches = data_validation_batches(r->data, s->batch, s->seq);
+    if (s->val_batches >= 0 && s->val_batches < batches) batches = s->val_batches;
+    const int N = s->batch * s->seq;
+    m->dropout = 0;
+    for (int64_t i = 0; i < batches; i++) {
+        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e)) fail(EXIT_DISK, "%s", e.text);
+        for (int n = 0; n < N; n++) counted += r->targets[n] >= 0;
+        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
+        model_forward(m);
+        model_loss(m, 1, 0, 0);
+        m->dev->reals_to_double(&sum, m->loss_sum, 1);
+        total += sum;
+    }
+    if (!counted) return 0;
+    const double loss = total / (double)counted, bytes = (double)data_bytes(r->data, DATA_VALIDATION), tokens = (double)data_tokens(r->data, DATA_VALIDATION);
+    const int best = loss < p->best_loss || p->best_step < 0;
+    if (best && isfinite(loss)) { p->best_loss = loss; p->best_step = p->step; }
+    log_validation(&r->log, p->step, loss, bytes > 0 ? loss * tokens / bytes / log(2) : 0, p->best_loss, p->best_step);
+    if (m->routers) {
+        int experts, loads = router_width(m, m->routers, &experts), *load = mem_alloc((size_t)loads * sizeof *load);
+        m->dev->download(load, m->load, (size_t)loads * sizeof *load);
+        log_loads(&r->log, p->step, m, load, show_loads);
+        free(load);
+    }
+    return best && isfinite(loss);
+}
+
+static void show_sample(Run *r) {
+    Decoder *d = &r->decoder;
+    const Sampler sampler = { .temperature = 0.8f, .top_p = 0.95f, .key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step) };
+    const int room = d->model.cache_room, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0, eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
+    int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens), count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
+    decoder_reset(d);
+    while (count < r->s.sample_length) {
+        if (d->length == room) {                                     /* the context is full: keep its last half */
+            const int half = room / 2;
+            decoder_reset(d);
+            decoder_feed(d, tokens + count - half, half);
+        } else decoder_feed(d, &token, 1);
+        token = tokens[count++] = decoder_sample(d, 0, &sampler);
+    }
+    if (r->tokenizer) {
+        size_t bytes;
+        char *text = tokenizer_decode(r->tokenizer, tokens, (size_t)count, &bytes);
+        log_sample(&r->log, r->progress.step, text, bytes);
+        free(text);
+    } else {
+        Text ids = { 0 };
+        for (int i = 0; i < count; i++) text_add(&ids, "%d ", tokens[i]);
+        log_sample(&r->log, r->progress.step, ids.at, ids.length);
+        free(ids.at);
+    }
+    free(tokens);
+}
+
+static int save(Run *r) {
+    Error e;
+    const Settings *s = &r->s;
+    r->progress.updates = r->optimizer.updates;
+    if (checkpoint_save(s->out, &r->model, &r->optimizer, &r->progress, r->tokenizer, r->options_json, s->keep, s->major, &e)) {
+        r->failed_saves = 0;
+        log_line(&r->log, "saved step %lld in %s", (long long)r->progress.step, s->out);
+        return 1;
+    }
+    warn("checkpoint of step %lld was not saved, the one before it is untouched: %s", (long long)r->progress.step, e.text);
+    if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
+    return 0;
+}
+
+/* ---- requests from outside: stop after this step, or save and go on --------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t stop_request, save_request;
+static void on_signal(int number) {
+    if (number == SIGUSR1) { save_request = 1; return; }
+    if (stop_request && number == SIGINT) _exit(128 + SIGINT);
+    stop_request = 1;
+}
+static void listen_to_signals(void) {
+    struct sigaction act = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+    sigemptyset(&act.sa_mask);
+    const int numbers[] = { SIGINT, SIGTERM, SIGUSR1, SIGUSR2 };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaction(numbers[i], &act, NULL);
+    signal(SIGHUP, SIG_IGN);
+}
+static int stop_file(const Run *r) {
+    char *path = text_format("%s/STOP", r->s.out);
+    const int there = is_file(path);
+    free(path);
+    return there;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------------------------------------------------------------ */
+
+static void log_start(Run *r) {
+    const size_t total = r->model.manifest.learnable;
+    char descriptor[128], when[32] = "";
+    time_t t = time(NULL);
+    Text line = { 0 };
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
+    config_descriptor(&r->config, descriptor);
+    text_add(&line, "{\"event\": \"start\", \"time\": \"%s\", \"version\": \"%s\", \"device\": \"%s\", \"model\": \"%s\", \"family\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"data\": ",
+             when, MOE_VERSION, r->dev->name, descriptor, family_name(config_family(&r->config)), total, config_active(&r->config, total));
+    text_add_json(&line, data_description(r->data), strlen(data_description(r->data)));
+    text_add(&line, ", \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}", data_is_fallback(r->data) ? "true" : "false",
+             (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION), r->options_json);
+    if (r->first_step == 0) log_event(&r->log, line.at);
+    else {
+        char *resume = text_format("{\"event\": \"resume\", \"step\": %lld}", (long long)r->first_step);
+        log_event(&r->log, resume);
+        free(resume);
+    }
+    free(line.at);
+}
+
+static uint64_t fingerprint(const Model *m) {
+    const size_t bytes = m->manifest.total * m->dev->floatX_size;
+    void *weights = mem_alloc(bytes);
+    m->dev->download(weights, m->params, bytes);
+    const uint64_t h = hash_bytes(0, weights, bytes);
+    free(weights);
+    return h;
+}
+
+/* A gradient that is not finite changed nothing on the device; say so, and give up when it goes on. */
+static void bad_step(Run *r, const StepStats *t, int tensor) {
+    const char *name = r->model.manifest.at[tensor].name;
+    Progress *p = &r->progress;
+    char *event = text_format("{\"event\": \"skip\", \"step\": %lld, \"tensor\": \"%s\"}", (long long)t->step, name);
+    log_event(&r->log, event);
+    free(event);
+    warn("step %lld: the gradient of %s is not finite (loss %g): no update; %d in a row", (long long)t->step, name, t->loss, ++p->bad_steps);
+    if (p->bad_steps >= r->s.max_bad)
+        fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. The last good checkpoint in %s is untouched. "
+             "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
+             (long long)(p->samples + (int64_t)r->s.batch * r->micro_batches - 1), r->s.out);
+}
+
+static int train(Run *r) {                                           /* 1: ran to the end; 0: stopped on request */
+    const Settings *s = &r->s;
+    Progress *p = &r->progress;
+    Error e;
+    int64_t saved = -1;
+    listen_to_signals();
+    while (p->step < s->steps) {
+        const double start = now();
+        int bad_tensor;
+        train_step(r);
+        StepStats t = step_stats(r, now() - start, &bad_tensor);
+        const int last = t.step == s->steps, validates = last || t.step % s->val_every == 0, samples = r->samples_wanted && (last || t.step % s->sample_every == 0);
+        const double loss_z = window_score(&p->loss, t.loss), norm_z = window_score(&p->norm, t.norm);
+        log_step(&r->log, &t, s->steps, loss_z, norm_z, validates || samples || t.step == r->first_step + 1);
+        if (bad_tensor >= 0) bad_step(r, &t, bad_tensor); else p->bad_steps = 0;
+        p->step = t.step;
+        p->samples += (int64_t)s->batch * r->micro_batches;
+        p->tokens += tokens_per_step(r);
+        p->seconds += now() - start;
+
+        if (validates && validate(r, s->show_loads) && s->keep_best && !checkpoint_save_best(s->out, &r->model, p->step, r->tokenizer, &e))
+            warn("the best weights were not saved: %s", e.text);
+        if (samples) show_sample(r);
+        const int stop = stop_request || stop_file(r);
+        if (last || stop || save_request || (s->save_every && t.step % s->save_every == 0)) {
+            save_request = 0;
+            if (save(r)) saved = p->step;
+        }
+        if (stop && !last) {
+            if (saved != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
+            return 0;
+        }
+    }
+    if (saved != p->step && r->first_step < s->steps) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
+    return 1;
+}
+
+static void summary(Run *r) {
+    const Progress *p = &r->progress;
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    char *event = text_format("{\"event\": \"end\", \"steps\": %lld, \"seconds\": %.3f, \"best\": %.9g, \"best_step\": %lld, \"tokens\": %lld, \"tok_s\": %.1f, \"fingerprint\": \"%016llx\"}",
+                              (long long)p->step, p->seconds, p->best_loss, (long long)p->best_step, (long long)p->tokens, (double)p->tokens / p->seconds, (unsigned long long)fingerprint(&r->model));
+    log_event(&r->log, event);
+    free(event);
+    log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
+    log_line(&r->log, "time             | %.1f s from the start of the program; %.1f s of training in all", now() - r->started, p->seconds);
+    log_line(&r->log, "tokens           | %lld, %.0f a second", (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
+    log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
+    log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)fingerprint(&r->model));
+    if (data_is_fallback(r->data)) log_line(&r->log, "NOTE             | trained on this project's own text: these losses are not tinyshakespeare's");
+}
+
+/* -gc 1: this model with few tokens, in f64, against finite differences; then this device against its more exact twin. */
+static int gradient_check(const Run *r) {
+    const Settings *s = &r->s;
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute, .samples = 12, .balance = s->balance, .z = s->z, .dropout = s->dropout, .seed = (uint64_t)s->seed };
+    double worst, worst_device = 0;
+    int used = r->config.channels > 512 ? 3 : 12;
+    c.samples = used;
+    puts("gradient check: every tensor against finite differences, cpu-f64");
+    int bad = check_gradients(&c, 1e-6, stdout, 1, &worst);
+    if (bad < 0) fail(EXIT_MEMORY, "not enough memory to check this model in f64");
+    const int rough = r->dev->floatX_size == 2;
+    const Device *twin = device_find(rough && r->dev->is_gpu ? "cpu-bf16" : "cpu-f64");
+    const double bound = !rough ? 1e-4 : r->dev->is_gpu ? 2e-2 : 0.5;
+    if (r->dev != twin) {
+        printf("%s against %s\n", r->dev->name, twin->name);
+        bad += check_devices(&c, r->dev, twin, bound, stdout, 0, &worst_device);
+    }
+    printf("gradient check %s: %d bad tensors; worst error %.1e in f64, %.1e on %s\n", bad ? "FAILED" : "passed", bad, worst, worst_device, r->dev->name);
+    return bad ? EXIT_NUMERICS : EXIT_DONE;
+}
+
+int main(int argc, char **argv) {
+    static Run run;
+    Run *r = &run;
+    Error e;
+    r->started = now();
+    signal(SIGPIPE, SIG_IGN);                                        /* `| head` must not end a run */
+    options_parse(options, OPTIONS, &r->s, r->given, argc, argv, usage, NULL, 0);
+    open_folder(r);
+    open_data(r);
+    choose_device(r);
+    choose_model(r);
+    plan(r);
+    print_plan(r);
+    if (r->s.check) return gradient_check(r);
+    if (r->s.steps == 0) return EXIT_DONE;
+
+    allocate(r);
+    start_or_resume(r);
+    Text json = { 0 };
+    options_json(options, OPTIONS, &r->s, &json);
+    r->options_json = json.at;
+    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
+    log_start(r);
+    if (r->progress.step >= r->s.steps) log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
+
+    const int finished = train(r);
+    summary(r);
+    if (!report_write(r->s.out, &e)) warn("%s", e.text);
+    const int best = r->s.keep_best && r->progress.best_step >= 0;
+    if (finished) log_line(&r->log, "\nread what it learned:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"", r->s.out, best ? "/best" : "");
+    else          log_line(&r->log, "\nstopped on request; to go on:  ./train_moe -o %s -y 1", r->s.out);
+    log_close(&r->log);
+    return finished ? EXIT_DONE : EXIT_STOPPED;
+}
