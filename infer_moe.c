@@ -643,21 +643,132 @@ static void answer(Run *r, const char *line, size_t bytes) {
     free(ids);
 }
 
+static int is_command(const char *line, const char *command) {
+    const size_t n = strlen(command);
+    return !strncmp(line, command, n) && !line[n + strspn(line + n, " \r\n")];
+}
+
 static void chat(Run *r) {
     size_t bytes, room = 0;
     int *ids = NULL;
     char *line = NULL, *prompt = read_prompt(r->s.prompt, &bytes);
     const int interactive = isatty(0), count = bytes ? encode(r, prompt, bytes, 1, r->s.context, &ids) : 0;
     open_decoder(r, r->s.context);
-    if (interactive) say(r, "every line is continued by the model; /reset forgets, /quit ends, Ctrl-C interrupts\n");
-    for (int fresh = 1; ; fresh = 0) {
-        if (fresh && count) prefill(r, ids, count, NULL, bytes);
-    again:
+    if (interactive) say(r, "the model goes on from every line; /reset forgets, /quit ends, Ctrl-C interrupts\n");
+    for (;;) {
+        if (count && !r->d.length) prefill(r, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
         errno = 0;
         const ssize_t n = getline(&line, &room, stdin);
-        if (n < 0 && errno == EINTR) { clearerr(stdin); fputs("\n(Ctrl-C again, or /quit, ends)\n", stderr); goto again; }
-        if (n < 0) break;
+        if (n < 0 && errno == EINTR) {
+            clearerr(stdin);
+            fputs("\n(Ctrl-C again, or /quit, ends)\n", stderr);
+            continue;
+        }
+        if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
+        if (is_command(line, "/reset")) {
+            decoder_reset(&r->d);
+            r->rounds++;
+        } else answer(r, line, (size_t)n);
     }
+    if (interactive) fputc('\n', stderr);
+    interrupts = 0;
+    report(r);
+    close_decoder(r);
+    free(line);
+    free(ids);
+    free(prompt);
+}
+
+/* ---- perplexity ----------------------------------------------------------------------------------------------------------- *
+ * The file is cut into windows of the model's context, one after another; within each every token is predicted from those
+ * before it, and the last predicts the first token of the next window. The file's first token is given, not predicted. */
+
+static void measure(Run *r) {
+    Error e;
+    Model m;
+    size_t bytes, first_bytes;
+    int *ids;
+    if (!r->tokenizer) fail(EXIT_INPUT, "-x needs a tokenizer (-z)");
+    char *text = file_read(r->s.file, &bytes, &e);
+    if (!text) fail(EXIT_INPUT, "-x %s", e.text);
+    const size_t tokens = tokenizer_encode(r->tokenizer, text, bytes, &ids);
+    if (tokens < 2) fail(EXIT_INPUT, "-x %s: %zu tokens; at least two are needed", r->s.file, tokens);
+    free(tokenizer_decode(r->tokenizer, ids, 1, &first_bytes));
+
+    const size_t N = tokens - 1, context = (size_t)r->s.context, T = N < context ? N : context;
+    const size_t most = N / T, few = 4096 / T > 1 ? 4096 / T : 1, B = most < few ? most : few;
+    model_plan_inference(&m, r->dev, &r->config, (int)B, (int)T, 0, NULL);
+    if (!model_allocate(&m)) out_of_memory(r, &m.arena);
+    load_weights(r, &m);
+    view_open(&r->view, r, &m);
+
+    const double start = now();
+    double loss, sum = 0;
+    for (size_t i = 0, n; i < N; i += n) {                  /* B windows, or one, or what is left */
+        const size_t left = N - i, t = left < T ? left : T, b = left >= B * T ? B : 1;
+        n = b * t;
+        model_batch(&m, ids + i, ids + i + 1, (int)b, (int)t);
+        model_forward(&m);
+        model_loss(&m, 1, 0, 0);
+        r->dev->reals_to_double(&loss, m.loss_sum, 1);
+        sum += loss;
+        if (r->view.main) view_read(&r->view, ids + i, (int)n, NULL);
+        if (isatty(2)) say(r, "\r%3.0f%%\r", 100 * (double)(i + n) / (double)N);
+    }
+    const double mean = sum / (double)N, time = now() - start;
+    if (!isfinite(mean)) fail(EXIT_NUMERICS, "the loss of %s is not finite: the weights are broken", r->s.file);
+    printf("%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", r->s.file, N, mean, exp(mean),
+           sum / log(2) / (double)(bytes - first_bytes));
+    say(r, "%.1f s, %.0f tokens/s, windows of %zu\n", time, (double)N / time, T);
+    if (r->view.main) view_report(r);
+    view_close(&r->view);
+    model_free(&m);
+    free(ids);
+    free(text);
+}
+
+/* ---- main ----------------------------------------------------------------------------------------------------------------- */
+
+/* Fills in what is not a plain copy of an option: \n in the stop string, the seed of the clock, whether colors can be shown. */
+static void prepare(Run *r, const char *given) {
+    Settings *s = &r->s;
+    const char *stop = !strcmp(s->mode, "chat") && !option_given(table, OPTIONS, given, "st") ? "\\n\\n" : s->stop;
+    const char *none = getenv("NO_COLOR");
+    r->stop = mem_alloc(strlen(stop) + 1);
+    for (; *stop; stop++) {
+        const int escaped = *stop == '\\' && (stop[1] == 'n' || stop[1] == 't' || stop[1] == '\\');
+        if (escaped) stop++;
+        r->stop[r->stop_bytes++] = (char)(escaped && *stop == 'n' ? '\n' : escaped && *stop == 't' ? '\t' : *stop);
+    }
+    const int drawn = s->seed < 0;
+    if (drawn) {
+        struct timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        s->seed = (int64_t)(random_key((uint64_t)t.tv_sec, (uint64_t)t.tv_nsec) % 1000000000);
+    }
+    if (!*s->file && (drawn || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
+    r->terminal = isatty(1);
+    r->colored = !strcmp(s->color, "always") || (!strcmp(s->color, "auto") && r->terminal && !(none && *none));
+}
+
+int main(int argc, char **argv) {
+    static Run r;
+    char given[OPTIONS];
+    const char *folder = NULL;
+    options_parse(table, OPTIONS, &r.s, given, argc, argv, usage, &folder, 1);
+    check_options(&r.s, given);
+    prepare(&r, given);
+    load(&r, folder);
+
+    if (*r.s.file) measure(&r);
+    else if (!strcmp(r.s.mode, "chat")) chat(&r);
+    else generate(&r);
+
+    tokenizer_free(r.tokenizer);
+    free(r.folder);
+    free(r.stop);
+    if (fflush(stdout) || ferror(stdout)) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+    return interrupts ? 130 : EXIT_DONE;
 }

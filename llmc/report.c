@@ -189,24 +189,28 @@ static void add_tick(Text *t, double v, double step, double largest) {
 
 /* ---- reading the log ---------------------------------------------------------------------------------------------------- */
 
+static const JsonValue *root_of(const Json *doc) { return doc ? json_root(doc) : NULL; }
 static double number(const JsonValue *object, const char *key) { return json_double(json_get(object, key), NAN); }
 
-/* Events take what they know; 1: the document is kept. Void ones, step > a later cut, are not even called. */
+static void set_end(Run *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: it went on, so that was not the end */
+
+/* Events take what they know; 1: the document is kept. */
 static int take_start(Run *r, Json *doc, double step) {
     (void)step;
     json_free(r->start);
     r->start = doc;
+    set_end(r, NULL);
     return 1;
 }
 static int take_end(Run *r, Json *doc, double step) {
     (void)step;
-    json_free(r->end);
-    r->end = doc;
+    set_end(r, doc);
     return 1;
 }
 static int take_resume(Run *r, Json *doc, double step) {
     (void)doc;
     if (step >= 0) r->resume[r->resumes++ % RESUMES] = step;
+    set_end(r, NULL);
     return 0;
 }
 static void take_curves(Run *r, const JsonValue *o, double step, const char *event) {
@@ -224,8 +228,7 @@ static int take_step(Run *r, Json *doc, double step) {
     take_curves(r, o, step, "step");
     if (loss <= LARGEST) r->loss = loss;
     if (seconds >= 0 && seconds <= 1e9 && speed >= 0 && speed <= LARGEST) { r->seconds += seconds; r->tokens += seconds * speed; }
-    json_free(r->end);                                  /* an end that something follows was not the end */
-    r->end = NULL;
+    set_end(r, NULL);
     return 0;
 }
 static int take_val(Run *r, Json *doc, double step) {
@@ -365,7 +368,7 @@ static int read_log(Run *r, FILE *f, int second) {
         Error why;
         const int whole = text[bytes - 1] == '\n';
         Json *doc = json_parse(text, (size_t)bytes, &why);
-        const JsonValue *o = doc ? json_root(doc) : NULL;
+        const JsonValue *o = root_of(doc);
         const char *event = json_string(json_get(o, "event"), "");
         double step = json_double(json_get(o, "step"), -1);
         if (!(step >= 0 && step <= LAST_STEP)) step = -1;
@@ -403,7 +406,7 @@ static double at_y(const Axes *a, double y) {
 /* 1, 2 or 5 times a power of ten, so that a range has about n of them. */
 static double nice_step(double range, int n) {
     const double raw = range / n, power = pow(10, floor(log10(raw))), part = raw / power;
-    return power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
+    return power * (part < 1.5 ? 1 : part < 3.2 ? 2 : part < 7.1 ? 5 : 10);
 }
 static void axes_range(Axes *a, const Run *r, const Chart *c) {
     double low = INFINITY, high = -INFINITY, range;
@@ -488,7 +491,7 @@ static int chart_shown(const Run *r, const Chart *c) {
 static void draw_chart(Text *t, const Run *r, const Chart *c) {
     const int wide = c->how & WIDE, best = wide && isfinite(r->best);
     const double width = wide ? 860 : 420, height = wide ? 340 : 210;
-    Axes a = { .left = 48, .right = width - 10, .top = 8, .bottom = height - 38 };
+    Axes a = { .left = 48, .right = width - 18, .top = 8, .bottom = height - 38 };
     if (!chart_shown(r, c)) return;
     axes_range(&a, r, c);
     text_add(t, "<figure%s><figcaption><b>%s</b>%s", wide ? " class=\"wide\"" : "", c->title, a.log ? " (logarithmic)" : "");
@@ -575,12 +578,12 @@ static const char style[] =
     "body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;print-color-adjust:exact;-webkit-print-color-adjust:exact}\n"
     "h1{font-size:1.5rem;margin:.5rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:2rem 0 .5rem}p{margin:.4rem 0}\n"
     "dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr));gap:.5rem;margin:1rem 0}dl div{background:var(--box);border-radius:6px;padding:.5rem .7rem}\n"
-    "dl div.span{grid-column:1/-1}dt,figcaption,.dim{color:var(--dim);font-size:.85rem}dd{margin:0;overflow-wrap:anywhere}dl div.main dd{font-size:1.25rem}\n"
+    "dl div.span{grid-column:1/-1}dt,figcaption,.dim{color:var(--dim);font-size:.85rem}dd{margin:0;overflow-wrap:anywhere}dl div.main dd{font-size:1.25rem;line-height:1.3}dd .dim{display:block}\n"
     "figure{margin:0 0 1rem;min-width:0;break-inside:avoid}figcaption b{color:var(--fg);margin-right:.4rem}figure.wide{overflow-x:auto}figure.wide svg{min-width:34rem}\n"
     ".grid2{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(24rem,100%),1fr));gap:.6rem 1.2rem}\n"
     "svg{display:block;width:100%}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}.end{text-anchor:end}.mid{text-anchor:middle}\n"
     "path{fill:none}.grid{stroke:var(--grid)}.axis{stroke:var(--axis)}.even{stroke:var(--axis);stroke-dasharray:4 3}\n"
-    ".c0{--c:var(--c0)}.c1{--c:var(--c1)}.line{stroke:var(--c);stroke-width:1.4;stroke-linejoin:round;stroke-linecap:round}.band{fill:var(--c);opacity:.25}\n"
+    ".c0{--c:var(--c0)}.c1{--c:var(--c1)}.line{stroke:var(--c);stroke-width:1.4;stroke-linejoin:round;stroke-linecap:round}.band{fill:var(--c);stroke:var(--c);opacity:.3}\n"
     ".dot{fill:var(--c)}.best{fill:none;stroke:var(--fg);stroke-width:1.5}\n"
     ".key{white-space:nowrap;margin-right:.7rem}.key i{display:inline-block;width:1.3em;border-top:3px solid var(--c);vertical-align:.25em;margin-right:.35em}\n"
     ".key i.ring{width:.6em;height:.6em;border:1.5px solid var(--fg);border-radius:50%;vertical-align:-.05em}\n"
@@ -600,7 +603,7 @@ static void cell_of(Text *t, const char *kind, const char *name, const JsonValue
     cell_end(t);
 }
 static void write_summary(Text *t, const Run *r) {
-    const JsonValue *start = json_root(r->start), *end = json_root(r->end);
+    const JsonValue *start = root_of(r->start), *end = root_of(r->end);
     const double seconds = json_double(json_get(end, "seconds"), r->seconds), steps = json_double(json_get(json_get(start, "options"), "steps"), 0);
     const double speed = json_double(json_get(end, "tok_s"), r->seconds > 0 ? r->tokens / r->seconds : NAN);
     add(t, "<dl>\n");
@@ -622,7 +625,7 @@ static void write_summary(Text *t, const Run *r) {
     if (seconds > 0) { cell(t, "main", "Time"); add_seconds(t, seconds); cell_end(t); }
     if (speed > 0) { cell(t, "main", "Tokens per second"); add_count(t, speed); cell_end(t); }
     cell_of(t, "", "Parameters", json_get(start, "parameters"));
-    cell_of(t, "", "active for a token", json_get(start, "active"));
+    cell_of(t, "", "Active for each token", json_get(start, "active"));
     cell_of(t, "", "Family", json_get(start, "family"));
     cell_of(t, "", "Device", json_get(start, "device"));
     cell_of(t, "", "Training tokens", json_get(start, "train_tokens"));
@@ -631,7 +634,7 @@ static void write_summary(Text *t, const Run *r) {
     cell_of(t, "", r->resumes ? "Last started" : "Started", json_get(start, "time"));
     cell_of(t, "", "Version", json_get(start, "version"));
     cell_of(t, "", "Weights fingerprint", json_get(end, "fingerprint"));
-    if (r->resumes) { cell(t, "", "Resumed"); text_add(t, "%lld times", (long long)r->resumes); cell_end(t); }
+    if (r->resumes) { cell(t, "", "Times resumed"); add_count(t, (double)r->resumes); cell_end(t); }
     cell_of(t, "span", json_bool(json_get(start, "fallback"), 0) ? "Data (built-in sample: nothing else was found)" : "Data", json_get(start, "data"));
     add(t, "</dl>\n");
 }
@@ -640,9 +643,8 @@ static void write_list(Text *t, const List *l, const char *title, int table) {
     if (!l->n) return;
     text_add(t, "<h2>%s</h2>\n%s", title, table ? "<table>\n" : "");
     for (int i = 0; i < FIRST + LAST && (e = list_at(l, i)); i++) {
-        if (i == FIRST && l->n > FIRST + LAST) {
-            text_add(t, "%s%lld more%s\n", table ? "<tr><td></td><td>" : "<p>", (long long)(l->n - FIRST - LAST), table ? "</td></tr>" : "</p>");
-        }
+        if (i == FIRST && l->n > FIRST + LAST)
+            text_add(t, table ? "<tr><td></td><td>%lld more</td></tr>\n" : "<p>%lld more</p>\n", (long long)(l->n - FIRST - LAST));
         add(t, table ? "<tr><td>" : "<div class=\"dim\">");
         if (e->step >= 0) { add(t, "step "); add_count(t, e->step); }
         text_add(t, table ? "</td><td>%s</td></tr>\n" : "</div>\n<pre>\n%s</pre>\n", e->text ? e->text : "");
@@ -663,7 +665,7 @@ static void write_options(Text *t, const JsonValue *options) {
     add(t, "</table>\n");
 }
 static void write_page(Text *t, const Run *r) {
-    const JsonValue *start = json_root(r->start), *model = json_get(start, "model");
+    const JsonValue *start = root_of(r->start), *model = json_get(start, "model");
     Text title = {0};
     add(&title, "Training report");
     if (model) { add(&title, ": "); add_value(&title, model); }

@@ -219,7 +219,8 @@ static int open_mapped(Safetensors *s, const char *folder, const char *index, co
     for (const JsonValue *v = json_first(map); v && ok; v = v->next) {
         const char *name = names[n++] = json_string(v, "");
         if (!is_plain_name(name))
-            ok = error_set(e, "%s: tensor %.200s is mapped to \"%.200s\", which is not a plain file name", index, v->key, name);
+            ok = error_set(e, "%s: tensor %.200s is mapped to \"%.200s\", which is not a plain file name", index,
+                           v->key, name);
     }
     if (ok) qsort(names, n, sizeof *names, by_string);
     for (size_t i = 0; i < n && ok; i++) {

@@ -126,7 +126,7 @@ static void compose_all(Codes *c) {
     uint32_t last = 0;                                   /* class of the mark kept last since the starter */
     for (size_t i = 0; i < c->count; i++) {
         uint32_t code = c->at[i], class = combining_class(code);
-        int free_way = starter != SIZE_MAX && (starter + 1 == kept || (last && last < class));
+        int free_way = starter != SIZE_MAX && (starter + 1 == kept || last < class);
         uint32_t whole = free_way ? compose(c->at[starter], code) : 0;
         if (whole) { c->at[starter] = whole; continue; }
         if (!class) starter = kept;

@@ -45,7 +45,7 @@ static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }         /*
 
 /* n numbers, normal around `mean`. Large buffers repeat a block of prime length: drawing would take longer than the test. */
 static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
-    enum { PERIOD = 65521 };
+    enum { PERIOD = 8191 };
     double *value = mem_alloc(n * sizeof *value);
     uint64_t key = key_of(c, name);
     for (size_t i = 0; i < n; i++)
@@ -329,10 +329,10 @@ static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigm
 
 /* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough apart
  * that no rounding can change who wins. */
-static double *logits_of(Case *c) {
+static double *logits_of(Case *c, double spread) {
     size_t n = times(c->N, c->s.E);
-    double *x = draw(c, "logits", n, 0, 1.5);
-    for (size_t i = 0; i < n; i++) x[i] = fmin(fmax(round(x[i] * 64) / 64, -3.984375), 3.984375);
+    double *x = draw(c, "logits", n, 0, spread);
+    for (size_t i = 0; i < n; i++) x[i] = fmin(fmax(round(x[i] * 64) / 64, -2.5 * spread), 2.5 * spread);
     add(c, INPUT, FLOATX, "logits", n, x);
     return x;
 }
@@ -346,17 +346,17 @@ static void lse_of(Case *c, const double *logits) {
     add(c, INPUT, REAL, "lse", (size_t)c->N, lse);
 }
 CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->forced, c->N, c->s.E, c->s.K)
-static Case *router_forward(const Shape *s, Scores scores, int bias, int forced) {
-    Case *c = BEGIN(router_forward, s, 0, "%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "", forced ? " forced" : "",
-                    s->B * s->T, s->E, s->K);
+static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
+    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "", forced ? " forced" : "",
+                    wide ? " wide" : "", s->B * s->T, s->E, s->K);
     c->scores = scores, c->forced = forced;
     out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
-    out(c, REAL, "weight", (size_t)c->S, 0, 8);
+    out(c, REAL, "weight", (size_t)c->S, 0, wide ? 8 + 25 : 8);             /* exp(l - lse): relative to lse, up to 25 */
     out(c, REAL, "lse", (size_t)c->N, 0, 8);
-    logits_of(c);
+    logits_of(c, wide ? 10 : 1.5);                                          /* wide: in f32, sigmoid(17) is 1 */
     if (bias) {
         double *bias_of = draw(c, "bias", (size_t)s->E, 0, 0.3);
-        for (int e = 0; e < s->E; e++) bias_of[e] = round(bias_of[e] * 64) / 64;    /* for the same reason */
+        for (int e = 0; e < s->E; e++) bias_of[e] = (round(bias_of[e] * 64) + e / (2.0 * s->E)) / 64;    /* no ties here */
         add(c, INPUT, REAL, "bias", (size_t)s->E, bias_of);
     } else absent(c);
     return c;
@@ -366,7 +366,7 @@ static Case *router_losses(const Shape *s, Scores scores) {
     Case *c = BEGIN(router_losses, s, 0, "%s %s N=%d E=%d K=%d", scores_name[scores], s->name, s->B * s->T, s->E, s->K);
     c->scores = scores, c->tokens = 3 * c->N;                               /* as if two more ranks had the same load */
     out(c, REAL, "loss", 2, 0, 16);
-    lse_of(c, logits_of(c));
+    lse_of(c, logits_of(c, 1.5));
     load(c, 3);
     return c;
 }
@@ -380,14 +380,14 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K);
     int lse = c->buffers++;
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
-    double *logits = logits_of(c);
+    double *logits = logits_of(c, 1.5);
     load(c, 3);
     int end = c->buffers;                                                   /* lse comes before the logits it is made of */
     c->buffers = lse, lse_of(c, logits), c->buffers = end;
     double *dloss = mem_alloc(2 * sizeof *dloss);                           /* not passed: how the gradient check learns of them */
     dloss[0] = balance, dloss[1] = zloss;
     add(c, INPUT, REAL, "dloss", 2, dloss);
-    c->forward[0] = router_forward(s, scores, 0, 0);
+    c->forward[0] = router_forward(s, scores, 0, 0, 0);
     c->forward[1] = router_losses(s, scores);
     return c;
 }
@@ -654,12 +654,13 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     }
 
     for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++) {
-        DO(router_forward(s, (Scores)scores, 0, 0));
+        DO(router_forward(s, (Scores)scores, 0, 0, 0));
         DO(router_losses(s, (Scores)scores));
         DO(router_backward(s, (Scores)scores, 0.5f, 0.25f));
         if (!all) continue;
-        DO(router_forward(s, (Scores)scores, 1, 0));
-        DO(router_forward(s, (Scores)scores, 0, 1));
+        DO(router_forward(s, (Scores)scores, 0, 0, 1));
+        DO(router_forward(s, (Scores)scores, 1, 0, 0));
+        DO(router_forward(s, (Scores)scores, 0, 1, 0));
         DO(router_backward(s, (Scores)scores, 0, 0));
         DO(router_backward(s, (Scores)scores, 2, 0));
         DO(router_backward(s, (Scores)scores, 0, 1));

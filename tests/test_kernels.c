@@ -269,10 +269,10 @@ static void naive_cache_store(const Case *c, double **v) {
 }
 static void naive_cross_entropy(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {
-        double *x = v[1] + n*c->s.V, sum = 0;
+        double *x = v[1] + n*c->s.V, sum = 0, relative = 0;
         const int target = (int)v[2][n];
-        for (int i = 0; i < c->used; i++) sum += exp(x[i]);
-        v[0][n] = target < 0 ? 0 : log(sum) - x[target];
+        for (int i = 0; i < c->used; i++) { sum += exp(x[i]); if (target >= 0) relative += exp(x[i] - x[target]); }
+        v[0][n] = target < 0 ? 0 : log(relative);
         for (int i = 0; c->gradient && i < c->s.V; i++)
             x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target));
     }
@@ -316,7 +316,8 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
 
 /* ---- comparing -------------------------------------------------------------------------------------------------------- */
 
-static double unit(size_t bytes) { return bytes == 2 ? 0x1p-9 : bytes == 4 ? 0x1p-24 : 0x1p-53; }
+/* The largest relative error of one rounding: half a unit in the last of 8, 24 or 53 bits. */
+static double unit(size_t bytes) { return bytes == 2 ? 0x1p-8 : bytes == 4 ? 0x1p-24 : 0x1p-53; }
 
 /* A norm hides one wrong row among many, so single elements have a bound too: four times that of the norm (the largest of
  * 10^5 normal errors is 4.5 times the typical one, and the bounds of kernels.h are two or three times that), relative to
@@ -379,13 +380,9 @@ static void against_naive(Case *c, const Device *dev) {
     dev->sync();
     for (int i = 0; i < c->buffers; i++) {
         const Buffer *b = &c->buffer[i];
-        if (b->role != INPUT && v[i] && (b->stored + b->summed > 0 || b->kind == INTEGER || c->exact || c->unchanged)) {
-            double *got = case_read(&p, i);                 /* 1e-12: thousands of roundings of 1e-16, on both sides */
+        if (b->role != INPUT && v[i]) {
+            double *got = case_read(&p, i);                 /* 1e-12: hundreds of roundings of 1e-16, on both sides */
             compare(b, got, v[i], b->stored + b->summed > 0 ? 1e-12 : 0, dev->name, c->what);
-            free(got);
-        } else if (b->role != INPUT && v[i]) {
-            double *got = case_read(&p, i);
-            compare(b, got, v[i], 1e-15, dev->name, c->what);
             free(got);
         }
         free(v[i]);
@@ -393,7 +390,7 @@ static void against_naive(Case *c, const Device *dev) {
     case_release(&p);
 }
 
-/* Bits must not depend on the number of threads. */
+/* Bits must not depend on the number of threads: everything else here runs on one. */
 static void check_repeats(const Placed *first) {
     Placed again;
     size_t n;
@@ -401,6 +398,7 @@ static void check_repeats(const Placed *first) {
     omp_set_num_threads(2);
     case_run(&again);
     first->dev->sync();
+    omp_set_num_threads(1);
     for (int i = 0; i < first->c->buffers; i++) {
         if (first->c->buffer[i].role == INPUT || !first->at[i]) continue;
         void *a = case_bits(first, i, &n), *b = case_bits(&again, i, &n);
@@ -413,14 +411,11 @@ static void check_repeats(const Placed *first) {
 
 static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
     Placed got, want;
-    const int threads = omp_get_max_threads();
     case_round(c, dev);
     if (!put_in_memory(&got, c, dev)) return;
     if (!put_in_memory(&want, c, oracle)) { case_release(&got); return; }
-    omp_set_num_threads(1);
     case_run(&got);
     dev->sync();
-    omp_set_num_threads(threads);
     case_run(&want);
     oracle->sync();
     check_surroundings(&got);
@@ -436,8 +431,7 @@ static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
         free(is);
         free(one.buffer[0].value);
     }
-    if (dev != oracle || c->flops > 0) check_repeats(&got);
-    omp_set_num_threads(threads);
+    check_repeats(&got);
     case_release(&got);
     case_release(&want);
 }
@@ -637,9 +631,10 @@ static void against_pytorch(Case *c, void *context) {
     if (strncmp(c->op, prefix, strlen(prefix))) return;
     if (!strcmp(prefix, "router")) outputs = prefix = scores[c->scores];
     if (!strcmp(prefix, "activation")) outputs = prefix = experts[c->f];
+    if (!*prefix) return;
     if (!strcmp(prefix, "attention")) outputs = orders[c->order];
     if (!strcmp(c->op, "router_bias") || !strcmp(c->op, "attention_decode") || (c->from == GROUPED && !strcmp(c->op, "activation_backward"))) return;
-    if (!strcmp(c->op, "router_forward") && (c->forced || (case_find(c, "bias") >= 0) != (c->scores == SIGMOID_TOPK))) return;
+    if (!strcmp(c->op, "router_forward") && (c->forced || c->buffer[1].summed > 8 || (case_find(c, "bias") >= 0) != (c->scores == SIGMOID_TOPK))) return;
     if (!strcmp(prefix, "rmsnorm")) c->eps = (float)scalar(prefix, "eps");
     if (!strncmp(c->op, "router_", 7)) c->tokens = (int)scalar(prefix, "tokens");
 
@@ -748,10 +743,13 @@ static void check_case(Case *c, void *context) {
 void test_kernels(void) {
     const char *quick = getenv("MOE_TEST_QUICK");
     const Device *dev;
+    const int threads = omp_get_max_threads();
     int is_small = 1;
+    omp_set_num_threads(1);
     check(splitmix64(0x9E3779B97F4A7C15u) == 0xE220A8397B1DCDAFu, "splitmix64, seed 0: the first number");
     for (int i = 0; (dev = device_list(i)); i++) if (!dev->open()) against_reference(dev);
     for (int i = 0; i < SMALL; i++) each_case(&small[i], 1, check_case, &is_small);
     is_small = 0;
     for (int i = 0; i < LARGE && !(quick && *quick == '1'); i++) each_case(&large[i], 1, check_case, &is_small);
+    omp_set_num_threads(threads);
 }

@@ -1,0 +1,252 @@
+/* test_model.c: the model as a whole. Every gradient of every kind of model against finite differences; its devices against
+ * each other; decoding with a cache against a full pass; recomputation, and what a layer keeps. */
+#include "test.h"
+#include "../llmc/check.h"
+#include "../llmc/decode.h"
+#include "../llmc/optim.h"
+#include "../llmc/random.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static Config config_of(const char *descriptor, int scores, int activation, int tied) {
+    Config c;
+    Error e;
+    check(config_parse(&c, descriptor, &e), "%s parses", descriptor);
+    c.scores = scores;
+    c.activation = activation;
+    c.tied = tied;
+    c.vocab = 29;
+    c.context = 16;
+    return c;
+}
+
+/* A grid of configurations in which every part and every kind appears. */
+static const struct { const char *descriptor; int scores, activation, tied, recompute; float dropout; } grid[] = {
+    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },          /* the default kind, JetMoE's twin */
+    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, 1, 0.2f },       /* untied, dropout, norms recomputed */
+    { "m3:c12h6d2e5k3f7a3x3",      TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f },       /* odd sizes, layers recomputed; x = a */
+    { "m2:c16h4d4e4k1f12a1",       SOFTMAX_TOPK, SWIGLU, 1, 0, 0 },          /* one expert per token (Switch), plain attention */
+    { "m2:c16h4d4q2e6k2f8a1s1",    SIGMOID_TOPK, SWIGLU, 0, 0, 0 },          /* grouped queries, shared expert, sigmoid */
+    { "m2:c16h4d4e4k2f12a4x2s2",   SOFTMAX_TOPK, GELU,   1, 0, 0 },
+    { "m2:c16h2d4e3k3f12a2x1",     SIGMOID_TOPK, RELU2,  1, 0, 0 },          /* every expert chosen; attention experts one at a time */
+    { "d2:c16h4d4f20",             TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },          /* dense */
+    { "d2:c16h4d4q1f20",           TOPK_SOFTMAX, GELU,   0, 2, 0.1f },       /* one kv head */
+    { "u3:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },          /* one block three times */
+    { "u2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, RELU2,  0, 2, 0.3f },
+};
+
+static void gradients(void) {
+    for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
+        double worst;
+        Check c = { .config = config_of(grid[i].descriptor, grid[i].scores, grid[i].activation, grid[i].tied), .B = 2, .T = 7, .recompute = grid[i].recompute,
+                    .samples = 8, .balance = 0.3f, .z = 0.1f, .dropout = grid[i].dropout, .seed = (uint64_t)(uniform() * 1e9) };
+        const int bad = check_gradients(&c, 1e-6, stdout, 0, &worst);
+        check(bad == 0, "%s: gradients of all tensors against finite differences, %d bad, worst %.1e", grid[i].descriptor, bad, worst);
+        const int differ = check_devices(&c, device_find("cpu-f32"), device_find("cpu-f64"), 1e-4, stdout, 0, &worst);
+        check(differ == 0, "%s: cpu-f32 agrees with cpu-f64, worst %.1e", grid[i].descriptor, worst);
+    }
+}
+
+/* bf16 keeps 8 bits, and a router that sees rounded inputs sends a few tokens elsewhere; so only a dense model can be held
+ * to a bound, and the mixture is compared as a loss. */
+static void bf16(void) {
+    double worst;
+    Check c = { .config = config_of("d2:c32h4f40", TOPK_SOFTMAX, SWIGLU, 1), .B = 2, .T = 12, .samples = 1, .seed = 5 };
+    check(check_devices(&c, device_find("cpu-bf16"), device_find("cpu-f64"), 0.05, stdout, 0, &worst) == 0, "dense model in bf16: gradients within 5 %%, worst %.1e", worst);
+}
+
+/* Runs n optimizer steps on one batch and returns the last loss; hashes of weights and moments, if asked. */
+static double overfit(const char *device, const char *descriptor, int steps, int recompute, uint64_t *hash) {
+    const Device *dev = device_find(device);
+    Config c = config_of(descriptor, TOPK_SOFTMAX, SWIGLU, 1);
+    Model m;
+    Optimizer o;
+    enum { B = 2, T = 16, N = B * T };
+    int tokens[N], targets[N];
+    double loss = NAN;
+    model_plan_training(&m, dev, &c, B, T, recompute, 1);
+    optimizer_plan(&o, &m);
+    if (!model_allocate(&m)) return NAN;
+    m.balance_coef = 0.01f;
+    m.z_coef = 0.001f;
+    model_initialize(&m, 3);
+    optimizer_start(&o, &m);
+    for (int n = 0; n < N; n++) tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c.vocab), targets[n] = (int)(random_uniform(2, (uint64_t)n) * c.vocab);
+    for (int s = 0; s < steps; s++) {
+        int bad;
+        dev->zero(m.grads, m.manifest.total * dev->real_size);
+        model_batch(&m, tokens, targets, B, T);
+        model_forward(&m);
+        model_loss(&m, 1.0f / N, 1, 0);
+        model_backward(&m, 1);
+        optimizer_step(&o, &m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .decay = 0.01f, .clip = 1 });
+        dev->reals_to_double(&loss, m.loss_sum, 1);
+        loss /= N;
+        optimizer_norm(&o, &m, &bad);
+        check(bad < 0, "%s: a finite gradient at step %d", device, s);
+    }
+    if (hash) {
+        const size_t bytes = m.manifest.total * dev->floatX_size;
+        void *w = mem_alloc(bytes);
+        dev->download(w, m.params, bytes);
+        *hash = hash_bytes(0, w, bytes);
+        free(w);
+    }
+    model_free(&m);
+    return loss;
+}
+
+static void training(void) {
+    uint64_t kept, again, norms, layers;
+    const double loss = overfit("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &kept);
+    check_error(loss, 0.05, "one batch is learned by heart in 120 steps: loss");
+    check_error(overfit("cpu-f32", "d2:c32h4f64", 120, 0, NULL), 0.05, "also by a dense model");
+    check_error(overfit("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.1, "also by a universal model");
+    check_error(overfit("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.1, "also in bf16 with a master copy");
+    overfit("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &again);
+    check(kept == again, "the same run gives the same bits");
+    overfit("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);
+    overfit("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 2, &layers);
+    check(kept == norms && kept == layers, "recomputing gives the same bits as keeping");
+}
+
+/* A NaN in one weight: the update does not happen, the tensor is named, and the rest of the state is as it was. */
+static void bad_gradient(void) {
+    const Device *dev = device_find("cpu-f32");
+    Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
+    Model m;
+    Optimizer o;
+    int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
+    model_plan_training(&m, dev, &c, 1, 16, 0, 1);
+    optimizer_plan(&o, &m);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 3);
+    optimizer_start(&o, &m);
+    const Tensor *t = NULL;
+    for (int i = 0; i < m.manifest.count; i++) if (strstr(m.manifest.at[i].name, "layers.1.mlp.output")) t = &m.manifest.at[i];
+    const size_t bytes = m.manifest.total * sizeof(float), skip = t->offset * sizeof(float);
+    char *before = mem_alloc(bytes), *after = mem_alloc(bytes);
+    double nan = NAN;
+    dev->from_double((floatX *)((char *)m.params + skip), &nan, 1);
+    dev->download(before, m.params, bytes);
+    model_batch(&m, tokens, tokens, 1, 16);
+    model_forward(&m);
+    model_loss(&m, 1, 1, 0);
+    model_backward(&m, 1);
+    optimizer_step(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
+    const double norm = optimizer_norm(&o, &m, &bad);
+    dev->download(after, m.params, bytes);
+    check(!(norm <= 1e38) && bad >= 0, "a NaN weight shows in the norm");
+    check(!memcmp(before, after, bytes), "and changes no weight");
+    check(o.updates == 0, "nor Adam's clock");
+    model_free(&m);
+    free(before);
+    free(after);
+}
+
+/* With a cache, token by token, as without one, all at once: prefill of every length, then single tokens. */
+static void decoding(const char *descriptor, int scores) {
+    const Device *dev = device_find("cpu-f32");
+    Config c = config_of(descriptor, scores, SWIGLU, 1);
+    Model m;
+    enum { T = 12, B = 2 };
+    int tokens[B * T];
+    model_plan_training(&m, dev, &c, B, T, 0, 1);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 9);
+    for (int i = 0; i < B * T; i++) tokens[i] = (int)(uniform() * c.vocab);
+    model_batch(&m, tokens, NULL, B, T);
+    model_forward(&m);
+    const size_t V = (size_t)c.vocab;
+    double *full = mem_alloc(B * T * V * sizeof *full);
+    model_logits(&m, 0, B * T);
+    dev->to_double(full, m.s.logits, B * T * V);
+    for (int first = 1; first <= T; first += first < 3 ? 1 : 4) {
+        Decoder d;
+        int head[B * T];
+        double error = 0;
+        check(decoder_open(&d, dev, &c, B, T, &m), "decoder memory");
+        for (int b = 0; b < B; b++) memcpy(head + b * first, tokens + b * T, (size_t)first * sizeof *head);
+        for (int t = first; t <= T; t++) {
+            const int next[B] = { tokens[t - 1], tokens[T + t - 1] };
+            check(t == first ? decoder_feed(&d, head, first) : decoder_feed(&d, next, 1), "fits");
+            for (int b = 0; b < B; b++) {
+                const double e = relative_error(d.logits + (size_t)b * V, full + ((size_t)b * T + (size_t)t - 1) * V, V);
+                if (!(e <= error)) error = e;
+            }
+        }
+        check(!decoder_feed(&d, tokens, 1), "a full cache takes no more");
+        check_error(error, 1e-4, "%s: decoding after %d tokens at once as without a cache", descriptor, first);
+        decoder_close(&d);
+    }
+    model_free(&m);
+    free(full);
+}
+
+/* The memory promise: an SMoE MLP layer keeps its input and the experts' pre-activations, and bookkeeping of the routing. */
+static void memory_promise(void) {
+    static const char *const models[] = { "m4", "m2:c128h4e32k8f32a8x2", "m2:c128h4e64k4f64a8x2" };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        Config c = config_of(models[i], TOPK_SOFTMAX, SWIGLU, 1);
+        Model m;
+        const size_t N = 4 * 16, S = N * (size_t)c.topk, X = 2;          /* bf16 */
+        size_t kept = 0, routing = 0;
+        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1);
+        for (int k = 0; k < m.arena.count; k++) {
+            const ArenaEntry *a = &m.arena.at[k];
+            if (a->category != MEM_KEPT) continue;
+            if (!strcmp(a->name, "mlp_normed") || !strcmp(a->name, "pre")) kept += a->bytes;
+            if (!strncmp(a->name, "mlp.", 4) || !strcmp(a->name, "mlp_rstd")) routing += a->bytes;
+            check(strcmp(a->name, "act") && strcmp(a->name, "rows"), "%s: neither activations nor expert outputs are kept", models[i]);
+        }
+        const size_t promise = (size_t)c.layers * (X * N * (size_t)c.channels + 2 * X * S * (size_t)c.width);
+        check(kept == promise, "%s keeps %zu bytes for its MLP layers, 2NC + 4SF is %zu", models[i], kept, promise);
+        check(routing <= (size_t)c.layers * (N * (size_t)c.experts * 2 + 24 * S + 8 * N + 16 * 256 + 4 * (size_t)c.experts), "%s: %zu bytes of routing", models[i], routing);
+        model_free(&m);
+    }
+}
+
+static void descriptors(void) {
+    static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256", "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2" };
+    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:z3", "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
+                                       "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3" };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        Config c, again;
+        Error e;
+        char text[128];
+        check(config_parse(&c, good[i], &e), "%s: %s", good[i], e.text);
+        config_descriptor(&c, text);
+        check(config_parse(&again, text, &e) && config_same(&c, &again, &e), "%s is %s: %s", good[i], text, e.text);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Config c;
+        Error e;
+        check(!config_parse(&c, bad[i], &e) && e.text[0], "descriptor \"%s\" is refused", bad[i]);
+    }
+    Config c;
+    Error e;
+    Model m;
+    check(config_parse(&c, "m4", &e), "m4");
+    c.vocab = 256;
+    c.context = 64;
+    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1);
+    size_t sum = 0;
+    for (int i = 0; i < m.manifest.count; i++) sum += m.manifest.at[i].count;
+    check(sum == m.manifest.learnable, "the manifest counts %zu parameters, its tensors have %zu", m.manifest.learnable, sum);
+    check(config_active(&c, sum) < sum / 2, "m4: %zu of %zu parameters are active", config_active(&c, sum), sum);
+    model_free(&m);
+}
+
+void test_model(void) {
+    descriptors();
+    gradients();
+    bf16();
+    memory_promise();
+    decoding("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX);
+    decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
+    decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
+    decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
+    bad_gradient();
+    training();
+}
