@@ -15,11 +15,12 @@ probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t -l
 HAVE_ARCH := $(call probe,-march=$(ARCH),int main(void){return 0;})
 HAVE_OMP  := $(if $(NO_OMP),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
 
+# a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
 OPT   = $(if $(DEBUG),-O1 -g -fsanitize=address$(COMMA)undefined -fno-omit-frame-pointer,-O3)
 COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
-FLAGS = -std=c11 $(OPT) $(if $(HAVE_ARCH),-march=$(ARCH)) $(OMP) $(WARN) -MMD -MP
+FLAGS = -std=c11 $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) -mprefer-vector-width=512) $(OMP) $(WARN) -MMD -MP
 LINK  = $(OPT) $(OMP) -lm
 
 # kernels/cpu is compiled once for each number type; the rest once.
@@ -48,11 +49,11 @@ $(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(CASES) $(LIBRARY)
 $(B)/run_tests: $(TESTS) $(LIBRARY)
 	$(CC) $^ $(LINK) -o $@
 
-$(B)/%.o: %.c
+$(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	$(CC) $(FLAGS) -DMOE_VERSION='"$(VERSION)"' -c $< -o $@
 define precision
-$(B)/$1/%.o: %.c
+$(B)/$1/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	$(CC) $(FLAGS) -DPRECISION_$1 -c $$< -o $$@
 endef

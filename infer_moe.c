@@ -99,7 +99,7 @@ typedef struct {
     Config     config;
     Tokenizer *tokenizer;               /* NULL: there is none, and text is ids */
     const Device *dev;
-    View       view;                    /* layer < 0: nothing is watched */
+    View       view;                    /* main NULL: no experts are watched */
     Decoder    d;
     Stream    *stream;                  /* (r) */
     int       *window;                  /* (r,room) the tokens in the cache */
@@ -148,9 +148,9 @@ static char *newest_model(void) {
         struct stat s;
         if (glob(patterns[k], 0, NULL, &found)) continue;
         for (size_t i = 0; i < found.gl_pathc; i++) {
-            const char *file = found.gl_pathv[i];
-            char *path = text_format("%.*s", (int)(strrchr(file, '/') - file), file);
-            if (has_model(path) && !stat(file, &s) && (!folder || later(s.st_mtim, latest))) {
+            char *path = text_format("%s", found.gl_pathv[i]);
+            path[strlen(path) - strlen("/model.safetensors")] = 0;
+            if (has_model(path) && !stat(found.gl_pathv[i], &s) && (!folder || later(s.st_mtim, latest))) {
                 free(folder);
                 folder = path;
                 latest = s.st_mtim;
@@ -185,7 +185,7 @@ static const Device *find_device(const char *asked) {
         }
     }
     if (why) fail(EXIT_CUDA, "-dv %s: %s", asked, why);
-    fail(strcmp(asked, "cuda") ? EXIT_USAGE : EXIT_CUDA, "-dv %s: this program has only auto, cpu, cuda and%s", asked, names.at);
+    fail(strcmp(asked, "cuda") ? EXIT_USAGE : EXIT_CUDA, "-dv %s: this build has%s (or auto)", asked, names.at);
 }
 
 /* A tokenizer that is missing can be done without; one that is damaged or belongs to another model cannot. */
@@ -230,7 +230,7 @@ static void load(Run *r, const char *asked) {
     const int trained = r->config.context;
     if (!r->s.context) r->s.context = trained;
     if (r->s.context < 2) fail(EXIT_USAGE, "-c %d: a context of at least 2 tokens is needed", r->s.context);
-    if (r->s.context > trained) warn("the model was trained for %d tokens: what it writes beyond them may be nonsense", trained);
+    if (r->s.context > trained) warn("the model was trained for %d tokens: what it makes of more may be nonsense", trained);
     if ((int64_t)r->s.sequences * r->s.context > INT_MAX) fail(EXIT_USAGE, "-r %d times -c %d: at most %d positions", r->s.sequences, r->s.context, INT_MAX);
     config_descriptor(&r->config, name);
     say(r, "model %s (%s), context %d, %s\n", r->folder, name, r->s.context, r->dev->name);
@@ -244,12 +244,11 @@ static void lens_open(Lens *o, const View *v, Route *route, const char *name, co
     const size_t slots = (size_t)m->N * (size_t)route->plan.K, E = (size_t)route->plan.E;
     *o = (Lens){ .name = name, .route = route, .own = v->dev->alloc(slots * sizeof(int)), .host = mem_alloc(slots * sizeof(int)),
                  .count = mem_alloc(E * (size_t)v->V * sizeof(unsigned)), .first = mem_alloc(E * sizeof(unsigned)) };
-    if (!o->own) fail(EXIT_MEMORY, "%s has no memory for the expert views: try without -v %s", v->dev->name, "2 and 3");
+    if (!o->own) fail(EXIT_MEMORY, "%s has no memory left for the expert views (-v)", v->dev->name);
     route->expert = o->own;
 }
 static void view_open(View *v, const Run *r, Model *m) {
     const Config *c = &r->config;
-    *v = (View){ .layer = -1 };
     if (r->s.verbose < 2) return;
     if (r->s.layer >= c->layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", r->s.layer, c->layers - 1);
     if (!m->routers) fail(EXIT_USAGE, "-v %d shows experts, but this model is dense", r->s.verbose);
@@ -288,10 +287,12 @@ static int expert_color(int e) {
     return e < 16 ? distinct[e] : 17 + e * 67 % 214;
 }
 
-static void print_legend(const View *v, int colored) {
+static void print_legend(const View *v, int colored) {          /* colored: the text was; and so is this, on a terminal */
     double sum = 0;
     for (int e = 0; e < v->main->route->plan.E; e++) sum += v->main->first[e];
-    fprintf(stderr, "layer %d, %s experts, share of the tokens that have each as first choice:\n", v->layer, v->main->name);
+    fprintf(stderr, "layer %d, %s experts%s; share of the tokens that have each as first choice:\n", v->layer, v->main->name,
+            colored ? "" : " (a number in brackets before what they read; -co always colors it)");
+    colored = colored && isatty(2);
     for (int e = 0; e < v->main->route->plan.E; e++) {
         if (colored) fprintf(stderr, "\033[38;5;%dm", expert_color(e));
         fprintf(stderr, " [%d] %.1f%%%s", e, 100 * v->main->first[e] / (sum > 0 ? sum : 1), colored ? "\033[0m" : "");
@@ -324,11 +325,11 @@ static void print_token(const Tokenizer *t, int id) {
 static void print_favourites(const View *v, const Tokenizer *t, const Lens *o) {
     enum { SHOWN = 8 };
     const size_t V = (size_t)v->V;
-    const int E = o->route->plan.E;
+    const int E = o->route->plan.E, K = o->route->plan.K;
     double *all = mem_alloc(V * sizeof *all), total = 0;
     for (int e = 0; e < E; e++)
         for (size_t i = 0; i < V; i++) { all[i] += o->count[(size_t)e*V + i]; total += o->count[(size_t)e*V + i]; }
-    fprintf(stderr, "layer %d, %s experts: share of the slots; favourite tokens (and how much of each it reads)\n", v->layer, o->name);
+    fprintf(stderr, "layer %d, %s experts: share of all slots; favourite tokens (how often it is one of the %d that read it)\n", v->layer, o->name, K);
     for (int e = 0; e < E; e++) {
         const unsigned *count = o->count + (size_t)e*V;
         unsigned char *told = mem_alloc(V);
@@ -343,7 +344,7 @@ static void print_favourites(const View *v, const Tokenizer *t, const Lens *o) {
             if (best == V) break;
             told[best] = 1;
             print_token(t, (int)best);
-            fprintf(stderr, " %.0f%%", 100 * count[best] / all[best]);
+            fprintf(stderr, " %.0f%%", 100 * K * count[best] / all[best]);
         }
         fputc('\n', stderr);
         free(told);
@@ -353,7 +354,7 @@ static void print_favourites(const View *v, const Tokenizer *t, const Lens *o) {
 
 static void view_report(const Run *r) {
     const View *v = &r->view;
-    if (r->s.verbose == 2) print_legend(v, r->colored && isatty(2));
+    if (r->s.verbose == 2) print_legend(v, r->colored);
     for (int i = 0; r->s.verbose == 3 && i < 2; i++) if (v->lens[i].route) print_favourites(v, r->tokenizer, &v->lens[i]);
 }
 
@@ -402,7 +403,7 @@ static void stream_color(const Run *r, Stream *o, int expert) {
     o->color = expert;
 }
 
-/* Prints what is certain. At the end of a text that is all but half a character. */
+/* Prints what is certain. At the end of a text that is everything, but not a part of a character. */
 static void stream_print(const Run *r, Stream *o, int end) {
     const size_t certain = o->text.length - (end ? 0 : stream_held(r, o)), ready = utf8_complete(o->text.at, certain);
     for (size_t i = 0; i < ready; i++) {
@@ -437,8 +438,8 @@ static void feed(Run *r, const int *tokens, int count, int *expert) {
     }
 }
 
-/* Makes room in a full context by reading its last half again, as a beginning: positions are relative, so that is what the
- * model knows, while cached keys and values cannot be moved without changing what they had seen. */
+/* Makes room in a full context by reading its last half again as if the text began there. Cached keys and values cannot
+ * simply be moved down: the cached ones were made with the half that is now forgotten still in view. */
 static void slide(Run *r) {
     const int B = r->s.sequences, length = r->d.length, keep = length < r->room / 2 ? length : r->room / 2;
     int *last = mem_alloc((size_t)B * (size_t)keep * sizeof *last);
@@ -757,10 +758,11 @@ int main(int argc, char **argv) {
     static Run r;
     char given[OPTIONS];
     const char *folder = NULL;
+    threads_settle(argv);
     options_parse(table, OPTIONS, &r.s, given, argc, argv, usage, &folder, 1);
     check_options(&r.s, given);
-    prepare(&r, given);
     load(&r, folder);
+    prepare(&r, given);
 
     if (*r.s.file) measure(&r);
     else if (!strcmp(r.s.mode, "chat")) chat(&r);

@@ -14,6 +14,7 @@
 #include "llmc/random.h"
 #include "llmc/report.h"
 #include "llmc/schedule.h"
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -43,10 +44,10 @@ static const Option options[] = {
     { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2", "nonlinearity of the experts" },
     { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,        "folder for checkpoints and logs" },
     { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,        "1: go on with the run in the folder; 0, when given: discard it" },
-    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "16",                  1,    1e6,   NULL,        "sequences per micro-batch (B)" },
-    { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "64",                  1,    262144, NULL,       "tokens per sequence (T)" },
+    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "8",                   1,    1e6,   NULL,        "sequences per micro-batch (B)" },
+    { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,        "tokens per step, a multiple of B*T: gradients accumulate; 0: B*T" },
-    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "800",                 -1,   1e12,  NULL,        "optimizer steps; -1: one epoch; 0: print the plan and stop" },
+    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,        "optimizer steps; -1: one epoch; 0: print the plan and stop" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "course of the learning rate" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,        "peak learning rate" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach it" },
@@ -61,7 +62,7 @@ static const Option options[] = {
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,        "balance by a selection bias that moves so much a step (try 1e-3 with -ra 0)" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,        "1: route round robin, for speed measurements; does not learn to route" },
-    { "watching",  "v",  "val-every",        OPTION_LONG,  AT(val_every),     "100",                 1,    1e12,  NULL,        "steps between validations" },
+    { "watching",  "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
     { "watching",  "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,        "batches of a validation; -1: the whole split" },
     { "watching",  "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "400",                 0,    1e12,  NULL,        "steps between samples of text; 0: none" },
     { "watching",  "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens of a sample" },
@@ -105,11 +106,11 @@ typedef struct {
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
     int64_t    first_step;
-    int        failed_saves;
+    int        failed_saves, locked;
 } Run;
 
-/* Settings that belong to a machine or an invocation and are not taken over from the run that is resumed. */
-static const char *const not_restored[] = { "out", "resume", "device", "allow-data-change", "gradient-check" };
+/* Settings of one invocation, which are not taken over from the run that is resumed. */
+static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
 static void restore_settings(Run *r) {
     for (const JsonValue *v = json_first(checkpoint_options(r->from)); v; v = v->next) {
@@ -125,21 +126,38 @@ static void restore_settings(Run *r) {
     }
 }
 
+static void lock_folder(Run *r) {
+    Error e;
+    if (!checkpoint_lock(r->s.out, &e)) fail(strstr(e.text, "in use") ? EXIT_USAGE : EXIT_DISK, "%s", e.text);
+    r->locked = 1;
+}
+
 /* Whose run is in the folder, and may it be touched? Nothing is written before this says so. */
 static void open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
     const int said = option_given(options, OPTIONS, r->given, "y");
     if (s->check || (s->steps == 0 && option_given(options, OPTIONS, r->given, "x"))) return;
-    const int used = checkpoint_exists(s->out);
-    if (used && !said) fail(EXIT_USAGE, "%s holds another run. To go on with it: -y 1. To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
-    if (!checkpoint_lock(s->out, &e)) fail(strstr(e.text, "in use") ? EXIT_USAGE : EXIT_DISK, "%s", e.text);
-    char *state = text_format("%s/state", s->out);
-    if (used && s->resume && is_folder(state)) {
+    if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
+    const Holding there = checkpoint_exists(s->out);
+    if (!there) return;                                     /* then it is made when all else is known to be good: claim_folder */
+    if (!said) fail(EXIT_USAGE, "%s holds another run or model. To go on with it: -y 1. To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
+    if (there == HOLDS_MODEL && s->resume)
+        fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
+    lock_folder(r);
+    if (there == HOLDS_STATE && s->resume) {
         if (!(r->from = checkpoint_open(s->out, &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
         restore_settings(r);
-    } else if (used && s->resume) warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
-    free(state);
+    } else if (s->resume) warn("%s: no checkpoint was saved yet; starting from the beginning, with the settings given now", s->out);
+}
+
+/* The run begins: nothing that can be known beforehand is wrong with it. What was in the folder goes only now. */
+static void claim_folder(Run *r) {
+    Error e;
+    if (!r->locked) {
+        lock_folder(r);
+        if (checkpoint_exists(r->s.out)) fail(EXIT_USAGE, "%s: another run has begun here meanwhile", r->s.out);
+    } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
 }
 
 static void open_data(Run *r) {
@@ -149,7 +167,7 @@ static void open_data(Run *r) {
     if (*s->tokenizer && !(tokenizer = tokenizer_load(s->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     if (!(r->data = data_open(s->train, s->val, tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     r->tokenizer = tokenizer ? tokenizer : data_is_text(r->data) ? tokenizer_bytes() : NULL;
-    if (!data_is_text(r->data)) {       /* tokens of a large vocabulary: other defaults suit */
+    if (!data_is_text(r->data) && !r->from) {               /* tokens of a large vocabulary: other defaults suit */
         static const char *const defaults[][2] = { { "e", "m12" }, { "b", "4" }, { "t", "1024" }, { "x", "-1" }, { "l", "6e-4" }, { "u", "700" },
                                                    { "w2", "0.95" }, { "v", "250" }, { "m", "20" }, { "s", "1000" } };
         for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) options_default(options, OPTIONS, s, r->given, defaults[i][0], defaults[i][1]);
@@ -176,29 +194,36 @@ static void choose_device(Run *r) {
     free(names.at);
 }
 
+static void described(const Settings *s, Config *c) {
+    Error e;
+    if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (c->experts > 1 || c->attention_experts > 1) c->scores = scores_by_name(s->scores);
+    c->activation = activation_by_name(s->activation);
+}
+
 static void choose_model(Run *r) {
     Error e;
     Config *c = &r->config;
     const Settings *s = &r->s;
-    const int is_model = is_folder(s->model), vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
+    const int is_model = is_folder(s->model), kind_given = option_given(options, OPTIONS, r->given, "rs") || option_given(options, OPTIONS, r->given, "fa");
+    if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
+        fail(EXIT_INPUT, "%s: token id %d; ids up to %d are believed to be ids", s->train, data_max_id(r->data), (1 << 24) - 1);
+    const int vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
     if (r->from) {
         if (!checkpoint_config(r->from, c, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
     } else if (is_model) {
+        if (kind_given) fail(EXIT_USAGE, "-e %s: the model in this folder says itself what -rs and -fa are", s->model);
         if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
-        if (vocab > c->vocab) fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
+        if (r->tokenizer && vocab > c->vocab) fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
     } else {
-        if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
-        c->scores = scores_by_name(s->scores);
-        c->activation = activation_by_name(s->activation);
+        described(s, c);
         c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;      /* products like multiples of 128 */
         c->context = s->seq;
         if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
     }
-    if (r->from && option_given(options, OPTIONS, r->given, "e") && !is_model) {          /* what the user says must be what is there */
+    if (r->from && (kind_given || option_given(options, OPTIONS, r->given, "e")) && !is_model) {          /* what the user says must be what is there */
         Config said;
-        if (!config_parse(&said, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
-        said.scores = scores_by_name(s->scores);
-        said.activation = activation_by_name(s->activation);
+        described(s, &said);
         said.vocab = c->vocab;
         said.context = c->context;
         if (!config_same(c, &said, &e)) fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", checkpoint_path(r->from), s->model, e.text);
@@ -222,7 +247,9 @@ static void plan(Run *r) {
     if (s->total % micro) fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d = %lld", (long long)s->total, s->batch, s->seq, (long long)micro);
     if (s->total / micro > 1 << 20) fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
-    if (s->steps < 0) s->steps = data_epoch_samples(r->data, s->seq) / ((int64_t)s->batch * r->micro_batches);
+    if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / ((int64_t)s->batch * r->micro_batches)))
+        fail(EXIT_INPUT, "%s: an epoch is %lld sequences, less than the %lld of one step. Smaller steps (-b, -t, -d), or a number of them (-x)",
+             s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)s->batch * r->micro_batches);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches);
     optimizer_plan(&r->optimizer, &r->model);
     if (r->tokenizer) r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer) : r->config.vocab;
@@ -300,11 +327,11 @@ static void start_or_resume(Run *r) {
         checkpoint_close(r->from);
         r->from = NULL;
     } else {
-        if (checkpoint_exists(s->out) && !checkpoint_clear(s->out, &e)) fail(EXIT_DISK, "%s", e.text);
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);
+        claim_folder(r);
     }
     p->data = data_fingerprint(r->data);
     r->first_step = p->step;
@@ -454,9 +481,16 @@ static void listen_to_signals(void) {
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaction(numbers[i], &act, NULL);
     signal(SIGHUP, SIG_IGN);
 }
-static int stop_file(const Run *r) {
+/* Run with stdout closed, a file opened later would be number 1, and the text for the terminal would go into it. */
+static void open_standard_files(void) {
+    int fd;
+    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+static int stop_file(const Run *r) {                         /* a request is good for one stop: it is taken away */
     char *path = text_format("%s/STOP", r->s.out);
     const int there = is_file(path);
+    if (there) unlink(path);
     free(path);
     return there;
 }
@@ -548,11 +582,8 @@ static void summary(Run *r) {
     const Progress *p = &r->progress;
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
-    char *event = text_format("{\"event\": \"end\", \"steps\": %lld, \"seconds\": %.3f, \"best\": %.9g, \"best_step\": %lld, \"tokens\": %lld, \"tok_s\": %.1f, \"fingerprint\": \"%016llx\"}",
-                              (long long)p->step, p->seconds, p->best_loss, (long long)p->best_step, (long long)p->tokens, (double)p->tokens / p->seconds, (unsigned long long)fingerprint(&r->model));
-    log_event(&r->log, event);
-    free(event);
-    log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
+    log_end(&r->log, p, fingerprint(&r->model));
+    if (p->best_step >= 0) log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
     log_line(&r->log, "time             | %.1f s from the start of the program; %.1f s of training in all", now() - r->started, p->seconds);
     log_line(&r->log, "tokens           | %lld, %.0f a second", (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
     log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
@@ -585,8 +616,11 @@ int main(int argc, char **argv) {
     static Run run;
     Run *r = &run;
     Error e;
+    threads_settle(argv);
     r->started = now();
-    signal(SIGPIPE, SIG_IGN);                                        /* `| head` must not end a run */
+    signal(SIGPIPE, SIG_IGN);                                        /* `| head` must not end a run, */
+    signal(SIGXFSZ, SIG_IGN);                                        /* nor a limit on file sizes: that is a full disk */
+    open_standard_files();
     options_parse(options, OPTIONS, &r->s, r->given, argc, argv, usage, NULL, 0);
     open_folder(r);
     open_data(r);

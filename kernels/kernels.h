@@ -19,7 +19,7 @@
  * [start[e], start[e+1]), and within an expert they keep slot order.
  *
  * Error bounds are relative to the same operation in f64 on the same inputs, and hold for f32 (unit: eps = 2^-24)
- * and bf16 (eps = 2^-9, one rounding of each stored value) alike; "exact" means bit for bit. */
+ * and bf16 (eps = 2^-8, one rounding of each stored value) alike; "exact" means bit for bit. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include <stddef.h>

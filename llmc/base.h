@@ -30,7 +30,13 @@ char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new st
 
 double now(void);                                                    /* seconds, monotonic */
 
-/* Files. `path` of write_file is replaced as a whole or not at all: temporary name, fsync, rename, fsync of the folder. */
+/* Called first in main: has OpenMP's threads wait politely. Its runtime reads its settings before main can make them, so the
+ * program starts itself again, once, with GOMP_SPINCOUNT set, unless the user has set that or OMP_WAIT_POLICY. By default
+ * a thread that waits for another spins for milliseconds; with any other busy process on the machine that made a training
+ * step 20 times slower, and a short spin costs nothing on a quiet one (docs/LOG.md). */
+void threads_settle(char **argv);
+
+/* Files. `path` of file_write is replaced as a whole or not at all: temporary name, fsync, rename, fsync of the folder. */
 char *file_read(const char *path, size_t *bytes, Error *e);          /* whole file and a final NUL; NULL on error; free() it */
 int   file_write(const char *path, const void *data, size_t bytes, Error *e);
 int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */

@@ -71,23 +71,39 @@ static void remove_folder(const char *path) {
     rmdir(path);
 }
 /* Left behind by a save that was killed. */
+static int is_temporary(const char *name) {                  /* .tmp-step-800 of a save, or config.json.tmp.1234 of file_write */
+    const char *process = strstr(name, ".tmp.");
+    return !strncmp(name, ".tmp-", 5) || (process && process[5] && !process[5 + strspn(process + 5, "0123456789")]);
+}
 static void remove_temporaries(const char *folder) {
-    char *state = text_format("%s/state", folder);
-    DIR *d = opendir(state);
-    for (struct dirent *f; d && (f = readdir(d)); )
-        if (!strncmp(f->d_name, ".tmp-", 5)) { char *path = text_format("%s/%s", state, f->d_name); remove_folder(path); free(path); }
-    if (d) closedir(d);
-    free(state);
+    static const char *const places[] = { "state", "best", "." };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        char *place = text_format("%s/%s", folder, places[i]);
+        DIR *d = opendir(place);
+        for (struct dirent *f; d && (f = readdir(d)); ) {
+            if (!is_temporary(f->d_name)) continue;
+            char *path = text_format("%s/%s", place, f->d_name);
+            if (is_folder(path)) remove_folder(path); else unlink(path);
+            free(path);
+        }
+        if (d) closedir(d);
+        free(place);
+    }
 }
 
-int checkpoint_exists(const char *folder) {
+Holding checkpoint_exists(const char *folder) {
+    static const struct { const char *file; Holding means; } signs[] = {
+        { "model.safetensors", HOLDS_MODEL }, { "model.safetensors.index.json", HOLDS_MODEL }, { "config.json", HOLDS_MODEL }, { "log.jsonl", HOLDS_LOG },
+    };
     int64_t *steps;
-    int n = list_steps(folder, &steps);
-    char *log = text_format("%s/log.jsonl", folder);
-    int exists = n > 0 || is_file(log);
+    Holding found = list_steps(folder, &steps) > 0 ? HOLDS_STATE : HOLDS_NOTHING;
+    for (size_t i = 0; i < sizeof signs / sizeof *signs && !found; i++) {
+        char *path = text_format("%s/%s", folder, signs[i].file);
+        if (is_file(path)) found = signs[i].means;
+        free(path);
+    }
     free(steps);
-    free(log);
-    return exists;
+    return found;
 }
 int checkpoint_clear(const char *folder, Error *e) {
     static const char *const files[] = { "main.log", "log.jsonl", "report.html", "model.safetensors", "best/model.safetensors" };
@@ -226,7 +242,7 @@ int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, cons
     uint64_t bytes[2];
     uint32_t crc[2];
 
-    if (is_folder(state)) remove_temporaries(folder);
+    remove_temporaries(folder);
     int ok = folder_make(state, e) && room_for(folder, need, e) && folder_make(temporary, e)
           && hf_save_weights(m, model, p->step, e, &bytes[0], &crc[0])
           && save_optimizer(optimizer, m, o, e, &bytes[1], &crc[1])

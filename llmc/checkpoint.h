@@ -25,7 +25,8 @@ typedef struct {                        /* what a run is, besides weights and mo
 } Progress;
 
 int  checkpoint_lock(const char *folder, Error *e);         /* makes the folder; 0 if another trainer has it */
-int  checkpoint_exists(const char *folder);                 /* a resumable state, or the log of a run */
+typedef enum { HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
+Holding checkpoint_exists(const char *folder);              /* the best of: the log of a run, a model, states to resume from */
 
 /* keep: how many step folders stay (at least 1); major: those whose step it divides stay too (0: none).
  * options: JSON of the settings, kept for a later resume. */

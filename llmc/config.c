@@ -219,7 +219,8 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
         case SCORE: case ACTIVATION: {
             const char *name = v ? json_string(v, "") : keys[i].kind == SCORE ? scores_names[0] : activation_names[0];
             *(int *)field = keys[i].kind == SCORE ? scores_by_name(name) : activation_by_name(name);
-            if (*(int *)field < 0) return error_set(e, "config.json: \"%s\" is \"%s\", which this program does not know", keys[i].key, name);
+            if (*(int *)field < 0 || (keys[i].kind == ACTIVATION && (strcmp(name, activation_names[*(int *)field]) || (f != FAMILY_SMOE && *(int *)field != SWIGLU))))
+                return error_set(e, "config.json: \"%s\" is \"%s\", which this program does not know in a %s", keys[i].key, name, family_name(f));
         }
         }
     }

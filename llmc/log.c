@@ -1,6 +1,7 @@
 /* log.c: see log.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "log.h"
+#include "plot.h"
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -75,6 +76,7 @@ void log_close(Log *l) {
     if (l->json) fclose(l->json);
     if (l->lost) fprintf(stderr, "warning: %s: %ld log lines were lost\n", l->folder, l->lost);
     free(l->folder);
+    free(l->curve);
 }
 
 static void number(Text *t, const char *key, double x) {
@@ -103,6 +105,11 @@ static void score_text(char text[16], double z) {
 void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double norm_z, int keep_line) {
     char zl[16], zn[16], bal[64] = "", att[32] = "", line[400];
     const int eta = (int)(s->eta + 0.5);
+    if (l->terminal) {
+        if ((l->points & (l->points - 1)) == 0) l->curve = mem_grow(l->curve, (size_t)(l->points ? 4 * l->points : 4) * sizeof *l->curve);
+        l->curve[2*l->points] = (double)s->step;
+        l->curve[2*l->points++ + 1] = s->loss;
+    }
     score_text(zl, loss_z);
     score_text(zn, norm_z);
     if (s->balance > 0 || s->att_balance > 0) snprintf(bal, sizeof bal, " | bal %.2f max %.1f dead %d/%d", s->balance > 0 ? s->balance : s->att_balance, s->max_load, s->dead, s->experts);
@@ -150,6 +157,31 @@ void log_validation(Log *l, int64_t step, double loss, double bits_per_byte, dou
     text_add(&t, ", \"best_step\": %lld}", (long long)best_step);
     log_event(l, t.at);
     free(t.at);
+}
+
+static int terminal_is_utf8(void) {
+    const char *locale = getenv("LC_ALL");
+    if (!locale || !*locale) locale = getenv("LC_CTYPE");
+    if (!locale || !*locale) locale = getenv("LANG");
+    return locale && (strstr(locale, "UTF-8") || strstr(locale, "utf8"));
+}
+void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
+    Text t = { 0 };
+    text_add(&t, "{\"event\": \"end\", \"steps\": %lld", (long long)p->step);
+    number(&t, "seconds", p->seconds);
+    number(&t, "best", p->best_step < 0 ? NAN : p->best_loss);
+    text_add(&t, ", \"best_step\": %lld, \"tokens\": %lld", (long long)p->best_step, (long long)p->tokens);
+    number(&t, "tok_s", p->seconds > 0 ? (double)p->tokens / p->seconds : NAN);
+    text_add(&t, ", \"fingerprint\": \"%016llx\"}", (unsigned long long)fingerprint);
+    log_event(l, t.at);
+    free(t.at);
+    if (l->points < 8) return;
+    double *x = mem_alloc((size_t)l->points * sizeof *x), *y = mem_alloc((size_t)l->points * sizeof *y);
+    for (int i = 0; i < l->points; i++) { x[i] = l->curve[2*i]; y[i] = l->curve[2*i + 1]; }
+    finish_line(l);
+    plot_terminal(stdout, x, y, l->points, 80, 10, "training loss", terminal_is_utf8());
+    free(x);
+    free(y);
 }
 
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {

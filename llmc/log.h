@@ -20,6 +20,7 @@ typedef struct {
     int   open_line;
     long  lost;                         /* lines that could not be written */
     double shown;                       /* when the line was last refreshed */
+    double *curve;  int points;         /* (points,2) step and loss, for the terminal's curve */
 } Log;
 
 /* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: goes on after that step; lines of later steps, which a
@@ -33,6 +34,7 @@ void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double n
 void log_validation(Log *l, int64_t step, double loss, double bits_per_byte, double best, int64_t best_step);
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes);
+void log_end(Log *l, const Progress *p, uint64_t fingerprint);  /* on a terminal, also the curve of the loss */
 void log_line(Log *l, const char *format, ...) PRINTF(2, 3);    /* to stdout, below the refreshed line */
 
 /* The z-score of x against the window (NAN until it is full), then x joins it if it is finite. */

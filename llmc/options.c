@@ -7,8 +7,8 @@
 #include <string.h>
 
 static int chosen(const char *choices, const char *text) {
-    const size_t n = strlen(text);
-    for (const char *c = choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
+    const size_t n = strcspn(text, "|");
+    for (const char *c = text[n] ? NULL : choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
         if (n && !strncmp(c, text, n) && (c[n] == '|' || !c[n])) return 1;
     return 0;
 }
@@ -36,7 +36,10 @@ void option_value(const Option *o, const void *settings, char *text, size_t room
     const void *field = (const char *)settings + o->field;
     if (o->kind == OPTION_INT)   snprintf(text, room, "%d", *(const int *)field);
     if (o->kind == OPTION_LONG)  snprintf(text, room, "%lld", (long long)*(const int64_t *)field);
-    if (o->kind == OPTION_FLOAT) snprintf(text, room, "%.7g", (double)*(const float *)field);
+    for (int digits = 6; o->kind == OPTION_FLOAT && digits <= 9; digits++) {                /* the fewest that give the same float */
+        snprintf(text, room, "%.*g", digits, (double)*(const float *)field);
+        if ((float)strtod(text, NULL) == *(const float *)field) break;
+    }
     if (o->kind == OPTION_TEXT)  snprintf(text, room, "%s", *(const char *const *)field);
 }
 

@@ -31,9 +31,9 @@ enum {
     RESUMES = 64, OPTIONS = 512,        /* marked, shown */
     TEXT_BYTES = 4000                   /* of one string */
 };
-static const double LARGEST = 1e30, LAST_STEP = 1e15;   /* numbers beyond these are damage; half a curve of them adds up safely */
+static const double LARGEST = 1e30, LAST_STEP = 1e15;   /* what is beyond is damage; the rest adds up safely */
 
-/* ---- the run, as far as it is drawn ------------------------------------------------------------------------------------- */
+/* ---- the run, as far as it is drawn ------------------------------------------------------------------------------ */
 
 typedef struct { int64_t taken, finite; double step, sum, min, max; } Bucket;       /* step: a sum, too */
 typedef struct { int n; int64_t stride; Bucket *at; } Curve;
@@ -46,7 +46,8 @@ typedef struct {
     Router  router[ROUTERS];
     int     routers, hidden, rows, room, n;                                         /* room, n: columns */
     int64_t stride, *taken;                                                         /* [room] load events in a column */
-    double *sum, *last, first_step, last_step;                                      /* [room][rows] of load/mean; [rows] of the last event */
+    double *sum, *last;                                                             /* load/mean: [room][rows]; [rows] of the last */
+    double  first_step, last_step;
 } Heat;
 
 enum { LOSS, VALIDATION, RATE, NORM, BALANCE, ATTENTION_BALANCE, MAX_LOAD, SPEED, Z_LOSS, DEAD, CURVES };
@@ -81,7 +82,8 @@ static Bucket bucket_merge(Bucket a, Bucket b) {
     Bucket one = a.finite ? a : b;
     one.taken = a.taken + b.taken;
     if (!a.finite || !b.finite) return one;
-    return (Bucket){ one.taken, a.finite + b.finite, a.step + b.step, a.sum + b.sum, fmin(a.min, b.min), fmax(a.max, b.max) };
+    return (Bucket){ one.taken, a.finite + b.finite, a.step + b.step, a.sum + b.sum,
+                     fmin(a.min, b.min), fmax(a.max, b.max) };
 }
 static void curve_add(Curve *c, double step, double y) {
     if (!c->at) { c->at = mem_alloc(POINTS * sizeof *c->at); c->stride = 1; }
@@ -118,7 +120,7 @@ static void list_free(List *l) {
     for (int i = 0; i < LAST; i++) free(l->last[i].text);
 }
 
-/* ---- text --------------------------------------------------------------------------------------------------------------- */
+/* ---- text -------------------------------------------------------------------------------------------------------- */
 
 static void add(Text *t, const char *s) { text_add_bytes(t, s, strlen(s)); }
 
@@ -134,7 +136,8 @@ static void add_escaped(Text *t, const char *s, size_t bytes) {
         char utf8[4];
         n = utf8_decode(s + at, bytes - at, &code);
         if (!n) { n = 1; code = 0xFFFD; }
-        for (size_t k = 0; k < sizeof entities / sizeof *entities; k++) if (entities[k].code == code) entity = entities[k].entity;
+        for (size_t k = 0; k < sizeof entities / sizeof *entities; k++)
+            if (entities[k].code == code) entity = entities[k].entity;
         if (code < 0x20 && code != '\n' && code != '\t') code += 0x2400;
         else if ((code >= 0x7F && code < 0xA0) || code == 0xFFFE || code == 0xFFFF) code = 0xFFFD;
         if (entity) add(t, entity);
@@ -187,12 +190,12 @@ static void add_tick(Text *t, double v, double step, double largest) {
     text_add(t, "%.*f%s", decimals < 0 ? 0 : decimals > 9 ? 9 : decimals, v / scale, unit);
 }
 
-/* ---- reading the log ---------------------------------------------------------------------------------------------------- */
+/* ---- reading the log --------------------------------------------------------------------------------------------- */
 
 static const JsonValue *root_of(const Json *doc) { return doc ? json_root(doc) : NULL; }
 static double number(const JsonValue *object, const char *key) { return json_double(json_get(object, key), NAN); }
 
-static void set_end(Run *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: it went on, so that was not the end */
+static void set_end(Run *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: the run went on */
 
 /* Events take what they know; 1: the document is kept. */
 static int take_start(Run *r, Json *doc, double step) {
@@ -227,7 +230,10 @@ static int take_step(Run *r, Json *doc, double step) {
     const double seconds = number(o, "ms") / 1000, speed = number(o, "tok_s"), loss = number(o, "loss");
     take_curves(r, o, step, "step");
     if (loss <= LARGEST) r->loss = loss;
-    if (seconds >= 0 && seconds <= 1e9 && speed >= 0 && speed <= LARGEST) { r->seconds += seconds; r->tokens += seconds * speed; }
+    if (seconds >= 0 && seconds <= 1e9 && speed >= 0 && speed <= LARGEST) {
+        r->seconds += seconds;
+        r->tokens += seconds * speed;
+    }
     set_end(r, NULL);
     return 0;
 }
@@ -236,7 +242,11 @@ static int take_val(Run *r, Json *doc, double step) {
     const JsonValue *o = json_root(doc);
     const double loss = number(o, "loss");
     take_curves(r, o, step, "val");
-    if (fabs(loss) <= LARGEST && !(loss >= r->best)) { r->best = loss; r->best_step = step; r->best_bits = number(o, "bits_per_byte"); }
+    if (fabs(loss) <= LARGEST && !(loss >= r->best)) {      /* best starts as NaN */
+        r->best = loss;
+        r->best_step = step;
+        r->best_bits = number(o, "bits_per_byte");
+    }
     return 0;
 }
 static int take_sample(Run *r, Json *doc, double step) {
@@ -284,8 +294,9 @@ static double *heat_column(Heat *h) {                   /* for one more event; c
     if (!h->n || h->taken[h->n - 1] == h->stride) {
         if (h->n == h->room) {
             for (int i = 0; i < h->room / 2; i++) {
-                for (size_t k = 0; k < rows; k++)
-                    h->sum[(size_t)i * rows + k] = h->sum[2 * (size_t)i * rows + k] + h->sum[(2 * (size_t)i + 1) * rows + k];
+                double *to = h->sum + (size_t)i * rows;
+                const double *a = h->sum + 2 * (size_t)i * rows, *b = a + rows;
+                for (size_t k = 0; k < rows; k++) to[k] = a[k] + b[k];
                 h->taken[i] = h->taken[2*i] + h->taken[2*i + 1];
             }
             h->n = h->room / 2;
@@ -381,7 +392,7 @@ static int read_log(Run *r, FILE *f, int second) {
     return bytes > 0 || feof(f) || (second && line == r->lines);
 }
 
-/* ---- curves ------------------------------------------------------------------------------------------------------------- */
+/* ---- curves ------------------------------------------------------------------------------------------------------ */
 
 enum { FROM_ZERO = 1, EVEN_IS_ONE = 2, MAYBE_LOG = 4, WIDE = 8 };
 typedef struct { const char *title; int curve[2], count, how; } Chart;
@@ -429,7 +440,8 @@ static void axes_range(Axes *a, const Run *r, const Chart *c) {
 
 static void draw_y_tick(Text *t, const Axes *a, double y, double step, double largest) {
     const double py = at_y(a, y);
-    text_add(t, "<path class=\"grid\" d=\"M%.0f %.1fH%.0f\"/><text class=\"end\" x=\"%.0f\" y=\"%.1f\">", a->left, py, a->right, a->left - 6, py + 4);
+    text_add(t, "<path class=\"grid\" d=\"M%.0f %.1fH%.0f\"/>", a->left, py, a->right);
+    text_add(t, "<text class=\"end\" x=\"%.0f\" y=\"%.1f\">", a->left - 6, py + 4);
     add_tick(t, y, step, largest);
     add(t, "</text>\n");
 }
@@ -438,8 +450,8 @@ static void draw_axes(Text *t, const Axes *a, int wide) {
         const double decades = a->y1 - a->y0, every = ceil(decades / 6);
         for (double k = floor(a->y0); k <= a->y1; k += every)
             for (int m = 1; m <= 5; m += m == 2 ? 3 : 1) {
-                const double y = m * pow(10, k);
-                if (log10(y) >= a->y0 && log10(y) <= a->y1 && (m == 1 || decades < 3)) draw_y_tick(t, a, y, pow(10, k), y);
+                const double y = m * pow(10, k), place = log10(y);
+                if (place >= a->y0 && place <= a->y1 && (m == 1 || decades < 3)) draw_y_tick(t, a, y, pow(10, k), y);
             }
     } else {
         const double step = nice_step(a->y1 - a->y0, wide ? 7 : 5), first = ceil(a->y0 / step - 1e-9);
@@ -449,30 +461,35 @@ static void draw_axes(Text *t, const Axes *a, int wide) {
     const double step = fmax(nice_step(a->x1 - a->x0, wide ? 8 : 5), 1), first = ceil(a->x0 / step);
     for (int i = 0; i < 20 && (first + i) * step <= a->x1; i++) {
         const double x = (first + i) * step, px = at_x(a, x);
-        text_add(t, "<path class=\"axis\" d=\"M%.1f %.0fv4\"/><text class=\"mid\" x=\"%.1f\" y=\"%.0f\">", px, a->bottom, px, a->bottom + 17);
+        text_add(t, "<path class=\"axis\" d=\"M%.1f %.0fv4\"/>", px, a->bottom);
+        text_add(t, "<text class=\"mid\" x=\"%.1f\" y=\"%.0f\">", px, a->bottom + 17);
         add_tick(t, x, step, a->x1);
         add(t, "</text>\n");
     }
-    text_add(t, "<path class=\"axis\" d=\"M%.0f %.0fH%.0f\"/><text class=\"mid\" x=\"%.0f\" y=\"%.0f\">step</text>\n", a->left, a->bottom, a->right,
-             (a->left + a->right) / 2, a->bottom + 33);
+    text_add(t, "<path class=\"axis\" d=\"M%.0f %.0fH%.0f\"/>", a->left, a->bottom, a->right);
+    text_add(t, "<text class=\"mid\" x=\"%.0f\" y=\"%.0f\">step</text>\n", (a->left + a->right) / 2, a->bottom + 33);
 }
 
+static void draw_point(Text *t, const Axes *a, int first, const Bucket *b, double y) {
+    text_add(t, "%c%.1f %.1f", first ? 'M' : 'L', at_x(a, b->step / (double)b->finite), at_y(a, y));
+}
 /* The mean as a line, minimum to maximum as a band behind it; a bucket without numbers is a gap. */
 static void draw_curve(Text *t, const Axes *a, const Curve *c, int color) {
+    const Bucket *b = c->at;
     for (int from = 0, to; c->stride > 1 && from < c->n; from = to + 1) {
-        for (to = from; to < c->n && c->at[to].finite; to++) { }
+        for (to = from; to < c->n && b[to].finite; to++) { }
         if (to == from) continue;
         text_add(t, "<path class=\"band c%d\" d=\"", color);
-        for (int k = from; k < to; k++) text_add(t, "%c%.1f %.1f", k == from ? 'M' : 'L', at_x(a, c->at[k].step / (double)c->at[k].finite), at_y(a, c->at[k].max));
-        for (int k = to; k-- > from;) text_add(t, "L%.1f %.1f", at_x(a, c->at[k].step / (double)c->at[k].finite), at_y(a, c->at[k].min));
+        for (int k = from; k < to; k++) draw_point(t, a, k == from, &b[k], b[k].max);
+        for (int k = to; k-- > from;) draw_point(t, a, 0, &b[k], b[k].min);
         add(t, "z\"/>\n");
     }
     text_add(t, "<path class=\"line c%d\" d=\"", color);
     for (int k = 0; k < c->n; k++) {
-        if (!c->at[k].finite) continue;
-        const int first = !k || !c->at[k - 1].finite, last = k + 1 == c->n || !c->at[k + 1].finite;
-        text_add(t, "%c%.1f %.1f%s", first ? 'M' : 'L', at_x(a, c->at[k].step / (double)c->at[k].finite), at_y(a, c->at[k].sum / (double)c->at[k].finite),
-                 first && last ? "h0" : "");            /* a single point: the round cap of an empty line */
+        if (!b[k].finite) continue;
+        const int first = !k || !b[k - 1].finite, last = k + 1 == c->n || !b[k + 1].finite;
+        draw_point(t, a, first, &b[k], b[k].sum / (double)b[k].finite);
+        if (first && last) add(t, "h0");                /* a single point: the round cap of an empty line */
     }
     add(t, "\"/>\n");
 }
@@ -494,28 +511,32 @@ static void draw_chart(Text *t, const Run *r, const Chart *c) {
     Axes a = { .left = 48, .right = width - 18, .top = 8, .bottom = height - 38 };
     if (!chart_shown(r, c)) return;
     axes_range(&a, r, c);
-    text_add(t, "<figure%s><figcaption><b>%s</b>%s", wide ? " class=\"wide\"" : "", c->title, a.log ? " (logarithmic)" : "");
+    text_add(t, "<figure class=\"%s\"><figcaption><b>%s</b>%s", wide ? "wide" : "", c->title, a.log ? " (logarithmic)" : "");
     for (int i = 0; i < c->count && c->count > 1; i++)
-        if (curve_shown(&r->curve[c->curve[i]])) text_add(t, " <span class=\"key\"><i class=\"c%d\"></i>%s</span>", i, curves[c->curve[i]].name);
+        if (curve_shown(&r->curve[c->curve[i]]))
+            text_add(t, " <span class=\"key\"><i class=\"c%d\"></i>%s</span>", i, curves[c->curve[i]].name);
     if (best) {
         text_add(t, " <span class=\"key\"><i class=\"ring\"></i>best %.4g at step ", r->best);
         add_count(t, r->best_step);
         add(t, "</span>");
     }
-    text_add(t, "</figcaption>\n<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s over steps\">\n", width, height, c->title);
+    add(t, "</figcaption>\n");
+    text_add(t, "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s over steps\">\n", width, height, c->title);
     draw_axes(t, &a, wide);
     if (c->how & EVEN_IS_ONE) text_add(t, "<path class=\"even\" d=\"M%.0f %.1fH%.0f\"/>\n", a.left, at_y(&a, 1), a.right);
     for (int64_t i = 0; wide && i < r->resumes && i < RESUMES; i++)
         if (r->resume[i] >= a.x0 && r->resume[i] <= a.x1)
-            text_add(t, "<path class=\"even\" d=\"M%.1f %.0fV%.0f\"><title>resumed at step %.0f</title></path>\n", at_x(&a, r->resume[i]), a.top, a.bottom, r->resume[i]);
+            text_add(t, "<path class=\"even\" d=\"M%.1f %.0fV%.0f\"><title>resumed at step %.0f</title></path>\n",
+                     at_x(&a, r->resume[i]), a.top, a.bottom, r->resume[i]);
     for (int i = 0; i < c->count; i++)
         if (curve_shown(&r->curve[c->curve[i]])) draw_curve(t, &a, &r->curve[c->curve[i]], i);
     if (wide) draw_dots(t, &a, &r->curve[VALIDATION], 1);
-    if (best) text_add(t, "<circle class=\"best\" cx=\"%.1f\" cy=\"%.1f\" r=\"6\"/>\n", at_x(&a, r->best_step), at_y(&a, r->best));
+    if (best)
+        text_add(t, "<circle class=\"best\" cx=\"%.1f\" cy=\"%.1f\" r=\"6\"/>\n", at_x(&a, r->best_step), at_y(&a, r->best));
     add(t, "</svg></figure>\n");
 }
 
-/* ---- expert loads ------------------------------------------------------------------------------------------------------- */
+/* ---- expert loads ------------------------------------------------------------------------------------------------ */
 
 static const struct { double below; const char *name; } shades[] = {        /* of load / mean */
     { 1e-9, "0" }, { 0.25, "&lt; 0.25" }, { 0.5, "&lt; 0.5" }, { 0.8, "&lt; 0.8" }, { 1.25, "0.8 to 1.25" },
@@ -535,10 +556,11 @@ static void draw_router(Text *t, const Heat *h, const Router *router) {
         if (h->last[router->row + k] < h->last[router->row + least]) least = k;
         if (h->last[router->row + k] > h->last[router->row + most]) most = k;
     }
-    text_add(t, "<figure><figcaption><b>%s</b> last: %.2f (expert %d) to %.2f (expert %d)</figcaption>\n", router->name, h->last[router->row + least], least,
-             h->last[router->row + most], most);
-    text_add(t, "<svg class=\"heat\" viewBox=\"0 0 %d %d\" style=\"height:%dpx\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"load of each expert over time\">\n",
-             h->n, router->experts, router->experts * (router->experts <= 16 ? 8 : router->experts <= 64 ? 4 : 2));
+    text_add(t, "<figure><figcaption><b>%s</b> last: %.2f (expert %d) to %.2f (expert %d)</figcaption>\n", router->name,
+             h->last[router->row + least], least, h->last[router->row + most], most);
+    text_add(t, "<svg class=\"heat\" viewBox=\"0 0 %d %d\" style=\"height:%dpx\" preserveAspectRatio=\"none\"", h->n, router->experts,
+             router->experts * (router->experts <= 16 ? 8 : router->experts <= 64 ? 4 : 2));
+    add(t, " role=\"img\" aria-label=\"load of each expert over time\">\n");
     text_add(t, "<rect class=\"s%d\" width=\"%d\" height=\"%d\"/>\n", EVEN_SHADE, h->n, router->experts);
     Text runs[SHADES] = {{0}};
     for (int k = 0; k < router->experts; k++)
@@ -561,40 +583,60 @@ static void draw_heat(Text *t, const Heat *h) {
     add_count(t, h->last_step);
     add(t, " on the right. Shade: tokens of the expert / mean of its router.</p>\n<p>");
     for (int s = 0; s < SHADES; s++)
-        text_add(t, "<span class=\"key\"><svg class=\"swatch\" viewBox=\"0 0 1 1\"><rect class=\"s%d\" width=\"1\" height=\"1\"/></svg>%s</span> ", s, shades[s].name);
+        text_add(t, "<span class=\"key\"><svg class=\"swatch\" viewBox=\"0 0 1 1\"><rect class=\"s%d\" width=\"1\" height=\"1\"/></svg>"
+                    "%s</span> ", s, shades[s].name);
     add(t, "</p>\n<div class=\"grid2\">\n");
     for (int i = 0; i < h->routers; i++) draw_router(t, h, &h->router[i]);
     add(t, "</div>\n");
     if (h->hidden) text_add(t, "<p>%d more routers are not drawn.</p>\n", h->hidden);
 }
 
-/* ---- the page ----------------------------------------------------------------------------------------------------------- */
+/* ---- the page ---------------------------------------------------------------------------------------------------- */
 
 static const char style[] =
-    ":root{color-scheme:light dark;--bg:#fff;--fg:#1c2128;--dim:#68717d;--grid:#e6e9ed;--axis:#9aa3ad;--box:#f6f7f9;--c0:#3b76c4;--c1:#d4620a;\n"
-    "--s0:#16161d;--s1:#1f5fa8;--s2:#6aa3d9;--s3:#c0d9ef;--s4:#f0f0ec;--s5:#fbdcb4;--s6:#f3ab62;--s7:#d96a1b;--s8:#93360a}\n"
-    "@media screen and (prefers-color-scheme:dark){:root{--bg:#15181c;--fg:#dfe3e8;--dim:#97a1ac;--grid:#2a2f36;--axis:#59626d;--box:#1e2227;--c0:#6ea8f0;--c1:#f5974a;\n"
-    "--s0:#f4f4ff;--s1:#79bbff;--s2:#3f80c4;--s3:#2c4a6b;--s4:#2a2e33;--s5:#5e4426;--s6:#a0621f;--s7:#e08a2e;--s8:#ffd08a}}\n"
-    "body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;print-color-adjust:exact;-webkit-print-color-adjust:exact}\n"
-    "h1{font-size:1.5rem;margin:.5rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:2rem 0 .5rem}p{margin:.4rem 0}\n"
-    "dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr));gap:.5rem;margin:1rem 0}dl div{background:var(--box);border-radius:6px;padding:.5rem .7rem}\n"
-    "dl div.span{grid-column:1/-1}dt,figcaption,.dim{color:var(--dim);font-size:.85rem}dd{margin:0;overflow-wrap:anywhere}dl div.main dd{font-size:1.25rem;line-height:1.3}dd .dim{display:block}\n"
-    "figure{margin:0 0 1rem;min-width:0;break-inside:avoid}figcaption b{color:var(--fg);margin-right:.4rem}figure.wide{overflow-x:auto}figure.wide svg{min-width:34rem}\n"
+    ":root{color-scheme:light dark;--bg:#fff;--fg:#1c2128;--dim:#68717d;--grid:#e6e9ed;--axis:#9aa3ad;\n"
+    "  --box:#f6f7f9;--c0:#3b76c4;--c1:#d4620a;--s0:#16161d;--s1:#1f5fa8;--s2:#6aa3d9;--s3:#c0d9ef;--s4:#f0f0ec;\n"
+    "  --s5:#fbdcb4;--s6:#f3ab62;--s7:#d96a1b;--s8:#93360a}\n"
+    "@media screen and (prefers-color-scheme:dark){\n"
+    ":root{--bg:#15181c;--fg:#dfe3e8;--dim:#97a1ac;--grid:#2a2f36;--axis:#59626d;--box:#1e2227;--c0:#6ea8f0;\n"
+    "  --c1:#f5974a;--s0:#f4f4ff;--s1:#79bbff;--s2:#3f80c4;--s3:#2c4a6b;--s4:#2a2e33;--s5:#5e4426;--s6:#a0621f;\n"
+    "  --s7:#e08a2e;--s8:#ffd08a}}\n"
+    "body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--bg);color:var(--fg);\n"
+    "  font:15px/1.45 system-ui,sans-serif;print-color-adjust:exact;-webkit-print-color-adjust:exact}\n"
+    "h1{font-size:1.5rem;margin:.5rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:2rem 0 .5rem}\n"
+    "p{margin:.4rem 0}\n"
+    "dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(11rem,1fr));gap:.5rem;margin:1rem 0}\n"
+    "dl div{background:var(--box);border-radius:6px;padding:.5rem .7rem}dl div.span{grid-column:1/-1}\n"
+    "dt,figcaption,.dim{color:var(--dim);font-size:.85rem}dd{margin:0;overflow-wrap:anywhere}\n"
+    "dl div.main dd{font-size:1.25rem;line-height:1.3}dd .dim{display:block}\n"
+    "figure{margin:0 0 1rem;min-width:0;break-inside:avoid}figcaption b{color:var(--fg);margin-right:.4rem}\n"
+    "figure.wide{overflow-x:auto}figure.wide svg{min-width:34rem}\n"
     ".grid2{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(24rem,100%),1fr));gap:.6rem 1.2rem}\n"
-    "svg{display:block;width:100%}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}.end{text-anchor:end}.mid{text-anchor:middle}\n"
-    "path{fill:none}.grid{stroke:var(--grid)}.axis{stroke:var(--axis)}.even{stroke:var(--axis);stroke-dasharray:4 3}\n"
-    ".c0{--c:var(--c0)}.c1{--c:var(--c1)}.line{stroke:var(--c);stroke-width:1.4;stroke-linejoin:round;stroke-linecap:round}.band{fill:var(--c);stroke:var(--c);opacity:.3}\n"
-    ".dot{fill:var(--c)}.best{fill:none;stroke:var(--fg);stroke-width:1.5}\n"
-    ".key{white-space:nowrap;margin-right:.7rem}.key i{display:inline-block;width:1.3em;border-top:3px solid var(--c);vertical-align:.25em;margin-right:.35em}\n"
+    "svg{display:block;width:100%}svg text{font:11px system-ui,sans-serif;fill:var(--dim)}.end{text-anchor:end}\n"
+    ".mid{text-anchor:middle}path{fill:none}.grid{stroke:var(--grid)}.axis{stroke:var(--axis)}\n"
+    ".even{stroke:var(--axis);stroke-dasharray:4 3}.c0{--c:var(--c0)}.c1{--c:var(--c1)}\n"
+    ".line{stroke:var(--c);stroke-width:1.4;stroke-linejoin:round;stroke-linecap:round}\n"
+    ".band{fill:var(--c);stroke:var(--c);opacity:.3}.dot{fill:var(--c)}\n"
+    ".best{fill:none;stroke:var(--fg);stroke-width:1.5}.key{white-space:nowrap;margin-right:.7rem}\n"
+    ".key i{display:inline-block;width:1.3em;border-top:3px solid var(--c);vertical-align:.25em;margin-right:.35em}\n"
     ".key i.ring{width:.6em;height:.6em;border:1.5px solid var(--fg);border-radius:50%;vertical-align:-.05em}\n"
-    ".heat{shape-rendering:crispEdges}.swatch{display:inline-block;width:1em;height:1em;vertical-align:-.12em;margin-right:.35em}\n"
-    ".s0{fill:var(--s0)}.s1{fill:var(--s1)}.s2{fill:var(--s2)}.s3{fill:var(--s3)}.s4{fill:var(--s4)}.s5{fill:var(--s5)}.s6{fill:var(--s6)}.s7{fill:var(--s7)}.s8{fill:var(--s8)}\n"
-    "pre{background:var(--box);border-radius:6px;padding:.6rem .8rem;margin:.2rem 0 1rem;white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate;font:13px/1.4 ui-monospace,monospace}\n"
-    "table{border-collapse:collapse}td{padding:.15rem 1.2rem .15rem 0;border-top:1px solid var(--grid);vertical-align:top;overflow-wrap:anywhere;unicode-bidi:isolate}\n"
+    ".heat{shape-rendering:crispEdges}\n"
+    ".swatch{display:inline-block;width:1em;height:1em;vertical-align:-.12em;margin-right:.35em}.s0{fill:var(--s0)}\n"
+    ".s1{fill:var(--s1)}.s2{fill:var(--s2)}.s3{fill:var(--s3)}.s4{fill:var(--s4)}.s5{fill:var(--s5)}\n"
+    ".s6{fill:var(--s6)}.s7{fill:var(--s7)}.s8{fill:var(--s8)}\n"
+    "pre{background:var(--box);border-radius:6px;padding:.6rem .8rem;margin:.2rem 0 1rem;white-space:pre-wrap;\n"
+    "  overflow-wrap:anywhere;unicode-bidi:isolate;font:13px/1.4 ui-monospace,monospace}\n"
+    "table{border-collapse:collapse}\n"
+    "td{padding:.15rem 1.2rem .15rem 0;border-top:1px solid var(--grid);vertical-align:top;overflow-wrap:anywhere;\n"
+    "  unicode-bidi:isolate}\n"
     "td:first-child{color:var(--dim);white-space:nowrap}\n"
-    "@media print{body{max-width:none;font-size:12px}h2{break-after:avoid}.grid2{grid-template-columns:1fr 1fr}figure.wide svg{min-width:0}}\n";
+    "@media print{\n"
+    "html{font-size:11px}body{max-width:none;font-size:11px}h2,.dim{break-after:avoid}\n"
+    ".grid2{grid-template-columns:1fr 1fr}figure.wide svg{min-width:0}}\n";
 
-static void cell(Text *t, const char *kind, const char *name) { text_add(t, "<div class=\"%s\"><dt>%s</dt><dd>", kind, name); }
+static void cell(Text *t, const char *kind, const char *name) {
+    text_add(t, "<div class=\"%s\"><dt>%s</dt><dd>", kind, name);
+}
 static void cell_end(Text *t) { add(t, "</dd></div>\n"); }
 static void cell_of(Text *t, const char *kind, const char *name, const JsonValue *v) {
     if (!v || v->type == JSON_NULL) return;
@@ -604,14 +646,15 @@ static void cell_of(Text *t, const char *kind, const char *name, const JsonValue
 }
 static void write_summary(Text *t, const Run *r) {
     const JsonValue *start = root_of(r->start), *end = root_of(r->end);
-    const double seconds = json_double(json_get(end, "seconds"), r->seconds), steps = json_double(json_get(json_get(start, "options"), "steps"), 0);
+    const double seconds = json_double(json_get(end, "seconds"), r->seconds);
+    const double steps = json_double(json_get(json_get(start, "options"), "steps"), 0);
     const double speed = json_double(json_get(end, "tok_s"), r->seconds > 0 ? r->tokens / r->seconds : NAN);
     add(t, "<dl>\n");
     if (isfinite(r->best)) {
         cell(t, "main", "Best validation loss");
         text_add(t, "%.4g <span class=\"dim\">at step ", r->best);
         add_count(t, r->best_step);
-        if (fabs(r->best_bits) <= LARGEST) text_add(t, ", %.4g bits/byte", r->best_bits);
+        if (r->best_bits > 0 && r->best_bits <= LARGEST) text_add(t, ", %.4g bits/byte", r->best_bits);
         add(t, "</span>");
         cell_end(t);
     }
@@ -619,7 +662,11 @@ static void write_summary(Text *t, const Run *r) {
     if (r->last_step >= 0) {
         cell(t, "main", "Steps");
         add_count(t, r->last_step);
-        if (steps > r->last_step && steps <= LAST_STEP) { add(t, " <span class=\"dim\">of "); add_count(t, steps); add(t, "</span>"); }
+        if (steps > r->last_step && steps <= LAST_STEP) {
+            add(t, " <span class=\"dim\">of ");
+            add_count(t, steps);
+            add(t, "</span>");
+        }
         cell_end(t);
     }
     if (seconds > 0) { cell(t, "main", "Time"); add_seconds(t, seconds); cell_end(t); }
@@ -635,7 +682,7 @@ static void write_summary(Text *t, const Run *r) {
     cell_of(t, "", "Version", json_get(start, "version"));
     cell_of(t, "", "Weights fingerprint", json_get(end, "fingerprint"));
     if (r->resumes) { cell(t, "", "Times resumed"); add_count(t, (double)r->resumes); cell_end(t); }
-    cell_of(t, "span", json_bool(json_get(start, "fallback"), 0) ? "Data (built-in sample: nothing else was found)" : "Data", json_get(start, "data"));
+    cell_of(t, "span", json_bool(json_get(start, "fallback"), 0) ? "Data (fallback)" : "Data", json_get(start, "data"));
     add(t, "</dl>\n");
 }
 static void write_list(Text *t, const List *l, const char *title, int table) {
@@ -644,7 +691,8 @@ static void write_list(Text *t, const List *l, const char *title, int table) {
     text_add(t, "<h2>%s</h2>\n%s", title, table ? "<table>\n" : "");
     for (int i = 0; i < FIRST + LAST && (e = list_at(l, i)); i++) {
         if (i == FIRST && l->n > FIRST + LAST)
-            text_add(t, table ? "<tr><td></td><td>%lld more</td></tr>\n" : "<p>%lld more</p>\n", (long long)(l->n - FIRST - LAST));
+            text_add(t, table ? "<tr><td></td><td>%lld more</td></tr>\n" : "<p>%lld more</p>\n",
+                     (long long)(l->n - FIRST - LAST));
         add(t, table ? "<tr><td>" : "<div class=\"dim\">");
         if (e->step >= 0) { add(t, "step "); add_count(t, e->step); }
         text_add(t, table ? "</td><td>%s</td></tr>\n" : "</div>\n<pre>\n%s</pre>\n", e->text ? e->text : "");
@@ -669,13 +717,18 @@ static void write_page(Text *t, const Run *r) {
     Text title = {0};
     add(&title, "Training report");
     if (model) { add(&title, ": "); add_value(&title, model); }
-    text_add(t, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/>\n"
-                "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n<title>%s</title>\n<style>\n", title.at);
+    add(t, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n"
+           "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/>\n"
+           "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n");
+    text_add(t, "<title>%s</title>\n<style>\n", title.at);
     add(t, style);
     text_add(t, "</style></head><body>\n<h1>%s</h1>\n", title.at);
     free(title.at);
-    if (!r->end) text_add(t, "<p>%s</p>\n", r->last_step < 0 ? "The log has no steps yet." : "The log has no end: the run goes on, or was interrupted.");
-    if (r->damaged) text_add(t, "<p>%lld lines of the log could not be read and are left out.</p>\n", (long long)r->damaged);
+    if (!r->end)
+        text_add(t, "<p>%s</p>\n", r->last_step < 0 ? "The log has no steps yet."
+                                                    : "The log has no end: the run goes on, or was interrupted.");
+    if (r->damaged)
+        text_add(t, "<p>%lld lines of the log could not be read and are left out.</p>\n", (long long)r->damaged);
     write_summary(t, r);
     draw_chart(t, r, &charts[0]);
     add(t, "<div class=\"grid2\">\n");
@@ -722,78 +775,4 @@ int report_write(const char *folder, Error *e) {
     free(log);
     free(html);
     return ok;
-}
-
-/* ---- the terminal ------------------------------------------------------------------------------------------------------- */
-
-/* Dots of a cell, 2 wide and 4 high, have a bit each: the ones of the braille block, U+2800 + bits. */
-static const unsigned char dot_bit[4][2] = { { 0x01, 0x08 }, { 0x02, 0x10 }, { 0x04, 0x20 }, { 0x40, 0x80 } };
-enum { UPPER_DOTS = 0x1B, LOWER_DOTS = 0xE4 };
-
-typedef struct { int columns, rows; double x0, x1, y0, y1; unsigned char *cell; } Canvas;
-static void canvas_dot(Canvas *c, int x, int y) { c->cell[y / 4 * c->columns + x / 2] |= dot_bit[y % 4][x % 2]; }
-static int canvas_x(const Canvas *c, double x) { return (int)lround((x - c->x0) / (c->x1 - c->x0) * (2 * c->columns - 1)); }
-static int canvas_y(const Canvas *c, double y) { return (int)lround((c->y1 - y) / (c->y1 - c->y0) * (4 * c->rows - 1)); }
-static void canvas_line(Canvas *c, int x0, int y0, int x1, int y1) {
-    const int length = abs(x1 - x0) > abs(y1 - y0) ? abs(x1 - x0) : abs(y1 - y0);
-    for (int k = 0; k <= length; k++) {
-        const double part = length ? (double)k / length : 0;
-        canvas_dot(c, x0 + (int)lround(part * (x1 - x0)), y0 + (int)lround(part * (y1 - y0)));
-    }
-}
-static int drawable(const double *x, const double *y, int i) { return fabs(x[i]) <= LARGEST && fabs(y[i]) <= LARGEST; }
-
-/* Draws the points and finds their range first; 0: there are none. */
-static int canvas_curve(Canvas *c, const double *x, const double *y, int n) {
-    c->x0 = c->y0 = INFINITY;
-    c->x1 = c->y1 = -INFINITY;
-    for (int i = 0; i < n; i++) {
-        if (!drawable(x, y, i)) continue;
-        c->x0 = fmin(c->x0, x[i]);
-        c->x1 = fmax(c->x1, x[i]);
-        c->y0 = fmin(c->y0, y[i]);
-        c->y1 = fmax(c->y1, y[i]);
-    }
-    if (!(c->x0 <= c->x1)) return 0;
-    if (c->x1 - c->x0 < 1e-9 * fabs(c->x1) + 1e-30) c->x1 = c->x0 + fmax(fabs(c->x0), 1);
-    if (c->y1 - c->y0 < 1e-9 * fabs(c->y1) + 1e-30) c->y1 = c->y0 + fmax(fabs(c->y0), 1);
-    for (int i = 0; i < n; i++) {
-        if (!drawable(x, y, i)) continue;
-        const int from = i && drawable(x, y, i - 1) ? i - 1 : i;
-        canvas_line(c, canvas_x(c, x[from]), canvas_y(c, y[from]), canvas_x(c, x[i]), canvas_y(c, y[i]));
-    }
-    return 1;
-}
-static void add_cell(Text *t, unsigned char bits, int utf8) {
-    char braille[4];
-    if (!bits) add(t, " ");
-    else if (utf8) text_add_bytes(t, braille, utf8_encode(0x2800u + bits, braille));
-    else add(t, bits & UPPER_DOTS && bits & LOWER_DOTS ? ":" : bits & UPPER_DOTS ? "'" : ".");
-}
-void plot_terminal(FILE *out, const double *x, const double *y, int n, int width, int height, const char *title, int utf8) {
-    enum { LABEL = 9 };                                 /* columns of a number, a blank and the axis */
-    Canvas c = { .columns = (width < 24 ? 24 : width > 400 ? 400 : width) - LABEL, .rows = height < 2 ? 2 : height > 100 ? 100 : height };
-    c.cell = mem_alloc((size_t)c.columns * (size_t)c.rows);
-    Text t = {0}, right = {0};
-    text_add(&t, "%s\n", title);
-    if (canvas_curve(&c, x, y, n)) {
-        for (int row = 0; row < c.rows; row++) {
-            const double part = (double)row / (c.rows - 1);
-            const int labelled = row == 0 || row == c.rows - 1 || (c.rows >= 5 && row == c.rows / 2);
-            if (labelled) text_add(&t, "%7.4g ", c.y1 + part * (c.y0 - c.y1)); else text_add(&t, "%8s", "");
-            add(&t, utf8 ? labelled ? "┤" : "│" : labelled ? "+" : "|");
-            int used = c.columns;
-            while (used && !c.cell[row * c.columns + used - 1]) used--;
-            for (int k = 0; k < used; k++) add_cell(&t, c.cell[row * c.columns + k], utf8);
-            add(&t, "\n");
-        }
-        text_add(&t, "%8s%s", "", utf8 ? "└" : "+");
-        for (int k = 0; k < c.columns; k++) add(&t, utf8 ? "─" : "-");
-        text_add(&right, "%.6g", c.x1);
-        text_add(&t, "\n%9s%-*.6g%s\n", "", c.columns - (int)right.length, c.x0, right.at);
-    } else add(&t, "  nothing to draw\n");
-    fwrite(t.at, 1, t.length, out);
-    free(right.at);
-    free(t.at);
-    free(c.cell);
 }

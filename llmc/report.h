@@ -9,8 +9,4 @@
  * resumed run has redone are left out. 1, or 0 and the reason when the log cannot be read or the page not written.
  * Linear time; memory and page are bounded, however long the log. */
 int report_write(const char *folder, Error *e);
-
-/* Draws y over x, `width` columns and `height` rows of curve and labels, and the title above. A point of x or y that is
- * not finite leaves a gap. utf8: whether the terminal shows UTF-8 (braille: 2 x 4 dots a cell); else ASCII. */
-void plot_terminal(FILE *out, const double *x, const double *y, int n, int width, int height, const char *title, int utf8);
 #endif

@@ -3,8 +3,8 @@
 #define SCHEDULE_H
 #define SCHEDULES "cosine|linear|constant|wsd"
 
-/* Linear warm-up over `warmup` steps to 1, then by name: cosine or a straight line down to `final` at the last step;
+/* Linear warm-up over `warmup` steps to 1, then by name: cosine or a straight line down to `final`;
  * constant; or wsd (warm-up, stable, decay): 1 until the last fifth, then a straight line down to `final`.
- * step counts from 0; returns a factor of the peak rate. */
+ * step counts from 0 and the lines end at `steps`, one after the last; returns a factor of the peak rate. */
 double schedule_rate(const char *name, long step, long steps, long warmup, double final);
 #endif

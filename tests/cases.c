@@ -527,12 +527,13 @@ static Case *cache_store(const Shape *s) {
 /* ---- loss and optimizer --------------------------------------------------------------------------------------------------------------------- */
 
 CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
-static Case *cross_entropy(const Shape *s, int rows, int gradient) {
-    Case *c = BEGIN(cross_entropy, s, 0, "%sN=%d V=%d", gradient ? "gradient " : "", rows, s->V);
+static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide) {
+    Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
+    const double spread = wide ? 40 : 2;                                    /* wide: probabilities below the smallest float */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - s->V / 10;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
-    if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, 2, 4, 0);
-    else          in(c, FLOATX, "logits", times(rows, s->V), 0, 2);
+    if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
+    else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
     double *target = integers(c, "target", (size_t)rows, c->used);
     for (int n = 3; n < rows; n += 5) target[n] = -1;
     return c;
@@ -544,26 +545,31 @@ static Case *sum(const Shape *s) {
     in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* a sum near zero would be all rounding */
     return c;
 }
-/* Two segments with a gap between them, and one that is empty. */
-static size_t segments(Case *c, size_t n) {
-    c->count = 3;
-    c->segment[0] = (Segment){ 0, n / 3, 1 };
-    c->segment[1] = (Segment){ n / 3, 0, 1 };
-    c->segment[2] = (Segment){ n - n / 2, n / 2, 0 };
-    return n;
+/* Of n elements: two segments with a gap between them, and one that is empty. */
+static void segments(Case *c, size_t n) {
+    enum { COUNT = 3 };
+    const Segment segment[COUNT] = { { 0, n / 3, 1 }, { n / 3, 0, 1 }, { n - n / 2, n / 2, 0 } };
+    double *value = mem_alloc(3 * COUNT * sizeof *value);
+    c->count = COUNT;
+    for (int i = 0; i < COUNT; i++) {
+        c->segment[i] = segment[i];
+        value[3*i] = (double)segment[i].offset, value[3*i + 1] = (double)segment[i].count, value[3*i + 2] = (double)segment[i].decay;
+    }
+    add(c, INPUT, SEGMENT, "segments", 3 * COUNT, value);
 }
-CALL(squares, b[0], b[1], c->segment, c->count)
+CALL(squares, b[0], b[1], b[2], c->count)
 static Case *squares(const Shape *s) {
     Case *c = BEGIN(squares, s, 0, "n=%d", s->E * s->C * s->F);
-    size_t n = segments(c, times(s->E * s->C, s->F));
-    out(c, REAL, "out", (size_t)c->count + 1, 0, 4);
+    const size_t n = times(s->E * s->C, s->F);
+    out(c, REAL, "out", 3 + 1, 0, 4);
     in(c, REAL, "x", n, 0, 1);
+    segments(c, n);
     return c;
 }
-CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], c->segment, c->count, c->adamw)
+CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->count, c->adamw)
 static Case *adamw(const Shape *s, int master, float clip, double norm) {
     Case *c = BEGIN(adamw, s, 0, "%sclip=%g norm=%g n=%d", master ? "master " : "", (double)clip, norm, s->E * s->C * s->F);
-    size_t n = segments(c, times(s->E * s->C, s->F));
+    const size_t n = times(s->E * s->C, s->F);
     c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip, .step = 3 };
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8;
@@ -572,7 +578,8 @@ static Case *adamw(const Shape *s, int master, float clip, double norm) {
     acc(c, REAL, "m", n, 0, 0.1, 0, units);
     acc(c, REAL, "v", n, 0.1, 0.01, 0, units);
     in(c, REAL, "grad", n, 0, 1);
-    in(c, REAL, "squares", (size_t)c->count + 1, norm * norm, 0);
+    in(c, REAL, "squares", 3 + 1, norm * norm, 0);
+    segments(c, n);
     return c;
 }
 CALL(set_master, b[0], b[1], c->buffer[0].n)
@@ -680,8 +687,9 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         DO(attention_decode(s, (HeadOrder)order));
     }
     DO(cache_store(s));
-    DO(cross_entropy(s, head_rows, 0));
-    DO(cross_entropy(s, head_rows, 1));
+    DO(cross_entropy(s, head_rows, 0, 0));
+    DO(cross_entropy(s, head_rows, 1, 0));
+    if (all) DO(cross_entropy(s, head_rows, 1, 1));
     DO(sum(s));
     DO(squares(s));
     DO(adamw(s, 0, 1, 3));
@@ -703,7 +711,7 @@ int case_find(const Case *c, const char *name) {
     return -1;
 }
 static size_t size_of(const Buffer *b, const Device *dev) {
-    return b->kind == FLOATX ? dev->floatX_size : b->kind == REAL ? dev->real_size : sizeof(int);
+    return b->kind == FLOATX ? dev->floatX_size : b->kind == REAL ? dev->real_size : b->kind == SEGMENT ? sizeof(Segment) / 3 : sizeof(int);
 }
 double case_bytes(const Case *c, const Device *dev) {
     double bytes = 0;
@@ -717,9 +725,12 @@ static void put(const Device *dev, const Buffer *b, void *to, const double *valu
     if (b->kind == FLOATX) { dev->from_double(to, value, b->n); return; }
     if (b->kind == REAL) { dev->reals_from_double(to, value, b->n); return; }
     int *whole = mem_alloc(b->n * sizeof *whole);
+    Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
     for (size_t i = 0; i < b->n; i++) whole[i] = (int)value[i];
-    dev->upload(to, whole, b->n * sizeof *whole);
+    for (size_t i = 0; i < b->n / 3; i++) segment[i] = (Segment){ (size_t)value[3*i], (size_t)value[3*i + 1], (float)value[3*i + 2] };
+    dev->upload(to, b->kind == SEGMENT ? (void *)segment : (void *)whole, b->n * size_of(b, dev));
     dev->sync();
+    free(segment);
     free(whole);
 }
 static double *get(const Device *dev, const Buffer *b, const void *from) {
@@ -732,13 +743,20 @@ static double *get(const Device *dev, const Buffer *b, const void *from) {
         for (size_t i = 0; i < b->n; i++) value[i] = whole[i];
         free(whole);
     }
+    if (b->kind == SEGMENT) {
+        Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
+        dev->download(segment, from, b->n / 3 * sizeof *segment);
+        for (size_t i = 0; i < b->n; i++)
+            value[i] = i % 3 == 0 ? (double)segment[i / 3].offset : i % 3 == 1 ? (double)segment[i / 3].count : (double)segment[i / 3].decay;
+        free(segment);
+    }
     return value;
 }
 
 void case_round(Case *c, const Device *dev) {
     for (int i = 0; i < c->buffers; i++) {
         Buffer *b = &c->buffer[i];
-        if (!b->value || b->kind == INTEGER) continue;
+        if (!b->value || b->kind == INTEGER || b->kind == SEGMENT) continue;
         void *there = dev->alloc(b->n * size_of(b, dev));
         if (!there) fail(EXIT_MEMORY, "%s: no memory for %s of %s", dev->name, b->name, c->what);
         put(dev, b, there, b->value);

@@ -15,7 +15,7 @@
 
 enum { MOST_BUFFERS = 16, GUARD = 256 };                /* bytes of canary on each side of a buffer */
 typedef enum { INPUT, OUTPUT, UPDATE } Role;            /* read; overwritten; read and written */
-typedef enum { FLOATX, REAL, INTEGER } Kind;
+typedef enum { FLOATX, REAL, INTEGER, SEGMENT } Kind;    /* SEGMENT: three elements make a Segment */
 
 /* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values, and those of sums made
  * in real. Both 0: the same bits, once the expected value is rounded to the device's type. */

@@ -63,13 +63,14 @@ char *scratch_path(const char *name) { return text_format("%s/%s", folder, name)
 
 static const struct { const char *name; void (*run)(void); } groups[] = {
     { "files", test_files }, { "data", test_data }, { "kernels", test_kernels }, { "model", test_model },
-    { "reference", test_reference }, { "train", test_train },
+    { "reference", test_reference }, { "train", test_train }, { "report", test_report },
 };
 enum { GROUPS = sizeof groups / sizeof *groups };
 
 int main(int argc, char **argv) {
     uint64_t seed = (uint64_t)time(NULL);
     int named = 0;
+    threads_settle(argv);
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "-v")) verbose = 1;
         else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);

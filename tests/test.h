@@ -25,4 +25,5 @@ void test_kernels(void);
 void test_model(void);
 void test_reference(void);
 void test_train(void);
+void test_report(void);
 #endif

@@ -102,7 +102,8 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
                         for (int j = 1; j <= last; j++) max = s[j] > max ? s[j] : max;
                         #pragma omp simd reduction(+:sum)
                         for (int j = 0; j <= last; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
-                        for (int j = 0; j <= last; j++) s[j] /= sum;
+                        const real share = 1 / sum;
+                        for (int j = 0; j <= last; j++) s[j] *= share;
                         for (int j = last + 1; j < seen; j++) s[j] = 0;
                         lse[((size_t)b*T + last)*Q*G + h] = max + log(sum);
                     }

@@ -1,42 +1,41 @@
 /* matmul.c: every matrix product of the model, dense or grouped by expert, forward and backward, on one GEMM.
  *
- * With A's and B's rows as vectors over k, each of the products below is, for every expert (a dense one is one expert),
+ * With the rows of a and b as vectors over k, each product is, for every expert (a dense one is one expert),
  *
- *     c[m][n] = sum over k of  a[m][k] * b[n][k]              m*n*k multiply-adds on m*k + n*k numbers
+ *     c[m][n] = sum over k of  a[m][k] * b[n][k]
  *
  *                        m                 n          k           a[m][k]              b[n][k]
  *     forward            rows of e         O          C           inp[row m][k]        weight[e][n][k]
  *     backward_input     rows of e         C          O           dout[row m][k]       weight[e][k][n]
  *     backward_weight    O                 C          rows of e   dout[row k][m]       inp[row k][n]
  *
- * Three loops compute that, at a few percent of what the machine can do: an FMA unit finishes one vector per cycle, but
- * has to get two numbers from memory for each product. The cure is to use every number often, once it is near:
+ * Three loops compute that at a few percent of what the machine can do: a core can start two vector FMAs a cycle, and
+ * each wants three numbers from memory. The cure is to use a number many times once it is near:
  *
- *   registers   the micro-kernel holds a tile of c, MR x NR with NR two vectors, through the whole loop over k. One step
- *               loads 2 vectors of b and MR numbers of a and does 2*MR vector FMAs. For AVX-512 MR = 12: 24 sums + 2 of
- *               b + 1 of a = 27 of 32 registers; 14 loads in 12 cycles, where 24 would be possible; and 24 independent
- *               chains of sums, where 2 units * 4 cycles latency need 8.
- *   L1          the MR x KC panel of a: 12 * 384 floats = 18 KB of 32 to 48. Every NR columns of b pass it by.
- *   L2          the block of b, NB columns x KC: 128 * 384 floats = 192 KB of 512 to 2048. It is read once per panel of a,
- *               128 bytes in 12 cycles, where a core can have 32 to 64 a cycle; and made once per job, for up to MB rows.
+ *   registers   the micro-kernel keeps a tile of c, MR x NR with NR two vectors, through its whole loop over k. A step
+ *               loads 2 vectors of b and MR numbers of a for 2*MR vector FMAs. With AVX-512 MR = 12: 24 sums + 2 of b +
+ *               1 of a are 27 of 32 registers; 14 loads in 12 cycles, when 24 could be done; and 24 chains of sums that
+ *               do not wait for each other, when 2 units with a latency of 4 cycles need 8.
+ *   L1          a panel of b, NR columns x KC: 32 * 272 floats = 34 KB of 48 (AVX2: 17 of 32). It serves MA rows of a,
+ *               whose panels of MR x KC (13 KB) come by from L2.
+ *   L2          a block of b, NB columns x KC: 256 * 272 floats = 272 KB of 512 to 2048, and MA rows of a (51 KB).
  *
- * Panels are packed: copied in the order of use, widened to real. That is where rows are gathered (the idea of
- * ParallelLinear: a routed row is read and written where it lies), and where what lies the wrong way is transposed.
+ * What is packed, that is copied into panels in the order of use and widened to real, costs about as much as eight
+ * FMAs for each number: b is packed once for up to MB rows of c, a once for up to NB columns. Packing is also where
+ * rows are gathered (the idea of ParallelLinear: a routed row is read and written where it lies), and where a matrix
+ * that lies the wrong way is transposed.
  *
- * A job is one tile of one expert's c. Threads take jobs from a common list, so that one with small experts takes more
- * of them. An element of c belongs to one job, and its sum runs over k = 0, 1, 2 ... within a block of KC, then over
- * blocks, whatever the tile: the bits depend on neither the tiles nor the threads.
+ * A job is a tile of one expert's c. Threads take jobs from a common list, large ones first, small ones at the end, so
+ * that all finish together however uneven the experts are. An element of c belongs to one job, and its sum runs over
+ * k = 0, 1, 2, ... in blocks of KC whatever the tile: the bits depend on neither tiles nor threads.
  *
- * With few rows (decoding a token) a weight is used once or twice: there the job is to read weights, once, as they lie,
- * and forward takes another road: see few_rows. Which one is taken depends on the number of rows alone. */
+ * With few rows (decoding a token) a weight is used once or twice, and reading it is all the work: forward then takes
+ * weights as they lie (few_rows). Which way is taken depends on the number of rows alone. */
 #include "impl.h"
 #if defined(_OPENMP)
 #include <omp.h>
 #else
 static int omp_get_max_threads(void) { return 1; }
-#endif
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize ("fp-contract=fast")   /* a*b + c as one FMA, also under -std=c11; clang does by default */
 #endif
 
 /* Vectors are the compilers' own (gcc, clang): arithmetic on them is by lane, whatever the machine has. */
@@ -65,11 +64,11 @@ typedef real vec_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(size
 
 enum {
     NR = 2 * LANES,
-    KC = 256,                               /* a multiple of LANES, not a power of two: rows of a panel share L1's sets */
-    MA = 4 * MR,                            /* rows of a packed at a time: whole vectors when transposed */
-    NB = 128,                               /* a multiple of NR, */
-    MB = 288,                               /* and of MA */
-    FEW = 8                                 /* up to so many rows, few_rows is faster than packing weights */
+    KC = 272,                               /* a multiple of LANES, no power of two: rows of a panel share L1's sets */
+    NB = 256,                               /* a multiple of NR */
+    MA = 4 * MR,                            /* whole vectors, since a may have to be transposed */
+    MB = 6 * MA,
+    FEW = 4                                 /* up to so many rows few_rows is faster */
 };
 
 static inline size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
@@ -136,45 +135,46 @@ static inline vec sums(vec v[LANES]) {
     return v[0];
 }
 
-/* ---- what is multiplied: a product, and its share for one expert ---------------------------------------------------- */
+/* ---- what is multiplied: a product, and its share for one expert ----------------------------------------------- */
 
-typedef struct { const floatX *data; size_t width; const int *row; } Matrix;        /* row: where row i lies; NULL: at i */
+typedef struct { const floatX *data; size_t width; const int *row; } Matrix;      /* row: where row i lies */
 typedef enum { FORWARD, INPUT, WEIGHT } Kind;
 typedef struct {
     Kind kind;
     Matrix a, b;
-    floatX *out; const int *out_row; const floatX *bias; Write how;                 /* FORWARD, INPUT */
-    real *dweight;                                                                  /* WEIGHT */
+    floatX *out; const int *out_row; const floatX *bias;        /* FORWARD, INPUT; bias only FORWARD, or NULL */
+    real *dweight;                                              /* WEIGHT */
+    Write how;
     const int *start; int E, C, O;
 } Product;
-typedef struct { size_t m, n, k, a, b, c; } Share;              /* sizes; first row of the expert in a, b and c */
+typedef struct { size_t m, n, k, a, b, c; } Share;              /* of one expert: sizes; its first row in a, b and c */
 
 static const floatX *row_of(Matrix x, size_t i) {
     return x.data + (x.row ? (size_t)x.row[i] : i) * x.width;
 }
 
 static Share share_of(const Product *p, int e) {
-    size_t first = (size_t)p->start[e], rows = (size_t)p->start[e + 1] - first, C = (size_t)p->C, O = (size_t)p->O, w = e * O;
+    size_t first = (size_t)p->start[e], rows = (size_t)p->start[e + 1] - first;
+    size_t C = (size_t)p->C, O = (size_t)p->O, w = (size_t)e * O;
     if (p->kind == FORWARD) return (Share){ rows, O, C, first, w, first };
     if (p->kind == INPUT) return (Share){ rows, C, O, first, w, first };
     return (Share){ O, rows ? C : 0, rows, first, first, w };   /* an expert without rows has nothing to add */
 }
 
-/* Finished sums of n elements of row i of c, from column j on: to where the row lies, rounded once. */
-static void write(const Product *p, Share s, size_t i, size_t j, size_t n, const real *restrict sum) {
-    if (p->kind == WEIGHT) {
-        real *restrict to = p->dweight + (s.c + i) * s.n + j;
-        for (size_t x = 0; x < n; x++) to[x] += sum[x];
-        return;
-    }
-    floatX *restrict to = p->out + (p->out_row ? (size_t)p->out_row[s.c + i] : s.c + i) * s.n + j;
-    const floatX *restrict bias = p->bias ? p->bias + s.b + j : NULL;
-    if (bias) for (size_t x = 0; x < n; x++) to[x] = X(sum[x] + R(bias[x]));
-    else if (p->how == ADD) for (size_t x = 0; x < n; x++) to[x] = X(R(to[x]) + sum[x]);
-    else for (size_t x = 0; x < n; x++) to[x] = X(sum[x]);
+static size_t row_of_c(const Product *p, Share s, size_t i) {
+    return p->out_row ? (size_t)p->out_row[s.c + i] : s.c + i;
 }
 
-/* ---- many rows: packed panels ------------------------------------------------------------------------------------------ */
+/* Finished sums of n elements of row i of c, from column j on: to where the row lies, rounded once. */
+static void write(const Product *p, Share s, size_t i, size_t j, size_t n, const real *restrict sum) {
+    size_t at = row_of_c(p, s, i) * s.n + j;
+    if (p->kind == WEIGHT) for (size_t x = 0; x < n; x++) p->dweight[at + x] += sum[x];
+    else if (p->bias) for (size_t x = 0; x < n; x++) p->out[at + x] = X(sum[x] + R(p->bias[s.b + j + x]));
+    else if (p->how == ADD) for (size_t x = 0; x < n; x++) p->out[at + x] = X(R(p->out[at + x]) + sum[x]);
+    else for (size_t x = 0; x < n; x++) p->out[at + x] = X(sum[x]);
+}
+
+/* ---- many rows: packed panels ---------------------------------------------------------------------------------- */
 
 /* Element (r, c) of the rows x columns of x that begin at (r0, c0) goes to to[r*pitch + c]. */
 static void pack(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
@@ -204,10 +204,11 @@ static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t 
     }
 }
 
-/* The micro-kernel. a: mr rows at a pitch of KC; b: NR numbers for each k; c: mr rows of NR at a pitch of NB, overwritten
- * for the first block of k, added to after. mr is a constant in each of its copies, so that `s` is registers. */
+/* The micro-kernel. a: mr rows, KC apart; b: NR numbers for each k; to: NR sums in each of mr rows, overwritten or added
+ * to, asked for early because they may be far away. mr is a constant in each of its copies: so `s` is registers. */
 static inline __attribute__((always_inline))
-void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b, real *restrict c, int first) {
+void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b, real *const *to, int add) {
+    for (int i = 0; i < mr; i++) __builtin_prefetch(to[i], 1), __builtin_prefetch(to[i] + NR - 1, 1);
     vec s[12][2] = { 0 };
     for (size_t k = 0; k < kc; k++, a++, b += NR) {
         vec b0 = *(const vec *)b, b1 = *(const vec *)(b + LANES);
@@ -219,46 +220,56 @@ void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b,
     }
 #pragma GCC unroll 12
     for (int i = 0; i < mr; i++) {
-        vec *to = (vec *)(c + i * NB);
-        to[0] = first ? s[i][0] : to[0] + s[i][0];
-        to[1] = first ? s[i][1] : to[1] + s[i][1];
+        vec_anywhere *c = (vec_anywhere *)to[i];
+        if (add) s[i][0] += c[0], s[i][1] += c[1];
+        c[0] = s[i][0], c[1] = s[i][1];
     }
 }
-#define MULTIPLY(mr) static void multiply_##mr(size_t kc, const real *a, const real *b, real *c, int first) { \
-    multiply(mr, kc, a, b, c, first); }
+#define MULTIPLY(mr) static void multiply_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { \
+    multiply(mr, kc, a, b, to, add); }
 MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
 MULTIPLY(7) MULTIPLY(8) MULTIPLY(9) MULTIPLY(10) MULTIPLY(11) MULTIPLY(12)
-static void (*const multiply_rows[])(size_t kc, const real *a, const real *b, real *c, int first) = {
+static void (*const multiply_rows[])(size_t kc, const real *a, const real *b, real *const *to, int add) = {
     NULL, multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6,
     multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12
 };
 
-/* The tile of c from (m0, n0) on, of at most MB x NB. Scratch: 0.35 MB of stack for f32, twice that for f64. */
+/* The tile of c from (m0, n0) on, of at most MB x NB. Sums are kept in c itself where those are reals and fill a panel,
+ * else in scratch until they can be rounded. Scratch: 0.6 MB of stack for f32, 1.2 for f64. */
 static void tile(const Product *p, Share s, size_t m0, size_t rows, size_t n0, size_t columns) {
     struct { real a[MA * KC], b[NB * KC], c[MB * NB]; } __attribute__((aligned(64))) x;
+    int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX) && !p->bias);
+    real *out = p->kind == WEIGHT ? p->dweight : (real *)p->out;
+    size_t direct = reals ? columns / NR * NR : 0;
     for (size_t k0 = 0; k0 < s.k; k0 += KC) {
         size_t kc = at_most(KC, s.k - k0);
         for (size_t n = 0; n < columns; n += NR) {
-            size_t some = at_most(NR, columns - n);
+            size_t nr = at_most(NR, columns - n);
             real *b = x.b + n * kc;
-            if (some < NR) memset(b, 0, kc * NR * sizeof(real));
-            if (p->kind == FORWARD) pack_transposed(b, NR, p->b, s.b + n0 + n, some, k0, kc);
-            else pack(b, NR, p->b, s.b + k0, kc, n0 + n, some);
+            if (nr < NR) memset(b, 0, kc * NR * sizeof(real));
+            if (p->kind == FORWARD) pack_transposed(b, NR, p->b, s.b + n0 + n, nr, k0, kc);
+            else pack(b, NR, p->b, s.b + k0, kc, n0 + n, nr);
         }
         for (size_t m = 0; m < rows; m += MA) {
-            size_t some = at_most(MA, rows - m);
-            real *c = s.k <= KC ? x.c : x.c + m * NB;               /* with one block of k the tile can stay near */
-            if (p->kind == WEIGHT) pack_transposed(x.a, KC, p->a, s.a + k0, kc, m0 + m, some);
-            else pack(x.a, KC, p->a, s.a + m0 + m, some, k0, kc);
+            size_t ma = at_most(MA, rows - m);
+            if (p->kind == WEIGHT) pack_transposed(x.a, KC, p->a, s.a + k0, kc, m0 + m, ma);
+            else pack(x.a, KC, p->a, s.a + m0 + m, ma, k0, kc);
             for (size_t n = 0; n < columns; n += NR)
-                for (size_t i = 0; i < some; i += MR)
-                    multiply_rows[at_most(MR, some - i)](kc, x.a + i * KC, x.b + n * kc, c + i * NB + n, k0 == 0);
-            if (k0 + kc == s.k) for (size_t i = 0; i < some; i++) write(p, s, m0 + m + i, n0, columns, c + i * NB);
+                for (size_t i = m; i < m + ma; i += MR) {
+                    size_t mr = at_most(MR, m + ma - i);
+                    int here = n < direct;
+                    real *to[MR];
+                    for (size_t r = 0; r < mr; r++)
+                        to[r] = here ? out + row_of_c(p, s, m0 + i + r) * s.n + n0 + n : x.c + (i + r) * NB + n;
+                    multiply_rows[mr](kc, x.a + (i - m) * KC, x.b + n * kc, to, k0 > 0 || (here && p->how == ADD));
+                }
         }
     }
+    if (direct < columns)
+        for (size_t m = 0; m < rows; m++) write(p, s, m0 + m, n0 + direct, columns - direct, x.c + m * NB + direct);
 }
 
-/* ---- few rows, forward: LANES rows of weights at a time against one row of inp -------------------------------------------
+/* ---- few rows, forward: LANES rows of weights at a time against one row of inp ------------------------------------
  * Both lie along k, so a product of vectors makes LANES partial sums; only at the end are the lanes of each added. */
 static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k) {
     vec s[LANES] = { 0 };
@@ -282,22 +293,22 @@ static void few_rows(const Product *p, Share s, size_t n0, size_t columns) {
     }
 }
 
-/* ---- jobs ---------------------------------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------------------------ */
 
-/* How an expert's c is cut: into equal tiles of at most MB x NB and about `most` multiply-adds. */
+/* How an expert's c is cut: into about equal tiles, at most MB x NB and, down to MA x NR, at most so many FMAs. */
 typedef struct { size_t rows, columns, down, across; } Cut;
 static Cut cut(Share s, double most) {
     Cut t = { MB, NB, 0, 0 };
-    for (int again = 1; again; ) {
+    for (;;) {
         t.down = divide_up(s.m, t.rows), t.across = divide_up(s.n, t.columns);
-        if (!t.down || !t.across) break;
+        if (!t.down || !t.across) return t;
         t.rows = divide_up(divide_up(s.m, t.down), MA) * MA;
         t.columns = divide_up(divide_up(s.n, t.across), NR) * NR;
-        again = (double)t.rows * t.columns * s.k > most && (t.rows > MA || t.columns > NR);
-        if (again && t.rows >= t.columns && t.rows > MA) t.rows = divide_up(t.rows / 2, MA) * MA;
-        else if (again) t.columns = t.columns > NR ? divide_up(t.columns / 2, NR) * NR : NR;
+        if ((double)t.rows * t.columns * s.k <= most) return t;
+        if (t.rows > MA && (t.rows >= t.columns || t.columns == NR)) t.rows = divide_up(t.rows / 2, MA) * MA;
+        else if (t.columns > NR) t.columns = divide_up(t.columns / 2, NR) * NR;
+        else return t;
     }
-    return t;
 }
 
 static long next_job(long *next) {
@@ -308,27 +319,28 @@ static long next_job(long *next) {
 }
 
 static void run(const Product *p) {
-    double work = (double)p->start[p->E] * p->C * p->O, most = work / (8.0 * omp_get_max_threads());
+    int rows = p->start[p->E], shares = 2 * omp_get_max_threads();
+    double each = (double)p->C * p->O;                  /* FMAs of a row; a vector of them costs one operation */
     long next = 0;
-#pragma omp parallel PARALLEL_IF(work / 16)
+#pragma omp parallel PARALLEL_IF(rows * each / 16)
     {
         long job = next_job(&next), first = 0;          /* every thread walks the list of all jobs and does those it drew */
         for (int e = 0; e < p->E; e++) {
             Share s = share_of(p, e);
-            Cut t = cut(s, most);
+            Cut t = cut(s, (rows - p->start[e]) * each / shares);           /* a share of what is left from here on */
             long count = (long)(t.down * t.across);
             for (; job < first + count; job = next_job(&next)) {
-                size_t m0 = (job - first) / t.across * t.rows, n0 = (job - first) % t.across * t.columns;
-                size_t rows = at_most(t.rows, s.m - m0), columns = at_most(t.columns, s.n - n0);
-                if (p->kind == FORWARD && s.m <= FEW) few_rows(p, s, n0, columns);
-                else tile(p, s, m0, rows, n0, columns);
+                size_t at = (size_t)(job - first), m0 = at / t.across * t.rows, n0 = at % t.across * t.columns;
+                size_t tall = at_most(t.rows, s.m - m0), wide = at_most(t.columns, s.n - n0);
+                if (p->kind == FORWARD && s.m <= FEW) few_rows(p, s, n0, wide);
+                else tile(p, s, m0, tall, n0, wide);
             }
             first += count;
         }
     }
 }
 
-/* ---- ParallelLinear --------------------------------------------------------------------------------------------------------
+/* ---- ParallelLinear -----------------------------------------------------------------------------------------------
  * For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T + b[e]. */
 
 static const int *rows_of(const Plan *plan, Rows rows) {
@@ -355,7 +367,7 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
 static void parallel_linear_backward_weight(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows) {
     Product p = { .kind = WEIGHT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) },
-                  .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight,
+                  .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight, .how = ADD,
                   .start = plan->start, .E = plan->E, .C = C, .O = O };
     run(&p);
     if (!dbias) return;
@@ -370,7 +382,7 @@ static void parallel_linear_backward_weight(ACC real *dweight, ACC real *dbias, 
         }
 }
 
-/* ---- dense: one expert, whose rows lie in order ---------------------------------------------------------------------------- */
+/* ---- dense: one expert, whose rows lie in order ---------------------------------------------------------------- */
 
 static Plan one_expert(int *start, int N) {
     start[0] = 0, start[1] = N;

@@ -1,0 +1,74 @@
+// impl.cuh: included first by every file of kernels/cuda/. Each file is compiled once per number type (context.cu once).
+// Only the CUDA runtime: cub, thrust and cooperative groups cost seconds of compile time per file.
+//
+// Values are computed as real (float) and stored as floatX: R(x) reads one, X(r) makes one, rounding to nearest even.
+#pragma once
+#define KERNELS_IMPLEMENTATION
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(PRECISION_BF16)
+typedef __nv_bfloat16 floatX;
+#define DEVICE(part) cuda_bf16_##part
+#define DEVICE_NAME "cuda-bf16"
+#define DEVICE_DTYPE "BF16"
+#else
+typedef float floatX;
+#define DEVICE(part) cuda_f32_##part
+#define DEVICE_NAME "cuda-f32"
+#define DEVICE_DTYPE "F32"
+#endif
+typedef float real;
+extern "C" {
+#include "../kernels.h"
+}
+
+// What a host thread that drives a GPU owns. One thread, one GPU, one stream; nothing is shared between threads.
+typedef struct {
+    int   device, sm_count, arch;       // arch: 80, 90, ...
+    int   max_shared;                   // bytes of shared memory that a block can opt in to
+    cudaStream_t stream;                // everything is queued here, in order
+    void  *workspace;                   // scratch of `workspace_bytes`, for kernels that need it within one call
+    size_t workspace_bytes;
+} Context;
+Context *context(void);                 // of this thread; opened by cuda_open
+void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation; grows outside of capture only
+const char *cuda_open(void);            // NULL if there is a GPU this build can use, else why not
+
+// Ends the program with the first error seen: file, line, what was called, and the architectures of the build.
+[[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
+#define CUDA_CHECK(call) do { cudaError_t e_ = (call); if (e_ != cudaSuccess) cuda_fail(__FILE__, __LINE__, #call, e_); } while (0)
+
+// LAUNCH(kernel, grid, block, shared bytes, arguments...). A grid of 0 blocks is nothing to do.
+#define LAUNCH(kernel, grid, block, shared, ...) do { \
+    dim3 grid_ = dim3(grid); \
+    if (grid_.x && grid_.y && grid_.z) { \
+        kernel<<<grid_, (block), (shared), context()->stream>>>(__VA_ARGS__); \
+        CUDA_CHECK(cudaGetLastError()); \
+    } } while (0)
+
+// Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; }
+#define PART(part) extern "C" void DEVICE(part)(Device *d); extern "C" void DEVICE(part)(Device *d)
+
+__host__ __device__ static inline real   R(floatX x) { return (real)x; }
+__host__ __device__ static inline floatX X(real r)   { return (floatX)r; }
+__host__ __device__ static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+__device__ static inline size_t global_index(void) { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// 16 bytes at a time: the widest load and store there is. Pointers must be 16-byte aligned.
+enum { VECTOR = 16 / sizeof(floatX) };
+struct alignas(16) Vec { floatX x[VECTOR]; };
+__device__ static inline Vec  load_vec(const floatX *p) { return *(const Vec *)p; }
+__device__ static inline void store_vec(floatX *p, Vec v) { *(Vec *)p = v; }
+
+// Sums over the lanes of a warp, in a fixed order; every lane gets the result.
+__device__ static inline float warp_sum(float x) {
+    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    return x;
+}
+__device__ static inline float warp_max(float x) {
+    for (int lane = 16; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+    return x;
+}

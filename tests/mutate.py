@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""mutate.py: can the tests fail? Breaks one line at a time and expects them to.
+
+    python3 tests/mutate.py [-j JOBS] [-k] [FILTER]        FILTER: only mutants whose file or text contains it
+                                                           -k: keep the folders with the builds
+A mutant is a line below: the group of tests that has to notice, the file, a text that occurs in it exactly once, and
+what it is replaced by. The sources are copied to a folder for each job and built there by the Makefile; for a mutant one
+file is compiled again. Exit code 0: every mutant was caught; 1: one survived, or its text is no longer in the file;
+2: the tests fail without a mutant. Standard library only.
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BASIC, ROUTE, EXPERT = "kernels/cpu/basic.c", "kernels/cpu/route.c", "kernels/cpu/expert.c"
+ATTENTION, MATMUL, OPTIMIZER = "kernels/cpu/attention.c", "kernels/cpu/matmul.c", "kernels/cpu/optimizer.c"
+MUTANTS = [
+    # memory and copies
+    ("kernels", BASIC, "out + (size_t)n*C, weight + (size_t)token[n]*C", "out + (size_t)n*C, weight + (size_t)n*C"),
+    ("kernels", BASIC, "c < from + WIDE; c++) w[c] += R(d[c]);", "c < from + WIDE; c++) w[c] = R(d[c]);"),
+    ("kernels", BASIC, "c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C + c]);",
+     "c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C]);"),
+    ("kernels", ATTENTION, "cache + (size_t)row[n]*width", "cache + (size_t)n*width"),
+    # norm
+    ("kernels", BASIC, "sqrt(squares / C + (real)eps)", "sqrt(squares / C + 2 * (real)eps)"),
+    ("kernels", BASIC, "real k = r * r * r / C * dot;", "real k = r * r / C * dot;"),
+    ("kernels", BASIC, "(r * R(dy[c]) * R(weight[c]) - k * R(x[c]))", "(r * R(dy[c]) * R(weight[c]) + k * R(x[c]))"),
+    ("kernels", BASIC, "sum[c] += R(dy[c]) * R(X(R(x[c]) * r));", "sum[c] += R(dy[c]) * R(x[c]);"),
+    # rope, residual, dropout
+    ("kernels", BASIC, "sine = direction * turn[2*i + 1]", "sine = -direction * turn[2*i + 1]"),
+    ("kernels", BASIC, "turn = table + (size_t)position[r / rows_per_token] * D", "turn = table + (size_t)position[r % rows_per_token] * D"),
+    ("kernels", BASIC, "pow((double)theta, -2.0 * i / D)", "pow((double)theta, -1.0 * i / D)"),
+    ("kernels", BASIC, "uint64_t z = key + i * 0x9E3779B97F4A7C15ull;", "uint64_t z = key + i;"),
+    ("kernels", BASIC, "mask_bits(key, i) >= least ? R(inp[i]) * scale", "mask_bits(key, i) < least ? R(inp[i]) * scale"),
+    ("kernels", BASIC, "X(R(residual[i]) + (kept ? R(branch[i]) * scale : 0))", "X(R(residual[i]) + (kept ? R(branch[i]) : 0))"),
+    # products, in each layout
+    ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->row_of_slot : plan->token_of_row"),
+    ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->slot_of_row : plan->slot_of_row"),
+    ("kernels", MATMUL, "X(sum[x] + R(p->bias[s.b + j + x]))", "X(sum[x] + R(p->bias[j + x]))"),
+    ("kernels", MATMUL, "X(R(p->out[at + x]) + sum[x])", "X(sum[x])"),
+    ("kernels", MATMUL, "p->dweight[at + x] += sum[x]", "p->dweight[at + x] = sum[x]"),
+    ("kernels", MATMUL, "if (p->kind == INPUT) return (Share){ rows, C, O, first, w, first };",
+     "if (p->kind == INPUT) return (Share){ rows, C, O, first, 0, first };"),
+    ("kernels", MATMUL, "for (int i = 0; i < n; i++) dbias[(size_t)e * O + o + i] += s[i];",
+     "for (int i = 0; i < n; i++) dbias[(size_t)e * O + i] += s[i];"),
+    ("kernels", MATMUL, "k0 > 0 || (here && p->how == ADD)", "k0 > 0"),
+    ("kernels", MATMUL, "k0 > 0 || (here && p->how == ADD)", "here && p->how == ADD"),
+    ("kernels", MATMUL, "m0 = at / t.across * t.rows", "m0 = at % t.across * t.rows"),
+    ("kernels", MATMUL, "load_some(a + i, k - i) * load_some(b[l] + i, k - i)", "load_some(a, k - i) * load_some(b[l] + i, k - i)"),
+    # router, plan, losses
+    ("kernels", ROUTE, "score[e] > score[best] ||", "score[e] >= score[best] ||"),
+    ("kernels", ROUTE, "if (bias) score[e] += bias[e];", "if (bias) score[e] -= bias[e];"),
+    ("kernels", ROUTE, "lse[n] = max + log(sum);", "lse[n] = log(sum);"),
+    ("kernels", ROUTE, "scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) :", "scores == SIGMOID_TOPK ? R(x[chosen[k]]) :"),
+    ("kernels", ROUTE, "if (scores != SOFTMAX_TOPK) for (int k = 0; k < K; k++) w[k] /= kept;", "for (int k = 0; k < K; k++) w[k] /= kept;"),
+    ("kernels", ROUTE, ":                          w[k] * (dw[k] - dot);", ":                          w[k] * dw[k];"),
+    ("kernels", ROUTE, "for (int e = 0; e < E; e++) d[e] -= p[e] * dot;", "for (int e = 0; e < E; e++) d[e] -= dot / E;"),
+    ("kernels", ROUTE, "w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))", "w[k] * (dw[k] - dot)"),
+    ("kernels", ROUTE, "((real)load[e] - pull) * slope", "(real)load[e] * slope"),
+    ("kernels", ROUTE, "slope = scores == SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e]", "slope = p[e]"),
+    ("kernels", ROUTE, "(real)zloss * 2 * lse[n] / N", "(real)zloss * lse[n] / N"),
+    ("kernels", ROUTE, "for (int s = 0; s < S; s++) {                           /* start[e] doubles",
+     "for (int s = S - 1; s >= 0; s--) {                      /* start[e] doubles"),
+    ("kernels", ROUTE, "partial[2*b + 1] += (double)lse[n] * (double)lse[n];", "partial[2*b + 1] += (double)lse[n];"),
+    ("kernels", ROUTE, "balance * E / ((double)K * N * tokens)", "balance * E / ((double)K * N * N)"),
+    ("kernels", ROUTE, "load[e] < mean ? (real)rate : load[e] > mean ? -(real)rate : 0", "load[e] < mean ? -(real)rate : (real)rate"),
+    ("kernels", ROUTE, "row = rows == GROUPED ? (size_t)plan->row_of_slot[s] : s", "row = rows == GROUPED ? (size_t)plan->slot_of_row[s] : s"),
+    ("kernels", ROUTE, "real w = weight ? weight[s] : 1;", "real w = weight ? weight[row] : 1;"),
+    # experts
+    ("kernels", EXPERT, "dx[i]  = X(w * v * u * s * (1 + g * (1 - s)));", "dx[i]  = X(w * v * u * s);"),
+    ("kernels", EXPERT, "dup[i] = X(w * v * silu);", "dup[i] = X(v * silu);"),
+    ("kernels", EXPERT, "GELU_C * (1 + 3 * GELU_A * g * g)", "GELU_C * (1 + GELU_A * g * g)"),
+    ("kernels", EXPERT, "dx[i] = X(w * v * 2 * g);", "dx[i] = X(w * v * g);"),
+    ("kernels", EXPERT, "if (dweight) dweight[slot] = dot;", "if (dweight) dweight[m] = dot;"),
+    ("kernels", EXPERT, "const real w = weight ? weight[slot] : 1;", "const real w = weight ? weight[m] : 1;"),
+    ("kernels", EXPERT, "dot += v * g;", "dot += w * v * g;"),
+    # attention
+    ("kernels", ATTENTION, "order == HEADS_TILED ? (size_t)r*G + (size_t)g : (size_t)g*Q + (size_t)r",
+     "order != HEADS_TILED ? (size_t)r*G + (size_t)g : (size_t)g*Q + (size_t)r"),
+    ("kernels", ATTENTION, "*Q*G + h] = max + log(sum);", "*Q*G + h] = log(sum);"),
+    ("kernels", ATTENTION, "di[j] = pi[j] * (di[j] - delta);", "di[j] = pi[j] * di[j];"),
+    ("kernels", ATTENTION, "X(dqueries[i*D + d] * scale)", "X(dqueries[i*D + d])"),
+    ("kernels", ATTENTION, "for (int j = last + 1; j < seen; j++) pi[j] = di[j] = 0;", "for (int j = last + 1; j < seen; j++) di[j] = 0;"),
+    ("kernels", ATTENTION, "product(dvalues, D, p, 1, T, dresult, D, seen, D, count, ADD);", "product(dvalues, D, p, 1, T, dresult, D, seen, D, count, SET);"),
+    ("kernels", ATTENTION, "seen = position[b] + 1;", "seen = position[b];"),
+    # loss and optimizer
+    ("kernels", OPTIMIZER, "loss[n] = log(sum) + max - R(x[target[n]]);", "loss[n] = log(sum) - R(x[target[n]]);"),
+    ("kernels", OPTIMIZER, "X(fast_exp(hit - max) * norm - (real)scale)", "X(fast_exp(hit - max) * norm - 1)"),
+    ("kernels", OPTIMIZER, "for (int v = used; v < V; v++) x[v] = X((real)0);", ""),
+    ("kernels", OPTIMIZER, "for (size_t i = 0; i < count; i++) s += (double)at[i] * (double)at[i];", "for (size_t i = 1; i < count; i++) s += (double)at[i] * (double)at[i];"),
+    ("kernels", OPTIMIZER, "if (!(norm <= (real)3e38)) return;", "if (norm > (real)3e38) return;"),
+    ("kernels", OPTIMIZER, "? (real)a.clip / norm : 1", "? (real)a.clip / (norm * norm) : 1"),
+    ("kernels", OPTIMIZER, "v[i] = b2 * v[i] + (1 - b2) * g * g;", "v[i] = b2 * v[i] + (1 - b2) * g;"),
+    ("kernels", OPTIMIZER, "(sqrt(v[i] * fix2) + eps)", "(sqrt(v[i]) + eps)"),
+    ("kernels", OPTIMIZER, "shrink = 1 - lr * (real)a.decay * (real)segments[s].decay", "shrink = 1 - lr * (real)a.decay"),
+    # the model: what calls what, in the right order, with the right things
+    ("model", "llmc/moe.c", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act,", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.dact,"),
+    ("model", "llmc/moe.c", "if (p->mlp_bias) dev->bias_backward(g->mlp_bias, dout, N, C);", ""),
+    ("model", "llmc/moe.c", "route_backward(m, &a->mlp, p->router, g->router, dx, x, scale);", ""),
+    ("model", "llmc/moe.c", "dx, dout, x, c->shared_width, ADD);", "dx, dout, x, c->shared_width, SET);"),
+    ("model", "llmc/attention.c", "dev->rope(m->s.dq,  m->rope, m->position, -1,", "dev->rope(m->s.dq,  m->rope, m->position, +1,"),
+    ("model", "llmc/attention.c", "dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, ADD);", "dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, SET);"),
+    ("model", "llmc/attention.c", "if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, scale);", "if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, 2 * scale);"),
+    ("model", "llmc/model.c", "dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 1), NC);", "dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 2), NC);"),
+    ("model", "llmc/model.c", "if (m->recompute >= 2) block_forward(m, l, resid);", "if (m->recompute >= 3) block_forward(m, l, resid);"),
+    ("model", "llmc/model.c", "dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);", "dev->embed_backward(m->g.embed, m->s.dresid, m->targets, N, V, C);"),
+]
+
+
+class Builder:
+    """A copy of the sources with a build of its own."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        for name in ("kernels", "llmc", "tests"):
+            shutil.copytree(ROOT / name, self.folder / name)
+        for name in ("Makefile", *(p.name for p in ROOT.glob("*.c"))):
+            shutil.copy2(ROOT / name, self.folder / name)
+
+    def build(self):
+        """Without optimization worth the wait: what is looked for are wrong results."""
+        command = ["make", "-s", "OPT=-O1", "WARN=", "VERSION=mutant", "build/run_tests"]
+        return subprocess.run(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, group):
+        """'' if the tests pass, or what they complain about first. The small shapes are enough to go wrong."""
+        environment = dict(os.environ, MOE_TEST_QUICK="1")
+        try:
+            done = subprocess.run(["build/run_tests", "-s", "1", group], cwd=self.folder, env=environment, timeout=120,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        except subprocess.TimeoutExpired:
+            return "does not end"
+        if done.returncode == 0:
+            return ""
+        complaint = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
+        return " ".join(complaint[0].split()[2:]) if complaint else f"exit code {done.returncode}"
+
+    def objects(self, file):
+        return [p for p in (self.folder / "build").rglob(pathlib.Path(file).stem + ".o") if p.as_posix().endswith(file[:-2] + ".o")]
+
+    def judge(self, mutant):
+        """(verdict, complaint) of one mutant; the folder is afterwards as it was, objects included."""
+        group, file, text, broken = mutant
+        path = self.folder / file
+        source, stat = path.read_text(), path.stat()
+        if source.count(text) != 1:
+            return "GONE", f"its text occurs {source.count(text)} times"
+        kept = [(p, p.read_bytes(), p.stat()) for p in self.objects(file)]
+        path.write_text(source.replace(text, broken))
+        for p, _, _ in kept:
+            if "BF16" in p.parts:               # the other two are enough: this one is taken for up to date
+                later = time.time() + 1
+                os.utime(p, (later, later))
+        made = self.build()
+        complaint = self.run(group) if made.returncode == 0 else ""
+        path.write_text(source)
+        os.utime(path, (stat.st_atime, stat.st_mtime))
+        for p, data, then in kept:
+            p.write_bytes(data)
+            os.utime(p, (then.st_atime, then.st_mtime))
+        if made.returncode:
+            return "BUILD", made.stdout.strip().splitlines()[0] if made.stdout.strip() else "make failed"
+        return ("caught", complaint) if complaint else ("SURVIVED", "")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-j", "--jobs", type=int, default=2)
+    parser.add_argument("-k", "--keep", action="store_true")
+    parser.add_argument("filter", nargs="?", default="")
+    args = parser.parse_args()
+    mutants = [m for m in MUTANTS if args.filter in m[1] or args.filter in m[2]]
+    if not mutants:
+        sys.exit(f"no mutant contains {args.filter!r}")
+    begin = time.monotonic()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="moe-mutate-"))
+    try:
+        builders = queue.Queue()
+        first = Builder(folder / "0")
+        made = first.build()
+        if made.returncode:
+            print(made.stdout, file=sys.stderr)
+            return 2
+        for group in sorted({m[0] for m in mutants}):
+            complaint = first.run(group)
+            if complaint:
+                print(f"the tests fail without a mutant: {group}: {complaint}", file=sys.stderr)
+                return 2
+        builders.put(first)
+        for job in range(1, max(1, args.jobs)):
+            shutil.copytree(folder / "0", folder / str(job), symlinks=True)      # times of files included: nothing is built again
+            other = Builder.__new__(Builder)
+            other.folder = folder / str(job)
+            builders.put(other)
+
+        def judge(mutant):
+            builder = builders.get()
+            try:
+                return builder.judge(mutant)
+            finally:
+                builders.put(builder)
+
+        bad = 0
+        with concurrent.futures.ThreadPoolExecutor(max(1, args.jobs)) as pool:
+            for mutant, (verdict, complaint) in zip(mutants, pool.map(judge, mutants)):
+                group, file, _, broken = mutant
+                bad += verdict != "caught"
+                print(f"{verdict:8s} {group:8s} {file:24s} {' '.join(broken.split())[:60] or '(removed)':60s}  {complaint[:70]}", flush=True)
+        print(f"{len(mutants)} mutants, {len(mutants) - bad} caught, {bad} not, {time.monotonic() - begin:.0f} s")
+        return bad != 0
+    finally:
+        if args.keep:
+            print(f"kept {folder}")
+        else:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
