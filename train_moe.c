@@ -112,8 +112,8 @@ typedef struct {
 /* Settings of one invocation, which are not taken over from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
-static void restore_settings(Run *r) {
-    for (const JsonValue *v = json_first(checkpoint_options(r->from)); v; v = v->next) {
+static void restore_settings(Run *r, const JsonValue *saved) {
+    for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int keep = 0;
         for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++) keep |= !strcmp(v->key, not_restored[i]);
         for (int i = 0; i < OPTIONS && !keep; i++) {
@@ -124,6 +124,18 @@ static void restore_settings(Run *r) {
                             json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
         }
     }
+}
+
+/* A run that was killed before its first checkpoint has left its settings in the first line of its log. */
+static void restore_settings_from_log(Run *r) {
+    Error e;
+    size_t bytes;
+    char *path = text_format("%s/log.jsonl", r->s.out), *text = file_read(path, &bytes, &e);
+    Json *start = text ? json_parse(text, strcspn(text, "\n"), &e) : NULL;
+    if (start) restore_settings(r, json_get(json_root(start), "options"));
+    json_free(start);
+    free(text);
+    free(path);
 }
 
 static void lock_folder(Run *r) {
@@ -147,8 +159,11 @@ static void open_folder(Run *r) {
     lock_folder(r);
     if (there == HOLDS_STATE && s->resume) {
         if (!(r->from = checkpoint_open(s->out, &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
-        restore_settings(r);
-    } else if (s->resume) warn("%s: no checkpoint was saved yet; starting from the beginning, with the settings given now", s->out);
+        restore_settings(r, checkpoint_options(r->from));
+    } else if (s->resume) {
+        warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
+        restore_settings_from_log(r);
+    }
 }
 
 /* The run begins: nothing that can be known beforehand is wrong with it. What was in the folder goes only now. */

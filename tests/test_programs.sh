@@ -52,7 +52,7 @@ expect() {
     [ -z "$why" ] || { good=1; why=": $why: $(tail -2 "$said" | cut -c1-300)"; }
     verdict $good "$(printf '%s' "$*" | tr -c ' -~' '?' | sed "s|$some|train_moe ...|; s|$data $model|...|; s|$root/||g" | cut -c1-120): $code$why"
 }
-start() { "$@" > "$work/log" 2>&1 < /dev/null & background=$!; }                 # and what it says is in log
+start() { : > "$work/log"; "$@" >> "$work/log" 2>&1 < /dev/null & background=$!; }       # what it says is in log
 await() {                               # await COMMAND...: until it succeeds, for at most 20 s
     tries=0
     until "$@" 2> /dev/null; do
@@ -263,8 +263,8 @@ kill -INT $background && sleep 0.2 && ok "after SIGINT the step is finished firs
 kill -INT $background
 ends 130 "a second SIGINT stops at once"
 ok "without leaving half a checkpoint" [ -z "$(steps_of torn)" ]
-expect 0 'no checkpoint was saved yet; starting from the beginning' $run -o torn -y 1
-same_run whole torn "what began again after that"
+expect 0 'no checkpoint was saved yet; starting from the beginning' $train -o torn -y 1 -d 256 -x 60
+same_run whole torn "what began again after that, with the settings it had"
 
 expect 0 fingerprint $slow -o long
 for signal in INT TERM USR2; do
@@ -288,7 +288,8 @@ kills=0 saves=0 resumes=0 tries=0 seed=$$
 while [ $kills -lt 15 ] && [ $tries -lt 60 ]; do
     tries=$((tries + 1)) seed=$(((seed * 1103515245 + 12345) & 2147483647))
     start $slow -o killed -n 1 -y 1
-    sleep 0.$(printf %03d $((30 + seed / 65536 % 250)))
+    [ $((tries % 4)) = 0 ] || await grep -q '^saved step' "$work/log"
+    sleep 0.$(printf %03d $((seed / 65536 % 150)))
     kill -9 $background 2> /dev/null
     wait $background 2> /dev/null; code=$?; background=
     case $code in

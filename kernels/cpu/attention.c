@@ -98,13 +98,13 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
                     for (int i = 0; i < count; i++) {
                         real *s = scores + (size_t)i*T, max = s[0], sum = 0;
                         const int last = t0 + i;
-                        #pragma omp simd reduction(max:max)
-                        for (int j = 1; j <= last; j++) max = s[j] > max ? s[j] : max;
+                        for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;      /* so that all loops run to `seen`: */
+                        #pragma omp simd reduction(max:max)                                /* whole vectors, if T is one of them */
+                        for (int j = 0; j < seen; j++) max = s[j] > max ? s[j] : max;
                         #pragma omp simd reduction(+:sum)
-                        for (int j = 0; j <= last; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
+                        for (int j = 0; j < seen; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
                         const real share = 1 / sum;
-                        for (int j = 0; j <= last; j++) s[j] *= share;
-                        for (int j = last + 1; j < seen; j++) s[j] = 0;
+                        for (int j = 0; j < seen; j++) s[j] *= share;
                         lse[((size_t)b*T + last)*Q*G + h] = max + log(sum);
                     }
                     product(result, D, scores, T, 1, values, D, count, D, seen, SET);
@@ -149,11 +149,11 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
                         const int last = t0 + i;
                         const real l = lse[((size_t)b*T + last)*Q*G + h];
                         for (int d = 0; d < D; d++) delta += dresult[i*D + d] * R(out[at + (size_t)i*row + d]);
-                        for (int j = 0; j <= last; j++) {
+                        for (int j = last + 1; j < seen; j++) pi[j] = -(real)INFINITY;
+                        for (int j = 0; j < seen; j++) {
                             pi[j] = fast_exp(pi[j] - l);
                             di[j] = pi[j] * (di[j] - delta);
                         }
-                        for (int j = last + 1; j < seen; j++) pi[j] = di[j] = 0;
                     }
                     product(dqueries, D, ds, T, 1, keys, D, count, D, seen, SET);
                     product(dkeys, D, ds, 1, T, queries, D, seen, D, count, ADD);       /* queries carry the scale */

@@ -272,13 +272,17 @@ static void tile(const Product *p, Share s, size_t m0, size_t rows, size_t n0, s
 /* ---- few rows, forward: LANES rows of weights at a time against one row of inp ------------------------------------
  * Both lie along k, so a product of vectors makes LANES partial sums; only at the end are the lanes of each added. */
 static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k) {
-    vec s[LANES] = { 0 };
-    size_t i = 0;
-    for (; i + LANES <= k; i += LANES) {
-        vec x = load(a + i);
-        for (int l = 0; l < LANES; l++) s[l] += x * load(b[l] + i);
+    vec s[LANES];
+    for (int l = 0; l < LANES; l++) {                       /* row by row: neighbours in memory, one stream to prefetch */
+        vec even = { 0 }, odd = { 0 };
+        size_t i = 0;
+        for (; i + 2*LANES <= k; i += 2*LANES) {
+            even += load(a + i) * load(b[l] + i);
+            odd += load(a + i + LANES) * load(b[l] + i + LANES);
+        }
+        for (; i < k; i += LANES) even += load_some(a + i, k - i) * load_some(b[l] + i, k - i);
+        s[l] = even + odd;
     }
-    if (i < k) for (int l = 0; l < LANES; l++) s[l] += load_some(a + i, k - i) * load_some(b[l] + i, k - i);
     return sums(s);
 }
 
