@@ -2,12 +2,13 @@
 #   CC=clang        another compiler             DEBUG=1   no optimization, with sanitizers
 #   ARCH=x86-64-v3  for another machine          WERROR=1  warnings are errors (CI)
 #   NO_OMP=1        one thread                   NO_FETCH=1  do not look for tinyshakespeare
+#   NO_CUDA=1       no GPU                       GPU_ARCH="80 90a"  for these GPUs, not the one that is here
 MAKEFLAGS += -rR
 .SUFFIXES:
 .DEFAULT_GOAL := all
 CC = gcc
 ARCH = native
-B := build$(if $(DEBUG),/debug)
+NVCC = nvcc
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unversioned)
 
 # A probe compiles and links a two-line program with the flags in question: what it finds really works here.
@@ -15,22 +16,33 @@ probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t -l
 HAVE_ARCH := $(call probe,-march=$(ARCH),int main(void){return 0;})
 HAVE_OMP  := $(if $(NO_OMP),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
 
+# The GPU side is built when nvcc works and there is a GPU, or GPU_ARCH names some. 90 becomes 90a: Hopper's own instructions.
+HAVE_NVCC := $(if $(NO_CUDA),,$(shell t=$$(mktemp -d) && printf 'int main(){return 0;}' > $$t/a.cu && $(NVCC) $$t/a.cu -o $$t/a >/dev/null 2>&1 && echo yes; rm -rf $$t))
+GPU_ARCH  := $(or $(GPU_ARCH),$(if $(HAVE_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -un | sed 's/^90$$/90a/; s/^100$$/100a/')))
+CUDA      := $(if $(HAVE_NVCC),$(GPU_ARCH))
+B := build$(if $(CUDA),/cuda)$(if $(DEBUG),/debug)
+
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
 OPT   = $(if $(DEBUG),-O1 -g -fsanitize=address$(COMMA)undefined -fno-omit-frame-pointer,-O3)
 COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) -mprefer-vector-width=512) $(OMP) $(WARN) -MMD -MP
-LINK  = $(OPT) $(OMP) -lm
+GENCODE = $(foreach a,$(GPU_ARCH),-gencode=arch=compute_$a,code=sm_$a)
+NVFLAGS = -std=c++17 -O3 -lineinfo $(GENCODE) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(GPU_ARCH)))"' -MMD -MP
+SPACE := $(subst ,, )
+# Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
+LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 
 # kernels/cpu is compiled once for each number type; the rest once.
 PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
-LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*.c) kernels/devices.c) $(KERNELS)
+CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out kernels/cuda/context.cu,$(wildcard kernels/cuda/*.cu)))) $(B)/kernels/cuda/context.o
+LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*.c) kernels/devices.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c))
 CASES   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/cases.c))
 
-.PHONY: all test quick bench mutate data help size clean found
+.PHONY: all test test_gpu cuda_check quick bench mutate data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -43,30 +55,54 @@ run_tests: $(B)/run_tests
 	@ln -sf $(B)/run_tests $@
 
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
-	$(CC) $^ $(LINK) -o $@
+	$(LINKER) $^ -o $@ -lm -ldl
 $(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(CASES) $(LIBRARY)
-	$(CC) $^ $(LINK) -o $@
+	$(LINKER) $^ -o $@ -lm -ldl
 $(B)/run_tests: $(TESTS) $(LIBRARY)
-	$(CC) $^ $(LINK) -o $@
+	$(LINKER) $^ -o $@ -lm -ldl
 
 $(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)
-	$(CC) $(FLAGS) -DMOE_VERSION='"$(VERSION)"' -c $< -o $@
+	$(CC) $(FLAGS) -DMOE_VERSION='"$(VERSION)"' -DCOMPILER_FLAGS='"$(strip $(OPT) $(if $(HAVE_ARCH),-march=$(ARCH)) $(OMP))"' $(if $(CUDA),-DWITH_CUDA) -c $< -o $@
 define precision
 $(B)/$1/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	$(CC) $(FLAGS) -DPRECISION_$1 -c $$< -o $$@
+$(B)/$1/%.o: %.cu Makefile
+	@mkdir -p $$(@D)
+	$(NVCC) $(NVFLAGS) -DPRECISION_$1 -c $$< -o $$@
 endef
+$(B)/kernels/cuda/context.o: kernels/cuda/context.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -c $< -o $@
 $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
 -include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(B)/bench/bench_moe.o)
 
 found:
 	@echo "compiler $(CC), $(if $(HAVE_ARCH),-march=$(ARCH),no -march=$(ARCH): generic code), OpenMP $(if $(HAVE_OMP),found,not found: one thread)"
+	@echo "CUDA: $(if $(CUDA),for $(GPU_ARCH),$(if $(HAVE_NVCC),nvcc but no GPU: the CPU only (GPU_ARCH=90 builds for one elsewhere),no nvcc: the CPU only))"
 data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
-test: run_tests train_moe infer_moe
+test: run_tests train_moe infer_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 	@./run_tests && sh tests/test_programs.sh
+# On a machine with a GPU: every kernel of every device, and a training step in lockstep.
+test_gpu: run_tests train_moe infer_moe
+	@./run_tests kernels model gpu
+
+# Without a GPU the CUDA side is at least compiled, for the oldest and the newest kind of instructions used, with warnings as
+# errors; and the compiler's report must show no spilled registers.
+CHECKS := $(foreach p,BF16 F32,$(patsubst %.cu,build/check/$p/%.txt,$(wildcard kernels/cuda/*.cu)))
+cuda_check: $(CHECKS)
+	@! grep -hE "bytes spill stores" $(CHECKS) | grep -vE " 0 bytes spill stores, 0 bytes spill loads" || { echo "kernels spill registers: see build/check"; exit 1; }
+	@echo "CUDA: $(words $(CHECKS)) objects compile for sm_80 and sm_90a without warnings or spills"
+define check
+build/check/$1/%.txt: %.cu Makefile kernels/kernels.h $(wildcard kernels/cuda/*.cuh)
+	@mkdir -p $$(@D)
+	$(NVCC) -std=c++17 -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
+	@mv $$@.new $$@
+endef
+$(foreach p,BF16 F32,$(eval $(call check,$p)))
 quick: run_tests
 	@./run_tests files data kernels model reference
 bench: bench_moe
@@ -78,6 +114,7 @@ help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make test          all tests that need no GPU (about a minute)'
+	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make bench         time of every operation, as a share of what this machine can do'
 	@echo 'make mutate        breaks one line of each backward pass and expects the tests to notice'
 	@echo 'make size          lines per folder'

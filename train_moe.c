@@ -71,7 +71,7 @@ static const Option options[] = {
     { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "newest checkpoints to keep" },
     { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,        "keep those of every so many steps for ever; 0: none" },
     { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,        "1: keep the weights with the best validation loss in OUT/best" },
-    { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,        "auto, cpu, or a device by name: cpu-f32, cpu-bf16, cpu-f64" },
+    { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,        "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,        "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,        "of weights, order of the data, dropout and samples" },
     { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,        "1: train on the first batch again and again; the loss must go to zero" },
@@ -106,13 +106,14 @@ typedef struct {
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
     int64_t    first_step;
-    int        failed_saves, locked;
+    int        failed_saves, locked, restored;
 } Run;
 
 /* Settings of one invocation, which are not taken over from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
 static void restore_settings(Run *r, const JsonValue *saved) {
+    r->restored = 1;
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int keep = 0;
         for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++) keep |= !strcmp(v->key, not_restored[i]);
@@ -175,6 +176,36 @@ static void claim_folder(Run *r) {
     } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
 }
 
+static void choose_device(Run *r) {
+    const char *name = r->s.device;
+    const int automatic = !strcmp(name, "auto");
+    Text names = { 0 };
+    for (int i = 0; device_list(i) && !r->dev; i++) {
+        const Device *d = device_list(i);
+        const int wanted = automatic || !strcmp(name, d->is_gpu ? "cuda" : "cpu") || !strcmp(name, d->name);
+        const char *why = wanted ? d->open() : NULL;
+        if (wanted && why && !automatic) fail(d->is_gpu ? EXIT_CUDA : EXIT_USAGE, "-dv %s: %s", name, why);
+        if (wanted && !why) r->dev = d;
+        else if (why && i == 0) printf("training on the CPU: %s\n", why);
+        text_add(&names, " %s", d->name);
+    }
+    if (!r->dev) fail(EXIT_USAGE, "-dv %s: no such device in this build. There are: auto cpu cuda%s", name, names.at);
+    free(names.at);
+}
+
+/* What suits the machine and the data, where the user said nothing; the table's own defaults are for text on a CPU. */
+static void set_defaults(Run *r) {
+    static const struct { const char *letter, *text_gpu, *tokens_cpu, *tokens_gpu; } suits[] = {
+        { "e",  "m6",   "m12", "m12" }, { "b", "64",   "4",    "16" },   { "t", "256", "1024", "1024" }, { "d",  "0",    "0",    "524288" },
+        { "x",  "2000", "-1",  "-1" },  { "l", "1e-3", "6e-4", "6e-4" }, { "u", "100", "700",  "700" },  { "w2", "0.99", "0.95", "0.95" },
+        { "dr", "0.2",  "0",   "0" },   { "v", "250",  "250",  "250" },  { "m", "-1",  "20",   "20" },   { "s",  "1000", "1000", "1000" },
+    };
+    const int gpu = r->dev->is_gpu, text = data_is_text(r->data);
+    if (text && !gpu) return;
+    for (size_t i = 0; i < sizeof suits / sizeof *suits; i++)
+        options_default(options, OPTIONS, &r->s, r->given, suits[i].letter, text ? suits[i].text_gpu : gpu ? suits[i].tokens_gpu : suits[i].tokens_cpu);
+}
+
 static void open_data(Run *r) {
     Error e;
     Settings *s = &r->s;
@@ -182,31 +213,10 @@ static void open_data(Run *r) {
     if (*s->tokenizer && !(tokenizer = tokenizer_load(s->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     if (!(r->data = data_open(s->train, s->val, tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     r->tokenizer = tokenizer ? tokenizer : data_is_text(r->data) ? tokenizer_bytes() : NULL;
-    if (!data_is_text(r->data) && !r->from) {               /* tokens of a large vocabulary: other defaults suit */
-        static const char *const defaults[][2] = { { "e", "m12" }, { "b", "4" }, { "t", "1024" }, { "x", "-1" }, { "l", "6e-4" }, { "u", "700" },
-                                                   { "w2", "0.95" }, { "v", "250" }, { "m", "20" }, { "s", "1000" } };
-        for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) options_default(options, OPTIONS, s, r->given, defaults[i][0], defaults[i][1]);
-    }
+    if (!r->restored) set_defaults(r);
     if (data_is_fallback(r->data))
         warn("tinyshakespeare is not here: training on this project's own text instead. The losses are NOT tinyshakespeare's. "
              "To fetch it: sh data/tinyshakespeare/fetch.sh");
-}
-
-static void choose_device(Run *r) {
-    const char *name = r->s.device;
-    const int automatic = !strcmp(name, "auto"), cpu = !strcmp(name, "cpu");
-    Text names = { 0 };
-    for (int i = 0; device_list(i); i++) {
-        const Device *d = device_list(i);
-        const int wanted = automatic || (cpu && !d->is_gpu) || !strcmp(name, d->name);
-        const char *why = wanted ? d->open() : NULL;
-        if (wanted && !why) { r->dev = d; break; }
-        if (wanted && !automatic) fail(d->is_gpu ? EXIT_CUDA : EXIT_USAGE, "-dv %s: %s", name, why);
-        if (why) printf("%s: %s\n", d->name, why);
-        text_add(&names, " %s", d->name);
-    }
-    if (!r->dev) fail(EXIT_USAGE, "-dv %s: no such device in this build. There are: auto cpu%s", name, names.at);
-    free(names.at);
 }
 
 static void described(const Settings *s, Config *c) {
@@ -259,6 +269,7 @@ static void plan(Run *r) {
     const int64_t micro = (int64_t)s->batch * s->seq;
     if (micro > 1 << 28) fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
     if (s->total == 0) s->total = micro;
+    if (!option_given(options, OPTIONS, r->given, "d")) s->total = s->total < micro ? micro : s->total / micro * micro;
     if (s->total % micro) fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d = %lld", (long long)s->total, s->batch, s->seq, (long long)micro);
     if (s->total / micro > 1 << 20) fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
@@ -638,8 +649,8 @@ int main(int argc, char **argv) {
     open_standard_files();
     options_parse(options, OPTIONS, &r->s, r->given, argc, argv, usage, NULL, 0);
     open_folder(r);
-    open_data(r);
     choose_device(r);
+    open_data(r);
     choose_model(r);
     plan(r);
     print_plan(r);

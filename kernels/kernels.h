@@ -55,7 +55,8 @@ typedef enum {
     IDENTITY                            /* act = pre                  pre (.,F): attention experts have none */
 } Activation;
 
-/* From router logits to the K weights of a token. Experts are chosen by the largest score + bias, ties to the lower id.
+/* From router logits to the K weights of a token. Experts are chosen by the largest score + bias; where those are
+ * equal by the larger logit, then the lower id.
  * p = softmax(logits) over all E, T the chosen set. */
 typedef enum {
     TOPK_SOFTMAX,                       /* weight = softmax of the K chosen logits (JetMoE, Mixtral, Granite) */

@@ -26,4 +26,5 @@ void test_model(void);
 void test_reference(void);
 void test_train(void);
 void test_report(void);
+void test_gpu(void);
 #endif

@@ -23,7 +23,8 @@ trap clean EXIT
 trap 'exit 130' INT TERM
 LC_ALL=C
 OMP_NUM_THREADS=1                       # the models are tiny, and the machine may be busy
-export LC_ALL OMP_NUM_THREADS
+CUDA_VISIBLE_DEVICES=                   # all of this is about the host: -dv auto is the CPU
+export LC_ALL OMP_NUM_THREADS CUDA_VISIBLE_DEVICES
 
 passed=0 failed=0
 verdict() {                             # verdict RESULT WHAT: RESULT 0 is good
@@ -61,7 +62,7 @@ await() {                               # await COMMAND...: until it succeeds, f
         sleep 0.02
     done
 }
-ends() { wait "$background"; got=$?; background=; ok "$2 (exit code $got, expected $1)" [ $got = "$1" ]; }
+ends() { wait "$background" 2> /dev/null; got=$?; background=; ok "$2 (exit code $got, expected $1)" [ $got = "$1" ]; }
 
 fingerprint() { sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl" | tail -1; }
 losses() { grep -E '"event": "(step|val)"' "$1/log.jsonl" | sed 's/"ms": [^,]*, "tok_s": [^,]*, //'; }
@@ -265,6 +266,10 @@ ends 130 "a second SIGINT stops at once"
 ok "without leaving half a checkpoint" [ -z "$(steps_of torn)" ]
 expect 0 'no checkpoint was saved yet; starting from the beginning' $train -o torn -y 1 -d 256 -x 60
 same_run whole torn "what began again after that, with the settings it had"
+start $train -i good.bin $model -b 2 -t 32 -d 1280000 -x 3 -s 0 -o torn2
+await grep -q '"start"' torn2/log.jsonl; kill -9 $background
+ends 137 "a run on tokens, killed before its first checkpoint"
+expect 0 'step    3/3' $train -o torn2 -y 1 -d 64
 
 expect 0 fingerprint $slow -o long
 for signal in INT TERM USR2; do
