@@ -56,7 +56,7 @@ run_tests: $(B)/run_tests
 
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	$(LINKER) $^ -o $@ -lm -ldl
-$(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(CASES) $(LIBRARY)
+$(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(B)/bench/layers.o $(CASES) $(LIBRARY)
 	$(LINKER) $^ -o $@ -lm -ldl
 $(B)/run_tests: $(TESTS) $(LIBRARY)
 	$(LINKER) $^ -o $@ -lm -ldl
@@ -76,7 +76,7 @@ $(B)/kernels/cuda/context.o: kernels/cuda/context.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -c $< -o $@
 $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
--include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(B)/bench/bench_moe.o)
+-include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(B)/bench/bench_moe.o $(B)/bench/layers.o)
 
 found:
 	@echo "compiler $(CC), $(if $(HAVE_ARCH),-march=$(ARCH),no -march=$(ARCH): generic code), OpenMP $(if $(HAVE_OMP),found,not found: one thread)"

@@ -1,5 +1,6 @@
-/* infer_moe.c: text from a trained model. Load; read the prompt (prefill); then again and again: sample a token, read it
- * (decode). Also what a trained model is asked besides text: the perplexity of a file, and which expert reads which token.
+/* infer_moe.c: text from a trained model. Load; read the prompt (prefill); then again and again:
+ * sample a token, read it (decode). Also what a trained model is asked besides text: the perplexity of
+ * a file, and which expert reads which token.
  *
  * stdout carries the text and nothing else, so it can be piped; what the program has to say about it goes to stderr.
  * The text of sequence b is a function of the weights, the prompt, the sampling options and (seed, b). */
@@ -17,11 +18,13 @@
 #include <time.h>
 #include <unistd.h>
 #include "llmc/decode.h"
+#include "llmc/device.h"
 #include "llmc/hf.h"
 #include "llmc/options.h"
 #include "llmc/random.h"
+#include "llmc/view.h"
 
-/* ---- options: one table (llmc/options.h) ---------------------------------------------------------------------------------- */
+/* ---- options: one table (llmc/options.h) --------------------------------------------------------------- */
 
 typedef struct {
     const char *prompt, *mode, *stop, *tokenizer, *file, *device, *color;
@@ -33,30 +36,37 @@ typedef struct {
 static const Option table[] = {
 #define FIELD(name) offsetof(Settings, name)
     { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; - reads stdin, @file a file" },
-    { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL, "tokens to generate; 0: until the context is full, -1: endless" },
+    { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL,
+      "tokens to generate; 0: until the context is full, -1: endless" },
     { "text",     "r",  "sequences",   OPTION_INT,   FIELD(sequences),   "1",        1, 4096, NULL, "texts generated side by side" },
     { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat", "chat answers every line of stdin; /reset, /quit" },
-    { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "end a text where this would appear (\\n: newline); in chat an empty line" },
+    { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL,
+      "end a text where this would appear (\\n: newline); in chat an empty line" },
     { "text",     "e",  "echo",        OPTION_INT,   FIELD(echo),        "1",        0, 1, NULL, "1: print the prompt too" },
     { "sampling", "t",  "temperature", OPTION_FLOAT, FIELD(temperature), "0.8",      0, 100, NULL, "0: always the most likely token" },
-    { "sampling", "p",  "top-p",       OPTION_FLOAT, FIELD(top_p),       "0.95",     0, 1, NULL, "of the most likely tokens that together have this probability" },
+    { "sampling", "p",  "top-p",       OPTION_FLOAT, FIELD(top_p),       "0.95",     0, 1, NULL,
+      "of the most likely tokens that together have this probability" },
     { "sampling", "mp", "min-p",       OPTION_FLOAT, FIELD(min_p),       "0",        0, 1, NULL, "of tokens with this share of the largest probability" },
     { "sampling", "k",  "top-k",       OPTION_INT,   FIELD(top_k),       "0",        0, INT_MAX, NULL, "of the k most likely tokens; 0: of all" },
     { "sampling", "s",  "seed",        OPTION_LONG,  FIELD(seed),        "-1",      -1, 9e15, NULL, "same seed, same text; -1: from the clock" },
     { "model",    "c",  "context",     OPTION_INT,   FIELD(context),     "0",        0, 1 << 24, NULL, "tokens the model sees; 0: what it was trained for" },
     { "model",    "z",  "tokenizer",   OPTION_TEXT,  FIELD(tokenizer),   "",         0, 0, NULL, "another tokenizer.json than the checkpoint's" },
     { "model",    "dv", "device",      OPTION_TEXT,  FIELD(device),      "auto",     0, 0, NULL, "auto, cpu, cuda, or by name: cpu-bf16" },
-    { "views",    "x",  "perplexity",  OPTION_TEXT,  FIELD(file),        "",         0, 0, NULL, "instead of generating: perplexity and bits per byte of a file" },
-    { "views",    "v",  "verbose",     OPTION_INT,   FIELD(verbose),     "1",        0, 3, NULL, "0 quiet, 1 speed, 2 text colored by MLP expert, 3 each expert's favourite tokens" },
+    { "views",    "x",  "perplexity",  OPTION_TEXT,  FIELD(file),        "",         0, 0, NULL,
+      "instead of generating: perplexity and bits per byte of a file" },
+    { "views",    "v",  "verbose",     OPTION_INT,   FIELD(verbose),     "1",        0, 3, NULL,
+      "0 quiet, 1 speed, 2 text colored by MLP expert, 3 each expert's favourite tokens" },
     { "views",    "vl", "layer",       OPTION_INT,   FIELD(layer),       "-1",      -1, 10000, NULL, "whose experts -v 2 and -v 3 show, from 0; -1: the last" },
-    { "views",    "co", "color",       OPTION_TEXT,  FIELD(color),       "auto",     0, 0, "auto|always|never", "auto: on a terminal, unless NO_COLOR is set; else [3] marks expert 3" },
+    { "views",    "co", "color",       OPTION_TEXT,  FIELD(color),       "auto",     0, 0,
+      "auto|always|never", "auto: on a terminal, unless NO_COLOR is set; else [3] marks expert 3" },
 #undef FIELD
 };
 enum { OPTIONS = sizeof table / sizeof *table };
 
 static const char usage[] =
     "usage: infer_moe [checkpoint folder] [options]\n"
-    "Text from a trained model; without a folder, from out/best or out, or else the newest checkpoint below this folder.";
+    "Text from a trained model; without a folder, from out/best or out, or else the newest checkpoint "
+    "below this folder.";
 
 static void check_options(const Settings *s, const char *given) {
     static const char *const generating[] = { "i", "n", "r", "m", "st", "e", "t", "p", "mp", "k", "s" };
@@ -65,32 +75,32 @@ static void check_options(const Settings *s, const char *given) {
         if (option_given(table, OPTIONS, given, generating[i]))
             fail(EXIT_USAGE, "-x measures a file and generates nothing: -%s does not go with it", generating[i]);
     if (option_given(table, OPTIONS, given, "x") && !*s->file) fail(EXIT_USAGE, "-x needs the name of a file");
-    if (s->sequences > 1 && chat)           fail(EXIT_USAGE, "a chat has one sequence: -r does not go with -m chat");
-    if (s->sequences > 1 && s->tokens < 0)  fail(EXIT_USAGE, "sequences are printed one after another: -n -1 never comes to the second (-r)");
-    if (s->sequences > 1 && s->verbose > 1) fail(EXIT_USAGE, "-v %d shows the experts of one sequence: -r does not go with it", s->verbose);
-    if (chat && !strcmp(s->prompt, "-"))    fail(EXIT_USAGE, "a chat reads its lines from stdin: -i - does not go with -m chat");
-    if (chat && option_given(table, OPTIONS, given, "e")) fail(EXIT_USAGE, "a chat has no prompt to print: -e does not go with -m chat");
-    if (*s->file && s->verbose == 2)        fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
-    if (option_given(table, OPTIONS, given, "vl") && s->verbose < 2)  fail(EXIT_USAGE, "-vl is for the expert views: -v 2 or -v 3");
-    if (option_given(table, OPTIONS, given, "co") && s->verbose != 2) fail(EXIT_USAGE, "-co is for text colored by expert: -v 2");
+    if (s->sequences > 1 && chat)
+        fail(EXIT_USAGE, "a chat has one sequence: -r does not go with -m chat");
+    if (s->sequences > 1 && s->tokens < 0)
+        fail(EXIT_USAGE, "sequences are printed one after another: -n -1 never comes to the second (-r)");
+    if (s->sequences > 1 && s->verbose > 1)
+        fail(EXIT_USAGE, "-v %d shows the experts of one sequence: -r does not go with it", s->verbose);
+    if (chat && !strcmp(s->prompt, "-"))
+        fail(EXIT_USAGE, "a chat reads its lines from stdin: -i - does not go with -m chat");
+    if (chat && option_given(table, OPTIONS, given, "e"))
+        fail(EXIT_USAGE, "a chat has no prompt to print: -e does not go with -m chat");
+    if (*s->file && s->verbose == 2)
+        fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
+    if (option_given(table, OPTIONS, given, "vl") && s->verbose < 2)
+        fail(EXIT_USAGE, "-vl is for the expert views: -v 2 or -v 3");
+    if (option_given(table, OPTIONS, given, "co") && s->verbose != 2)
+        fail(EXIT_USAGE, "-co is for text colored by expert: -v 2");
 }
 
-/* ---- what all parts share ------------------------------------------------------------------------------------------------- */
+/* ---- what all parts share ------------------------------------------------------------------------------ */
 
-typedef struct {                        /* one router whose choices are watched */
-    const char *name;
-    Route *route;                       /* NULL: this layer has no such router */
-    int   *own, *host;                  /* (N,K) its choices, on the device and here */
-    unsigned *count, *first;            /* (E,V) how often it sent a token to an expert; (E) as its first choice */
-} Lens;
-typedef struct { Lens lens[2], *main; int layer, V; const Device *dev; } View;    /* attention, MLP; main: the one that colors */
-
-typedef struct {                        /* a text on its way out */
-    Text   text, paint;                 /* bytes not yet printed; (int) the expert of each */
-    size_t prompt;                      /* how many of them are prompt, where no stop string is looked for */
-    int    strip;                       /* at the start of a text: some tokenizers put a space there that is not part of it */
-    int    done, color;                 /* ended; the expert whose color is on, -1: none */
-    char   last;                        /* the last byte printed */
+typedef struct {                /* a text on its way out */
+    Text   text, paint;         /* bytes not yet printed; (int) the expert of each */
+    size_t prompt;              /* how many of them are prompt, where no stop string is looked for */
+    int    strip;               /* at the start of a text: some tokenizers put a space there that is not part of it */
+    int    done, color;         /* ended; the expert whose color is on, -1: none */
+    char   last;                /* the last byte printed */
 } Stream;
 
 typedef struct {
@@ -104,7 +114,7 @@ typedef struct {
     Stream    *stream;                  /* (r) */
     int       *window;                  /* (r,room) the tokens in the cache */
     int        room;                    /* positions of the cache */
-    int        rounds, slides;          /* times the cache was emptied: the sampler draws anew; and how many because it was full */
+    int        rounds, slides;          /* times the cache was emptied (the sampler draws anew); because it was full */
     char      *stop;
     size_t     stop_bytes;
     int        colored, terminal;
@@ -122,7 +132,7 @@ static void say(const Run *r, const char *format, ...) {
     va_end(args);
 }
 
-/* ---- load ----------------------------------------------------------------------------------------------------------------- */
+/* ---- load ---------------------------------------------------------------------------------------------- */
 
 static int has_model(const char *folder) {
     static const char *const weights[] = { "model.safetensors", "model.safetensors.index.json" };
@@ -136,7 +146,9 @@ static int has_model(const char *folder) {
     return found;
 }
 
-static int later(struct timespec a, struct timespec b) { return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec); }
+static int later(struct timespec a, struct timespec b) {
+    return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
+}
 
 /* The folder below this one whose weights were written last. */
 static char *newest_model(void) {
@@ -166,26 +178,15 @@ static char *find_model(const char *asked) {
     if (asked && has_model(asked)) folder = text_format("%s", asked);
     else if (has_model(best)) folder = text_format("%s", best);
     else if (!asked) folder = has_model("out") ? text_format("out") : newest_model();
-    if (!folder && asked) fail(EXIT_CHECKPOINT, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked,
-                               is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder");
-    if (!folder) fail(EXIT_CHECKPOINT, "there is no model here, neither in out/best or out nor in any other folder. To train one: ./train_moe");
+    if (!folder && asked)
+        fail(EXIT_CHECKPOINT, "%s: %s; a checkpoint is a folder with config.json and model.safetensors",
+             asked, is_folder(asked) ? "there is no model in this folder"
+                  : is_file(asked) ? "this is a file" : "no such folder");
+    if (!folder)
+        fail(EXIT_CHECKPOINT, "there is no model here, neither in out/best or out nor in any other folder. "
+                              "To train one: ./train_moe");
     free(best);
     return folder;
-}
-
-static const Device *find_device(const char *asked) {
-    Text names = { 0 };
-    const Device *d;
-    const char *why = NULL;
-    for (int i = 0; (d = device_list(i)); i++) {
-        text_add(&names, " %s", d->name);
-        if (!strcmp(asked, "auto") || !strcmp(asked, d->is_gpu ? "cuda" : "cpu") || !strcmp(asked, d->name)) {
-            why = d->open();
-            if (!why) { free(names.at); return d; }
-        }
-    }
-    if (why) fail(EXIT_CUDA, "-dv %s: %s", asked, why);
-    fail(strcmp(asked, "cuda") ? EXIT_USAGE : EXIT_CUDA, "-dv %s: this build has%s (or auto)", asked, names.at);
 }
 
 /* A tokenizer that is missing can be done without; one that is damaged or belongs to another model cannot. */
@@ -197,10 +198,12 @@ static Tokenizer *find_tokenizer(const Run *r) {
     if (*r->s.tokenizer || is_file(path)) {
         if (!(t = tokenizer_load(path, &e))) fail(EXIT_INPUT, "%s", e.text);
         if (tokenizer_vocab(t) > vocab)
-            fail(EXIT_INPUT, "%s has %d tokens, the model only %d: it belongs to another model", path, tokenizer_vocab(t), vocab);
+            fail(EXIT_INPUT, "%s has %d tokens, the model only %d: it belongs to another model", path,
+                 tokenizer_vocab(t), vocab);
     } else {
         t = vocab == 256 ? tokenizer_bytes() : NULL;
-        warn("%s is not there: %s (-z names a tokenizer)", path, t ? "the 256 tokens are taken for bytes" : "tokens are written and read as numbers");
+        warn("%s is not there: %s (-z names a tokenizer)", path,
+             t ? "the 256 tokens are taken for bytes" : "tokens are written and read as numbers");
     }
     free(path);
     return t;
@@ -211,7 +214,8 @@ static _Noreturn void out_of_memory(const Run *r, const Arena *a) {
         if (a->category[i]) fprintf(stderr, "%12.1f MB  %s\n", (double)a->category[i] / 1e6, mem_category_name[i]);
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this takes. %s", r->dev->name, (double)a->total / 1e6,
          a->category[MEM_WEIGHTS] > a->total / 2 ? "Most of it is weights: a bf16 device (-dv) halves them"
-         : r->s.sequences > 1 ? "Fewer sequences (-r) or a shorter context (-c) take less" : "A shorter context (-c) takes less");
+         : r->s.sequences > 1 ? "Fewer sequences (-r) or a shorter context (-c) take less"
+         : "A shorter context (-c) takes less");
 }
 
 static void load_weights(const Run *r, Model *m) {
@@ -222,145 +226,40 @@ static void load_weights(const Run *r, Model *m) {
 
 static void load(Run *r, const char *asked) {
     Error e;
-    char name[128];
+    char name[128], why_cpu[256];
     r->folder = find_model(asked);
     if (!hf_load_config(r->folder, &r->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
-    r->dev = find_device(r->s.device);
+    r->dev = device_choose(r->s.device, why_cpu);
     r->tokenizer = find_tokenizer(r);
     const int trained = r->config.context;
     if (!r->s.context) r->s.context = trained;
     if (r->s.context < 2) fail(EXIT_USAGE, "-c %d: a context of at least 2 tokens is needed", r->s.context);
-    if (r->s.context > trained) warn("the model was trained for %d tokens: what it makes of more may be nonsense", trained);
-    if ((int64_t)r->s.sequences * r->s.context > INT_MAX) fail(EXIT_USAGE, "-r %d times -c %d: at most %d positions", r->s.sequences, r->s.context, INT_MAX);
+    if (r->s.context > trained)
+        warn("the model was trained for %d tokens: what it makes of more may be nonsense", trained);
+    if ((int64_t)r->s.sequences * r->s.context > INT_MAX)
+        fail(EXIT_USAGE, "-r %d times -c %d: at most %d positions", r->s.sequences, r->s.context, INT_MAX);
     config_descriptor(&r->config, name);
     say(r, "model %s (%s), context %d, %s\n", r->folder, name, r->s.context, r->dev->name);
 }
 
-/* ---- views: which expert read which token --------------------------------------------------------------------------------- *
- * In inference all layers share one set of buffers, so the choices of a layer are gone when the next has run: those of the
- * watched layer get buffers of their own. */
+/* ---- views: which expert read which token (llmc/view.h) ------------------------------------------------- */
 
-static void lens_open(Lens *o, const View *v, Route *route, const char *name, const Model *m) {
-    const size_t slots = (size_t)m->N * (size_t)route->plan.K, E = (size_t)route->plan.E;
-    *o = (Lens){ .name = name, .route = route, .own = v->dev->alloc(slots * sizeof(int)), .host = mem_alloc(slots * sizeof(int)),
-                 .count = mem_alloc(E * (size_t)v->V * sizeof(unsigned)), .first = mem_alloc(E * sizeof(unsigned)) };
-    if (!o->own) fail(EXIT_MEMORY, "%s has no memory left for the expert views (-v)", v->dev->name);
-    route->expert = o->own;
-}
-static void view_open(View *v, const Run *r, Model *m) {
-    const Config *c = &r->config;
+static void open_view(Run *r, Model *m) {
+    const int layers = r->config.layers;
     if (r->s.verbose < 2) return;
-    if (r->s.layer >= c->layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", r->s.layer, c->layers - 1);
+    if (r->s.layer >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", r->s.layer, layers - 1);
     if (!m->routers) fail(EXIT_USAGE, "-v %d shows experts, but this model is dense", r->s.verbose);
-    *v = (View){ .layer = r->s.layer < 0 ? c->layers - 1 : r->s.layer, .V = c->vocab, .dev = r->dev };
-    LayerActs *a = &m->acts[v->layer];
-    if (c->attention_experts > 1) lens_open(v->main = &v->lens[0], v, &a->att, "attention", m);
-    if (c->experts > 1)           lens_open(v->main = &v->lens[1], v, &a->mlp, "MLP", m);
-}
-static void view_close(View *v) {
-    for (int i = 0; i < 2; i++) {
-        if (v->lens[i].own) v->dev->release(v->lens[i].own);
-        free(v->lens[i].host);
-        free(v->lens[i].count);
-        free(v->lens[i].first);
-    }
+    view_open(&r->view, r->dev, m, r->s.layer < 0 ? layers - 1 : r->s.layer);
 }
 
-/* After a pass over `tokens`: counts, and the first choice of the coloring router for each, unless expert is NULL. */
-static void view_read(View *v, const int *tokens, int N, int *expert) {
-    for (int i = 0; i < 2; i++) {
-        Lens *o = &v->lens[i];
-        if (!o->route) continue;
-        const int K = o->route->plan.K;
-        v->dev->download(o->host, o->own, (size_t)N * (size_t)K * sizeof(int));
-        for (int n = 0; n < N; n++) {
-            for (int k = 0; k < K; k++) o->count[(size_t)o->host[n*K + k] * (size_t)v->V + (size_t)tokens[n]]++;
-            o->first[o->host[n*K]]++;
-            if (expert && o == v->main) expert[n] = o->host[n*K];
-        }
-    }
+static void report_view(const Run *r) {
+    if (r->s.verbose == 2) view_legend(&r->view, r->colored);
+    if (r->s.verbose == 3) view_favourites(&r->view, r->tokenizer);
 }
 
-/* Of the 256 colors of a terminal, sixteen that are easy to tell apart, then the others. */
-static int expert_color(int e) {
-    static const unsigned char distinct[] = { 203, 77, 75, 221, 176, 44, 208, 147, 118, 199, 39, 180, 36, 161, 250, 100 };
-    return e < 16 ? distinct[e] : 17 + e * 67 % 214;
-}
-
-static void print_legend(const View *v, int colored) {          /* colored: the text was; and so is this, on a terminal */
-    double sum = 0;
-    for (int e = 0; e < v->main->route->plan.E; e++) sum += v->main->first[e];
-    fprintf(stderr, "layer %d, %s experts%s; share of the tokens that have each as first choice:\n", v->layer, v->main->name,
-            colored ? "" : " (a number in brackets before what they read; -co always colors it)");
-    colored = colored && isatty(2);
-    for (int e = 0; e < v->main->route->plan.E; e++) {
-        if (colored) fprintf(stderr, "\033[38;5;%dm", expert_color(e));
-        fprintf(stderr, " [%d] %.1f%%%s", e, 100 * v->main->first[e] / (sum > 0 ? sum : 1), colored ? "\033[0m" : "");
-    }
-    fputc('\n', stderr);
-}
-
-/* A token as a quoted string, on one line and safe for any terminal. */
-static void print_token(const Tokenizer *t, int id) {
-    size_t n, step;
-    uint32_t code;
-    if (!t) { fprintf(stderr, " %d", id); return; }
-    const char *p = tokenizer_piece(t, id, &n);
-    fputs(n ? " '" : " <", stderr);
-    if (!n) fprintf(stderr, "%d", id);
-    for (; n; p += step, n -= step) {
-        step = utf8_decode(p, n, &code);
-        if (step && code >= 32 && code != 127 && !(code >= 128 && code < 160)) fwrite(p, 1, step, stderr);
-        else {
-            step = 1;
-            fprintf(stderr, *p == '\n' ? "\\n" : "\\x%02x", (unsigned char)*p);
-        }
-    }
-    fputs(*tokenizer_piece(t, id, &n) ? "'" : ">", stderr);
-}
-
-/* The tokens that make an expert's diet differ from everybody's: those that contribute most to the Kullback-Leibler
- * divergence of its tokens from all tokens, sum over t of p(t|e) log (p(t|e) / p(t)). Common tokens alone would fill any
- * table of counts with spaces. */
-static void print_favourites(const View *v, const Tokenizer *t, const Lens *o) {
-    enum { SHOWN = 8 };
-    const size_t V = (size_t)v->V;
-    const int E = o->route->plan.E, K = o->route->plan.K;
-    double *all = mem_alloc(V * sizeof *all), total = 0;
-    for (int e = 0; e < E; e++)
-        for (size_t i = 0; i < V; i++) { all[i] += o->count[(size_t)e*V + i]; total += o->count[(size_t)e*V + i]; }
-    fprintf(stderr, "layer %d, %s experts: share of all slots; favourite tokens (how often it is one of the %d that read it)\n", v->layer, o->name, K);
-    for (int e = 0; e < E; e++) {
-        const unsigned *count = o->count + (size_t)e*V;
-        unsigned char *told = mem_alloc(V);
-        double own = 0;
-        for (size_t i = 0; i < V; i++) own += count[i];
-        fprintf(stderr, "%4d %5.1f%% ", e, 100 * own / (total > 0 ? total : 1));
-        for (int k = 0; k < SHOWN; k++) {
-            size_t best = V;
-            double most = 0, score;
-            for (size_t i = 0; i < V; i++)
-                if (count[i] && !told[i] && (score = count[i] * log(count[i] / own * total / all[i])) > most) { most = score; best = i; }
-            if (best == V) break;
-            told[best] = 1;
-            print_token(t, (int)best);
-            fprintf(stderr, " %.0f%%", 100 * K * count[best] / all[best]);
-        }
-        fputc('\n', stderr);
-        free(told);
-    }
-    free(all);
-}
-
-static void view_report(const Run *r) {
-    const View *v = &r->view;
-    if (r->s.verbose == 2) print_legend(v, r->colored);
-    for (int i = 0; r->s.verbose == 3 && i < 2; i++) if (v->lens[i].route) print_favourites(v, r->tokenizer, &v->lens[i]);
-}
-
-/* ---- text out ------------------------------------------------------------------------------------------------------------- *
- * A token is a piece of text that may end within a character, or within what could become the stop string. Such an end waits
- * in the stream until what follows decides. */
+/* ---- text out ------------------------------------------------------------------------------------------- *
+ * A token is a piece of text that may end within a character, or within what could become the stop string. Such an
+ * end waits in the stream until what follows decides. */
 
 static void stream_add(const Run *r, Stream *o, const char *text, size_t bytes, int expert) {
     text_add_bytes(&o->text, text, bytes);
@@ -369,7 +268,8 @@ static void stream_add(const Run *r, Stream *o, const char *text, size_t bytes, 
 
 static void stream_token(const Run *r, Stream *o, int token, int expert) {
     size_t bytes;
-    char *text = !r->tokenizer ? text_format(" %d", token) : o->strip ? tokenizer_decode(r->tokenizer, &token, 1, &bytes) : NULL;
+    char *text = !r->tokenizer ? text_format(" %d", token)
+        : o->strip ? tokenizer_decode(r->tokenizer, &token, 1, &bytes) : NULL;
     const char *piece = text ? text : tokenizer_piece(r->tokenizer, token, &bytes);
     if (!r->tokenizer) bytes = strlen(text);
     if (bytes) o->strip = 0;
@@ -380,7 +280,8 @@ static void stream_token(const Run *r, Stream *o, int token, int expert) {
 /* Cuts the text where the stop string begins and ends it there. `bytes`: how many are new. */
 static void stream_stop(const Run *r, Stream *o, size_t bytes) {
     const size_t back = bytes + r->stop_bytes, length = o->text.length;
-    for (size_t i = length > o->prompt + back ? length - back : o->prompt; r->stop_bytes && i + r->stop_bytes <= length; i++)
+    for (size_t i = length > o->prompt + back ? length - back : o->prompt;
+         r->stop_bytes && i + r->stop_bytes <= length; i++)
         if (!memcmp(o->text.at + i, r->stop, r->stop_bytes)) {
             o->text.length = i;
             o->done = 1;
@@ -397,7 +298,7 @@ static size_t stream_held(const Run *r, const Stream *o) {
 
 static void stream_color(const Run *r, Stream *o, int expert) {
     if (expert == o->color) return;
-    if (r->colored && expert >= 0) printf("\033[38;5;%dm", expert_color(expert));
+    if (r->colored && expert >= 0) printf("\033[38;5;%dm", view_color(expert));
     else if (r->colored) printf("\033[0m");
     else if (expert >= 0) printf("[%d]", expert);
     o->color = expert;
@@ -413,7 +314,8 @@ static void stream_print(const Run *r, Stream *o, int end) {
             memcpy(&expert, o->paint.at + i * sizeof expert, sizeof expert);
             stream_color(r, o, expert);
         }
-        putchar(r->terminal && (c < 32 || c == 127) && c != '\n' && c != '\t' ? '?' : c);     /* a model must not steer a terminal */
+        /* a model must not steer a terminal */
+        putchar(r->terminal && (c < 32 || c == 127) && c != '\n' && c != '\t' ? '?' : c);
         o->last = (char)c;
     }
     if (end) stream_color(r, o, -1);
@@ -421,19 +323,21 @@ static void stream_print(const Run *r, Stream *o, int end) {
     o->text.length -= ready;
     o->prompt -= o->prompt < ready ? o->prompt : ready;
     if (o->text.length) memmove(o->text.at, o->text.at + ready, o->text.length);
-    if (r->s.verbose == 2 && o->text.length) memmove(o->paint.at, o->paint.at + ready * sizeof(int), o->text.length * sizeof(int));
+    if (r->s.verbose == 2 && o->text.length)
+        memmove(o->paint.at, o->paint.at + ready * sizeof(int), o->text.length * sizeof(int));
     o->paint.length = r->s.verbose == 2 ? o->text.length * sizeof(int) : 0;
 }
 
-/* ---- reading tokens ------------------------------------------------------------------------------------------------------- */
+/* ---- reading tokens ------------------------------------------------------------------------------------ */
 
-/* Tokens of every sequence (r,count), which fit. expert: the first choices of the coloring router, or NULL. While experts
- * are watched, passes are cut so that none overwrites the choices of another; there is one sequence then. */
+/* Tokens of every sequence (r,count), which fit. expert: the first choices of the coloring router, or NULL. While
+ * experts are watched, passes are cut so that none overwrites the choices of another; there is one sequence then. */
 static void feed(Run *r, const int *tokens, int count, int *expert) {
     const int watched = expert && r->view.main;
     for (int t = 0, n; t < count; t += n) {
         n = !watched ? count : r->d.length ? 1 : count < r->d.chunk ? count : r->d.chunk;
-        if (!decoder_feed(&r->d, tokens + t, n)) fail(EXIT_MEMORY, "%d tokens do not fit into a context of %d", count, r->room);
+        if (!decoder_feed(&r->d, tokens + t, n))
+            fail(EXIT_MEMORY, "%d tokens do not fit into a context of %d", count, r->room);
         if (watched) view_read(&r->view, tokens + t, n, expert + t);
     }
 }
@@ -458,12 +362,13 @@ static void slide(Run *r) {
 static void read_tokens(Run *r, const int *tokens, int count, int *expert) {
     if (count > r->room - r->d.length) slide(r);
     for (int b = 0; b < r->s.sequences; b++)
-        memcpy(r->window + (size_t)b * (size_t)r->room + r->d.length, tokens + (size_t)b * (size_t)count, (size_t)count * sizeof *tokens);
+        memcpy(r->window + (size_t)b * (size_t)r->room + r->d.length, tokens + (size_t)b * (size_t)count,
+               (size_t)count * sizeof *tokens);
     feed(r, tokens, count, expert);
 }
 
-/* The tokens of a text; free(*ids). begin: it is the beginning of one, where some models expect a token that says so, and
- * where every model needs at least one token to go on from. */
+/* The tokens of a text; free(*ids). begin: it is the beginning of one, where some models expect a token that says so,
+ * and where every model needs at least one token to go on from. */
 static int encode(const Run *r, const char *text, size_t bytes, int begin, int most, int **ids) {
     size_t count = 0;
     if (r->tokenizer) count = tokenizer_encode(r->tokenizer, text, bytes, ids);
@@ -471,11 +376,14 @@ static int encode(const Run *r, const char *text, size_t bytes, int begin, int m
         *ids = mem_alloc((bytes + 1) * sizeof **ids);
         for (char *end; text += strspn(text, " \t\r\n"), *text; text = end) {
             const long id = strtol(text, &end, 10);
-            if (end == text || id < 0 || id >= r->config.vocab) fail(EXIT_INPUT, "without a tokenizer the prompt must be numbers from 0 to %d", r->config.vocab - 1);
+            if (end == text || id < 0 || id >= r->config.vocab)
+                fail(EXIT_INPUT, "without a tokenizer the prompt must be numbers from 0 to %d",
+                     r->config.vocab - 1);
             (*ids)[count++] = (int)id;
         }
     }
-    const int bos = begin && r->tokenizer ? tokenizer_bos(r->tokenizer) : -1, eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : 0;
+    const int bos = begin && r->tokenizer ? tokenizer_bos(r->tokenizer) : -1;
+    const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : 0;
     if (bos >= 0 || (begin && !count)) {
         int *newline = NULL, first = bos >= 0 ? bos : eos;
         if (first < 0) first = tokenizer_encode(r->tokenizer, "\n", 1, &newline) ? newline[0] : 0;
@@ -502,13 +410,13 @@ static char *read_prompt(const char *prompt, size_t *bytes) {
         return whole;
     }
     text_add_bytes(&text, "", 0);
-    if (strcmp(prompt, "-")) text_add_bytes(&text, prompt, strlen(prompt));
+    if (strcmp(prompt, "-")) text_add_string(&text, prompt);
     else for (size_t n; (n = fread(part, 1, sizeof part, stdin)); ) text_add_bytes(&text, part, n);
     *bytes = text.length;
     return text.at;
 }
 
-/* ---- generate ------------------------------------------------------------------------------------------------------------- */
+/* ---- generate ------------------------------------------------------------------------------------------ */
 
 static volatile sig_atomic_t interrupts;
 static void on_interrupt(int signal_number) {
@@ -522,7 +430,7 @@ static void open_decoder(Run *r, int room) {
     r->room = room;
     if (!decoder_open(&r->d, r->dev, &r->config, r->s.sequences, room, NULL)) out_of_memory(r, &r->d.model.arena);
     load_weights(r, &r->d.model);
-    view_open(&r->view, r, &r->d.model);
+    open_view(r, &r->d.model);
     r->stream = mem_alloc(B * sizeof *r->stream);
     r->window = mem_alloc(B * (size_t)room * sizeof *r->window);
     for (size_t b = 0; b < B; b++) r->stream[b].color = -1;
@@ -561,8 +469,8 @@ static int all_done(const Run *r) {
     return 1;
 }
 
-/* Sample a token of every sequence, read it, print what the first sequence has of text. Sequences that have ended stay in
- * the batch, unheard, until all have. */
+/* Sample a token of every sequence, read it, print what the first sequence has of text. Sequences that have ended
+ * stay in the batch, unheard, until all have. */
 static void decode(Run *r, int ends) {
     const Settings *s = &r->s;
     const int B = s->sequences, eos = ends && r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
@@ -572,7 +480,9 @@ static void decode(Run *r, int ends) {
         if (s->tokens == 0 && r->d.length == r->room) break;
         for (int b = 0; b < B; b++) {
             const uint64_t key = random_key(random_key((uint64_t)s->seed, (uint64_t)b), (uint64_t)r->rounds);
-            next[b] = decoder_sample(&r->d, b, &(Sampler){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k, .key = key });
+            next[b] = decoder_sample(&r->d, b,
+                                     &(Sampler){ .temperature = s->temperature, .top_p = s->top_p,
+                                                 .min_p = s->min_p, .top_k = s->top_k, .key = key });
         }
         read_tokens(r, next, 1, &expert);
         for (int b = 0; b < B; b++) {
@@ -597,13 +507,16 @@ static double per(double x, double y) { return y > 0 ? x / y : 0; }
 
 static void report(const Run *r) {
     const double bytes = (double)config_active(&r->config, r->d.model.manifest.learnable) * (double)r->dev->floatX_size;
-    say(r, "prompt %lld tokens, %.0f tokens/s | generated %lld tokens, %.0f tokens/s, %.2f ms/token", (long long)r->prompt_tokens,
-        per((double)r->prompt_tokens, r->prompt_time), (long long)r->tokens, per((double)r->tokens, r->time), per(1000 * r->time, (double)r->steps));
+    say(r, "prompt %lld tokens, %.0f tokens/s | generated %lld tokens, %.0f tokens/s, %.2f ms/token",
+        (long long)r->prompt_tokens, per((double)r->prompt_tokens, r->prompt_time), (long long)r->tokens,
+        per((double)r->tokens, r->time), per(1000 * r->time, (double)r->steps));
     if (r->s.sequences == 1) say(r, ", %.1f GB/s of weights", per(bytes * (double)r->steps, r->time) / 1e9);
-    if (r->slides) say(r, " | the context of %d was full %d time%s, and its last half read again", r->room, r->slides, r->slides > 1 ? "s" : "");
+    if (r->slides)
+        say(r, " | the context of %d was full %d time%s, and its last half read again", r->room, r->slides,
+            r->slides > 1 ? "s" : "");
     else if (r->d.length == r->room && !r->s.tokens) say(r, " | the context of %d is full (-n -1 goes on)", r->room);
     say(r, "\n");
-    if (r->view.main) view_report(r);
+    if (r->view.main) report_view(r);
 }
 
 static void generate(Run *r) {
@@ -627,7 +540,7 @@ static void generate(Run *r) {
     free(text);
 }
 
-/* ---- chat ----------------------------------------------------------------------------------------------------------------- *
+/* ---- chat ----------------------------------------------------------------------------------------------- *
  * What is read is text like any other: a line goes into the context as it is, and the model continues it. */
 
 static void answer(Run *r, const char *line, size_t bytes) {
@@ -682,9 +595,10 @@ static void chat(Run *r) {
     free(prompt);
 }
 
-/* ---- perplexity ----------------------------------------------------------------------------------------------------------- *
- * The file is cut into windows of the model's context, one after another; within each every token is predicted from those
- * before it, and the last predicts the first token of the next window. The file's first token is given, not predicted. */
+/* ---- perplexity ----------------------------------------------------------------------------------------- *
+ * The file is cut into windows of the model's context, one after another; within each every token is
+ * predicted from those before it, and the last predicts the first token of the next window. The file's
+ * first token is given, not predicted. */
 
 static void measure(Run *r) {
     Error e;
@@ -703,7 +617,7 @@ static void measure(Run *r) {
     model_plan_inference(&m, r->dev, &r->config, (int)B, (int)T, 0, NULL);
     if (!model_allocate(&m)) out_of_memory(r, &m.arena);
     load_weights(r, &m);
-    view_open(&r->view, r, &m);
+    open_view(r, &m);
 
     const double start = now();
     double loss, sum = 0;
@@ -723,16 +637,17 @@ static void measure(Run *r) {
     printf("%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", r->s.file, N, mean, exp(mean),
            sum / log(2) / (double)(bytes - first_bytes));
     say(r, "%.1f s, %.0f tokens/s, windows of %zu\n", time, (double)N / time, T);
-    if (r->view.main) view_report(r);
+    if (r->view.main) report_view(r);
     view_close(&r->view);
     model_free(&m);
     free(ids);
     free(text);
 }
 
-/* ---- main ----------------------------------------------------------------------------------------------------------------- */
+/* ---- main ---------------------------------------------------------------------------------------------- */
 
-/* Fills in what is not a plain copy of an option: \n in the stop string, the seed of the clock, whether colors can be shown. */
+/* Fills in what is not a plain copy of an option: \n in the stop string, the seed of the
+ * clock, whether colors can be shown. */
 static void prepare(Run *r, const char *given) {
     Settings *s = &r->s;
     const char *stop = !strcmp(s->mode, "chat") && !option_given(table, OPTIONS, given, "st") ? "\\n\\n" : s->stop;

@@ -8,6 +8,7 @@
 #include "llmc/check.h"
 #include "llmc/data.h"
 #include "llmc/decode.h"
+#include "llmc/device.h"
 #include "llmc/hf.h"
 #include "llmc/log.h"
 #include "llmc/options.h"
@@ -177,28 +178,17 @@ static void claim_folder(Run *r) {
 }
 
 static void choose_device(Run *r) {
-    const char *name = r->s.device;
-    const int automatic = !strcmp(name, "auto");
-    Text names = { 0 };
-    for (int i = 0; device_list(i) && !r->dev; i++) {
-        const Device *d = device_list(i);
-        const int wanted = automatic || !strcmp(name, d->is_gpu ? "cuda" : "cpu") || !strcmp(name, d->name);
-        const char *why = wanted ? d->open() : NULL;
-        if (wanted && why && !automatic) fail(d->is_gpu ? EXIT_CUDA : EXIT_USAGE, "-dv %s: %s", name, why);
-        if (wanted && !why) r->dev = d;
-        else if (why && i == 0) printf("training on the CPU: %s\n", why);
-        text_add(&names, " %s", d->name);
-    }
-    if (!r->dev) fail(EXIT_USAGE, "-dv %s: no such device in this build. There are: auto cpu cuda%s", name, names.at);
-    free(names.at);
+    char why_cpu[256];
+    r->dev = device_choose(r->s.device, why_cpu);
+    if (*why_cpu) printf("training on the CPU: %s\n", why_cpu);
 }
 
 /* What suits the machine and the data, where the user said nothing; the table's own defaults are for text on a CPU. */
 static void set_defaults(Run *r) {
     static const struct { const char *letter, *text_gpu, *tokens_cpu, *tokens_gpu; } suits[] = {
-        { "e",  "m6",   "m12", "m12" }, { "b", "64",   "4",    "16" },   { "t", "256", "1024", "1024" }, { "d",  "0",    "0",    "524288" },
-        { "x",  "2000", "-1",  "-1" },  { "l", "1e-3", "6e-4", "6e-4" }, { "u", "100", "700",  "700" },  { "w2", "0.99", "0.95", "0.95" },
-        { "dr", "0.2",  "0",   "0" },   { "v", "250",  "250",  "250" },  { "m", "-1",  "20",   "20" },   { "s",  "1000", "1000", "1000" },
+        { "e",  "m6",  "m12", "m12" },  { "b", "64",   "4",    "16" },   { "t", "256", "1024", "1024" }, { "d",  "0",    "0",    "524288" },
+        { "x",  "800", "-1",  "-1" },   { "l", "2e-3", "6e-4", "6e-4" }, { "u", "100", "700",  "700" },  { "w2", "0.99", "0.95", "0.95" },
+        { "dr", "0.3", "0",   "0" },    { "v", "100",  "250",  "250" },  { "m", "-1",  "20",   "20" },   { "s",  "400",  "1000", "1000" },
     };
     const int gpu = r->dev->is_gpu, text = data_is_text(r->data);
     if (text && !gpu) return;
@@ -393,9 +383,9 @@ static void train_step(Run *r) {
 }
 
 /* The one place where a step is read back. */
-static StepStats step_stats(Run *r, double seconds, int *bad_tensor) {
+static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
-    StepStats t = { .step = r->progress.step + 1, .ms = 1e3 * seconds, .tok_s = (double)tokens_per_step(r) / seconds };
+    StepStats t = { .step = r->progress.step + 1 };
     int experts, loads = m->routers ? router_width(m, m->routers, &experts) : 0;
     int *load = mem_alloc((size_t)loads * sizeof *load);
     double *sums = mem_alloc((size_t)(r->micro_batches + 2 * m->routers) * sizeof *sums);
@@ -408,6 +398,9 @@ static StepStats step_stats(Run *r, double seconds, int *bad_tensor) {
         router_stats(&t, m, load, sums);
     }
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
+    const double seconds = now() - start;                            /* a GPU has only finished when its results are here */
+    t.ms = 1e3 * seconds;
+    t.tok_s = (double)tokens_per_step(r) / seconds;
     r->session += seconds;
     t.eta = r->session / (double)(t.step - r->first_step) * (double)(r->s.steps - t.step);
     free(load);
@@ -577,7 +570,7 @@ static int train(Run *r) {                                           /* 1: ran t
         const double start = now();
         int bad_tensor;
         train_step(r);
-        StepStats t = step_stats(r, now() - start, &bad_tensor);
+        StepStats t = step_stats(r, start, &bad_tensor);
         const int last = t.step == s->steps, validates = last || t.step % s->val_every == 0, samples = r->samples_wanted && (last || t.step % s->sample_every == 0);
         const double loss_z = window_score(&p->loss, t.loss), norm_z = window_score(&p->norm, t.norm);
         log_step(&r->log, &t, s->steps, loss_z, norm_z, validates || samples || t.step == r->first_step + 1);

@@ -2,11 +2,13 @@
  *
  *   bench_moe [-d DEVICE] [-e m4|m12] [-t SECONDS] [-l] [FILTER]
  *
- * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is tested. First
- * the machine is measured: how many multiply-adds its threads do when nothing but registers is involved, and how fast they
- * copy memory. Then each line says how long an operation took, and what share of the limit that matters to it that is:
- * arithmetic for products and attention, memory for the rest. Operations whose data fits in a cache can pass 100 % of the
- * copy rate. Every time is the median of at least 7 calls, after calls that are not counted; (fastest - slowest). */
+ * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
+ * tested. First the machine is measured: how many multiply-adds its threads do when nothing but registers is
+ * involved, and how fast they copy memory. Then each line says how long an operation took, and what share of the
+ * limit that matters to it that is: arithmetic for products and attention, memory for the rest. Operations whose
+ * data fits in a cache can pass 100 % of the copy rate. Every time is the median of at least 7 calls, after calls
+ * that are not counted; (fastest - slowest). */
+#include "layers.h"
 #include "../tests/cases.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +28,7 @@ static const Shape shapes[] = {     /*  B    T    C      V   E  K     F  G  Q   
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-/* ---- what the machine can do ----------------------------------------------------------------------------------------- */
+/* ---- what the machine can do --------------------------------------------------------------------------- */
 
 #if defined(__AVX512F__)
 enum { VECTOR = 64 };
@@ -60,7 +62,8 @@ static double peak_##type(double seconds) { \
             } \
             for (int i = 0; i < 12; i++) total += sum[i][0]; \
         } \
-        double rate = 2.0 * 12 * (VECTOR / (double)sizeof(type)) * (double)steps * omp_get_max_threads() / (now() - start); \
+        double done = 2.0 * 12 * (VECTOR / (double)sizeof(type)) * (double)steps * omp_get_max_threads(); \
+        double rate = done / (now() - start); \
         if (rate > best) best = rate; \
     } \
     return total > 0 ? best : 0;            /* total: so that the loop has a result */ \
@@ -108,12 +111,16 @@ static void print_machine(void) {
     FILE *f = fopen("/proc/cpuinfo", "r");
     printf("machine    ");
     for (int found = 0; f && !found && fgets(line, sizeof line, f); )
-        if (!strncmp(line, "model name", 10) && strchr(line, ':')) { found = 1; printf("%.*s, ", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2); }
+        if (!strncmp(line, "model name", 10) && strchr(line, ':')) {
+            found = 1;
+            printf("%.*s, ", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);
+        }
     if (f) fclose(f);
-    printf("%d threads\ncompiler   %s, %s, vectors of %d bits\n", omp_get_max_threads(), __VERSION__, COMPILER_FLAGS, 8 * VECTOR);
+    printf("%d threads\ncompiler   %s, %s, vectors of %d bits\n", omp_get_max_threads(), __VERSION__,
+           COMPILER_FLAGS, 8 * VECTOR);
 }
 
-/* ---- one operation ----------------------------------------------------------------------------------------------------- */
+/* ---- one operation ------------------------------------------------------------------------------------- */
 
 typedef struct {
     const Device *dev;
@@ -158,7 +165,7 @@ static void time_case(Case *c, void *context) {
     if (product >= 0) { b->flops[product] += c->flops; b->time[product] += median; }
 }
 
-/* ---- the program ----------------------------------------------------------------------------------------------------------- */
+/* ---- the program --------------------------------------------------------------------------------------- */
 
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
@@ -172,7 +179,9 @@ static const char *value_of(int argc, char **argv, int *i) {
     if (*i + 1 >= argc) fail(EXIT_USAGE, "%s needs a value\n%s", argv[*i], usage);
     return argv[++*i];
 }
-static int is(const char *arg, const char *letter, const char *name) { return !strcmp(arg, letter) || !strcmp(arg, name); }
+static int is(const char *arg, const char *letter, const char *name) {
+    return !strcmp(arg, letter) || !strcmp(arg, name);
+}
 
 int main(int argc, char **argv) {
     const char *device = "cpu-f32", *size = NULL;
@@ -185,12 +194,14 @@ int main(int argc, char **argv) {
             char *end;
             const char *text = value_of(argc, argv, &i);
             b.seconds = strtod(text, &end);
-            if (end == text || *end || !(b.seconds >= 0 && b.seconds <= 3600)) fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
+            if (end == text || *end || !(b.seconds >= 0 && b.seconds <= 3600))
+                fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
         } else if (is(argv[i], "-l", "--list")) b.list = 1;
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
-    int known = !size;
+    const int layers = size && !strcmp(size, "layers");
+    int known = !size || layers;
     for (int i = 0; i < SHAPES; i++) known |= size && !strcmp(size, shapes[i].name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
@@ -204,20 +215,28 @@ int main(int argc, char **argv) {
         b.copy_peak = copy_rate(b.dev, 0.5);
         if (!b.dev->is_gpu) b.flops_peak = b.dev->real_size == 8 ? peak_double(0.5) : peak_float(0.5);
         printf("\ndevice     %s, weights and activations in %s\npeak       ", b.dev->name, b.dev->dtype);
-        if (b.flops_peak > 0) printf("%.1f GFLOP/s (%s multiply-adds in registers), ", b.flops_peak / 1e9, b.dev->real_size == 8 ? "f64" : "f32");
+        if (b.flops_peak > 0)
+            printf("%.1f GFLOP/s (%s multiply-adds in registers), ", b.flops_peak / 1e9,
+                   b.dev->real_size == 8 ? "f64" : "f32");
         printf("%.1f GB/s (copy, read + write)\n", b.copy_peak / 1e9);
         double wait = b.dev->is_gpu ? 0 : start_threads();
-        if (wait > 0) warn("starting threads takes %.0f us on average: other programs use these cores, do not trust the times", wait * 1e6);
+        if (wait > 0)
+            warn("starting threads takes %.0f us on average: other programs use these cores, do "
+                 "not trust the times", wait * 1e6);
     }
-    for (int i = 0; i < SHAPES; i++) {
+    if (layers) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
+    for (int i = 0; i < SHAPES && !layers; i++) {
         const Shape *s = &shapes[i];
         if (size && strcmp(size, s->name)) continue;
-        if (!b.list) printf("\n%s: B=%d T=%d C=%d V=%d E=%d K=%d F=%d G=%d Q=%d D=%d\n", s->name, s->B, s->T, s->C, s->V, s->E, s->K, s->F, s->G, s->Q, s->D);
+        if (!b.list)
+            printf("\n%s: B=%d T=%d C=%d V=%d E=%d K=%d F=%d G=%d Q=%d D=%d\n", s->name, s->B, s->T, s->C,
+                   s->V, s->E, s->K, s->F, s->G, s->Q, s->D);
         for (int k = 0; k < 2; k++) b.flops[k] = b.time[k] = 0;
         each_case(s, 0, time_case, &b);
         for (int k = 0; k < 2; k++)
             if (b.time[k] > 0) {
-                printf("%s %s: %.1f GFLOP in %.1f ms, %.1f GFLOP/s", s->name, k ? "ParallelLinear" : "matmul", b.flops[k] / 1e9, b.time[k] * 1e3, b.flops[k] / b.time[k] / 1e9);
+                printf("%s %s: %.1f GFLOP in %.1f ms, %.1f GFLOP/s", s->name, k ? "ParallelLinear" : "matmul",
+                       b.flops[k] / 1e9, b.time[k] * 1e3, b.flops[k] / b.time[k] / 1e9);
                 if (b.flops_peak > 0) printf(", %.0f %% of the peak", 100 * b.flops[k] / b.time[k] / b.flops_peak);
                 putchar('\n');
             }

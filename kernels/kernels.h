@@ -2,7 +2,7 @@
  *
  * A Device is a table of functions. kernels/cpu/ fills one per number type (f32, bf16, f64), kernels/cuda/ likewise;
  * the model is written once against the table. To add an operation: document it here, define it for every device,
- * add a case to tests/cases.h.
+ * add a case to tests/cases.c.
  *
  * True for every function:
  *   - outputs first, then inputs, then sizes; matrices are row-major; weights are (out, in), as in the files on disk;
@@ -109,17 +109,17 @@ typedef struct Device {
     /* ---- rmsnorm: out = round(inp * rstd) * weight, rstd = 1/sqrt(mean(inp^2) + eps) ----------------------------
      * out, inp (N,C)  weight (C)  rstd (N), saved for backward. The inner rounding to floatX is Hugging Face's.
      * Source: Zhang and Sennrich 2019, arXiv 1910.07467.   error: 4 eps forward, 8 eps backward (norm-wise) */
-    void (*rmsnorm_forward )(OUT floatX *out, OUT real *rstd, const floatX *inp, const floatX *weight, float eps, int N, int C);
+    void (*rmsnorm_forward )(OUT floatX *out, OUT real *rstd, const floatX *inp, const floatX *weight,
+                             float eps, int N, int C);
     void (*rmsnorm_backward)(ACC floatX *dinp, ACC real *dweight, const floatX *dout, const floatX *inp,
                              const floatX *weight, const real *rstd, int N, int C);
 
     /* ---- rope: rotate pairs (i, i + D/2) of each head by position * theta^(-2i/D), in place ---------------------
-     * table (T,D/2,2) cos and sin for positions 0..T-1.   x: rows of `stride` elements, of which the first heads*D
-     * are rotated; row r belongs to token r / rows_per_token.   position (tokens).   direction +1, or -1 to undo
-     * (which is also the backward). D even. Source: Su et al. 2021, arXiv 2104.09864.   error: 2 eps */
+     * table (T,D/2,2) cos and sin for positions 0..T-1.   x (N,stride), of which the first heads*D of each row are
+     * rotated.   position (N).   direction +1, or -1 to undo (which is also the backward). D even.   error: 2 eps
+     * Source: Su et al. 2021, arXiv 2104.09864. */
     void (*rope_table)(OUT real *table, float theta, int T, int D);
-    void (*rope)(floatX *x, const real *table, const int *position, int direction,
-                 int rows, int rows_per_token, int stride, int heads, int D);
+    void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
      * mask[i] is a function of (key, i) alone: keep if hash(key, i) >= p * 2^32 (kernels/cpu/basic.c). p in [0,1).
@@ -130,7 +130,8 @@ typedef struct Device {
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
      * error: sqrt(reduction) * 2 eps_f32 + eps */
     void (*matmul_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O);
-    void (*matmul_backward_input )(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how);
+    void (*matmul_backward_input )(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C,
+                                   int O, Write how);
     void (*matmul_backward_weight)(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O);
 
     /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T + bias[e] ------------
@@ -140,8 +141,9 @@ typedef struct Device {
      * slots of its token), dinp BY_SLOT or GROUPED; what a BY_TOKEN input needs, the sum over K, is combine_forward.
      * backward_weight: dweight[e] += sum over the rows of e of dout^T inp; empty experts add nothing.
      * Source: Tan et al. 2024, ScatterMoE, arXiv 2403.08245.   error: as matmul; cost 2*S*C*O flop each */
-    void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
-                                            const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows);
+    void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight,
+                                            const floatX *bias, const Plan *plan, int C, int O, Rows inp_rows,
+                                            Rows out_rows);
     void (*parallel_linear_backward_input )(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows);
     void (*parallel_linear_backward_weight)(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
@@ -155,9 +157,9 @@ typedef struct Device {
      * router_losses), load counted as constant.   error: expert exact, the rest 8 eps_f32 */
     void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
                             Scores scores, int forced, int N, int E, int K);
-    void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
-                            const floatX *logits, const int *load, float balance, float zloss, int tokens,
-                            Scores scores, int N, int E, int K);
+    void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
+                            const int *expert, const floatX *logits, const int *load, float balance,
+                            float zloss, int tokens, Scores scores, int N, int E, int K);
 
     /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------------------------
      * fills plan (whose arrays the caller owns; N, E, K set) and load (E), slots per expert.   error: exact */
@@ -181,23 +183,25 @@ typedef struct Device {
     void (*combine_forward)(OUT floatX *out, const floatX *inp, const real *weight, const floatX *bias,
                             const Plan *plan, int C, Rows rows);
 
-    /* ---- activation and the router weight's gradient -----------------------------------------------------------------
+    /* ---- activation and the router weight's gradient ------------------------------------------------------
      * forward: act = f(pre), rows by row.   act (M,F)  pre (M,2F) or (M,F)
      * backward: an expert's output is weighted after its last product, out = sum weight * (act W^T), so with
      * da = dout W (one row per slot, weight not applied) and w the row's weight:
      *     dpre = w * da * f'(pre)      dweight = <da, act>      wact = w * act  (what dW needs)
-     * act is recomputed from pre, so neither it nor the expert's output has to be kept. (The last product has no bias: it
-     * would add <dout, bias> to dweight.)
-     * weight and dweight (S) are indexed by slot whatever `rows` is. plan, weight and dweight NULL: w = 1, M rows (dense).
+     * act is recomputed from pre, so neither it nor the expert's output has to be kept. (The last product has no
+     * bias: it would add <dout, bias> to dweight.)
+     * weight and dweight (S) are indexed by slot whatever `rows` is. plan, weight
+     * and dweight NULL: w = 1, M rows (dense).
      * dpre may be da (IDENTITY) or pre.   Source: SonicMoE, arXiv 2512.14080, section 4.   error: 8 eps */
     void (*activation_forward )(OUT floatX *act, const floatX *pre, Activation f, int M, int F);
-    void (*activation_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, const floatX *da, const floatX *pre,
-                                const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F);
+    void (*activation_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, const floatX *da,
+                                const floatX *pre, const real *weight, const Plan *plan, Rows rows,
+                                Activation f, int M, int F);
 
     /* ---- bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------- */
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);
 
-    /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads ------------------------
+    /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
      * A mixture of attention heads is Q = K: its slots are packed query heads, keys and values are never repeated.
      * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps forward, 32 eps backward */
@@ -211,13 +215,15 @@ typedef struct Device {
     /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
 
-    /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------------------
+    /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
      * logits (N,V), with gradient they become scale * dloss/dlogits in place; only the first `used` columns take part
-     * (the rest is padding of the vocabulary and gets gradient 0). target[n] < 0: loss and gradient 0.   error: 4 eps */
-    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used);
+     * (the rest is padding of the vocabulary and gets gradient 0). target[n] < 0:
+     * loss and gradient 0.   error: 4 eps */
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+                          int V, int used);
     void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
 
-    /* ---- optimizer ------------------------------------------------------------------------------------------------------
+    /* ---- optimizer ----------------------------------------------------------------------------------------
      * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
      * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
      * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all.

@@ -4,7 +4,8 @@
 
 enum { ALIGN = 256 };
 const char *const mem_category_name[MEM_CATEGORIES] = {
-    "weights", "gradients", "optimizer state", "activations, kept per layer", "buffers, shared by layers", "key/value cache", "batch and statistics",
+    "weights", "gradients", "optimizer state", "activations, kept per layer", "buffers, shared by layers",
+    "key/value cache", "batch and statistics",
 };
 
 void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes) {

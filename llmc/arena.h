@@ -1,12 +1,14 @@
-/* arena.h: memory is planned before any of it is asked for. Every buffer of a run is added by name, category and size; the
- * plan can be printed and compared with what the device has; then one allocation is made and the pointers are set. After
- * that nothing is allocated, so a run that starts does not run out of memory later. */
+/* arena.h: memory is planned before any of it is asked for. Every buffer of a run is added by name, category and
+ * size; the plan can be printed and compared with what the device has; then one allocation is made and the pointers
+ * are set. After that nothing is allocated, so a run that starts does not run out of memory later. */
 #ifndef ARENA_H
 #define ARENA_H
 #include "base.h"
 #include "../kernels/kernels.h"
 
-typedef enum { MEM_WEIGHTS, MEM_GRADIENTS, MEM_OPTIMIZER, MEM_KEPT, MEM_SHARED, MEM_CACHE, MEM_DATA, MEM_CATEGORIES } MemCategory;
+typedef enum {
+    MEM_WEIGHTS, MEM_GRADIENTS, MEM_OPTIMIZER, MEM_KEPT, MEM_SHARED, MEM_CACHE, MEM_DATA, MEM_CATEGORIES
+} MemCategory;
 extern const char *const mem_category_name[MEM_CATEGORIES];
 
 typedef struct { void **pointer; size_t bytes; MemCategory category; const char *name; } ArenaEntry;

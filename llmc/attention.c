@@ -1,7 +1,7 @@
-/* attention.c: the attention half of a layer. A mixture of attention heads: every token picks K attention experts, each of
- * which owns a query projection and an output projection; keys and values come from one projection that all share, so the
- * cache and the cost of attention do not grow with the number of experts. With one expert it is plain attention.
- * Source: Zhang et al. 2022, arXiv 2210.05144; the form is JetMoE's, arXiv 2404.07413. */
+/* attention.c: the attention half of a layer. A mixture of attention heads: every token picks K attention experts,
+ * each of which owns a query projection and an output projection; keys and values come from one projection that all
+ * share, so the cache and the cost of attention do not grow with the number of experts. With one expert it is plain
+ * attention. Source: Zhang et al. 2022, arXiv 2210.05144; the form is JetMoE's, arXiv 2404.07413. */
 #include "model.h"
 
 static HeadOrder head_order(const Config *c) { return c->attention_experts > 1 ? HEADS_TILED : HEADS_GROUPED; }
@@ -22,14 +22,16 @@ void attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, float
     dev->matmul_forward(a->kv, x, p->kv, N, C, 2*G*D);
 
     /* 4. Positions turn queries and keys. */
-    dev->rope(a->q,  m->rope, m->position, +1, N, 1, Q*G*D, Q*G, D);
-    dev->rope(a->kv, m->rope, m->position, +1, N, 1, 2*G*D, G, D);
+    dev->rope(a->q,  m->rope, m->position, +1, N, Q*G*D, Q*G, D);
+    dev->rope(a->kv, m->rope, m->position, +1, N, 2*G*D, G, D);
 
     /* 5. Every query head attends; the heads of a token's slots are simply more heads of that token. */
     if (!m->cache) dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, head_order(c), m->B, m->T, G, Q, D);
     else {
         dev->cache_store(m->cache[layer], a->kv, m->cache_row, N, 2*G*D);
-        if (m->T == 1) dev->attention_decode(a->mixed, a->q, m->cache[layer], m->position, head_order(c), m->B, m->cache_room, G, Q, D);
+        if (m->T == 1)
+            dev->attention_decode(a->mixed, a->q, m->cache[layer], m->position, head_order(c), m->B,
+                                  m->cache_room, G, Q, D);
         else           dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, head_order(c), m->B, m->T, G, Q, D);
     }
 
@@ -41,8 +43,8 @@ void attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, float
         dev->matmul_forward(out, a->mixed, p->output, N, Q*G*D, C);
 }
 
-void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx, const floatX *dout,
-                              const floatX *x, float scale) {
+void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx,
+                              const floatX *dout, const floatX *x, float scale) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->att;
@@ -53,7 +55,8 @@ void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Laye
     if (mixture) {
         if (p->att_bias) dev->bias_backward(g->att_bias, dout, N, C);
         dev->parallel_linear_backward_input(m->s.dmixed, dout, p->output, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
-        dev->activation_backward(m->s.dmixed, m->s.act, m->s.dweight, m->s.dmixed, a->mixed, r->weight, &r->plan, BY_SLOT, IDENTITY, N*Q, G*D);
+        dev->activation_backward(m->s.dmixed, m->s.act, m->s.dweight, m->s.dmixed, a->mixed, r->weight,
+                                 &r->plan, BY_SLOT, IDENTITY, N*Q, G*D);
         dev->parallel_linear_backward_weight(g->output, NULL, dout, m->s.act, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
     } else {
         dev->matmul_backward_input(m->s.dmixed, dout, p->output, N, Q*G*D, C, SET);
@@ -61,11 +64,12 @@ void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Laye
     }
 
     /* 5 */
-    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, head_order(c), m->B, m->T, G, Q, D);
+    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, head_order(c),
+                            m->B, m->T, G, Q, D);
 
     /* 4 */
-    dev->rope(m->s.dq,  m->rope, m->position, -1, N, 1, Q*G*D, Q*G, D);
-    dev->rope(m->s.dkv, m->rope, m->position, -1, N, 1, 2*G*D, G, D);
+    dev->rope(m->s.dq,  m->rope, m->position, -1, N, Q*G*D, Q*G, D);
+    dev->rope(m->s.dkv, m->rope, m->position, -1, N, 2*G*D, G, D);
 
     /* 3 */
     if (mixture) {

@@ -96,7 +96,11 @@ char *file_read(const char *path, size_t *bytes, Error *e) {
     size_t size = (size_t)s.st_size;
     char *data = malloc(size + 1);
     if (!data) error_set(e, "%s: no memory for its %zu bytes", path, size);
-    else if (fread(data, 1, size, f) != size) { error_set(e, "%s: could not read all of its %zu bytes", path, size); free(data); data = NULL; }
+    else if (fread(data, 1, size, f) != size) {
+        error_set(e, "%s: could not read all of its %zu bytes", path, size);
+        free(data);
+        data = NULL;
+    }
     fclose(f);
     if (data) { data[size] = 0; *bytes = size; }
     return data;

@@ -1,7 +1,8 @@
 /* base.h: what every file of llmc/ and both programs share: ending with a reason, memory, time, whole files.
  *
  * Errors. A library file reports a problem by returning 0 or NULL and filling an Error; whoever knows what the user
- * asked for calls fail(), which says what was found, what was expected and what to do, and exits with the code below. */
+ * asked for calls fail(), which says what was found, what was expected and what to
+ * do, and exits with the code below. */
 #ifndef BASE_H
 #define BASE_H
 #include <stddef.h>
@@ -18,10 +19,11 @@ enum {                                  /* exit codes of both programs */
 #endif
 
 typedef struct { char text[1024]; } Error;
-int  error_set(Error *e, const char *format, ...) PRINTF(2, 3);      /* always 0, so that a parser can `return error_set(...)` */
+/* always 0, so that a parser can `return error_set(...)` */
+int  error_set(Error *e, const char *format, ...) PRINTF(2, 3);
 
 _Noreturn void fail(int code, const char *format, ...) PRINTF(2, 3); /* "error: ..." on stderr, then exit(code) */
-void  warn(const char *format, ...) PRINTF(1, 2);                    /* "warning: ..." on stderr, and in the log if one is open */
+void  warn(const char *format, ...) PRINTF(1, 2);        /* "warning: ..." on stderr, and in the log if one is open */
 void  warn_hook(void (*also)(const char *text));                     /* where else warnings go; NULL: nowhere */
 
 void *mem_alloc(size_t bytes);                                       /* zeroed; fails with EXIT_MEMORY */
@@ -30,20 +32,22 @@ char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new st
 
 double now(void);                                                    /* seconds, monotonic */
 
-/* Called first in main: has OpenMP's threads wait politely. Its runtime reads its settings before main can make them, so the
- * program starts itself again, once, with GOMP_SPINCOUNT set, unless the user has set that or OMP_WAIT_POLICY. By default
- * a thread that waits for another spins for milliseconds; with any other busy process on the machine that made a training
- * step 20 times slower, and a short spin costs nothing on a quiet one (docs/LOG.md). */
+/* Called first in main: has OpenMP's threads wait politely. Its runtime reads its settings before main can make them,
+ * so the program starts itself again, once, with GOMP_SPINCOUNT set, unless the user has set that or OMP_WAIT_POLICY.
+ * By default a thread that waits for another spins for milliseconds; with any other busy process on the machine that
+ * made a training step 20 times slower, and a short spin costs nothing on a quiet one (docs/LOG.md). */
 void threads_settle(char **argv);
 
-/* Files. `path` of file_write is replaced as a whole or not at all: temporary name, fsync, rename, fsync of the folder. */
-char *file_read(const char *path, size_t *bytes, Error *e);          /* whole file and a final NUL; NULL on error; free() it */
+/* Files. `path` of file_write is replaced as a whole or not at all: temporary name,
+ * fsync, rename, fsync of the folder. */
+char *file_read(const char *path, size_t *bytes, Error *e);  /* whole file and a final NUL; NULL on error; free() it */
 int   file_write(const char *path, const void *data, size_t bytes, Error *e);
-int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */
-int   folder_sync(const char *path);                                 /* fsync: a rename inside it survives a power loss */
+int   folder_make(const char *path, Error *e);               /* mkdir -p; an existing folder is fine */
+int   folder_sync(const char *path);                         /* fsync: a rename inside it survives a power loss */
 int   is_folder(const char *path);
 int   is_file(const char *path);
 
-uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);  /* FNV-1a over 8-byte words: fingerprints, not security */
+/* FNV-1a over 8-byte words: fingerprints, not security */
+uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */
 #endif

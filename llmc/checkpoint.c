@@ -16,7 +16,7 @@
 
 enum { FORMAT = 1, BUFFER = 1 << 22 };
 
-/* ---- folders ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- folders ------------------------------------------------------------------------------------------- */
 
 int checkpoint_lock(const char *folder, Error *e) {
     if (!folder_make(folder, e)) return 0;
@@ -27,17 +27,24 @@ int checkpoint_lock(const char *folder, Error *e) {
     if (flock(fd, LOCK_EX | LOCK_NB)) {
         ssize_t n = read(fd, owner, sizeof owner - 1);
         close(fd);
-        return error_set(e, "%s is in use by another trainer (%.*s)", folder, n > 0 ? (int)strcspn(owner, "\n") : 7, n > 0 ? owner : "unknown");
+        return error_set(e, "%s is in use by another trainer (%.*s)", folder,
+                         n > 0 ? (int)strcspn(owner, "\n") : 7, n > 0 ? owner : "unknown");
     }
     char host[64] = "";
     gethostname(host, sizeof host - 1);
     int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
-    if (ftruncate(fd, 0) || write(fd, owner, (size_t)n) != n) { close(fd); return error_set(e, "%s/lock: %s", folder, strerror(errno)); }
-    return 1;                                                /* the descriptor stays open, and with it the lock, until exit */
+    if (ftruncate(fd, 0) || write(fd, owner, (size_t)n) != n) {
+        close(fd);
+        return error_set(e, "%s/lock: %s", folder, strerror(errno));
+    }
+    return 1;                                        /* the descriptor stays open, and with it the lock, until exit */
 }
 
 /* The steps of the complete-looking folders under state/, newest first. */
-static int by_step(const void *a, const void *b) { const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b; return x < y ? 1 : x > y ? -1 : 0; }
+static int by_step(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
 static int list_steps(const char *folder, int64_t **steps) {
     char *path = text_format("%s/state", folder);
     DIR *d = opendir(path);
@@ -56,7 +63,9 @@ static int list_steps(const char *folder, int64_t **steps) {
     if (n) qsort(*steps, (size_t)n, sizeof **steps, by_step);
     return n;
 }
-static char *step_path(const char *folder, int64_t step) { return text_format("%s/state/step-%08lld", folder, (long long)step); }
+static char *step_path(const char *folder, int64_t step) {
+    return text_format("%s/state/step-%08lld", folder, (long long)step);
+}
 
 /* Removes a folder of files. Failing is harmless: it costs space, not correctness. */
 static void remove_folder(const char *path) {
@@ -71,7 +80,7 @@ static void remove_folder(const char *path) {
     rmdir(path);
 }
 /* Left behind by a save that was killed. */
-static int is_temporary(const char *name) {                  /* .tmp-step-800 of a save, or config.json.tmp.1234 of file_write */
+static int is_temporary(const char *name) {       /* .tmp-step-800 of a save, or config.json.tmp.1234 of file_write */
     const char *process = strstr(name, ".tmp.");
     return !strncmp(name, ".tmp-", 5) || (process && process[5] && !process[5 + strspn(process + 5, "0123456789")]);
 }
@@ -93,7 +102,8 @@ static void remove_temporaries(const char *folder) {
 
 Holding checkpoint_exists(const char *folder) {
     static const struct { const char *file; Holding means; } signs[] = {
-        { "model.safetensors", HOLDS_MODEL }, { "model.safetensors.index.json", HOLDS_MODEL }, { "config.json", HOLDS_MODEL }, { "log.jsonl", HOLDS_LOG },
+        { "model.safetensors", HOLDS_MODEL }, { "model.safetensors.index.json", HOLDS_MODEL },
+        { "config.json", HOLDS_MODEL }, { "log.jsonl", HOLDS_LOG },
     };
     int64_t *steps;
     Holding found = list_steps(folder, &steps) > 0 ? HOLDS_STATE : HOLDS_NOTHING;
@@ -106,7 +116,8 @@ Holding checkpoint_exists(const char *folder) {
     return found;
 }
 int checkpoint_clear(const char *folder, Error *e) {
-    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "model.safetensors", "best/model.safetensors" };
+    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "model.safetensors",
+                                         "best/model.safetensors" };
     int64_t *steps;
     int n = list_steps(folder, &steps), ok = 1;
     for (int i = 0; i < n; i++) { char *path = step_path(folder, steps[i]); remove_folder(path); free(path); }
@@ -120,7 +131,7 @@ int checkpoint_clear(const char *folder, Error *e) {
     return ok;
 }
 
-/* ---- writing -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- writing ------------------------------------------------------------------------------------------- */
 
 typedef struct { const char *suffix; real *at; } Moment;
 static int moments(const Optimizer *o, Moment list[3]) {
@@ -132,13 +143,15 @@ static int moments(const Optimizer *o, Moment list[3]) {
 }
 
 /* m, v and the master copy of every tensor, under its name, and the routers' selection bias. */
-static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes, uint32_t *crc) {
+static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
+                          uint32_t *crc) {
     const char *dtype = m->dev->real_size == 8 ? "F64" : "F32";
     const size_t size = m->dev->real_size;
     Moment list[3];
     const int kinds = moments(o, list), count = m->manifest.count * kinds;
     const int extra = m->routers > 0;
-    const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)(m->routers ? (m->config.experts > m->config.attention_experts ? m->config.experts : m->config.attention_experts) : 0);
+    const int E = m->config.experts, A = m->config.attention_experts;
+    const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)(m->routers ? (E > A ? E : A) : 0);
     FileTensor *tensors = mem_alloc((size_t)(count + 1) * sizeof *tensors);
     char (*names)[TENSOR_NAME + 16] = mem_alloc((size_t)(count + 1) * sizeof *names);
     uint64_t *shapes = mem_alloc((size_t)(count + 1) * sizeof *shapes);
@@ -158,7 +171,8 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
         for (size_t from = 0; from < t->count && ok; from += BUFFER) {
             const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
             m->dev->download(buffer, (char *)list[i % kinds].at + (t->offset + from) * size, n * size);
-            if (first_not_finite(dtype, buffer, n) < n) ok = error_set(e, "optimizer state of %s is not finite: not saved", t->name);
+            if (first_not_finite(dtype, buffer, n) < n)
+                ok = error_set(e, "optimizer state of %s is not finite: not saved", t->name);
             ok = ok && safetensors_append(w, buffer, n * size, e);
         }
     }
@@ -183,23 +197,28 @@ static void add_window(Text *t, const char *name, const Window *w) {
 static void read_window(const JsonValue *v, Window *w) {
     *w = (Window){ .next = (int)json_int(json_get(v, "next"), 0) };
     if (w->next < 0 || w->next >= WINDOW) w->next = 0;
-    for (const JsonValue *x = json_first(json_get(v, "x")); x && w->count < WINDOW; x = x->next) w->x[w->count++] = json_double(x, 0);
+    for (const JsonValue *x = json_first(json_get(v, "x")); x && w->count < WINDOW; x = x->next)
+        w->x[w->count++] = json_double(x, 0);
 }
 
 /* 64-bit values that JSON readers might round are hexadecimal strings. */
-static int save_run(const char *path, const Model *m, const Progress *p, const char *options, const uint64_t bytes[2], const uint32_t crc[2], Error *e) {
+static int save_run(const char *path, const Model *m, const Progress *p, const char *options,
+                    const uint64_t bytes[2], const uint32_t crc[2], Error *e) {
     Text t = { 0 };
-    text_add(&t, "{\n  \"format\": %d,\n  \"step\": %lld,\n  \"samples\": %lld,\n  \"tokens\": %lld,\n  \"updates\": %d,\n  \"bad_steps\": %d,\n",
-             FORMAT, (long long)p->step, (long long)p->samples, (long long)p->tokens, p->updates, p->bad_steps);
-    text_add(&t, "  \"seed\": \"%016llx\",\n  \"data\": \"%016llx\",\n  \"device\": \"%s\",\n  \"seconds\": ", (unsigned long long)p->seed, (unsigned long long)p->data, m->dev->name);
+    text_add(&t, "{\n  \"format\": %d,\n  \"step\": %lld,\n  \"samples\": %lld,\n  \"tokens\": %lld,\n"
+                 "  \"updates\": %d,\n  \"bad_steps\": %d,\n", FORMAT, (long long)p->step,
+                 (long long)p->samples, (long long)p->tokens, p->updates, p->bad_steps);
+    text_add(&t, "  \"seed\": \"%016llx\",\n  \"data\": \"%016llx\",\n  \"device\": \"%s\",\n  \"seconds\": ",
+             (unsigned long long)p->seed, (unsigned long long)p->data, m->dev->name);
     text_add_double(&t, p->seconds);
     text_add(&t, ",\n  \"best_loss\": ");
     text_add_double(&t, p->best_step < 0 ? 0 : p->best_loss);
     text_add(&t, ",\n  \"best_step\": %lld,\n", (long long)p->best_step);
     add_window(&t, "loss_window", &p->loss);
     add_window(&t, "norm_window", &p->norm);
-    text_add(&t, "  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}\n  },\n",
-             (unsigned long long)bytes[0], crc[0], (unsigned long long)bytes[1], crc[1]);
+    text_add(&t, "  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
+                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}\n  },\n",
+                 (unsigned long long)bytes[0], crc[0], (unsigned long long)bytes[1], crc[1]);
     text_add(&t, "  \"config\": ");
     config_to_json(&m->config, m->dev->dtype, &t);
     text_add(&t, ",  \"options\": %s\n}\n", options);
@@ -229,15 +248,21 @@ static int room_for(const char *folder, double need, Error *e) {
     struct statvfs s;
     if (statvfs(folder, &s)) return 1;
     const double room = (double)s.f_bavail * (double)s.f_frsize;
-    return room >= need * 1.02 ? 1 : error_set(e, "%s: a checkpoint needs %.1f MB and the disk has %.1f MB free", folder, need / 1e6, room / 1e6);
+    return room >= need * 1.02 ? 1
+        : error_set(e, "%s: a checkpoint needs %.1f MB and the disk has %.1f MB free", folder, need / 1e6,
+                    room / 1e6);
 }
 
-int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p, const Tokenizer *tokenizer,
-                    const char *options, int keep, int64_t major, Error *e) {
+int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
+                    const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e) {
     Moment list[3];
-    const double need = (double)m->manifest.learnable * (double)(m->dev->floatX_size + (size_t)moments(o, list) * m->dev->real_size);
-    char *state = text_format("%s/state", folder), *final = step_path(folder, p->step), *temporary = text_format("%s/.tmp-step-%lld", state, (long long)p->step);
-    char *model = text_format("%s/model.safetensors", temporary), *optimizer = text_format("%s/optimizer.safetensors", temporary), *run = text_format("%s/run.json", temporary);
+    const double need = (double)m->manifest.learnable
+        * (double)(m->dev->floatX_size + (size_t)moments(o, list) * m->dev->real_size);
+    char *state = text_format("%s/state", folder), *final = step_path(folder, p->step);
+    char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)p->step);
+    char *model = text_format("%s/model.safetensors", temporary);
+    char *optimizer = text_format("%s/optimizer.safetensors", temporary);
+    char *run = text_format("%s/run.json", temporary);
     char *published = text_format("%s/model.safetensors", final), *top = text_format("%s/model.safetensors", folder);
     uint64_t bytes[2];
     uint32_t crc[2];
@@ -273,7 +298,8 @@ int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, cons
 
 /* The folder's other files do not change in a run, so replacing the weights is the one step that counts. */
 int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e) {
-    char *best = text_format("%s/best", folder), *temporary = text_format("%s/model.safetensors.tmp", best), *final = text_format("%s/model.safetensors", best);
+    char *best = text_format("%s/best", folder), *temporary = text_format("%s/model.safetensors.tmp", best);
+    char *final = text_format("%s/model.safetensors", best);
     uint64_t bytes;
     uint32_t crc;
     int ok = folder_make(best, e) && room_for(folder, (double)m->manifest.learnable * (double)m->dev->floatX_size, e)
@@ -285,7 +311,7 @@ int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const
     return ok;
 }
 
-/* ---- reading --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- reading ------------------------------------------------------------------------------------------- */
 
 struct Checkpoint { char *path; Json *run; };
 
@@ -300,8 +326,11 @@ static int verify_file(const char *folder, const char *name, const JsonValue *fi
     if (!in) ok = error_set(e, "%s: %s", path, strerror(errno));
     for (size_t n; in && (n = fread(buffer, 1, BUFFER, in)) > 0; total += (int64_t)n) sum = crc32c(sum, buffer, n);
     if (in) fclose(in);
-    if (ok && total != bytes) ok = error_set(e, "%s has %lld bytes, expected %lld: it is cut off or not of this checkpoint", path, (long long)total, (long long)bytes);
-    if (ok && (int64_t)sum != crc) ok = error_set(e, "%s is damaged: its CRC-32C is %08x, expected %08llx", path, sum, (long long)crc);
+    if (ok && total != bytes)
+        ok = error_set(e, "%s has %lld bytes, expected %lld: it is cut off or not of this checkpoint", path,
+                       (long long)total, (long long)bytes);
+    if (ok && (int64_t)sum != crc)
+        ok = error_set(e, "%s is damaged: its CRC-32C is %08x, expected %08llx", path, sum, (long long)crc);
     free(path);
     free(buffer);
     return ok;
@@ -318,8 +347,11 @@ static Json *open_step(const char *path, Error *e) {
         const JsonValue *root = json_root(run);
         const int64_t format = json_int(json_get(root, "format"), -1);
         int ok = 1;
-        if (format != FORMAT) ok = error_set(e, "%s: format %lld; this program reads format %d", file, (long long)format, FORMAT);
-        ok = ok && verify_file(path, "model.safetensors", json_get(root, "files"), e) && verify_file(path, "optimizer.safetensors", json_get(root, "files"), e);
+        if (format != FORMAT)
+            ok = error_set(e, "%s: format %lld; this program reads format %d", file,
+                           (long long)format, FORMAT);
+        ok = ok && verify_file(path, "model.safetensors", json_get(root, "files"), e)
+            && verify_file(path, "optimizer.safetensors", json_get(root, "files"), e);
         if (!ok) { json_free(run); run = NULL; }
     }
     free(text);
@@ -354,7 +386,9 @@ void checkpoint_close(Checkpoint *c) {
 }
 const JsonValue *checkpoint_options(const Checkpoint *c) { return json_get(json_root(c->run), "options"); }
 const char *checkpoint_path(const Checkpoint *c) { return c->path; }
-int checkpoint_config(const Checkpoint *c, Config *config, Error *e) { return config_from_json(config, json_get(json_root(c->run), "config"), e); }
+int checkpoint_config(const Checkpoint *c, Config *config, Error *e) {
+    return config_from_json(config, json_get(json_root(c->run), "config"), e);
+}
 
 static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
     Safetensors *s = safetensors_open(path, e);
@@ -372,7 +406,9 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
         for (size_t from = 0; ok && from < t->count; from += BUFFER) {
             const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
             ok = safetensors_read_double(s, f, from, buffer, n, e);
-            if (ok) m->dev->reals_from_double((real *)((char *)list[i % kinds].at + (t->offset + from) * m->dev->real_size), buffer, n);
+            if (ok)
+                m->dev->reals_from_double((real *)((char *)list[i % kinds].at
+                                                   + (t->offset + from) * m->dev->real_size), buffer, n);
         }
     }
     const FileTensor *bias = ok ? safetensors_find(s, "router_bias") : NULL;
@@ -387,18 +423,22 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
 
 int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Progress *p, Error *e) {
     const JsonValue *root = json_root(c->run);
-    char *model = text_format("%s/model.safetensors", c->path), *optimizer = text_format("%s/optimizer.safetensors", c->path);
+    char *model = text_format("%s/model.safetensors", c->path);
+    char *optimizer = text_format("%s/optimizer.safetensors", c->path);
     int ok = hf_load_weights(m, model, e);
     if (ok) {
         optimizer_start(o, m);
         ok = load_moments(optimizer, m, o, e);
     }
     *p = (Progress){
-        .step = json_int(json_get(root, "step"), 0), .samples = json_int(json_get(root, "samples"), 0), .tokens = json_int(json_get(root, "tokens"), 0),
-        .updates = (int)json_int(json_get(root, "updates"), 0), .bad_steps = (int)json_int(json_get(root, "bad_steps"), 0),
+        .step = json_int(json_get(root, "step"), 0), .samples = json_int(json_get(root, "samples"), 0),
+        .tokens = json_int(json_get(root, "tokens"), 0),
+        .updates = (int)json_int(json_get(root, "updates"), 0),
+        .bad_steps = (int)json_int(json_get(root, "bad_steps"), 0),
         .seconds = json_double(json_get(root, "seconds"), 0), .best_loss = json_double(json_get(root, "best_loss"), 0),
         .best_step = json_int(json_get(root, "best_step"), -1),
-        .seed = strtoull(json_string(json_get(root, "seed"), "0"), NULL, 16), .data = strtoull(json_string(json_get(root, "data"), "0"), NULL, 16),
+        .seed = strtoull(json_string(json_get(root, "seed"), "0"), NULL, 16),
+        .data = strtoull(json_string(json_get(root, "data"), "0"), NULL, 16),
     };
     read_window(json_get(root, "loss_window"), &p->loss);
     read_window(json_get(root, "norm_window"), &p->norm);

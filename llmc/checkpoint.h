@@ -5,15 +5,16 @@
  *     best/                   a Hugging Face folder of the weights with the best validation loss
  *     lock                    held by the trainer that is using the folder
  * A step folder is written under another name, synced, and renamed, so it is complete or not there; the folder's own
- * model.safetensors is then a second name (a hard link) of the same file. run.json tells the size and CRC-32C of the other
- * two, so that damage is noticed and the checkpoint before is used. Names do not depend on the number of devices. */
+ * model.safetensors is then a second name (a hard link) of the same file. run.json tells the size
+ * and CRC-32C of the other two, so that damage is noticed and the checkpoint before is used. Names
+ * do not depend on the number of devices. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "optim.h"
 #include "tokenizer.h"
 
 enum { WINDOW = 128 };
-typedef struct { double x[WINDOW]; int count, next; } Window;       /* the last values of a statistic, for its z-score */
+typedef struct { double x[WINDOW]; int count, next; } Window;    /* the last values of a statistic, for its z-score */
 
 typedef struct {                        /* what a run is, besides weights and moments */
     int64_t  step, samples, tokens;     /* optimizer steps done, training samples and tokens used */
@@ -26,16 +27,16 @@ typedef struct {                        /* what a run is, besides weights and mo
 
 int  checkpoint_lock(const char *folder, Error *e);         /* makes the folder; 0 if another trainer has it */
 typedef enum { HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
-Holding checkpoint_exists(const char *folder);              /* the best of: the log of a run, a model, states to resume from */
+Holding checkpoint_exists(const char *folder);     /* the best of: the log of a run, a model, states to resume from */
 
 /* keep: how many step folders stay (at least 1); major: those whose step it divides stay too (0: none).
  * options: JSON of the settings, kept for a later resume. */
-int  checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p, const Tokenizer *tokenizer,
-                     const char *options, int keep, int64_t major, Error *e);
+int  checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
+                     const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e);
 int  checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e);
 
-/* The newest usable state, or with `path` that one. open: reads run.json and verifies the files; newer ones that are damaged
- * are warned about. NULL and a message if there is none. load: into an allocated model and optimizer. */
+/* The newest usable state, or with `path` that one. open: reads run.json and verifies the files; newer ones that are
+ * damaged are warned about. NULL and a message if there is none. load: into an allocated model and optimizer. */
 typedef struct Checkpoint Checkpoint;
 Checkpoint      *checkpoint_open(const char *folder, Error *e);
 const JsonValue *checkpoint_options(const Checkpoint *c);

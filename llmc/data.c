@@ -1,8 +1,8 @@
 /* data.c: see data.h.
  *
- * A Data is two lists of parts. A part is a run of tokens that windows may not leave: a file, or its training or held-out
- * share. Tokens of files stay on disk and are read with pread (a mapped file that shrinks would kill the process); text
- * is tokenized once and stays in memory, as wide as its ids need.
+ * A Data is two lists of parts. A part is a run of tokens that windows may not leave: a file, or its training or
+ * held-out share. Tokens of files stay on disk and are read with pread (a mapped file that shrinks would kill the
+ * process); text is tokenized once and stays in memory, as wide as its ids need.
  *
  * Order. Epoch k of a seed is a permutation of its windows that is computed, not stored: a Feistel network turns the
  * number of a window into two halves and mixes one into the other, round by round; whatever the mixing function, each
@@ -63,7 +63,7 @@ struct Data {
     char *description;
 };
 
-/* ---- reading ------------------------------------------------------------------------------------------------------------- */
+/* ---- reading ------------------------------------------------------------------------------------------- */
 
 static int read_at(const Part *p, void *to, size_t bytes, int64_t at, Error *e) {
     int fd = p->fd >= 0 ? p->fd : open(p->path, O_RDONLY | O_CLOEXEC);
@@ -80,8 +80,9 @@ static int read_at(const Part *p, void *to, size_t bytes, int64_t at, Error *e) 
     if (fd >= 0 && p->fd < 0) close(fd);
     if (done == bytes) return 1;
     if (n < 0) return error_set(e, "%s: could not be read at byte %lld: %s", p->path, (long long)at, strerror(why));
-    return error_set(e, "%s: found %lld bytes, expected at least %lld as when it was opened: it was shortened while in use", p->path,
-                     (long long)s.st_size, (long long)at + (long long)bytes);
+    return error_set(e, "%s: found %lld bytes, expected at least %lld as when it was opened: it was "
+                        "shortened while in use", p->path, (long long)s.st_size,
+                        (long long)at + (long long)bytes);
 }
 
 /* `n` tokens as they are stored: in memory, or read into the buffer. */
@@ -91,7 +92,8 @@ static const void *stored(const Part *p, int64_t first, int64_t n, void *buffer,
 }
 
 static uint32_t token(const void *tokens, int width, int64_t i) {
-    return width == 1 ? ((const uint8_t *)tokens)[i] : width == 2 ? ((const uint16_t *)tokens)[i] : ((const uint32_t *)tokens)[i];
+    return width == 1 ? ((const uint8_t *)tokens)[i] : width == 2 ? ((const uint16_t *)tokens)[i]
+         : ((const uint32_t *)tokens)[i];
 }
 
 /* Checks ids against the largest one seen at the start: what a model gets to see is never beyond its embedding. */
@@ -105,9 +107,9 @@ static int read_tokens(const Part *p, int64_t first, int64_t count, int *out, Er
         for (int64_t i = 0; i < n; i++) {
             uint32_t id = token(tokens, p->width, i);
             if (id > p->max)
-                return error_set(e, "%s: token id %lu at byte %lld, but the largest was %lu when it was opened: it was rewritten "
-                                 "while in use", p->path, (unsigned long)id, (long long)(p->start + (first + i) * p->width),
-                                 (unsigned long)p->max);
+                return error_set(e, "%s: token id %lu at byte %lld, but the largest was %lu when it was "
+                                    "opened: it was rewritten while in use", p->path, (unsigned long)id,
+                                    (long long)(p->start + (first + i) * p->width), (unsigned long)p->max);
             out[i] = (int)id;
         }
         first += n;
@@ -149,7 +151,7 @@ static int scan(Part *p, Error *e) {
     return ok;
 }
 
-/* ---- opening ------------------------------------------------------------------------------------------------------------- */
+/* ---- opening ------------------------------------------------------------------------------------------- */
 
 enum { BOTH = 2 };                      /* beside DATA_TRAIN and DATA_VALIDATION: a file to hold out a tenth of */
 
@@ -187,7 +189,7 @@ static int add_text(Data *d, Split split, const char *path, const char *text, in
     Part *p = add_part(d, split, path, tokenizer_vocab(d->tokenizer) <= 1 << 16 ? 2 : 4);
     p->tokens = n;
     p->memory = ids;
-    if (p->width == 2) {                                        /* in place: each id is read before its place is written */
+    if (p->width == 2) {                                   /* in place: each id is read before its place is written */
         uint16_t *narrow = p->memory = mem_alloc((size_t)n * 2);
         for (int64_t i = 0; i < n; i++) narrow[i] = (uint16_t)ids[i];
         free(ids);
@@ -199,8 +201,10 @@ static int add_text(Data *d, Split split, const char *path, const char *text, in
 static int64_t cut(Data *d, const char *path, int64_t count, Error *e) {
     int64_t at = count / 10 * 9 + count % 10 * 9 / 10;
     d->held_out = 1;
-    return at ? at : error_set(e, "%s: found %lld token%s, expected at least 2 to hold out a tenth for validation; give more data, "
-                               "or validation data of its own (-j)", path, (long long)count, count == 1 ? "" : "s");
+    return at ? at
+        : error_set(e, "%s: found %lld token%s, expected at least 2 to hold out a tenth for validation; give "
+                       "more data, or validation data of its own (-j)", path, (long long)count,
+                       count == 1 ? "" : "s");
 }
 
 /* Text is cut as text and then tokenized, at a UTF-8 character: a byte 10xxxxxx continues one. */
@@ -226,15 +230,16 @@ static const Format *recognize(const char *path, const uint32_t header[3], int64
         int64_t expected = format->header + (int64_t)header[2] * format->width;
         if (size < 4 || header[0] != format->magic) continue;
         if (size < format->header)
-            error_set(e, "%s: truncated: found %lld bytes, expected a header of %d; fetch or make it again", path, (long long)size,
-                      format->header);
+            error_set(e, "%s: truncated: found %lld bytes, expected a header of %d; fetch or make it again",
+                      path, (long long)size, format->header);
         else if (header[1] != format->version)
-            error_set(e, "%s: found version %lu, expected %lu for magic %lu; make it again with llm.c's current scripts", path,
-                      (unsigned long)header[1], (unsigned long)format->version, (unsigned long)format->magic);
+            error_set(e, "%s: found version %lu, expected %lu for magic %lu; make it again with "
+                         "llm.c's current scripts", path, (unsigned long)header[1],
+                         (unsigned long)format->version, (unsigned long)format->magic);
         else if (size != expected)
-            error_set(e, "%s: %s: found %lld bytes, expected %lld for the %lu tokens its header tells; fetch or make it again", path,
-                      size < expected ? "truncated" : "trailing bytes", (long long)size, (long long)expected,
-                      (unsigned long)header[2]);
+            error_set(e, "%s: %s: found %lld bytes, expected %lld for the %lu tokens its header tells; "
+                         "fetch or make it again", path, size < expected ? "truncated" : "trailing bytes",
+                         (long long)size, (long long)expected, (unsigned long)header[2]);
         else if (!header[2])
             error_set(e, "%s: found 0 tokens, expected at least 2; leave it out or make it again", path);
         else return format;
@@ -242,18 +247,21 @@ static const Format *recognize(const char *path, const uint32_t header[3], int64
     }
     if (!strcmp(name, "train.bin") || !strcmp(name, "val.bin")) {
         if (size % 2 == 0) return &formats[NANOGPT];
-        error_set(e, "%s: found an odd size, %lld bytes, expected uint16 tokens; fetch or make it again", path, (long long)size);
+        error_set(e, "%s: found an odd size, %lld bytes, expected uint16 tokens; fetch or make it again",
+                  path, (long long)size);
         return NULL;
     }
     if (length < 4 || strcmp(name + length - 4, ".bin")) return &formats[TEXT];
     if (size < 4) error_set(e, "%s: found %lld bytes, expected the header of an llm.c shard", path, (long long)size);
-    else error_set(e, "%s: found magic %lu, expected %lu (llm.c, uint16) or %lu (llm.c, uint32). nanoGPT's files, which have none, "
-                   "must be called train.bin and val.bin; text must not end in .bin", path, (unsigned long)header[0],
-                   (unsigned long)formats[SHARD].magic, (unsigned long)formats[SHARD + 1].magic);
+    else error_set(e, "%s: found magic %lu, expected %lu (llm.c, uint16) or %lu (llm.c, uint32). nanoGPT's "
+                      "files, which have none, must be called train.bin and val.bin; text "
+                      "must not end in .bin", path, (unsigned long)header[0],
+                      (unsigned long)formats[SHARD].magic, (unsigned long)formats[SHARD + 1].magic);
     return NULL;
 }
 
-static void fingerprint(Data *d, int use, const char *name, int64_t size, const void *head, const void *tail, size_t bytes) {
+static void fingerprint(Data *d, int use, const char *name, int64_t size, const void *head, const void *tail,
+                        size_t bytes) {
     uint64_t h = hash_bytes(d->fingerprint + (uint64_t)use, name, strlen(name));
     h = hash_bytes(h, &size, sizeof size);
     d->fingerprint = hash_bytes(hash_bytes(h, head, bytes), tail, bytes);
@@ -267,8 +275,8 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
     if (!format) return 0;
     if (!d->format) d->format = format;
     if (d->format->width != format->width)
-        return error_set(e, "%s: found %s, expected %s as in the files before it; all data must be of one kind", path, format->name,
-                         d->format->name);
+        return error_set(e, "%s: found %s, expected %s as in the files before it; all data "
+                            "must be of one kind", path, format->name, d->format->name);
 
     size_t ends = size < PRINTED ? (size_t)size : PRINTED;
     char *buffer = mem_alloc(2 * ends);
@@ -294,9 +302,10 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
 
 static int use_file(Data *d, int use, const char *path, Error *e) {
     struct stat s;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), ok = 0;             /* a pipe without a writer must not hang */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), ok = 0;        /* a pipe without a writer must not hang */
     if (fd < 0 || fstat(fd, &s)) error_set(e, "%s: cannot be read: %s", path, strerror(errno));
-    else if (!S_ISREG(s.st_mode)) error_set(e, "%s: not a regular file; data must be files or folders, no pipes or devices", path);
+    else if (!S_ISREG(s.st_mode))
+        error_set(e, "%s: not a regular file; data must be files or folders, no pipes or devices", path);
     else if (!s.st_size) error_set(e, "%s: found 0 bytes, expected text or tokens; fetch or make it again", path);
     else ok = use_open_file(d, use, path, fd, (int64_t)s.st_size, e);
     if (fd >= 0) close(fd);
@@ -322,10 +331,11 @@ static int use_files(Data *d, int use, const glob_t *found, Error *e) {
     return 1;
 }
 
-/* What stands in for tinyshakespeare where it could not be fetched: the text of the project around the folder, as one text.
- * -1: it is not there. */
+/* What stands in for tinyshakespeare where it could not be fetched: the text of the project around the
+ * folder, as one text. -1: it is not there. */
 static int use_project(Data *d, int use, const char *folder, Error *e) {
-    static const char *const patterns[] = { "README.md", "docs/*.md", "kernels/kernels.h", "llmc/*.[ch]", "kernels/cpu/*.c" };
+    static const char *const patterns[] = { "README.md", "docs/*.md", "kernels/kernels.h", "llmc/*.[ch]",
+                                            "kernels/cpu/*.c" };
     char *root = text_format("%s/../..", folder), *proof = text_format("%s/kernels/kernels.h", root), *text = NULL;
     size_t length = 0;
     int ok = is_file(proof) ? 1 : -1;                           /* never train on somebody else's README.md */
@@ -363,7 +373,8 @@ static int use_folder(Data *d, int use, const char *folder, Error *e) {
     };
     int texts = 0, shakespeare = !strcmp(base_name(folder), "tinyshakespeare");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        const char *wanted = use == DATA_VALIDATION && layouts[i].validation[0] ? layouts[i].validation : layouts[i].train;
+        const char *wanted = use == DATA_VALIDATION && layouts[i].validation[0] ? layouts[i].validation
+                           : layouts[i].train;
         glob_t found, beside;
         int n = matches(folder, wanted, &found), ok = 0;
         if (n > 1 && !strcmp(wanted, "*.txt")) texts = n;
@@ -435,8 +446,9 @@ static void describe(Data *d) {
     char *to = first == last ? text_format("%s", "") : text_format(" ... %s", base_name(last->path));
     d->description = text_format("%s%s%s: %s, %d file%s, %lld tokens for training, %lld for validation%s",
         d->is_fallback ? "NOT tinyshakespeare, which is missing, but " : "", first->path, to,
-        d->is_bytes && d->format == &formats[TEXT] ? "text as bytes" : d->format->name, d->files, d->files == 1 ? "" : "s",
-        (long long)d->tokens[DATA_TRAIN], (long long)d->tokens[DATA_VALIDATION], d->held_out ? " (the last tenth)" : "");
+        d->is_bytes && d->format == &formats[TEXT] ? "text as bytes" : d->format->name, d->files,
+        d->files == 1 ? "" : "s", (long long)d->tokens[DATA_TRAIN], (long long)d->tokens[DATA_VALIDATION],
+        d->held_out ? " (the last tenth)" : "");
     free(to);
 }
 
@@ -483,9 +495,10 @@ int         data_is_fallback(const Data *d)         { return d->is_fallback; }
 const char *data_description(const Data *d)         { return d->description; }
 uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }
 
-/* ---- windows ------------------------------------------------------------------------------------------------------------- */
+/* ---- windows ------------------------------------------------------------------------------------------- */
 
-/* Windows of a part in an epoch: as many as fit at every phase from 0 to T-1, but one if there is room for one at all. */
+/* Windows of a part in an epoch: as many as fit at every phase from 0 to T-1, but
+ * one if there is room for one at all. */
 static int64_t windows(const Part *p, int T) {
     return T < 1 || p->tokens <= T ? 0 : p->tokens < 2 * (int64_t)T ? 1 : p->tokens / T - 1;
 }
@@ -499,19 +512,22 @@ int data_check(const Data *d, int T, int vocab, Error *e) {
         for (int i = 0; i < d->parts[s]; i++) {
             const Part *p = &d->part[s][i];
             if (p->max >= (uint32_t)vocab)
-                return error_set(e, "%s: token id %lu at %s %lld, expected ids below the vocabulary of %d; the data are for another "
-                                 "tokenizer", p->path, (unsigned long)p->max, p->memory ? "token" : "byte",
-                                 (long long)(p->memory ? p->max_at : p->start + p->max_at * p->width), vocab);
+                return error_set(e, "%s: token id %lu at %s %lld, expected ids below the vocabulary of %d; "
+                                    "the data are for another tokenizer", p->path, (unsigned long)p->max,
+                                    p->memory ? "token" : "byte",
+                                    (long long)(p->memory ? p->max_at : p->start + p->max_at * p->width),
+                                    vocab);
             if (p->tokens > longest->tokens) longest = p;
         }
         if (longest->tokens <= T)
-            return error_set(e, "%s: found %lld tokens for %s, expected at least %lld, one window of T+1; use a shorter context or "
-                             "more data", longest->path, (long long)longest->tokens, names[s], (long long)T + 1);
+            return error_set(e, "%s: found %lld tokens for %s, expected at least %lld, one window of T+1; "
+                                "use a shorter context or more data", longest->path,
+                                (long long)longest->tokens, names[s], (long long)T + 1);
     }
     for (int i = 0; i < d->parts[DATA_TRAIN]; i++)
         if (!windows(&d->part[DATA_TRAIN][i], T))
-            warn("%s: its %lld tokens are less than one window of T+1 = %lld and will not be used", d->part[DATA_TRAIN][i].path,
-                 (long long)d->part[DATA_TRAIN][i].tokens, (long long)T + 1);
+            warn("%s: its %lld tokens are less than one window of T+1 = %lld and will not be used",
+                 d->part[DATA_TRAIN][i].path, (long long)d->part[DATA_TRAIN][i].tokens, (long long)T + 1);
     return 1;
 }
 
@@ -543,11 +559,13 @@ int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *i
     if (!epoch_samples) return error_set(e, "the training data hold no window of %lld tokens", (long long)T + 1);
     for (int b = 0; b < B; b++, inputs += T, targets += T) {
         const uint64_t key = random_key(seed, (uint64_t)((first + b) / epoch_samples));
-        int64_t w = (int64_t)permute((uint64_t)((first + b) % epoch_samples), (uint64_t)epoch_samples, random_key(key, 0));
+        int64_t w = (int64_t)permute((uint64_t)((first + b) % epoch_samples), (uint64_t)epoch_samples,
+                                     random_key(key, 0));
         const Part *p = d->part[DATA_TRAIN];
         for (; w >= windows(p, T); p++) w -= windows(p, T);
         const int64_t slack = p->tokens - 1 - windows(p, T) * T;
-        const uint64_t phase = random_bits(random_key(key, 1), (uint64_t)(p - d->part[DATA_TRAIN])) % (uint64_t)(slack + 1);
+        const uint64_t phase = random_bits(random_key(key, 1),
+                                           (uint64_t)(p - d->part[DATA_TRAIN])) % (uint64_t)(slack + 1);
         const int64_t at = (int64_t)phase + w * T;
         if (!read_tokens(p, at, T, inputs, e) || !read_tokens(p, at + 1, T, targets, e)) return 0;
     }

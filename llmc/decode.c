@@ -1,4 +1,5 @@
-/* decode.c: see decode.h. The model is the one of model.c; only where keys and values lie differs (attention.c, step 5). */
+/* decode.c: see decode.h. The model is the one of model.c; only where keys and
+ * values lie differs (attention.c, step 5). */
 #include "decode.h"
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,8 @@ void decoder_reset(Decoder *d) { d->length = 0; }
 static void pass(Decoder *d, const int *tokens, int stride, int T) {
     Model *m = &d->model;
     const int B = d->sequences, N = B * T;
-    int few[3 * 64], *batch = N <= 64 ? few : mem_alloc((size_t)N * 3 * sizeof *batch), *position = batch + N, *row = position + N;
+    int few[3 * 64], *batch = N <= 64 ? few : mem_alloc((size_t)N * 3 * sizeof *batch);
+    int *position = batch + N, *row = position + N;
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++) {
             batch[b*T + t] = tokens[(size_t)b * (size_t)stride + (size_t)t];
@@ -57,5 +59,6 @@ int decoder_feed(Decoder *d, const int *tokens, int count) {
 }
 
 int decoder_sample(Decoder *d, int b, const Sampler *s) {
-    return sample_token(s, d->logits + (size_t)b * (size_t)d->model.config.vocab, d->model.used_vocab, d->order, (uint64_t)d->length);
+    return sample_token(s, d->logits + (size_t)b * (size_t)d->model.config.vocab, d->model.used_vocab,
+                        d->order, (uint64_t)d->length);
 }

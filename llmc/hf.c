@@ -9,10 +9,18 @@ enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 size_t first_not_finite(const char *dtype, const void *data, size_t n) {
     if (!strcmp(dtype, "F64")) {
         const unsigned char *p = data;
-        for (size_t i = 0; i < n; i++) { uint64_t u; memcpy(&u, p + 8*i, 8); if ((u & 0x7ff0000000000000u) == 0x7ff0000000000000u) return i; }
+        for (size_t i = 0; i < n; i++) {
+            uint64_t u;
+            memcpy(&u, p + 8*i, 8);
+            if ((u & 0x7ff0000000000000u) == 0x7ff0000000000000u) return i;
+        }
     } else if (!strcmp(dtype, "F32")) {
         const unsigned char *p = data;
-        for (size_t i = 0; i < n; i++) { uint32_t u; memcpy(&u, p + 4*i, 4); if ((u & 0x7f800000u) == 0x7f800000u) return i; }
+        for (size_t i = 0; i < n; i++) {
+            uint32_t u;
+            memcpy(&u, p + 4*i, 4);
+            if ((u & 0x7f800000u) == 0x7f800000u) return i;
+        }
     } else if (!strcmp(dtype, "BF16")) {
         const unsigned char *p = data;
         for (size_t i = 0; i < n; i++) { uint16_t u; memcpy(&u, p + 2*i, 2); if ((u & 0x7f80u) == 0x7f80u) return i; }
@@ -20,7 +28,7 @@ size_t first_not_finite(const char *dtype, const void *data, size_t n) {
     return n;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- reading ------------------------------------------------------------------------------------------- */
 
 int hf_load_config(const char *folder, Config *c, Error *e) {
     char *path = text_format("%s/config.json", folder);
@@ -53,7 +61,8 @@ static int same_shape(const FileTensor *t, const Piece *p) {
 }
 static void shape_text(char *text, size_t room, const uint64_t *shape, int rank) {
     size_t n = (size_t)snprintf(text, room, "[");
-    for (int d = 0; d < rank && n < room; d++) n += (size_t)snprintf(text + n, room - n, "%s%llu", d ? ", " : "", (unsigned long long)shape[d]);
+    for (int d = 0; d < rank && n < room; d++)
+        n += (size_t)snprintf(text + n, room - n, "%s%llu", d ? ", " : "", (unsigned long long)shape[d]);
     if (n < room) snprintf(text + n, room - n, "]");
 }
 
@@ -65,9 +74,12 @@ static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece
     for (size_t i = 0; i < p->count; i += BUFFER) {
         const size_t n = p->count - i < BUFFER ? p->count - i : BUFFER;
         void *to = (char *)m->params + (p->offset + i) * size;
-        if (!(same ? safetensors_read(s, t, i * size, buffer, n * size, e) : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
+        if (!(same ? safetensors_read(s, t, i * size, buffer, n * size, e)
+                   : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
         const size_t bad = first_not_finite(same ? t->dtype : "F64", buffer, n);
-        if (bad < n) return error_set(e, "tensor %s: element %zu is NaN or infinite; these weights are unusable", p->name, i + bad);
+        if (bad < n)
+            return error_set(e, "tensor %s: element %zu is NaN or infinite; these weights are unusable",
+                             p->name, i + bad);
         if (same) dev->upload(to, buffer, n * size);
         else dev->from_double(to, buffer, n);
     }
@@ -96,7 +108,10 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
                 shape_text(found, sizeof found, t->shape, t->rank);
                 text_add(&text, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
                 problems++;
-            } else if (!problems && !load_piece(m, s, t, &p, buffer, &why)) { text_add(&text, "\n  %s", why.text); problems++; }
+            } else if (!problems && !load_piece(m, s, t, &p, buffer, &why)) {
+                text_add(&text, "\n  %s", why.text);
+                problems++;
+            }
         }
     /* A tied model may carry a redundant copy of its head. */
     const FileTensor *head = m->config.tied ? safetensors_find(s, "lm_head.weight") : NULL;
@@ -106,17 +121,20 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
             const FileTensor *t = safetensors_at(s, i);
             int known = t == head || strstr(t->name, "rotary_emb.inv_freq") != NULL;
             for (int k = 0; k < m->manifest.count && !known; k++)
-                for (int j = 0; j < manifest_piece_count(&m->manifest.at[k]) && !known; j++) known = !strcmp(manifest_piece(&m->manifest.at[k], j).name, t->name);
+                for (int j = 0; j < manifest_piece_count(&m->manifest.at[k]) && !known; j++)
+                    known = !strcmp(manifest_piece(&m->manifest.at[k], j).name, t->name);
             if (!known) { warn("%s: tensor %s is not part of this model and was left out", path, t->name); told++; }
         }
     safetensors_close(s);
     free(buffer);
-    if (problems) error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, problems, problems > 1 ? "s" : "", text.at);
+    if (problems)
+        error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, problems, problems > 1 ? "s" : "",
+                  text.at);
     free(text.at);
     return !problems;
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- writing ------------------------------------------------------------------------------------------- */
 
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e) {
     Text config = { 0 };
@@ -136,7 +154,9 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
     ok = file_write(path, json, bytes, e);
     free(path);
     Text text = { 0 };
-    text_add(&text, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"clean_up_tokenization_spaces\": false,\n  \"model_max_length\": %d\n}\n", m->config.context);
+    text_add(&text, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n"
+                    "  \"clean_up_tokenization_spaces\": false,\n  \"model_max_length\": %d\n}\n",
+                    m->config.context);
     path = text_format("%s/tokenizer_config.json", folder);
     ok = ok && file_write(path, text.at, text.length, e);
     free(path);
@@ -155,7 +175,8 @@ int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, ui
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++, k++) {
             pieces[k] = manifest_piece(&m->manifest.at[i], j);
             for (int d = 0; d < pieces[k].rank; d++) shapes[k][d] = (uint64_t)pieces[k].shape[d];
-            tensors[k] = (FileTensor){ .name = pieces[k].name, .dtype = m->dev->dtype, .rank = pieces[k].rank, .shape = shapes[k] };
+            tensors[k] = (FileTensor){ .name = pieces[k].name, .dtype = m->dev->dtype, .rank = pieces[k].rank,
+                                       .shape = shapes[k] };
         }
     char number[32];
     snprintf(number, sizeof number, "%lld", (long long)step);
@@ -167,7 +188,8 @@ int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, ui
         for (size_t i = 0; i < pieces[k].count && ok; i += BUFFER) {
             const size_t n = pieces[k].count - i < BUFFER ? pieces[k].count - i : BUFFER;
             m->dev->download(buffer, (char *)m->params + (pieces[k].offset + i) * size, n * size);
-            if (first_not_finite(m->dev->dtype, buffer, n) < n) ok = error_set(e, "tensor %s is not finite: not saved", pieces[k].name);
+            if (first_not_finite(m->dev->dtype, buffer, n) < n)
+                ok = error_set(e, "tensor %s is not finite: not saved", pieces[k].name);
             ok = ok && safetensors_append(w, buffer, n * size, e);
         }
     if (ok) ok = safetensors_finish(w, e, bytes, crc);

@@ -6,14 +6,15 @@
 #include "tokenizer.h"
 
 int hf_load_config(const char *folder, Config *c, Error *e);
-Tokenizer *hf_load_tokenizer(const char *folder, Error *e);         /* NULL and a message if there is none or it is unusable */
+/* NULL and a message if there is none or it is unusable */
+Tokenizer *hf_load_tokenizer(const char *folder, Error *e);
 
-/* All weights of an allocated model, from a folder or one file. Every missing, misshapen or non-finite tensor is named in
- * the error; tensors that the model does not have are a warning. */
+/* All weights of an allocated model, from a folder or one file. Every missing, misshapen or non-finite tensor is
+ * named in the error; tensors that the model does not have are a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
 
-/* The small files of a folder (each replaced as a whole; tokenizer may be NULL), and the weights as one file, written to
- * exactly `path`. Refuses weights that are not finite. */
+/* The small files of a folder (each replaced as a whole; tokenizer may be NULL), and the weights as one file, written
+ * to exactly `path`. Refuses weights that are not finite. */
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e);
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc);
 

@@ -339,6 +339,7 @@ void text_add_bytes(Text *t, const void *data, size_t bytes) {
     t->length += bytes;
     t->at[t->length] = 0;
 }
+void text_add_string(Text *t, const char *string) { text_add_bytes(t, string, strlen(string)); }
 
 void text_add(Text *t, const char *format, ...) {
     locale_t before = locale_enter();
@@ -377,5 +378,5 @@ void text_add_double(Text *t, double x) {
         if (strtod(number, NULL) == x) break;
     }
     uselocale(before);
-    text_add_bytes(t, number, strlen(number));
+    text_add_string(t, number);
 }

@@ -1,9 +1,9 @@
 /* json.h: a strict JSON parser, a text builder for writing, and the UTF-8 both need.
  *
- * A document becomes a tree of JsonValue that lives until json_free. Strict means RFC 8259 and nothing else: valid UTF-8,
- * paired surrogates, no duplicate keys, no leading zeros, nothing after the value, at most JSON_DEPTH levels. Time is
- * linear in the text (n log n in the keys of one object), the stack is constant. Integers of 64 bits are exact; other
- * numbers are doubles and must be finite. Neither reading nor writing looks at the locale. */
+ * A document becomes a tree of JsonValue that lives until json_free. Strict means RFC 8259 and nothing else: valid
+ * UTF-8, paired surrogates, no duplicate keys, no leading zeros, nothing after the value, at most JSON_DEPTH levels.
+ * Time is linear in the text (n log n in the keys of one object), the stack is constant. Integers of 64 bits are
+ * exact; other numbers are doubles and must be finite. Neither reading nor writing looks at the locale. */
 #ifndef JSON_H
 #define JSON_H
 #include "base.h"
@@ -41,18 +41,19 @@ int         json_is(const JsonValue *v, JsonType type);
 int64_t     json_int(const JsonValue *v, int64_t otherwise);
 double      json_double(const JsonValue *v, double otherwise);                          /* of integers too */
 int         json_bool(const JsonValue *v, int otherwise);
-const char *json_string(const JsonValue *v, const char *otherwise);                     /* otherwise, too, if a NUL is inside */
+const char *json_string(const JsonValue *v, const char *otherwise);           /* otherwise, too, if a NUL is inside */
 
 /* Text that grows. Start with {0}; `at` ends with a NUL once something was added; free() it. */
 typedef struct { char *at; size_t length, room; } Text;
 void text_add(Text *t, const char *format, ...) PRINTF(2, 3);
 void text_add_bytes(Text *t, const void *data, size_t bytes);
-void text_add_json(Text *t, const char *string, size_t bytes);          /* quoted and escaped; bad UTF-8 becomes U+FFFD */
-void text_add_double(Text *t, double x);                                /* shortest that reads back; null if not finite */
+void text_add_string(Text *t, const char *string);                  /* as it is, per cent signs and all */
+void text_add_json(Text *t, const char *string, size_t bytes);      /* quoted and escaped; bad UTF-8 becomes U+FFFD */
+void text_add_double(Text *t, double x);                            /* shortest that reads back; null if not finite */
 
 /* UTF-8 without surrogates, overlong forms or codes above U+10FFFF. */
 size_t utf8_decode(const char *text, size_t bytes, uint32_t *code);     /* bytes of the first character; 0: malformed */
 size_t utf8_encode(uint32_t code, char *text);                          /* writes 1 to 4 bytes, returns how many */
 size_t utf8_valid(const char *text, size_t bytes);                      /* length of the longest well-formed prefix */
-size_t utf8_complete(const char *text, size_t bytes);                   /* length without a character that is still growing */
+size_t utf8_complete(const char *text, size_t bytes);           /* length without a character that is still growing */
 #endif

@@ -15,7 +15,9 @@ static void write_line(Log *l, FILE **file, const char *text) {
     if (!*file) return;
     if (fprintf(*file, "%s\n", text) > 0 && fflush(*file) == 0) return;
     clearerr(*file);                                        /* training goes on; a disk may get room again */
-    if (l->lost++ % 100 == 0) fprintf(stderr, "warning: %s: log lines cannot be written (%s); training goes on\n", l->folder, strerror(errno));
+    if (l->lost++ % 100 == 0)
+        fprintf(stderr, "warning: %s: log lines cannot be written (%s); training goes on\n", l->folder,
+                strerror(errno));
 }
 void log_event(Log *l, const char *json_object) { write_line(l, &l->json, json_object); }
 
@@ -29,7 +31,8 @@ static void on_warning(const char *text) {
     free(t.at);
 }
 
-/* Keeps the lines of a log up to `step`, as number_of tells it; lines without a step stay with what came before them. */
+/* Keeps the lines of a log up to `step`, as number_of tells it; lines without a step
+ * stay with what came before them. */
 static int64_t json_step(const char *line, size_t n) {
     Error e;
     Json *j = json_parse(line, n, &e);
@@ -37,7 +40,9 @@ static int64_t json_step(const char *line, size_t n) {
     json_free(j);
     return step;
 }
-static int64_t main_step(const char *line, size_t n) { return n > 2 && line[0] == 's' && line[1] == ':' ? strtoll(line + 2, NULL, 10) : -1; }
+static int64_t main_step(const char *line, size_t n) {
+    return n > 2 && line[0] == 's' && line[1] == ':' ? strtoll(line + 2, NULL, 10) : -1;
+}
 
 static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *, size_t)) {
     size_t bytes, kept = 0;
@@ -106,16 +111,20 @@ void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double n
     char zl[16], zn[16], bal[64] = "", att[32] = "", line[400];
     const int eta = (int)(s->eta + 0.5);
     if (l->terminal) {
-        if ((l->points & (l->points - 1)) == 0) l->curve = mem_grow(l->curve, (size_t)(l->points ? 4 * l->points : 4) * sizeof *l->curve);
+        if ((l->points & (l->points - 1)) == 0)
+            l->curve = mem_grow(l->curve, (size_t)(l->points ? 4 * l->points : 4) * sizeof *l->curve);
         l->curve[2*l->points] = (double)s->step;
         l->curve[2*l->points++ + 1] = s->loss;
     }
     score_text(zl, loss_z);
     score_text(zn, norm_z);
-    if (s->balance > 0 || s->att_balance > 0) snprintf(bal, sizeof bal, " | bal %.2f max %.1f dead %d/%d", s->balance > 0 ? s->balance : s->att_balance, s->max_load, s->dead, s->experts);
+    if (s->balance > 0 || s->att_balance > 0)
+        snprintf(bal, sizeof bal, " | bal %.2f max %.1f dead %d/%d",
+                 s->balance > 0 ? s->balance : s->att_balance, s->max_load, s->dead, s->experts);
     if (s->att_balance > 0) snprintf(att, sizeof att, " att %.2f", s->att_balance);
-    snprintf(line, sizeof line, "step %4lld/%lld | loss %.6f (%s)| norm %.4f (%s)| lr %.2e | %.2f ms | %.0f tok/s%s%s | eta %d:%02d",
-             (long long)s->step, (long long)steps, s->loss, zl, s->norm, zn, s->lr, s->ms, s->tok_s, bal, att, eta / 60, eta % 60);
+    snprintf(line, sizeof line, "step %4lld/%lld | loss %.6f (%s)| norm %.4f (%s)| lr %.2e | %.2f ms | %.0f "
+                                "tok/s%s%s | eta %d:%02d", (long long)s->step, (long long)steps, s->loss, zl,
+                                s->norm, zn, s->lr, s->ms, s->tok_s, bal, att, eta / 60, eta % 60);
     if (!l->terminal) { puts(line); fflush(stdout); }
     else if (keep_line || now() - l->shown > 0.05) {        /* twenty times a second is as fast as anyone reads */
         printf("\r%s\033[K", line);
@@ -124,7 +133,8 @@ void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double n
         fflush(stdout);
         l->shown = now();
     }
-    snprintf(line, sizeof line, "s:%lld trl:%.6f lr:%.6f norm:%.4f bal:%.3f max:%.2f dead:%d", (long long)s->step, s->loss, s->lr, s->norm, s->balance, s->max_load, s->dead);
+    snprintf(line, sizeof line, "s:%lld trl:%.6f lr:%.6f norm:%.4f bal:%.3f max:%.2f dead:%d",
+             (long long)s->step, s->loss, s->lr, s->norm, s->balance, s->max_load, s->dead);
     write_line(l, &l->main, line);
 
     Text t = { 0 };
@@ -184,9 +194,23 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
     free(y);
 }
 
+/* A young model writes any bytes: what is not text, or would steer the terminal, is shown as U+FFFD. */
+static void add_printable(Text *t, const char *text, size_t bytes) {
+    for (size_t at = 0, n; at < bytes; at += n) {
+        uint32_t code;
+        n = utf8_decode(text + at, bytes - at, &code);
+        if (!n || code == 0x7f || (code < 0x20 && code != '\n' && code != '\t') || (code >= 0x80 && code < 0xa0)) {
+            text_add_string(t, "\xEF\xBF\xBD");
+            n += !n;
+        } else text_add_bytes(t, text + at, n);
+    }
+}
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {
-    Text t = { 0 };
-    log_line(l, "---\n%.*s\n---", (int)bytes, text);
+    Text t = { 0 }, shown = { 0 };
+    text_add_string(&shown, "");
+    add_printable(&shown, text, bytes);
+    log_line(l, "---\n%s\n---", shown.at);
+    free(shown.at);
     text_add(&t, "{\"event\": \"sample\", \"step\": %lld, \"text\": ", (long long)step);
     text_add_json(&t, text, bytes);
     text_add(&t, "}");
@@ -194,10 +218,12 @@ void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {
     free(t.at);
 }
 
-/* ---- routers ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- routers ------------------------------------------------------------------------------------------- */
 
 static int kinds(const Config *c) { return (c->attention_experts > 1) + (c->experts > 1); }
-static int is_attention(const Model *m, int router) { return m->config.attention_experts > 1 && router % kinds(&m->config) == 0; }
+static int is_attention(const Model *m, int router) {
+    return m->config.attention_experts > 1 && router % kinds(&m->config) == 0;
+}
 
 const char *router_name(const Model *m, int router, char text[48]) {
     snprintf(text, 48, "layer %d %s", router / kinds(&m->config), is_attention(m, router) ? "attention" : "mlp");

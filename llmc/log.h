@@ -43,5 +43,6 @@ double window_score(Window *w, double x);
 /* Statistics of all routers from their downloaded loads (routers, E) and losses (routers, 2). */
 void router_stats(StepStats *s, const Model *m, const int *load, const double *losses);
 const char *router_name(const Model *m, int router, char text[48]);
-int  router_width(const Model *m, int router, int *experts);        /* offset of its loads in `load`; its number of experts */
+/* offset of its loads in `load`; its number of experts */
+int  router_width(const Model *m, int router, int *experts);
 #endif

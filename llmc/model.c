@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- learnable tensors, each once. To add one: a field in model.h, a line here. ---------------------------------------------
- * Names are those of the files. JetMoE's is our own family's layout too; what Mixtral and Llama call differently or keep in
- * several tensors stands in `pieces` (see tensor.h). */
+/* ---- learnable tensors, each once. To add one: a field in model.h, a line here. ---------------------------
+ * Names are those of the files. JetMoE's is our own family's layout too; what Mixtral and Llama call differently or
+ * keep in several tensors stands in `pieces` (see tensor.h). */
 
 static const char *pick(Family f, const char *ours, const char *mixtral, const char *llama) {
     return f == FAMILY_MIXTRAL ? mixtral : f == FAMILY_LLAMA ? llama : ours;
@@ -20,11 +20,13 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
     const Family f = config_family(c);
 
 #define TENSOR(field, name, pieces, init, decay, ...) \
-    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, decay, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, decay, \
+                 (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
 
     TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, NO_DECAY, C);
-    TENSOR(kv,         "*self_attention.kv_proj.weight", pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
-                                                                       "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, DECAY, 2*GD, C);
+    TENSOR(kv,         "*self_attention.kv_proj.weight",
+           pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
+                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, DECAY, 2*GD, C);
     if (A > 1) {
         TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   DECAY,    A, C);
         TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   DECAY,    A, GD, C);
@@ -57,14 +59,18 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
 static void describe_model(Manifest *m, const Config *c) {
     const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
     const float std = (float)c->init_std;
-    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, NO_DECAY, 2, (int[]){ V, C });
+    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, NO_DECAY, 2,
+                 (int[]){ V, C });
     for (int l = 0; l < blocks; l++) describe_layer(m, c, l);
     manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, NO_DECAY, 1, (int[]){ C });
-    if (!c->tied) manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, DECAY, 2, (int[]){ V, C });
+    if (!c->tied)
+        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, DECAY, 2,
+                     (int[]){ V, C });
 }
 
-/* ---- activations, each once. KEEP: backward needs what forward made, one buffer per layer. NORM and LAYER: the same, unless
- * that much is recomputed (-r 1, -r 2), when all layers use one buffer; so do they all when nothing is trained. ------------- */
+/* ---- activations, each once. -------------------------------------------------------------------------------
+ * KEEP: backward needs what forward made, one buffer per layer. NORM and LAYER: the same, unless that much is
+ * recomputed (-r 1, -r 2), when all layers use one buffer; so do they all when nothing is trained. */
 
 typedef enum { KEEP, NORM, LAYER } Lifetime;
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
@@ -82,7 +88,8 @@ static void act(Model *m, ActsPass pass, Lifetime life, const char *name, void *
 static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     const Config *c = &m->config;
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
-    const size_t N = (size_t)m->N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size, Q = (size_t)c->query_heads;
+    const size_t N = (size_t)m->N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
+    const size_t Q = (size_t)c->query_heads;
     const size_t gate = c->activation == SWIGLU ? 2 : 1;
     LayerActs *s = &m->shared;
 
@@ -101,9 +108,9 @@ static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,  out,        N*C*X);
 #define ROUTE(r, experts, topk) do { const size_t E = (size_t)(experts), K = (size_t)(topk), S = N*K; \
-    ACT(KEEP, r.logits, N*E*X);                 ACT(KEEP, r.lse, N*Re);                 ACT(KEEP, r.weight, S*Re); \
-    ACT(KEEP, r.expert, S*I);                   ACT(KEEP, r.plan.start, (E+1)*I);       ACT(KEEP, r.plan.slot_of_row, S*I); \
-    ACT(KEEP, r.plan.token_of_row, S*I);        ACT(KEEP, r.plan.row_of_slot, S*I); } while (0)
+    ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S*Re); \
+    ACT(KEEP, r.expert, S*I);             ACT(KEEP, r.plan.start, (E+1)*I);  ACT(KEEP, r.plan.slot_of_row, S*I); \
+    ACT(KEEP, r.plan.token_of_row, S*I);  ACT(KEEP, r.plan.row_of_slot, S*I); } while (0)
     if (c->attention_experts > 1) ROUTE(att, c->attention_experts, c->attention_topk);
     if (c->experts > 1)           ROUTE(mlp, c->experts, c->topk);
 #undef ROUTE
@@ -115,8 +122,10 @@ static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 static void describe_scratch(Model *m) {
     const Config *c = &m->config;
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
-    const size_t N = (size_t)m->N, C = (size_t)c->channels, V = (size_t)c->vocab, GD = (size_t)(c->kv_heads * c->head_size);
-    const size_t QGD = (size_t)c->query_heads * GD, F = (size_t)c->width, Fs = c->experts > 1 ? (size_t)c->shared_width : 0;
+    const size_t N = (size_t)m->N, C = (size_t)c->channels, V = (size_t)c->vocab;
+    const size_t GD = (size_t)(c->kv_heads * c->head_size);
+    const size_t QGD = (size_t)c->query_heads * GD, F = (size_t)c->width;
+    const size_t Fs = c->experts > 1 ? (size_t)c->shared_width : 0;
     const size_t gate = c->activation == SWIGLU ? 2 : 1, K = (size_t)c->topk, most = max(K, (size_t)c->attention_topk);
     const int train = m->mode == MODEL_TRAIN;
     Scratch *s = &m->s;
@@ -140,7 +149,7 @@ static void describe_scratch(Model *m) {
 #undef SHARED
 }
 
-/* ---- planning and memory ----------------------------------------------------------------------------------------------------- */
+/* ---- planning and memory ------------------------------------------------------------------------------- */
 
 static int router_experts(const Config *c) {                        /* the E of the arrays over all routers */
     int a = c->attention_experts > 1 ? c->attention_experts : 0, e = c->experts > 1 ? c->experts : 0;
@@ -177,7 +186,8 @@ static void plan(Model *m, int micro_batches) {
     arena_add(a, MEM_DATA, "position", &m->position, N*I);
     arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, (size_t)micro_batches*Re);
-    arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)(m->cache_room > m->T ? m->cache_room : m->T) * (size_t)c->head_size * Re);
+    arena_add(a, MEM_DATA, "rope", &m->rope,
+              (size_t)(m->cache_room > m->T ? m->cache_room : m->T) * (size_t)c->head_size * Re);
     m->routers = c->layers * ((c->attention_experts > 1) + (c->experts > 1));
     const size_t routers = (size_t)m->routers, E = (size_t)router_experts(c);
     if (routers) {
@@ -188,7 +198,8 @@ static void plan(Model *m, int micro_batches) {
     if (m->cache_room) {
         m->cache = mem_alloc(L * sizeof *m->cache);
         for (size_t l = 0; l < L; l++)
-            arena_add(a, MEM_CACHE, "cache", &m->cache[l], (size_t)m->B * (size_t)m->cache_room * 2 * (size_t)(c->kv_heads * c->head_size) * X);
+            arena_add(a, MEM_CACHE, "cache", &m->cache[l],
+                      (size_t)m->B * (size_t)m->cache_room * 2 * (size_t)(c->kv_heads * c->head_size) * X);
         arena_add(a, MEM_DATA, "cache_row", &m->cache_row, N*I);
     }
 }
@@ -196,8 +207,10 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute };
     plan(m, micro_batches);
 }
-void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room, const Model *weights_of) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T, .cache_room = room, .weights_of = weights_of };
+void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
+                          const Model *weights_of) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T,
+                  .cache_room = room, .weights_of = weights_of };
     plan(m, 1);
 }
 
@@ -214,7 +227,11 @@ int model_allocate(Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
     if (!arena_allocate(&m->arena, dev)) return 0;
-    if (m->weights_of) { m->params = m->weights_of->params; m->bias = m->weights_of->bias; m->used_vocab = m->weights_of->used_vocab; }
+    if (m->weights_of) {
+        m->params = m->weights_of->params;
+        m->bias = m->weights_of->bias;
+        m->used_vocab = m->weights_of->used_vocab;
+    }
     manifest_bind(&m->manifest, -1, &m->p, m->params, dev->floatX_size);
     if (m->grads) manifest_bind(&m->manifest, -1, &m->g, m->grads, dev->real_size);
     if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
@@ -249,7 +266,7 @@ void model_free(Model *m) {
     free(m->cache);
 }
 
-/* ---- the order in which it runs ------------------------------------------------------------------------------------------------ */
+/* ---- the order in which it runs ------------------------------------------------------------------------ */
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
     const size_t N = (size_t)B * (size_t)T;
@@ -284,8 +301,8 @@ static void block_forward(Model *m, int l, const floatX *resid) {
     dev->residual(a->out, a->mid, m->s.branch, m->dropout, drop_key(m, 2*l + 2), NC);
 }
 
-/* m->s.dresid: on entry the gradient of the layer's output, on return that of its input. The residual stream passes it on
- * unchanged and each branch adds its own. */
+/* m->s.dresid: on entry the gradient of the layer's output, on return that of its input. The residual stream passes
+ * it on unchanged and each branch adds its own. */
 static void block_backward(Model *m, int l, const floatX *resid, float scale) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels;
@@ -346,7 +363,8 @@ void model_backward(Model *m, float scale) {
     const int N = m->N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
     const size_t NC = (size_t)N * (size_t)C;
     dev->zero(m->s.dresid, NC * dev->floatX_size);
-    dev->rmsnorm_backward(m->s.dresid, m->g.final_norm, m->dfinal, m->acts[L-1].out, m->p.final_norm, m->final_rstd, N, C);
+    dev->rmsnorm_backward(m->s.dresid, m->g.final_norm, m->dfinal, m->acts[L-1].out, m->p.final_norm,
+                          m->final_rstd, N, C);
     for (int l = L-1; l >= 0; l--) block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
     if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, drop_key(m, 0), NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);

@@ -10,22 +10,22 @@
 /* Learnable tensors, with their shapes; described in model.c. Gradients are the same structs over `real`. Fields that a
  * configuration does not have stay NULL. A, X, Gq: attention experts, top-k, G*D. */
 #define LAYER_TENSORS(T) \
-    T *att_norm;        /* (C) */                                                                                        \
-    T *att_router;      /* (A,C)         NULL when attention is plain */                                                 \
-    T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                           \
-    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain */                                                     \
-    T *output;          /* (A, C, G*D)   or (C, Q*G*D) */                                                                \
-    T *att_bias;        /* (C)           once per token, after the experts are combined */                               \
-    T *mlp_norm;        /* (C) */                                                                                        \
-    T *router;          /* (E,C)         NULL when the MLP is dense */                                                   \
-    T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */         \
-    T *down;            /* (E, C, F) */                                                                                  \
-    T *mlp_bias;        /* (C) */                                                                                        \
-    T *shared_up;       /* (2Fs, C)      the always-on expert */                                                         \
+    T *att_norm;        /* (C) */                                                                             \
+    T *att_router;      /* (A,C)         NULL when attention is plain */                                      \
+    T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                \
+    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain */                                          \
+    T *output;          /* (A, C, G*D)   or (C, Q*G*D) */                                                     \
+    T *att_bias;        /* (C)           once per token, after the experts are combined */                    \
+    T *mlp_norm;        /* (C) */                                                                             \
+    T *router;          /* (E,C)         NULL when the MLP is dense */                                        \
+    T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */\
+    T *down;            /* (E, C, F) */                                                                       \
+    T *mlp_bias;        /* (C) */                                                                             \
+    T *shared_up;       /* (2Fs, C)      the always-on expert */                                              \
     T *shared_down;     /* (C, Fs) */
 #define MODEL_TENSORS(T) \
-    T *embed;           /* (V,C) */                                                                                      \
-    T *final_norm;      /* (C) */                                                                                        \
+    T *embed;           /* (V,C) */                                                                           \
+    T *final_norm;      /* (C) */                                                                             \
     T *head;            /* (V,C)         the same memory as embed when tied */
 typedef struct { LAYER_TENSORS(floatX) } LayerParams;
 typedef struct { LAYER_TENSORS(real) }   LayerGrads;
@@ -56,15 +56,15 @@ typedef struct {                        /* what a layer's forward leaves for its
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
-typedef struct {                        /* one layer at a time uses these */
-    floatX *branch;                     /* (N,C)   what a block adds to the residual stream; in backward, its gradient */
-    floatX *rows;                       /* (S,C)   expert outputs; in backward, gradients of expert inputs */
-    floatX *act, *dact;                 /* (S,F)   also attention: (N, Q*G*D) */
-    floatX *dpre;                       /* (S,2F) */
-    floatX *dq, *dmixed, *dkv;          /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
-    floatX *dlogits;  real *dweight;    /* (N,E) (S) */
-    floatX *dnormed, *dresid;           /* (N,C) (N,C) */
-    floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
+typedef struct {                      /* one layer at a time uses these */
+    floatX *branch;                   /* (N,C)   what a block adds to the residual stream; in backward, its gradient */
+    floatX *rows;                     /* (S,C)   expert outputs; in backward, gradients of expert inputs */
+    floatX *act, *dact;               /* (S,F)   also attention: (N, Q*G*D) */
+    floatX *dpre;                     /* (S,2F) */
+    floatX *dq, *dmixed, *dkv;        /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
+    floatX *dlogits;  real *dweight;  /* (N,E) (S) */
+    floatX *dnormed, *dresid;         /* (N,C) (N,C) */
+    floatX *logits;                   /* (head_rows, V) a chunk of the head's output */
 } Scratch;
 
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
@@ -111,8 +111,10 @@ struct Model {
 /* Plans a model for batches of up to B x T tokens. Nothing is allocated, so the plan can be printed first: m->arena.
  * More buffers may be added to it before model_allocate. */
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches);
-/* For generating, with a cache of `room` positions; weights_of: a model whose weights to use, or NULL to have its own. */
-void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room, const Model *weights_of);
+/* For generating, with a cache of `room` positions; weights_of: a model whose
+ * weights to use, or NULL to have its own. */
+void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
+                          const Model *weights_of);
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
 void model_free(Model *m);
@@ -122,16 +124,18 @@ void model_forward(Model *m);                               /* up to m->final */
 /* The head and the cross entropy, in chunks of tokens: loss_sum[micro] = sum of -log p(target). gradient: also
  * m->dfinal and the head's gradient, both times scale. */
 void model_loss(Model *m, float scale, int gradient, int micro);
-void model_backward(Model *m, float scale);                 /* from m->dfinal; scale: of the routers' losses (1/micro-batches) */
+void model_backward(Model *m, float scale);      /* from m->dfinal; scale: of the routers' losses (1/micro-batches) */
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 
 /* The layers. dx and dout are gradients of x and out; weights' gradients accumulate. */
-void attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *x, int layer);
-void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
-                              const floatX *x, float scale);
+void attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out,
+                              const floatX *x, int layer);
+void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx,
+                              const floatX *dout, const floatX *x, float scale);
 void moe_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *x);
 void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
                         const floatX *x, float scale);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
-void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC floatX *dx, const floatX *x, float scale);
+void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC floatX *dx, const floatX *x,
+                    float scale);
 #endif

@@ -1,11 +1,13 @@
-/* moe.c: the MLP half of a layer. A sparse mixture of experts, each a small gated MLP; or one dense MLP; and, if the model
- * has one, a shared expert beside the routed ones. Backward mirrors forward, step by step, with the same numbers. */
+/* moe.c: the MLP half of a layer. A sparse mixture of experts, each a small gated MLP; or one dense
+ * MLP; and, if the model has one, a shared expert beside the routed ones. Backward mirrors forward,
+ * step by step, with the same numbers. */
 #include "model.h"
 
 static int pre_width(const Config *c, int width) { return c->activation == SWIGLU ? 2 * width : width; }
 
 /* A dense MLP of F hidden units on every token: out = down f(up x). */
-static void mlp_forward(Model *m, floatX *pre, const floatX *up, const floatX *down, floatX *out, const floatX *x, int F) {
+static void mlp_forward(Model *m, floatX *pre, const floatX *up, const floatX *down, floatX *out,
+                        const floatX *x, int F) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, P = pre_width(&m->config, F);
     dev->matmul_forward(pre, x, up, N, C, P);
@@ -17,7 +19,8 @@ static void mlp_backward(Model *m, const floatX *pre, const floatX *up, const fl
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, P = pre_width(&m->config, F);
     dev->matmul_backward_input(m->s.dact, dout, down, N, F, C, SET);
-    dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, pre, NULL, NULL, BY_TOKEN, (Activation)m->config.activation, N, F);
+    dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, pre, NULL, NULL, BY_TOKEN,
+                             (Activation)m->config.activation, N, F);
     dev->matmul_backward_weight(ddown, dout, m->s.act, N, F, C);
     dev->matmul_backward_input(dx, m->s.dpre, up, N, C, P, how);
     dev->matmul_backward_weight(dup, m->s.dpre, x, N, C, P);
@@ -48,8 +51,8 @@ void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out
     }
 }
 
-/* Neither the experts' answers nor their activations were kept: activation_backward recomputes the latter from a->pre and
- * has the gradient of the router weights fall out of the former's gradient (kernels/cpu/expert.c). */
+/* Neither the experts' answers nor their activations were kept: activation_backward recomputes the latter from a->pre
+ * and has the gradient of the router weights fall out of the former's gradient (kernels/cpu/expert.c). */
 void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx, const floatX *dout,
                         const floatX *x, float scale) {
     const Device *dev = m->dev;
@@ -75,5 +78,6 @@ void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads
 
     /* 5 */
     if (c->shared_width)
-        mlp_backward(m, a->shared_pre, p->shared_up, p->shared_down, g->shared_up, g->shared_down, dx, dout, x, c->shared_width, ADD);
+        mlp_backward(m, a->shared_pre, p->shared_up, p->shared_down, g->shared_up, g->shared_down, dx, dout,
+                     x, c->shared_width, ADD);
 }

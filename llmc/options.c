@@ -19,14 +19,17 @@ static void set(const Option *o, void *settings, const char *text) {
     char *end = NULL;
     errno = 0;
     if (o->kind == OPTION_TEXT) {
-        if (o->choices && !chosen(o->choices, text)) fail(EXIT_USAGE, "-%s %s: expected one of %s (--%s: %s)", o->letter, text, o->choices, o->name, o->help);
+        if (o->choices && !chosen(o->choices, text))
+            fail(EXIT_USAGE, "-%s %s: expected one of %s (--%s: %s)", o->letter, text, o->choices,
+                 o->name, o->help);
         *(const char **)field = text;
         return;
     }
     const int whole = o->kind != OPTION_FLOAT;
     const double v = whole ? (double)strtoll(text, &end, 10) : strtod(text, &end);
     if (end == text || *end || (errno && !(errno == ERANGE && fabs(v) < 1)) || !(v >= o->low && v <= o->high))
-        fail(EXIT_USAGE, "-%s %s: expected %s from %.10g to %.10g (--%s: %s)", o->letter, text, whole ? "a whole number" : "a number", o->low, o->high, o->name, o->help);
+        fail(EXIT_USAGE, "-%s %s: expected %s from %.10g to %.10g (--%s: %s)", o->letter, text,
+             whole ? "a whole number" : "a number", o->low, o->high, o->name, o->help);
     if (o->kind == OPTION_INT)  *(int *)field = (int)v;
     if (o->kind == OPTION_LONG) *(int64_t *)field = strtoll(text, NULL, 10);
     if (o->kind == OPTION_FLOAT) *(float *)field = (float)v;
@@ -36,7 +39,8 @@ void option_value(const Option *o, const void *settings, char *text, size_t room
     const void *field = (const char *)settings + o->field;
     if (o->kind == OPTION_INT)   snprintf(text, room, "%d", *(const int *)field);
     if (o->kind == OPTION_LONG)  snprintf(text, room, "%lld", (long long)*(const int64_t *)field);
-    for (int digits = 6; o->kind == OPTION_FLOAT && digits <= 9; digits++) {                /* the fewest that give the same float */
+    /* the fewest that give the same float */
+    for (int digits = 6; o->kind == OPTION_FLOAT && digits <= 9; digits++) {
         snprintf(text, room, "%.*g", digits, (double)*(const float *)field);
         if ((float)strtod(text, NULL) == *(const float *)field) break;
     }
@@ -81,7 +85,8 @@ static _Noreturn void unknown(const Option *table, int count, const char *flag) 
         int d = edits(flag + 1 + wordy, wordy ? table[i].name : table[i].letter);
         if (d < fewest) { fewest = d; best = i; }
     }
-    fail(EXIT_USAGE, "%s: no such option. The nearest is -%s (--%s): %s. --help lists all", flag, table[best].letter, table[best].name, table[best].help);
+    fail(EXIT_USAGE, "%s: no such option. The nearest is -%s (--%s): %s. --help lists all", flag,
+         table[best].letter, table[best].name, table[best].help);
 }
 
 void options_parse(const Option *table, int count, void *settings, char *given, int argc, char **argv,
@@ -94,7 +99,8 @@ void options_parse(const Option *table, int count, void *settings, char *given, 
         if (!strcmp(flag, "--help") || !strcmp(flag, "-?")) { help(table, count, usage); exit(EXIT_DONE); }
         if (!strcmp(flag, "--version")) { printf("moe trainer, %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
-            if (word == max_words) fail(EXIT_USAGE, "%s: not an option (options begin with -; --help lists them)", flag);
+            if (word == max_words)
+                fail(EXIT_USAGE, "%s: not an option (options begin with -; --help lists them)", flag);
             words[word++] = flag;
             continue;
         }
@@ -102,11 +108,13 @@ void options_parse(const Option *table, int count, void *settings, char *given, 
         for (; i < count; i++) {
             const size_t n = equals ? (size_t)(equals - flag) - 2 : strlen(flag);
             if (!strcmp(flag + 1, table[i].letter)) break;
-            if (!strncmp(flag, "--", 2) && !strncmp(flag + 2, table[i].name, equals ? n : n + 1) && (!equals || !table[i].name[n])) break;
+            if (!strncmp(flag, "--", 2) && !strncmp(flag + 2, table[i].name, equals ? n : n + 1)
+                && (!equals || !table[i].name[n])) break;
         }
         if (i == count) unknown(table, count, flag);
         if (given[i]) fail(EXIT_USAGE, "-%s (--%s) is given twice", table[i].letter, table[i].name);
-        if (!equals && a + 1 == argc) fail(EXIT_USAGE, "%s needs a value (--%s: %s)", flag, table[i].name, table[i].help);
+        if (!equals && a + 1 == argc)
+            fail(EXIT_USAGE, "%s needs a value (--%s: %s)", flag, table[i].name, table[i].help);
         given[i] = 1;
         set(&table[i], settings, equals ? equals + 1 : argv[++a]);
     }
@@ -116,11 +124,14 @@ static int find(const Option *table, int count, const char *letter) {
     for (int i = 0; i < count; i++) if (!strcmp(table[i].letter, letter)) return i;
     fail(EXIT_USAGE, "no option -%s in the table", letter);
 }
-void options_default(const Option *table, int count, void *settings, const char *given, const char *letter, const char *value) {
+void options_default(const Option *table, int count, void *settings, const char *given, const char *letter,
+                     const char *value) {
     const int i = find(table, count, letter);
     if (!given[i]) set(&table[i], settings, value);
 }
-int option_given(const Option *table, int count, const char *given, const char *letter) { return given[find(table, count, letter)]; }
+int option_given(const Option *table, int count, const char *given, const char *letter) {
+    return given[find(table, count, letter)];
+}
 
 void options_print(const Option *table, int count, const void *settings, const char *given) {
     const char *group = "";
@@ -128,7 +139,8 @@ void options_print(const Option *table, int count, const void *settings, const c
         char value[256];
         if (strcmp(group, table[i].group)) printf("| %s\n", group = table[i].group);
         option_value(&table[i], settings, value, sizeof value);
-        printf("|   -%-3s %-15s | %s%s\n", table[i].letter, table[i].name, *value ? value : "-", given[i] ? "  (given)" : "");
+        printf("|   -%-3s %-15s | %s%s\n", table[i].letter, table[i].name, *value ? value : "-",
+               given[i] ? "  (given)" : "");
     }
 }
 void options_json(const Option *table, int count, const void *settings, Text *out) {

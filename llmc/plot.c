@@ -13,8 +13,12 @@ enum { UPPER_DOTS = 0x1B, LOWER_DOTS = 0xE4 };
 
 typedef struct { int columns, rows; double x0, x1, y0, y1; unsigned char *cell; } Canvas;
 static void canvas_dot(Canvas *c, int x, int y) { c->cell[y / 4 * c->columns + x / 2] |= dot_bit[y % 4][x % 2]; }
-static int canvas_x(const Canvas *c, double x) { return (int)lround((x - c->x0) / (c->x1 - c->x0) * (2 * c->columns - 1)); }
-static int canvas_y(const Canvas *c, double y) { return (int)lround((c->y1 - y) / (c->y1 - c->y0) * (4 * c->rows - 1)); }
+static int canvas_x(const Canvas *c, double x) {
+    return (int)lround((x - c->x0) / (c->x1 - c->x0) * (2 * c->columns - 1));
+}
+static int canvas_y(const Canvas *c, double y) {
+    return (int)lround((c->y1 - y) / (c->y1 - c->y0) * (4 * c->rows - 1));
+}
 static void canvas_line(Canvas *c, int x0, int y0, int x1, int y1) {
     const int length = abs(x1 - x0) > abs(y1 - y0) ? abs(x1 - x0) : abs(y1 - y0);
     for (int k = 0; k <= length; k++) {
@@ -45,19 +49,20 @@ static int canvas_curve(Canvas *c, const double *x, const double *y, int n) {
     }
     return 1;
 }
-static void add(Text *t, const char *s) { text_add_bytes(t, s, strlen(s)); }
 static void add_cell(Text *t, unsigned char bits, int utf8) {
     char braille[4];
-    if (!bits) add(t, " ");
+    if (!bits) text_add_string(t, " ");
     else if (utf8) text_add_bytes(t, braille, utf8_encode(0x2800u + bits, braille));
-    else add(t, bits & UPPER_DOTS && bits & LOWER_DOTS ? ":" : bits & UPPER_DOTS ? "'" : ".");
+    else text_add_string(t, bits & UPPER_DOTS && bits & LOWER_DOTS ? ":" : bits & UPPER_DOTS ? "'" : ".");
 }
-static void add_label(Text *t, int labelled, double y) {  /* 7 columns and a blank, with as many digits as fit, up to 4 */
+/* 7 columns and a blank, with as many digits as fit, up to 4 */
+static void add_label(Text *t, int labelled, double y) {
     char number[32] = "";
     for (int digits = 4; labelled && digits && snprintf(number, sizeof number, "%.*g", digits, y) > 7; digits--) { }
     text_add(t, "%7s ", number);
 }
-void plot_terminal(FILE *out, const double *x, const double *y, int n, int width, int height, const char *title, int utf8) {
+void plot_terminal(FILE *out, const double *x, const double *y, int n, int width, int height,
+                   const char *title, int utf8) {
     enum { LABEL = 9 };                                 /* columns of a number, a blank and the axis */
     Canvas c = { .columns = (width < 24 ? 24 : width > 400 ? 400 : width) - LABEL,
                  .rows = height < 2 ? 2 : height > 100 ? 100 : height };
@@ -69,17 +74,17 @@ void plot_terminal(FILE *out, const double *x, const double *y, int n, int width
             const double part = (double)row / (c.rows - 1);
             const int labelled = row == 0 || row == c.rows - 1 || (c.rows >= 5 && row == c.rows / 2);
             add_label(&t, labelled, c.y1 + part * (c.y0 - c.y1));
-            add(&t, utf8 ? labelled ? "┤" : "│" : labelled ? "+" : "|");
+            text_add_string(&t, utf8 ? labelled ? "┤" : "│" : labelled ? "+" : "|");
             int used = c.columns;
             while (used && !c.cell[row * c.columns + used - 1]) used--;
             for (int k = 0; k < used; k++) add_cell(&t, c.cell[row * c.columns + k], utf8);
-            add(&t, "\n");
+            text_add_string(&t, "\n");
         }
         text_add(&t, "%8s%s", "", utf8 ? "└" : "+");
-        for (int k = 0; k < c.columns; k++) add(&t, utf8 ? "─" : "-");
+        for (int k = 0; k < c.columns; k++) text_add_string(&t, utf8 ? "─" : "-");
         text_add(&right, "%.6g", c.x1);
         text_add(&t, "\n%9s%-*.6g%s\n", "", c.columns - (int)right.length, c.x0, right.at);
-    } else add(&t, "  nothing to draw\n");
+    } else text_add_string(&t, "  nothing to draw\n");
     fwrite(t.at, 1, t.length, out);
     free(right.at);
     free(t.at);

@@ -12,9 +12,14 @@ static inline uint64_t random_bits(uint64_t key, uint64_t index) {
     z = (z ^ z >> 27) * 0x94D049BB133111EBull;
     return z ^ z >> 31;
 }
-static inline uint64_t random_key(uint64_t seed, uint64_t purpose) { return random_bits(random_bits(seed, purpose), 0x6D6F65); }
-static inline double random_uniform(uint64_t key, uint64_t index) { return (double)(random_bits(key, index) >> 11) * 0x1p-53; }  /* [0,1) */
-static inline double random_normal(uint64_t key, uint64_t index) {                                                    /* Box and Muller */
-    return sqrt(-2 * log(1 - random_uniform(key, 2 * index))) * cos(6.283185307179586 * random_uniform(key, 2 * index + 1));
+static inline uint64_t random_key(uint64_t seed, uint64_t purpose) {
+    return random_bits(random_bits(seed, purpose), 0x6D6F65);
+}
+static inline double random_uniform(uint64_t key, uint64_t index) {      /* [0,1) */
+    return (double)(random_bits(key, index) >> 11) * 0x1p-53;
+}
+static inline double random_normal(uint64_t key, uint64_t index) {       /* Box and Muller */
+    return sqrt(-2 * log(1 - random_uniform(key, 2 * index)))
+        * cos(6.283185307179586 * random_uniform(key, 2 * index + 1));
 }
 #endif

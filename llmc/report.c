@@ -4,10 +4,10 @@
  * only a later line tells that the first ones are void. So the first pass collects the cuts, places where the step goes
  * back; a line is void if a later cut lies before its step. The second pass reads what is left, in order of steps.
  *
- * Thinning without knowing the length. A curve is a fixed number of buckets, each of `stride` points. When all are full,
- * neighbours are merged and the stride doubles: constant memory, constant work per point, and at the end between half of
- * the buckets and all of them. A bucket keeps mean, minimum and maximum, so that a spike of one step remains visible in a
- * run of millions. Expert loads go the same way, a column of the heat map for each bucket.
+ * Thinning without knowing the length. A curve is a fixed number of buckets, each of `stride` points. When all are
+ * full, neighbours are merged and the stride doubles: constant memory, constant work per point, and at the end
+ * between half of the buckets and all of them. A bucket keeps mean, minimum and maximum, so that a spike of one step
+ * remains visible in a run of millions. Expert loads go the same way, a column of the heat map for each bucket.
  *
  * Expert load is drawn as load / mean over the experts of the router: 1 is even, 0 is dead, E/K takes every token. Nine
  * shades are drawn as nine paths of horizontal runs, which is several times smaller than a rectangle per cell.
@@ -41,12 +41,12 @@ typedef struct { int n; int64_t stride; Bucket *at; } Curve;
 typedef struct { double step; char *text; } Entry;                                  /* text: escaped already */
 typedef struct { Entry first[FIRST], last[LAST]; int64_t n; } List;
 
-typedef struct { char *name; int row, experts; } Router;                            /* its experts: rows row .. row+experts-1 */
+typedef struct { char *name; int row, experts; } Router;             /* its experts: rows row .. row+experts-1 */
 typedef struct {
     Router  router[ROUTERS];
-    int     routers, hidden, rows, room, n;                                         /* room, n: columns */
-    int64_t stride, *taken;                                                         /* [room] load events in a column */
-    double *sum, *last;                                                             /* load/mean: [room][rows]; [rows] of the last */
+    int     routers, hidden, rows, room, n;                          /* room, n: columns */
+    int64_t stride, *taken;                                          /* [room] load events in a column */
+    double *sum, *last;                                              /* load/mean: [room][rows]; [rows] of the last */
     double  first_step, last_step;
 } Heat;
 
@@ -66,11 +66,11 @@ static const struct { const char *event, *key, *name; } curves[CURVES] = {
 
 typedef struct { int64_t line; double step; } Cut;
 typedef struct {
-    Cut    *cut;                                        /* from line `line` on, steps start again after `step`; both ascend */
+    Cut    *cut;                                /* from line `line` on, steps start again after `step`; both ascend */
     size_t  cuts, room, next;
-    double  before;                                     /* first pass: the last step seen */
+    double  before;                             /* first pass: the last step seen */
     int64_t lines, damaged;
-    Json   *start, *end;                                /* of the last of these events */
+    Json   *start, *end;                        /* of the last of these events */
     Curve   curve[CURVES];
     Heat    heat;
     List    samples, warnings;
@@ -122,8 +122,6 @@ static void list_free(List *l) {
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
-static void add(Text *t, const char *s) { text_add_bytes(t, s, strlen(s)); }
-
 /* Text of the log as text of the page: markup escaped, control characters as their pictures, long text cut. */
 static void add_escaped(Text *t, const char *s, size_t bytes) {
     static const struct { uint32_t code; const char *entity; } entities[] = {
@@ -140,22 +138,22 @@ static void add_escaped(Text *t, const char *s, size_t bytes) {
             if (entities[k].code == code) entity = entities[k].entity;
         if (code < 0x20 && code != '\n' && code != '\t') code += 0x2400;
         else if ((code >= 0x7F && code < 0xA0) || code == 0xFFFE || code == 0xFFFF) code = 0xFFFD;
-        if (entity) add(t, entity);
+        if (entity) text_add_string(t, entity);
         else text_add_bytes(t, utf8, utf8_encode(code, utf8));
     }
-    if (at < bytes) add(t, "…");
+    if (at < bytes) text_add_string(t, "…");
 }
 static void add_value(Text *t, const JsonValue *v) {
-    if (!v || v->type == JSON_NULL) add(t, "–");
+    if (!v || v->type == JSON_NULL) text_add_string(t, "–");
     else if (v->type == JSON_STRING) add_escaped(t, v->is.string, v->length);
-    else if (v->type == JSON_BOOL) add(t, v->is.integer ? "yes" : "no");
+    else if (v->type == JSON_BOOL) text_add_string(t, v->is.integer ? "yes" : "no");
     else if (v->type == JSON_INT) text_add(t, "%lld", (long long)v->is.integer);
     else if (v->type == JSON_DOUBLE) text_add_double(t, v->is.number);
     else
         for (const JsonValue *item = json_first(v); item; item = item->next) {
-            if (item != json_first(v)) add(t, ", ");
-            if (item->key) { add_escaped(t, item->key, item->key_length); add(t, "="); }
-            if (item->type == JSON_ARRAY || item->type == JSON_OBJECT) add(t, "…"); else add_value(t, item);
+            if (item != json_first(v)) text_add_string(t, ", ");
+            if (item->key) { add_escaped(t, item->key, item->key_length); text_add_string(t, "="); }
+            if (item->type == JSON_ARRAY || item->type == JSON_OBJECT) text_add_string(t, "…"); else add_value(t, item);
             if (t->length > (size_t)1 << 24) return;
         }
 }
@@ -185,7 +183,7 @@ static void add_tick(Text *t, double v, double step, double largest) {
     else if (largest >= 1e9) { scale = 1e9; unit = "G"; }
     else if (largest >= 1e6) { scale = 1e6; unit = "M"; }
     else if (largest >= 1e4) { scale = 1e3; unit = "k"; }
-    if (v == 0) { add(t, "0"); return; }
+    if (v == 0) { text_add_string(t, "0"); return; }
     int decimals = (int)ceil(-log10(step / scale) - 1e-6);
     text_add(t, "%.*f%s", decimals < 0 ? 0 : decimals > 9 ? 9 : decimals, v / scale, unit);
 }
@@ -265,7 +263,7 @@ static int take_warning(Run *r, Json *doc, double step) {
 }
 static int take_skip(Run *r, Json *doc, double step) {
     Text t = {0};
-    add(&t, "update skipped, gradient not finite: ");
+    text_add_string(&t, "update skipped, gradient not finite: ");
     add_value(&t, json_get(json_root(doc), "tensor"));
     list_add(&r->warnings, step, t.at);
     return 0;
@@ -308,7 +306,10 @@ static double *heat_column(Heat *h) {                   /* for one more event; c
     h->taken[h->n - 1]++;
     return h->sum + (size_t)(h->n - 1) * rows;
 }
-static double tokens_of(const JsonValue *load) { double x = json_double(load, 0); return x > 0 && x <= LARGEST ? x : 0; }
+static double tokens_of(const JsonValue *load) {
+    double x = json_double(load, 0);
+    return x > 0 && x <= LARGEST ? x : 0;
+}
 static int take_load(Run *r, Json *doc, double step) {
     Heat *h = &r->heat;
     const JsonValue *routers = json_get(json_root(doc), "routers");
@@ -443,10 +444,10 @@ static void draw_y_tick(Text *t, const Axes *a, double y, double step, double la
     text_add(t, "<path class=\"grid\" d=\"M%.0f %.1fH%.0f\"/>", a->left, py, a->right);
     text_add(t, "<text class=\"end\" x=\"%.0f\" y=\"%.1f\">", a->left - 6, py + 4);
     add_tick(t, y, step, largest);
-    add(t, "</text>\n");
+    text_add_string(t, "</text>\n");
 }
 static void draw_axes(Text *t, const Axes *a, int wide) {
-    if (a->log) {                                       /* powers of ten, every so many; with 2 and 5 if there are few */
+    if (a->log) {                                    /* powers of ten, every so many; with 2 and 5 if there are few */
         const double decades = a->y1 - a->y0, every = ceil(decades / 6);
         for (double k = floor(a->y0); k <= a->y1; k += every)
             for (int m = 1; m <= 5; m += m == 2 ? 3 : 1) {
@@ -464,7 +465,7 @@ static void draw_axes(Text *t, const Axes *a, int wide) {
         text_add(t, "<path class=\"axis\" d=\"M%.1f %.0fv4\"/>", px, a->bottom);
         text_add(t, "<text class=\"mid\" x=\"%.1f\" y=\"%.0f\">", px, a->bottom + 17);
         add_tick(t, x, step, a->x1);
-        add(t, "</text>\n");
+        text_add_string(t, "</text>\n");
     }
     text_add(t, "<path class=\"axis\" d=\"M%.0f %.0fH%.0f\"/>", a->left, a->bottom, a->right);
     text_add(t, "<text class=\"mid\" x=\"%.0f\" y=\"%.0f\">step</text>\n", (a->left + a->right) / 2, a->bottom + 33);
@@ -482,23 +483,24 @@ static void draw_curve(Text *t, const Axes *a, const Curve *c, int color) {
         text_add(t, "<path class=\"band c%d\" d=\"", color);
         for (int k = from; k < to; k++) draw_point(t, a, k == from, &b[k], b[k].max);
         for (int k = to; k-- > from;) draw_point(t, a, 0, &b[k], b[k].min);
-        add(t, "z\"/>\n");
+        text_add_string(t, "z\"/>\n");
     }
     text_add(t, "<path class=\"line c%d\" d=\"", color);
     for (int k = 0; k < c->n; k++) {
         if (!b[k].finite) continue;
         const int first = !k || !b[k - 1].finite, last = k + 1 == c->n || !b[k + 1].finite;
         draw_point(t, a, first, &b[k], b[k].sum / (double)b[k].finite);
-        if (first && last) add(t, "h0");                /* a single point: the round cap of an empty line */
+        if (first && last) text_add_string(t, "h0");    /* a single point: the round cap of an empty line */
     }
-    add(t, "\"/>\n");
+    text_add_string(t, "\"/>\n");
 }
 static void draw_dots(Text *t, const Axes *a, const Curve *c, int color) {
     if (c->stride > 1 || c->n > DOTS) return;
     for (int k = 0; k < c->n; k++)
         if (c->at[k].finite)
-            text_add(t, "<circle class=\"dot c%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"2.5\"><title>step %.0f: %.4f</title></circle>\n", color,
-                     at_x(a, c->at[k].step), at_y(a, c->at[k].sum), c->at[k].step, c->at[k].sum);
+            text_add(t, "<circle class=\"dot c%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"2.5\"><title>step %.0f: "
+                        "%.4f</title></circle>\n", color, at_x(a, c->at[k].step), at_y(a, c->at[k].sum),
+                        c->at[k].step, c->at[k].sum);
 }
 
 static int chart_shown(const Run *r, const Chart *c) {
@@ -511,19 +513,21 @@ static void draw_chart(Text *t, const Run *r, const Chart *c) {
     Axes a = { .left = 48, .right = width - 18, .top = 8, .bottom = height - 38 };
     if (!chart_shown(r, c)) return;
     axes_range(&a, r, c);
-    text_add(t, "<figure class=\"%s\"><figcaption><b>%s</b>%s", wide ? "wide" : "", c->title, a.log ? " (logarithmic)" : "");
+    text_add(t, "<figure class=\"%s\"><figcaption><b>%s</b>%s", wide ? "wide" : "", c->title,
+             a.log ? " (logarithmic)" : "");
     for (int i = 0; i < c->count && c->count > 1; i++)
         if (curve_shown(&r->curve[c->curve[i]]))
             text_add(t, " <span class=\"key\"><i class=\"c%d\"></i>%s</span>", i, curves[c->curve[i]].name);
     if (best) {
         text_add(t, " <span class=\"key\"><i class=\"ring\"></i>best %.4g at step ", r->best);
         add_count(t, r->best_step);
-        add(t, "</span>");
+        text_add_string(t, "</span>");
     }
-    add(t, "</figcaption>\n");
+    text_add_string(t, "</figcaption>\n");
     text_add(t, "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s over steps\">\n", width, height, c->title);
     draw_axes(t, &a, wide);
-    if (c->how & EVEN_IS_ONE) text_add(t, "<path class=\"even\" d=\"M%.0f %.1fH%.0f\"/>\n", a.left, at_y(&a, 1), a.right);
+    if (c->how & EVEN_IS_ONE)
+        text_add(t, "<path class=\"even\" d=\"M%.0f %.1fH%.0f\"/>\n", a.left, at_y(&a, 1), a.right);
     for (int64_t i = 0; wide && i < r->resumes && i < RESUMES; i++)
         if (r->resume[i] >= a.x0 && r->resume[i] <= a.x1)
             text_add(t, "<path class=\"even\" d=\"M%.1f %.0fV%.0f\"><title>resumed at step %.0f</title></path>\n",
@@ -532,8 +536,9 @@ static void draw_chart(Text *t, const Run *r, const Chart *c) {
         if (curve_shown(&r->curve[c->curve[i]])) draw_curve(t, &a, &r->curve[c->curve[i]], i);
     if (wide) draw_dots(t, &a, &r->curve[VALIDATION], 1);
     if (best)
-        text_add(t, "<circle class=\"best\" cx=\"%.1f\" cy=\"%.1f\" r=\"6\"/>\n", at_x(&a, r->best_step), at_y(&a, r->best));
-    add(t, "</svg></figure>\n");
+        text_add(t, "<circle class=\"best\" cx=\"%.1f\" cy=\"%.1f\" r=\"6\"/>\n", at_x(&a, r->best_step),
+                 at_y(&a, r->best));
+    text_add_string(t, "</svg></figure>\n");
 }
 
 /* ---- expert loads ------------------------------------------------------------------------------------------------ */
@@ -558,9 +563,10 @@ static void draw_router(Text *t, const Heat *h, const Router *router) {
     }
     text_add(t, "<figure><figcaption><b>%s</b> last: %.2f (expert %d) to %.2f (expert %d)</figcaption>\n", router->name,
              h->last[router->row + least], least, h->last[router->row + most], most);
-    text_add(t, "<svg class=\"heat\" viewBox=\"0 0 %d %d\" style=\"height:%dpx\" preserveAspectRatio=\"none\"", h->n, router->experts,
+    text_add(t, "<svg class=\"heat\" viewBox=\"0 0 %d %d\" style=\"height:%dpx\" "
+                "preserveAspectRatio=\"none\"", h->n, router->experts,
              router->experts * (router->experts <= 16 ? 8 : router->experts <= 64 ? 4 : 2));
-    add(t, " role=\"img\" aria-label=\"load of each expert over time\">\n");
+    text_add_string(t, " role=\"img\" aria-label=\"load of each expert over time\">\n");
     text_add(t, "<rect class=\"s%d\" width=\"%d\" height=\"%d\"/>\n", EVEN_SHADE, h->n, router->experts);
     Text runs[SHADES] = {{0}};
     for (int k = 0; k < router->experts; k++)
@@ -573,21 +579,21 @@ static void draw_router(Text *t, const Heat *h, const Router *router) {
         if (runs[s].at) text_add(t, "<path class=\"s%d\" d=\"%s\"/>\n", s, runs[s].at);
         free(runs[s].at);
     }
-    add(t, "</svg></figure>\n");
+    text_add_string(t, "</svg></figure>\n");
 }
 static void draw_heat(Text *t, const Heat *h) {
     if (!h->n) return;
-    add(t, "<h2>Expert load</h2>\n<p>A strip per router, a row per expert (0 on top), time from step ");
+    text_add_string(t, "<h2>Expert load</h2>\n<p>A strip per router, a row per expert (0 on top), time from step ");
     add_count(t, h->first_step);
-    add(t, " on the left to step ");
+    text_add_string(t, " on the left to step ");
     add_count(t, h->last_step);
-    add(t, " on the right. Shade: tokens of the expert / mean of its router.</p>\n<p>");
+    text_add_string(t, " on the right. Shade: tokens of the expert / mean of its router.</p>\n<p>");
     for (int s = 0; s < SHADES; s++)
-        text_add(t, "<span class=\"key\"><svg class=\"swatch\" viewBox=\"0 0 1 1\"><rect class=\"s%d\" width=\"1\" height=\"1\"/></svg>"
-                    "%s</span> ", s, shades[s].name);
-    add(t, "</p>\n<div class=\"grid2\">\n");
+        text_add(t, "<span class=\"key\"><svg class=\"swatch\" viewBox=\"0 0 1 1\"><rect class=\"s%d\" "
+                    "width=\"1\" height=\"1\"/></svg>%s</span> ", s, shades[s].name);
+    text_add_string(t, "</p>\n<div class=\"grid2\">\n");
     for (int i = 0; i < h->routers; i++) draw_router(t, h, &h->router[i]);
-    add(t, "</div>\n");
+    text_add_string(t, "</div>\n");
     if (h->hidden) text_add(t, "<p>%d more routers are not drawn.</p>\n", h->hidden);
 }
 
@@ -637,7 +643,7 @@ static const char style[] =
 static void cell(Text *t, const char *kind, const char *name) {
     text_add(t, "<div class=\"%s\"><dt>%s</dt><dd>", kind, name);
 }
-static void cell_end(Text *t) { add(t, "</dd></div>\n"); }
+static void cell_end(Text *t) { text_add_string(t, "</dd></div>\n"); }
 static void cell_of(Text *t, const char *kind, const char *name, const JsonValue *v) {
     if (!v || v->type == JSON_NULL) return;
     cell(t, kind, name);
@@ -649,13 +655,13 @@ static void write_summary(Text *t, const Run *r) {
     const double seconds = json_double(json_get(end, "seconds"), r->seconds);
     const double steps = json_double(json_get(json_get(start, "options"), "steps"), 0);
     const double speed = json_double(json_get(end, "tok_s"), r->seconds > 0 ? r->tokens / r->seconds : NAN);
-    add(t, "<dl>\n");
+    text_add_string(t, "<dl>\n");
     if (isfinite(r->best)) {
         cell(t, "main", "Best validation loss");
         text_add(t, "%.4g <span class=\"dim\">at step ", r->best);
         add_count(t, r->best_step);
         if (r->best_bits > 0 && r->best_bits <= LARGEST) text_add(t, ", %.4g bits/byte", r->best_bits);
-        add(t, "</span>");
+        text_add_string(t, "</span>");
         cell_end(t);
     }
     if (isfinite(r->loss)) { cell(t, "main", "Last training loss"); text_add(t, "%.4g", r->loss); cell_end(t); }
@@ -663,9 +669,9 @@ static void write_summary(Text *t, const Run *r) {
         cell(t, "main", "Steps");
         add_count(t, r->last_step);
         if (steps > r->last_step && steps <= LAST_STEP) {
-            add(t, " <span class=\"dim\">of ");
+            text_add_string(t, " <span class=\"dim\">of ");
             add_count(t, steps);
-            add(t, "</span>");
+            text_add_string(t, "</span>");
         }
         cell_end(t);
     }
@@ -683,7 +689,7 @@ static void write_summary(Text *t, const Run *r) {
     cell_of(t, "", "Weights fingerprint", json_get(end, "fingerprint"));
     if (r->resumes) { cell(t, "", "Times resumed"); add_count(t, (double)r->resumes); cell_end(t); }
     cell_of(t, "span", json_bool(json_get(start, "fallback"), 0) ? "Data (fallback)" : "Data", json_get(start, "data"));
-    add(t, "</dl>\n");
+    text_add_string(t, "</dl>\n");
 }
 static void write_list(Text *t, const List *l, const char *title, int table) {
     const Entry *e;
@@ -693,35 +699,36 @@ static void write_list(Text *t, const List *l, const char *title, int table) {
         if (i == FIRST && l->n > FIRST + LAST)
             text_add(t, table ? "<tr><td></td><td>%lld more</td></tr>\n" : "<p>%lld more</p>\n",
                      (long long)(l->n - FIRST - LAST));
-        add(t, table ? "<tr><td>" : "<div class=\"dim\">");
-        if (e->step >= 0) { add(t, "step "); add_count(t, e->step); }
+        text_add_string(t, table ? "<tr><td>" : "<div class=\"dim\">");
+        if (e->step >= 0) { text_add_string(t, "step "); add_count(t, e->step); }
         text_add(t, table ? "</td><td>%s</td></tr>\n" : "</div>\n<pre>\n%s</pre>\n", e->text ? e->text : "");
     }
-    if (table) add(t, "</table>\n");
+    if (table) text_add_string(t, "</table>\n");
 }
 static void write_options(Text *t, const JsonValue *options) {
     int n = 0;
     if (!json_is(options, JSON_OBJECT) || !options->length) return;
-    add(t, "<h2>Options</h2>\n<table>\n");
+    text_add_string(t, "<h2>Options</h2>\n<table>\n");
     for (const JsonValue *v = json_first(options); v && n < OPTIONS; v = v->next, n++) {
-        add(t, "<tr><td>");
+        text_add_string(t, "<tr><td>");
         add_escaped(t, v->key, v->key_length);
-        add(t, "</td><td>");
+        text_add_string(t, "</td><td>");
         add_value(t, v);
-        add(t, "</td></tr>\n");
+        text_add_string(t, "</td></tr>\n");
     }
-    add(t, "</table>\n");
+    text_add_string(t, "</table>\n");
 }
 static void write_page(Text *t, const Run *r) {
     const JsonValue *start = root_of(r->start), *model = json_get(start, "model");
     Text title = {0};
-    add(&title, "Training report");
-    if (model) { add(&title, ": "); add_value(&title, model); }
-    add(t, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n"
+    text_add_string(&title, "Training report");
+    if (model) { text_add_string(&title, ": "); add_value(&title, model); }
+    text_add_string(t, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n"
            "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/>\n"
-           "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n");
+           "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+           "'unsafe-inline'\"/>\n");
     text_add(t, "<title>%s</title>\n<style>\n", title.at);
-    add(t, style);
+    text_add_string(t, style);
     text_add(t, "</style></head><body>\n<h1>%s</h1>\n", title.at);
     free(title.at);
     if (!r->end)
@@ -731,14 +738,14 @@ static void write_page(Text *t, const Run *r) {
         text_add(t, "<p>%lld lines of the log could not be read and are left out.</p>\n", (long long)r->damaged);
     write_summary(t, r);
     draw_chart(t, r, &charts[0]);
-    add(t, "<div class=\"grid2\">\n");
+    text_add_string(t, "<div class=\"grid2\">\n");
     for (int i = 1; i < CHARTS; i++) draw_chart(t, r, &charts[i]);
-    add(t, "</div>\n");
+    text_add_string(t, "</div>\n");
     draw_heat(t, &r->heat);
     write_list(t, &r->samples, "Samples", 0);
     write_list(t, &r->warnings, "Warnings", 1);
     write_options(t, json_get(start, "options"));
-    add(t, "</body></html>\n");
+    text_add_string(t, "</body></html>\n");
 }
 
 static void run_free(Run *r) {

@@ -30,7 +30,8 @@ const FileTensor *safetensors_at(const Safetensors *s, size_t i);               
 const FileTensor *safetensors_find(const Safetensors *s, const char *name);     /* NULL if there is none */
 const char       *safetensors_note(const Safetensors *s, const char *key);      /* NULL if there is none */
 
-/* bytes from `offset` of the tensor's data; or n elements from element `first` as doubles, if they are floating-point. */
+/* bytes from `offset` of the tensor's data; or n elements from element `first` as
+ * doubles, if they are floating-point. */
 int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e);
 int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e);
 

@@ -1,11 +1,12 @@
-/* sample.c: see sample.h. Top-p: Holtzman et al. 2019, arXiv 1904.09751. Min-p: Nguyen et al. 2024, arXiv 2407.01082. */
+/* sample.c: see sample.h. Top-p: Holtzman et al. 2019, arXiv 1904.09751. Min-p:
+ * Nguyen et al. 2024, arXiv 2407.01082. */
 #include "sample.h"
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>
 
-/* The tokens by descending probability, so that every rule is a prefix. Only as many as could be kept are sorted: a heap
- * gives them one at a time. */
+/* The tokens by descending probability, so that every rule is a prefix. Only as many as could be kept are
+ * sorted: a heap gives them one at a time. */
 static void sift(int *heap, int n, int i, const double *p) {
     for (;;) {
         int best = i, l = 2*i + 1, r = l + 1;
@@ -32,9 +33,10 @@ int sample_token(const Sampler *s, double *logits, int count, int *order, uint64
     if (all) { taken = count; kept = sum; }
     else {
         for (int i = n / 2 - 1; i >= 0; i--) sift(order, n, i, p);
-        while (n > 0) {                                     /* the largest moves to the end: kept tokens are order[n..count-1] */
+        while (n > 0) {                          /* the largest moves to the end: kept tokens are order[n..count-1] */
             const double largest = p[best], next = p[order[0]];
-            if (taken && ((s->top_k > 0 && taken >= s->top_k) || kept >= (double)s->top_p * sum || next < (double)s->min_p * largest)) break;
+            if (taken && ((s->top_k > 0 && taken >= s->top_k) || kept >= (double)s->top_p * sum
+                          || next < (double)s->min_p * largest)) break;
             kept += next;
             taken++;
             int t = order[0]; order[0] = order[--n]; order[n] = t;

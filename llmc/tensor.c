@@ -23,7 +23,8 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, const 
                   int rank, const int *shape) {
     if (m->count == m->room) m->at = mem_grow(m->at, (size_t)(m->room = m->room ? 2 * m->room : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
-    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .decay = decay, .field = field, .layer = layer };
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .decay = decay, .field = field,
+                   .layer = layer };
     expand(t->name, sizeof t->name, name, layer);
     expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);
     for (int i = 0; i < rank; i++) t->count *= (size_t)(t->shape[i] = shape[i]);

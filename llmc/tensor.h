@@ -29,12 +29,13 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, const 
                   int rank, const int *shape);
 void manifest_free(Manifest *m);
 
-/* Points every field of layer `layer` (or -1) in a struct of pointers at its place in an arena of `element` bytes each. */
+/* Points every field of layer `layer` (or -1) in a struct of pointers at its place
+ * in an arena of `element` bytes each. */
 void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
 
-/* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index over
- * the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of (E,2F,C)
- * is e0.a (F,C), e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. */
+/* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
+ * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of
+ * (E,2F,C) is e0.a (F,C), e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. */
 int   manifest_piece_count(const Tensor *t);
 Piece manifest_piece(const Tensor *t, int i);
 

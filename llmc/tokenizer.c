@@ -1,4 +1,5 @@
-/* tokenizer.c: see tokenizer.h. In the order of use: normalization, cutting into words, merging, encoding; then loading.
+/* tokenizer.c: see tokenizer.h. In the order of use: normalization, cutting into
+ * words, merging, encoding; then loading.
  *
  * Byte-level files write bytes as characters: the 188 printable ones of Latin-1 stand for themselves, the other 68, in
  * order, for U+0100 and up. That map is undone once, when the file is loaded; from then on symbols are plain bytes. */
@@ -40,121 +41,7 @@ struct Tokenizer {
     Added *added; int added_count, added_start[257];    /* sorted by first byte, then longest first */
 };
 
-/* ---- normalization to NFC -----------------------------------------------------------------------------------------
- * Decompose every character fully, order combining marks by class, compose again (Unicode Standard Annex 15). Bytes
- * that are not UTF-8 pass as codes above Unicode. */
-
-enum { MALFORMED = 0x110000 };
-enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7, L_COUNT = 19, V_COUNT = 21, T_COUNT = 28 };
-typedef struct { uint32_t *at; size_t count, room; } Codes;
-
-static void codes_add(Codes *c, uint32_t code) {
-    if (c->count == c->room) c->at = mem_grow(c->at, (c->room = 2 * c->room + 64) * sizeof *c->at);
-    c->at[c->count++] = code;
-}
-
-/* The row of a table of `width` columns whose range [column 0, column last] holds the code, or NULL. */
-static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, size_t last, uint32_t code) {
-    size_t low = 0, high = rows;
-    while (low < high) {
-        size_t mid = (low + high) / 2;
-        const uint32_t *row = table + mid * width;
-        if (code < row[0]) high = mid;
-        else if (code > row[last]) low = mid + 1;
-        else return row;
-    }
-    return NULL;
-}
-static uint32_t combining_class(uint32_t code) {
-    const uint32_t *row = code < 0x300 ? NULL : row_of(unicode_combining[0], COUNT(unicode_combining), 3, 1, code);
-    return row ? row[2] : 0;
-}
-
-static void decompose(Codes *out, uint32_t code) {
-    uint32_t s = code - S_BASE;
-    if (code >= S_BASE && s < L_COUNT * V_COUNT * T_COUNT) {
-        codes_add(out, L_BASE + s / (V_COUNT * T_COUNT));
-        codes_add(out, V_BASE + s / T_COUNT % V_COUNT);
-        if (s % T_COUNT) codes_add(out, T_BASE + s % T_COUNT);
-        return;
-    }
-    const uint32_t *row = row_of(unicode_decompositions[0], COUNT(unicode_decompositions), 3, 0, code);
-    if (!row) { codes_add(out, code); return; }
-    decompose(out, row[1]);
-    if (row[2]) decompose(out, row[2]);
-}
-
-/* The character that a pair composes to, or 0. */
-static uint32_t compose(uint32_t a, uint32_t b) {
-    if (a - L_BASE < L_COUNT && b - V_BASE < V_COUNT)
-        return S_BASE + ((a - L_BASE) * V_COUNT + (b - V_BASE)) * T_COUNT;
-    if (a - S_BASE < L_COUNT * V_COUNT * T_COUNT && (a - S_BASE) % T_COUNT == 0 && b - T_BASE - 1 < T_COUNT - 1)
-        return a + (b - T_BASE);
-    size_t low = 0, high = COUNT(unicode_compositions);
-    while (low < high) {
-        size_t mid = (low + high) / 2;
-        const uint32_t *row = unicode_decompositions[unicode_compositions[mid]];
-        if (row[1] == a && row[2] == b) return row[0];
-        if (row[1] < a || (row[1] == a && row[2] < b)) low = mid + 1;
-        else high = mid;
-    }
-    return 0;
-}
-
-static int by_value(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Sorts each run of marks by class, equal ones staying in order: class, place and code share one number. */
-static void order_marks(Codes *c) {
-    uint64_t *keys = NULL;
-    for (size_t begin = 0, end; begin < c->count; begin = end + 1) {
-        for (end = begin; end < c->count && combining_class(c->at[end]); end++) {}
-        if (end < begin + 2) continue;
-        keys = mem_grow(keys, (end - begin) * sizeof *keys);
-        for (size_t i = begin; i < end; i++)
-            keys[i - begin] = (uint64_t)combining_class(c->at[i]) << 56 | (uint64_t)(i - begin) << 21 | c->at[i];
-        qsort(keys, end - begin, sizeof *keys, by_value);
-        for (size_t i = begin; i < end; i++) c->at[i] = (uint32_t)keys[i - begin] & 0x1FFFFF;
-    }
-    free(keys);
-}
-
-static void compose_all(Codes *c) {
-    size_t kept = 0, starter = SIZE_MAX;
-    uint32_t last = 0;                                   /* class of the mark kept last since the starter */
-    for (size_t i = 0; i < c->count; i++) {
-        uint32_t code = c->at[i], class = combining_class(code);
-        int free_way = starter != SIZE_MAX && (starter + 1 == kept || last < class);
-        uint32_t whole = free_way ? compose(c->at[starter], code) : 0;
-        if (whole) { c->at[starter] = whole; continue; }
-        if (!class) starter = kept;
-        last = class;
-        c->at[kept++] = code;
-    }
-    c->count = kept;
-}
-
-static void nfc(const char *s, size_t n, Text *out) {
-    Codes c = { 0 };
-    int plain = 1;                                       /* everything below U+0300 is in NFC already */
-    for (size_t i = 0; i < n; i++) plain &= (unsigned char)s[i] < 0xCC;
-    if (plain) { text_add_bytes(out, s, n); return; }
-    for (size_t at = 0, step; at < n; at += step) {
-        uint32_t code;
-        step = utf8_decode(s + at, n - at, &code);
-        if (step) decompose(&c, code);
-        else { step = 1; codes_add(&c, MALFORMED + (unsigned char)s[at]); }
-    }
-    order_marks(&c);
-    compose_all(&c);
-    for (size_t i = 0; i < c.count; i++) {
-        char bytes[4] = { (char)(c.at[i] - MALFORMED) };
-        text_add_bytes(out, bytes, c.at[i] >= MALFORMED ? 1 : utf8_encode(c.at[i], bytes));
-    }
-    free(c.at);
-}
+/* ---- normalization ------------------------------------------------------------------------------------- */
 
 /* The space of SentencePiece: U+2581 for each space, and one in front if wanted. */
 static void underline(const char *s, size_t n, int replace, int prepend, Text *out) {
@@ -168,7 +55,7 @@ static void underline(const char *s, size_t n, int replace, int prepend, Text *o
 static int normalizes(const Tokenizer *t) { return t->nfc || t->prepend || t->replace; }
 static void normalize(const Tokenizer *t, const char *s, size_t n, Text *out) {
     Text composed = { 0 };
-    if (t->nfc) { nfc(s, n, &composed); s = composed.at; n = composed.length; }
+    if (t->nfc) { unicode_nfc(&composed, s, n); s = composed.at; n = composed.length; }
     if (t->prepend || t->replace) underline(s, n, t->replace, t->prepend && n, out);
     else text_add_bytes(out, s, n);
     free(composed.at);
@@ -178,22 +65,14 @@ static void normalize(const Tokenizer *t, const char *s, size_t n, Text *out) {
  * The patterns that GPT-2 and its successors use, without an engine for regular expressions: at each place the first
  * alternative that matches wins, and every character starts one, so that the words cover the text. */
 
-enum { END, OTHER, LETTER, NUMBER, SPACE };
-typedef struct { size_t bytes; uint32_t code; int class; } Char;
+enum { END = SPACE + 1 };               /* beside the classes of characters */
+typedef struct { size_t bytes; int class; } Char;
 
 static Char look(const char *s, size_t n) {
-    Char c = { 0, 0, END };
-    if (!n) return c;
-    c.bytes = utf8_decode(s, n, &c.code);
-    c.class = OTHER;
-    if (!c.bytes) { c.bytes = 1; c.code = MALFORMED; }
-    else if (c.code < 0x80)
-        c.class = (c.code | 32) - 'a' < 26 ? LETTER : c.code - '0' < 10 ? NUMBER
-                : c.code == ' ' || c.code - 9 < 5 ? SPACE : OTHER;
-    else if (row_of(unicode_letters[0], COUNT(unicode_letters), 2, 1, c.code)) c.class = LETTER;
-    else if (row_of(unicode_numbers[0], COUNT(unicode_numbers), 2, 1, c.code)) c.class = NUMBER;
-    else if (row_of(unicode_spaces[0], COUNT(unicode_spaces), 2, 1, c.code)) c.class = SPACE;
-    return c;
+    uint32_t code;
+    if (!n) return (Char){ 0, END };
+    const size_t bytes = utf8_decode(s, n, &code);
+    return bytes ? (Char){ bytes, unicode_class(code) } : (Char){ 1, OTHER };
 }
 static size_t run(const char *s, size_t n, int class, size_t limit) {
     size_t at = 0;
@@ -214,7 +93,8 @@ static size_t contraction(const char *s, size_t n, int any_case) {
     return any_case && n >= 3 && !memcmp(s + 1, "\xC5\xBF", 2) ? 3 : 0;
 }
 
-/* \s+(?!\S)|\s+ : at the end all of it; before a word all but the last character, which the word may take; or the one. */
+/* \s+(?!\S)|\s+ : at the end all of it; before a word all but the last character,
+ * which the word may take; or the one. */
 static size_t whitespace(const char *s, size_t n) {
     size_t at = 0, last = 0;
     for (Char c; (c = look(s + at, n - at)).class == SPACE; at += c.bytes) last = at;
@@ -231,7 +111,8 @@ static size_t next_gpt2(const Step *step, const char *s, size_t n) {
     return blank + run(s + blank, n - blank, c.class, SIZE_MAX);
 }
 
-/* GPT-4's and its relatives: numbers of at most `limit` digits, words led by any one sign, signs followed by new lines. */
+/* GPT-4's and its relatives: numbers of at most `limit` digits, words led by any one
+ * sign, signs followed by new lines. */
 #define GPT4_PATTERN(digits) "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 static int is_line_end(char c) { return c == '\n' || c == '\r'; }
@@ -293,7 +174,7 @@ static void emit(Encoder *e, int id) {
 static size_t pair_slot(uint64_t pair, size_t mask) {
     return (size_t)((pair ^ pair >> 29) * 0x9E3779B97F4A7C15u >> 20) & mask;
 }
-static Merge *merge_find(const Tokenizer *t, uint64_t pair) {            /* its entry, or the free one where it belongs */
+static Merge *merge_find(const Tokenizer *t, uint64_t pair) {        /* its entry, or the free one where it belongs */
     size_t i = pair_slot(pair, t->merges_mask);
     while (t->merges[i].rank >= 0 && t->merges[i].pair != pair) i = (i + 1) & t->merges_mask;
     return &t->merges[i];
@@ -479,7 +360,7 @@ int tokenizer_id(const Tokenizer *t, const char *piece) {
     return word_find(t, piece, n);
 }
 
-/* ---- loading: what happens to text -------------------------------------------------------------------------------- */
+/* ---- loading: what happens to text --------------------------------------------------------------------- */
 
 static const char *type_of(const JsonValue *v) { return json_string(json_get(v, "type"), "of unknown type"); }
 static int text_is(const JsonValue *v, const char *expected) { return !strcmp(json_string(v, ""), expected); }
@@ -530,7 +411,8 @@ static int read_split(Tokenizer *t, const JsonValue *v, Error *e) {
                          invert ? " (inverted)" : "");
     for (size_t i = 0; i < COUNT(patterns); i++)
         if (!strcmp(regex, patterns[i].pattern)) return add_step(t, patterns[i].step, e);
-    return error_set(e, "pre_tokenizer Split: the pattern %.300s is not one of those supported (GPT-2, GPT-4, Qwen2)", regex);
+    return error_set(e, "pre_tokenizer Split: the pattern %.300s is not one of those supported "
+                        "(GPT-2, GPT-4, Qwen2)", regex);
 }
 
 static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
@@ -574,7 +456,8 @@ static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
     return error_set(e, "decoder %.80s, or one of its options, is not supported", type);
 }
 
-/* Only what stands in front of a single text matters here; other post-processors change offsets, which we do not keep. */
+/* Only what stands in front of a single text matters here; other post-processors
+ * change offsets, which we do not keep. */
 static void read_post_processor(Tokenizer *t, const JsonValue *v) {
     for (const JsonValue *part = json_first(json_get(v, "processors")); part; part = part->next)
         read_post_processor(t, part);
@@ -583,7 +466,7 @@ static void read_post_processor(Tokenizer *t, const JsonValue *v) {
     if (name) t->bos = tokenizer_id(t, name);
 }
 
-/* ---- loading: tokens ----------------------------------------------------------------------------------------------- */
+/* ---- loading: tokens ----------------------------------------------------------------------------------- */
 
 static Slice keep(Tokenizer *t, const char *s, size_t n) {
     Slice kept = { t->arena_end, n };
@@ -623,8 +506,8 @@ static int byte_token(const char *s, size_t n) {         /* <0x4F> is the byte 7
 static int id_free(const Tokenizer *t, const JsonValue *v, const char *name, Error *e) {
     int64_t id = json_int(v, -1);
     if (id < 0 || id >= t->vocab)
-        return error_set(e, "token %.100s has the id %lld, but the %d tokens need the ids from 0 up without a gap", name,
-                         (long long)id, t->vocab);
+        return error_set(e, "token %.100s has the id %lld, but the %d tokens need the ids from "
+                            "0 up without a gap", name, (long long)id, t->vocab);
     return t->piece[id].at ? error_set(e, "two tokens have the id %lld; one is %.100s", (long long)id, name) : 1;
 }
 
@@ -728,7 +611,8 @@ static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *voc
         int64_t id = json_int(json_find(vocab, whole.at, whole.length), -1);
         free(whole.at);
         if (l < 0 || r < 0 || id < 0)
-            return error_set(e, "merge %d, of %.80s and what follows, is not made of tokens or makes none", rank, left.at);
+            return error_set(e, "merge %d, of %.80s and what follows, is not made of tokens or makes none",
+                             rank, left.at);
         uint64_t pair = (uint64_t)l << 32 | (uint32_t)r;
         *merge_find(t, pair) = (Merge){ pair, rank, (int)id };
     }
@@ -845,12 +729,16 @@ Tokenizer *tokenizer_load(const char *path, Error *e) {
 Tokenizer *tokenizer_bytes(void) {
     Text json = { 0 };
     Error e;
-    text_add(&json, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[],\"normalizer\":null,\n"
-             "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,\"use_regex\":false},\n"
+    text_add(&json, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[],"
+                    "\"normalizer\":null,\n"
+             "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
+             "\"use_regex\":false},\n"
              "\"post_processor\":null,\n"
-             "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,\"use_regex\":false},\n"
+             "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
+             "\"use_regex\":false},\n"
              "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\n"
-             "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,\"merges\":[],\n\"vocab\":{");
+             "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,"
+             "\"merges\":[],\n\"vocab\":{");
     for (int b = 0; b < 256; b++) {
         char key[4];
         text_add(&json, b ? "," : "");

@@ -17,12 +17,12 @@ Tokenizer *tokenizer_load(const char *path, Error *e);                          
 Tokenizer *tokenizer_load_text(const char *json, size_t bytes, Error *e);       /* of its text */
 void       tokenizer_free(Tokenizer *t);
 
-const char *tokenizer_json(const Tokenizer *t, size_t *bytes);                  /* what to save as tokenizer.json */
+const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
 int    tokenizer_is_bytes(const Tokenizer *t);
-int    tokenizer_vocab(const Tokenizer *t);                                     /* ids are 0 .. vocab-1 */
-int    tokenizer_eos(const Tokenizer *t);                                       /* by its usual names; -1 if there is none */
-int    tokenizer_bos(const Tokenizer *t);                                       /* what the file puts before a text; or -1 */
-int    tokenizer_id(const Tokenizer *t, const char *piece);                     /* -1 if no token is exactly this */
+int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
+int    tokenizer_eos(const Tokenizer *t);                                /* by its usual names; -1 if there is none */
+int    tokenizer_bos(const Tokenizer *t);                                /* what the file puts before a text; or -1 */
+int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 if no token is exactly this */
 
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes,
                         int **ids);    /* returns how many; free(*ids) */

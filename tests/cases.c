@@ -9,7 +9,7 @@
 
 uint64_t case_seed = 1;
 
-/* ---- building a case ------------------------------------------------------------------------------------------------ */
+/* ---- building a case ----------------------------------------------------------------------------------- */
 
 typedef void Call(const Device *d, const Case *c, void *const *b);
 static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 };
@@ -41,9 +41,10 @@ static Buffer *add(Case *c, Role role, Kind kind, const char *name, size_t n, do
     *b = (Buffer){ .name = name, .role = role, .kind = kind, .n = n, .moved = n, .value = value };
     return b;
 }
-static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }         /* an optional argument that is not given */
+static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }     /* an optional argument that is not given */
 
-/* n numbers, normal around `mean`. Large buffers repeat a block of prime length: drawing would take longer than the test. */
+/* n numbers, normal around `mean`. Large buffers repeat a block of prime length:
+ * drawing would take longer than the test. */
 static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
     enum { PERIOD = 8191 };
     double *value = mem_alloc(n * sizeof *value);
@@ -63,7 +64,8 @@ static void bound(Case *c, Buffer *b, double stored, double summed) {
 static void out(Case *c, Kind kind, const char *name, size_t n, double stored, double summed) {
     bound(c, add(c, OUTPUT, kind, name, n, NULL), stored, summed);
 }
-static void acc(Case *c, Kind kind, const char *name, size_t n, double mean, double spread, double stored, double summed) {
+static void acc(Case *c, Kind kind, const char *name, size_t n, double mean, double spread, double stored,
+                double summed) {
     bound(c, add(c, UPDATE, kind, name, n, draw(c, name, n, mean, spread)), stored, summed);
 }
 /* Whole numbers from 0 to below - 1. */
@@ -147,7 +149,7 @@ static const char *const rows_name[] = { "token", "slot", "grouped" };
 static size_t rows_in(const Case *c, Rows rows) { return (size_t)(rows == BY_TOKEN ? c->N : c->S); }
 static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
 
-/* ---- embedding ------------------------------------------------------------------------------------------------------- */
+/* ---- embedding ----------------------------------------------------------------------------------------- */
 
 CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
 static Case *embed_forward(const Shape *s) {
@@ -169,13 +171,13 @@ static Case *embed_backward(const Shape *s, int exact) {
     return c;
 }
 
-/* ---- rmsnorm ---------------------------------------------------------------------------------------------------------- */
+/* ---- rmsnorm ------------------------------------------------------------------------------------------- */
 
 CALL(rmsnorm_forward, b[0], b[1], b[2], b[3], c->eps, c->N, c->C)
 static Case *rmsnorm_forward(const Shape *s) {
     Case *c = BEGIN(rmsnorm_forward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
-    out(c, FLOATX, "out", times(c->N, c->C), 4, 0);                         /* rounded twice, times an rstd with errors */
-    out(c, REAL, "rstd", (size_t)c->N, 0, 4);                               /* a mean of positive numbers, under a root */
+    out(c, FLOATX, "out", times(c->N, c->C), 4, 0);                     /* rounded twice, times an rstd with errors */
+    out(c, REAL, "rstd", (size_t)c->N, 0, 4);                           /* a mean of positive numbers, under a root */
     in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
     return c;
@@ -193,7 +195,7 @@ static Case *rmsnorm_backward(const Shape *s) {
     return c;
 }
 
-/* ---- rope --------------------------------------------------------------------------------------------------------------- */
+/* ---- rope ---------------------------------------------------------------------------------------------- */
 
 CALL(rope_table, b[0], 10000.0f, c->s.T, c->s.D)
 static Case *rope_table(const Shape *s) {
@@ -201,15 +203,13 @@ static Case *rope_table(const Shape *s) {
     out(c, REAL, "table", times(s->T, s->D), 0, 2);
     return c;
 }
-CALL(rope, b[0], b[1], b[2], c->direction, c->rows, c->rows_per_token, c->stride, c->heads, c->s.D)
-static Case *rope(const Shape *s, int direction, int rows_per_token, int stride, int heads) {
-    Case *c = BEGIN(rope, s, 0, "%+d N=%d*%d stride=%d heads=%d D=%d", direction, s->B * s->T, rows_per_token, stride, heads, s->D);
+CALL(rope, b[0], b[1], b[2], c->direction, c->N, c->stride, c->heads, c->s.D)
+static Case *rope(const Shape *s, int direction, int stride, int heads) {
+    Case *c = BEGIN(rope, s, 0, "%+d N=%d stride=%d heads=%d D=%d", direction, s->B * s->T, stride, heads, s->D);
     c->direction = direction;
-    c->rows = c->N * rows_per_token;
-    c->rows_per_token = rows_per_token;
     c->stride = stride;
     c->heads = heads;
-    acc(c, FLOATX, "x", times(c->rows, stride), 0, 1, 2, 0);
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
     double *table = mem_alloc(times(s->T, s->D) * sizeof *table);
     for (size_t i = 0; i < times(s->T, s->D); i++) {
         double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
@@ -220,7 +220,7 @@ static Case *rope(const Shape *s, int direction, int rows_per_token, int stride,
     return c;
 }
 
-/* ---- residual and dropout -------------------------------------------------------------------------------------------------- */
+/* ---- residual and dropout ------------------------------------------------------------------------------ */
 
 CALL(residual, b[0], b[1], b[2], c->p, c->key, c->buffer[0].n)
 static Case *residual(const Shape *s, float p) {
@@ -242,7 +242,7 @@ static Case *dropout(const Shape *s, float p) {
     return c;
 }
 
-/* ---- matmul: each stored element is rounded once; a sum of n products has an error of about sqrt(n) roundings -------------- */
+/* ---- matmul: each stored element is rounded once; a sum of n products has an error of about sqrt(n) roundings ---- */
 
 static double sum_error(int n) { return 2 * sqrt(n) + 2; }
 
@@ -280,12 +280,12 @@ static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, int 
     return c;
 }
 
-/* ---- ParallelLinear ------------------------------------------------------------------------------------------------------------ */
+/* ---- ParallelLinear ------------------------------------------------------------------------------------ */
 
 CALL(parallel_linear_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
 static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int bias, int exact) {
-    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d%s", rows_name[from], rows_name[to], s->name, C, O,
-                    bias ? " bias" : "");
+    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d%s", rows_name[from], rows_name[to],
+                    s->name, C, O, bias ? " bias" : "");
     c->C = C, c->O = O, c->from = from, c->to = to;
     out(c, FLOATX, "out", times(c->S, O), 1, sum_error(C));
     in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
@@ -297,8 +297,8 @@ static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Ro
 }
 CALL(parallel_linear_backward_input, b[0], b[1], b[2], &plan, c->C, c->O, c->to, c->from)
 static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows dinp_rows, Rows dout_rows, int exact) {
-    Case *c = BEGIN(parallel_linear_backward_input, s, exact, "%s<%s %s C=%d O=%d", rows_name[dinp_rows], rows_name[dout_rows],
-                    s->name, C, O);
+    Case *c = BEGIN(parallel_linear_backward_input, s, exact, "%s<%s %s C=%d O=%d", rows_name[dinp_rows],
+                    rows_name[dout_rows], s->name, C, O);
     c->C = C, c->O = O, c->to = dinp_rows, c->from = dout_rows;
     out(c, FLOATX, "dinp", times(c->S, C), 1, sum_error(O));
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
@@ -309,9 +309,10 @@ static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows d
     return c;
 }
 CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
-static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows, int bias, int exact) {
-    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s", rows_name[inp_rows], rows_name[dout_rows],
-                    s->name, C, O, bias ? " bias" : "");
+static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows,
+                                             int bias, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s", rows_name[inp_rows],
+                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "");
     c->C = C, c->O = O, c->from = inp_rows, c->to = dout_rows;
     acc(c, REAL, "dweight", times(s->E * O, C), 0, 1, 0, sum_error(c->S));
     if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
@@ -323,12 +324,12 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
     return c;
 }
 
-/* ---- router ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- router -------------------------------------------------------------------------------------------- */
 
 static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk" };
 
-/* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough apart
- * that no rounding can change who wins. */
+/* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough
+ * apart that no rounding can change who wins. */
 static double *logits_of(Case *c, double spread) {
     size_t n = times(c->N, c->s.E);
     double *x = draw(c, "logits", n, 0, spread);
@@ -347,16 +348,17 @@ static void lse_of(Case *c, const double *logits) {
 }
 CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->forced, c->N, c->s.E, c->s.K)
 static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
-    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "", forced ? " forced" : "",
-                    wide ? " wide" : "", s->B * s->T, s->E, s->K);
+    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
+                    forced ? " forced" : "", wide ? " wide" : "", s->B * s->T, s->E, s->K);
     c->scores = scores, c->forced = forced;
     out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
-    out(c, REAL, "weight", (size_t)c->S, 0, wide ? 8 + 25 : 8);             /* exp(l - lse): relative to lse, up to 25 */
+    out(c, REAL, "weight", (size_t)c->S, 0, wide ? 8 + 25 : 8);          /* exp(l - lse): relative to lse, up to 25 */
     out(c, REAL, "lse", (size_t)c->N, 0, 8);
     logits_of(c, wide ? 10 : 1.5);                                          /* wide: in f32, sigmoid(17) is 1 */
     if (bias) {
         double *bias_of = draw(c, "bias", (size_t)s->E, 0, 0.3);
-        for (int e = 0; e < s->E; e++) bias_of[e] = (round(bias_of[e] * 64) + e / (2.0 * s->E)) / 64;    /* no ties here */
+        /* no ties here */
+        for (int e = 0; e < s->E; e++) bias_of[e] = (round(bias_of[e] * 64) + e / (2.0 * s->E)) / 64;
         add(c, INPUT, REAL, "bias", (size_t)s->E, bias_of);
     } else absent(c);
     return c;
@@ -370,7 +372,8 @@ static Case *router_losses(const Shape *s, Scores scores) {
     load(c, 3);
     return c;
 }
-CALL(router_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->balance, c->zloss, c->tokens, c->scores, c->N, c->s.E, c->s.K)
+CALL(router_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->balance, c->zloss, c->tokens, c->scores,
+     c->N, c->s.E, c->s.K)
 static Case *router_backward(const Shape *s, Scores scores, float balance, float zloss) {
     Case *c = BEGIN(router_backward, s, 0, "%s %s balance=%g z=%g N=%d E=%d K=%d", scores_name[scores], s->name,
                     (double)balance, (double)zloss, s->B * s->T, s->E, s->K);
@@ -382,9 +385,9 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
     double *logits = logits_of(c, 1.5);
     load(c, 3);
-    int end = c->buffers;                                                   /* lse comes before the logits it is made of */
+    int end = c->buffers;                                              /* lse comes before the logits it is made of */
     c->buffers = lse, lse_of(c, logits), c->buffers = end;
-    double *dloss = mem_alloc(2 * sizeof *dloss);                           /* not passed: how the gradient check learns of them */
+    double *dloss = mem_alloc(2 * sizeof *dloss);              /* not passed: how the gradient check learns of them */
     dloss[0] = balance, dloss[1] = zloss;
     add(c, INPUT, REAL, "dloss", 2, dloss);
     c->forward[0] = router_forward(s, scores, 0, 0, 0);
@@ -412,11 +415,12 @@ static Case *router_bias(const Shape *s) {
     return c;
 }
 
-/* ---- combine ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- combine ------------------------------------------------------------------------------------------- */
 
 CALL(combine_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->from)
 static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, int exact) {
-    Case *c = BEGIN(combine_forward, s, exact, "%s %s%s%s C=%d", rows_name[rows], s->name, weight ? " weight" : "", bias ? " bias" : "", s->C);
+    Case *c = BEGIN(combine_forward, s, exact, "%s %s%s%s C=%d", rows_name[rows], s->name,
+                    weight ? " weight" : "", bias ? " bias" : "", s->C);
     c->from = rows;
     out(c, FLOATX, "out", times(c->N, c->C), 1, s->K + 1);
     in(c, FLOATX, "inp", times(c->S, c->C), 0, 1);
@@ -426,7 +430,7 @@ static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, in
     return c;
 }
 
-/* ---- activation ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- activation ---------------------------------------------------------------------------------------- */
 
 static const char *const activation_name[] = { "swiglu", "gelu", "relu2", "identity" };
 
@@ -439,13 +443,14 @@ static Case *activation_forward(const Shape *s, Activation f) {
     return c;
 }
 CALL(activation_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->plan < 0 ? NULL : &plan, c->from, c->f, c->M, c->F)
-static Case *activation_backward(const Shape *s, Activation f, Rows rows) {             /* BY_TOKEN: dense, no weights */
-    Case *c = BEGIN(activation_backward, s, 0, "%s %s %s M=%d F=%d", activation_name[f], rows == BY_TOKEN ? "dense" : rows_name[rows],
-                    s->name, s->B * s->T * s->K, s->F);
+static Case *activation_backward(const Shape *s, Activation f, Rows rows) {          /* BY_TOKEN: dense, no weights */
+    Case *c = BEGIN(activation_backward, s, 0, "%s %s %s M=%d F=%d", activation_name[f],
+                    rows == BY_TOKEN ? "dense" : rows_name[rows], s->name, s->B * s->T * s->K, s->F);
     c->f = f, c->from = rows, c->M = c->S, c->F = s->F;
     out(c, FLOATX, "dpre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 8, 0);
     out(c, FLOATX, "wact", times(c->M, c->F), 8, 0);
-    if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);  /* of act, rounded or not */
+    /* of act, rounded or not */
+    if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);
     in(c, FLOATX, "da", times(c->M, c->F), 0, 1);
     in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
     if (rows != BY_TOKEN) { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c); } else absent(c);
@@ -462,7 +467,7 @@ static Case *bias_backward(const Shape *s, int exact) {
     return c;
 }
 
-/* ---- attention --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- attention ----------------------------------------------------------------------------------------- */
 
 static const char *const order_name[] = { "tiled", "grouped" };
 #define HEADS "%s B=%d T=%d G=%d Q=%d D=%d"
@@ -520,16 +525,17 @@ static Case *cache_store(const Shape *s) {
     c->buffer[0].moved = times(c->N, c->C) / 2;                             /* written, never read */
     in(c, FLOATX, "kv", times(c->N, c->C), 0, 1);
     double *row = integers(c, "row", (size_t)c->N, 1);
-    for (int n = 0; n < c->N; n++) row[n] = room - 1 - n - 2 * (n >= c->N / 2);     /* distinct; three rows stay as they were */
+    /* distinct; three rows stay as they were */
+    for (int n = 0; n < c->N; n++) row[n] = room - 1 - n - 2 * (n >= c->N / 2);
     return c;
 }
 
-/* ---- loss and optimizer --------------------------------------------------------------------------------------------------------------------- */
+/* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
 CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
 static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide) {
     Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
-    const double spread = wide ? 40 : 2;                                    /* wide: probabilities below the smallest float */
+    const double spread = wide ? 40 : 2;                            /* wide: probabilities below the smallest float */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - s->V / 10;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
     if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
@@ -553,7 +559,9 @@ static void segments(Case *c, size_t n) {
     c->count = COUNT;
     for (int i = 0; i < COUNT; i++) {
         c->segment[i] = segment[i];
-        value[3*i] = (double)segment[i].offset, value[3*i + 1] = (double)segment[i].count, value[3*i + 2] = (double)segment[i].decay;
+        value[3*i] = (double)segment[i].offset;
+        value[3*i + 1] = (double)segment[i].count;
+        value[3*i + 2] = (double)segment[i].decay;
     }
     add(c, INPUT, SEGMENT, "segments", 3 * COUNT, value);
 }
@@ -568,9 +576,11 @@ static Case *squares(const Shape *s) {
 }
 CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->count, c->adamw)
 static Case *adamw(const Shape *s, int master, float clip, double norm) {
-    Case *c = BEGIN(adamw, s, 0, "%sclip=%g norm=%g n=%d", master ? "master " : "", (double)clip, norm, s->E * s->C * s->F);
+    Case *c = BEGIN(adamw, s, 0, "%sclip=%g norm=%g n=%d", master ? "master " : "", (double)clip, norm,
+                    s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
-    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip, .step = 3 };
+    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip,
+                        .step = 3 };
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8;
     acc(c, FLOATX, "weight", n, 0, 1, c->unchanged ? 0 : 1, units);
@@ -590,7 +600,7 @@ static Case *set_master(const Shape *s) {
     return c;
 }
 
-/* ---- the list -------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the list ------------------------------------------------------------------------------------------ */
 
 static void forget(Case *c) {
     if (!c) return;
@@ -608,9 +618,9 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     DO(rmsnorm_backward(s));
     DO(rope_table(s));
     for (int direction = 1; direction >= -1; direction -= 2) {
-        DO(rope(s, direction, 1, Q*G*D, Q*G));                                              /* queries */
-        DO(rope(s, direction, 1, 2*G*D, G));                                                /* keys, values between them */
-        if (all) DO(rope(s, direction, s->K, G*D + 3, G));
+        DO(rope(s, direction, Q*G*D, Q*G));                 /* queries */
+        DO(rope(s, direction, 2*G*D, G));                   /* keys, values between them */
+        if (all) DO(rope(s, direction, G*D + 3, G));
     }
     DO(residual(s, 0));
     DO(residual(s, 0.3f));
@@ -635,21 +645,23 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
                     DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, exact));
                 }
             for (int rows = BY_SLOT; rows <= GROUPED; rows++)
-                for (int given = 0; given < 4; given++) DO(combine_forward(s, (Rows)rows, given & 1, given >> 1, exact));
+                for (int given = 0; given < 4; given++)
+                    DO(combine_forward(s, (Rows)rows, given & 1, given >> 1, exact));
         }
     }
     if (!all) {
-        const struct { int C, O, rows; } dense[] = { { C, E, N }, { C, 2*G*D, N }, { C, s->V, head_rows } };     /* router, kv, head */
+        /* router, kv, head */
+        const struct { int C, O, rows; } dense[] = { { C, E, N }, { C, 2*G*D, N }, { C, s->V, head_rows } };
         for (int i = 0; i < 3; i++) {
             DO(matmul_forward(s, dense[i].rows, dense[i].C, dense[i].O, 0));
             DO(matmul_backward_input(s, dense[i].rows, dense[i].C, dense[i].O, i == 2 ? SET : ADD, 0));
             DO(matmul_backward_weight(s, dense[i].rows, dense[i].C, dense[i].O, 0));
         }
         const struct { int C, O; Rows inp, out, dinp, dout; } expert[] = {
-            { C,   2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },      /* up */
-            { F,   C,   GROUPED,  GROUPED, GROUPED, BY_TOKEN },     /* down: its upstream gradient has a row per token */
-            { C,   G*D, BY_TOKEN, BY_SLOT, GROUPED, BY_SLOT },      /* query */
-            { G*D, C,   BY_SLOT,  GROUPED, BY_SLOT, BY_TOKEN },     /* attention's output */
+            { C,   2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },   /* up */
+            { F,   C,   GROUPED,  GROUPED, GROUPED, BY_TOKEN },  /* down: its upstream gradient has a row per token */
+            { C,   G*D, BY_TOKEN, BY_SLOT, GROUPED, BY_SLOT },   /* query */
+            { G*D, C,   BY_SLOT,  GROUPED, BY_SLOT, BY_TOKEN },  /* attention's output */
         };
         for (int i = 0; i < 4; i++) {
             DO(parallel_linear_forward(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].out, 0, 0));
@@ -678,7 +690,8 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     for (int f = SWIGLU; f <= IDENTITY; f++) {
         if (!all && f != SWIGLU && f != IDENTITY) continue;
         DO(activation_forward(s, (Activation)f));
-        for (int rows = all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED; rows <= (!all && f == IDENTITY ? BY_SLOT : GROUPED); rows++)
+        for (int rows = all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED;
+             rows <= (!all && f == IDENTITY ? BY_SLOT : GROUPED); rows++)
             DO(activation_backward(s, (Activation)f, (Rows)rows));
     }
     for (int order = HEADS_TILED; order <= (all ? HEADS_GROUPED : HEADS_TILED); order++) {
@@ -704,19 +717,21 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
 #undef DO
 }
 
-/* ---- a case and a device ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- a case and a device ------------------------------------------------------------------------------- */
 
 int case_find(const Case *c, const char *name) {
     for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name && !strcmp(c->buffer[i].name, name)) return i;
     return -1;
 }
 static size_t size_of(const Buffer *b, const Device *dev) {
-    return b->kind == FLOATX ? dev->floatX_size : b->kind == REAL ? dev->real_size : b->kind == SEGMENT ? sizeof(Segment) / 3 : sizeof(int);
+    return b->kind == FLOATX ? dev->floatX_size : b->kind == REAL ? dev->real_size
+         : b->kind == SEGMENT ? sizeof(Segment) / 3 : sizeof(int);
 }
 double case_bytes(const Case *c, const Device *dev) {
     double bytes = 0;
     for (int i = 0; i < c->buffers; i++)
-        bytes += (double)c->buffer[i].moved * (double)size_of(&c->buffer[i], dev) * (c->buffer[i].role == UPDATE ? 2 : 1);
+        bytes += (double)c->buffer[i].moved * (double)size_of(&c->buffer[i], dev)
+            * (c->buffer[i].role == UPDATE ? 2 : 1);
     return bytes;
 }
 
@@ -727,7 +742,8 @@ static void put(const Device *dev, const Buffer *b, void *to, const double *valu
     int *whole = mem_alloc(b->n * sizeof *whole);
     Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
     for (size_t i = 0; i < b->n; i++) whole[i] = (int)value[i];
-    for (size_t i = 0; i < b->n / 3; i++) segment[i] = (Segment){ (size_t)value[3*i], (size_t)value[3*i + 1], (float)value[3*i + 2] };
+    for (size_t i = 0; i < b->n / 3; i++)
+        segment[i] = (Segment){ (size_t)value[3*i], (size_t)value[3*i + 1], (float)value[3*i + 2] };
     dev->upload(to, b->kind == SEGMENT ? (void *)segment : (void *)whole, b->n * size_of(b, dev));
     dev->sync();
     free(segment);
@@ -747,7 +763,8 @@ static double *get(const Device *dev, const Buffer *b, const void *from) {
         Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
         dev->download(segment, from, b->n / 3 * sizeof *segment);
         for (size_t i = 0; i < b->n; i++)
-            value[i] = i % 3 == 0 ? (double)segment[i / 3].offset : i % 3 == 1 ? (double)segment[i / 3].count : (double)segment[i / 3].decay;
+            value[i] = i % 3 == 0 ? (double)segment[i / 3].offset : i % 3 == 1 ? (double)segment[i / 3].count
+                     : (double)segment[i / 3].decay;
         free(segment);
     }
     return value;

@@ -1,8 +1,8 @@
 /* cases.h: every operation of the Device table as data, declared once, in cases.c.
  *
  * A Case is one call of one operation: its buffers, each with its role, type, size, contents and error bound; its other
- * arguments; how many operations it takes; and the call itself, through the table. Whoever wants to know something about
- * the operations visits the list:
+ * arguments; how many operations it takes; and the call itself, through the table. Whoever wants to know
+ * something about the operations visits the list:
  *     test_kernels.c   any device against cpu-f64 or a naive loop, gradients by finite differences, overruns, same bits
  *     bench_moe.c      times, and the share of what the machine can do; the list of operations
  * Nothing here touches a device's memory but through the table, so a case serves any device.
@@ -17,8 +17,8 @@ enum { MOST_BUFFERS = 16, GUARD = 256 };                /* bytes of canary on ea
 typedef enum { INPUT, OUTPUT, UPDATE } Role;            /* read; overwritten; read and written */
 typedef enum { FLOATX, REAL, INTEGER, SEGMENT } Kind;    /* SEGMENT: three elements make a Segment */
 
-/* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values, and those of sums made
- * in real. Both 0: the same bits, once the expected value is rounded to the device's type. */
+/* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values, and those of sums
+ * made in real. Both 0: the same bits, once the expected value is rounded to the device's type. */
 typedef struct {
     const char *name;
     Role role;
@@ -28,11 +28,11 @@ typedef struct {
     double stored, summed;
 } Buffer;
 
-typedef enum {                          /* which experts the tokens of a case choose */
-    MIXED,                              /* K different ones at random */
-    ONE,                                /* all the same one */
-    HALF,                               /* the odd-numbered ones; the others get nothing */
-    LADDER                              /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9 */
+typedef enum {                  /* which experts the tokens of a case choose */
+    MIXED,                      /* K different ones at random */
+    ONE,                        /* all the same one */
+    HALF,                       /* the odd-numbered ones; the others get nothing */
+    LADDER                      /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9 */
 } Routing;
 enum { LADDER_TOKENS = 0 + 1 + 7 + 63 + 64 + 65 + 127 + 128 + 129 };
 
@@ -57,7 +57,7 @@ struct Case {
     Scores scores;
     HeadOrder order;
     Write how;
-    int tokens, forced, gradient, used, direction, rows, rows_per_token, stride, heads, count;
+    int tokens, forced, gradient, used, direction, stride, heads, count;
     float eps, p, balance, zloss, scale, rate;
     uint64_t key;
     AdamW adamw;

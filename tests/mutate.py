@@ -36,7 +36,7 @@ MUTANTS = [
     ("kernels", BASIC, "sum[c] += R(dy[c]) * R(X(R(x[c]) * r));", "sum[c] += R(dy[c]) * R(x[c]);"),
     # rope, residual, dropout
     ("kernels", BASIC, "sine = direction * turn[2*i + 1]", "sine = -direction * turn[2*i + 1]"),
-    ("kernels", BASIC, "turn = table + (size_t)position[r / rows_per_token] * D", "turn = table + (size_t)position[r % rows_per_token] * D"),
+    ("kernels", BASIC, "turn = table + (size_t)position[n] * D", "turn = table + (size_t)n * D"),
     ("kernels", BASIC, "pow((double)theta, -2.0 * i / D)", "pow((double)theta, -1.0 * i / D)"),
     ("kernels", BASIC, "uint64_t z = key + i * 0x9E3779B97F4A7C15ull;", "uint64_t z = key + i;"),
     ("kernels", BASIC, "mask_bits(key, i) >= least ? R(inp[i]) * scale", "mask_bits(key, i) < least ? R(inp[i]) * scale"),
@@ -56,7 +56,7 @@ MUTANTS = [
     ("kernels", MATMUL, "m0 = at / t.across * t.rows", "m0 = at % t.across * t.rows"),
     ("kernels", MATMUL, "load_some(a + i, k - i) * load_some(b[l] + i, k - i)", "load_some(a, k - i) * load_some(b[l] + i, k - i)"),
     # router, plan, losses
-    ("kernels", ROUTE, "score[e] > score[best] ||", "score[e] >= score[best] ||"),
+    ("kernels", ROUTE, "best < 0 || score[e] > score[best]", "best < 0 || score[e] >= score[best]"),
     ("kernels", ROUTE, "if (bias) score[e] += bias[e];", "if (bias) score[e] -= bias[e];"),
     ("kernels", ROUTE, "lse[n] = max + log(sum);", "lse[n] = log(sum);"),
     ("kernels", ROUTE, "scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) :", "scores == SIGMOID_TOPK ? R(x[chosen[k]]) :"),
@@ -88,7 +88,7 @@ MUTANTS = [
     ("kernels", ATTENTION, "*Q*G + h] = max + log(sum);", "*Q*G + h] = log(sum);"),
     ("kernels", ATTENTION, "di[j] = pi[j] * (di[j] - delta);", "di[j] = pi[j] * di[j];"),
     ("kernels", ATTENTION, "X(dqueries[i*D + d] * scale)", "X(dqueries[i*D + d])"),
-    ("kernels", ATTENTION, "for (int j = last + 1; j < seen; j++) pi[j] = di[j] = 0;", "for (int j = last + 1; j < seen; j++) di[j] = 0;"),
+    ("kernels", ATTENTION, "for (int j = last + 1; j < seen; j++) pi[j] = -(real)INFINITY;", ""),
     ("kernels", ATTENTION, "product(dvalues, D, p, 1, T, dresult, D, seen, D, count, ADD);", "product(dvalues, D, p, 1, T, dresult, D, seen, D, count, SET);"),
     ("kernels", ATTENTION, "seen = position[b] + 1;", "seen = position[b];"),
     # loss and optimizer
@@ -105,7 +105,7 @@ MUTANTS = [
     ("model", "llmc/moe.c", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act,", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.dact,"),
     ("model", "llmc/moe.c", "if (p->mlp_bias) dev->bias_backward(g->mlp_bias, dout, N, C);", ""),
     ("model", "llmc/moe.c", "route_backward(m, &a->mlp, p->router, g->router, dx, x, scale);", ""),
-    ("model", "llmc/moe.c", "dx, dout, x, c->shared_width, ADD);", "dx, dout, x, c->shared_width, SET);"),
+    ("model", "llmc/moe.c", "x, c->shared_width, ADD);", "x, c->shared_width, SET);"),
     ("model", "llmc/attention.c", "dev->rope(m->s.dq,  m->rope, m->position, -1,", "dev->rope(m->s.dq,  m->rope, m->position, +1,"),
     ("model", "llmc/attention.c", "dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, ADD);", "dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, SET);"),
     ("model", "llmc/attention.c", "if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, scale);", "if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, 2 * scale);"),

@@ -10,8 +10,9 @@ void check(int ok, const char *what, ...) PRINTF(2, 3);
 void check_error(double error, double bound, const char *what, ...) PRINTF(3, 4);   /* passes if error <= bound */
 void skip(const char *what, ...) PRINTF(1, 2);                                      /* counted apart, always printed */
 
-double relative_error(const double *got, const double *expected, size_t n);         /* norm of the difference / norm; NaN if any is */
-double uniform(void);                                       /* in [0,1), from a seed printed at the start (-s to repeat) */
+/* norm of the difference / norm; NaN if any is */
+double relative_error(const double *got, const double *expected, size_t n);
+double uniform(void);                                  /* in [0,1), from a seed printed at the start (-s to repeat) */
 double normal(void);
 
 /* A folder of this run's own for files, removed at the end. */

@@ -16,7 +16,7 @@
 
 enum { GPT2 = 20240520, LLAMA3 = 20240801 };
 
-/* ---- making files ---------------------------------------------------------------------------------------------------------- */
+/* ---- making files -------------------------------------------------------------------------------------- */
 
 static char *at(const char *name) {                         /* a path in scratch(), good for many calls more */
     static char path[128][512];
@@ -77,17 +77,19 @@ static void refused(const char *what, const char *train, const char *validation,
     data_close(d);
 }
 
-/* ---- layouts ---------------------------------------------------------------------------------------------------------------- */
+/* ---- layouts ------------------------------------------------------------------------------------------- */
 
 static int starts_with(const Data *d, int first) {              /* of the validation split */
     Error e;
     int in[4], out[4];
     return data_validation(d, 0, 1, 4, in, out, &e) && in[0] == first;
 }
-static void opens(const char *what, const char *train, const char *validation, int64_t tokens, int64_t held, int first, int max) {
+static void opens(const char *what, const char *train, const char *validation, int64_t tokens, int64_t held,
+                  int first, int max) {
     Data *d = must_open(train, validation, NULL);
-    check(data_tokens(d, DATA_TRAIN) == tokens && data_tokens(d, DATA_VALIDATION) == held, "%s: %lld + %lld tokens, expected %lld + %lld",
-          what, (long long)data_tokens(d, DATA_TRAIN), (long long)data_tokens(d, DATA_VALIDATION), (long long)tokens, (long long)held);
+    check(data_tokens(d, DATA_TRAIN) == tokens && data_tokens(d, DATA_VALIDATION) == held,
+          "%s: %lld + %lld tokens, expected %lld + %lld", what, (long long)data_tokens(d, DATA_TRAIN),
+          (long long)data_tokens(d, DATA_VALIDATION), (long long)tokens, (long long)held);
     check(starts_with(d, first), "%s: validation starts with %d", what, first);
     check(data_max_id(d) == max, "%s: largest id %d, expected %d", what, data_max_id(d), max);
     check(!data_is_fallback(d) && !strchr(data_description(d), '\n'), "%s: %s", what, data_description(d));
@@ -144,9 +146,12 @@ static void test_layouts(void) {
 }
 
 static void test_text(void) {
-    Data *d = must_open(put_text("utf8", "a\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9"), NULL, NULL);
-    check(data_tokens(d, DATA_TRAIN) == 17 && data_tokens(d, DATA_VALIDATION) == 4, "text is not cut inside a character");
-    check(data_is_text(d) && data_is_bytes(d) && data_bytes(d, DATA_TRAIN) == 17 && data_bytes(d, DATA_VALIDATION) == 4, "text as bytes");
+    static const char accents[] = "a\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9";
+    Data *d = must_open(put_text("utf8", accents), NULL, NULL);
+    check(data_tokens(d, DATA_TRAIN) == 17 && data_tokens(d, DATA_VALIDATION) == 4,
+          "text is not cut inside a character");
+    check(data_is_text(d) && data_is_bytes(d) && data_bytes(d, DATA_TRAIN) == 17
+          && data_bytes(d, DATA_VALIDATION) == 4, "text as bytes");
     data_close(d);
     d = must_open(at("one.bin"), NULL, NULL);
     check(!data_is_text(d) && !data_is_bytes(d) && data_bytes(d, DATA_TRAIN) == 0, "tokens are not text");
@@ -158,8 +163,8 @@ static void test_text(void) {
     tokenizer_free(t);
 }
 
-/* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up), two merges, and ids that
- * nothing makes but the last, which makes the ids wide. */
+/* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up), two merges, and ids
+ * that nothing makes but the last, which makes the ids wide. */
 static Tokenizer *small_bpe(int unused) {
     Error e = { "" };
     Text json = { 0 };
@@ -180,15 +185,18 @@ static Tokenizer *small_bpe(int unused) {
     return t;
 }
 static void test_tokenized(void) {
-    static const char text[] = "the other\nthings the theory there then that the thin \xc3\xa9toil\xc3\xa9 the end of the text";
+    static const char text[] = "the other\nthings the theory there then that the thin \xc3\xa9toil\xc3\xa9 "
+                               "the end of the text";
     const int bytes = sizeof text - 1, cut = bytes * 9 / 10;
     for (int unused = 0; unused <= 70000; unused += 70000) {
         Error e = { "" };
         Tokenizer *t = small_bpe(unused);
         Data *d = must_open(put_text("the.txt", text), NULL, t);
         int *train = NULL, *held = NULL, in[sizeof text], out[sizeof text];
-        const int n = (int)tokenizer_encode(t, text, (size_t)cut, &train), m = (int)tokenizer_encode(t, text + cut, (size_t)(bytes - cut), &held);
-        check(data_is_text(d) && !data_is_bytes(d) && n < cut && m < bytes - cut, "BPE, %d ids: %s", tokenizer_vocab(t), data_description(d));
+        const int n = (int)tokenizer_encode(t, text, (size_t)cut, &train);
+        const int m = (int)tokenizer_encode(t, text + cut, (size_t)(bytes - cut), &held);
+        check(data_is_text(d) && !data_is_bytes(d) && n < cut && m < bytes - cut, "BPE, %d ids: %s",
+              tokenizer_vocab(t), data_description(d));
         check(data_tokens(d, DATA_TRAIN) == n && data_tokens(d, DATA_VALIDATION) == m && data_max_id(d) == 257 + unused,
               "BPE: %d + %d tokens up to %d", n, m, data_max_id(d));
         check(data_bytes(d, DATA_TRAIN) == cut && data_bytes(d, DATA_VALIDATION) == bytes - cut, "BPE: bytes of text");
@@ -210,8 +218,8 @@ static void test_tinyshakespeare(void) {
     if (!is_file(path)) skip("tinyshakespeare is not here: sh data/tinyshakespeare/fetch.sh");
     else {
         Data *d = must_open(path, NULL, NULL);
-        check(data_tokens(d, DATA_TRAIN) == 1003854 && data_tokens(d, DATA_VALIDATION) == 111540, "tinyshakespeare: 1,115,394 bytes, "
-              "cut as everybody does; found %s", data_description(d));
+        check(data_tokens(d, DATA_TRAIN) == 1003854 && data_tokens(d, DATA_VALIDATION) == 111540,
+              "tinyshakespeare: 1,115,394 bytes, cut as everybody does; found %s", data_description(d));
         check(data_max_id(d) == 'z' && data_is_bytes(d), "tinyshakespeare's largest byte is z");
         data_close(d);
     }
@@ -240,7 +248,8 @@ static void test_fallback(void) {
     Data *d = must_open(folder, NULL, NULL);
     const int n = (int)data_tokens(d, DATA_TRAIN), all = n + (int)data_tokens(d, DATA_VALIDATION);
     int in[200] = { 0 }, out[200], same = 0;
-    check(data_is_fallback(d) && data_is_bytes(d) && strstr(data_description(d), "NOT tinyshakespeare"), "fallback: %s", data_description(d));
+    check(data_is_fallback(d) && data_is_bytes(d) && strstr(data_description(d), "NOT tinyshakespeare"),
+          "fallback: %s", data_description(d));
     check(all == (int)strlen(whole) && data_batch(d, 0, 1, n - 1, 1, in, out, &e), "fallback: %d bytes", all);
     for (int i = 0; i < n - 1; i++) same += in[i] == whole[i] && out[i] == whole[i + 1];
     check(same == n - 1, "fallback: the project's files in order");
@@ -252,12 +261,13 @@ static void test_fallback(void) {
     data_close(d);
 }
 
-/* ---- order ----------------------------------------------------------------------------------------------------------------- */
+/* ---- order --------------------------------------------------------------------------------------------- */
 
 /* Samples first ... first+count-1: each a run of T+1 consecutive tokens; start[i] is where it begins. */
 static int starts(const Data *d, int64_t first, int count, int T, uint64_t seed, int *start) {
     Error e;
-    int *in = mem_alloc((size_t)count * (size_t)T * sizeof *in), *out = mem_alloc((size_t)count * (size_t)T * sizeof *out), ok = 1;
+    int *in = mem_alloc((size_t)count * (size_t)T * sizeof *in);
+    int *out = mem_alloc((size_t)count * (size_t)T * sizeof *out), ok = 1;
     if (!data_batch(d, first, count, T, seed, in, out, &e)) ok = 0;
     for (int i = 0; ok && i < count; i++) {
         start[i] = in[i * T];
@@ -293,7 +303,8 @@ static int is_epoch(const int *start, int count, int T, const int *base, const i
 
 static void test_epochs(void) {
     enum { FILES = 4, MOST = 400 };
-    const int base[FILES] = { 0, 5000, 12000, 20000 }, size[FILES] = { 1000, 37, 333, 5 }, lengths[] = { 1, 4, 5, 7, 36, 37, 300, 332, 500, 999 };
+    const int base[FILES] = { 0, 5000, 12000, 20000 }, size[FILES] = { 1000, 37, 333, 5 };
+    const int lengths[] = { 1, 4, 5, 7, 36, 37, 300, 332, 500, 999 };
     put_folder("order");
     put_tokens("order/v", GPT2, 0, 2000);
     for (int f = 0; f < FILES; f++) {
@@ -353,16 +364,19 @@ static void test_stateless(void) {
     for (int i = ALL - 1; i >= 0; i--) starts(d, i, 1, T, 5, one + i);
     for (int i = 0; i < ALL; i += 35) starts(d, i, 35, T, 5, many + i);
     for (int i = 0; i < ALL; i++) same += one[i] == many[i];
-    check(same == ALL && data_epoch_samples(d, T) * 3 < ALL, "a sample is the same alone and in a batch: %d of %d", same, ALL);
+    check(same == ALL && data_epoch_samples(d, T) * 3 < ALL,
+          "a sample is the same alone and in a batch: %d of %d", same, ALL);
     for (int step = 0; step < ALL / 70; step++)             /* two ranks of 35 make the batches of one of 70 */
         for (int rank = 0; rank < 2; rank++) {
             int mine[35];
-            equal &= starts(d, (step * 2 + rank) * 35, 35, T, 5, mine) && !memcmp(mine, one + step * 70 + rank * 35, sizeof mine);
+            equal &= starts(d, (step * 2 + rank) * 35, 35, T, 5, mine)
+                && !memcmp(mine, one + step * 70 + rank * 35, sizeof mine);
         }
     check(equal, "ranks share the stream");
     data_close(d);
     d = must_open(at("order/*.bin"), at("order/v"), NULL);
-    check(starts(d, 333, 35, T, 5, many) && !memcmp(many, one + 333, 35 * sizeof *one), "opened again, the stream goes on the same");
+    check(starts(d, 333, 35, T, 5, many) && !memcmp(many, one + 333, 35 * sizeof *one),
+          "opened again, the stream goes on the same");
     check(starts(d, INT64_C(1) << 50, 35, T, 5, many), "sample 2^50");
     data_close(d);
 }
@@ -380,7 +394,8 @@ static void test_validation(void) {
     for (int T = 1; T <= 130; T += 1 + T / 3)
         for (int B = 1; B <= 9; B += 4) {
             Error e;
-            int seen[MOST] = { 0 }, ok = 1, once = 1, *in = mem_alloc(2 * (size_t)(B * T) * sizeof *in), *out = in + B * T;
+            int seen[MOST] = { 0 }, ok = 1, once = 1, *in = mem_alloc(2 * (size_t)(B * T) * sizeof *in);
+            int *out = in + B * T;
             int64_t batches = data_validation_batches(d, B, T);
             for (int64_t i = 0; i < batches; i++) {
                 int real = 0;
@@ -416,7 +431,8 @@ static void test_fingerprint(void) {
     check(print == data_fingerprint(other), "the same file elsewhere has the same fingerprint");
     data_close(other);
     const struct { const char *what; int tokens, first; const char *name, *validation; } differ[] = {
-        { "size", 69999, 0, "q/a.bin", NULL }, { "content", 70000, 1, "q/a.bin", NULL }, { "name", 70000, 0, "q/b.bin", NULL },
+        { "size", 69999, 0, "q/a.bin", NULL }, { "content", 70000, 1, "q/a.bin", NULL },
+        { "name", 70000, 0, "q/b.bin", NULL },
         { "role", 70000, 0, "q/a.bin", p },
     };
     for (size_t i = 0; i < sizeof differ / sizeof *differ; i++) {
@@ -426,20 +442,23 @@ static void test_fingerprint(void) {
         data_close(other);
     }
     static const struct { long byte; int seen; const char *where; } changes[] = {
-        { 1024, 1, "the first token" }, { 65535, 1, "the end of the first 64 kB" }, { 70000, 0, "neither the first nor the last 64 kB" },
+        { 1024, 1, "the first token" }, { 65535, 1, "the end of the first 64 kB" },
+        { 70000, 0, "neither the first nor the last 64 kB" },
         { 1024 + 140000 - 65536, 1, "the start of the last 64 kB" }, { 1024 + 140000 - 1, 1, "the last token" },
     };
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         FILE *f = fopen(put_tokens("q/a.bin", GPT2, 0, 70000), "r+b");
-        if (!f || fseek(f, changes[i].byte, SEEK_SET) || fputc(0x55, f) == EOF || fclose(f)) fail(EXIT_DISK, "cannot change q/a.bin");
+        if (!f || fseek(f, changes[i].byte, SEEK_SET) || fputc(0x55, f) == EOF || fclose(f))
+            fail(EXIT_DISK, "cannot change q/a.bin");
         other = must_open(at("q/a.bin"), NULL, NULL);
-        check((print != data_fingerprint(other)) == changes[i].seen, "fingerprint after a change in %s", changes[i].where);
+        check((print != data_fingerprint(other)) == changes[i].seen, "fingerprint after a change in %s",
+              changes[i].where);
         data_close(other);
     }
     data_close(d);
 }
 
-/* ---- faults ---------------------------------------------------------------------------------------------------------------- */
+/* ---- faults -------------------------------------------------------------------------------------------- */
 
 static void test_bad_files(void) {
     uint32_t header[261] = { GPT2, 1, 10 };                 /* and ten tokens */
@@ -468,7 +487,8 @@ static void test_bad_files(void) {
     header[1] = 2;
     refused("unknown version", put("version.bin", header, 1024), NULL, "version.bin|version 2|expected 1|20240520");
     header[0] = LLAMA3;
-    refused("unknown version, uint32", put("version.bin", header, 1024), NULL, "version.bin|version 2|expected 7|20240801");
+    refused("unknown version, uint32", put("version.bin", header, 1024), NULL,
+            "version.bin|version 2|expected 7|20240801");
     header[0] = GPT2, header[1] = 1, header[2] = 0;
     refused("no tokens", put("none.bin", header, 1024), NULL, "none.bin|0 tokens");
     header[2] = 0xffffffff;
@@ -480,7 +500,8 @@ static void test_bad_files(void) {
     refused("odd nanoGPT file", put_text("train.bin", "12345"), NULL, "train.bin|odd|5 bytes|uint16");
     refused("one token to split", put_tokens("single.bin", GPT2, 3, 1), NULL, "single.bin|1 token,|at least 2|-j");
     refused("one byte to split", put_text("single.txt", "a"), NULL, "single.txt|at least 2");
-    refused("id beyond int", put_tokens("huge.bin", LLAMA3, 0xfffffff0u, 16), NULL, "huge.bin|4294967295|1084|2147483647");
+    refused("id beyond int", put_tokens("huge.bin", LLAMA3, 0xfffffff0u, 16), NULL,
+            "huge.bin|4294967295|1084|2147483647");
     refused("tokens for training, text for validation", good, put_text("v.txt", "some text"), "v.txt|text|uint16");
     refused("uint16 and uint32", good, at("wide.bin"), "wide.bin|uint32|uint16");
 
@@ -574,8 +595,8 @@ static void test_many_files(void) {
     setrlimit(RLIMIT_NOFILE, &old);
 }
 
-/* 2^31 tokens and more for training, and a tenth after them: beyond int in tokens, beyond 32 bits in bytes. All a hole but
- * the end. In memory where that is possible: reading a hole of a disk's file can take ten seconds. */
+/* 2^31 tokens and more for training, and a tenth after them: beyond int in tokens, beyond 32 bits in bytes. All a
+ * hole but the end. In memory where that is possible: reading a hole of a disk's file can take ten seconds. */
 static void test_large_file(void) {
     enum { T = 64, MARKS = 100 };
     const int64_t tokens = INT64_C(2386160000), train = tokens / 10 * 9, held = tokens - train;
@@ -586,7 +607,8 @@ static void test_large_file(void) {
     struct stat s;
     int fd = folder_make(folder, &e) ? open(path, O_RDWR | O_CREAT, 0600) : -1;
     for (int i = 0; i < MARKS; i++) mark[i] = (uint16_t)(1000 + i);
-    int made = fd >= 0 && !ftruncate(fd, 2 * tokens) && pwrite(fd, mark, sizeof mark, 2 * (tokens - MARKS)) == sizeof mark
+    int made = fd >= 0 && !ftruncate(fd, 2 * tokens)
+        && pwrite(fd, mark, sizeof mark, 2 * (tokens - MARKS)) == sizeof mark
             && !fstat(fd, &s) && s.st_blocks * 512 < 1 << 24;
     if (fd >= 0) close(fd);
     if (!made) skip("no sparse file of 4.8 GB here");
@@ -597,7 +619,8 @@ static void test_large_file(void) {
         int in[2 * T], out[2 * T], ok = 1, last = (int)((held - 1) % T);        /* targets in the last window */
         check(data_tokens(d, DATA_TRAIN) == train && train > INT_MAX && data_max_id(d) == 1000 + MARKS - 1,
               "%lld tokens, scanned in %.2f s", (long long)tokens, seconds);
-        check(data_epoch_samples(d, 1) == train - 1 && data_epoch_samples(d, T) == train / T - 1, "more than 2^31 samples");
+        check(data_epoch_samples(d, 1) == train - 1 && data_epoch_samples(d, T) == train / T - 1,
+              "more than 2^31 samples");
         check(data_validation_batches(d, 1, T) == (held - 1 + T - 1) / T, "windows of the last tenth");
         check(data_validation(d, (held - 1) / T - 1, 2, T, in, out, &e), "the last two windows: %s", e.text);
         for (int i = 0; i < 2 * T; i++) {                       /* target i is `back` tokens before the end */
@@ -623,8 +646,10 @@ static void test_random_headers(void) {
     int wrong = 0, opened = 0;
     for (int i = 0; i < 600; i++) {
         uint32_t file[400] = { magic[(int)(uniform() * 4)], version[(int)(uniform() * 3)], (uint32_t)(uniform() * 40) };
-        size_t width = file[0] == LLAMA3 ? 4 : 2, size = 1024 + file[2] * width, given = uniform() < .5 ? size : (size_t)(uniform() * 1500);
-        int good = (file[0] == GPT2 || file[0] == LLAMA3) && file[1] == (file[0] == GPT2 ? 1u : 7u) && given == size && file[2] >= 2;
+        size_t width = file[0] == LLAMA3 ? 4 : 2, size = 1024 + file[2] * width;
+        size_t given = uniform() < .5 ? size : (size_t)(uniform() * 1500);
+        int good = (file[0] == GPT2 || file[0] == LLAMA3) && file[1] == (file[0] == GPT2 ? 1u : 7u)
+            && given == size && file[2] >= 2;
         Error e = { "" };
         Data *d = data_open(put("random.bin", file, given), NULL, NULL, &e);
         wrong += (d != NULL) != good || (!d && !strstr(e.text, "random.bin"));
@@ -634,9 +659,9 @@ static void test_random_headers(void) {
     check(!wrong && opened > 10, "600 random headers: %d opened, %d judged wrongly", opened, wrong);
 }
 
-/* ---- the fetch script -------------------------------------------------------------------------------------------------------- */
+/* ---- the fetch script ---------------------------------------------------------------------------------- */
 
-static int script(const char *data_dir, const char *arguments) {        /* its exit code; the network is a closed port */
+static int script(const char *data_dir, const char *arguments) {     /* its exit code; the network is a closed port */
     char *command = text_format("MOE_DATA_DIR='%s' https_proxy=http://127.0.0.1:9 sh '%s' %s 2>'%s'", data_dir,
                                 at("fetch/fetch.sh"), arguments, at("fetch.log"));
     int status = system(command);
@@ -653,9 +678,11 @@ static void test_fetch(void) {
     put("fetch/fetch.sh", text, bytes);
     put_text("local/tinyshakespeare/input.txt", "not tinyshakespeare");
     free(text);
-    check(script(at("local"), "") == 0 && !is_file(at("fetch/input.txt")), "fetch.sh takes no wrong copy, and is no error");
+    check(script(at("local"), "") == 0 && !is_file(at("fetch/input.txt")),
+          "fetch.sh takes no wrong copy, and is no error");
     log = file_read(at("fetch.log"), &bytes, &e);
-    check(log && strchr(log, '\n') == log + bytes - 1 && strstr(log, "local/tinyshakespeare"), "fetch.sh says so in one line: %s", log ? log : "");
+    check(log && strchr(log, '\n') == log + bytes - 1 && strstr(log, "local/tinyshakespeare"),
+          "fetch.sh says so in one line: %s", log ? log : "");
     free(log);
     check(script(at("local"), "--strict") == 1, "fetch.sh --strict exits 1");
     check(script(at("local"), "--what") == 2, "fetch.sh refuses unknown options");

@@ -1,5 +1,5 @@
-/* test_files.c: the readers of files that others wrote: JSON, safetensors, tokenizer.json. Right ones must give the right
- * values, wrong ones a message, and mutated ones one or the other; sanitizers see to the rest. */
+/* test_files.c: the readers of files that others wrote: JSON, safetensors, tokenizer.json. Right ones must give the
+ * right values, wrong ones a message, and mutated ones one or the other; sanitizers see to the rest. */
 #define _POSIX_C_SOURCE 200809L
 #include "test.h"
 #include "../llmc/json.h"
@@ -43,7 +43,8 @@ static Json *parse(const char *text, Error *e) { return json_parse(text, strlen(
 static void test_json_values(void) {
     static const char text[] = " {\"a\": [1, -2.5, 1e3, true, null, \"x\\u00e9\\ud83d\\ude00\\n\\u0000y\"],\n"
         "\"max\": 9223372036854775807, \"min\": -9223372036854775808, \"more\": 9223372036854775808, \"zero\": -0,\n"
-        "\"o\": {\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10}, \"e\": {}, \"l\": []} \n";
+        "\"o\": {\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9,\"\":10}, "
+        "\"e\": {}, \"l\": []} \n";
     Error e = { "" };
     Json *json = parse(text, &e);
     check(json != NULL, "json: a document with everything in it %s", e.text);
@@ -56,12 +57,15 @@ static void test_json_values(void) {
     v = v->next->next;
     check(v->length == 10 && !memcmp(v->is.string, "x\xC3\xA9\xF0\x9F\x98\x80\n\0y", 10) && !v->next, "json: escapes");
     check(json_string(v, NULL) == NULL, "json: a string with a NUL inside is no C string");
-    check(json_int(json_get(root, "max"), 0) == INT64_MAX && json_int(json_get(root, "min"), 0) == INT64_MIN, "json: 64-bit integers are exact");
-    check(json_int(json_get(root, "more"), -1) == -1 && json_double(json_get(root, "more"), 0) == 0x1p63, "json: beyond 64 bits a double");
+    check(json_int(json_get(root, "max"), 0) == INT64_MAX && json_int(json_get(root, "min"), 0) == INT64_MIN,
+          "json: 64-bit integers are exact");
+    check(json_int(json_get(root, "more"), -1) == -1 && json_double(json_get(root, "more"), 0) == 0x1p63,
+          "json: beyond 64 bits a double");
     check(signbit(json_double(json_get(root, "zero"), 1)) != 0, "json: negative zero");
     int found = 1, n = 0;
     for (v = json_first(o); v; v = v->next) { n++; found &= json_get(o, v->key) == v && json_int(v, 0) == n; }
-    check(found && n == 10 && !json_get(o, "j") && !json_get(o, "aa"), "json: lookup in a large object, order of members");
+    check(found && n == 10 && !json_get(o, "j") && !json_get(o, "aa"),
+          "json: lookup in a large object, order of members");
     check(!json_first(json_get(root, "e")) && !json_first(json_get(root, "l")), "json: empty containers");
     check(json_int(json_get(json_get(json_get(root, "no"), "no"), "no"), 5) == 5, "json: what is missing chains");
     json_free(json);
@@ -69,11 +73,16 @@ static void test_json_values(void) {
 
 static void test_json_refused(void) {
     static const char *const wrong[] = {
-        "", " ", "{", "[", "[1", "[1,", "[1,]", "[,1]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{,}", "{a:1}", "{\"a\":1 \"b\":2}", "[1 2]", "[1}", "{\"a\":1]",
-        "1 2", "{}x", "{}}", "[]]", "nul", "tru", "True", "NaN", "Infinity", "-", "+1", "01", "-01", "1.", ".5", "1e", "1e+", "1.e5", "0x10", "1e999", "-1e999",
-        "\"", "\"abc", "\"\\\"", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\ud800x\"", "\"\\ud800\\u0041\"", "\"\\udc00\"", "\"a\nb\"", "\"\t\"",
-        "\"\xFF\"", "\"\xC0\x80\"", "\"\xED\xA0\x80\"", "\"\xF4\x90\x80\x80\"", "\"\xE2\x82\"", "\xEF\xBB\xBF{}", "{\"a\":1,\"a\":1}", "{\"a\":1,\"\\u0061\":2}",
-        "{\"1\":0,\"2\":0,\"3\":0,\"4\":0,\"5\":0,\"6\":0,\"7\":0,\"8\":0,\"9\":0,\"1\":0}", "'a'", "[1]//", "{\"a\":{\"b\":1,\"b\":2}}",
+        "", " ", "{", "[", "[1", "[1,", "[1,]", "[,1]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{,}", "{a:1}",
+        "{\"a\":1 \"b\":2}", "[1 2]", "[1}", "{\"a\":1]",
+        "1 2", "{}x", "{}}", "[]]", "nul", "tru", "True", "NaN", "Infinity", "-", "+1", "01", "-01", "1.",
+        ".5", "1e", "1e+", "1.e5", "0x10", "1e999", "-1e999",
+        "\"", "\"abc", "\"\\\"", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\ud800x\"",
+        "\"\\ud800\\u0041\"", "\"\\udc00\"", "\"a\nb\"", "\"\t\"",
+        "\"\xFF\"", "\"\xC0\x80\"", "\"\xED\xA0\x80\"", "\"\xF4\x90\x80\x80\"", "\"\xE2\x82\"",
+        "\xEF\xBB\xBF{}", "{\"a\":1,\"a\":1}", "{\"a\":1,\"\\u0061\":2}",
+        "{\"1\":0,\"2\":0,\"3\":0,\"4\":0,\"5\":0,\"6\":0,\"7\":0,\"8\":0,\"9\":0,\"1\":0}", "'a'", "[1]//",
+        "{\"a\":{\"b\":1,\"b\":2}}",
     };
     for (size_t i = 0; i < COUNT(wrong); i++) {
         Error e = { "" };
@@ -109,7 +118,8 @@ static void test_json_large(void) {
     Error e;
     Json *json = json_parse(t.at, t.length, &e);
     int ok = json != NULL, n = 0;
-    for (const JsonValue *v = ok ? json_first(json_root(json)) : NULL; v; v = v->next) ok &= json_int(json_get(json_root(json), v->key), -1) == n++;
+    for (const JsonValue *v = ok ? json_first(json_root(json)) : NULL; v; v = v->next)
+        ok &= json_int(json_get(json_root(json), v->key), -1) == n++;
     double seconds = now() - start;
     check(ok && n == N, "json: every one of %d keys is found", N);
     check_error(seconds, 3, "json: seconds for %d keys and as many lookups", N);
@@ -118,7 +128,8 @@ static void test_json_large(void) {
 }
 
 static void test_text(void) {
-    static const double numbers[] = { 0, 1, -1, 0.1, 1.0 / 3, 1e300, 5e-324, 1.7976931348623157e308, 123456789012345680.0, 3e-4 };
+    static const double numbers[] = { 0, 1, -1, 0.1, 1.0 / 3, 1e300, 5e-324, 1.7976931348623157e308,
+                                      123456789012345680.0, 3e-4 };
     static const char *const locales[] = { "de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "da_DK.UTF-8" };
     static const char odd[] = "quote \" backslash \\ newline \n tab \t nul \0 \x01 \x7F \xC3\xA9 \xF0\x9F\x98\x80";
     int comma = 0;
@@ -139,10 +150,13 @@ static void test_text(void) {
     check(json != NULL, "text: what is written can be parsed");
     const JsonValue *v = json ? json_first(json_root(json)) : NULL;
     check(json_double(v, 0) == 0.5, "text: decimal point whatever the locale");
-    for (size_t i = 0; i < COUNT(numbers) && v; i++) check(json_double(v = v->next, -7) == numbers[i], "text: %g reads back exactly", numbers[i]);
+    for (size_t i = 0; i < COUNT(numbers) && v; i++)
+        check(json_double(v = v->next, -7) == numbers[i], "text: %g reads back exactly", numbers[i]);
     check(v && json_is(v = v->next, JSON_NULL), "text: NaN is written as null");
-    check(v && (v = v->next)->length == sizeof odd - 1 && !memcmp(v->is.string, odd, sizeof odd - 1), "text: escaped string reads back");
-    check(v && !strcmp(json_string(v = v->next, ""), "bad \xEF\xBF\xBD\xEF\xBF\xBD"), "text: malformed UTF-8 becomes U+FFFD");
+    check(v && (v = v->next)->length == sizeof odd - 1 && !memcmp(v->is.string, odd, sizeof odd - 1),
+          "text: escaped string reads back");
+    check(v && !strcmp(json_string(v = v->next, ""), "bad \xEF\xBF\xBD\xEF\xBF\xBD"),
+          "text: malformed UTF-8 becomes U+FFFD");
     json_free(json);
     free(t.at);
     setlocale(LC_NUMERIC, "C");
@@ -151,9 +165,12 @@ static void test_text(void) {
 static void test_utf8(void) {
     static const char text[] = "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z";           /* 1, 2, 3 and 4 bytes */
     static const size_t complete[] = { 0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 11 };
-    for (size_t n = 0; n < COUNT(complete); n++) check(utf8_complete(text, n) == complete[n], "utf8: the first %zu bytes of a stream", n);
-    check(utf8_complete("a\xFF", 2) == 2 && utf8_complete("\x80\x80", 2) == 2 && utf8_complete("\xC0", 1) == 1, "utf8: malformed bytes are not held back");
-    check(utf8_complete("\xED\xA0", 2) == 2 && utf8_complete("\xF4\x8F", 2) == 0, "utf8: nor is the start of what can never be a character");
+    for (size_t n = 0; n < COUNT(complete); n++)
+        check(utf8_complete(text, n) == complete[n], "utf8: the first %zu bytes of a stream", n);
+    check(utf8_complete("a\xFF", 2) == 2 && utf8_complete("\x80\x80", 2) == 2
+          && utf8_complete("\xC0", 1) == 1, "utf8: malformed bytes are not held back");
+    check(utf8_complete("\xED\xA0", 2) == 2 && utf8_complete("\xF4\x8F", 2) == 0,
+          "utf8: nor is the start of what can never be a character");
     int ok = 1;
     for (uint32_t code = 0; code < 0x110000; code += code < 0x1000 ? 1 : 13) {
         char bytes[4];
@@ -165,7 +182,8 @@ static void test_utf8(void) {
 }
 
 static void fuzz_json(double seconds) {
-    static const char seed[] = "{\"a\":[1,2.5,-3e-7,true,null,\"x\\ud83d\\ude00\\n\"],\"b\":{\"c\":[[],{}],\"d\":\"\xC3\xA9\"},\"e\":9223372036854775807}";
+    static const char seed[] = "{\"a\":[1,2.5,-3e-7,true,null,\"x\\ud83d\\ude00\\n\"],"
+                               "\"b\":{\"c\":[[],{}],\"d\":\"\xC3\xA9\"},\"e\":9223372036854775807}";
     size_t tried = 0, accepted = 0, silent = 0;
     for (double end = now() + seconds; now() < end; tried++) {
         size_t bytes;
@@ -177,7 +195,8 @@ static void fuzz_json(double seconds) {
         json_free(json);
         free(text);
     }
-    check(tried > 100 && accepted && accepted < tried && !silent, "json: %zu mutations, %zu still valid, each refusal with a message", tried, accepted);
+    check(tried > 100 && accepted && accepted < tried && !silent,
+          "json: %zu mutations, %zu still valid, each refusal with a message", tried, accepted);
 }
 
 /* ---- safetensors ------------------------------------------------------------------------------------------------- */
@@ -200,18 +219,24 @@ static void write_tensors(const char *path, uint64_t length, const char *header,
 static void test_safetensors_round_trip(void) {
     static const uint64_t shapes[] = { 3, 5, 2, 0, 7, 4 };
     const FileTensor list[] = {
-        { .name = "z.f32", .dtype = "F32", .rank = 2, .shape = shapes }, { .name = "b.bf16", .dtype = "BF16", .rank = 1, .shape = shapes + 1 },
-        { .name = "empty", .dtype = "F64", .rank = 2, .shape = shapes + 2 }, { .name = "a \"quoted\" \xC3\xA9", .dtype = "F64", .rank = 0, .shape = NULL },
-        { .name = "h.f16", .dtype = "F16", .rank = 1, .shape = shapes + 4 }, { .name = "bytes", .dtype = "U8", .rank = 1, .shape = shapes + 5 },
+        { .name = "z.f32", .dtype = "F32", .rank = 2, .shape = shapes },
+        { .name = "b.bf16", .dtype = "BF16", .rank = 1, .shape = shapes + 1 },
+        { .name = "empty", .dtype = "F64", .rank = 2, .shape = shapes + 2 },
+        { .name = "a \"quoted\" \xC3\xA9", .dtype = "F64", .rank = 0, .shape = NULL },
+        { .name = "h.f16", .dtype = "F16", .rank = 1, .shape = shapes + 4 },
+        { .name = "bytes", .dtype = "U8", .rank = 1, .shape = shapes + 5 },
     };
     static const FileNote notes[] = { { "format", "pt" }, { "odd\n", "\"x\"" } };
-    static const uint16_t bf16[5] = { 0x3F80, 0xC000, 0x7F80, 0x0001, 0x8000 }, f16[7] = { 0x3C00, 0xC000, 0x7BFF, 0x0001, 0x03FF, 0xFC00, 0x3555 };
-    static const double as_double[] = { 1, -2, (double)INFINITY, 0x1p-133, -0.0, 1, -2, 65504, 0x1p-24, 1023 * 0x1p-24, -(double)INFINITY, 0x1.554p-2 };
+    static const uint16_t bf16[5] = { 0x3F80, 0xC000, 0x7F80, 0x0001, 0x8000 };
+    static const uint16_t f16[7] = { 0x3C00, 0xC000, 0x7BFF, 0x0001, 0x03FF, 0xFC00, 0x3555 };
+    static const double as_double[] = { 1, -2, (double)INFINITY, 0x1p-133, -0.0, 1, -2, 65504, 0x1p-24,
+                                        1023 * 0x1p-24, -(double)INFINITY, 0x1.554p-2 };
     float f32[15];
     double f64 = 0.1, got[15];
     unsigned char data[60 + 10 + 8 + 14 + 4], raw[60];
     for (int i = 0; i < 15; i++) f32[i] = (float)normal();
-    memcpy(data, f32, 60); memcpy(data + 60, bf16, 10); memcpy(data + 70, &f64, 8); memcpy(data + 78, f16, 14); memcpy(data + 92, "\1\2\3\4", 4);
+    memcpy(data, f32, 60); memcpy(data + 60, bf16, 10); memcpy(data + 70, &f64, 8);
+    memcpy(data + 78, f16, 14); memcpy(data + 92, "\1\2\3\4", 4);
 
     char *path = scratch_path("round.safetensors");
     Error e = { "" };
@@ -228,8 +253,10 @@ static void test_safetensors_round_trip(void) {
     check(ok && safetensors_finish(w, &e, &bytes, &crc), "safetensors: append in odd pieces and finish %s", e.text);
     size_t size = 0;
     char *file = file_read(path, &size, &e);
-    check(file && size == bytes && crc == crc32c(0, file, size), "safetensors: finish tells the size and checksum of the file");
-    check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data), "safetensors: data aligned and in order");
+    check(file && size == bytes && crc == crc32c(0, file, size),
+          "safetensors: finish tells the size and checksum of the file");
+    check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data),
+          "safetensors: data aligned and in order");
     free(file);
 
     Safetensors *s = safetensors_open(path, &e);
@@ -244,27 +271,33 @@ static void test_safetensors_round_trip(void) {
         check(ok, "safetensors: name, dtype and shape of %s", list[i].name);
     }
     check(!safetensors_find(s, "nothing") && !safetensors_note(s, "nothing"), "safetensors: what is not there");
-    check(!strcmp(safetensors_note(s, "format"), "pt") && !strcmp(safetensors_note(s, "odd\n"), "\"x\""), "safetensors: metadata");
-    const FileTensor *z = safetensors_find(s, "z.f32"), *b = safetensors_find(s, "b.bf16"), *h = safetensors_find(s, "h.f16");
+    check(!strcmp(safetensors_note(s, "format"), "pt") && !strcmp(safetensors_note(s, "odd\n"), "\"x\""),
+          "safetensors: metadata");
+    const FileTensor *z = safetensors_find(s, "z.f32"), *b = safetensors_find(s, "b.bf16");
+    const FileTensor *h = safetensors_find(s, "h.f16");
     const FileTensor *u = safetensors_find(s, "bytes"), *one = safetensors_find(s, "a \"quoted\" \xC3\xA9");
     check(safetensors_read(s, z, 0, raw, 60, &e) && !memcmp(raw, f32, 60), "safetensors: read a whole tensor");
     check(safetensors_read(s, z, 8, raw, 20, &e) && !memcmp(raw, f32 + 2, 20), "safetensors: read a part");
-    check(safetensors_read(s, z, 60, raw, 0, &e) && !safetensors_read(s, z, 57, raw, 4, &e) && !safetensors_read(s, z, UINT64_MAX, raw, 4, &e),
+    check(safetensors_read(s, z, 60, raw, 0, &e) && !safetensors_read(s, z, 57, raw, 4, &e)
+          && !safetensors_read(s, z, UINT64_MAX, raw, 4, &e),
           "safetensors: nothing is read beyond a tensor's end");
     ok = safetensors_read_double(s, z, 4, got, 11, &e);
     for (int i = 0; i < 11; i++) ok &= got[i] == (double)f32[4 + i];
     check(ok, "safetensors: F32 as doubles");
-    check(safetensors_read_double(s, b, 0, got, 5, &e) && safetensors_read_double(s, h, 0, got + 5, 7, &e) && !memcmp(got, as_double, sizeof as_double),
+    check(safetensors_read_double(s, b, 0, got, 5, &e) && safetensors_read_double(s, h, 0, got + 5, 7, &e)
+          && !memcmp(got, as_double, sizeof as_double),
           "safetensors: BF16 and F16 as doubles, denormals and infinities too");
     check(safetensors_read_double(s, one, 0, got, 1, &e) && got[0] == 0.1, "safetensors: F64 of rank 0");
-    check(!safetensors_read_double(s, u, 0, got, 1, &e) && !safetensors_read_double(s, z, 15, got, 1, &e), "safetensors: bytes are no doubles; no element after the last");
+    check(!safetensors_read_double(s, u, 0, got, 1, &e) && !safetensors_read_double(s, z, 15, got, 1, &e),
+          "safetensors: bytes are no doubles; no element after the last");
     safetensors_close(s);
 }
 
 static void test_safetensors_large(void) {
     enum { N = 700000 };
     uint64_t shape = N;
-    FileTensor list[] = { { .name = "a", .dtype = "F32", .rank = 1, .shape = &shape }, { .name = "b", .dtype = "F32", .rank = 1, .shape = &shape } };
+    FileTensor list[] = { { .name = "a", .dtype = "F32", .rank = 1, .shape = &shape },
+                          { .name = "b", .dtype = "F32", .rank = 1, .shape = &shape } };
     char *path = scratch_path("large.safetensors");
     float *data = mem_alloc(N * sizeof *data);
     double *got = mem_alloc(N * sizeof *got);
@@ -272,10 +305,12 @@ static void test_safetensors_large(void) {
     for (int i = 0; i < N; i++) data[i] = (float)i;
     SafetensorsWriter *w = safetensors_create(path, list, 2, NULL, 0, &e);
     int ok = w && safetensors_append(w, data, N * 4, &e) && safetensors_append(w, data, 1, &e)
-        && safetensors_append(w, (char *)data + 1, 1 << 20, &e) && safetensors_append(w, (char *)data + 1 + (1 << 20), N * 4 - 1 - (1 << 20), &e);
+        && safetensors_append(w, (char *)data + 1, 1 << 20, &e)
+        && safetensors_append(w, (char *)data + 1 + (1 << 20), N * 4 - 1 - (1 << 20), &e);
     ok = ok && safetensors_finish(w, &e, NULL, NULL);
     Safetensors *s = ok ? safetensors_open(path, &e) : NULL;
-    check(s && safetensors_read_double(s, safetensors_find(s, "b"), 0, got, N, &e), "safetensors: a file larger than the writer's buffer %s", e.text);
+    check(s && safetensors_read_double(s, safetensors_find(s, "b"), 0, got, N, &e),
+          "safetensors: a file larger than the writer's buffer %s", e.text);
     for (int i = 0; i < N && s; i++) ok &= got[i] == i;
     check(ok, "safetensors: ... holds what was written");
     if (s) {
@@ -283,7 +318,8 @@ static void test_safetensors_large(void) {
         char *file = file_read(path, &size, &e);
         FILE *f = fopen(path, "wb");
         if (f) { fwrite(file, 1, size - 1000, f); fclose(f); }
-        check(!safetensors_read(s, safetensors_find(s, "b"), 0, got, N * 4, &e) && strstr(e.text, "shorter"), "safetensors: a file cut off while open is an error");
+        check(!safetensors_read(s, safetensors_find(s, "b"), 0, got, N * 4, &e) && strstr(e.text, "shorter"),
+              "safetensors: a file cut off while open is an error");
         free(file);
     }
     safetensors_close(s);
@@ -294,35 +330,45 @@ static void test_safetensors_large(void) {
 
 static void test_safetensors_writer_errors(void) {
     uint64_t shape[] = { 4, UINT64_MAX };
-    FileTensor list[] = { { .name = "a", .dtype = "F32", .rank = 1, .shape = shape }, { .name = "a", .dtype = "F32", .rank = 1, .shape = shape } };
-    FileTensor type = { .name = "a", .dtype = "F31", .rank = 1, .shape = shape }, huge = { .name = "a", .dtype = "F32", .rank = 2, .shape = shape };
+    FileTensor list[] = { { .name = "a", .dtype = "F32", .rank = 1, .shape = shape },
+                          { .name = "a", .dtype = "F32", .rank = 1, .shape = shape } };
+    FileTensor type = { .name = "a", .dtype = "F31", .rank = 1, .shape = shape };
+    FileTensor huge = { .name = "a", .dtype = "F32", .rank = 2, .shape = shape };
     FileTensor name = { .name = "\xFF", .dtype = "F32", .rank = 1, .shape = shape };
     char *path = scratch_path("bad.safetensors");
     char data[17] = { 0 };
     Error e;
-    check(!safetensors_create(path, list, 2, NULL, 0, &e) && strstr(e.text, "twice"), "safetensors: writing two tensors of one name is refused");
+    check(!safetensors_create(path, list, 2, NULL, 0, &e) && strstr(e.text, "twice"),
+          "safetensors: writing two tensors of one name is refused");
     check(!safetensors_create(path, &type, 1, NULL, 0, &e), "safetensors: writing an unknown dtype is refused");
-    check(!safetensors_create(path, &huge, 1, NULL, 0, &e) && strstr(e.text, "overflow"), "safetensors: writing an overflowing shape is refused");
+    check(!safetensors_create(path, &huge, 1, NULL, 0, &e) && strstr(e.text, "overflow"),
+          "safetensors: writing an overflowing shape is refused");
     check(!safetensors_create(path, &name, 1, NULL, 0, &e), "safetensors: writing a name that is not UTF-8 is refused");
-    check(!safetensors_create("/nowhere/at/all", list, 1, NULL, 0, &e), "safetensors: writing into a folder that is not there is refused");
+    check(!safetensors_create("/nowhere/at/all", list, 1, NULL, 0, &e),
+          "safetensors: writing into a folder that is not there is refused");
     SafetensorsWriter *w = safetensors_create(path, list, 1, NULL, 0, &e);
-    check(w && safetensors_append(w, data, 15, &e) && !safetensors_finish(w, &e, NULL, NULL), "safetensors: too little data is an error");
+    check(w && safetensors_append(w, data, 15, &e) && !safetensors_finish(w, &e, NULL, NULL),
+          "safetensors: too little data is an error");
     w = safetensors_create(path, list, 1, NULL, 0, &e);
-    check(w && !safetensors_append(w, data, 17, &e) && !safetensors_finish(w, &e, NULL, NULL), "safetensors: too much data is an error, and stays one");
+    check(w && !safetensors_append(w, data, 17, &e) && !safetensors_finish(w, &e, NULL, NULL),
+          "safetensors: too much data is an error, and stays one");
     if (!access("/dev/full", W_OK)) {
         w = safetensors_create("/dev/full", list, 1, NULL, 0, &e);
-        check(w && safetensors_append(w, data, 16, &e) && !safetensors_finish(w, &e, NULL, NULL) && strstr(e.text, "space"), "safetensors: a full disk is an error: %s", e.text);
+        check(w && safetensors_append(w, data, 16, &e) && !safetensors_finish(w, &e, NULL, NULL)
+              && strstr(e.text, "space"), "safetensors: a full disk is an error: %s", e.text);
         shape[0] = 1 << 20;
         char *much = mem_alloc(4 << 20);
         w = safetensors_create("/dev/full", list, 1, NULL, 0, &e);
-        check(w && !safetensors_append(w, much, 4 << 20, &e) && !safetensors_append(w, much, 0, &e), "safetensors: ... during append, too");
+        check(w && !safetensors_append(w, much, 4 << 20, &e) && !safetensors_append(w, much, 0, &e),
+              "safetensors: ... during append, too");
         safetensors_abandon(w);
         free(much);
     } else skip("safetensors: no /dev/full here");
     free(path);
 }
 
-#define TENSOR(name, shape, begin, end) "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
+#define TENSOR(name, shape, begin, end) \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
 static void test_safetensors_refused(void) {
     static const struct { const char *what, *header; int data; } cases[] = {
         { "offset attack: begin after end",   "{" TENSOR("a", "[1]", "4", "0") "}", 4 },
@@ -376,8 +422,12 @@ static void test_safetensors_refused(void) {
         safetensors_close(s);
     }
     static const struct { const char *what; uint64_t length; size_t bytes, data; } lengths[] = {
-        { "header longer than the file", 3, 2, 0 }, { "header of 2^64-1 bytes", UINT64_MAX, 2, 0 }, { "header length that wraps around", UINT64_MAX - 7, 2, 0 },
-        { "header above the limit", 100000001, 2, 0 }, { "header one short", 1, 2, 0 }, { "header of 2^63 bytes", (uint64_t)1 << 63, 2, 9 },
+        { "header longer than the file",     3,                 2, 0 },
+        { "header of 2^64-1 bytes",          UINT64_MAX,        2, 0 },
+        { "header length that wraps around", UINT64_MAX - 7,    2, 0 },
+        { "header above the limit",          100000001,         2, 0 },
+        { "header one short",                1,                 2, 0 },
+        { "header of 2^63 bytes",            (uint64_t)1 << 63, 2, 9 },
     };
     for (size_t i = 0; i < COUNT(lengths); i++) {
         Error e = { "" };
@@ -392,9 +442,13 @@ static void test_safetensors_refused(void) {
         check(!safetensors_open(path, &e) && e.text[0], "safetensors: refused: a file of %zu bytes", n);
     }
     static const struct { const char *what, *header; int data, count; } legal[] = {
-        { "no tensors", "{}", 0, 0 }, { "padding after the header", "{}      ", 0, 0 }, { "only metadata", "{\"__metadata__\":{}}", 0, 0 },
-        { "an empty tensor", "{" TENSOR("a", "[0,5]", "0", "0") "}", 0, 1 }, { "rank 0", "{" TENSOR("a", "[]", "0", "4") "}", 4, 1 },
-        { "any order of names", "{" TENSOR("b", "[1]", "4", "8") "," TENSOR("e", "[0]", "4", "4") "," TENSOR("a", "[1]", "0", "4") "}", 8, 3 },
+        { "no tensors", "{}", 0, 0 },
+        { "padding after the header", "{}      ", 0, 0 },
+        { "only metadata", "{\"__metadata__\":{}}", 0, 0 },
+        { "an empty tensor", "{" TENSOR("a", "[0,5]", "0", "0") "}", 0, 1 },
+        { "rank 0", "{" TENSOR("a", "[]", "0", "4") "}", 4, 1 },
+        { "any order of names", "{" TENSOR("b", "[1]", "4", "8") "," TENSOR("e", "[0]", "4", "4") ","
+                                TENSOR("a", "[1]", "0", "4") "}", 8, 3 },
     };
     for (size_t i = 0; i < COUNT(legal); i++) {
         Error e = { "" };
@@ -413,7 +467,9 @@ static void count_warning(const char *text) { warnings += strstr(text, "among th
 
 static void test_safetensors_folder(void) {
     static const struct { const char *what, *index; int opens; const char *says; } cases[] = {
-        { "two shards",              "{\"metadata\":{\"total_size\":12},\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\",\"c\":\"m-1.safetensors\"}}", 3, "" },
+        { "two shards",              "{\"metadata\":{\"total_size\":12},"
+                                     "\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\","
+                                     "\"c\":\"m-1.safetensors\"}}", 3, "" },
         { "a tensor not in the map", "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-2.safetensors\"}}", 2, "" },
         { "missing shard",           "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"b\":\"m-9.safetensors\"}}", 0, "m-9" },
         { "missing tensor",          "{\"weight_map\":{\"a\":\"m-1.safetensors\",\"x\":\"m-1.safetensors\"}}", 0, "is not in" },
@@ -436,7 +492,8 @@ static void test_safetensors_folder(void) {
     };
     char *folder = scratch_path("folder"), *index = scratch_path("folder/model.safetensors.index.json");
     Error e = { "" };
-    check(folder_make(folder, &e) && !safetensors_open(folder, &e) && strstr(e.text, "neither"), "safetensors: an empty folder is refused");
+    check(folder_make(folder, &e) && !safetensors_open(folder, &e) && strstr(e.text, "neither"),
+          "safetensors: an empty folder is refused");
     for (int i = 0; i < 3; i++) {
         char *name = text_format("%s/m-%d.safetensors", folder, i + 1);
         write_tensors(name, strlen(shards[i]), shards[i], strlen(shards[i]), i == 1 ? 4 : 8);
@@ -447,10 +504,13 @@ static void test_safetensors_folder(void) {
         e.text[0] = 0;
         write_file(index, cases[i].index, strlen(cases[i].index));
         Safetensors *s = safetensors_open(folder, &e);
-        check((s ? (int)safetensors_count(s) : 0) == cases[i].opens && (s || strstr(e.text, cases[i].says)), "safetensors: folder, %s %s", cases[i].what, cases[i].opens ? e.text : "");
+        check((s ? (int)safetensors_count(s) : 0) == cases[i].opens && (s || strstr(e.text, cases[i].says)),
+              "safetensors: folder, %s %s", cases[i].what, cases[i].opens ? e.text : "");
         float x[2] = { 0 };
-        if (s) check(safetensors_read(s, safetensors_find(s, "a"), 0, x, 4, &e) && safetensors_read(s, safetensors_find(s, "b"), 0, x + 1, 4, &e)
-                     && x[0] > 0 && x[1] == x[0], "safetensors: reading from both shards");
+        if (s)
+            check(safetensors_read(s, safetensors_find(s, "a"), 0, x, 4, &e)
+                  && safetensors_read(s, safetensors_find(s, "b"), 0, x + 1, 4, &e) && x[0] > 0
+                  && x[1] == x[0], "safetensors: reading from both shards");
         safetensors_close(s);
     }
     warn_hook(NULL);
@@ -460,7 +520,8 @@ static void test_safetensors_folder(void) {
 }
 
 static void fuzz_safetensors(double seconds) {
-    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("a", "[2,1]", "0", "8") "," TENSOR("b", "[]", "8", "12") "," TENSOR("c", "[0]", "12", "12") "}  ";
+    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"}," TENSOR("a", "[2,1]", "0", "8") ","
+                                 TENSOR("b", "[]", "8", "12") "," TENSOR("c", "[0]", "12", "12") "}  ";
     char *path = scratch_path("fuzz.safetensors"), data[64];
     size_t tried = 0, accepted = 0, bad = 0, size;
     write_tensors(path, sizeof header - 1, header, sizeof header - 1, 12);
@@ -476,14 +537,16 @@ static void fuzz_safetensors(double seconds) {
         for (size_t i = 0; s && i < safetensors_count(s); i++) {
             const FileTensor *t = safetensors_at(s, i);
             total += t->bytes;
-            bad += t->bytes > sizeof data || !safetensors_read(s, t, 0, data, t->bytes, &e) || safetensors_find(s, t->name) != t;
+            bad += t->bytes > sizeof data || !safetensors_read(s, t, 0, data, t->bytes, &e)
+                || safetensors_find(s, t->name) != t;
         }
         bad += s ? total > bytes : !e.text[0];
         accepted += s != NULL;
         safetensors_close(s);
         free(text);
     }
-    check(tried > 100 && accepted && accepted < tried && !bad, "safetensors: %zu mutations, %zu still valid and readable to the end", tried, accepted);
+    check(tried > 100 && accepted && accepted < tried && !bad,
+          "safetensors: %zu mutations, %zu still valid and readable to the end", tried, accepted);
     free(seed);
     free(path);
 }
@@ -508,16 +571,19 @@ static void test_tokenizer_bytes(void) {
     for (int i = 0; i < 256; i++) all[i] = (char)i;
     size_t n = tokenizer_encode(t, all, 256, &ids), bytes;
     for (int i = 0; i < 256; i++) ok &= ids[i] == i;
-    check(n == 256 && ok && tokenizer_vocab(t) == 256 && tokenizer_is_bytes(t) && tokenizer_eos(t) == -1 && tokenizer_bos(t) == -1, "bytes: id = byte");
+    check(n == 256 && ok && tokenizer_vocab(t) == 256 && tokenizer_is_bytes(t) && tokenizer_eos(t) == -1
+          && tokenizer_bos(t) == -1, "bytes: id = byte");
     check(gives_back(t, all, 256) && gives_back(t, "", 0), "bytes: encode and decode");
     free(ids);
-    check(tokenizer_id(t, "A") == 'A' && tokenizer_id(t, "AB") == -1 && tokenizer_piece(t, 10, &bytes)[0] == '\n' && bytes == 1, "bytes: single pieces");
+    check(tokenizer_id(t, "A") == 'A' && tokenizer_id(t, "AB") == -1
+          && tokenizer_piece(t, 10, &bytes)[0] == '\n' && bytes == 1, "bytes: single pieces");
     tokenizer_piece(t, 256, &bytes);
     check(bytes == 0 && (tokenizer_piece(t, -1, &bytes), bytes == 0), "bytes: unused ids have empty pieces");
     const char *json = tokenizer_json(t, &bytes);
     Error e = { "" };
     Tokenizer *again = tokenizer_load_text(json, bytes, &e);
-    check(again && tokenizer_is_bytes(again) && gives_back(again, all, 256), "bytes: its tokenizer.json loads as the same %s", e.text);
+    check(again && tokenizer_is_bytes(again) && gives_back(again, all, 256),
+          "bytes: its tokenizer.json loads as the same %s", e.text);
     tokenizer_free(again);
     tokenizer_free(t);
 }
@@ -531,7 +597,7 @@ static Tokenizer *golden(const char *name) {
     return t;
 }
 
-static const struct { const char *name; int bos, eos, strips; } goldens[] = {      /* strips: one leading space is lost */
+static const struct { const char *name; int bos, eos, strips; } goldens[] = {  /* strips: one leading space is lost */
     { "gpt2", -1, 0, 0 }, { "qwen2", -1, 0, 0 }, { "neox", -1, 0, 0 }, { "llama3", 0, 0, 0 }, { "starcoder", -1, 0, 0 },
     { "llama2", 1, 2, 0 }, { "llama2_v5", 1, 2, 1 },
 };
@@ -546,8 +612,10 @@ static void test_tokenizer_goldens(void) {
         Error e = { "" };
         char *text = file_read(path, &bytes, &e);
         Json *json = text ? json_parse(text, bytes, &e) : NULL;
-        for (const JsonValue *c = json ? json_first(json_get(json_root(json), "cases")) : NULL; c; c = c->next, count++) {
-            const JsonValue *input = json_get(c, "text"), *expected = json_get(c, "ids"), *decoded = json_get(c, "decoded"), *id = json_first(expected);
+        for (const JsonValue *c = json ? json_first(json_get(json_root(json), "cases")) : NULL; c;
+             c = c->next, count++) {
+            const JsonValue *input = json_get(c, "text"), *expected = json_get(c, "ids");
+            const JsonValue *decoded = json_get(c, "decoded"), *id = json_first(expected);
             int *ids, same;
             size_t n = tokenizer_encode(t, input->is.string, input->length, &ids), length;
             same = n == expected->length;
@@ -555,12 +623,14 @@ static void test_tokenizer_goldens(void) {
             check(same, "tokenizer %s encodes as the reference: \"%s\"", name, input->is.string);
             char *back = tokenizer_decode(t, ids, n, &length);
             if (!json_is(decoded, JSON_NULL))
-                check(length == decoded->length && !memcmp(back, decoded->is.string, length), "tokenizer %s decodes as the reference: \"%s\"", name, input->is.string);
+                check(length == decoded->length && !memcmp(back, decoded->is.string, length),
+                      "tokenizer %s decodes as the reference: \"%s\"", name, input->is.string);
             free(ids);
             free(back);
         }
         check(count >= 100, "tokenizer %s: %zu cases %s", name, count, e.text);
-        check(tokenizer_bos(t) == goldens[g].bos && tokenizer_eos(t) == goldens[g].eos, "tokenizer %s: first and last token", name);
+        check(tokenizer_bos(t) == goldens[g].bos && tokenizer_eos(t) == goldens[g].eos,
+              "tokenizer %s: first and last token", name);
         json_free(json);
         free(text);
         free(path);
@@ -573,7 +643,7 @@ static void test_tokenizer_lossless(void) {
         Tokenizer *t = golden(goldens[g].name);
         if (!t) continue;
         size_t lost = 0;
-        for (int round = 0; round < 300; round++) {                                 /* none of these make a character that NFC changes */
+        for (int round = 0; round < 300; round++) {              /* none of these make a character that NFC changes */
             static const char alphabet[] = "the 'S12 \n\r\t.,!(=)\x80\xBF\xC3\xE4\x96\xF0\xFF\x00 expert";
             char text[60];
             size_t n = below(sizeof text + 1);
@@ -602,12 +672,14 @@ static void test_tokenizer_lossless(void) {
 
 /* A small byte-level file around the parts that a case changes. */
 static char *tokenizer_text(const char *vocab, const char *merges, const char *model, const char *rest) {
-    static const char *const pre = "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"}";
+    static const char *const pre = "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
+                                   "\"decoder\":{\"type\":\"ByteLevel\"}";
     Tokenizer *t = tokenizer_bytes();
     size_t bytes;
     const char *json = tokenizer_json(t, &bytes), *begin = strstr(json, "\"vocab\":{") + 9;
-    char *text = text_format("{%s,\"model\":{\"type\":\"BPE\",%s\"vocab\":{%.*s%s},\"merges\":%s}}", rest ? rest : pre, model,
-                             (int)(strstr(begin, "}}}") - begin), begin, vocab, merges);
+    char *text = text_format("{%s,\"model\":{\"type\":\"BPE\",%s\"vocab\":{%.*s%s},\"merges\":%s}}",
+                             rest ? rest : pre, model, (int)(strstr(begin, "}}}") - begin), begin,
+                             vocab, merges);
     tokenizer_free(t);
     return text;
 }
@@ -616,7 +688,8 @@ static void test_tokenizer_refused(void) {
 #define PRE "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}"
 #define DECODER ",\"decoder\":{\"type\":\"ByteLevel\"}"
 #define ADDED(content, id, flags) PRE DECODER ",\"added_tokens\":[{\"id\":" id ",\"content\":\"" content "\"" flags "}]"
-    static const struct { const char *what, *vocab, *merges, *model, *rest, *says; } cases[] = {     /* says: NULL if it must load */
+    /* says: NULL if it must load */
+    static const struct { const char *what, *vocab, *merges, *model, *rest, *says; } cases[] = {
         { "merges as strings", ",\"th\":256", "[\"t h\"]", "", NULL, NULL },
         { "merges as pairs", ",\"th\":256", "[[\"t\",\"h\"]]", "", NULL, NULL },
         { "no model type, as in old files", ",\"th\":256", "[\"t h\"]", "\"dropout\":null,\"end_of_word_suffix\":\"\",", NULL, NULL },
@@ -641,10 +714,13 @@ static void test_tokenizer_refused(void) {
         { "another normalizer", "", "[]", "", "\"normalizer\":{\"type\":\"Lowercase\"}," PRE DECODER, "Lowercase" },
         { "another pre-tokenizer", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"}" DECODER, "BertPreTokenizer" },
         { "add_prefix_space", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true}" DECODER, "add_prefix_space" },
-        { "another pattern", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"},"
-          "\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}]}" DECODER, "a+" },
-        { "a step after ByteLevel", "", "[]", "", "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
-          "{\"type\":\"Digits\"}]}" DECODER, "after ByteLevel" },
+        { "another pattern", "", "[]", "",
+          "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a+\"},"
+          "\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+          "\"use_regex\":false}]}" DECODER, "a+" },
+        { "a step after ByteLevel", "", "[]", "",
+          "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
+          "{\"type\":\"ByteLevel\",\"add_prefix_space\":false},{\"type\":\"Digits\"}]}" DECODER, "after ByteLevel" },
         { "another decoder", "", "[]", "", PRE ",\"decoder\":{\"type\":\"WordPiece\"}", "WordPiece" },
         { "no decoder", "", "[]", "", PRE, "decoder" },
         { "no pre-tokenizer", "", "[]", "", "\"decoder\":{\"type\":\"ByteLevel\"}", "neither" },
@@ -660,15 +736,21 @@ static void test_tokenizer_refused(void) {
         char *text = tokenizer_text(cases[i].vocab, cases[i].merges, cases[i].model, cases[i].rest);
         Error e = { "" };
         Tokenizer *t = tokenizer_load_text(text, strlen(text), &e);
-        check(cases[i].says ? !t && strstr(e.text, cases[i].says) : t != NULL, "tokenizer %s: %s (%s)", cases[i].says ? "refused" : "loads", cases[i].what, e.text);
+        check(cases[i].says ? !t && strstr(e.text, cases[i].says) : t != NULL, "tokenizer %s: %s (%s)",
+              cases[i].says ? "refused" : "loads", cases[i].what, e.text);
         int *ids = NULL;
-        if (t && cases[i].vocab[0]) check(tokenizer_encode(t, "that", 4, &ids) == 3 && ids[0] == 256, "tokenizer: %s are used", cases[i].what);
+        if (t && cases[i].vocab[0])
+            check(tokenizer_encode(t, "that", 4, &ids) == 3 && ids[0] == 256, "tokenizer: %s are used",
+                  cases[i].what);
         free(ids);
         tokenizer_free(t);
         free(text);
     }
-    static const char *const broken[] = { "", "{}", "[]", "1", "{\"model\":{}}", "{\"model\":{\"type\":\"WordPiece\"}}", "{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}",
-        "{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}" };
+    static const char *const broken[] = {
+        "", "{}", "[]", "1", "{\"model\":{}}", "{\"model\":{\"type\":\"WordPiece\"}}",
+        "{\"model\":{\"type\":\"BPE\",\"vocab\":{},\"merges\":[]}}",
+        "{" PRE DECODER ",\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}",
+    };
     for (size_t i = 0; i < COUNT(broken); i++) {
         Error e = { "" };
         check(!tokenizer_load_text(broken[i], strlen(broken[i]), &e) && e.text[0], "tokenizer refused: %s", broken[i]);
@@ -678,9 +760,12 @@ static void test_tokenizer_refused(void) {
 }
 
 static void test_tokenizer_order(void) {
-    static const struct { const char *what, *text; int count, ids[4]; } cases[] = {     /* bc before ab, then bcd before abc */
-        { "the lowest rank first", "abcd", 2, { 'a', 258 } }, { "a candidate that went stale is dropped", "xabcdx", 4, { 'x', 'a', 258, 'x' } },
-        { "the leftmost of equals first", "ababab", 3, { 257, 257, 257 } }, { "overlapping equals", "eee", 2, { 260, 'e' } },
+    /* bc before ab, then bcd before abc */
+    static const struct { const char *what, *text; int count, ids[4]; } cases[] = {
+        { "the lowest rank first", "abcd", 2, { 'a', 258 } },
+        { "a candidate that went stale is dropped", "xabcdx", 4, { 'x', 'a', 258, 'x' } },
+        { "the leftmost of equals first", "ababab", 3, { 257, 257, 257 } },
+        { "overlapping equals", "eee", 2, { 260, 'e' } },
         { "merges do not follow ids", "abc", 1, { 259 } },
     };
     char *text = tokenizer_text(",\"bc\":256,\"ab\":257,\"bcd\":258,\"abc\":259,\"ee\":260",
@@ -713,7 +798,8 @@ static void test_tokenizer_stream(void) {
         whole &= utf8_valid(all.at + shown, complete) == complete;
         shown += complete;
     }
-    check(whole && shown == sizeof text - 1 && !strcmp(all.at, text), "tokenizer: streamed pieces are whole characters and all of the text");
+    check(whole && shown == sizeof text - 1 && !strcmp(all.at, text),
+          "tokenizer: streamed pieces are whole characters and all of the text");
     int end = tokenizer_eos(t);
     size_t bytes = 1;
     tokenizer_piece(t, end, &bytes);
@@ -724,9 +810,13 @@ static void test_tokenizer_stream(void) {
 }
 
 static void fuzz_tokenizer(double seconds) {
-    char *seed = tokenizer_text(",\"th\":256,\"the\":257,\"x\xC3\xA9\":258", "[\"t h\",[\"th\",\"e\"]]", "\"ignore_merges\":true,",
-                                "\"added_tokens\":[{\"id\":259,\"content\":\"<s>\",\"special\":true},{\"id\":260,\"content\":\"  \",\"normalized\":true}],"
-                                "\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"decoder\":{\"type\":\"ByteLevel\"}");
+    char *seed = tokenizer_text(",\"th\":256,\"the\":257,\"x\xC3\xA9\":258", "[\"t h\",[\"th\",\"e\"]]",
+                                "\"ignore_merges\":true,",
+                                "\"added_tokens\":[{\"id\":259,\"content\":\"<s>\",\"special\":true},"
+                                "{\"id\":260,\"content\":\"  \",\"normalized\":true}],"
+                                "\"normalizer\":{\"type\":\"NFC\"},"
+                                "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
+                                "\"decoder\":{\"type\":\"ByteLevel\"}");
     size_t size = strlen(seed), tried = 0, accepted = 0, bad = 0;
     for (double end = now() + seconds; now() < end; tried++) {
         size_t bytes;
@@ -743,7 +833,8 @@ static void fuzz_tokenizer(double seconds) {
         tokenizer_free(t);
         free(text);
     }
-    check(tried > 100 && accepted && accepted < tried && !bad, "tokenizer: %zu mutations, %zu still valid, only ids of the vocabulary", tried, accepted);
+    check(tried > 100 && accepted && accepted < tried && !bad,
+          "tokenizer: %zu mutations, %zu still valid, only ids of the vocabulary", tried, accepted);
     free(seed);
 }
 

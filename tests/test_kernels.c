@@ -22,7 +22,8 @@ static void omp_set_num_threads(int n) { (void)n; }
 static int omp_get_max_threads(void) { return 1; }
 #endif
 
-/* B T C V E K F G Q D. The odd ones divide nothing; `one` is larger than any tile or block of a product in every direction. */
+/* B T C V E K F G Q D. The odd ones divide nothing; `one` is larger than any tile or
+ * block of a product in every direction. */
 static const Shape small[] = {
     { "smallest",   1,  1,   1,   1,  1, 1,   1, 1, 1,  2, MIXED },
     { "none",       0,  5,   7,  11,  3, 2,   5, 2, 2,  4, MIXED },
@@ -39,7 +40,8 @@ static const Shape small[] = {
 };
 enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large };
 
-/* ---- the definitions, as loops in double. v[i] is buffer i of the case; an output it leaves NULL is not compared. ------- */
+/* ---- the definitions, as loops in double ---------------------------------------------------------------------
+ * v[i] is buffer i of the case; an output it leaves NULL is not compared. */
 
 static int K_of(const Case *c) { return c->s.K; }
 static int expert_of(const Case *c, double **v, int slot) {
@@ -75,16 +77,17 @@ static void naive_rope_table(const Case *c, double **v) {
 /* The complex number x_i + j x_(i+D/2) times cos + j sin; the conjugate turns it back. */
 static void naive_rope(const Case *c, double **v) {
     const int half = c->s.D / 2;
-    for (int r = 0; r < c->rows; r++)
+    for (int n = 0; n < c->N; n++)
         for (int h = 0; h < c->heads; h++)
             for (int i = 0; i < half; i++) {
-                const double *turn = v[1] + (int)v[2][r / c->rows_per_token] * c->s.D + 2*i;
-                double *re = v[0] + r*c->stride + h*c->s.D + i, *im = re + half, a = *re, b = *im;
+                const double *turn = v[1] + (int)v[2][n] * c->s.D + 2*i;
+                double *re = v[0] + n*c->stride + h*c->s.D + i, *im = re + half, a = *re, b = *im;
                 *re = a * turn[0] - b * turn[1] * c->direction;
                 *im = a * turn[1] * c->direction + b * turn[0];
             }
 }
-/* Element i is kept if the upper half of splitmix64's number is large enough. Seeded with 0, its first number is known. */
+/* Element i is kept if the upper half of splitmix64's number is large enough. Seeded
+ * with 0, its first number is known. */
 static uint64_t splitmix64(uint64_t state) {
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
     state = (state ^ state >> 27) * 0x94D049BB133111EBu;
@@ -290,7 +293,8 @@ static void naive_squares(const Case *c, double **v) {
 }
 static void naive_adamw(const Case *c, double **v) {
     const double lr = (double)c->adamw.lr, b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
-    const double norm = sqrt(v[5][c->count]), clip = (double)c->adamw.clip, shrink = clip > 0 ? fmin(1, clip / norm) : 1;
+    const double norm = sqrt(v[5][c->count]), clip = (double)c->adamw.clip;
+    const double shrink = clip > 0 ? fmin(1, clip / norm) : 1;
     if (!isfinite(norm)) return;
     for (int s = 0; s < c->count; s++)
         for (size_t i = c->segment[s].offset; i < c->segment[s].offset + c->segment[s].count; i++) {
@@ -298,7 +302,8 @@ static void naive_adamw(const Case *c, double **v) {
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
             double mean = v[2][i] / (1 - pow(b1, c->adamw.step)), spread = sqrt(v[3][i] / (1 - pow(b2, c->adamw.step)));
-            w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w + lr * mean / (spread + (double)c->adamw.eps);
+            w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
+                + lr * mean / (spread + (double)c->adamw.eps);
             v[0][i] = w;
             if (v[1]) v[1][i] = w;
         }
@@ -307,8 +312,9 @@ static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->
 
 static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
 #define NAIVE(op) { #op, naive_##op }
-    NAIVE(embed_forward), NAIVE(embed_backward), NAIVE(rmsnorm_forward), NAIVE(rope_table), NAIVE(rope), NAIVE(residual),
-    NAIVE(dropout), NAIVE(matmul_forward), NAIVE(matmul_backward_input), NAIVE(matmul_backward_weight),
+    NAIVE(embed_forward), NAIVE(embed_backward), NAIVE(rmsnorm_forward), NAIVE(rope_table), NAIVE(rope),
+    NAIVE(residual), NAIVE(dropout),
+    NAIVE(matmul_forward), NAIVE(matmul_backward_input), NAIVE(matmul_backward_weight),
     NAIVE(parallel_linear_forward), NAIVE(parallel_linear_backward_input), NAIVE(parallel_linear_backward_weight),
     NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan), NAIVE(router_bias), NAIVE(combine_forward),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
@@ -316,7 +322,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(set_master)
 };
 
-/* ---- comparing -------------------------------------------------------------------------------------------------------- */
+/* ---- comparing ----------------------------------------------------------------------------------------- */
 
 /* The largest relative error of one rounding: half a unit in the last of 8, 24 or 53 bits. */
 static double unit(size_t bytes) { return bytes == 2 ? 0x1p-8 : bytes == 4 ? 0x1p-24 : 0x1p-53; }
@@ -325,12 +331,14 @@ static double worse(double worst, double error) {           /* the larger one; a
     return !(error <= worst) && worst == worst ? error : worst;
 }
 
-/* Errors are relative to the typical element (norm / sqrt(n)): where large terms cancel, the error is theirs. A handful of
- * elements can all be such small differences; terms are of size 1 here, and so that is then taken as typical.
- * A norm hides one wrong row among many, so single elements have a bound too: four times that of the norm (the largest of
- * 10^5 normal errors is 4.5 times the typical one, and the bounds of kernels.h are two or three times that). */
+/* Errors are relative to the typical element (norm / sqrt(n)): where large terms cancel, the error is theirs.
+ * A handful of elements can all be such small differences; terms are of size 1 here, and so that is then
+ * taken as typical. A norm hides one wrong row among many, so single elements have a bound too: four times
+ * that of the norm (the largest of 10^5 normal errors is 4.5 times the typical one, and the bounds of
+ * kernels.h are two or three times that). */
 enum { SINGLE = 4, HANDFUL = 64 };
-static void compare(const Buffer *b, const double *got, const double *want, double bound, const char *who, const char *what) {
+static void compare(const Buffer *b, const double *got, const double *want, double bound, const char *who,
+                    const char *what) {
     double squares = 0, difference = 0, worst = 0;
     for (size_t i = 0; i < b->n; i++) {
         squares += want[i] * want[i];
@@ -410,7 +418,8 @@ static void check_repeats(const Placed *first) {
     for (int i = 0; i < first->c->buffers; i++) {
         if (first->c->buffer[i].role == INPUT || !first->at[i]) continue;
         void *a = case_bits(first, i, &n), *b = case_bits(&again, i, &n);
-        check(!memcmp(a, b, n), "%s %s: %s, the same bits with one thread and two", first->dev->name, first->c->what, first->c->buffer[i].name);
+        check(!memcmp(a, b, n), "%s %s: %s, the same bits with one thread and two", first->dev->name,
+              first->c->what, first->c->buffer[i].name);
         free(a);
         free(b);
     }
@@ -444,11 +453,11 @@ static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
     case_release(&want);
 }
 
-/* ---- gradients ------------------------------------------------------------------------------------------------------------
- * With L = <dy, y(x)> over the outputs y of the forward, for fixed random dy, the backward must return dL/dx. Buffers find
- * each other by name: dy is what the backward reads for the output y, dx what it writes for the input x. */
+/* ---- gradients --------------------------------------------------------------------------------------------
+ * With L = <dy, y(x)> over the outputs y of the forward, for fixed random dy, the backward must return dL/dx. Buffers
+ * find each other by name: dy is what the backward reads for the output y, dx what it writes for the input x. */
 
-static Case *family(Case *c, int i) { return i ? c->forward[i - 1] : c; }           /* the backward, then its forwards */
+static Case *family(Case *c, int i) { return i ? c->forward[i - 1] : c; }        /* the backward, then its forwards */
 static double *input_of(Case *c, const char *name, size_t *n) {
     int i = c ? case_find(c, name) : -1;
     if (i < 0 || c->buffer[i].role != INPUT) return NULL;
@@ -480,10 +489,12 @@ static double loss_of(Case *c, const Device *dev, int first, double *chosen) {
             char upstream[32];
             size_t n;
             snprintf(upstream, sizeof upstream, "d%s", !strcmp(y->name, "act") ? "a" : y->name);
-            const double *dy = input_of(c, upstream, &n), *weight = input_of(c, "weight", &n), *slot = input_of(c, "slot_of_row", &n);
+            const double *dy = input_of(c, upstream, &n), *weight = input_of(c, "weight", &n);
+            const double *slot = input_of(c, "slot_of_row", &n);
             for (size_t j = 0; j < y->n; j++) {
                 double w = 1;                               /* activation_backward: rows of act are weighted */
-                if (!strcmp(y->name, "act") && weight) w = weight[c->from == GROUPED ? (size_t)slot[j / (size_t)c->F] : j / (size_t)c->F];
+                if (!strcmp(y->name, "act") && weight)
+                    w = weight[c->from == GROUPED ? (size_t)slot[j / (size_t)c->F] : j / (size_t)c->F];
                 if (dy) loss += w * dy[j] * value[j];
                 if (!strcmp(y->name, "expert")) *chosen += value[j] * (double)(j + 1);
             }
@@ -499,7 +510,8 @@ static void check_gradients(Case *c, const Device *dev) {
     double before;
     Placed p;
     if (!c->forward[0] || !c->N) return;
-    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].role == INPUT && c->buffer[i].name) share(c, 1, 3, c->buffer[i].name, c->buffer[i].value, c->buffer[i].n);
+    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].role == INPUT && c->buffer[i].name)
+        share(c, 1, 3, c->buffer[i].name, c->buffer[i].value, c->buffer[i].n);
     loss_of(c, dev, 1, &before);
     if (!put_in_memory(&p, c, dev)) return;
     case_run(&p);
@@ -511,7 +523,11 @@ static void check_gradients(Case *c, const Device *dev) {
         const char *name = b->name + 1;
         size_t n = 0;
         for (int f = 0; f < 3 && !x; f++) x = input_of(family(c, f), name, &n);
-        if (!x || n != b->n) { check(0, "%s: found no input %s that %s is the gradient of", c->what, name, b->name); free(gradient); continue; }
+        if (!x || n != b->n) {
+            check(0, "%s: found no input %s that %s is the gradient of", c->what, name, b->name);
+            free(gradient);
+            continue;
+        }
         for (size_t j = 0; j < n; j++) {
             if (b->role == UPDATE) gradient[j] -= b->value[j];
             norm += gradient[j] * gradient[j];
@@ -528,7 +544,8 @@ static void check_gradients(Case *c, const Device *dev) {
                 }
             for (int f = 0; f < 3; f++) { double *mine = input_of(family(c, f), name, &n); if (mine) mine[j] = kept; }
             if (same[0] != before || same[1] != before) continue;       /* the loss has a step where experts change */
-            double numeric = (L[0] - L[1]) / (2 * h), error = fabs(numeric - gradient[j]) / (fabs(numeric) + sqrt(norm / (double)n) + 1e-3);
+            double numeric = (L[0] - L[1]) / (2 * h);
+            double error = fabs(numeric - gradient[j]) / (fabs(numeric) + sqrt(norm / (double)n) + 1e-3);
             worst = worse(worst, error);
             checked++;
         }
@@ -571,7 +588,7 @@ static void check_cross_entropy_gradient(Case *c, const Device *dev) {
     free(gradient);
 }
 
-/* ---- arguments that may be the same pointer ---------------------------------------------------------------------------------- */
+/* ---- arguments that may be the same pointer ------------------------------------------------------------ */
 
 static void check_alias(Case *c, const Device *dev) {
     static const struct { const char *op, *out, *in; int identity; } may[] = {
@@ -593,7 +610,8 @@ static void check_alias(Case *c, const Device *dev) {
         for (int j = 0; j < c->buffers; j++) {
             if (c->buffer[j].role == INPUT || !apart.at[j]) continue;
             void *a = case_bits(&apart, j, &n), *b = case_bits(&together, j, &n);
-            check(!memcmp(a, b, n), "%s %s: %s when %s is %s", dev->name, c->what, c->buffer[j].name, may[i].out, may[i].in);
+            check(!memcmp(a, b, n), "%s %s: %s when %s is %s", dev->name, c->what, c->buffer[j].name,
+                  may[i].out, may[i].in);
             free(a);
             free(b);
         }
@@ -602,9 +620,10 @@ static void check_alias(Case *c, const Device *dev) {
     }
 }
 
-/* ---- PyTorch ----------------------------------------------------------------------------------------------------------------------
- * A case of the same sizes gets the contents of its inputs from the file, by name; then its outputs have to be those in the
- * file. An operation's tensors are named PREFIX.buffer; attention's outputs have another prefix than its inputs. */
+/* ---- PyTorch ----------------------------------------------------------------------------------------------
+ * A case of the same sizes gets the contents of its inputs from the file, by name; then its outputs
+ * have to be those in the file. An operation's tensors are named PREFIX.buffer; attention's outputs
+ * have another prefix than its inputs. */
 
 static Safetensors *reference;
 static double *recorded(const char *prefix, const char *name, size_t n) {
@@ -641,15 +660,19 @@ static void against_pytorch(Case *c, void *context) {
     if (!strcmp(prefix, "activation")) outputs = prefix = experts[c->f];
     if (!*prefix) return;
     if (!strcmp(prefix, "attention")) outputs = orders[c->order];
-    if (!strcmp(c->op, "router_bias") || !strcmp(c->op, "attention_decode") || (c->from == GROUPED && !strcmp(c->op, "activation_backward"))) return;
-    if (!strcmp(c->op, "router_forward") && (c->forced || c->buffer[1].summed > 8 || (case_find(c, "bias") >= 0) != (c->scores == SIGMOID_TOPK))) return;
+    if (!strcmp(c->op, "router_bias") || !strcmp(c->op, "attention_decode")
+        || (c->from == GROUPED && !strcmp(c->op, "activation_backward"))) return;
+    if (!strcmp(c->op, "router_forward")
+        && (c->forced || c->buffer[1].summed > 8
+            || (case_find(c, "bias") >= 0) != (c->scores == SIGMOID_TOPK))) return;
     if (!strcmp(prefix, "rmsnorm")) c->eps = (float)scalar(prefix, "eps");
     if (!strncmp(c->op, "router_", 7)) c->tokens = (int)scalar(prefix, "tokens");
 
     for (int i = 0; i < c->buffers; i++) {
         Buffer *b = &c->buffer[i];
         if (b->role == UPDATE) memset(b->value, 0, b->n * sizeof *b->value);
-        if (b->role != INPUT || !b->name || !strcmp(b->name, "dloss") || i == c->plan || (c->plan >= 0 && i > c->plan)) continue;
+        if (b->role != INPUT || !b->name || !strcmp(b->name, "dloss") || i == c->plan
+            || (c->plan >= 0 && i > c->plan)) continue;
         double *value = recorded(prefix, b->name, b->n);
         if (!value) value = recorded(outputs, b->name, b->n);
         if (!value) { check(0, "reference has no %s.%s for %s", prefix, b->name, c->what); return; }
@@ -670,11 +693,13 @@ static void against_pytorch(Case *c, void *context) {
         if (!want) { check(0, "reference has no %s.%s for %s", outputs, b->name, c->what); free(got); continue; }
         if (!strcmp(b->name, "dlogits")) {
             double *balance = recorded(prefix, "dbalance", b->n), *z = recorded(prefix, "dz", b->n);
-            for (size_t j = 0; balance && z && j < b->n; j++) want[j] += (double)c->balance * balance[j] + (double)c->zloss * z[j];
+            for (size_t j = 0; balance && z && j < b->n; j++)
+                want[j] += (double)c->balance * balance[j] + (double)c->zloss * z[j];
             free(balance);
             free(z);
         }
-        /* what the device was given was rounded: rstd, lse and weights by `real`, out by floatX. Hence twice the bound. */
+        /* what the device was given was rounded: rstd, lse and weights by `real`,
+         * out by floatX. Hence twice the bound. */
         double bound = r->dev->floatX_size == 8 ? 1e-12 : 2 * bound_of(b, r->dev);
         if (!strcmp(c->op, "attention_backward")) bound *= 2;
         compare(b, got, want, bound, r->dev->name, c->what);
@@ -699,7 +724,8 @@ static void adamw_against_pytorch(const Device *dev) {
     dev->from_double(w, weight, COUNT);
     dev->set_master(state[0], w, COUNT);
     for (int step = 0; step < STEPS; step++) {
-        AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"), (float)scalar("adamw", "eps"),
+        AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"),
+                    (float)scalar("adamw", "eps"),
                     (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), step + 1 };
         dev->reals_from_double(g, grad + step * COUNT, COUNT);
         dev->squares(squares, g, segments, SEGMENTS);
@@ -708,8 +734,9 @@ static void adamw_against_pytorch(const Device *dev) {
             double *want = recorded("adamw", kept[i], STEPS * COUNT);
             dev->reals_to_double(got, state[i], COUNT);
             if (!want) { check(0, "reference has no adamw.%s", kept[i]); continue; }
-            check_error(relative_error(got, want + step * COUNT, COUNT), dev->real_size == 8 ? 1e-12 : 8 * (step + 1) * 0x1p-24,
-                        "%s adamw: %s after step %d", dev->name, kept[i], step + 1);
+            check_error(relative_error(got, want + step * COUNT, COUNT),
+                        dev->real_size == 8 ? 1e-12 : 8 * (step + 1) * 0x1p-24, "%s adamw: %s after step %d",
+                        dev->name, kept[i], step + 1);
             free(want);
         }
     }
@@ -718,24 +745,29 @@ static void adamw_against_pytorch(const Device *dev) {
     free(weight), free(grad), free(lr);
 }
 static void against_reference(const Device *dev) {
-    static const struct { const char *only; Shape shape; int outputs; } part[] = {      /* outputs: so that none is forgotten */
+    /* outputs: so that none is forgotten */
+    static const struct { const char *only; Shape shape; int outputs; } part[] = {
         { "rmsnorm",    { "file", 1, 5, 12, 3, 2, 1, 3, 1, 1, 2, MIXED }, 2 + 2 },
         { "router",     { "file", 1, 9, 3, 3, 6, 3, 3, 1, 1, 2, MIXED }, 3 * 3 + 3 * 1 + 3 * 4 },
         { "activation", { "file", 1, 7, 3, 3, 2, 1, 5, 1, 1, 2, MIXED }, 3 * (1 + 1 + 3) },
         { "attention",  { "file", 2, 7, 3, 3, 3, 1, 3, 2, 3, 4, MIXED }, 2 * (2 + 2) },
     };
     Error e;
-    if (!(reference = safetensors_open("tests/reference/ops.safetensors", &e))) { check(0, "%s (run from the folder of the Makefile)", e.text); return; }
+    if (!(reference = safetensors_open("tests/reference/ops.safetensors", &e))) {
+        check(0, "%s (run from the folder of the Makefile)", e.text);
+        return;
+    }
     for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
         Reference r = { dev, 0, part[i].only };
         each_case(&part[i].shape, 1, against_pytorch, &r);
-        check(r.compared == part[i].outputs, "%s: compared %d outputs of %s with PyTorch's, of %d", dev->name, r.compared, part[i].only, part[i].outputs);
+        check(r.compared == part[i].outputs, "%s: compared %d outputs of %s with PyTorch's, of %d", dev->name,
+              r.compared, part[i].only, part[i].outputs);
     }
     adamw_against_pytorch(dev);
     safetensors_close(reference);
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- all of it ----------------------------------------------------------------------------------------- */
 
 static void check_case(Case *c, void *context) {
     const Device *f64 = device_find("cpu-f64"), *dev;

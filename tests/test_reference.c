@@ -1,6 +1,6 @@
 /* test_reference.c: is it the published mathematics? Tiny models that Transformers built, with the logits, the loss and
- * every gradient that PyTorch computed for them (reference.py), against ours. Then the way back: what we save must be what
- * we read. */
+ * every gradient that PyTorch computed for them (reference.py), against ours. Then the way
+ * back: what we save must be what we read. */
 #include "test.h"
 #include "../llmc/hf.h"
 #include <stdio.h>
@@ -42,7 +42,9 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
             snprintf(name, sizeof name, "grad.%s", p.name);
             double *g = read_all(expected, name, &n);
             check(n == p.count, "%s: %s has %zu elements", family, name, p.count);
-            if (g && n == p.count) check_error(relative_error(all + p.offset, g, n), bound, "%s on %s: %s", family, m->dev->name, name);
+            if (g && n == p.count)
+                check_error(relative_error(all + p.offset, g, n), bound, "%s on %s: %s", family,
+                            m->dev->name, name);
             free(g);
         }
     free(all);
@@ -58,7 +60,8 @@ static void family_on(const char *family, const Device *dev, double bound) {
     check(expected != NULL, "%s: %s", path, e.text);
     if (!expected) return;
     check(hf_load_config(folder, &c, &e), "%s: its config.json is understood", family);
-    check(!strcmp(family_name(config_family(&c)), family), "%s: is recognized as itself, not as %s", family, family_name(config_family(&c)));
+    check(!strcmp(family_name(config_family(&c)), family), "%s: is recognized as itself, not as %s", family,
+          family_name(config_family(&c)));
     const FileTensor *shape = safetensors_find(expected, "tokens");
     const int B = (int)shape->shape[0], T = (int)shape->shape[1], N = B * T, V = c.vocab;
     int *tokens = read_ints(expected, "tokens", &tokens_read), *targets = read_ints(expected, "targets", &n);
@@ -71,7 +74,8 @@ static void family_on(const char *family, const Device *dev, double bound) {
     model_batch(&m, tokens, targets, B, T);
     model_forward(&m);
 
-    double *logits = mem_alloc((size_t)N * (size_t)V * sizeof *logits), *want = read_all(expected, "logits", &logits_read);
+    double *logits = mem_alloc((size_t)N * (size_t)V * sizeof *logits);
+    double *want = read_all(expected, "logits", &logits_read);
     check(m.head_rows >= N, "all logits at once");
     model_logits(&m, 0, N);
     dev->to_double(logits, m.s.logits, (size_t)N * (size_t)V);
@@ -92,12 +96,16 @@ static void family_on(const char *family, const Device *dev, double bound) {
     uint64_t bytes;
     uint32_t crc;
     char *file = scratch_path("model.safetensors");
-    check(hf_save_small(scratch(), &m, NULL, &e) && hf_save_weights(&m, file, 7, &e, &bytes, &crc), "%s: saves", family);
-    check(hf_load_config(scratch(), &c2, &e) && config_same(&c, &c2, &e), "%s: config.json survives: %s", family, e.text);
+    check(hf_save_small(scratch(), &m, NULL, &e) && hf_save_weights(&m, file, 7, &e, &bytes, &crc),
+          "%s: saves", family);
+    check(hf_load_config(scratch(), &c2, &e) && config_same(&c, &c2, &e), "%s: config.json survives: %s",
+          family, e.text);
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
-    check(theirs && ours && safetensors_count(theirs) == safetensors_count(ours), "%s: as many tensors in the file as Transformers wrote", family);
+    check(theirs && ours && safetensors_count(theirs) == safetensors_count(ours),
+          "%s: as many tensors in the file as Transformers wrote", family);
     for (size_t i = 0; theirs && ours && i < safetensors_count(theirs); i++)
-        check(safetensors_find(ours, safetensors_at(theirs, i)->name) != NULL, "%s: %s is in our file", family, safetensors_at(theirs, i)->name);
+        check(safetensors_find(ours, safetensors_at(theirs, i)->name) != NULL, "%s: %s is in our file",
+              family, safetensors_at(theirs, i)->name);
     if (theirs) safetensors_close(theirs);
     if (ours) safetensors_close(ours);
     model_plan_inference(&again, dev, &c2, B, T, 0, NULL);
@@ -105,10 +113,12 @@ static void family_on(const char *family, const Device *dev, double bound) {
     void *a = mem_alloc(m.manifest.total * dev->floatX_size), *b = mem_alloc(m.manifest.total * dev->floatX_size);
     dev->download(a, m.params, m.manifest.total * dev->floatX_size);
     dev->download(b, again.params, m.manifest.total * dev->floatX_size);
-    check(!memcmp(a, b, m.manifest.total * dev->floatX_size), "%s on %s: weights survive bit for bit", family, dev->name);
+    check(!memcmp(a, b, m.manifest.total * dev->floatX_size), "%s on %s: weights survive bit for bit",
+          family, dev->name);
 
     model_free(&m); model_free(&again); safetensors_close(expected);
-    free(a); free(b); free(file); free(folder); free(path); free(tokens); free(targets); free(logits); free(want); free(loss);
+    free(a); free(b); free(file); free(folder); free(path); free(tokens); free(targets); free(logits);
+    free(want); free(loss);
 }
 
 void test_reference(void) {

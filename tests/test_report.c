@@ -1,5 +1,6 @@
-/* test_report.c: the page of a run. What is drawn is read back from the page and compared with what was logged; damaged,
- * truncated and mutated logs must give a well-formed page; what a resumed run has redone must leave no trace. */
+/* test_report.c: the page of a run. What is drawn is read back from the page and compared with
+ * what was logged; damaged, truncated and mutated logs must give a well-formed page; what a
+ * resumed run has redone must leave no trace. */
 #include "test.h"
 #include "../llmc/json.h"
 #include "../llmc/plot.h"
@@ -32,8 +33,8 @@ static char *page_of_text(const Text *log) { return page_of(log->at ? log->at : 
 
 static int is_name(char c) { return isalnum((unsigned char)c) || c == '-' || c == ':'; }
 
-/* Well-formed as XML: tags nest, attributes are quoted and unique, `&` starts one of five entities, no control characters,
- * valid UTF-8, one root. Returns the place of the first fault, or NULL. */
+/* Well-formed as XML: tags nest, attributes are quoted and unique, `&` starts one of five entities, no control
+ * characters, valid UTF-8, one root. Returns the place of the first fault, or NULL. */
 static const char *xml_fault(const char *page) {
     static const char *const entities[] = { "&lt;", "&gt;", "&amp;", "&quot;", "&#39;" };
     const char *open[64], *c = page;
@@ -68,7 +69,8 @@ static const char *xml_fault(const char *page) {
                 const char *name = ++c;
                 while (is_name(*c)) c++;
                 if (c == name || n == 16 || c[0] != '=' || c[1] != '"') return c;
-                for (size_t k = 0; k < n; k++) if (sizes[k] == (size_t)(c - name) && !strncmp(names[k], name, sizes[k])) return name;
+                for (size_t k = 0; k < n; k++)
+                    if (sizes[k] == (size_t)(c - name) && !strncmp(names[k], name, sizes[k])) return name;
                 names[n] = name;
                 sizes[n++] = (size_t)(c - name);
                 c += 2;
@@ -106,19 +108,23 @@ static int points_of(const char *chart, const char *class, double *x, double *y,
     const char *c = strstr(chart, class);
     int n = 0, used;
     if (!c || !(c = strstr(c, " d=\""))) return 0;
-    for (c += 4; n < room && (*c == 'M' || *c == 'L') && sscanf(c + 1, "%lf %lf%n", &x[n], &y[n], &used) == 2; n++) c += 1 + used;
+    for (c += 4; n < room && (*c == 'M' || *c == 'L')
+         && sscanf(c + 1, "%lf %lf%n", &x[n], &y[n], &used) == 2; n++) c += 1 + used;
     return n;
 }
 
 static void add_step(Text *log, int step, double loss) {
-    text_add(log, "{\"event\":\"step\",\"step\":%d,\"loss\":%.6f,\"norm\":1.5,\"lr\":0.001,\"ms\":100,\"tok_s\":5000,", step, loss);
+    text_add(log, "{\"event\":\"step\",\"step\":%d,\"loss\":%.6f,\"norm\":1.5,\"lr\":0.001,\"ms\":100,"
+                  "\"tok_s\":5000,", step, loss);
     text_add(log, "%s\n", "\"balance\":1.25,\"z\":0.5,\"att_balance\":1.125,\"max_load\":2,\"dead\":0}");
 }
 static void add_start(Text *log) {
-    text_add(log, "%s\n", "{\"event\":\"start\",\"time\":\"T\",\"version\":\"v\",\"device\":\"cpu-f32\",\"model\":\"m4:c128\","
-             "\"family\":\"jetmoe\",\"parameters\":1921408,"
-             "\"active\":611000,\"data\":\"one <line> & \\\"two\\\"\",\"fallback\":false,\"train_tokens\":1003854,\"val_tokens\":111540,"
-             "\"options\":{\"train\":\"data\",\"steps\":20,\"rate\":0.001,\"tied\":true,\"prompt\":null,\"list\":[1,\"a\",[2]]}}");
+    text_add(log, "%s\n", "{\"event\":\"start\",\"time\":\"T\",\"version\":\"v\",\"device\":\"cpu-f32\","
+                          "\"model\":\"m4:c128\",\"family\":\"jetmoe\",\"parameters\":1921408,"
+                          "\"active\":611000,\"data\":\"one <line> & \\\"two\\\"\",\"fallback\":false,"
+                          "\"train_tokens\":1003854,\"val_tokens\":111540,"
+                          "\"options\":{\"train\":\"data\",\"steps\":20,\"rate\":0.001,\"tied\":true,"
+                          "\"prompt\":null,\"list\":[1,\"a\",[2]]}}");
 }
 /* A small log of every event. */
 static void add_everything(Text *log) {
@@ -126,28 +132,34 @@ static void add_everything(Text *log) {
     for (int s = 1; s <= 20; s++) {
         add_step(log, s, 5 - 0.1 * s);
         if (s % 10) continue;
-        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"best\":%d.5,\"best_step\":%d}\n",
-                 s, 5 - s / 10, 5 - s / 10, s);
-        text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":[{\"name\":\"layer 0 attention\",\"load\":[10,10,10,10]},"
+        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"best\":%d.5,"
+                      "\"best_step\":%d}\n", s, 5 - s / 10, 5 - s / 10, s);
+        text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":["
+                      "{\"name\":\"layer 0 attention\",\"load\":[10,10,10,10]},"
                       "{\"name\":\"layer 0 mlp\",\"load\":[0,16,%d,20]}]}\n", s, s / 10 * 4);
         text_add(log, "{\"event\":\"sample\",\"step\":%d,\"text\":\"\\n\\u0000<script>alert('x')</script> "
                       "\\\"&amp; %d\\u202e\\ufffe\"}\n", s, s);
     }
     text_add(log, "%s\n", "{\"event\":\"warning\",\"step\":12,\"text\":\"slow <disk>\"}\n"
              "{\"event\":\"skip\",\"step\":12,\"tensor\":\"layers.0.up\"}\n{\"event\":\"news\",\"step\":13}\n"
-             "{\"event\":\"end\",\"steps\":20,\"seconds\":3725,\"best\":3.5,\"best_step\":20,\"tokens\":819200,\"tok_s\":10234,\"fingerprint\":\"abc123\"}");
+             "{\"event\":\"end\",\"steps\":20,\"seconds\":3725,\"best\":3.5,\"best_step\":20,"
+             "\"tokens\":819200,\"tok_s\":10234,\"fingerprint\":\"abc123\"}");
 }
 
 /* ---- what is shown ----------------------------------------------------------------------------------------------- */
 
 static void test_contents(void) {
     static const char *const shown[] = {
-        "<h1>Training report: m4:c128</h1>", "1,921,408", "611,000", "cpu-f32", "one &lt;line&gt; &amp; &quot;two&quot;", "1,003,854", "1 h 02 min",
-        "10,234", "819,200", "abc123", "best 3.5 at step 20", "3.25 bits/byte", "slow &lt;disk&gt;", "layers.0.up", "<td>train</td><td>data</td>",
-        "<td>rate</td><td>0.001</td>", "<td>tied</td><td>yes</td>", "<td>prompt</td><td>–</td>", "<td>list</td><td>1, a, …</td>",
+        "<h1>Training report: m4:c128</h1>", "1,921,408", "611,000", "cpu-f32",
+        "one &lt;line&gt; &amp; &quot;two&quot;", "1,003,854", "1 h 02 min",
+        "10,234", "819,200", "abc123", "best 3.5 at step 20", "3.25 bits/byte", "slow &lt;disk&gt;",
+        "layers.0.up", "<td>train</td><td>data</td>",
+        "<td>rate</td><td>0.001</td>", "<td>tied</td><td>yes</td>", "<td>prompt</td><td>–</td>",
+        "<td>list</td><td>1, a, …</td>",
         "\xE2\x90\x80&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &quot;&amp;amp; 10",
     };
-    static const char *const charts[] = { "Loss", "Learning rate", "Gradient norm", "Balance loss (1 is even)", "Load of the busiest expert / mean",
+    static const char *const charts[] = { "Loss", "Learning rate", "Gradient norm",
+                                          "Balance loss (1 is even)", "Load of the busiest expert / mean",
                                           "Tokens per second", "Router z-loss" };
     Text log = {0};
     add_everything(&log);
@@ -164,7 +176,8 @@ static void test_contents(void) {
         check(!strstr(page, "Experts without a token"), "report: no chart for a curve of zeros");
         check(!strstr(page, "<script") && !strstr(page, "://") && !strstr(page, "<link") && !strstr(page, "@import"),
               "report: no scripts, nothing from elsewhere");
-        check(strstr(page, ">step 10<") && strstr(page, ">step 10<") < strstr(page, ">step 20<"), "report: samples in order");
+        check(strstr(page, ">step 10<") && strstr(page, ">step 10<") < strstr(page, ">step 20<"),
+              "report: samples in order");
         check(!strstr(page, "no end") && !strstr(page, "could not be read"), "report: nothing to complain about");
     }
     free(page);
@@ -187,10 +200,13 @@ static void test_curve(void) {
         worst = fmax(worst, fabs(y[i] - (y[0] + part * (y[n - 1] - y[0]))));
     }
     check_error(n == STEPS ? worst : NAN, 0.11, "report: a line is straight, in pixels of 0.1");
-    check(n == STEPS && y[0] < 30 && y[n - 1] > 270 && x[n - 1] - x[0] > 700, "report: from the upper left to the lower right");
-    check(strstr(loss, ">10</text>") && strstr(loss, ">5</text>") && strstr(loss, ">400</text>"), "report: round labels");
+    check(n == STEPS && y[0] < 30 && y[n - 1] > 270 && x[n - 1] - x[0] > 700,
+          "report: from the upper left to the lower right");
+    check(strstr(loss, ">10</text>") && strstr(loss, ">5</text>") && strstr(loss, ">400</text>"),
+          "report: round labels");
     check(strstr(rate, ">1.0e-3</text>") != NULL, "report: small labels");
-    check(!strstr(loss, "class=\"band") && !strstr(loss, "validation") && !strstr(loss, "class=\"best"), "report: only what is there");
+    check(!strstr(loss, "class=\"band") && !strstr(loss, "validation") && !strstr(loss, "class=\"best"),
+          "report: only what is there");
     free(page);
     free(loss);
     free(rate);
@@ -229,9 +245,12 @@ static void test_gaps(void) {
     const char *d = line ? strstr(line, " d=\"") : NULL;
     const int length = d ? (int)strcspn(d + 4, "\"") : 0;
     char *path = text_format("%.*s", length, d ? d + 4 : "");
-    check(count(path, "M") == 3 && count(path, "L") == 4 && count(path, "h0") == 1, "report: null leaves a gap: %s", path);
-    check(count(norm, ">1.4</text>") == 1 && count(norm, "</text>") == 8 + 5 + 1, "report: an absurd number does not set the axis");
-    check(page && strstr(page, "best 4 at step 9") && !strstr(page, "bits/byte"), "report: no bits per byte where they are not known");
+    check(count(path, "M") == 3 && count(path, "L") == 4 && count(path, "h0") == 1,
+          "report: null leaves a gap: %s", path);
+    check(count(norm, ">1.4</text>") == 1 && count(norm, "</text>") == 8 + 5 + 1,
+          "report: an absurd number does not set the axis");
+    check(page && strstr(page, "best 4 at step 9") && !strstr(page, "bits/byte"),
+          "report: no bits per byte where they are not known");
     check(well_formed(page, "gaps"), "report: well-formed with gaps");
     free(path);
     free(page);
@@ -248,8 +267,11 @@ static void test_heat(void) {
     for (int s = 1; s <= EVENTS; s++) {
         text_add(&log, "{\"event\":\"load\",\"step\":%d,\"routers\":[{\"name\":\"<r>\",\"load\":[", s);
         for (int e = 0; e < E; e++) text_add(&log, "%s%d", e ? "," : "", load[e]);
-        text_add(&log, "]},{\"name\":\"turns\",\"load\":[%d,%d]},{\"name\":\"none\",\"load\":[0,0,0]}]}\n", s <= 800, s > 800);
-        if (s == 7) text_add(&log, "{\"event\":\"load\",\"step\":7,\"routers\":[{\"name\":\"other\",\"load\":[1,2]}]}\n");
+        text_add(&log, "]},{\"name\":\"turns\",\"load\":[%d,%d]},{\"name\":\"none\",\"load\":[0,0,0]}]}\n",
+                 s <= 800, s > 800);
+        if (s == 7)
+            text_add(&log, "{\"event\":\"load\",\"step\":7,\"routers\":[{\"name\":\"other\","
+                           "\"load\":[1,2]}]}\n");
     }
     char *page = page_of_text(&log), *strip = chart_of(page, "&lt;r&gt;");
     char *turns = chart_of(page, "turns"), *none = chart_of(page, "none");
@@ -258,13 +280,16 @@ static void test_heat(void) {
     const char *box = strstr(strip, "viewBox=\"0 0 ");
     check(box && sscanf(box, "viewBox=\"0 0 %d 5\"", &columns) == 1 && columns >= 128 && columns <= 256,
           "report: %d load events in %d columns", EVENTS, columns);
-    static const struct { const char *class; int row; } expected[] = { { "s0", 0 }, { "s3", 1 }, { "s6", 3 }, { "s7", 4 } };
+    static const struct { const char *class; int row; }
+    expected[] = { { "s0", 0 }, { "s3", 1 }, { "s6", 3 }, { "s7", 4 } };
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         char *path = text_format("<path class=\"%s\" d=\"", expected[i].class);
         const char *d = strstr(strip, path);
         const int read = d ? sscanf(d + strlen(path), "M%d %dh%dv1H%dz", &from, &row, &run, &back) : 0;
-        check(read == 4 && from == 0 && row == expected[i].row && run == columns && back == 0 && d[strcspn(d, "z") + 1] == '"',
-              "report: load / mean of expert %d has shade %s from first to last", expected[i].row, expected[i].class);
+        check(read == 4 && from == 0 && row == expected[i].row && run == columns && back == 0
+              && d[strcspn(d, "z") + 1] == '"',
+              "report: load / mean of expert %d has shade %s from first to last", expected[i].row,
+              expected[i].class);
         free(path);
     }
     check(!strstr(strip, "<path class=\"s4\"") && count(strip, "<path") == 4, "report: the even expert is background");
@@ -289,7 +314,8 @@ static void add_part(Text *log, int from, int to, double loss) {
         if (s % 5) continue;
         text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%.3f}\n", s, loss);
         text_add(log, "{\"event\":\"sample\",\"step\":%d,\"text\":\"%g\"}\n", s, loss);
-        text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":[{\"name\":\"r\",\"load\":[1,%d]}]}\n", s, (int)loss);
+        text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":[{\"name\":\"r\",\"load\":[1,%d]}]}\n",
+                 s, (int)loss);
     }
 }
 static int same_page(const Text *a, const Text *b) {
@@ -314,7 +340,8 @@ static void test_resume(void) {
 
     add_part(&twice, 1, 40, 3);
     add_part(&twice, 41, 70, 1);
-    text_add(&twice, "%s", "{\"event\":\"step\",\"step\":20,\"loss\":0.5}\n");      /* goes back without a word, then dies */
+    /* goes back without a word, then dies */
+    text_add(&twice, "%s", "{\"event\":\"step\",\"step\":20,\"loss\":0.5}\n");
     add_part(&twice, 21, 22, 9);
     for (int s = 1; s <= 3; s++) text_add(&twice, "{\"event\":\"step\",\"step\":%d,\"loss\":7}\n", s);
     Text restarted = {0};
@@ -344,7 +371,8 @@ static void test_resume(void) {
     page = page_of_text(&again);
     check(page && strstr(page, "no end"), "report: resumed after its end, it has none");
     free(page);
-    free(clean.at); free(lost.at); free(twice.at); free(restarted.at); free(again.at); free(shorter.at); free(shorter_lost.at);
+    free(clean.at); free(lost.at); free(twice.at); free(restarted.at); free(again.at); free(shorter.at);
+    free(shorter_lost.at);
 }
 
 /* ---- damaged logs ------------------------------------------------------------------------------------------------ */
@@ -354,7 +382,8 @@ static void test_damage(void) {
     Text log = {0};
     add_everything(&log);
     size_t cuts = 0, good = 0;
-    for (size_t n = 0; n <= log.length; n += 1 + (size_t)(uniform() * 200), cuts++) {    /* torn anywhere, no complaint */
+    /* torn anywhere, no complaint */
+    for (size_t n = 0; n <= log.length; n += 1 + (size_t)(uniform() * 200), cuts++) {
         char *page = page_of(log.at, n);
         good += well_formed(page, "torn") && !strstr(page, "could not be read");
         free(page);
@@ -369,7 +398,8 @@ static void test_damage(void) {
         memcpy(copy, log.at, bytes);
         for (int k = 1 + (int)(uniform() * 12); k--;) {
             const size_t at = (size_t)(uniform() * (double)bytes);
-            static const char *const values[] = { "null", "-1", "1e308", "\"<&>\"", "[]", "{}", "[[1]]", "9e99", "true" };
+            static const char *const values[] = { "null", "-1", "1e308", "\"<&>\"", "[]", "{}", "[[1]]",
+                                                  "9e99", "true" };
             if (uniform() < 0.5) copy[at] = (char)(int)(uniform() < 0.5 ? 32 + uniform() * 95 : uniform() * 256);
             else {                                          /* another value, in the same number of bytes */
                 const char *colon = memchr(copy + at, ':', bytes - at), *value = values[(size_t)(uniform() * 9)];
@@ -389,7 +419,8 @@ static void test_damage(void) {
     check(complained && complained < tried, "report: damage inside is reported (%zu of %zu)", complained, tried);
     free(log.at);
 
-    check(!report_write("/nonexistent", &e) && strstr(e.text, "/nonexistent/log.jsonl"), "report: no log, no page, a reason");
+    check(!report_write("/nonexistent", &e) && strstr(e.text, "/nonexistent/log.jsonl"),
+          "report: no log, no page, a reason");
 }
 
 /* What is shown of very many samples, options, routers and long texts is bounded. */
@@ -417,14 +448,16 @@ static void test_bounds(void) {
     if (page) {
         const char *c = strstr(page, "<h2>Samples</h2>");
         check(strlen(page) < 1000000, "report: %zu bytes of log, %zu of page", log.length, strlen(page));
-        check(count(page, "…</pre>") == 32 && count(page, "<pre>") == 32 && strstr(page, "68 more"), "report: 32 samples, cut");
+        check(count(page, "…</pre>") == 32 && count(page, "<pre>") == 32 && strstr(page, "68 more"),
+              "report: 32 samples, cut");
         for (int s = 1; s <= 100 && c; s += s == 8 ? 69 : 1) {
             char *mark = text_format("<div class=\"dim\">step %d</div>", s);
             c = strstr(c, mark);
             free(mark);
         }
         check(c != NULL, "report: the first 8 and the last 24 samples in order");
-        check(strstr(page, "router 127.") && !strstr(page, "router 128.") && strstr(page, "72 more routers"), "report: the first 128 routers");
+        check(strstr(page, "router 127.") && !strstr(page, "router 128.") && strstr(page, "72 more routers"),
+              "report: the first 128 routers");
         check(strstr(page, "option 511<") && !strstr(page, "option 512<"), "report: the first 512 options");
     }
     free(page);
@@ -454,7 +487,8 @@ static int widest(const char *text) {                       /* in characters */
     return most;
 }
 static void test_terminal(void) {
-    const double x[] = { 0, 1, 2, 3 }, down[] = { 3, 2, 1, 0 }, odd[] = { NAN, INFINITY, -INFINITY, 1e300 }, gap[] = { 3, 3, NAN, 0 };
+    const double x[] = { 0, 1, 2, 3 }, down[] = { 3, 2, 1, 0 }, odd[] = { NAN, INFINITY, -INFINITY, 1e300 };
+    const double gap[] = { 3, 3, NAN, 0 };
     /* 24 wide leaves 15 cells, 30 by 16 dots: the dots of a falling diagonal, two to a row. */
     char *plot = plot_of(x, down, 4, 24, 4, 1);
     check(!strcmp(plot, "title\n"
@@ -473,7 +507,8 @@ static void test_terminal(void) {
           "plot: a diagonal in ASCII\n%s", plot);
     free(plot);
     plot = plot_of(x, gap, 4, 40, 3, 0);
-    check(strstr(plot, "+'''''''''''\n") && strstr(plot, "|\n      0 +                              .\n"), "plot: a gap stays empty\n%s", plot);
+    check(strstr(plot, "+'''''''''''\n") && strstr(plot, "|\n      0 +                              .\n"),
+          "plot: a gap stays empty\n%s", plot);
     free(plot);
     for (int n = 0; n <= 4; n += 4) {
         plot = plot_of(x, odd, n, 80, 8, 1);

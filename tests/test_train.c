@@ -1,7 +1,7 @@
 /* test_train.c: what stands around the model. Settings, schedules, sampling and statistics against their definitions;
- * accumulation and threads, which must not change a gradient; checkpoints, which must give back every bit, survive damage
- * and keep out a second trainer; config.json in both directions; and the files under all of that. What the two programs do
- * with them is in test_programs.sh. */
+ * accumulation and threads, which must not change a gradient; checkpoints, which must give back every bit, survive
+ * damage and keep out a second trainer; config.json in both directions; and the files under all of that. What the two
+ * programs do with them is in test_programs.sh. */
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
 #include "test.h"
@@ -25,36 +25,45 @@
 #include <omp.h>
 #endif
 
-/* ---- the learning rate ---------------------------------------------------------------------------------------------------- */
+/* ---- the learning rate --------------------------------------------------------------------------------- */
 
 static void schedules(void) {
-    static const struct { const char *name; long step; double rate; } points[] = {          /* 100 steps, 20 of warm-up, down to 0.1 */
-        { "cosine", 0, 1/21. }, { "cosine", 19, 20/21. }, { "cosine", 20, 1 }, { "cosine", 60, 0.55 }, { "cosine", 100, 0.1 }, { "cosine", 1000, 0.1 },
+    /* 100 steps, 20 of warm-up, down to 0.1 */
+    static const struct { const char *name; long step; double rate; } points[] = {
+        { "cosine", 0, 1/21. }, { "cosine", 19, 20/21. }, { "cosine", 20, 1 }, { "cosine", 60, 0.55 },
+        { "cosine", 100, 0.1 }, { "cosine", 1000, 0.1 },
         { "cosine", 40, 0.1 + 0.9 * (0.5 + 0.35355339059327379) },          /* a quarter: cos(pi/4) = sqrt(1/2) */
-        { "linear", 10, 11/21. }, { "linear", 20, 1 }, { "linear", 60, 0.55 }, { "linear", 80, 0.325 }, { "linear", 100, 0.1 },
+        { "linear", 10, 11/21. }, { "linear", 20, 1 }, { "linear", 60, 0.55 }, { "linear", 80, 0.325 },
+        { "linear", 100, 0.1 },
         { "constant", 0, 1/21. }, { "constant", 20, 1 }, { "constant", 99, 1 }, { "constant", 1000, 1 },
-        { "wsd", 5, 6/21. }, { "wsd", 20, 1 }, { "wsd", 83, 1 }, { "wsd", 84, 1 }, { "wsd", 92, 0.55 }, { "wsd", 100, 0.1 },
+        { "wsd", 5, 6/21. }, { "wsd", 20, 1 }, { "wsd", 83, 1 }, { "wsd", 84, 1 }, { "wsd", 92, 0.55 },
+        { "wsd", 100, 0.1 },
     };
     for (size_t i = 0; i < sizeof points / sizeof *points; i++)
-        check_error(fabs(schedule_rate(points[i].name, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12, "%s at step %ld is %g", points[i].name, points[i].step, points[i].rate);
+        check_error(fabs(schedule_rate(points[i].name, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
+                    "%s at step %ld is %g", points[i].name, points[i].step, points[i].rate);
 
     static const char *const names[] = { "cosine", "linear", "constant", "wsd" };
     for (int k = 0; k < 4; k++) {
         int rises = 1, falls = 1, inside = 1;
         for (long s = 0; s < 1000; s++) {
-            const double a = schedule_rate(names[k], s, 1000, 100, 0.2), b = schedule_rate(names[k], s + 1, 1000, 100, 0.2);
+            const double a = schedule_rate(names[k], s, 1000, 100, 0.2);
+            const double b = schedule_rate(names[k], s + 1, 1000, 100, 0.2);
             rises &= s >= 100 || b > a;
             falls &= s < 100 || b <= a;
             inside &= a > 0 && a <= 1 && (s < 100 || a >= 0.2);
         }
         check(rises && falls && inside, "%s rises through the warm-up, never again, and stays above its end", names[k]);
-        check_error(fabs(schedule_rate(names[k], 0, 10, 0, 0.5) - 1), 0, "%s without warm-up begins at the peak", names[k]);
-        check_error(fabs(schedule_rate(names[k], 9, 10, 50, 0.5) - 10/51.), 1e-12, "%s with a warm-up longer than the run is all warm-up", names[k]);
-        check_error(fabs(schedule_rate(names[k], 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12, "%s with a warm-up as long as the run has no division by zero", names[k]);
+        check_error(fabs(schedule_rate(names[k], 0, 10, 0, 0.5) - 1), 0,
+                    "%s without warm-up begins at the peak", names[k]);
+        check_error(fabs(schedule_rate(names[k], 9, 10, 50, 0.5) - 10/51.), 1e-12,
+                    "%s with a warm-up longer than the run is all warm-up", names[k]);
+        check_error(fabs(schedule_rate(names[k], 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12,
+                    "%s with a warm-up as long as the run has no division by zero", names[k]);
     }
 }
 
-/* ---- sampling ------------------------------------------------------------------------------------------------------------- */
+/* ---- sampling ------------------------------------------------------------------------------------------ */
 
 static int draw(Sampler s, const double *logits, int count, uint64_t position) {
     double copy[64];
@@ -63,9 +72,11 @@ static int draw(Sampler s, const double *logits, int count, uint64_t position) {
     return sample_token(&s, copy, count, order, position);
 }
 
-/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: 20000 draws, counted, and the largest distance
- * from what is expected in standard deviations of such a count (and one more draw, for tokens that are hardly ever drawn). */
-static void proportions(const char *what, Sampler s, const double *logits, const double *p, const int *order, int count, int n) {
+/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: 20000 draws, counted, and the
+ * largest distance from what is expected in standard deviations of such a count (and one more draw, for
+ * tokens that are hardly ever drawn). */
+static void proportions(const char *what, Sampler s, const double *logits, const double *p, const int *order,
+                        int count, int n) {
     enum { DRAWS = 20000 };
     int seen[64] = { 0 };
     double kept = 0, worst = 0;
@@ -84,7 +95,12 @@ static void sampling(void) {
     double logits[V], p[V], sum = 0, most = 0;
     int order[V], n;
     for (int i = 0; i < V; i++) { logits[i] = 2 * normal(); order[i] = i; }
-    for (int i = 0; i < V; i++) for (int j = i; j > 0 && logits[order[j]] > logits[order[j-1]]; j--) { int t = order[j]; order[j] = order[j-1]; order[j-1] = t; }
+    for (int i = 0; i < V; i++)
+        for (int j = i; j > 0 && logits[order[j]] > logits[order[j-1]]; j--) {
+            const int t = order[j];
+            order[j] = order[j-1];
+            order[j-1] = t;
+        }
     for (int i = 0; i < V; i++) sum += p[i] = exp(logits[i]);
     for (int i = 0; i < V; i++) p[i] /= sum;
 
@@ -111,7 +127,9 @@ static void sampling(void) {
     for (int i = 0; i < V; i++) p[i] *= p[i];
     proportions("temperature 0.5 squares the odds", s, logits, p, order, V, V);
 
-    const double even[V] = { 0 }, ties[5] = { 1, 3, 3, 0, 3 }, nothing[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY }, nans[4] = { NAN, NAN, NAN, NAN };
+    const double even[V] = { 0 }, ties[5] = { 1, 3, 3, 0, 3 };
+    const double nothing[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    const double nans[4] = { NAN, NAN, NAN, NAN };
     const double holes[5] = { NAN, -INFINITY, 0.5, NAN, 0.4 }, boundless[4] = { 0, 1, INFINITY, 2 };
     int greedy = 1, none = 1, one = 1, cold = 1, strict = 1, same = 1, differs = 0, moves = 0;
     for (uint64_t i = 0; i < 200; i++) {
@@ -133,13 +151,19 @@ static void sampling(void) {
     check(cold, "a temperature near 0 too, without overflow");
     check(same && moves > 100 && differs > 100, "a draw is a function of key and position, and of both");
 
-    check(draw((Sampler){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1 && draw((Sampler){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
-    check(draw(plain, nothing, 4, 0) == 0 && draw((Sampler){ .temperature = 1, .top_p = 0.9f, .top_k = 2 }, nothing, 4, 0) == 0, "when everything is masked it is token 0");
-    check(draw(plain, nans, 4, 0) == 0 && draw((Sampler){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0, "when everything is NaN as well");
+    check(draw((Sampler){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
+          && draw((Sampler){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
+    check(draw(plain, nothing, 4, 0) == 0 && draw((Sampler){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
+                                                  nothing, 4, 0) == 0,
+                                                  "when everything is masked it is token 0");
+    check(draw(plain, nans, 4, 0) == 0 && draw((Sampler){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0,
+          "when everything is NaN as well");
     check(draw(plain, boundless, 4, 0) == 2, "an infinite logit wins");
     int right = 1, seen[2] = { 0 };
     for (uint64_t i = 0; i < 500; i++) {
-        const int a = draw(plain, holes, 5, i), b = draw((Sampler){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i }, holes, 5, i);
+        const int a = draw(plain, holes, 5, i);
+        const int b = draw((Sampler){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i },
+                           holes, 5, i);
         right &= (a == 2 || a == 4) && (b == 2 || b == 4);
         seen[0] += a == 4;
         seen[1] += b == 4;
@@ -147,7 +171,7 @@ static void sampling(void) {
     check(right && seen[0] > 100 && seen[1] > 100, "NaN and masked tokens are never drawn, the others are");
 }
 
-/* ---- z-scores ------------------------------------------------------------------------------------------------------------- */
+/* ---- z-scores ------------------------------------------------------------------------------------------ */
 
 static void windows(void) {
     Window w = { 0 };
@@ -158,7 +182,8 @@ static void windows(void) {
     for (int i = 0; i < WINDOW; i++) mean += x[i] / WINDOW;
     for (int i = 0; i < WINDOW; i++) variance += (x[i] - mean) * (x[i] - mean) / WINDOW;
     const Window before = w;
-    check(isnan(window_score(&w, NAN)) && isinf(window_score(&w, INFINITY)) && !memcmp(&before, &w, sizeof w), "a value that is not finite has no score and is not kept");
+    check(isnan(window_score(&w, NAN)) && isinf(window_score(&w, INFINITY)) && !memcmp(&before, &w, sizeof w),
+          "a value that is not finite has no score and is not kept");
     check_error(fabs(window_score(&w, mean + 3 * sqrt(variance)) - 3), 1e-9, "three deviations above the mean");
     check(w.count == WINDOW && w.x[0] > mean, "and the oldest value has made room for it");
     Window flat = { 0 };
@@ -166,7 +191,7 @@ static void windows(void) {
     check(window_score(&flat, 5) == 0, "no spread, no score");
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------------- */
+/* ---- options ------------------------------------------------------------------------------------------- */
 
 typedef struct { int count; int64_t large; float rate; const char *kind; } Small;
 static const Option table[] = {
@@ -215,7 +240,8 @@ static void parse_line(void *line) {
 
 static void options(void) {
     static const struct { const char *line, *says; } wrong[] = {
-        { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" }, { "-", "" },
+        { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" },
+        { "-", "" },
         { "-c 3 -c 3", "given twice" },         { "-c 3 --count=4", "given twice" },
         { "-c", "needs a value" },              { "-k wsd --rate", "needs a value" },       { "-c=3", "no such option" },
         { "-c 3x", "a whole number" },          { "-c 3.5", "a whole number" },             { "--count=", "a whole number" },
@@ -230,8 +256,10 @@ static void options(void) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char line[64];
         snprintf(line, sizeof line, "%s", wrong[i].line);
-        const int dash = !strcmp(line, "-"), code = in_child(parse_line, line, said, sizeof said);       /* "-" is a word, as for stdin */
-        check(code == (dash ? 0 : EXIT_USAGE) && strstr(said, wrong[i].says), "options \"%s\": exit code %d, \"%s\" in \"%.200s\"", wrong[i].line, code, wrong[i].says, said);
+        /* "-" is a word, as for stdin */
+        const int dash = !strcmp(line, "-"), code = in_child(parse_line, line, said, sizeof said);
+        check(code == (dash ? 0 : EXIT_USAGE) && strstr(said, wrong[i].says),
+              "options \"%s\": exit code %d, \"%s\" in \"%.200s\"", wrong[i].line, code, wrong[i].says, said);
     }
 
     Small s, again;
@@ -239,8 +267,10 @@ static void options(void) {
     const char *word = NULL;
     const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
     options_parse(table, ROWS, &s, given, n, argv, "usage", &word, 1);
-    check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine") && word && !strcmp(word, "out"), "good options are read");
-    check(option_given(table, ROWS, given, "c") && !option_given(table, ROWS, given, "k"), "and it is known which were given");
+    check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
+          && word && !strcmp(word, "out"), "good options are read");
+    check(option_given(table, ROWS, given, "c") && !option_given(table, ROWS, given, "k"),
+          "and it is known which were given");
     options_default(table, ROWS, &s, given, "c", "9");
     options_default(table, ROWS, &s, given, "k", "wsd");
     check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
@@ -249,7 +279,9 @@ static void options(void) {
     Error e;
     options_json(table, ROWS, &s, &json);
     Json *j = json_parse(json.at, json.length, &e);
-    check(j && json_int(json_get(json_root(j), "large"), 0) == s.large && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s", json.at);
+    check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
+          && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
+          json.at);
     json_free(j);
     free(json.at);
     int exact = 1;
@@ -267,7 +299,7 @@ static void options(void) {
     check(!strcmp(value, "0.1"), "and is written as short as that allows: %s", value);
 }
 
-/* ---- training: what must not change a gradient ---------------------------------------------------------------------------- */
+/* ---- training: what must not change a gradient --------------------------------------------------------- */
 
 static Config config_of(const char *descriptor) {
     Config c;
@@ -279,7 +311,8 @@ static Config config_of(const char *descriptor) {
 }
 
 typedef struct { Model m; Optimizer o; } Trainee;
-static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed) {
+static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
+                         uint64_t seed) {
     model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches);
     optimizer_plan(&t->o, &t->m);
     check(model_allocate(&t->m), "%s has memory", device);
@@ -305,7 +338,8 @@ static void add_gradients(Model *m, int first, int B, int T, int of, int micro) 
 static void step(Trainee *t, int number, int B, int T) {
     t->m.dev->zero(t->m.grads, t->m.manifest.total * t->m.dev->real_size);
     add_gradients(&t->m, number * B, B, T, B, 0);
-    optimizer_step(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .decay = 0.1f, .clip = 1 });
+    optimizer_step(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                                          .decay = 0.1f, .clip = 1 });
 }
 
 /* The balance loss is of a whole batch, not a sum over its tokens, so it is left out; all else is. */
@@ -330,7 +364,8 @@ static void accumulation(void) {
             for (int i = 0; i < count; i++) loss += parts ? -sums[i] : sums[i];
             model_free(&t.m);
         }
-        check_error(relative_error(g[1], g[0], n), devices[d].bound, "%s: gradients of 4 micro-batches of 2 are those of one batch of 8", dev->name);
+        check_error(relative_error(g[1], g[0], n), devices[d].bound,
+                    "%s: gradients of 4 micro-batches of 2 are those of one batch of 8", dev->name);
         check_error(fabs(loss) / (B * T), devices[d].bound, "%s: and so is the loss", dev->name);
         free(g[0]);
         free(g[1]);
@@ -367,7 +402,8 @@ static void threads(void) {
             hash[n - 1] = hash_of(&t);
             model_free(&t.m);
         }
-        check(hash[0] == hash[1] && hash[0] == hash[2], "%s: 20 steps give the same bits with 1, 2 and 3 threads", devices[d]);
+        check(hash[0] == hash[1] && hash[0] == hash[2],
+              "%s: 20 steps give the same bits with 1, 2 and 3 threads", devices[d]);
     }
     omp_set_num_threads(usual);
 #else
@@ -375,17 +411,21 @@ static void threads(void) {
 #endif
 }
 
-/* ---- checkpoints ---------------------------------------------------------------------------------------------------------- */
+/* ---- checkpoints --------------------------------------------------------------------------------------- */
 
 static Progress progress_at(int64_t step) {
-    Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109, .updates = (int)step - 2, .bad_steps = 1, .seconds = uniform() * 1e5,
-                   .best_loss = 1 + uniform(), .best_step = step - 3, .seed = 0xfedcba9876543210u, .data = 0x8000000000000001u };
+    Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109,
+                   .updates = (int)step - 2, .bad_steps = 1, .seconds = uniform() * 1e5,
+                   .best_loss = 1 + uniform(), .best_step = step - 3, .seed = 0xfedcba9876543210u,
+                   .data = 0x8000000000000001u };
     for (int i = 0; i < 200; i++) { window_score(&p.loss, normal()); if (i < 77) window_score(&p.norm, exp(normal())); }
     return p;
 }
 static int same_progress(const Progress *a, const Progress *b) {
-    return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens && a->updates == b->updates && a->bad_steps == b->bad_steps
-        && a->seconds == b->seconds && a->best_loss == b->best_loss && a->best_step == b->best_step && a->seed == b->seed && a->data == b->data
+    return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens
+        && a->updates == b->updates && a->bad_steps == b->bad_steps
+        && a->seconds == b->seconds && a->best_loss == b->best_loss && a->best_step == b->best_step
+        && a->seed == b->seed && a->data == b->data
         && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
 }
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
@@ -395,7 +435,9 @@ static int save(const char *folder, const Trainee *t, int64_t step, int keep, in
     check(ok, "step %lld is saved: %s", (long long)step, e.text);
     return ok;
 }
-static char *step_file(const char *folder, int64_t step, const char *name) { return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name); }
+static char *step_file(const char *folder, int64_t step, const char *name) {
+    return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
+}
 
 static void round_trip(const char *device) {
     const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
@@ -410,21 +452,24 @@ static void round_trip(const char *device) {
     for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
-    check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0, &e), "%s: saved %s", device, e.text);
+    check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0,
+                          &e), "%s: saved %s", device, e.text);
 
     Checkpoint *from = checkpoint_open(folder, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
-        open_trainee(&b, device, &c, 2, 8, 1, 99);                      /* other weights, so that what is read must have been */
+        open_trainee(&b, device, &c, 2, 8, 1, 99);            /* other weights, so that what is read must have been */
         check(hash_of(&a) != hash_of(&b), "%s: before loading they differ", device);
-        check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e), "%s: the configuration comes back", device);
+        check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
+              "%s: the configuration comes back", device);
         check(checkpoint_load(from, &b.m, &b.o, &q, &e), "%s: loaded %s", device, e.text);
         dev->reals_to_double(back, b.m.bias, 16);
         check(hash_of(&a) == hash_of(&b), "%s: weights, moments and master copy come back bit for bit", device);
         check(!memcmp(bias, back, sizeof bias), "%s: so do the routers' biases", device);
         check(same_progress(&p, &q), "%s: and the progress with its windows", device);
         check(b.o.updates == p.updates, "%s: Adam's clock goes on", device);
-        check(!strcmp(json_string(json_get(checkpoint_options(from), "train"), ""), "a \"b\""), "%s: the settings are kept", device);
+        check(!strcmp(json_string(json_get(checkpoint_options(from), "train"), ""), "a \"b\""),
+              "%s: the settings are kept", device);
         b.o.updates = a.o.updates;
         step(&a, 5, 2, 8);
         step(&b, 5, 2, 8);
@@ -438,12 +483,15 @@ static void round_trip(const char *device) {
 
 /* Overwrites, cuts or removes a file of a step folder; or its run.json. */
 static void damage(const char *folder, int64_t step_number, int kind) {
-    static const char *const file[] = { "model.safetensors", "optimizer.safetensors", "run.json", "optimizer.safetensors" };
+    static const char *const file[] = { "model.safetensors", "optimizer.safetensors", "run.json",
+                                        "optimizer.safetensors" };
     char *path = step_file(folder, step_number, file[kind]), byte;
     const int fd = open(path, O_RDWR);
     struct stat s;
     int ok = fd >= 0 && !fstat(fd, &s);
-    if (ok && kind == 0) ok = pread(fd, &byte, 1, s.st_size - 5) == 1 && (byte ^= 16, pwrite(fd, &byte, 1, s.st_size - 5) == 1);
+    if (ok && kind == 0)
+        ok = pread(fd, &byte, 1, s.st_size - 5) == 1
+            && (byte ^= 16, pwrite(fd, &byte, 1, s.st_size - 5) == 1);
     if (ok && kind == 1) ok = !ftruncate(fd, s.st_size - 1);
     if (ok && kind == 2) ok = !ftruncate(fd, s.st_size / 2);
     if (ok && kind == 3) ok = !unlink(path);
@@ -453,7 +501,9 @@ static void damage(const char *folder, int64_t step_number, int kind) {
 }
 
 static void fallback(void) {
-    static const char *const what[] = { "a flipped bit in the weights", "a lost byte of the optimizer's state", "half a run.json", "a missing file" };
+    static const char *const what[] = { "a flipped bit in the weights",
+                                        "a lost byte of the optimizer's state", "half a run.json",
+                                        "a missing file" };
     const Config c = config_of("m1:c16h4d4e4k2f12a4x2");
     Trainee t;
     Error e;
@@ -464,21 +514,23 @@ static void fallback(void) {
         for (int i = 1; i <= 3; i++) save(folder, &t, 10 * i, 3, 0);
         damage(folder, 30, kind);
         damage(folder, 20, (kind + 1) % 4);
-        const int stderr_copy = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY);         /* it warns, as it should */
+        const int stderr_copy = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY);   /* it warns, as it should */
         fflush(stderr);
         dup2(null, STDERR_FILENO);
         Checkpoint *from = checkpoint_open(folder, &e);
-        check(from && checkpoint_load(from, &t.m, &t.o, &p, &e) && p.step == 10, "%s: the newest whole checkpoint is used", what[kind]);
+        check(from && checkpoint_load(from, &t.m, &t.o, &p, &e) && p.step == 10,
+              "%s: the newest whole checkpoint is used", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
         from = checkpoint_open(folder, &e);
-        check(!from && strstr(e.text, "step-00000010"), "%s in all of them: refused, naming the file: %s", what[kind], from ? "" : e.text);
+        check(!from && strstr(e.text, "step-00000010"), "%s in all of them: refused, naming the file: %s",
+              what[kind], from ? "" : e.text);
         checkpoint_close(from);
         fflush(stderr);
         dup2(stderr_copy, STDERR_FILENO);
         close(stderr_copy);
         close(null);
-        save(folder, &t, 30, 3, 0);                                     /* the same step again takes the place of the damaged one */
+        save(folder, &t, 30, 3, 0);                       /* the same step again takes the place of the damaged one */
         check((from = checkpoint_open(folder, &e)) != NULL, "%s: saving heals", what[kind]);
         checkpoint_close(from);
         free(folder);
@@ -495,7 +547,8 @@ static int has_step(const char *folder, int64_t number) {
 
 static void pruning(void) {
     const Config c = config_of("m1:c16h4d4e4k2f12a4x2");
-    char *folder = scratch_path("pruned"), *top = text_format("%s/model.safetensors", folder), *stale = text_format("%s/state/.tmp-step-3", folder);
+    char *folder = scratch_path("pruned"), *top = text_format("%s/model.safetensors", folder);
+    char *stale = text_format("%s/state/.tmp-step-3", folder);
     Error e;
     struct stat s;
     Trainee t;
@@ -510,15 +563,18 @@ static void pruning(void) {
     check(!stat(top, &s) && s.st_nlink == 2, "the newest weights have a second name at the top of the folder");
     check(checkpoint_exists(folder) == HOLDS_STATE, "the folder holds a run");
     save(folder, &t, 10, 1, 0);
-    check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4), "keeping one is possible");
+    check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
+          "keeping one is possible");
     check(checkpoint_save_best(folder, &t.m, 10, NULL, &e), "the best weights are saved");
-    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder) != HOLDS_STATE && !is_file(top), "a run can be cleared away");
+    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder) != HOLDS_STATE && !is_file(top),
+          "a run can be cleared away");
 
-    double bad = NAN;                                                   /* weights that are not finite replace nothing */
+    double bad = NAN;                                                /* weights that are not finite replace nothing */
     save(folder, &t, 11, 2, 0);
     t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
     const Progress p = progress_at(12);
-    check(!checkpoint_save(folder, &t.m, &t.o, &p, NULL, "{}", 2, 0, &e) && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
+    check(!checkpoint_save(folder, &t.m, &t.o, &p, NULL, "{}", 2, 0, &e)
+          && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
     check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "and the checkpoint before stays");
     model_free(&t.m);
     free(folder);
@@ -538,15 +594,17 @@ static void lock(void) {
     Error e;
     check(in_child(try_lock, folder, said, sizeof said) == 0, "a free folder can be locked");
     check(checkpoint_lock(folder, &e), "the lock of a process that ended is free");
-    check(in_child(try_lock, folder, said, sizeof said) == 3 && strstr(said, "in use") && strstr(said, own), "a second trainer is refused and told by whom: %s", said);
+    check(in_child(try_lock, folder, said, sizeof said) == 3 && strstr(said, "in use") && strstr(said, own),
+          "a second trainer is refused and told by whom: %s", said);
     char *file = scratch_path("not-a-folder");
-    check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && strstr(e.text, "not a folder"), "a file cannot be locked as a folder");
+    check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && strstr(e.text, "not a folder"),
+          "a file cannot be locked as a folder");
     free(folder);
     free(own);
     free(file);
 }
 
-/* ---- config.json ---------------------------------------------------------------------------------------------------------- */
+/* ---- config.json --------------------------------------------------------------------------------------- */
 
 static int from_text(Config *c, const char *text, Error *e) {
     Json *j = json_parse(text, strlen(text), e);
@@ -589,14 +647,17 @@ static void configs(void) {
         if (read) {
             config_descriptor(&c, was);
             config_descriptor(&back, is);
-            check(!strcmp(was, is) && back.output_bias == c.output_bias && back.norm_eps == c.norm_eps && config_family(&back) == config_family(&c), "%s in every detail: %s", kinds[i].descriptor, is);
+            check(!strcmp(was, is) && back.output_bias == c.output_bias && back.norm_eps == c.norm_eps
+                  && config_family(&back) == config_family(&c), "%s in every detail: %s",
+                  kinds[i].descriptor, is);
         }
         free(json.at);
     }
 }
 
 static void refused_configs(void) {
-#define SIZES "\"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 2, \"intermediate_size\": 8, \"num_attention_heads\": 4, \"max_position_embeddings\": 64"
+#define SIZES "\"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 2, \"intermediate_size\": 8, " \
+              "\"num_attention_heads\": 4, \"max_position_embeddings\": 64"
     static const struct { const char *type, *extra, *names; } wrong[] = {
         { "llama",   "\"attention_bias\": true",                          "attention_bias" },
         { "llama",   "\"mlp_bias\": true",                                "mlp_bias" },
@@ -622,15 +683,18 @@ static void refused_configs(void) {
         { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1", "two experts" },
         { "jetmoe",  "\"num_key_value_heads\": 1",                        "kv_channels" },
     };
-    static const char *const harmless[] = { "\"attention_bias\": false", "\"rope_scaling\": null", "\"sliding_window\": null", "\"sliding_window\": 64",
-                                            "\"rope_parameters\": {\"rope_type\": \"default\"}", "\"quantization_config\": null", "\"hidden_act\": \"silu\"" };
+    static const char *const harmless[] = { "\"attention_bias\": false", "\"rope_scaling\": null",
+                                            "\"sliding_window\": null", "\"sliding_window\": 64",
+                                            "\"rope_parameters\": {\"rope_type\": \"default\"}",
+                                            "\"quantization_config\": null", "\"hidden_act\": \"silu\"" };
     Config c;
     Error e;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char *text = text_format("{\"model_type\": \"%s\", " SIZES ", %s}", wrong[i].type, wrong[i].extra);
         e.text[0] = 0;
         const int read = from_text(&c, text, &e);
-        check(!read && strstr(e.text, wrong[i].names), "%s with %s is refused by name: %s", wrong[i].type, wrong[i].extra, read ? "it was read" : e.text);
+        check(!read && strstr(e.text, wrong[i].names), "%s with %s is refused by name: %s", wrong[i].type,
+              wrong[i].extra, read ? "it was read" : e.text);
         free(text);
     }
     for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
@@ -638,10 +702,11 @@ static void refused_configs(void) {
         check(from_text(&c, text, &e), "llama with %s is fine: %s", harmless[i], e.text);
         free(text);
     }
-    check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e) && strstr(e.text, "\"hidden_size\" is missing"), "what is missing is named: %s", e.text);
+    check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
+          && strstr(e.text, "\"hidden_size\" is missing"), "what is missing is named: %s", e.text);
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------------------------- */
+/* ---- files --------------------------------------------------------------------------------------------- */
 
 static void sums(void) {
     char text[100];
@@ -651,9 +716,13 @@ static void sums(void) {
     check(crc32c(0, "", 0) == 0, "of nothing it is 0");
     for (int i = 0; i < 100; i += 9) parts = crc32c(parts, text + i, (size_t)(100 - i < 9 ? 100 - i : 9));
     check(parts == crc32c(0, text, 100), "and it can be taken piece by piece");
-    check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u && hash_bytes(5, text, 100) == 0x3ae5de80744d1fc9u,
-          "fingerprints are what they always were: %016llx %016llx %016llx", (unsigned long long)hash_bytes(0, "", 0),
-          (unsigned long long)hash_bytes(0, "mixture of experts", 18), (unsigned long long)hash_bytes(5, text, 100));
+    check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u
+          && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u
+          && hash_bytes(5, text, 100) == 0x3ae5de80744d1fc9u,
+          "fingerprints are what they always were: %016llx %016llx %016llx",
+          (unsigned long long)hash_bytes(0, "", 0),
+          (unsigned long long)hash_bytes(0, "mixture of experts", 18),
+          (unsigned long long)hash_bytes(5, text, 100));
     int distinct = 1;
     const uint64_t whole = hash_bytes(0, text, 100);
     for (int bit = 0; bit < 800; bit++) {
@@ -683,7 +752,7 @@ static int holds(const char *path, const char *text) {
     free(data);
     return same;
 }
-static int files_in(const char *folder) {                               /* counted by the shell, so that nothing is overlooked */
+static int files_in(const char *folder) {                    /* counted by the shell, so that nothing is overlooked */
     char *command = text_format("ls -A '%s' | wc -l", folder);
     FILE *f = popen(command, "r");
     int n = -1;
@@ -693,16 +762,20 @@ static int files_in(const char *folder) {                               /* count
     return n;
 }
 static void atomic_files(void) {
-    char *folder = scratch_path("files"), *path = text_format("%s/target", folder), *below = text_format("%s/target/below", folder), said[512];
+    char *folder = scratch_path("files"), *path = text_format("%s/target", folder);
+    char *below = text_format("%s/target/below", folder), said[512];
     Error e;
     check(folder_make(folder, &e) && file_write(path, "old", 3, &e) && holds(path, "old"), "a file is written");
-    check(in_child(write_too_much, path, said, sizeof said) == 3 && strstr(said, "target"), "a disk that is full is an error that names the file: %s", said);
+    check(in_child(write_too_much, path, said, sizeof said) == 3 && strstr(said, "target"),
+          "a disk that is full is an error that names the file: %s", said);
     check(holds(path, "old") && files_in(folder) == 1, "the file is as it was, and nothing is left beside it");
-    check(file_write(path, "new and longer", 14, &e) && holds(path, "new and longer") && files_in(folder) == 1, "it is replaced as a whole");
+    check(file_write(path, "new and longer", 14, &e) && holds(path, "new and longer")
+          && files_in(folder) == 1, "it is replaced as a whole");
     check(!file_write(below, "x", 1, &e) && strstr(e.text, "below"), "a path through a file is an error: %s", e.text);
     check(!folder_make(below, &e) && strstr(e.text, "target"), "also for a folder: %s", e.text);
     if (geteuid() != 0) {
-        check(!chmod(folder, 0500) && !file_write(path, "x", 1, &e) && holds(path, "new and longer"), "a folder that may not be written keeps its file: %s", e.text);
+        check(!chmod(folder, 0500) && !file_write(path, "x", 1, &e) && holds(path, "new and longer"),
+              "a folder that may not be written keeps its file: %s", e.text);
         chmod(folder, 0700);
     } else skip("root may write anywhere: no test of a folder without permission");
     free(folder);

@@ -8,27 +8,20 @@
  *     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
  * Source: Dao et al. 2022, FlashAttention, arXiv 2205.14135.
  *
- * One (sequence, key/value head) pair is one piece of work for one thread: it owns dk and dv, to which all Q query heads
- * add, so no sum is shared. Keys and values are brought into `real` once and serve Q heads; queries go in blocks of BLOCK
- * rows, and the (BLOCK, T) score matrix is the largest thing that exists. All products are one small routine. */
+ * One (sequence, key/value head) pair is one piece of work for one thread: it owns dk and dv, to which all
+ * Q query heads add, so no sum is shared. Keys and values are brought into `real` once and serve Q heads;
+ * queries go in blocks of BLOCK rows, and the (BLOCK, T) score matrix is the largest thing that exists.
+ * All products are one small routine. */
 #include "impl.h"
 #include <stdlib.h>
 
 enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted work */
+enum { TILE_M = 4, TILE_N = 2 * LANES };
 
-#if defined(__AVX512F__)
-enum { VECTOR = 64 };
-#elif defined(__AVX2__)
-enum { VECTOR = 32 };
-#else
-enum { VECTOR = 16 };
-#endif
-typedef real Vector __attribute__((vector_size(VECTOR), aligned(sizeof(real)), may_alias));
-enum { LANES = VECTOR / (int)sizeof(real), TILE_M = 4, TILE_N = 2 * LANES };
-
-/* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have rows of
- * ldc and ldb elements. TILE_M x TILE_N sums stay in registers while k runs. */
-static void product(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int M, int N, int K, Write how) {
+/* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have
+ * rows of ldc and ldb elements. TILE_M x TILE_N sums stay in registers while k runs. */
+static void product(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int M,
+                    int N, int K, Write how) {
     for (int m = 0; m < M; m += TILE_M)
         for (int n = 0; n < N; n += TILE_N) {
             const real *am = a + (size_t)m*a_row, *bn = b + n;
@@ -36,7 +29,8 @@ static void product(real *c, int ldc, const real *a, int a_row, int a_col, const
             if (m + TILE_M <= M && n + TILE_N <= N) {
                 Vector sum[TILE_M][2] = { 0 };
                 for (int k = 0; k < K; k++) {
-                    Vector b0 = *(const Vector *)(bn + (size_t)k*ldb), b1 = *(const Vector *)(bn + (size_t)k*ldb + LANES);
+                    Vector b0 = *(const Vector *)(bn + (size_t)k*ldb);
+                    Vector b1 = *(const Vector *)(bn + (size_t)k*ldb + LANES);
                     #pragma GCC unroll 4
                     for (int i = 0; i < TILE_M; i++) {
                         real x = am[(size_t)i*a_row + (size_t)k*a_col];
@@ -54,7 +48,8 @@ static void product(real *c, int ldc, const real *a, int a_row, int a_col, const
                 for (int i = 0; i < TILE_M && m + i < M; i++)
                     for (int j = 0; j < TILE_N && n + j < N; j++) {
                         real sum = 0;
-                        for (int k = 0; k < K; k++) sum += am[(size_t)i*a_row + (size_t)k*a_col] * bn[(size_t)k*ldb + j];
+                        for (int k = 0; k < K; k++)
+                            sum += am[(size_t)i*a_row + (size_t)k*a_col] * bn[(size_t)k*ldb + j];
                         cm[(size_t)i*ldc + j] = how == ADD ? cm[(size_t)i*ldc + j] + sum : sum;
                     }
         }
@@ -98,8 +93,9 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
                     for (int i = 0; i < count; i++) {
                         real *s = scores + (size_t)i*T, max = s[0], sum = 0;
                         const int last = t0 + i;
-                        for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;      /* so that all loops run to `seen`: */
-                        #pragma omp simd reduction(max:max)                                /* whole vectors, if T is one of them */
+                        /* So that all loops run to `seen`: whole vectors, if T is one of them. */
+                        for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;
+                        #pragma omp simd reduction(max:max)
                         for (int j = 0; j < seen; j++) max = s[j] > max ? s[j] : max;
                         #pragma omp simd reduction(+:sum)
                         for (int j = 0; j < seen; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
@@ -126,7 +122,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
         real *keys_t = keys + (size_t)T*D, *values = keys_t + (size_t)T*D, *values_t = values + (size_t)T*D;
         real *dkeys = values_t + (size_t)T*D, *dvalues = dkeys + (size_t)T*D;
         real *p = dvalues + (size_t)T*D, *ds = p + (size_t)BLOCK*T;
-        real *queries = ds + (size_t)BLOCK*T, *dresult = queries + (size_t)BLOCK*D, *dqueries = dresult + (size_t)BLOCK*D;
+        real *queries = ds + (size_t)BLOCK*T, *dresult = queries + (size_t)BLOCK*D;
+        real *dqueries = dresult + (size_t)BLOCK*D;
         #pragma omp for schedule(dynamic)
         for (int bg = 0; bg < B*G; bg++) {
             const int b = bg / G, g = bg % G;
@@ -203,7 +200,8 @@ static void attention_decode(floatX *out, const floatX *q, const floatX *cache, 
     }
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
-    for (int n = 0; n < N; n++) memcpy(cache + (size_t)row[n]*width, kv + (size_t)n*width, (size_t)width * sizeof *cache);
+    for (int n = 0; n < N; n++)
+        memcpy(cache + (size_t)row[n]*width, kv + (size_t)n*width, (size_t)width * sizeof *cache);
 }
 
 PART(attention) {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* ---- memory: a CPU's memory is the host's ---------------------------------------------------------------------------- */
+/* ---- memory: a CPU's memory is the host's -------------------------------------------------------------- */
 
 static const char *open_device(void) { return NULL; }
 static void *alloc(size_t bytes) {
@@ -22,18 +22,27 @@ static size_t memory(void) {
 static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(dst, src, bytes); }
 static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
 static void nothing(void) { }
-static void from_double(floatX *dst, const double *host, size_t n) { for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]); }
-static void to_double(double *host, const floatX *src, size_t n) { for (size_t i = 0; i < n; i++) host[i] = (double)R(src[i]); }
-static void reals_from_double(real *dst, const double *host, size_t n) { for (size_t i = 0; i < n; i++) dst[i] = (real)host[i]; }
-static void reals_to_double(double *host, const real *src, size_t n) { for (size_t i = 0; i < n; i++) host[i] = (double)src[i]; }
+static void from_double(floatX *dst, const double *host, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]);
+}
+static void to_double(double *host, const floatX *src, size_t n) {
+    for (size_t i = 0; i < n; i++) host[i] = (double)R(src[i]);
+}
+static void reals_from_double(real *dst, const double *host, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = (real)host[i];
+}
+static void reals_to_double(double *host, const real *src, size_t n) {
+    for (size_t i = 0; i < n; i++) host[i] = (double)src[i];
+}
 
-/* ---- embedding: a row is looked up, so its gradient goes back to that row ---------------------------------------------- */
+/* ---- embedding: a row is looked up, so its gradient goes back to that row ------------------------------ */
 
 static void embed_forward(floatX *out, const int *token, const floatX *weight, int N, int C) {
     for (int n = 0; n < N; n++) memcpy(out + (size_t)n*C, weight + (size_t)token[n]*C, (size_t)C * sizeof(floatX));
 }
 
-/* Threads take columns, not tokens: two tokens may share a row, two columns never do, and the order of the sum stays. */
+/* Threads take columns, not tokens: two tokens may share a row, two columns never
+ * do, and the order of the sum stays. */
 static void embed_backward(real *dweight, const floatX *dout, const int *token, int N, int V, int C) {
     enum { WIDE = 16 };
     (void)V;
@@ -46,7 +55,7 @@ static void embed_backward(real *dweight, const floatX *dout, const int *token, 
         }
 }
 
-/* ---- rmsnorm -------------------------------------------------------------------------------------------------------------
+/* ---- rmsnorm ----------------------------------------------------------------------------------------------
  * y_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C, and with g_c = dy_c w_c
  *     dx_c = r g_c - r^3 x_c / C * sum_i g_i x_i          dw_c = sum over rows of dy_c x_c r. */
 
@@ -90,8 +99,8 @@ static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, co
     free(partial);
 }
 
-/* ---- rope: pair (i, i + D/2) turns by the angle position * theta^(-2i/D). A rotation's transpose is its inverse, so the
- * backward is the same turn the other way. ------------------------------------------------------------------------------- */
+/* ---- rope: pair (i, i + D/2) turns by the angle position * theta^(-2i/D) -----------------------------------
+ * A rotation's transpose is its inverse, so the backward is the same turn the other way. */
 
 static void rope_table(real *table, float theta, int T, int D) {
     for (int t = 0; t < T; t++)
@@ -101,13 +110,13 @@ static void rope_table(real *table, float theta, int T, int D) {
             table[((size_t)t * (D/2) + i) * 2 + 1] = (real)sin(angle);
         }
 }
-static void rope(floatX *x, const real *table, const int *position, int direction,
-                 int rows, int rows_per_token, int stride, int heads, int D) {
-    #pragma omp parallel for PARALLEL_IF((size_t)rows * heads * D)
-    for (int r = 0; r < rows; r++) {
-        const real *turn = table + (size_t)position[r / rows_per_token] * D;
+static void rope(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads,
+                 int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N * heads * D)
+    for (int n = 0; n < N; n++) {
+        const real *turn = table + (size_t)position[n] * D;
         for (int h = 0; h < heads; h++) {
-            floatX *low = x + (size_t)r*stride + h*D, *high = low + D/2;
+            floatX *low = x + (size_t)n*stride + h*D, *high = low + D/2;
             for (int i = 0; i < D/2; i++) {
                 real cosine = turn[2*i], sine = direction * turn[2*i + 1], a = R(low[i]), b = R(high[i]);
                 low[i]  = X(a * cosine - b * sine);
@@ -117,9 +126,10 @@ static void rope(floatX *x, const real *table, const int *position, int directio
     }
 }
 
-/* ---- residual and dropout ----------------------------------------------------------------------------------------------------
+/* ---- residual and dropout ---------------------------------------------------------------------------------
  * The mask is a hash of (key, i): nothing is stored, backward asks again, and no device or thread count changes it.
- * The hash is the finalizer of splitmix64 (Steele, Lea and Flood 2014) over key + i * golden ratio; its upper half decides. */
+ * The hash is the finalizer of splitmix64 (Steele, Lea and Flood 2014) over key + i *
+ * golden ratio; its upper half decides. */
 
 static inline uint32_t mask_bits(uint64_t key, uint64_t i) {
     uint64_t z = key + i * 0x9E3779B97F4A7C15ull;
@@ -143,7 +153,7 @@ static void residual(floatX *out, const floatX *residual, const floatX *branch, 
     }
 }
 
-/* ---- bias: added to every row, so its gradient is the sum over rows ------------------------------------------------------ */
+/* ---- bias: added to every row, so its gradient is the sum over rows ------------------------------------ */
 
 static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
     enum { WIDE = 16 };
@@ -167,7 +177,8 @@ PART(device) {
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .embed_forward = embed_forward, .embed_backward = embed_backward,
         .rmsnorm_forward = rmsnorm_forward, .rmsnorm_backward = rmsnorm_backward,
-        .rope_table = rope_table, .rope = rope, .residual = residual, .dropout = dropout, .bias_backward = bias_backward,
+        .rope_table = rope_table, .rope = rope, .residual = residual, .dropout = dropout,
+        .bias_backward = bias_backward,
     };
     DEVICE(matmul)(d);
     DEVICE(route)(d);

@@ -49,6 +49,22 @@ typedef float floatX, real;
 #define PARALLEL_MIN 20000
 #define PARALLEL_IF(work) if ((double)(work) > PARALLEL_MIN)
 
+/* Vectors are the compilers' own (gcc, clang): arithmetic on them is by lane, whatever the machine has. This one may
+ * lie anywhere in an array of reals. */
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#if defined(PRECISION_F64)
+#define LANES (VECTOR_BYTES / 8)
+#else
+#define LANES (VECTOR_BYTES / 4)
+#endif
+typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+
 /* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f with n an integer
  * and f in [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below 2e-7; below -87 it returns 0, above 88
  * infinity is not needed by anyone here and x is held. f64 is the oracle and takes the library's. */
@@ -58,7 +74,7 @@ static inline real fast_exp(real x) {
 #else
     float held = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
     float n = (held * 1.44269504f + 12582912.0f) - 12582912.0f;      /* nearest integer, by way of the mantissa's end */
-    float f = (held - n * 0.693359375f) - n * -2.12194440e-4f;       /* ln 2 in two parts, so that f keeps its low bits */
+    float f = (held - n * 0.693359375f) - n * -2.12194440e-4f;   /* ln 2 in two parts, so that f keeps its low bits */
     float p = 1.9875691500e-4f;
     p = p * f + 1.3981999507e-3f;
     p = p * f + 8.3334519073e-3f;

@@ -38,29 +38,17 @@
 static int omp_get_max_threads(void) { return 1; }
 #endif
 
-/* Vectors are the compilers' own (gcc, clang): arithmetic on them is by lane, whatever the machine has. */
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
+#if defined(__AVX512F__) || defined(__aarch64__)
 #define MR 12
-#elif defined(__AVX__)                      /* 16 registers: 12 sums + 2 of b + 1 of a */
-#define VECTOR_BYTES 32
-#define MR 6
-#elif defined(__aarch64__)
-#define VECTOR_BYTES 16
-#define MR 12
-#else
-#define VECTOR_BYTES 16
+#else                                       /* 16 registers: 12 sums + 2 of b + 1 of a */
 #define MR 6
 #endif
 #if defined(PRECISION_F64)
-#define LANES (VECTOR_BYTES / 8)
 typedef int64_t lane_index;
 #else
-#define LANES (VECTOR_BYTES / 4)
 typedef int32_t lane_index;
 #endif
-typedef real vec __attribute__((vector_size(VECTOR_BYTES)));
-typedef real vec_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+typedef real vec __attribute__((vector_size(VECTOR_BYTES)));         /* aligned, for registers and panels */
 
 enum {
     NR = 2 * LANES,
@@ -80,11 +68,11 @@ static inline vec load(const floatX *p) {
     typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
     return (vec)(__builtin_convertvector(*(const halves *)p, words) << 16);
 #else
-    return *(const vec_anywhere *)p;
+    return *(const Vector *)p;
 #endif
 }
 
-static inline void store(real *p, vec v) { *(vec_anywhere *)p = v; }
+static inline void store(real *p, vec v) { *(Vector *)p = v; }
 
 static inline vec load_some(const floatX *p, size_t n) {        /* the first n lanes, then zeros */
     if (n >= LANES) return load(p);
@@ -93,7 +81,8 @@ static inline vec load_some(const floatX *p, size_t n) {        /* the first n l
     return v;
 }
 
-/* The one rearrangement needed: two vectors, interleaved. LOW: a0 b0 a1 b1 ... of their lower halves, HIGH of the upper. */
+/* The one rearrangement needed: two vectors, interleaved. LOW: a0 b0 a1 b1 ... of
+ * their lower halves, HIGH of the upper. */
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -204,8 +193,9 @@ static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t 
     }
 }
 
-/* The micro-kernel. a: mr rows, KC apart; b: NR numbers for each k; to: NR sums in each of mr rows, overwritten or added
- * to, asked for early because they may be far away. mr is a constant in each of its copies: so `s` is registers. */
+/* The micro-kernel. a: mr rows, KC apart; b: NR numbers for each k; to: NR sums in each of mr rows,
+ * overwritten or added to, asked for early because they may be far away. mr is a constant in each
+ * of its copies: so `s` is registers. */
 static inline __attribute__((always_inline))
 void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b, real *const *to, int add) {
     for (int i = 0; i < mr; i++) __builtin_prefetch(to[i], 1), __builtin_prefetch(to[i] + NR - 1, 1);
@@ -220,7 +210,7 @@ void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b,
     }
 #pragma GCC unroll 12
     for (int i = 0; i < mr; i++) {
-        vec_anywhere *c = (vec_anywhere *)to[i];
+        Vector *c = (Vector *)to[i];
         if (add) s[i][0] += c[0], s[i][1] += c[1];
         c[0] = s[i][0], c[1] = s[i][1];
     }
@@ -273,7 +263,7 @@ static void tile(const Product *p, Share s, size_t m0, size_t rows, size_t n0, s
  * Both lie along k, so a product of vectors makes LANES partial sums; only at the end are the lanes of each added. */
 static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k) {
     vec s[LANES];
-    for (int l = 0; l < LANES; l++) {                       /* row by row: neighbours in memory, one stream to prefetch */
+    for (int l = 0; l < LANES; l++) {                   /* row by row: neighbours in memory, one stream to prefetch */
         vec even = { 0 }, odd = { 0 };
         size_t i = 0;
         for (; i + 2*LANES <= k; i += 2*LANES) {
@@ -328,7 +318,7 @@ static void run(const Product *p) {
     long next = 0;
 #pragma omp parallel PARALLEL_IF(rows * each / 16)
     {
-        long job = next_job(&next), first = 0;          /* every thread walks the list of all jobs and does those it drew */
+        long job = next_job(&next), first = 0;    /* every thread walks the list of all jobs and does those it drew */
         for (int e = 0; e < p->E; e++) {
             Share s = share_of(p, e);
             Cut t = cut(s, (rows - p->start[e]) * each / shares);           /* a share of what is left from here on */
@@ -401,7 +391,8 @@ static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *wei
 }
 
 /* dinp = dout W, or dinp += dout W where inp has served other products too */
-static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how) {
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O,
+                                  Write how) {
     int start[2] = { 0, N };
     run(&(Product){ .kind = INPUT, .a = { dout, (size_t)O, NULL }, .b = { weight, (size_t)C, NULL },
                     .out = dinp, .how = how, .start = start, .E = 1, .C = C, .O = O });

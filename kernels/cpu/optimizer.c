@@ -2,9 +2,10 @@
 #include "impl.h"
 #include <stdlib.h>
 
-/* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ------------- */
+/* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
 
-static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used) {
+static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+                          int V, int used) {
     #pragma omp parallel for PARALLEL_IF((size_t)N*V*8)
     for (int n = 0; n < N; n++) {
         floatX *x = logits + (size_t)n*V;
@@ -27,7 +28,7 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, float s
     }
 }
 
-/* ---- sums: in blocks of fixed size, each in double, added in order -------------------------------------------------------- */
+/* ---- sums: in blocks of fixed size, each in double, added in order ------------------------------------- */
 
 enum { BLOCK = 1 << 14 };
 
@@ -63,7 +64,7 @@ static void squares(real *out, const real *x, const Segment *segments, int count
     out[count] = (real)total;
 }
 
-/* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---------------- */
+/* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---- */
 
 static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
                   const Segment *segments, int count, AdamW a) {
@@ -71,7 +72,8 @@ static void adamw(floatX *weight, real *master, real *m, real *v, const real *gr
     if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
     const real scale = a.clip > 0 && norm > (real)a.clip ? (real)a.clip / norm : 1;
     const real b1 = (real)a.beta1, b2 = (real)a.beta2, lr = (real)a.lr, eps = (real)a.eps;
-    const real fix1 = (real)(1 / (1 - pow((double)a.beta1, (double)a.step))), fix2 = (real)(1 / (1 - pow((double)a.beta2, (double)a.step)));
+    const real fix1 = (real)(1 / (1 - pow((double)a.beta1, (double)a.step)));
+    const real fix2 = (real)(1 / (1 - pow((double)a.beta2, (double)a.step)));
     for (int s = 0; s < count; s++) {
         const size_t from = segments[s].offset, to = from + segments[s].count;
         const real shrink = 1 - lr * (real)a.decay * (real)segments[s].decay;
@@ -86,7 +88,9 @@ static void adamw(floatX *weight, real *master, real *m, real *v, const real *gr
         }
     }
 }
-static void set_master(real *master, const floatX *weight, size_t n) { for (size_t i = 0; i < n; i++) master[i] = R(weight[i]); }
+static void set_master(real *master, const floatX *weight, size_t n) {
+    for (size_t i = 0; i < n; i++) master[i] = R(weight[i]);
+}
 
 PART(optimizer) {
     d->cross_entropy = cross_entropy;  d->sum = sum;  d->squares = squares;

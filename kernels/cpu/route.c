@@ -5,8 +5,8 @@
 static inline real sigmoid(real x) { return 1 / (1 + exp(-x)); }
 static inline real log_sigmoid(real x) { return x < 0 ? x - log(1 + exp(x)) : -log(1 + exp(-x)); }
 
-/* The distribution p over all experts that the balance loss looks at, for one token. Sigmoids are normalized as a softmax
- * of their logarithms, which stays right where all of them underflow. */
+/* The distribution p over all experts that the balance loss looks at, for one token. Sigmoids are normalized as a
+ * softmax of their logarithms, which stays right where all of them underflow. */
 static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     if (scores != SIGMOID_TOPK) {
         for (int e = 0; e < E; e++) p[e] = exp(R(x[e]) - lse);
@@ -18,9 +18,9 @@ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int
     for (int e = 0; e < E; e++) p[e] /= sum;
 }
 
-/* ---- router -----------------------------------------------------------------------------------------------------------------
- * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, which is the same order but for the bias. Where two
- * of those round to the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
+/* ---- router -----------------------------------------------------------------------------------------------
+ * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, which is the same order but for the bias. Where
+ * two of those round to the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
 
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
                            Scores scores, int forced, int N, int E, int K) {
@@ -36,7 +36,8 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             for (int e = 0; e < E; e++) sum += exp(R(x[e]) - max);
             lse[n] = max + log(sum);
             for (int e = 0; e < E; e++) {
-                score[e] = scores == SIGMOID_TOPK ? sigmoid(R(x[e])) : scores == SOFTMAX_TOPK ? exp(R(x[e]) - lse[n]) : R(x[e]);
+                score[e] = scores == SIGMOID_TOPK ? sigmoid(R(x[e]))
+                         : scores == SOFTMAX_TOPK ? exp(R(x[e]) - lse[n]) : R(x[e]);
                 if (bias) score[e] += bias[e];
             }
             for (int k = 0; k < K; k++) {
@@ -45,11 +46,12 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
                     int taken = 0;
                     for (int j = 0; j < k; j++) taken |= chosen[j] == e;
                     if (taken) continue;
-                    if (best < 0 || score[e] > score[best] || (score[e] == score[best] && R(x[e]) > R(x[best]))) best = e;
+                    if (best < 0 || score[e] > score[best]
+                        || (score[e] == score[best] && R(x[e]) > R(x[best]))) best = e;
                 }
                 chosen[k] = forced ? (int)(((size_t)n*K + (size_t)k) % (size_t)E) : best;
             }
-            for (int k = 0; k < K; k++) {                    /* a softmax over the chosen, of logits or of log sigmoids */
+            for (int k = 0; k < K; k++) {                /* a softmax over the chosen, of logits or of log sigmoids */
                 w[k] = scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
                 if (k == 0 || w[k] > max) max = w[k];
             }
@@ -69,9 +71,9 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
  *        dl_i = p_i (dp_i - sum_j p_j dp_j),
  *    or through the normalized sigmoid p_e = s_e / y: dl_i = (dp_i - sum_j p_j dp_j) p_i (1 - s_i).
  *  - z: mean of lse^2, and dlse/dl_i = softmax_i: dl_i = zloss 2 lse / N softmax_i. */
-static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
-                            const floatX *logits, const int *load, float balance, float zloss, int tokens,
-                            Scores scores, int N, int E, int K) {
+static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
+                            const int *expert, const floatX *logits, const int *load, float balance,
+                            float zloss, int tokens, Scores scores, int N, int E, int K) {
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
     {
         real *p = malloc((size_t)E * 2 * sizeof *p), *d = p + E;
@@ -102,7 +104,7 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
     }
 }
 
-/* ---- plan: a stable counting sort ------------------------------------------------------------------------------------------ */
+/* ---- plan: a stable counting sort ---------------------------------------------------------------------- */
 
 static void route_plan(Plan *plan, int *load, const int *expert) {
     const int S = plan->N * plan->K, E = plan->E, K = plan->K;
@@ -121,11 +123,11 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
     start[0] = 0;
 }
 
-/* ---- losses and bias ------------------------------------------------------------------------------------------------------- */
+/* ---- losses and bias ----------------------------------------------------------------------------------- */
 
 static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K) {
-    enum { ROWS = 256 };                                    /* partial sums over fixed blocks of tokens, added in order */
+    enum { ROWS = 256 };                                /* partial sums over fixed blocks of tokens, added in order */
     int blocks = (N + ROWS - 1) / ROWS;
     double *partial = calloc((size_t)blocks * 2 + 1, sizeof *partial);
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
@@ -155,7 +157,7 @@ static void router_bias(real *bias, const int *load, float rate, int E) {
     for (int e = 0; e < E; e++) bias[e] += load[e] < mean ? (real)rate : load[e] > mean ? -(real)rate : 0;
 }
 
-/* ---- combine: a token's output is the weighted sum of what its experts said ------------------------------------------------ */
+/* ---- combine: a token's output is the weighted sum of what its experts said ---------------------------- */
 
 static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
                             const Plan *plan, int C, Rows rows) {

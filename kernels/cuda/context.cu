@@ -23,7 +23,7 @@ void cuda_fail(const char *file, int line, const char *what, cudaError_t error) 
 static __global__ void touch(int *p) { if (p) *p = 1; }
 
 const char *cuda_open(void) {
-    static thread_local char why[256];
+    static thread_local char why[512];
     int count = 0, driver = 0, runtime = 0;
     cudaDeviceProp properties;
     if (opened) return NULL;

@@ -1,0 +1,10 @@
+/* layers.h: the time of whole layers, as papers report it. */
+#ifndef LAYERS_H
+#define LAYERS_H
+#include "../kernels/kernels.h"
+
+/* The SMoE MLP layer at twelve published sizes (SonicMoE, arXiv 2512.14080, figure 7), forward and backward without the
+ * router's own products: plan, up, activation, down, combine; and back. Prints ms and TFLOP/s (6 and 12
+ * times S*F*C). shrink: divides the number of tokens, for slow devices. */
+void bench_layers(const Device *dev, const char *filter, int shrink);
+#endif

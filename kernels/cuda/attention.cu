@@ -1,0 +1,832 @@
+// attention.cu: causal attention with Q query heads for every key/value head.
+//
+// Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s), out = sum_j p_j v_j, and
+// lse = log sum exp(s) is kept, because p_j = exp(s_j - lse) can then be had again without another pass.
+//
+// Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
+//     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t   (softmax's Jacobian),
+//     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
+//
+// The (T,T) scores never reach memory. A block keeps a tile of queries, keys and values come past it a tile at a time, and
+// a maximum and a sum per row are corrected as larger scores show up (Dao et al. 2022, arXiv 2205.14135; the division of
+// work is that of FlashAttention-2, Dao 2023, arXiv 2307.08691).
+//
+// Packing. The Q query heads of one key/value head read the same keys. Their queries are stacked into one matrix of T*Q
+// packed rows, r = t*Q + j for query head j of token t, so that every tile of keys is read once for all of them, and the
+// sums over heads that dk and dv need happen where they are accumulated. Row r sees key j if j <= r / Q, that is j*Q <= r.
+//
+// Backward has two kernels. One gives a tile of keys to a block and lets all queries pass, for dk and dv; the other gives
+// it a tile of queries and lets the keys pass, for dq. Scores are computed twice, 7 products instead of 5; in return
+// every sum has one owner: no atomics, the same bits every time, and p and ds never leave the registers.
+//
+// bf16 with heads of up to 128 elements runs on tensor cores (flash_*); every other size, and f32, on plain arithmetic
+// (plain_*). Products of bf16 are summed in f32; p and ds are rounded to bf16 to be factors again.
+#include "impl.cuh"
+#include "ptx.cuh"
+
+#define LOG2E 1.44269504f
+#define LN2   0.69314718f
+
+// The same number in all lanes of a warp. Said this way the compiler knows, and keeps what follows from it in one register
+// for the warp instead of one for each lane, of which the kernels on tensor cores have none to spare.
+__device__ static inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+struct Heads { HeadOrder order; int T, G, Q, D; };
+
+// A (sequence, key/value head) pair: what blocks work on. pair.i counts them.
+struct Pair { int i, b, g; };
+__device__ static inline Pair pair_at(Heads h, int i) {
+    i = uniform(i);
+    const int b = uniform(i / h.G);
+    return { i, b, i - b*h.G };
+}
+
+// Where the rows of a matrix are: row r, of `count`, starts at element base + r*pitch, plus `skip` for every full token.
+struct Place {
+    size_t base;
+    int pitch, skip, count, per_token;
+    unsigned inverse;                   // of per_token, times 2^32, rounded up
+    __device__ int token(int r) const {                                 // r / per_token: at most 1 too large before
+        const int t = (int)__umulhi((unsigned)r, inverse);
+        return t - (t*per_token > r);
+    }
+    __device__ size_t at(int r) const { return base + (int64_t)r*pitch + (skip ? (int64_t)token(r)*skip : 0); }
+};
+// The packed queries of a pair. Tiled heads, j*G + g, happen to lie at one distance.
+// size: elements of a row, D, or 1 for lse.
+__device__ static inline Place query_rows(Heads h, Pair p, int size) {
+    const bool even = h.order == HEADS_TILED || h.Q == 1;
+    const size_t start = (size_t)p.b*h.T*h.Q*h.G + (even ? p.g : p.g*h.Q);
+    return { start*size, even ? h.G*size : size, even ? 0 : (h.G - 1)*h.Q*size, h.T*h.Q, h.Q, 0xffffffffu / h.Q + 1 };
+}
+// The keys of a pair. The value of a key is G*D elements behind it.
+__device__ static inline Place key_rows(Heads h, Pair p) {
+    const size_t start = (size_t)p.b*h.T*2*h.G + p.g;
+    return { start*h.D, 2*h.G*h.D, 0, h.T, 1, 0 };
+}
+__device__ static inline size_t to_values(Heads h) { return (size_t)h.G*h.D; }
+
+// What backward wants to know about a query, in packed order; the rows of a pair are padded to a multiple of PADDING.
+struct Stats { float lse, delta; };
+enum { PADDING = 128 };
+static inline size_t padded_rows(Heads h) { return divide_up((size_t)h.T*h.Q, PADDING) * PADDING; }
+
+// stats: 8 lanes make one row's delta = do . out, 32 rows to a block. lse comes times `unit`; rows that do not exist get
+// infinity, which makes their p zero. Limited by memory: reads 2*D elements for each row.
+__global__ static void stats_kernel(Stats *stats, const floatX *dout, const floatX *out, const float *lse,
+                                    Heads h, int padded, float unit, bool wide) {
+    const size_t i = global_index() / 8;
+    const int lane = threadIdx.x % 8, r = (int)(i % padded);
+    const Pair pair = pair_at(h, (int)(i / padded));                    // a warp has rows of one pair
+    float delta = 0;
+    if (r < h.T*h.Q) {
+        const size_t at = query_rows(h, pair, h.D).at(r);
+        if (wide)
+            for (int d = lane*VECTOR; d < h.D; d += 8*VECTOR) {
+                const Vec a = load_vec(dout + at + d), b = load_vec(out + at + d);
+                for (int e = 0; e < VECTOR; e++) delta += R(a.x[e]) * R(b.x[e]);
+            }
+        else
+            for (int d = lane; d < h.D; d += 8) delta += R(dout[at + d]) * R(out[at + d]);
+    }
+    for (int step = 4; step; step /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, step);
+    if (lane == 0) stats[i] = { r < h.T*h.Q ? lse[query_rows(h, pair, 1).at(r)] * unit : INFINITY, delta };
+}
+
+// ==== tensor cores =======================================================================================================
+// 4 warps to a block; a warp owns MB blocks of 16 rows. Tiles lie in shared memory with rows of W = 32, 64 or 128 bf16, the
+// next width that holds D; the rest is zero. The 16-byte chunks of a row are permuted so that the 8 rows of an ldmatrix
+// fall into different banks. All products are two routines: `scores` for rows times rows, and `accumulate` for
+// weights times rows. The accumulator of the first, rounded, is an operand of the second as it lies in the registers.
+#if defined(PRECISION_BF16)
+
+enum { WARPS = 4, THREADS = 32 * WARPS };
+
+// The byte of chunk `chunk` of row `row`. Adding multiples of 8 rows to the result is the same as adding them to the row;
+// so is exclusive-or with 32*k and adding 2*k to the chunk, if that is 0 or 1 (it keeps bits and permutation apart).
+template <int W> __device__ static inline uint32_t place_in_tile(int row, int chunk) {
+    enum { CHUNKS = W / 8, GROUP = CHUNKS < 8 ? 8 / CHUNKS : 1, MASK = CHUNKS < 8 ? CHUNKS - 1 : 7 };
+    return (uint32_t)(row * W * 2 + ((chunk ^ (row / GROUP & MASK)) << 4));
+}
+// What this lane addresses in an ldmatrix of 16 rows and 2 chunks: as matrices top and bottom on the left, then on the
+// right ...
+template <int W> __device__ static inline uint32_t down_first(int row) {
+    const int lane = threadIdx.x % 32;
+    return place_in_tile<W>(row + lane % 16, lane / 16);
+}
+// ... or left and right of the top, then of the bottom.
+template <int W> __device__ static inline uint32_t across_first(int row) {
+    const int lane = threadIdx.x % 32;
+    return place_in_tile<W>(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// Starts to copy rows first .. first+ROWS-1 into a tile; what does not exist becomes zero. A thread stays in one column
+// of chunks.
+template <int ROWS, int W> __device__ static inline void
+load_tile(uint32_t tile, const floatX *x, const Place &p, int first, int D) {
+    enum { CHUNKS = W / 8, STEP = THREADS / CHUNKS };
+    const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS, left = chunk*8 < D ? p.count - first - row : 0;
+    #pragma unroll 4
+    for (int i = 0; i < ROWS; i += STEP)
+        cp_async(tile + place_in_tile<W>(row + i, chunk), x + p.at(first + row + i) + chunk*8, i < left);
+}
+
+// sum (16*MB, 8*NB) += a b^T, over the W columns of both. a: down_first of the tile's rows; b: across_first.
+template <int W, int MB, int NB> __device__ static inline void
+scores(float (&sum)[MB][NB][4], uint32_t a, uint32_t b) {
+    #pragma unroll 2
+    for (int k = 0; k < W / 16; k++) {
+        uint32_t x[MB][4], y[4];
+        #pragma unroll
+        for (int m = 0; m < MB; m++) ldmatrix(x[m], (a ^ k*32) + m * 16*W*2);
+        #pragma unroll
+        for (int n = 0; n < NB; n += 2) {
+            ldmatrix(y, (b ^ k*32) + n/2 * 16*W*2);
+            #pragma unroll
+            for (int m = 0; m < MB; m++) {
+                mma_bf16(sum[m][n], x[m], y);
+                mma_bf16(sum[m][n + 1], x[m], y + 2);
+            }
+        }
+    }
+}
+// sum (16*MB, W) += a b for 16 columns of a, from column 16*k on, as `scores` left them. b: down_first of 16 rows.
+template <int W, int MB, int NB> __device__ static inline void
+accumulate16(float (&sum)[MB][W/8][4], const float (&a)[MB][NB][4], int k, uint32_t b) {
+    uint32_t x[MB][4], y[4];
+    #pragma unroll
+    for (int m = 0; m < MB; m++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) x[m][i] = pack_bf16(a[m][2*k + i/2][i%2 * 2], a[m][2*k + i/2][i%2 * 2 + 1]);
+    #pragma unroll
+    for (int n = 0; n < W / 8; n += 2) {
+        ldmatrix_trans(y, b ^ n*16);
+        #pragma unroll
+        for (int m = 0; m < MB; m++) {
+            mma_bf16(sum[m][n], x[m], y);
+            mma_bf16(sum[m][n + 1], x[m], y + 2);
+        }
+    }
+}
+template <int W, int MB, int NB> __device__ static inline void
+accumulate(float (&sum)[MB][W/8][4], const float (&a)[MB][NB][4], uint32_t b) {
+    #pragma unroll
+    for (int k = 0; k < NB / 2; k++) accumulate16<W>(sum, a, k, b + k * 16*W*2);
+}
+// Element (m, n, i) of an accumulator is in row 16*m + i/2*8 + lane/4 and column 8*n + lane%4*2 + i%2.
+#define EACH_ELEMENT(MB, NB) \
+    _Pragma("unroll") for (int m = 0; m < (MB); m++) \
+    _Pragma("unroll") for (int n = 0; n < (NB); n++) \
+    _Pragma("unroll") for (int i = 0; i < 4; i++)
+
+// Keys from k0 on that a row does not see get `value`. row: of this lane's first element.
+template <int MB, int NB> __device__ static inline void
+mask_keys(float (&s)[MB][NB][4], float value, int row, int k0, int Q) {
+    #pragma unroll
+    for (int m = 0; m < MB; m++)
+        #pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const int last = (row + m*16 + i*4) / Q - k0 - threadIdx.x%4*2;
+            #pragma unroll
+            for (int n = 0; n < NB; n++) {
+                if (n*8     > last) s[m][n][i]     = value;
+                if (n*8 + 1 > last) s[m][n][i + 1] = value;
+            }
+        }
+}
+
+// A warp writes its 16*MB rows, of which `first` is the first, by way of its rows `mine` of a tile that is no longer used:
+// in registers a row is scattered over 4 lanes, in memory it should be written 16 bytes at a time.
+template <int W, int MB> __device__ static inline void
+store_rows(floatX *x, const Place &p, int first, unsigned char *tile, int mine, const float (&sum)[MB][W/8][4],
+           int D) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+    #pragma unroll
+    for (int m = 0; m < MB; m++)
+        #pragma unroll
+        for (int n = 0; n < W / 8; n++)
+            #pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const uint32_t at = place_in_tile<W>(mine + m*16 + i*4 + lane/4, n) + lane%4 * 4;
+                *(uint32_t *)(tile + at) = pack_bf16(sum[m][n][i], sum[m][n][i + 1]);
+            }
+    __syncwarp();
+    #pragma unroll 1
+    for (int i = lane; i < 16*MB * W/8; i += 32) {
+        const int row = i / (W/8), chunk = i % (W/8), r = first + row;
+        if (r < p.count && chunk*8 < D)
+            store_vec(x + p.at(r) + chunk*8, *(const Vec *)(tile + place_in_tile<W>(mine + row, chunk)));
+    }
+}
+
+// One more tile of scores s for the softmax of a warp's 32 rows: top becomes the largest score so far, times c, and what
+// was summed so far, in `out` and `sum`, is scaled to it. top and sum are of this lane's rows, m*16 + i*8 + lane/4.
+template <int W, int NB> __device__ static inline void
+raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float (&s)[2][NB][4], float c) {
+    #pragma unroll
+    for (int row = 0; row < 4; row++) {
+        const int m = row / 2, i = row % 2 * 2;
+        float max = s[m][0][i];
+        #pragma unroll
+        for (int n = 0; n < NB; n++) max = fmaxf(max, fmaxf(s[m][n][i], s[m][n][i + 1]));
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+        max = fmaxf(max * c, top[row]);
+        const float shrink = exp2_fast(top[row] - max);
+        top[row] = max;
+        sum[row] *= shrink;
+        #pragma unroll
+        for (int n = 0; n < W / 8; n++) { out[m][n][i] *= shrink; out[m][n][i + 1] *= shrink; }
+    }
+}
+
+// flash_forward: a block owns 128 packed rows (a warp 32) of one pair and lets its keys pass in tiles of 64; only tiles that
+// touch the diagonal are masked. Keys arrive while the values before them are used, and values while scores are made: one
+// buffer each is enough, and two blocks fit on a multiprocessor to fill each other's waits. The last tiles of rows, which
+// have the most keys, come first.   4*D flop per visible (row, key) pair; at most 64 KiB of shared memory.
+enum { ROWS = 128, KEYS = 64 };
+template <int W> static constexpr size_t forward_shared() { return (size_t)(ROWS + 2*KEYS) * W * sizeof(floatX); }
+template <int W> __global__ static void __launch_bounds__(THREADS, 2)
+flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads h) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const int tiles = (h.T*h.Q + ROWS - 1) / ROWS;
+    const Pair pair = pair_at(h, blockIdx.x / tiles);
+    const int r0 = ((pair.i + 1)*tiles - 1 - (int)blockIdx.x) * ROWS;
+    const int lane = threadIdx.x % 32, mine = threadIdx.x / 32 * 32, row = r0 + mine + lane/4;
+    const Place rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
+    const uint32_t q_tile = shared_address(shared), k_tile = q_tile + ROWS*W*2, v_tile = k_tile + KEYS*W*2;
+    const int end = uniform((min(r0 + ROWS, rows.count) - 1) / h.Q + 1);  // keys that any row of this block sees
+    const float c = LOG2E / sqrtf((float)h.D);
+    float result[2][W/8][4] = {}, top[4], sum[4];
+    for (int i = 0; i < 4; i++) { top[i] = -INFINITY; sum[i] = 0; }
+
+    load_tile<ROWS, W>(q_tile, q, rows, r0, h.D);
+    load_tile<KEYS, W>(k_tile, kv, keys, 0, h.D);
+    cp_async_commit();
+    for (int k0 = 0; k0 < end; k0 += KEYS) {
+        cp_async_wait<0>();
+        __syncthreads();                                                // the keys are here, and the last values used
+        load_tile<KEYS, W>(v_tile, kv + to_values(h), keys, k0, h.D);
+        cp_async_commit();
+        float s[2][KEYS/8][4] = {};
+        scores<W>(s, q_tile + down_first<W>(mine), k_tile + across_first<W>(0));
+        if ((k0 + KEYS - 1) * h.Q > r0 + mine)                          // the first row does not see the last key
+            mask_keys(s, -INFINITY, row, k0, h.Q);
+        raise_top<W>(top, sum, result, s, c);
+        cp_async_wait<0>();
+        __syncthreads();                                                // the values are here, and the keys used
+        if (k0 + KEYS < end) load_tile<KEYS, W>(k_tile, kv, keys, k0 + KEYS, h.D);
+        cp_async_commit();
+        #pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            #pragma unroll
+            for (int m = 0; m < 2; m++)
+                #pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float &p = s[m][2*k + i/4][i%4];
+                    sum[m*2 + i%4/2] += p = exp2_fast(p * c - top[m*2 + i%4/2]);
+                }
+            accumulate16<W>(result, s, k, v_tile + down_first<W>(k*16));
+        }
+    }
+
+    const Pair again = pair_at(h, pair.i);                              // rather than keep `rows` all the while
+    const Place to = query_rows(h, again, h.D), of_lse = query_rows(h, again, 1);
+    for (int i = 0; i < 4; i++) {
+        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+        if (lane % 4 == 0 && row + i*8 < to.count) lse[of_lse.at(row + i*8)] = (top[i] + log2f(sum[i])) * LN2;
+        sum[i] = 1 / sum[i];
+    }
+    EACH_ELEMENT(2, W/8) result[m][n][i] *= sum[m*2 + i/2];
+    store_rows<W>(out, to, r0 + mine, shared, mine, result, h.D);
+}
+
+// flash_backward_keys: a block owns 64*MB keys and values of one pair (a warp 16*MB) and lets all packed rows that see them
+// pass in tiles of 64: queries, do and their stats, in two buffers. Scores are made transposed, keys down and queries
+// across, STEP queries at a time, so that p^T and ds^T are operands of dv += p^T do and dk += ds^T q as they are.
+// MB and STEP divide a thread's registers between the sums, W*MB, and the scores, MB*STEP.
+// The first tiles of keys, which have the most queries, come first.   8*D flop per pair; at most 97 KiB of shared memory.
+template <int W> struct KeyTile {
+    enum { MB = W == 128 ? 1 : 2, STEP = 64 / MB, COUNT = WARPS * 16 * MB, QUERIES = 64,
+           STAGE = 2 * QUERIES*W*2 + QUERIES*(int)sizeof(Stats) };
+};
+template <int W> static constexpr size_t keys_shared() {
+    return (size_t)2 * KeyTile<W>::COUNT * W * 2 + 2 * KeyTile<W>::STAGE;
+}
+template <int W> __global__ static void __launch_bounds__(THREADS, 2)
+flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
+                    Heads h, int padded) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    enum { MB = KeyTile<W>::MB, STEP = KeyTile<W>::STEP, COUNT = KeyTile<W>::COUNT, QUERIES = KeyTile<W>::QUERIES,
+           STAGE = KeyTile<W>::STAGE };
+    const int tiles = (h.T + COUNT - 1) / COUNT;
+    const Pair pair = pair_at(h, blockIdx.x / tiles);
+    const int k0 = ((int)blockIdx.x - pair.i*tiles) * COUNT;
+    const int lane = threadIdx.x % 32, mine = threadIdx.x / 32 * 16*MB, key = k0 + mine + lane/4;
+    const Place rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
+    const uint32_t k_tile = shared_address(shared), v_tile = k_tile + COUNT*W*2, stages = v_tile + COUNT*W*2;
+    const float c = LOG2E / sqrtf((float)h.D);
+    float dk[MB][W/8][4] = {}, dv[MB][W/8][4] = {};
+
+    auto load_stage = [&](int r, int stage) {
+        const uint32_t at = stages + stage*STAGE;
+        load_tile<QUERIES, W>(at, q, rows, r, h.D);
+        load_tile<QUERIES, W>(at + QUERIES*W*2, dout, rows, r, h.D);
+        if (threadIdx.x < QUERIES/2)
+            cp_async(at + 2*QUERIES*W*2 + threadIdx.x*16, stats + (size_t)pair.i*padded + r + threadIdx.x*2, true);
+    };
+    load_tile<COUNT, W>(k_tile, kv, keys, k0, h.D);
+    load_tile<COUNT, W>(v_tile, kv + to_values(h), keys, k0, h.D);
+    int r0 = k0*h.Q / QUERIES * QUERIES, stage = 0;                     // the first tile with a query that sees a key
+    load_stage(r0, stage);
+    cp_async_commit();
+    for (; r0 < rows.count; r0 += QUERIES, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads();                                                // this stage is here, and the other one used
+        if (r0 + QUERIES < rows.count) load_stage(r0 + QUERIES, stage ^ 1);
+        cp_async_commit();
+        const uint32_t q_tile = stages + stage*STAGE, do_tile = q_tile + QUERIES*W*2;
+        const Stats *of = (const Stats *)(shared + 2*COUNT*W*2 + stage*STAGE + 2*QUERIES*W*2) + lane%4*2;
+        #pragma unroll 1
+        for (int from = 0; from < QUERIES; from += STEP) {
+            float p[MB][STEP/8][4] = {}, ds[MB][STEP/8][4] = {};
+            scores<W>(p, k_tile + down_first<W>(mine), q_tile + across_first<W>(from));
+            EACH_ELEMENT(MB, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[from + n*8 + i%2].lse);
+            if ((k0 + COUNT - 1) * h.Q > r0 + from)                     // the first query does not see the last key
+                EACH_ELEMENT(MB, STEP/8) if ((key + m*16 + i/2*8) * h.Q > r0 + from + n*8 + lane%4*2 + i%2) p[m][n][i] = 0;
+            accumulate<W>(dv, p, do_tile + down_first<W>(from));
+            scores<W>(ds, v_tile + down_first<W>(mine), do_tile + across_first<W>(from));
+            EACH_ELEMENT(MB, STEP/8) ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - of[from + n*8 + i%2].delta);
+            accumulate<W>(dk, ds, q_tile + down_first<W>(from));
+        }
+    }
+    EACH_ELEMENT(MB, W/8) dk[m][n][i] *= c * LN2;
+    store_rows<W>(dkv, keys, k0 + mine, shared, mine, dk, h.D);
+    store_rows<W>(dkv + to_values(h), keys, k0 + mine, shared + COUNT*W*2, mine, dv, h.D);
+}
+
+// flash_backward_queries: a block owns 128 packed rows of q and do (a warp 32) and lets their keys and values pass, STEP at
+// a time, in two buffers: p and dp are made side by side, ds = p (dp - delta), dq += ds k.
+// 6*D flop per pair; at most 96 KiB of shared memory.
+template <int W> struct QueryTile { enum { STEP = W == 128 ? 32 : 64 }; };
+template <int W> static constexpr size_t queries_shared() { return (size_t)(2*ROWS + 4*QueryTile<W>::STEP) * W * 2; }
+template <int W> __global__ static void __launch_bounds__(THREADS, 2)
+flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
+                       Heads h, int padded) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    enum { STEP = QueryTile<W>::STEP, STAGE = 2*STEP*W*2 };
+    const int tiles = (h.T*h.Q + ROWS - 1) / ROWS;
+    const Pair pair = pair_at(h, blockIdx.x / tiles);
+    const int r0 = ((pair.i + 1)*tiles - 1 - (int)blockIdx.x) * ROWS;
+    const int lane = threadIdx.x % 32, mine = threadIdx.x / 32 * 32, row = r0 + mine + lane/4;
+    const Place rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
+    const uint32_t q_tile = shared_address(shared), do_tile = q_tile + ROWS*W*2, stages = do_tile + ROWS*W*2;
+    const int end = uniform((min(r0 + ROWS, rows.count) - 1) / h.Q + 1);
+    const float c = LOG2E / sqrtf((float)h.D);
+    float result[2][W/8][4] = {};
+    Stats of[4];
+    for (int i = 0; i < 4; i++) of[i] = stats[(size_t)pair.i*padded + row + i*8];
+
+    auto load_stage = [&](int key, int stage) {
+        load_tile<STEP, W>(stages + stage*STAGE, kv, keys, key, h.D);
+        load_tile<STEP, W>(stages + stage*STAGE + STEP*W*2, kv + to_values(h), keys, key, h.D);
+    };
+    load_tile<ROWS, W>(q_tile, q, rows, r0, h.D);
+    load_tile<ROWS, W>(do_tile, dout, rows, r0, h.D);
+    load_stage(0, 0);
+    cp_async_commit();
+    for (int k0 = 0, stage = 0; k0 < end; k0 += STEP, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads();                                                // this stage is here, and the other one used
+        if (k0 + STEP < end) load_stage(k0 + STEP, stage ^ 1);
+        cp_async_commit();
+        const uint32_t k_tile = stages + stage*STAGE, v_tile = k_tile + STEP*W*2;
+        float p[2][STEP/8][4] = {}, ds[2][STEP/8][4] = {};
+        scores<W>(p, q_tile + down_first<W>(mine), k_tile + across_first<W>(0));
+        scores<W>(ds, do_tile + down_first<W>(mine), v_tile + across_first<W>(0));
+        EACH_ELEMENT(2, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[m*2 + i/2].lse);
+        if ((k0 + STEP - 1) * h.Q > r0 + mine)
+            mask_keys(p, 0, row, k0, h.Q);
+        EACH_ELEMENT(2, STEP/8) ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - of[m*2 + i/2].delta);
+        accumulate<W>(result, ds, k_tile + down_first<W>(0));
+    }
+    EACH_ELEMENT(2, W/8) result[m][n][i] *= c * LN2;
+    store_rows<W>(dq, rows, r0 + mine, shared, mine, result, h.D);
+}
+
+// Is this call one for the tensor cores? The kernels of a width are found in tables, at 0, 1, 2 for 32, 64, 128.
+static bool flash_can(int D, bool wide) { return wide && D <= 128; }
+static int  flash_width(int D) { return D <= 32 ? 0 : D <= 64 ? 1 : 2; }
+
+static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, int B, Heads h) {
+    static const struct { void (*kernel)(floatX *, float *, const floatX *, const floatX *, Heads); size_t shared; } table[] = {
+        { flash_forward<32>, forward_shared<32>() }, { flash_forward<64>, forward_shared<64>() },
+        { flash_forward<128>, forward_shared<128>() } };
+    const auto &at = table[flash_width(h.D)];
+    CUDA_CHECK(cudaFuncSetAttribute(at.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)at.shared));
+    LAUNCH(at.kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, at.shared, out, lse, q, kv, h);
+}
+static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const Stats *stats,
+                                  const floatX *q, const floatX *kv, int B, Heads h) {
+    typedef void Kernel(floatX *, const floatX *, const Stats *, const floatX *, const floatX *, Heads, int);
+    static const struct { Kernel *kernel; size_t shared; int keys; } of_keys[] = {
+        { flash_backward_keys<32>, keys_shared<32>(), KeyTile<32>::COUNT },
+        { flash_backward_keys<64>, keys_shared<64>(), KeyTile<64>::COUNT },
+        { flash_backward_keys<128>, keys_shared<128>(), KeyTile<128>::COUNT } };
+    static const struct { Kernel *kernel; size_t shared; } of_queries[] = {
+        { flash_backward_queries<32>, queries_shared<32>() }, { flash_backward_queries<64>, queries_shared<64>() },
+        { flash_backward_queries<128>, queries_shared<128>() } };
+    const auto &k = of_keys[flash_width(h.D)];
+    const auto &r = of_queries[flash_width(h.D)];
+    const int padded = (int)padded_rows(h);
+    CUDA_CHECK(cudaFuncSetAttribute(k.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k.shared));
+    CUDA_CHECK(cudaFuncSetAttribute(r.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)r.shared));
+    LAUNCH(k.kernel, (unsigned)(divide_up((size_t)h.T, (size_t)k.keys) * B*h.G), THREADS, k.shared,
+           dkv, dout, stats, q, kv, h, padded);
+    LAUNCH(r.kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, r.shared,
+           dq, dout, stats, q, kv, h, padded);
+}
+#else
+static bool flash_can(int, bool) { return false; }
+static void flash_launch_forward(floatX *, float *, const floatX *, const floatX *, int, Heads) {}
+static void flash_launch_backward(floatX *, floatX *, const floatX *, const Stats *, const floatX *, const floatX *, int, Heads) {}
+#endif
+
+// ==== plain arithmetic ===================================================================================================
+// The same algorithms for any D and any alignment, in f32. Everything is squares of 64 x 64: 256 threads, 16 across
+// and 16 down, of which thread (x, y) has the elements at rows y + 16*i and columns x + 16*j. A head of more than 64
+// elements goes through in pieces, and a block makes SPAN pieces of the result; scores are made again for the next.
+enum { SIDE = 64, PITCH = SIDE + 1, SPAN = 2, PLAIN_THREADS = 256 };    // odd pitch: no bank conflicts either way
+
+__device__ static inline void load_square(float *square, const floatX *x, const Place &p, int first,
+                                          int column, int D) {
+    for (int i = threadIdx.x; i < SIDE*SIDE; i += PLAIN_THREADS) {
+        const int row = i / SIDE, d = i % SIDE, r = first + row;
+        square[row*PITCH + d] = r < p.count && column + d < D ? R(x[p.at(r) + column + d]) : 0;
+    }
+}
+__device__ static inline void store_square(floatX *x, const Place &p, int first, int column,
+                                           const float (&sum)[4][4], int D) {
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            const int r = first + threadIdx.x/16 + 16*i, d = column + threadIdx.x%16 + 16*j;
+            if (r < p.count && d < D) x[p.at(r) + d] = X(sum[i][j]);
+        }
+}
+__device__ static inline void write_square(float *square, const float (&x)[4][4]) {
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) square[(threadIdx.x/16 + 16*i)*PITCH + threadIdx.x%16 + 16*j] = x[i][j];
+}
+// sum += a b, of which element (m, k) of a is a[m*a_row + k*a_column], and so on: a square or its transpose. Terms are
+// added 16 at a time: sums of sums have smaller errors than one long one, and exp makes them larger again.
+__device__ static inline void multiply(float (&sum)[4][4], const float *a, int a_row, int a_column,
+                                       const float *b, int b_row, int b_column) {
+    a += threadIdx.x/16 * a_row;
+    b += threadIdx.x%16 * b_column;
+    #pragma unroll 1
+    for (int k0 = 0; k0 < SIDE; k0 += 16) {
+        float part[4][4] = {};
+        #pragma unroll 4
+        for (int k = k0; k < k0 + 16; k++)
+            #pragma unroll
+            for (int i = 0; i < 4; i++)
+                #pragma unroll
+                for (int j = 0; j < 4; j++) part[i][j] += a[16*i*a_row + k*a_column] * b[k*b_row + 16*j*b_column];
+        #pragma unroll
+        for (int i = 0; i < 4; i++)
+            #pragma unroll
+            for (int j = 0; j < 4; j++) sum[i][j] += part[i][j];
+    }
+}
+// sum = rows x times rows y, over all D columns.
+__device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const floatX *x, const Place &x_rows, int x_first,
+                                   const floatX *y, const Place &y_rows, int y_first, int D) {
+    for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) sum[i][j] = 0;
+    for (int d = 0; d < D; d += SIDE) {
+        __syncthreads();
+        load_square(a, x, x_rows, x_first, d, D);
+        load_square(b, y, y_rows, y_first, d, D);
+        __syncthreads();
+        multiply(sum, a, PITCH, 1, b, 1, PITCH);
+    }
+}
+// The SPAN results of a block, each plus weights (or their transpose) times a piece of rows y from `column` on.
+__device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, float *b, const float (&weights)[4][4], bool transposed,
+                                           const floatX *y, const Place &y_rows, int y_first, int column, int D) {
+    __syncthreads();
+    write_square(a, weights);
+    #pragma unroll
+    for (int piece = 0; piece < SPAN; piece++) {
+        if (column + piece*SIDE >= D) continue;
+        __syncthreads();
+        load_square(b, y, y_rows, y_first, column + piece*SIDE, D);
+        __syncthreads();
+        multiply(sum[piece], a, transposed ? 1 : PITCH, transposed ? PITCH : 1, b, PITCH, 1);
+    }
+}
+
+// What a block of the plain kernels owns: 64 rows, or keys, of a pair, and SPAN*64 columns of its result.
+struct Part { Pair pair; int tile, column; };
+__device__ static inline Part my_part(Heads h, int count) {
+    const int pieces = (h.D + SPAN*SIDE - 1) / (SPAN*SIDE), tiles = (count + SIDE - 1) / SIDE;
+    const int i = blockIdx.x / pieces;
+    return { pair_at(h, i / tiles), i % tiles, (int)(blockIdx.x % pieces) * SPAN*SIDE };
+}
+static unsigned plain_grid(size_t count, int B, Heads h) {
+    return (unsigned)(divide_up(count, SIDE) * divide_up((size_t)h.D, SPAN*SIDE) * B*h.G);
+}
+
+// plain_forward: flash_forward with tiles of 64 x 64. 33 KiB of shared memory.
+__global__ static void __launch_bounds__(PLAIN_THREADS)
+plain_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads h) {
+    __shared__ float a[SIDE*PITCH], b[SIDE*PITCH];
+    const Part part = my_part(h, h.T*h.Q);
+    const Place rows = query_rows(h, part.pair, h.D), keys = key_rows(h, part.pair);
+    const int r0 = part.tile*SIDE, x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const int end = (min(r0 + SIDE, rows.count) - 1) / h.Q + 1;
+    const float scale = 1 / sqrtf((float)h.D);
+    float result[SPAN][4][4] = {}, top[4], sum[4], s[4][4];
+    for (int i = 0; i < 4; i++) { top[i] = -INFINITY; sum[i] = 0; }
+
+    for (int k0 = 0; k0 < end; k0 += SIDE) {
+        dots(s, a, b, q, rows, r0, kv, keys, k0, h.D);
+        for (int i = 0; i < 4; i++) {
+            const int r = r0 + y + 16*i;
+            float max = -INFINITY, total = 0;
+            for (int j = 0; j < 4; j++) {
+                s[i][j] = (k0 + x + 16*j) * h.Q <= r ? s[i][j] * scale : -INFINITY;
+                max = fmaxf(max, s[i][j]);
+            }
+            for (int step = 8; step; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+            max = fmaxf(max, top[i]);
+            const float shrink = expf(top[i] - max);
+            top[i] = max;
+            for (int j = 0; j < 4; j++) total += s[i][j] = expf(s[i][j] - max);
+            for (int step = 8; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+            sum[i] = sum[i] * shrink + total;
+            for (int piece = 0; piece < SPAN; piece++) for (int j = 0; j < 4; j++) result[piece][i][j] *= shrink;
+        }
+        add_products(result, a, b, s, false, kv + to_values(h), keys, k0, part.column, h.D);
+    }
+    for (int i = 0; i < 4; i++) {
+        const int r = r0 + y + 16*i;
+        if (x == 0 && part.column == 0 && r < rows.count) lse[query_rows(h, part.pair, 1).at(r)] = top[i] + logf(sum[i]);
+        for (int piece = 0; piece < SPAN; piece++) for (int j = 0; j < 4; j++) result[piece][i][j] /= sum[i];
+    }
+    #pragma unroll
+    for (int piece = 0; piece < SPAN; piece++) store_square(out, rows, r0, part.column + piece*SIDE, result[piece], h.D);
+}
+
+// p and ds of 64 rows and 64 keys, for both of the kernels that follow.
+__device__ static inline void weights_again(float (&p)[4][4], float (&ds)[4][4], float *a, float *b, const floatX *dout, const Stats *stats,
+                                            const floatX *q, const floatX *kv, Heads h, int padded, Pair pair, int r0, int k0) {
+    const Place rows = query_rows(h, pair, h.D);
+    const float scale = 1 / sqrtf((float)h.D);
+    dots(p, a, b, q, rows, r0, kv, key_rows(h, pair), k0, h.D);
+    dots(ds, a, b, dout, rows, r0, kv + to_values(h), key_rows(h, pair), k0, h.D);
+    for (int i = 0; i < 4; i++) {
+        const int r = r0 + threadIdx.x/16 + 16*i;
+        const Stats of = stats[(size_t)pair.i*padded + r];
+        for (int j = 0; j < 4; j++) {
+            const int key = k0 + threadIdx.x%16 + 16*j;
+            p[i][j] = key*h.Q <= r ? expf(p[i][j] * scale - of.lse) : 0;
+            ds[i][j] = p[i][j] * (ds[i][j] - of.delta) * scale;
+        }
+    }
+}
+// plain_backward_keys, plain_backward_queries: as their namesakes.
+__global__ static void __launch_bounds__(PLAIN_THREADS)
+plain_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
+                    Heads h, int padded) {
+    __shared__ float a[SIDE*PITCH], b[SIDE*PITCH];
+    const Part part = my_part(h, h.T);
+    const Place rows = query_rows(h, part.pair, h.D);
+    const int k0 = part.tile*SIDE;
+    float dk[SPAN][4][4] = {}, dv[SPAN][4][4] = {}, p[4][4], ds[4][4];
+    for (int r0 = k0*h.Q / SIDE * SIDE; r0 < rows.count; r0 += SIDE) {
+        weights_again(p, ds, a, b, dout, stats, q, kv, h, padded, part.pair, r0, k0);
+        add_products(dv, a, b, p, true, dout, rows, r0, part.column, h.D);
+        add_products(dk, a, b, ds, true, q, rows, r0, part.column, h.D);
+    }
+    #pragma unroll
+    for (int piece = 0; piece < SPAN; piece++) {
+        store_square(dkv, key_rows(h, part.pair), k0, part.column + piece*SIDE, dk[piece], h.D);
+        store_square(dkv + to_values(h), key_rows(h, part.pair), k0, part.column + piece*SIDE, dv[piece], h.D);
+    }
+}
+__global__ static void __launch_bounds__(PLAIN_THREADS)
+plain_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
+                       Heads h, int padded) {
+    __shared__ float a[SIDE*PITCH], b[SIDE*PITCH];
+    const Part part = my_part(h, h.T*h.Q);
+    const Place rows = query_rows(h, part.pair, h.D), keys = key_rows(h, part.pair);
+    const int r0 = part.tile*SIDE, end = (min(r0 + SIDE, rows.count) - 1) / h.Q + 1;
+    float result[SPAN][4][4] = {}, p[4][4], ds[4][4];
+    for (int k0 = 0; k0 < end; k0 += SIDE) {
+        weights_again(p, ds, a, b, dout, stats, q, kv, h, padded, part.pair, r0, k0);
+        add_products(result, a, b, ds, false, kv, keys, k0, part.column, h.D);
+    }
+    #pragma unroll
+    for (int piece = 0; piece < SPAN; piece++) store_square(dq, rows, r0, part.column + piece*SIDE, result[piece], h.D);
+}
+
+// ==== decoding ===========================================================================================================
+// One query per head, so nothing but reading the cache takes time. A long context is split over blocks, whose results
+// are weighted by their maxima and added up, always in the same order.
+
+// How the work is cut: `lanes` of a warp read one key, 16 bytes each; a block makes `width` columns of the result for
+// HEADS of the Q query heads (a group of them), from one of `splits` parts of the keys; the column runs fastest.
+struct Cut { int lanes, width, columns, groups, splits; };
+enum { DECODE_WARPS = 4, BATCH = 4, DECODE_THREADS = 32 * DECODE_WARPS };
+static const float LOWEST = -1e30f;                                     // of a maximum: subtracting two of them is not NaN
+
+template <bool WIDE> __device__ static inline Vec load_some(const floatX *p, int count) {
+    if (WIDE && count > 0) return load_vec(p);
+    Vec v;
+    for (int e = 0; e < VECTOR; e++) v.x[e] = e < count ? p[e] : X(0);
+    return v;
+}
+
+// decode_kernel: a warp takes BATCH * 32/lanes keys at a time; every group of lanes keeps its own maximum and sums, joined
+// at the end by pairs of groups and then warp by warp. Keys and values are read once for HEADS query heads, and 2*BATCH
+// reads are on their way at once.   Moves 2*D elements per key.
+template <int HEADS, bool WIDE> __global__ static void __launch_bounds__(DECODE_THREADS)
+decode_kernel(floatX *out, float *partial, const floatX *q, const floatX *cache, const int *position, Heads h,
+              Cut cut) {
+    __shared__ float tops[DECODE_WARPS], sums[DECODE_WARPS], results[DECODE_WARPS][32*VECTOR];
+    const int column = blockIdx.x % cut.columns * cut.width, first = blockIdx.x / cut.columns % cut.groups * HEADS;
+    const int rest = blockIdx.x / cut.columns / cut.groups, split = rest % cut.splits;
+    const Pair pair = pair_at(h, rest / cut.splits);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, mine = lane % cut.lanes * VECTOR, at_once = 32 / cut.lanes;
+    const int64_t seen = position[pair.b] + 1;
+    const int begin = (int)(seen * split / cut.splits), end = (int)(seen * (split + 1) / cut.splits);
+    const Place keys = key_rows(h, pair), queries = query_rows({ h.order, 1, h.G, h.Q, h.D }, pair, h.D);
+    const float c = LOG2E / sqrtf((float)h.D);
+    float top[HEADS], sum[HEADS] = {}, result[HEADS][VECTOR] = {};
+    for (int m = 0; m < HEADS; m++) top[m] = LOWEST;
+
+    for (int j0 = begin + warp*BATCH*at_once; j0 < end; j0 += DECODE_WARPS*BATCH*at_once) {
+        const floatX *key[BATCH];
+        Vec value[BATCH];
+        float s[HEADS][BATCH] = {};
+        #pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            key[i] = cache + keys.at(min(j0 + i*at_once + lane / cut.lanes, end - 1));
+            value[i] = load_some<WIDE>(key[i] + to_values(h) + column + mine, h.D - column - mine);
+        }
+        #pragma unroll 1
+        for (int d = mine; d < h.D; d += cut.width) {
+            Vec k[BATCH], x[HEADS];
+            #pragma unroll
+            for (int i = 0; i < BATCH; i++) k[i] = load_some<WIDE>(key[i] + d, h.D - d);
+            #pragma unroll
+            for (int m = 0; m < HEADS; m++) x[m] = load_some<WIDE>(q + queries.at(min(first + m, h.Q - 1)) + d, h.D - d);
+            #pragma unroll
+            for (int i = 0; i < BATCH; i++)
+                #pragma unroll
+                for (int m = 0; m < HEADS; m++)
+                    for (int e = 0; e < VECTOR; e++) s[m][i] += R(x[m].x[e]) * R(k[i].x[e]);
+        }
+        #pragma unroll
+        for (int m = 0; m < HEADS; m++) {
+            float max = top[m];
+            #pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                #pragma unroll 1
+                for (int step = cut.lanes / 2; step; step /= 2) s[m][i] += __shfl_xor_sync(0xffffffffu, s[m][i], step);
+                s[m][i] = j0 + i*at_once + lane / cut.lanes < end ? s[m][i] * c : -INFINITY;
+                max = fmaxf(max, s[m][i]);
+            }
+            const float shrink = exp2f(top[m] - max);
+            top[m] = max;
+            sum[m] *= shrink;
+            for (int e = 0; e < VECTOR; e++) result[m][e] *= shrink;
+            #pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                const float p = exp2f(s[m][i] - max);
+                sum[m] += p;
+                for (int e = 0; e < VECTOR; e++) result[m][e] += p * R(value[i].x[e]);
+            }
+        }
+    }
+
+    #pragma unroll
+    for (int m = 0; m < HEADS; m++) {
+        #pragma unroll 1
+        for (int step = cut.lanes; step < 32; step *= 2) {
+            const float max = fmaxf(top[m], __shfl_xor_sync(0xffffffffu, top[m], step)), shrink = exp2f(top[m] - max);
+            top[m] = max;
+            sum[m] *= shrink;
+            sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], step);
+            for (int e = 0; e < VECTOR; e++) {
+                result[m][e] *= shrink;
+                result[m][e] += __shfl_xor_sync(0xffffffffu, result[m][e], step);
+            }
+        }
+        __syncthreads();                                                // the head before is written
+        if (lane == 0) { tops[warp] = top[m]; sums[warp] = sum[m]; }
+        if (lane < cut.lanes) for (int e = 0; e < VECTOR; e++) results[warp][mine + e] = result[m][e];
+        __syncthreads();
+        float max = LOWEST, total = 0;
+        for (int w = 0; w < DECODE_WARPS; w++) max = fmaxf(max, tops[w]);
+        for (int w = 0; w < DECODE_WARPS; w++) total += sums[w] * exp2f(tops[w] - max);
+        const int j = first + m;
+        float *part = partial + (((size_t)pair.i*h.Q + j) * cut.splits + split) * (h.D + 2);
+        #pragma unroll 1
+        for (int d = threadIdx.x; d < cut.width && column + d < h.D && j < h.Q; d += DECODE_THREADS) {
+            float x = 0;
+            for (int w = 0; w < DECODE_WARPS; w++) x += results[w][d] * exp2f(tops[w] - max);
+            if (cut.splits == 1) out[queries.at(j) + column + d] = X(x / total);
+            else part[2 + column + d] = x;
+        }
+        if (cut.splits > 1 && j < h.Q && column == 0 && threadIdx.x == 0) { part[0] = max; part[1] = total; }
+    }
+}
+// decode_join: one block for each head adds up the splits.
+__global__ static void decode_join(floatX *out, const float *partial, Heads h, int splits) {
+    const Pair pair = pair_at(h, blockIdx.x / h.Q);
+    const int j = blockIdx.x - pair.i*h.Q;
+    const float *part = partial + (size_t)blockIdx.x * splits * (h.D + 2);
+    const Place queries = query_rows({ h.order, 1, h.G, h.Q, h.D }, pair, h.D);
+    float max = LOWEST;
+    for (int i = 0; i < splits; i++) max = fmaxf(max, part[(size_t)i*(h.D + 2)]);
+    for (int d = threadIdx.x; d < h.D; d += blockDim.x) {
+        float x = 0, total = 0;
+        for (int i = 0; i < splits; i++) {
+            const float *p = part + (size_t)i*(h.D + 2);
+            const float share = exp2f(p[0] - max);
+            x += p[2 + d] * share;
+            total += p[1] * share;
+        }
+        out[queries.at(j) + d] = X(x / total);
+    }
+}
+
+// cache_store: a block copies a row.
+__global__ static void cache_store_kernel(floatX *cache, const floatX *kv, const int *row, int width, bool wide) {
+    floatX *to = cache + (size_t)row[blockIdx.x] * width;
+    const floatX *from = kv + (size_t)blockIdx.x * width;
+    if (wide) for (int i = threadIdx.x*VECTOR; i < width; i += blockDim.x*VECTOR) store_vec(to + i, load_vec(from + i));
+    else      for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
+}
+
+// ==== the operations =====================================================================================================
+
+// Can rows of D elements be read 16 bytes at a time, if they start at these addresses?
+static bool wide_rows(int D, const void *a, const void *b, const void *c, const void *d) {
+    return D % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
+}
+
+static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadOrder order,
+                              int B, int T, int G, int Q, int D) {
+    const Heads h = { order, T, G, Q, D };
+    if (flash_can(D, wide_rows(D, out, q, kv, NULL))) flash_launch_forward(out, lse, q, kv, B, h);
+    else LAUNCH(plain_forward, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, out, lse, q, kv, h);
+}
+static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
+                               const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D) {
+    const Heads h = { order, T, G, Q, D };
+    const bool wide = wide_rows(D, dout, out, NULL, NULL), flash = flash_can(D, wide && wide_rows(D, dq, dkv, q, kv));
+    const size_t padded = padded_rows(h), count = padded * B*G;
+    Stats *stats = (Stats *)workspace(count * sizeof *stats);
+    LAUNCH(stats_kernel, (unsigned)(count / 32), 256, 0,
+           stats, dout, out, lse, h, (int)padded, flash ? LOG2E : 1, wide);
+    if (flash) flash_launch_backward(dq, dkv, dout, stats, q, kv, B, h);
+    else {
+        LAUNCH(plain_backward_keys, plain_grid((size_t)T, B, h), PLAIN_THREADS, 0, dkv, dout, stats, q, kv, h, (int)padded);
+        LAUNCH(plain_backward_queries, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, dq, dout, stats, q, kv, h, (int)padded);
+    }
+}
+// Where the keys are cut depends on the sizes and the position alone, so that every GPU adds in the same order.
+static void attention_decode(floatX *out, const floatX *q, const floatX *cache, const int *position,
+                             HeadOrder order, int B, int T, int G, int Q, int D) {
+    typedef void Kernel(floatX *, float *, const floatX *, const floatX *, const int *, Heads, Cut);
+    static Kernel *const wide_kernel[] = { decode_kernel<1, true>, decode_kernel<2, true>, decode_kernel<4, true> };
+    enum { FILL = 1024, FEWEST = 128 };                                  // blocks that keep a GPU busy; keys worth a block
+    const Heads h = { order, T, G, Q, D };
+    const bool wide = wide_rows(D, q, cache, NULL, NULL);
+    Cut cut = {};
+    int power = 0;
+    while (wide && power < 2 && 1 << power < Q) power++;
+    for (cut.lanes = 1; cut.lanes < 32 && cut.lanes*VECTOR < D; ) cut.lanes *= 2;
+    cut.width = cut.lanes * VECTOR;
+    cut.columns = (int)divide_up((size_t)D, (size_t)cut.width);
+    cut.groups = (int)divide_up((size_t)Q, (size_t)1 << power);
+    const size_t blocks = (size_t)B*G * cut.groups * cut.columns, most = divide_up((size_t)T, FEWEST);
+    if (!blocks || !T) return;
+    cut.splits = (int)(blocks * most < FILL ? most : blocks < FILL ? FILL / blocks : 1);
+    float *partial = cut.splits > 1 ? (float *)workspace((size_t)B*G*Q * cut.splits * (D + 2) * sizeof *partial) : NULL;
+    LAUNCH((wide ? wide_kernel[power] : decode_kernel<1, false>), (unsigned)(blocks * cut.splits), DECODE_THREADS, 0,
+           out, partial, q, cache, position, h, cut);
+    if (cut.splits > 1) LAUNCH(decode_join, (unsigned)(B*G*Q), DECODE_THREADS, 0, out, partial, h, cut.splits);
+}
+static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
+    LAUNCH(cache_store_kernel, (unsigned)N, 256, 0, cache, kv, row, width, wide_rows(width, cache, kv, NULL, NULL));
+}
+
+PART(attention) {
+    d->attention_forward = attention_forward;  d->attention_backward = attention_backward;
+    d->attention_decode = attention_decode;    d->cache_store = cache_store;
+}

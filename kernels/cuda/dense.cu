@@ -1,0 +1,120 @@
+// dense.cu: dense matrix products by cuBLASLt. It is looked for when the first product is asked for, not when the program
+// starts: without it everything works, and matmul.cu's own kernels multiply.
+//
+// What is remembered, per host thread: the library's handle, and for each product seen so far (sizes, kind, alignment) the
+// descriptors and the algorithm that the library's heuristic prefers. Same bits every time: sums that are split over
+// blocks may only be joined through the workspace, never in the order in which blocks happen to finish.
+#include "dense.cuh"
+#if __has_include(<cublasLt.h>)
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <string.h>
+
+// X(name): the functions that are needed. Only their types come from the header.
+#define FUNCTIONS(X) \
+    X(Create) X(MatmulDescCreate) X(MatmulDescSetAttribute) X(MatmulDescDestroy) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
+    X(MatmulPreferenceCreate) X(MatmulPreferenceSetAttribute) X(MatmulPreferenceDestroy) X(MatmulAlgoGetHeuristic) X(Matmul)
+
+enum { SCRATCH = 32 << 20, PLANS = 256 };
+typedef struct { int m, n, k, a_transposed, b_transposed, c_real, add, a_align, b_align, c_align; } Key;
+typedef struct {
+    Key key;
+    bool usable;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+} Way;
+
+static thread_local struct {
+    bool tried;
+    cublasLtHandle_t handle;                            // NULL: no library
+#define DECLARE(name) decltype(&cublasLt##name) name;
+    FUNCTIONS(DECLARE)
+    Way ways[PLANS];
+    int count;
+} lt;
+
+static bool load_library(void) {
+    if (lt.tried) return lt.handle != NULL;
+    lt.tried = true;
+    const char *const names[] = { "libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so" };
+    void *library = NULL;
+    for (int i = 0; i < 3 && !library; i++) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!library) return false;
+#define LOOK_UP(name) if (!(lt.name = (decltype(lt.name))dlsym(library, "cublasLt" #name))) return false;
+    FUNCTIONS(LOOK_UP)
+    if (lt.Create(&lt.handle) != CUBLAS_STATUS_SUCCESS) lt.handle = NULL;
+    return lt.handle != NULL;
+}
+
+static int alignment(const void *p) {                   // the largest power of two that divides the address, up to 256
+    uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
+    return low == 0 || low > 256 ? 256 : (int)low;
+}
+
+static void forget(Way *w) {
+    if (w->product) lt.MatmulDescDestroy(w->product);
+    if (w->a) lt.MatrixLayoutDestroy(w->a);
+    if (w->b) lt.MatrixLayoutDestroy(w->b);
+    if (w->c) lt.MatrixLayoutDestroy(w->c);
+}
+
+// Asks the heuristic for one algorithm. Any step may fail: then there is no way.
+static bool find_algorithm(Way *w) {
+    const Key k = w->key;
+    const cudaDataType_t type = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F, c_type = k.c_real ? CUDA_R_32F : type;
+    const cublasOperation_t op[] = { CUBLAS_OP_N, CUBLAS_OP_T };
+    const int a_rows = k.a_transposed ? k.k : k.m, a_columns = k.a_transposed ? k.m : k.k;
+    const int b_rows = k.b_transposed ? k.n : k.k, b_columns = k.b_transposed ? k.k : k.n;
+    const uint64_t scratch = SCRATCH;
+    const uint32_t joins = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;      // besides NONE, which is always allowed
+    const uint32_t align[] = { (uint32_t)k.a_align, (uint32_t)k.b_align, (uint32_t)k.c_align };
+    cublasLtMatmulPreference_t wish = NULL;
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+#define OK(call) (lt.call == CUBLAS_STATUS_SUCCESS)
+    bool ok = OK(MatmulDescCreate(&w->product, CUBLAS_COMPUTE_32F, CUDA_R_32F))         // f32 products too: no TF32
+        && OK(MatmulDescSetAttribute(w->product, CUBLASLT_MATMUL_DESC_TRANSA, &op[k.a_transposed], sizeof *op))
+        && OK(MatmulDescSetAttribute(w->product, CUBLASLT_MATMUL_DESC_TRANSB, &op[k.b_transposed], sizeof *op))
+        && OK(MatrixLayoutCreate(&w->a, type, (uint64_t)a_rows, (uint64_t)a_columns, a_rows))
+        && OK(MatrixLayoutCreate(&w->b, type, (uint64_t)b_rows, (uint64_t)b_columns, b_rows))
+        && OK(MatrixLayoutCreate(&w->c, c_type, (uint64_t)k.m, (uint64_t)k.n, k.m))
+        && OK(MatmulPreferenceCreate(&wish))
+        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch, sizeof scratch))
+        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &joins, sizeof joins))
+        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof *align))
+        && OK(MatmulAlgoGetHeuristic(lt.handle, w->product, w->a, w->b, w->c, w->c, wish, 1, &found, &count)) && count == 1;
+    if (wish) lt.MatmulPreferenceDestroy(wish);
+    if (ok) w->algorithm = found.algo;
+    return ok;
+}
+
+static Way *way_for(Key key) {
+    for (int i = 0; i < lt.count; i++) if (!memcmp(&lt.ways[i].key, &key, sizeof key)) return &lt.ways[i];
+    if (lt.count == PLANS) {                            // full: start over, nothing is lost but time
+        while (lt.count) forget(&lt.ways[--lt.count]);
+    }
+    Way *w = &lt.ways[lt.count++];
+    *w = Way();
+    w->key = key;
+    w->usable = find_algorithm(w);
+    return w;
+}
+
+bool dense_product(void *c, bool c_real, bool add, const floatX *a, bool a_transposed, const floatX *b, bool b_transposed,
+                   int m, int n, int k) {
+    if (add && !c_real && sizeof(floatX) == 2) return false;    // it rounds the product before the sum (measured), we once
+    if (!load_library()) return false;
+    Way *w = way_for(Key{ m, n, k, a_transposed, b_transposed, c_real, add, alignment(a), alignment(b), alignment(c) });
+    if (!w->usable) return false;
+    const float one = 1, beta = add;
+    w->usable = lt.Matmul(lt.handle, w->product, &one, a, w->a, b, w->b, &beta, c, w->c, c, w->c, &w->algorithm,
+                          workspace(SCRATCH), SCRATCH, context()->stream) == CUBLAS_STATUS_SUCCESS;
+    return w->usable;
+}
+#else
+bool dense_product(void *, bool, bool, const floatX *, bool, const floatX *, bool, int, int, int) { return false; }
+#endif

@@ -1,0 +1,124 @@
+// expert.cu: the nonlinearity inside an expert, and with it the gradient of the router's weight. Why both are
+// in one place, and the formulas, stand in kernels/cpu/expert.c.
+//
+// exp and division are the fast ones of the GPU where results are stored as bf16 (errors of 1e-6 against a
+// bound of 8 * 2^-8), and the exact ones for float.
+#include "impl.cuh"
+
+template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
+template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
+template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
+
+__device__ static inline real sigmoid(real x) {
+    return sizeof(floatX) == 2 ? __fdividef(1, 1 + __expf(-x)) : 1 / (1 + expf(-x));
+}
+
+// An activation and its derivatives. `up` counts for the gated kind only.
+typedef struct { real act, dgate, dup; } Slope;
+template<Activation f> __device__ static inline Slope slope_of(real g, real up) {
+    if (f == SWIGLU) {                                      // silu(g) = g s:  silu' = s (1 + g (1 - s))
+        const real s = sigmoid(g), silu = g * s;
+        return { silu * up, up * s * (1 + g * (1 - s)), silu };
+    }
+    if (f == GELU) {                                        // g sigmoid(2u), u = sqrt(2/pi) (g + 0.044715 g^3)
+        const real c = 0.7978845608028654f, a = 0.044715f, s = sigmoid(2 * c * (g + a * g * g * g));
+        const real t = 2 * s - 1;
+        return { g * s, s + g / 2 * (1 - t * t) * c * (1 + 3 * a * g * g), 0 };
+    }
+    if (f == RELU2) {
+        const real v = g > 0 ? g : 0 * g;                   // NaN stays NaN
+        return { v * v, 2 * v, 0 };
+    }
+    return { g, 1, 0 };
+}
+
+// A block is a rectangle of rows and units of W columns. Moves 3*M*F elements (gated) or 2*M*F.
+template<Activation f, int W> static __global__ void forward_kernel(floatX *act, const floatX *pre, int M,
+        int F) {
+    const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (m >= M) return;
+    const floatX *gate = pre + m*F * (f == SWIGLU ? 2 : 1);
+    #pragma unroll 2
+    for (int c = threadIdx.x * W; c < F; c += blockDim.x * W) {
+        const Pack<W> g = load<W>(gate + c), up = f == SWIGLU ? load<W>(gate + F + c) : g;
+        Pack<W> to;
+        #pragma unroll
+        for (int i = 0; i < W; i++) to.x[i] = f == IDENTITY ? g.x[i] : X(slope_of<f>(R(g.x[i]), R(up.x[i])).act);
+        store(act + m*F + c, to);
+    }
+}
+
+// A row has a warp (8 rows to a block), or a block of up to 256 threads if it is longer; the dot product of
+// its da and act is the only thing that is shared. slot_of_row NULL: row m is slot m. A thread reads what it
+// is going to overwrite before it does so: dpre may be pre, or da where they have the same shape. Moves 6*M*F
+// elements (gated) or 4*M*F.
+template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact,
+        real *dweight, const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row,
+        int M, int F) {
+    __shared__ real of_warp[8];
+    const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (m >= M) return;
+    const size_t slot = slot_of_row ? slot_of_row[m] : m, wide = m*F * (f == SWIGLU ? 2 : 1);
+    const floatX *gate = pre + wide;
+    floatX *dgate = dpre + wide;
+    const real w = weight ? weight[slot] : 1;
+    real dot = 0;
+    for (int c = threadIdx.x * W; c < F; c += blockDim.x * W) {
+        const Pack<W> d = load<W>(da + m*F + c), g = load<W>(gate + c),
+                up = f == SWIGLU ? load<W>(gate + F + c) : g;
+        Pack<W> to, to_up, to_act;
+        #pragma unroll
+        for (int i = 0; i < W; i++) {
+            const Slope s = slope_of<f>(R(g.x[i]), R(up.x[i]));
+            const real v = R(d.x[i]);
+            dot += v * s.act;
+            to_act.x[i] = X(w * s.act);
+            to.x[i]     = X(w * v * s.dgate);
+            to_up.x[i]  = X(w * v * s.dup);
+        }
+        store(wact + m*F + c, to_act);
+        store(dgate + c, to);
+        if (f == SWIGLU) store(dgate + F + c, to_up);
+    }
+    if (!dweight) return;
+    dot = warp_sum(dot);
+    if (blockDim.x > 32) {
+        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = dot;
+        __syncthreads();
+        dot = 0;
+        for (int i = 0; i < blockDim.x / 32; i++) dot += of_warp[i];
+    }
+    if (threadIdx.x == 0) dweight[slot] = dot;
+}
+
+static bool aligned(int F, const void *a, const void *b, const void *c = NULL, const void *d = NULL) {
+    return F % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
+}
+#define KIND(kernel, f) { kernel<f, 1>, kernel<f, VECTOR> }
+#define KINDS(kernel) { KIND(kernel, SWIGLU), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY) }
+
+static void activation_forward(floatX *act, const floatX *pre, Activation f, int M, int F) {
+    static void (*const kernels[4][2])(floatX *, const floatX *, int, int) = KINDS(forward_kernel);
+    const bool w = aligned(F, act, pre);
+    const int units = w ? F / VECTOR : F;
+    unsigned x = 1;
+    while (x < 256 && x < units) x *= 2;
+    LAUNCH(kernels[f][w], divide_up(M, 256 / x), dim3(x, 256 / x), 0, act, pre, M, F);
+}
+static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da,
+        const floatX *pre, const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
+    static void (*const kernels[4][2])(floatX *, floatX *, real *, const floatX *, const floatX *,
+            const real *, const int *, int, int) = KINDS(backward_kernel);
+    const bool w = aligned(F, dpre, wact, da, pre);
+    const int units = w ? F / VECTOR : F;
+    unsigned x = 32;
+    while (x < 256 && 4 * x < units) x *= 2;                // four units per thread, or a whole block
+    const unsigned y = x == 32 ? 8 : 1;
+    LAUNCH(kernels[f][w], divide_up(M, y), dim3(x, y), 0, dpre, wact, dweight, da, pre, weight,
+            plan && rows == GROUPED ? plan->slot_of_row : NULL, M, F);
+}
+
+PART(expert) {
+    d->activation_forward = activation_forward;
+    d->activation_backward = activation_backward;
+}

@@ -1,0 +1,531 @@
+// matmul.cu: every matrix product of the model, dense or grouped by expert, forward and backward.
+//
+// As on the CPU (kernels/cpu/matmul.c) each product is, for every expert (a dense one is one expert),
+//
+//     c[m][n] = sum over k of  a[m][k] * b[n][k]
+//
+//                        m                 n          k           a[m][k]              b[n][k]
+//     FORWARD            rows of e         O          C           inp[row m][k]        weight[e][n][k]
+//     INPUT              rows of e         C          O           dout[row m][k]       weight[e][k][n]
+//     WEIGHT             O                 C          rows of e   dout[row k][m]       inp[row k][n]
+//
+// and here, too, the art is to use a number many times once it is near. For bf16, from the outside in:
+//
+//   grid        A block makes a tile of c, 128 x 128 or 128 x 256. Neighbours in the grid, which run at the same time, share
+//               their expert and some rows and columns: what one fetches from memory the others find in L2.
+//   shared      The block walks along k in steps of 64. A step needs 128 x 64 of a and 128 or 256 x 64 of b; cp.async brings
+//               them to shared memory in the background, two steps ahead of the one that is multiplied. This is where rows
+//               are gathered: every 16 bytes have an address of their own anyway, so that a row index costs nothing, and
+//               what lies outside of the expert or the matrix becomes zeros. Nothing is padded, sorted or copied in memory.
+//   registers   A warp makes 64 x 64 of the tile: 128 sums in each thread. For 16 of k it loads 64 x 16 of a and of b, 4 KB,
+//               for 32 instructions of 16 x 8 x 16: 32 flop a byte. An SM reads 128 bytes of shared memory a clock and its
+//               tensor cores do at most 4096 flop: just balanced, and a smaller tile would not be. Of the registers, 128
+//               are sums and 64 hold a and b, for the 16 of k being multiplied and for the next, on their way.
+//
+// Two things differ between the three products. Where k is the slow dimension in memory (b of INPUT, both of WEIGHT), the
+// tile is copied as it lies and transposed on its way into registers, by ldmatrix.trans. And for WEIGHT the row index belongs
+// to k: it changes with every step, and is itself fetched two steps before it is needed.
+//
+// How many rows an expert has is known only on the GPU (plan->start), and nobody waits to be told: the grid covers the worst
+// case, blocks find their expert (place_of), and those without work leave. Each element of c is one block's, and its sum is
+// taken in the order of k: same bits every time.
+//
+// Other ways: f32, and bf16 with widths that are no multiples of 8, take plain_product, which is slow but takes anything.
+// A few rows (decoding) take few_rows, which is all about reading weights. For dense products cuBLASLt is asked first
+// (dense.cu). Each choice depends on sizes and alignment only.
+#include "dense.cuh"
+#include "ptx.cuh"
+
+typedef enum { FORWARD, INPUT, WEIGHT } Kind;
+
+typedef struct {
+    const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
+    void *c;                                // floatX; WEIGHT: real
+    const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
+    bool add;                               // c += (WEIGHT: always) or c =
+    const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
+    int E, rows, C, O;                      // rows: of all experts
+} Product;
+
+template <Kind kind> struct Out { typedef floatX type; };
+template <> struct Out<WEIGHT> { typedef real type; };
+
+template <Kind kind> __host__ __device__ static inline int columns_of(const Product &p) { return kind == FORWARD ? p.O : p.C; }
+
+// ---- which tile of which expert is a block's ----------------------------------------------------------------------------
+
+// The last expert e with start[e]/height + e*step <= x, found by a whole warp: 32 candidates at a time.
+__device__ static int last_expert(const int *start, int E, int x, int height, int step) {
+    int e = 0;
+    for (int n = E; n > 1;) {
+        const int stride = (n + 31) / 32, mine = threadIdx.x % 32 * stride;
+        const unsigned yes = __ballot_sync(0xffffffffu, mine < n && start[e + mine] / height + (e + mine) * step <= x);
+        const int skip = (__popc(yes) - 1) * stride;            // lane 0 always says yes
+        e += skip;
+        n = min(stride, n - skip);
+    }
+    return e;
+}
+
+// Expert, its first row and their number; first row and column of the tile in the expert's c. No tile: m < 0.
+typedef struct { int expert, first, rows, m, n; } Place;
+
+// Rows of tiles are numbered over all experts, those of e from start[e]/HEIGHT + e on. That leaves each expert room for
+// start[e+1]/HEIGHT - start[e]/HEIGHT + 1 of them, enough wherever it begins, and one too many at times; all in all
+// rows/HEIGHT + E; and to find e from the number takes no table, only a search in start.
+// A band of 8 rows of tiles is done column by column, so that blocks that run together share what they read.
+template <Kind kind, int HEIGHT, int WIDTH> __device__ static Place place_of(const Product &p) {
+    const int across = (columns_of<kind>(p) + WIDTH - 1) / WIDTH;
+    const int down = kind == WEIGHT ? (p.O + HEIGHT - 1) / HEIGHT : p.rows / HEIGHT + p.E;
+    const int tile = kind == WEIGHT ? (int)blockIdx.x % (down * across) : (int)blockIdx.x;
+    const int band = tile / (8 * across), within = tile % (8 * across), tall = min(8, down - band * 8);
+    int i = band * 8 + within % tall;
+    Place at;
+    at.expert = kind == WEIGHT ? blockIdx.x / (down * across) : p.start ? last_expert(p.start, p.E, i, HEIGHT, 1) : 0;
+    at.first = p.start ? p.start[at.expert] : 0;
+    at.rows = p.start ? p.start[at.expert + 1] - at.first : p.rows;
+    if (kind != WEIGHT) i -= at.first / HEIGHT + at.expert;
+    at.m = i * HEIGHT;
+    at.n = within / tall * WIDTH;
+    if (at.rows == 0 || (kind != WEIGHT && at.m >= at.rows)) at.m = -1;
+    return at;
+}
+
+template <Kind kind, int HEIGHT, int WIDTH> static unsigned blocks_for(const Product &p) {
+    const size_t across = divide_up((size_t)columns_of<kind>(p), WIDTH);
+    return (unsigned)(across * (kind == WEIGHT ? p.E * divide_up((size_t)p.O, HEIGHT) : (size_t)(p.rows / HEIGHT + p.E)));
+}
+
+#if defined(PRECISION_BF16)
+// ---- bf16: tiles of 128 x 128 or 128 x 256 on the tensor cores ----------------------------------------------------------
+
+enum {
+    BM = 128, BK = 64,
+    STAGES = 3,                                                 // steps of k in shared memory: 1 multiplied, 2 under way
+    LISTS = STAGES + 1,                                         // row indices are a step ahead of their rows
+    A_BYTES = BM * BK * (int)sizeof(floatX)
+};
+template <int BN> struct Size {                                 // bytes of shared memory: 97 or 146 KB
+    static constexpr int stage = A_BYTES + BN * BK * (int)sizeof(floatX);
+    static constexpr int shared = STAGES * stage + LISTS * 2 * BK * (int)sizeof(int);
+};
+
+// Copies a tile to shared memory as it lies: ROWS rows, COLUMNS numbers of each from `column` on; row r is row_at(r) of
+// `from`, or zeros if that is negative, and numbers beyond `width` are zeros. Neighbouring threads copy neighbouring 16 bytes.
+//
+// Swizzle: chunk c of 16 bytes of row r is kept at c ^ r%8. ldmatrix reads the same chunk of 8 rows at a time, which without
+// it would lie in the same 4 of 32 banks.
+template <int ROWS, int COLUMNS, int THREADS, typename Rows>
+__device__ static inline void copy_tile(uint32_t to, const floatX *from, int width, int column, Rows row_at) {
+    enum { CHUNKS = COLUMNS / 8, ROWS_AT_ONCE = THREADS / CHUNKS };
+    static_assert(ROWS_AT_ONCE % 8 == 0 && ROWS % ROWS_AT_ONCE == 0, "r%8 is to be the same for all rows of a thread");
+    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
+    const bool inside = column + chunk * 8 < width;
+    from += column + chunk * 8;
+    to += (first * CHUNKS + (chunk ^ first % 8)) * 16;
+#pragma unroll
+    for (int i = 0; i < ROWS / ROWS_AT_ONCE; i++) {
+        const int row = row_at(first + i * ROWS_AT_ONCE);
+        cp_async(to + i * THREADS * 16, from + (int64_t)row * width, inside && row >= 0);
+    }
+}
+
+// A warp's 64 x 16 of an operand, as mma wants it: r[i] is the 16 x 16 block i. `along`: the tile is [64...][BK], its rows run
+// along k; else [BK][64...], `pitch` bytes to a row, and ldmatrix transposes. Block and position in k then trade places.
+// `offset` is the lane's for i = k16 = 0. Chunks are swizzled, and so reached by xor: c ^ r%8 becomes (c+2i) ^ r%8.
+template <bool along, int pitch>
+__device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint32_t offset, int k16) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (along) ldmatrix(r[i], tile + (offset ^ (k16 * 32)) + i * 16 * pitch);
+        else ldmatrix_trans(r[i], tile + (offset ^ (i * 32)) + k16 * 16 * pitch);
+}
+
+// The four 8 x 8 matrices of a 16 x 16 block come to registers 0-3 in the order mma has them: for a, first down m, then along
+// k; for b, first along k. In the tile, m and n are rows if `along`, else columns. So `rows_first`: matrices 0 and 1 are
+// above each other in the tile, else side by side. `first`: the warp's first of m or n in the tile.
+template <bool along, int pitch> __device__ static inline uint32_t operand_offset(int first, bool rows_first) {
+    const int lane = threadIdx.x % 32;
+    const int row  = rows_first ? lane % 16 : lane / 16 * 8 + lane % 8;
+    const int side = rows_first ? lane / 16 : lane / 8 % 2;
+    return (along ? (first + row) * pitch : row * pitch + first * 2) + (side ^ row % 8) * 16;
+}
+
+// The finished tile: from the registers of each warp, 2 x 8 bytes here and there, to shared memory, and from there as whole
+// rows to where the rows of c lie, with what is to be added, and rounded once. `list`: row of c of each row of the tile.
+template <Kind kind, int BN> __device__ static inline
+void write_tile(const Product &p, const Place &at, const float sum[4][8][4], float *shared, const int *list) {
+    typedef typename Out<kind>::type T;
+    struct alignas(4 * sizeof(T)) Four { T x[4]; };
+    enum { PITCH = BN + 8, ROWS_AT_ONCE = 4, BATCH = 8 };       // BN/4 threads to a row; 8 more: rows begin in other banks
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *mine = shared + (warp % 2 * 64 + lane / 4) * PITCH + warp / 2 * 64 + lane % 4 * 2;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            *(float2 *)&mine[(i * 16    ) * PITCH + j * 8] = make_float2(sum[i][j][0], sum[i][j][1]);
+            *(float2 *)&mine[(i * 16 + 8) * PITCH + j * 8] = make_float2(sum[i][j][2], sum[i][j][3]);
+        }
+    __syncthreads();
+
+    const int columns = columns_of<kind>(p), column = threadIdx.x % (BN / 4) * 4, n = at.n + column;
+    if (n >= columns) return;
+    T *c = (T *)p.c + (kind == WEIGHT ? (size_t)at.expert * p.O * p.C : 0) + n;
+    float bias[4] = { 0, 0, 0, 0 };
+    if (kind == FORWARD && p.bias) for (int x = 0; x < 4; x++) bias[x] = R(p.bias[(size_t)at.expert * p.O + n + x]);
+    for (int first = threadIdx.x / (BN / 4); first < BM; first += BATCH * ROWS_AT_ONCE) {
+        Four *to[BATCH], old[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {                       // all reads before the first write: they wait together
+            const int r = first + i * ROWS_AT_ONCE, m = at.m + r, row = kind != WEIGHT ? list[r] : m < p.O ? m : -1;
+            to[i] = row < 0 ? NULL : (Four *)(c + (size_t)row * columns);
+            if (to[i] && (kind == WEIGHT || p.add)) old[i] = *to[i];
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (to[i]) {
+                const float4 s = *(const float4 *)&shared[(first + i * ROWS_AT_ONCE) * PITCH + column];
+                const float x[4] = { s.x, s.y, s.z, s.w };
+                Four v;
+                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (kind == WEIGHT || p.add ? (float)old[i].x[q] : bias[q]));
+                *to[i] = v;
+            }
+    }
+}
+
+// A block: one tile of c, BM x BN, by BN threads: 2 warps down, BN/64 across. 2*BM*BN*k flop; from L2 (BM + BN)*k*2 bytes,
+// which is 64 flop a byte at 128 x 128 and 85 at 128 x 256. 8 warps to an SM either way, as many as the registers allow:
+// with 128 x 128 two blocks, of which one can multiply while the other begins or ends.
+template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
+    constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
+    constexpr int a_pitch = (a_along ? BK : BM) * 2, b_pitch = (b_along ? BK : BN) * 2, STAGE = Size<BN>::stage;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    int *list = (int *)(shared + STAGES * STAGE);
+    const int thread = threadIdx.x, warp = thread / 32;
+    const Place at = place_of<kind, BM, BN>(p);
+    if (at.m < 0) return;
+
+    const int k = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows, steps = (k + BK - 1) / BK;
+    const floatX *b = p.b;
+    if (kind != WEIGHT) b += (size_t)at.expert * p.O * p.C + (kind == FORWARD ? (size_t)at.n * p.C : 0);
+
+    // Where rows lie. FORWARD, INPUT: BM of a, then BM of c. WEIGHT: for each of LISTS steps BK of a, then BK of b.
+    auto find_row = [&](const int *row, int i) { return i >= at.rows ? -1 : row ? row[at.first + i] : at.first + i; };
+    auto find_k = [&](int step) { return find_row(thread < BK ? p.a_row : p.b_row, step * BK + thread % BK); };
+    if (kind != WEIGHT && thread < BM) {
+        list[thread] = find_row(p.a_row, at.m + thread);
+        list[BM + thread] = find_row(p.c_row, at.m + thread);
+    }
+    if (kind == WEIGHT && thread < 2 * BK)
+        for (int step = 0; step < STAGES; step++) list[step * 2 * BK + thread] = find_k(step);
+    __syncthreads();
+
+    auto copy_a = [&](int step, uint32_t to) {
+        if (step >= steps) return;
+        const int *rows = kind == WEIGHT ? list + step % LISTS * 2 * BK : list;
+        auto row_at = [&](int r) { return rows[r]; };
+        if constexpr (kind == WEIGHT) copy_tile<BK, BM, BN>(to, p.a, p.O, at.m, row_at);
+        else copy_tile<BM, BK, BN>(to, p.a, k, step * BK, row_at);
+    };
+    auto copy_b = [&](int step, uint32_t to) {
+        if (step >= steps) return;
+        const int *rows = list + step % LISTS * 2 * BK + BK;
+        if constexpr (kind == FORWARD)
+            copy_tile<BN, BK, BN>(to, b, p.C, step * BK, [&](int r) { return at.n + r < p.O ? r : -1; });
+        else if constexpr (kind == INPUT)
+            copy_tile<BK, BN, BN>(to, b, p.C, at.n, [&](int r) { return step * BK + r < p.O ? step * BK + r : -1; });
+        else
+            copy_tile<BK, BN, BN>(to, b, p.C, at.n, [&](int r) { return rows[r]; });
+    };
+
+    const uint32_t base = shared_address(shared);
+    for (int step = 0; step < STAGES - 1; step++) {
+        copy_a(step, base + step * STAGE);
+        copy_b(step, base + step * STAGE + A_BYTES);
+        cp_async_commit();
+    }
+    int next = kind == WEIGHT && thread < 2 * BK ? find_k(STAGES) : 0;
+
+    const uint32_t a_offset = operand_offset<a_along, a_pitch>(warp % 2 * 64, a_along);
+    const uint32_t b_offset = operand_offset<b_along, b_pitch>(warp / 2 * 64, !b_along) + A_BYTES;
+    float sum[4][8][4] = {};
+    uint32_t a16[2][4][4], b16[2][4][4];
+    uint32_t slot = base, free = base + (STAGES - 1) * STAGE;       // of this step's data; of the step multiplied before
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();
+    load_operand<a_along, a_pitch>(a16[0], slot, a_offset, 0);
+    load_operand<b_along, b_pitch>(b16[0], slot, b_offset, 0);
+    for (int step = 0; step < steps; step++) {
+        const uint32_t after = slot == base + (STAGES - 1) * STAGE ? base : slot + STAGE;
+#pragma unroll
+        for (int k16 = 0; k16 < BK / 16; k16++) {
+            const int now = k16 % 2, then = 1 - now;
+            if (k16 == 3) {                                         // this step is all in registers, the next one has arrived
+                cp_async_wait<STAGES - 2>();
+                __syncthreads();
+            }
+            load_operand<a_along, a_pitch>(a16[then], k16 == 3 ? after : slot, a_offset, (k16 + 1) % 4);
+            load_operand<b_along, b_pitch>(b16[then], k16 == 3 ? after : slot, b_offset, (k16 + 1) % 4);
+            if (k16 == 0) copy_a(step + STAGES - 1, free);
+            if (k16 == 1) {
+                copy_b(step + STAGES - 1, free + A_BYTES);
+                cp_async_commit();                                  // empty at the end: the count of groups stays simple
+            }
+            if (kind == WEIGHT && k16 == 2 && thread < 2 * BK) {
+                list[(step + STAGES) % LISTS * 2 * BK + thread] = next;
+                next = find_k(step + STAGES + 1);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) mma_bf16(sum[i][j], a16[now][i], &b16[now][j / 2][j % 2 * 2]);
+        }
+        free = slot;
+        slot = after;
+    }
+    write_tile<kind, BN>(p, at, sum, (float *)shared, list + BM);
+}
+
+template <Kind kind, int BN> static void launch_tiles(const Product &p) {
+    auto *kernel = tile_product<kind, BN>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Size<BN>::shared));
+    LAUNCH(kernel, (blocks_for<kind, BM, BN>(p)), BN, Size<BN>::shared, p);
+}
+
+// 16 bytes at a time: all widths and addresses must be multiples.
+static bool can_tile(const Product &p) {
+    return p.C % 8 == 0 && p.O % 8 == 0 && ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.c) % 16 == 0;
+}
+
+// Wide tiles read less, but only one fits on an SM: they need many to be spread evenly, and no half empty ones.
+template <Kind kind> static bool wide_tiles(const Product &p) {
+    const int n = columns_of<kind>(p);
+    return (n % 256 == 0 || n > 2048) && blocks_for<kind, BM, 256>(p) >= 8u * (unsigned)context()->sm_count
+        && context()->max_shared >= Size<256>::shared;
+}
+#endif
+
+// ---- any number type, any width -----------------------------------------------------------------------------------------
+
+// A block: 64 x 64 of c by 256 threads, each 4 x 4 of it, in steps of 16 of k. The next step's numbers are read into registers
+// while this step's are multiplied. In shared memory k is the slow dimension for both operands, widened to float.
+enum { PLAIN = 64, PLAIN_K = 16 };
+template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const Product p) {
+    typedef typename Out<kind>::type T;
+    __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
+    const Place at = place_of<kind, PLAIN, PLAIN>(p);
+    if (at.m < 0) return;
+    const int M = kind == WEIGHT ? p.O : at.rows, N = columns_of<kind>(p);
+    const int K = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows;
+    const size_t C = (size_t)p.C, O = (size_t)p.O, matrix = at.expert * O * C;
+    auto row_of = [&](const int *row, int i) { return (size_t)(row ? row[at.first + i] : at.first + i); };
+
+    // A thread reads 4 numbers of each operand: neighbours in the direction in which they lie in memory.
+    const int low = threadIdx.x % 16, high = threadIdx.x / 16, low4 = threadIdx.x % 64, high4 = threadIdx.x / 64;
+    float next_a[4], next_b[4];
+    auto read = [&](int k0) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int ka = k0 + (kind == WEIGHT ? high4 + 4 * i : low), m = at.m + (kind == WEIGHT ? low4 : high + 16 * i);
+            const int kb = k0 + (kind != FORWARD ? high4 + 4 * i : low), n = at.n + (kind != FORWARD ? low4 : high + 16 * i);
+            next_a[i] = ka >= K || m >= M ? 0 : R(p.a[kind == WEIGHT ? row_of(p.a_row, ka) * O + m
+                                                    : row_of(p.a_row, m) * K + ka]);
+            next_b[i] = kb >= K || n >= N ? 0 : R(p.b[kind == WEIGHT ? row_of(p.b_row, kb) * C + n
+                                                    : kind == INPUT ? matrix + kb * C + n : matrix + n * C + kb]);
+        }
+    };
+    auto keep = [&](void) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            *(kind == WEIGHT  ? &a[high4 + 4 * i][low4] : &a[low][high + 16 * i]) = next_a[i];
+            *(kind != FORWARD ? &b[high4 + 4 * i][low4] : &b[low][high + 16 * i]) = next_b[i];
+        }
+    };
+
+    float sum[4][4] = {};
+    read(0);
+    for (int k0 = 0; k0 < K; k0 += PLAIN_K) {
+        __syncthreads();
+        keep();
+        __syncthreads();
+        if (k0 + PLAIN_K < K) read(k0 + PLAIN_K);
+#pragma unroll
+        for (int k = 0; k < PLAIN_K; k++) {
+            const float4 x = *(const float4 *)&a[k][high * 4], y = *(const float4 *)&b[k][low * 4];
+            const float xs[4] = { x.x, x.y, x.z, x.w }, ys[4] = { y.x, y.y, y.z, y.w };
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) sum[i][j] += xs[i] * ys[j];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int m = at.m + high * 4 + i;
+        if (m >= M) continue;
+        T *c = (T *)p.c + (kind == WEIGHT ? matrix + m * C : row_of(p.c_row, m) * N);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int n = at.n + low * 4 + j;
+            if (n >= N) continue;
+            float was = 0;
+            if (kind == WEIGHT || p.add) was = (float)c[n];
+            else if (kind == FORWARD && p.bias) was = R(p.bias[at.expert * O + n]);
+            c[n] = (T)(sum[i][j] + was);
+        }
+    }
+}
+
+// ---- few rows, forward --------------------------------------------------------------------------------------------------
+
+// A warp: one column of c for all (at most FEW) rows of an expert: reads one row of the weight, once, and each row of inp,
+// which are in the caches. A block belongs to a row; that of an expert's first row does them all, the others leave.
+enum { FEW = 8, FEW_WARPS = 8 };
+static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product p, bool vectors) {
+    const int across = (p.O + FEW_WARPS - 1) / FEW_WARPS, row = blockIdx.x / across;
+    const int n = blockIdx.x % across * FEW_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int e = p.start ? last_expert(p.start, p.E, row, 1, 0) : 0;
+    const int rows = p.start ? p.start[e + 1] - row : p.rows;
+    if (n >= p.O || row != (p.start ? p.start[e] : 0)) return;
+
+    const floatX *weight = p.b + ((size_t)e * p.O + n) * p.C, *inp[FEW];
+    float sum[FEW] = {};
+#pragma unroll
+    for (int r = 0; r < FEW; r++) inp[r] = r < rows ? p.a + (size_t)(p.a_row ? p.a_row[row + r] : row + r) * p.C : NULL;
+    if (vectors) {
+#pragma unroll 2
+        for (int k = lane * VECTOR; k < p.C; k += 32 * VECTOR) {
+            const Vec w = load_vec(weight + k);
+#pragma unroll
+            for (int r = 0; r < FEW; r++)
+                if (r < rows) {
+                    const Vec x = load_vec(inp[r] + k);
+                    for (int i = 0; i < VECTOR; i++) sum[r] += R(w.x[i]) * R(x.x[i]);
+                }
+        }
+    } else {
+        for (int k = lane; k < p.C; k += 32)
+#pragma unroll
+            for (int r = 0; r < FEW; r++) if (r < rows) sum[r] += R(weight[k]) * R(inp[r][k]);
+    }
+    const float bias = p.bias ? R(p.bias[(size_t)e * p.O + n]) : 0;
+#pragma unroll
+    for (int r = 0; r < FEW; r++) {
+        const float s = warp_sum(sum[r]) + bias;
+        if (r < rows && lane == 0) ((floatX *)p.c)[(size_t)(p.c_row ? p.c_row[row + r] : row + r) * p.O + n] = X(s);
+    }
+}
+
+// ---- the gradient of the bias -------------------------------------------------------------------------------------------
+
+// dbias[e][o] += sum over the rows of e of dout[row][o]. A block: one expert, 32 columns; warp w sums rows w, w+8, w+16, ...,
+// then warp 0 adds the 8 sums in order.
+static __global__ __launch_bounds__(256)
+void bias_gradient(real *dbias, const floatX *dout, const int *row, const int *start, int O) {
+    __shared__ float partial[8][32];
+    const int across = (O + 31) / 32, e = blockIdx.x / across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int o = blockIdx.x % across * 32 + lane, end = start[e + 1];
+    float sum = 0;
+    if (start[e] == end) return;
+    if (o < O)
+#pragma unroll 4
+        for (int r = start[e] + warp; r < end; r += 8) sum += R(dout[(size_t)(row ? row[r] : r) * O + o]);
+    partial[warp][lane] = sum;
+    __syncthreads();
+    if (warp || o >= O) return;
+    for (int w = 1; w < 8; w++) sum += partial[w][lane];
+    dbias[(size_t)e * O + o] += sum;
+}
+
+// ---- the table's functions ----------------------------------------------------------------------------------------------
+
+template <Kind kind> static void multiply(const Product &p) {
+    if (p.rows == 0) return;
+    if (kind == FORWARD && p.rows <= FEW) {
+        const bool vectors = p.C % VECTOR == 0 && ((uintptr_t)p.a | (uintptr_t)p.b) % 16 == 0;
+        const size_t groups = p.start ? (size_t)p.rows : 1;
+        LAUNCH(few_rows, (unsigned)(groups * divide_up((size_t)p.O, FEW_WARPS)), 32 * FEW_WARPS, 0, p, vectors);
+        return;
+    }
+#if defined(PRECISION_BF16)
+    if (can_tile(p)) {
+        if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
+        else launch_tiles<kind, 128>(p);
+        return;
+    }
+#endif
+    LAUNCH(plain_product<kind>, (blocks_for<kind, PLAIN, PLAIN>(p)), 256, 0, p);
+}
+
+static Product dense(const floatX *a, const floatX *b, void *c, int rows, int C, int O) {
+    Product p = {};
+    p.a = a, p.b = b, p.c = c, p.E = 1, p.rows = rows, p.C = C, p.O = O;
+    return p;
+}
+
+static const int *rows_of(const Plan *plan, Rows rows) {
+    return rows == GROUPED ? NULL : rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row;
+}
+
+static Product routed(const floatX *a, const floatX *b, void *c, const Plan *plan, int C, int O) {
+    Product p = dense(a, b, c, plan->N * plan->K, C, O);
+    p.start = plan->start, p.E = plan->E;
+    return p;
+}
+
+// out = inp W^T. To cuBLAS, which thinks in columns, that is out^T (O,N) = W inp^T, and a matrix by rows is its transpose.
+static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O) {
+    if (N > FEW && dense_product(out, false, false, weight, true, inp, false, O, N, C)) return;
+    multiply<FORWARD>(dense(inp, weight, out, N, C, O));
+}
+
+// dinp = dout W, or +=
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how) {
+    if (N > 0 && dense_product(dinp, false, how == ADD, weight, false, dout, false, C, N, O)) return;
+    Product p = dense(dout, weight, dinp, N, C, O);
+    p.add = how == ADD;
+    multiply<INPUT>(p);
+}
+
+// dW += dout^T inp
+static void matmul_backward_weight(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O) {
+    if (N > 0 && dense_product(dweight, true, true, inp, false, dout, true, C, O, N)) return;
+    multiply<WEIGHT>(dense(dout, inp, dweight, N, C, O));
+}
+
+// For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T + b[e],
+static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                                    const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows) {
+    Product p = routed(inp, weight, out, plan, C, O);
+    p.a_row = rows_of(plan, inp_rows), p.c_row = rows_of(plan, out_rows), p.bias = bias;
+    multiply<FORWARD>(p);
+}
+
+// dx = dy W[e],
+static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout, const floatX *weight,
+                                           const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows) {
+    Product p = routed(dout, weight, dinp, plan, C, O);
+    p.a_row = rows_of(plan, dout_rows), p.c_row = rows_of(plan, dinp_rows);
+    multiply<INPUT>(p);
+}
+
+// dW[e] += the sum over its rows of dy^T x, and db[e] += that of dy.
+static void parallel_linear_backward_weight(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows) {
+    Product p = routed(dout, inp, dweight, plan, C, O);
+    p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows);
+    multiply<WEIGHT>(p);
+    if (!dbias || !p.rows) return;
+    LAUNCH(bias_gradient, (unsigned)(p.E * divide_up((size_t)O, 32)), 256, 0, dbias, dout, p.a_row, p.start, O);
+}
+
+PART(matmul) {
+    d->matmul_forward = matmul_forward;
+    d->matmul_backward_input = matmul_backward_input;
+    d->matmul_backward_weight = matmul_backward_weight;
+    d->parallel_linear_forward = parallel_linear_forward;
+    d->parallel_linear_backward_input = parallel_linear_backward_input;
+    d->parallel_linear_backward_weight = parallel_linear_backward_weight;
+}

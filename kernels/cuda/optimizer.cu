@@ -1,0 +1,302 @@
+// optimizer.cu: the loss at one end of a step, the update at the other, and the sums they need. The formulas
+// stand in kernels/cpu/optimizer.c.
+#include "impl.cuh"
+#include <float.h>
+#include <math.h>
+
+template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
+template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
+template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
+
+static const unsigned ALL = 0xffffffffu;
+template<class T> __device__ static T lanes_sum(T x) {      // warp_sum for other types
+    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
+    return x;
+}
+
+// ---- cross entropy ----------------------------------------------------------------------------------------
+
+// With bf16 logits the fast exp does: its relative error is about 2^-21 where the result matters, against
+// gradients stored with 2^-8, and the loss takes the logarithm of a sum of many. For float, the exact one.
+__device__ static inline real exp_of(real x) { return sizeof(floatX) == 2 ? __expf(x) : expf(x); }
+
+// One block per row. First pass: each thread keeps the maximum of what it has seen and the sum of exp(x -
+// maximum), which it scales when the maximum grows. Then the block agrees on both, and a second pass, out of
+// the L2 cache, overwrites the logits by their gradients. The last rows come first: they have just been
+// written and are still in that cache. Moves 2*N*V elements with gradient, else N*V.
+template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_kernel(real *loss,
+        floatX *logits, const int *target, real scale, int gradient, int V, int used) {
+    __shared__ real max_of[32], sum_of[32];
+    const size_t n = gridDim.x - 1 - blockIdx.x;
+    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W;
+    floatX *x = logits + n*V;
+    if (goal < 0) {
+        Pack<W> zeros;
+        for (int i = 0; i < W; i++) zeros.x[i] = X(0);
+        if (gradient) for (int v = first; v < V; v += step) store(x + v, zeros);
+        if (threadIdx.x == 0) loss[n] = 0;
+        return;
+    }
+    const real hit = R(x[goal]);                            // read by all before any of them writes
+    real max = -FLT_MAX, sum = 0;
+    #pragma unroll 2
+    for (int v = first; v < used; v += step) {
+        const Pack<W> a = load<W>(x + v);
+        real top = max;
+        for (int i = 0; i < W; i++) if (v + i < used) top = fmaxf(top, R(a.x[i]));
+        sum *= exp_of(max - top);
+        for (int i = 0; i < W; i++) if (v + i < used) sum += exp_of(R(a.x[i]) - top);
+        max = top;
+    }
+    const int warps = blockDim.x / 32;
+    const real warp_top = warp_max(max);
+    sum = warp_sum(sum * exp_of(max - warp_top));
+    if (threadIdx.x % 32 == 0) { max_of[threadIdx.x / 32] = warp_top; sum_of[threadIdx.x / 32] = sum; }
+    __syncthreads();
+    max = -FLT_MAX, sum = 0;
+    for (int i = 0; i < warps; i++) max = fmaxf(max, max_of[i]);
+    for (int i = 0; i < warps; i++) sum += sum_of[i] * exp_of(max_of[i] - max);
+    if (threadIdx.x == 0) loss[n] = logf(sum) + max - hit;
+    if (!gradient) return;
+
+    const real norm = scale / sum;
+    for (int v = first; v < V; v += step) {
+        Pack<W> a = load<W>(x + v);
+        #pragma unroll
+        for (int i = 0; i < W; i++) {
+            const real p = exp_of(R(a.x[i]) - max) * norm;
+            a.x[i] = X(v + i >= used ? 0 : v + i == goal ? p - scale : p);
+        }
+        store(x + v, a);
+    }
+}
+static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+        int V, int used) {
+    const bool w = V % VECTOR == 0 && (uintptr_t)logits % 16 == 0;
+    const int units = w ? V / VECTOR : V;
+    unsigned threads = 32;
+    while (threads < 1024 && threads < units) threads *= 2;
+    auto kernel = w ? cross_entropy_kernel<VECTOR> : cross_entropy_kernel<1>;
+    LAUNCH(kernel, N, threads, 0, loss, logits, target, scale, gradient, V, used);
+}
+
+// ---- sums -------------------------------------------------------------------------------------------------
+// A line of elements is cut into equal shares, one per block. Threads add in float, blocks and what follows in
+// double, in order.
+
+enum { BLOCKS = 4096, THREADS = 256, LEAST = 4096 };        // elements of a share, at least
+
+__host__ __device__ static inline size_t share_of(size_t total) {
+    const size_t share = divide_up(divide_up(total, BLOCKS), 1024) * 1024;
+    return share > LEAST ? share : LEAST;
+}
+
+// The sum of x or of its squares over a block's threads, which thread 0 gets; 16 bytes at a time after the
+// first few.
+template<bool SQUARED> __device__ static double range_sum(const real *x, size_t n) {
+    __shared__ double of_warp[THREADS / 32];
+    auto value = [](real v) { return SQUARED ? v * v : v; };
+    const size_t odd = (16 - (uintptr_t)x % 16) % 16 / sizeof(real), head = odd < n ? odd : n;
+    const size_t vectors = (n - head) / 4;
+    const float4 *body = (const float4 *)(x + head);
+    real a = 0, b = 0, c = 0, d = 0, rest = 0;
+    #pragma unroll 4
+    for (size_t i = threadIdx.x; i < vectors; i += THREADS) {
+        const float4 v = body[i];
+        a += value(v.x); b += value(v.y); c += value(v.z); d += value(v.w);
+    }
+    if (threadIdx.x < head) rest += value(x[threadIdx.x]);
+    const size_t tail = head + 4 * vectors + threadIdx.x;
+    if (tail < n) rest += value(x[tail]);
+    double sum = lanes_sum((double)a + (double)b + (double)c + (double)d + (double)rest);
+    __syncthreads();                                        // the last sum has been read
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < THREADS / 32; i++) sum += of_warp[i];
+    return sum;
+}
+
+static __global__ void sum_kernel(double *partial, const real *x, size_t n, size_t share) {
+    const size_t from = blockIdx.x * share;
+    const double sum = range_sum<false>(x + from, n - from < share ? n - from : share);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+static __global__ void sum_finish_kernel(real *out, const double *partial, int count) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < count; i += 32) sum += partial[i];
+    sum = lanes_sum(sum);
+    if (threadIdx.x == 0) *out = (real)sum;
+}
+static void sum(real *out, const real *inp, size_t n) {
+    const size_t share = share_of(n), blocks = divide_up(n, share);
+    double *const partial = (double *)workspace(BLOCKS * sizeof(double));
+    LAUNCH(sum_kernel, blocks, THREADS, 0, partial, inp, n, share);
+    LAUNCH(sum_finish_kernel, 1, 32, 0, out, partial, (int)blocks);
+}
+
+// ---- segments ---------------------------------------------------------------------------------------------
+// Laid end to end, the segments make one line. Each block takes its share of that line, whichever segments it
+// meets there, so that one launch does for all of them and no block has more to do than another. Every warp
+// looks for itself where it is.
+
+__device__ static size_t line_length(const Segment *segments, int count) {
+    size_t sum = 0;
+    for (int s = threadIdx.x % 32; s < count; s += 32) sum += segments[s].count;
+    return lanes_sum(sum);
+}
+typedef struct { int segment; size_t begin; } Place;        // begin: of the segment, on the line
+__device__ static Place line_find(const Segment *segments, int count, size_t at) {
+    const int lane = threadIdx.x % 32;
+    size_t before = 0;
+    for (int from = 0; ; from += 32) {
+        const size_t mine = from + lane < count ? segments[from + lane].count : 0;
+        size_t upto = before + mine;
+        for (int d = 1; d < 32; d *= 2) {
+            const size_t left = __shfl_up_sync(ALL, upto - before, d);
+            if (lane >= d) upto += left;
+        }
+        const unsigned past = __ballot_sync(ALL, at < upto);
+        if (past) {
+            const int who = __ffs(past) - 1;
+            return { from + who, __shfl_sync(ALL, upto - mine, who) };
+        }
+        before = __shfl_sync(ALL, upto, 31);
+    }
+}
+
+// What block b finds in segment s is partial[b + s]: along the line one of the two always grows, so no two
+// meet.
+static __global__ void squares_kernel(double *partial, const real *x, const Segment *segments, int count) {
+    const size_t length = line_length(segments, count), share = share_of(length);
+    size_t at = blockIdx.x * share;
+    const size_t end = length - at < share ? length : at + share;
+    if (at >= length) return;
+    Place p = line_find(segments, count, at);
+    for (; at < end; p.segment++) {
+        const Segment s = segments[p.segment];
+        const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
+        const double sum = range_sum<true>(x + s.offset + (at - p.begin), stop - at);
+        if (threadIdx.x == 0) partial[blockIdx.x + p.segment] = sum;
+        at = stop;
+        p.begin += s.count;
+    }
+}
+// One block. Its warps take the segments by turns and add up what blocks found in them; then all segments are
+// added.
+static __global__ void __launch_bounds__(1024) squares_finish_kernel(real *out, double *of_segment,
+        const double *partial, const Segment *segments, int count) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t share = share_of(line_length(segments, count));
+    size_t begin = lanes_sum(lane < warp && lane < count ? segments[lane].count : 0);
+    for (int s = warp; s < count; s += 32) {
+        const size_t n = segments[s].count;
+        double sum = 0;
+        if (n) for (size_t b = begin / share + lane; b <= (begin + n - 1) / share; b += 32) sum += partial[b + s];
+        sum = lanes_sum(sum);
+        if (lane == 0) { out[s] = (real)sum; of_segment[s] = sum; }
+        begin += lanes_sum(s + lane < count ? segments[s + lane].count : 0);
+    }
+    __syncthreads();
+    double sum = 0;
+    for (int s = lane; s < count; s += 32) sum += of_segment[s];
+    sum = lanes_sum(sum);
+    if (threadIdx.x == 0) out[count] = (real)sum;
+}
+static void squares(real *out, const real *x, const Segment *segments, int count) {
+    double *const of_segment = (double *)workspace((BLOCKS + 2 * (size_t)count) * sizeof(double));
+    double *const partial = of_segment + count;
+    if (count) LAUNCH(squares_kernel, BLOCKS, THREADS, 0, partial, x, segments, count);
+    LAUNCH(squares_finish_kernel, 1, 1024, 0, out, of_segment, partial, segments, count);
+}
+
+// ---- AdamW ------------------------------------------------------------------------------------------------
+
+// What all updates of a launch have in common; fix1 and fix2 are the bias corrections.
+typedef struct {
+    floatX *weight;
+    real *master, *m, *v;
+    const real *grad;
+    real lr, b1, b2, eps, decay, fix1, fix2;
+} Update;
+
+template<int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
+template<int W> __device__ static inline void update(const Update &u, size_t i, real scale, real shrink) {
+    const Reals<W> grad = *(const Reals<W> *)(u.grad + i);
+    Reals<W> m = *(const Reals<W> *)(u.m + i), v = *(const Reals<W> *)(u.v + i), master;
+    Pack<W> weight;
+    if (u.master) master = *(const Reals<W> *)(u.master + i);
+    else {
+        weight = load<W>(u.weight + i);
+        for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
+    }
+    for (int j = 0; j < W; j++) {
+        const real g = grad.x[j] * scale;
+        m.x[j] = u.b1 * m.x[j] + (1 - u.b1) * g;
+        v.x[j] = u.b2 * v.x[j] + (1 - u.b2) * g * g;
+        master.x[j] = master.x[j] * shrink - u.lr * (m.x[j] * u.fix1) / (sqrtf(v.x[j] * u.fix2) + u.eps);
+        weight.x[j] = X(master.x[j]);
+    }
+    *(Reals<W> *)(u.m + i) = m;
+    *(Reals<W> *)(u.v + i) = v;
+    if (u.master) *(Reals<W> *)(u.master + i) = master;
+    store(u.weight + i, weight);
+}
+
+// A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
+// gradient, m, v and master. The gradient's norm is read here, so that the host need not wait for it. Moves
+// 30 bytes per element with a master copy of bf16 weights, 28 for float.
+static __global__ void adamw_kernel(Update u, const real *squares, const Segment *segments, int count,
+        real clip, int aligned) {
+    const real norm = sqrtf(squares[count]);
+    if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
+    const real scale = clip > 0 && norm > clip ? clip / norm : 1;
+    const size_t length = line_length(segments, count), share = share_of(length);
+    size_t at = blockIdx.x * share;
+    const size_t end = length - at < share ? length : at + share;
+    if (at >= length) return;
+    Place p = line_find(segments, count, at);
+    for (; at < end; p.segment++) {
+        const Segment s = segments[p.segment];
+        const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
+        const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
+        const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
+        const size_t tail = body + (to - body) / 4 * 4;
+        const real shrink = 1 - u.lr * u.decay * s.decay;
+        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, scale, shrink);
+        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, scale, shrink);
+        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, scale, shrink);
+        at = stop;
+        p.begin += s.count;
+    }
+}
+static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
+        const Segment *segments, int count, AdamW a) {
+    const double fix1 = 1 / (1 - pow((double)a.beta1, (double)a.step));
+    const double fix2 = 1 / (1 - pow((double)a.beta2, (double)a.step));
+    const Update u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, a.decay, (real)fix1, (real)fix2 };
+    const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad;
+    if (count) LAUNCH(adamw_kernel, BLOCKS, THREADS, 0, u, squares, segments, count, a.clip, all % 16 == 0);
+}
+
+// A thread converts W elements, the last one maybe fewer.
+template<int W> static __global__ void set_master_kernel(real *master, const floatX *weight, size_t n) {
+    const size_t from = global_index() * W;
+    if (from + W <= n) {
+        const Pack<W> w = load<W>(weight + from);
+        Reals<W> to;
+        for (int i = 0; i < W; i++) to.x[i] = R(w.x[i]);
+        *(Reals<W> *)(master + from) = to;
+    } else
+        for (size_t i = from; i < n; i++) master[i] = R(weight[i]);
+}
+static void set_master(real *master, const floatX *weight, size_t n) {
+    const bool w = ((uintptr_t)master | (uintptr_t)weight) % 16 == 0;
+    auto kernel = w ? set_master_kernel<4> : set_master_kernel<1>;
+    LAUNCH(kernel, divide_up(n, THREADS * (w ? 4 : 1)), THREADS, 0, master, weight, n);
+}
+
+PART(optimizer) {
+    d->cross_entropy = cross_entropy;  d->sum = sum;  d->squares = squares;
+    d->adamw = adamw;                  d->set_master = set_master;
+}

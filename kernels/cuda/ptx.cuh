@@ -1,0 +1,59 @@
+// ptx.cuh: instructions that C++ has no word for, one function each. sm_80 and later.
+//
+// A tensor core multiplies small matrices whose elements are spread over the 32 lanes of a warp. With g = lane / 4 and
+// t = lane % 4, and two bf16 in a 32-bit register (the lower index in the lower half):
+//
+//     a (16 x 16)   a[0]: row g, columns 2t 2t+1     a[1]: row g+8     a[2]: row g, columns 2t+8 2t+9    a[3]: row g+8, those
+//     b (16 x 8)    b[0]: column g, rows 2t 2t+1     b[1]: rows 2t+8 2t+9
+//     d (16 x 8)    d[0] d[1]: row g, columns 2t 2t+1                  d[2] d[3]: row g+8                (floats)
+#pragma once
+#include "impl.cuh"
+
+// Shared memory has addresses of its own, of 32 bits.
+__device__ static inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// Four 8 x 8 matrices of 16-bit numbers: lane l gives the address of row l%8 of matrix l/8, 16 bytes, 16-byte aligned.
+// r[i] is then of matrix i: row lane/4, columns 2(lane%4) and one more.
+__device__ static inline void ldmatrix(uint32_t r[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+}
+
+// The same, transposed: r[i] is column lane/4, rows 2(lane%4) and one more.
+__device__ static inline void ldmatrix_trans(uint32_t r[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
+}
+
+// d += a b. The products are exact, their sum is kept in f32.
+__device__ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// 16 bytes from global to shared memory, past the registers and without waiting. If not `valid`, zeros, and nothing is read.
+__device__ static inline void cp_async(uint32_t shared, const void *global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
+}
+
+// The copies since the last commit become a group; wait until all groups of this thread but the newest `pending` are done.
+__device__ static inline void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending> __device__ static inline void cp_async_wait(void) {
+    asm volatile("cp.async.wait_group %0;" :: "n"(pending) : "memory");
+}
+
+// 2^x to 22 bits, one instruction.
+__device__ static inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two floats rounded to bf16, as a register of an operand: the first in the lower half.
+__device__ static inline uint32_t pack_bf16(float low, float high) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}

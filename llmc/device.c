@@ -1,0 +1,25 @@
+/* device.c: see device.h. */
+#include "device.h"
+#include "json.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const Device *device_choose(const char *name, char why_cpu[256]) {
+    const int automatic = !strcmp(name, "auto");
+    const Device *d;
+    Text names = { 0 };
+    *why_cpu = 0;
+    for (int i = 0; (d = device_list(i)); i++) {
+        const int wanted = automatic || !strcmp(name, d->is_gpu ? "cuda" : "cpu") || !strcmp(name, d->name);
+        const char *why = wanted ? d->open() : NULL;
+        if (wanted && !why) break;
+        if (why && !automatic) fail(d->is_gpu ? EXIT_CUDA : EXIT_USAGE, "-dv %s: %s", name, why);
+        if (why && !*why_cpu) snprintf(why_cpu, 256, "%s", why);
+        text_add(&names, " %s", d->name);
+    }
+    if (!d) fail(EXIT_USAGE, "-dv %s: no such device in this build. There are: auto cpu cuda%s", name, names.at);
+    if (d->is_gpu) *why_cpu = 0;
+    free(names.at);
+    return d;
+}

@@ -1,0 +1,13 @@
+/* models.h: what test_model.c tries with a small model on the CPU and test_gpu.c on every GPU. */
+#ifndef MODELS_H
+#define MODELS_H
+#include "../llmc/config.h"
+#include "../kernels/kernels.h"
+
+/* Runs optimizer steps on one batch of two full contexts. Returns the last loss; the hash of the weights, if asked. */
+double overfit(const Device *dev, const Config *c, int steps, int recompute, uint64_t *hash);
+
+/* With a cache as without one, all at once: `first` tokens of each sequence together, then singly to the T-th. The
+ * largest error of the logits of a token. */
+double decoding_error(const Device *dev, const Config *c, int T, int first);
+#endif
