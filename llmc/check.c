@@ -162,7 +162,7 @@ static int in_step(Probe *a, Probe *b, const Check *c, const Device *dev, const 
 
 int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all,
                   double *worst) {
-    enum { TRIES = 10 };
+    enum { TRIES = 20 };
     Probe a, b;
     Check again = *c;
     int failures = 0, found = 0;

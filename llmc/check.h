@@ -19,7 +19,7 @@ int check_gradients(const Check *c, double bound, FILE *report, int all, double 
 
 /* The same batch on two devices: the norm-wise relative difference of every tensor's gradient. Where rounding sends one
  * token to another expert the gradients differ by percents and both are right, so a batch is looked for that both route
- * alike (the seed and the next nine). Returns as above. */
+ * alike (the seed or one of the next nineteen). Returns as above. */
 int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all,
                   double *worst);
 #endif
