@@ -156,14 +156,22 @@ static int router_experts(const Config *c) {                        /* the E of 
     return a > e ? a : e;
 }
 
+/* Tokens whose logits exist at once. Every chunk reads and writes the whole gradient of the head, so where memory is plenty
+ * and products want to be large, a chunk is 256 M logits; else 16 M. A multiple of 128 rows, if it is that many. */
+static int head_chunk(const Model *m) {
+    const size_t logits = (size_t)(m->dev->is_gpu && m->mode == MODEL_TRAIN ? 256 : 16) << 20;
+    const size_t rows = logits / (size_t)m->config.vocab + 1, N = (size_t)m->N;
+    return (int)(rows >= N ? N : rows >= 128 ? rows / 128 * 128 : rows);
+}
+
 /* What training and generating have in common. */
 static void plan(Model *m, int micro_batches) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const size_t X = dev->floatX_size, Re = dev->real_size, I = sizeof(int), L = (size_t)c->layers;
-    const size_t N = (size_t)m->N, C = (size_t)c->channels, rows = ((size_t)16 << 20) / (size_t)c->vocab + 1;
+    const size_t N = (size_t)m->N, C = (size_t)c->channels;
     const int train = m->mode == MODEL_TRAIN;
-    m->head_rows = (int)(rows < N ? rows : N);                  /* a chunk of the head is at most about 16 M logits */
+    m->head_rows = head_chunk(m);
     m->used_vocab = c->vocab;
     describe_model(&m->manifest, c);
 
