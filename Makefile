@@ -18,9 +18,10 @@ HAVE_OMP  := $(if $(NO_OMP),,$(call probe,-fopenmp,int omp_get_max_threads(void)
 
 # The GPU side is built when nvcc works and there is a GPU, or GPU_ARCH names some. 90 becomes 90a: Hopper's own instructions.
 HAVE_NVCC := $(if $(NO_CUDA),,$(shell t=$$(mktemp -d) && printf 'int main(){return 0;}' > $$t/a.cu && $(NVCC) $$t/a.cu -o $$t/a >/dev/null 2>&1 && echo yes; rm -rf $$t))
-GPU_ARCH  := $(or $(GPU_ARCH),$(if $(HAVE_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -un | sed 's/^90$$/90a/; s/^100$$/100a/')))
-CUDA      := $(if $(HAVE_NVCC),$(GPU_ARCH))
-B := build$(if $(CUDA),/cuda)$(if $(DEBUG),/debug)
+GPUS      := $(or $(GPU_ARCH),$(if $(HAVE_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -un)))
+CUDA      := $(if $(HAVE_NVCC),$(patsubst 100,100a,$(patsubst 90,90a,$(GPUS))))
+SPACE := $(subst ,, )
+B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),/debug)
 
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
@@ -28,9 +29,8 @@ OPT   = $(if $(DEBUG),-O1 -g -fsanitize=address$(COMMA)undefined -fno-omit-frame
 COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) -mprefer-vector-width=512) $(OMP) $(WARN) -MMD -MP
-GENCODE = $(foreach a,$(GPU_ARCH),-gencode=arch=compute_$a,code=sm_$a)
-NVFLAGS = -std=c++17 -O3 -lineinfo $(GENCODE) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(GPU_ARCH)))"' -MMD -MP
-SPACE := $(subst ,, )
+GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
+NVFLAGS = -std=c++17 -O3 -lineinfo $(GENCODE) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 
@@ -80,7 +80,7 @@ $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
 
 found:
 	@echo "compiler $(CC), $(if $(HAVE_ARCH),-march=$(ARCH),no -march=$(ARCH): generic code), OpenMP $(if $(HAVE_OMP),found,not found: one thread)"
-	@echo "CUDA: $(if $(CUDA),for $(GPU_ARCH),$(if $(HAVE_NVCC),nvcc but no GPU: the CPU only (GPU_ARCH=90 builds for one elsewhere),no nvcc: the CPU only))"
+	@echo "CUDA: $(if $(CUDA),for $(CUDA),$(if $(HAVE_NVCC),nvcc but no GPU: the CPU only (GPU_ARCH=90 builds for one elsewhere),no nvcc: the CPU only))"
 data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 

@@ -2,8 +2,8 @@
  *
  *   settings -> data -> model -> loop { batch, forward, loss, backward, update } -> checkpoint
  *
- * main() is at the end and reads as the list above. What a model is: llmc/model.c. What its layers compute: llmc/attention.c,
- * llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
+ * main() is at the end and reads as the list above. What a model is: llmc/model.c. What its layers compute:
+ * llmc/attention.c, llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "llmc/check.h"
 #include "llmc/data.h"
@@ -24,59 +24,92 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- settings --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- settings ------------------------------------------------------------------------------------------ */
 
 typedef struct {
     const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
-    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, forced, overfit, check, max_bad, show_loads;
+    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, forced, overfit, check, max_bad,
+          show_loads;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
 
 #define AT(field) offsetof(Settings, field)
 static const Option options[] = {
     /* group       letter name               kind          field              default                low   high   choices      what it is */
-    { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,        "training data: text file, folder, llm.c or nanoGPT tokens" },
-    { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,        "validation data; none: a tenth of the training data" },
-    { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,        "tokenizer.json for text; none: every byte is a token" },
-    { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,        "1: resume although the data are not the ones the run began with" },
-    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4",                  0,    0,     NULL,        "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to go on from" },
-    { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid", "how a router makes weights of its logits" },
-    { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2", "nonlinearity of the experts" },
-    { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,        "folder for checkpoints and logs" },
-    { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,        "1: go on with the run in the folder; 0, when given: discard it" },
-    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "8",                   1,    1e6,   NULL,        "sequences per micro-batch (B)" },
+    { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
+      "training data: text file, folder, llm.c or nanoGPT tokens" },
+    { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
+      "validation data; none: a tenth of the training data" },
+    { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
+      "tokenizer.json for text; none: every byte is a token" },
+    { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
+      "1: resume although the data are not the ones the run began with" },
+    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4",                  0,    0,     NULL,
+      "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to go on from" },
+    { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid",
+      "how a router makes weights of its logits" },
+    { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
+      "nonlinearity of the experts" },
+    { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,
+      "folder for checkpoints and logs" },
+    { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,
+      "1: go on with the run in the folder; 0, when given: discard it" },
+    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "8",                   1,    1e6,   NULL,
+      "sequences per micro-batch (B)" },
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
-    { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,        "tokens per step, a multiple of B*T: gradients accumulate; 0: B*T" },
-    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,        "optimizer steps; -1: one epoch; 0: print the plan and stop" },
+    { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
+      "tokens per step, a multiple of B*T: gradients accumulate; 0: B*T" },
+    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,
+      "optimizer steps; -1: one epoch; 0: print the plan and stop" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "course of the learning rate" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,        "peak learning rate" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach it" },
-    { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,        "last learning rate, as a fraction of the peak" },
+    { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
+      "last learning rate, as a fraction of the peak" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
-    { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,        "largest global gradient norm; 0: no clipping" },
-    { "optimizer", "w1", "beta1",            OPTION_FLOAT, AT(beta1),         "0.9",                 0,    0.99999, NULL,      "AdamW: decay of the mean of gradients" },
-    { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,      "AdamW: decay of the mean of squared gradients" },
-    { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,        "dropout of the embedding and of what each block adds" },
-    { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,        "stop after so many steps in a row without a finite gradient" },
-    { "routing",   "ra", "balance",          OPTION_FLOAT, AT(balance),       "0.01",                0,    100,   NULL,        "weight of the load-balance loss" },
+    { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
+      "largest global gradient norm; 0: no clipping" },
+    { "optimizer", "w1", "beta1",            OPTION_FLOAT, AT(beta1),         "0.9",                 0,    0.99999, NULL,
+      "AdamW: decay of the mean of gradients" },
+    { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,
+      "AdamW: decay of the mean of squared gradients" },
+    { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
+      "dropout of the embedding and of what each block adds" },
+    { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
+      "stop after so many steps in a row without a finite gradient" },
+    { "routing",   "ra", "balance",          OPTION_FLOAT, AT(balance),       "0.01",                0,    100,   NULL,
+      "weight of the load-balance loss" },
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
-    { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,        "balance by a selection bias that moves so much a step (try 1e-3 with -ra 0)" },
-    { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,        "1: route round robin, for speed measurements; does not learn to route" },
+    { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
+      "balance by a selection bias that moves so much a step (try 1e-3 with -ra 0)" },
+    { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
+      "1: route round robin, for speed measurements; does not learn to route" },
     { "watching",  "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
-    { "watching",  "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,        "batches of a validation; -1: the whole split" },
-    { "watching",  "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "400",                 0,    1e12,  NULL,        "steps between samples of text; 0: none" },
+    { "watching",  "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
+      "batches of a validation; -1: the whole split" },
+    { "watching",  "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "400",                 0,    1e12,  NULL,
+      "steps between samples of text; 0: none" },
     { "watching",  "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens of a sample" },
-    { "watching",  "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,        "1: show the load of every expert at each validation" },
-    { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,        "steps between checkpoints; 0: only at the end and when stopped" },
+    { "watching",  "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
+      "1: show the load of every expert at each validation" },
+    { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
+      "steps between checkpoints; 0: only at the end and when stopped" },
     { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "newest checkpoints to keep" },
-    { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,        "keep those of every so many steps for ever; 0: none" },
-    { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,        "1: keep the weights with the best validation loss in OUT/best" },
-    { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,        "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
-    { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,        "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
-    { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,        "of weights, order of the data, dropout and samples" },
-    { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,        "1: train on the first batch again and again; the loss must go to zero" },
-    { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,        "1: compare every gradient of this model with finite differences, and stop" },
+    { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,
+      "keep those of every so many steps for ever; 0: none" },
+    { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,
+      "1: keep the weights with the best validation loss in OUT/best" },
+    { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,
+      "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
+    { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
+      "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
+    { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
+      "of weights, order of the data, dropout and samples" },
+    { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,
+      "1: train on the first batch again and again; the loss must go to zero" },
+    { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,
+      "1: compare every gradient of this model with finite differences, and stop" },
 };
 enum { OPTIONS = sizeof options / sizeof *options };
 
@@ -87,7 +120,7 @@ static const char usage[] =
     "  ./train_moe -y 1                              go on after an interruption, with the same settings\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             what would it take? parameters and memory, nothing is run";
 
-/* ---- what a run consists of ------------------------------------------------------------------------------------------------------------- */
+/* ---- what a run consists of ---------------------------------------------------------------------------- */
 
 typedef struct {
     Settings   s;
@@ -117,7 +150,8 @@ static void restore_settings(Run *r, const JsonValue *saved) {
     r->restored = 1;
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int keep = 0;
-        for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++) keep |= !strcmp(v->key, not_restored[i]);
+        for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
+            keep |= !strcmp(v->key, not_restored[i]);
         for (int i = 0; i < OPTIONS && !keep; i++) {
             char number[64];
             if (strcmp(v->key, options[i].name)) continue;
@@ -154,10 +188,13 @@ static void open_folder(Run *r) {
     if (s->check || (s->steps == 0 && option_given(options, OPTIONS, r->given, "x"))) return;
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
     const Holding there = checkpoint_exists(s->out);
-    if (!there) return;                                     /* then it is made when all else is known to be good: claim_folder */
-    if (!said) fail(EXIT_USAGE, "%s holds another run or model. To go on with it: -y 1. To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
+    if (!there) return;                     /* then it is made when all else is known to be good: claim_folder */
+    if (!said)
+        fail(EXIT_USAGE, "%s holds another run or model. To go on with it: -y 1. "
+             "To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
     if (there == HOLDS_MODEL && s->resume)
-        fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
+        fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. "
+             "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
     lock_folder(r);
     if (there == HOLDS_STATE && s->resume) {
         if (!(r->from = checkpoint_open(s->out, &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
@@ -186,14 +223,18 @@ static void choose_device(Run *r) {
 /* What suits the machine and the data, where the user said nothing; the table's own defaults are for text on a CPU. */
 static void set_defaults(Run *r) {
     static const struct { const char *letter, *text_gpu, *tokens_cpu, *tokens_gpu; } suits[] = {
-        { "e",  "m6",  "m12", "m12" },  { "b", "64",   "4",    "16" },   { "t", "256", "1024", "1024" }, { "d",  "0",    "0",    "524288" },
-        { "x",  "800", "-1",  "-1" },   { "l", "2e-3", "6e-4", "6e-4" }, { "u", "100", "700",  "700" },  { "w2", "0.99", "0.95", "0.95" },
-        { "dr", "0.3", "0",   "0" },    { "v", "100",  "250",  "250" },  { "m", "-1",  "20",   "20" },   { "s",  "400",  "1000", "1000" },
+        { "e",  "m6",  "m12", "m12" },    { "b",  "64",   "4",    "16" },
+        { "t",  "256", "1024", "1024" },  { "d",  "0",    "0",    "524288" },
+        { "x",  "800", "-1",  "-1" },     { "l",  "2e-3", "6e-4", "6e-4" },
+        { "u",  "100", "700", "700" },    { "w2", "0.99", "0.95", "0.95" },
+        { "dr", "0.3", "0",   "0" },      { "v",  "100",  "250",  "250" },
+        { "m",  "-1",  "20",  "20" },     { "s",  "400",  "1000", "1000" },
     };
     const int gpu = r->dev->is_gpu, text = data_is_text(r->data);
     if (text && !gpu) return;
     for (size_t i = 0; i < sizeof suits / sizeof *suits; i++)
-        options_default(options, OPTIONS, &r->s, r->given, suits[i].letter, text ? suits[i].text_gpu : gpu ? suits[i].tokens_gpu : suits[i].tokens_cpu);
+        options_default(options, OPTIONS, &r->s, r->given, suits[i].letter,
+                        text ? suits[i].text_gpu : gpu ? suits[i].tokens_gpu : suits[i].tokens_cpu);
 }
 
 static void open_data(Run *r) {
@@ -205,8 +246,8 @@ static void open_data(Run *r) {
     r->tokenizer = tokenizer ? tokenizer : data_is_text(r->data) ? tokenizer_bytes() : NULL;
     if (!r->restored) set_defaults(r);
     if (data_is_fallback(r->data))
-        warn("tinyshakespeare is not here: training on this project's own text instead. The losses are NOT tinyshakespeare's. "
-             "To fetch it: sh data/tinyshakespeare/fetch.sh");
+        warn("tinyshakespeare is not here: training on this project's own text instead. "
+             "The losses are NOT tinyshakespeare's. To fetch it: sh data/tinyshakespeare/fetch.sh");
 }
 
 static void described(const Settings *s, Config *c) {
@@ -220,28 +261,35 @@ static void choose_model(Run *r) {
     Error e;
     Config *c = &r->config;
     const Settings *s = &r->s;
-    const int is_model = is_folder(s->model), kind_given = option_given(options, OPTIONS, r->given, "rs") || option_given(options, OPTIONS, r->given, "fa");
+    const int is_model = is_folder(s->model);
+    const int kind_given = option_given(options, OPTIONS, r->given, "rs")
+                        || option_given(options, OPTIONS, r->given, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
-        fail(EXIT_INPUT, "%s: token id %d; ids up to %d are believed to be ids", s->train, data_max_id(r->data), (1 << 24) - 1);
+        fail(EXIT_INPUT, "%s: token id %d; ids up to %d are believed to be ids",
+             s->train, data_max_id(r->data), (1 << 24) - 1);
     const int vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
     if (r->from) {
         if (!checkpoint_config(r->from, c, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
     } else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: the model in this folder says itself what -rs and -fa are", s->model);
         if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
-        if (r->tokenizer && vocab > c->vocab) fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
+        if (r->tokenizer && vocab > c->vocab)
+            fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
     } else {
         described(s, c);
-        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;      /* products like multiples of 128 */
+        /* products like multiples of 128 */
+        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;
         c->context = s->seq;
         if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
     }
-    if (r->from && (kind_given || option_given(options, OPTIONS, r->given, "e")) && !is_model) {          /* what the user says must be what is there */
+    /* what the user says must be what is there */
+    if (r->from && (kind_given || option_given(options, OPTIONS, r->given, "e")) && !is_model) {
         Config said;
         described(s, &said);
         said.vocab = c->vocab;
         said.context = c->context;
-        if (!config_same(c, &said, &e)) fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", checkpoint_path(r->from), s->model, e.text);
+        if (!config_same(c, &said, &e))
+            fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", checkpoint_path(r->from), s->model, e.text);
     }
     if (s->seq > c->context) {
         if (is_model || r->from) warn("sequences of %d tokens; the model was made for %d", s->seq, c->context);
@@ -250,25 +298,32 @@ static void choose_model(Run *r) {
     if (!data_check(r->data, s->seq, c->vocab, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
-/* ---- the plan ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the plan ------------------------------------------------------------------------------------------ */
 
 static int64_t tokens_per_step(const Run *r) { return (int64_t)r->s.batch * r->s.seq * r->micro_batches; }
 
 static void plan(Run *r) {
     Settings *s = &r->s;
     const int64_t micro = (int64_t)s->batch * s->seq;
-    if (micro > 1 << 28) fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
+    if (micro > 1 << 28)
+        fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
     if (s->total == 0) s->total = micro;
     if (!option_given(options, OPTIONS, r->given, "d")) s->total = s->total < micro ? micro : s->total / micro * micro;
-    if (s->total % micro) fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d = %lld", (long long)s->total, s->batch, s->seq, (long long)micro);
-    if (s->total / micro > 1 << 20) fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
+    if (s->total % micro)
+        fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d = %lld",
+             (long long)s->total, s->batch, s->seq, (long long)micro);
+    if (s->total / micro > 1 << 20)
+        fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
     if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / ((int64_t)s->batch * r->micro_batches)))
-        fail(EXIT_INPUT, "%s: an epoch is %lld sequences, less than the %lld of one step. Smaller steps (-b, -t, -d), or a number of them (-x)",
+        fail(EXIT_INPUT, "%s: an epoch is %lld sequences, less than the %lld of one step. "
+             "Smaller steps (-b, -t, -d), or a number of them (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)s->batch * r->micro_batches);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches);
     optimizer_plan(&r->optimizer, &r->model);
-    if (r->tokenizer) r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer) : r->config.vocab;
+    if (r->tokenizer)
+        r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
+                                                                              : r->config.vocab;
 }
 
 /* The memory that other values of one option would need. */
@@ -291,14 +346,21 @@ static void print_plan(const Run *r) {
     puts("+--------------------------------------------------------------------");
     options_print(options, OPTIONS, &r->s, r->given);
     printf("| data: %s\n", data_description(r->data));
-    printf("|   training tokens     | %lld   validation tokens %lld\n", (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
+    printf("|   training tokens     | %lld   validation tokens %lld\n",
+           (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
-    printf("|   parameters          | %zu in %d tensors, %zu active on a token (%.0f %%)\n", total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
-    printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n", c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
-    printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n", c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
-    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches; %.2f Mflop a token\n", (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, config_flops(c, r->s.seq) / 1e6);
+    printf("|   parameters          | %zu in %d tensors, %zu active on a token (%.0f %%)\n",
+           total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
+    printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
+           c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
+    printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
+           c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
+    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches; %.2f Mflop a token\n",
+           (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, config_flops(c, r->s.seq) / 1e6);
     printf("| memory on %s\n", r->dev->name);
-    for (int i = 0; i < MEM_CATEGORIES; i++) if (a->category[i]) printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        if (a->category[i])
+            printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
     printf("|   %-27s | %10.2f MB", "total", (double)a->total / 1e6);
     const size_t free_memory = r->dev->memory();
     if (free_memory) printf(" of %.0f MB free", (double)free_memory / 1e6);
@@ -311,9 +373,11 @@ static void out_of_memory(const Run *r) {
     Text hint = { 0 };
     if (room && memory_with(r, r->s.batch, 2) <= room) text_add(&hint, "-r 2 would fit");
     for (int b = r->s.batch / 2; b >= 1 && room && !hint.at; b /= 2)
-        if (memory_with(r, b, r->s.recompute) <= room) text_add(&hint, "-b %d would fit (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
+        if (memory_with(r, b, r->s.recompute) <= room)
+            text_add(&hint, "-b %d would fit (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
-         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
+         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
+         hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
 }
 
 static void allocate(Run *r) {
@@ -321,7 +385,8 @@ static void allocate(Run *r) {
     const size_t N = (size_t)s->batch * (size_t)s->seq, room = r->dev->memory();
     if ((room && r->model.arena.total > room) || !model_allocate(&r->model)) out_of_memory(r);
     r->samples_wanted = s->sample_every > 0;
-    if (r->samples_wanted && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model)) out_of_memory(r);
+    if (r->samples_wanted && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
+        out_of_memory(r);
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
@@ -335,10 +400,13 @@ static void start_or_resume(Run *r) {
     Progress *p = &r->progress;
     Error e;
     if (r->from) {
-        if (!checkpoint_load(r->from, &r->model, &r->optimizer, p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+        if (!checkpoint_load(r->from, &r->model, &r->optimizer, p, &e))
+            fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
         if (p->data != data_fingerprint(r->data) && !s->allow_data)
-            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). To go on all the same: --allow-data-change 1", checkpoint_path(r->from), s->train);
-        if (p->seed != (uint64_t)s->seed) warn("seed %lld, but the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
+            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). "
+                 "To go on all the same: --allow-data-change 1", checkpoint_path(r->from), s->train);
+        if (p->seed != (uint64_t)s->seed)
+            warn("seed %lld, but the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
         printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
         checkpoint_close(r->from);
         r->from = NULL;
@@ -353,10 +421,11 @@ static void start_or_resume(Run *r) {
     r->first_step = p->step;
 }
 
-/* ---- one step --------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- one step ------------------------------------------------------------------------------------------ */
 
 static AdamW adamw(const Settings *s, int64_t step) {
-    return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup, (double)s->final_lr),
+    return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup,
+                                                       (double)s->final_lr),
                     .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip };
 }
 
@@ -368,7 +437,9 @@ static void train_step(Run *r) {
     m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
     m->dropout = s->dropout;
     for (int micro = 0; micro < r->micro_batches; micro++) {
-        if (!data_batch(r->data, first + (int64_t)micro * s->batch, s->batch, s->seq, (uint64_t)s->seed, r->inputs, r->targets, &e)) fail(EXIT_DISK, "%s", e.text);
+        if (!data_batch(r->data, first + (int64_t)micro * s->batch, s->batch, s->seq, (uint64_t)s->seed,
+                        r->inputs, r->targets, &e))
+            fail(EXIT_DISK, "%s", e.text);
         m->dropout_key = random_key((uint64_t)s->seed, (uint64_t)(step * r->micro_batches + micro));
         model_batch(m, r->inputs, r->targets, s->batch, s->seq);
         model_forward(m);
@@ -378,7 +449,8 @@ static void train_step(Run *r) {
     optimizer_step(&r->optimizer, m, adamw(s, step));
     for (int i = 0, experts, at; i < m->routers && s->bias_rate > 0; i++) {
         at = router_width(m, i, &experts);
-        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, s->bias_rate, experts);
+        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, s->bias_rate,
+                            experts);
     }
 }
 
@@ -398,7 +470,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
         router_stats(&t, m, load, sums);
     }
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
-    const double seconds = now() - start;                            /* a GPU has only finished when its results are here */
+    const double seconds = now() - start;               /* a GPU has only finished when its results are here */
     t.ms = 1e3 * seconds;
     t.tok_s = (double)tokens_per_step(r) / seconds;
     r->session += seconds;
@@ -408,7 +480,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     return t;
 }
 
-/* ---- watching ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- watching ------------------------------------------------------------------------------------------ */
 
 static int validate(Run *r, int show_loads) {                       /* 1 if it is the best so far */
     const Settings *s = &r->s;
@@ -421,7 +493,8 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
     const int N = s->batch * s->seq;
     m->dropout = 0;
     for (int64_t i = 0; i < batches; i++) {
-        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e)) fail(EXIT_DISK, "%s", e.text);
+        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
+            fail(EXIT_DISK, "%s", e.text);
         for (int n = 0; n < N; n++) counted += r->targets[n] >= 0;
         model_batch(m, r->inputs, r->targets, s->batch, s->seq);
         model_forward(m);
@@ -430,7 +503,9 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
         total += sum;
     }
     if (!counted) return 0;
-    const double loss = total / (double)counted, bytes = (double)data_bytes(r->data, DATA_VALIDATION), tokens = (double)data_tokens(r->data, DATA_VALIDATION);
+    const double loss = total / (double)counted;
+    const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
+    const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
     const int best = loss < p->best_loss || p->best_step < 0;
     if (best && isfinite(loss)) { p->best_loss = loss; p->best_step = p->step; }
     log_validation(&r->log, p->step, loss, bytes > 0 ? loss * tokens / bytes / log(2) : 0, p->best_loss, p->best_step);
@@ -445,9 +520,12 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
 
 static void show_sample(Run *r) {
     Decoder *d = &r->decoder;
-    const Sampler sampler = { .temperature = 0.8f, .top_p = 0.95f, .key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step) };
-    const int room = d->model.cache_room, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0, eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
-    int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens), count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
+    const Sampler sampler = { .temperature = 0.8f, .top_p = 0.95f,
+                              .key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step) };
+    const int room = d->model.cache_room, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0;
+    const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
+    int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens);
+    int count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
     decoder_reset(d);
     while (count < r->s.sample_length) {
         if (d->length == room) {                                     /* the context is full: keep its last half */
@@ -475,17 +553,19 @@ static int save(Run *r) {
     Error e;
     const Settings *s = &r->s;
     r->progress.updates = r->optimizer.updates;
-    if (checkpoint_save(s->out, &r->model, &r->optimizer, &r->progress, r->tokenizer, r->options_json, s->keep, s->major, &e)) {
+    if (checkpoint_save(s->out, &r->model, &r->optimizer, &r->progress, r->tokenizer, r->options_json,
+                        s->keep, s->major, &e)) {
         r->failed_saves = 0;
         log_line(&r->log, "saved step %lld in %s", (long long)r->progress.step, s->out);
         return 1;
     }
-    warn("checkpoint of step %lld was not saved, the one before it is untouched: %s", (long long)r->progress.step, e.text);
+    warn("checkpoint of step %lld was not saved, the one before it is untouched: %s",
+         (long long)r->progress.step, e.text);
     if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
     return 0;
 }
 
-/* ---- requests from outside: stop after this step, or save and go on --------------------------------------------------------------------------- */
+/* ---- requests from outside: stop after this step, or save and go on ------------------------------------ */
 
 static volatile sig_atomic_t stop_request, save_request;
 static void on_signal(int number) {
@@ -514,7 +594,7 @@ static int stop_file(const Run *r) {                         /* a request is goo
     return there;
 }
 
-/* ---- the loop ------------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the loop ------------------------------------------------------------------------------------------ */
 
 static void log_start(Run *r) {
     const size_t total = r->model.manifest.learnable;
@@ -523,11 +603,14 @@ static void log_start(Run *r) {
     Text line = { 0 };
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
     config_descriptor(&r->config, descriptor);
-    text_add(&line, "{\"event\": \"start\", \"time\": \"%s\", \"version\": \"%s\", \"device\": \"%s\", \"model\": \"%s\", \"family\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"data\": ",
-             when, MOE_VERSION, r->dev->name, descriptor, family_name(config_family(&r->config)), total, config_active(&r->config, total));
+    text_add(&line, "{\"event\": \"start\", \"time\": \"%s\", \"version\": \"%s\", \"device\": \"%s\", "
+             "\"model\": \"%s\", \"family\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"data\": ",
+             when, MOE_VERSION, r->dev->name, descriptor, family_name(config_family(&r->config)), total,
+             config_active(&r->config, total));
     text_add_json(&line, data_description(r->data), strlen(data_description(r->data)));
-    text_add(&line, ", \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}", data_is_fallback(r->data) ? "true" : "false",
-             (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION), r->options_json);
+    text_add(&line, ", \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}",
+             data_is_fallback(r->data) ? "true" : "false", (long long)data_tokens(r->data, DATA_TRAIN),
+             (long long)data_tokens(r->data, DATA_VALIDATION), r->options_json);
     if (r->first_step == 0) log_event(&r->log, line.at);
     else {
         char *resume = text_format("{\"event\": \"resume\", \"step\": %lld}", (long long)r->first_step);
@@ -553,9 +636,11 @@ static void bad_step(Run *r, const StepStats *t, int tensor) {
     char *event = text_format("{\"event\": \"skip\", \"step\": %lld, \"tensor\": \"%s\"}", (long long)t->step, name);
     log_event(&r->log, event);
     free(event);
-    warn("step %lld: the gradient of %s is not finite (loss %g): no update; %d in a row", (long long)t->step, name, t->loss, ++p->bad_steps);
+    warn("step %lld: the gradient of %s is not finite (loss %g): no update; %d in a row",
+         (long long)t->step, name, t->loss, ++p->bad_steps);
     if (p->bad_steps >= r->s.max_bad)
-        fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. The last good checkpoint in %s is untouched. "
+        fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. "
+             "The last good checkpoint in %s is untouched. "
              "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
              (long long)(p->samples + (int64_t)r->s.batch * r->micro_batches - 1), r->s.out);
 }
@@ -571,7 +656,8 @@ static int train(Run *r) {                                           /* 1: ran t
         int bad_tensor;
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
-        const int last = t.step == s->steps, validates = last || t.step % s->val_every == 0, samples = r->samples_wanted && (last || t.step % s->sample_every == 0);
+        const int last = t.step == s->steps, validates = last || t.step % s->val_every == 0;
+        const int samples = r->samples_wanted && (last || t.step % s->sample_every == 0);
         const double loss_z = window_score(&p->loss, t.loss), norm_z = window_score(&p->norm, t.norm);
         log_step(&r->log, &t, s->steps, loss_z, norm_z, validates || samples || t.step == r->first_step + 1);
         if (bad_tensor >= 0) bad_step(r, &t, bad_tensor); else p->bad_steps = 0;
@@ -580,7 +666,8 @@ static int train(Run *r) {                                           /* 1: ran t
         p->tokens += tokens_per_step(r);
         p->seconds += now() - start;
 
-        if (validates && validate(r, s->show_loads) && s->keep_best && !checkpoint_save_best(s->out, &r->model, p->step, r->tokenizer, &e))
+        if (validates && validate(r, s->show_loads) && s->keep_best
+            && !checkpoint_save_best(s->out, &r->model, p->step, r->tokenizer, &e))
             warn("the best weights were not saved: %s", e.text);
         if (samples) show_sample(r);
         const int stop = stop_request || stop_file(r);
@@ -593,7 +680,8 @@ static int train(Run *r) {                                           /* 1: ran t
             return 0;
         }
     }
-    if (saved != p->step && r->first_step < s->steps) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
+    if (saved != p->step && r->first_step < s->steps)
+        fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
     return 1;
 }
 
@@ -602,18 +690,25 @@ static void summary(Run *r) {
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
     log_end(&r->log, p, fingerprint(&r->model));
-    if (p->best_step >= 0) log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
-    log_line(&r->log, "time             | %.1f s from the start of the program; %.1f s of training in all", now() - r->started, p->seconds);
-    log_line(&r->log, "tokens           | %lld, %.0f a second", (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
+    if (p->best_step >= 0)
+        log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
+    log_line(&r->log, "time             | %.1f s from the start of the program; %.1f s of training in all",
+             now() - r->started, p->seconds);
+    log_line(&r->log, "tokens           | %lld, %.0f a second",
+             (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
     log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
     log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)fingerprint(&r->model));
-    if (data_is_fallback(r->data)) log_line(&r->log, "NOTE             | trained on this project's own text: these losses are not tinyshakespeare's");
+    if (data_is_fallback(r->data))
+        log_line(&r->log, "NOTE             | trained on this project's own text: "
+                 "these losses are not tinyshakespeare's");
 }
 
-/* -gc 1: this model with few tokens, in f64, against finite differences; then this device against its more exact twin. */
+/* -gc 1: this model with few tokens, in f64, against finite differences; then this device against its more exact
+ * twin. */
 static int gradient_check(const Run *r) {
     const Settings *s = &r->s;
-    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute, .samples = 12, .balance = s->balance, .z = s->z, .dropout = s->dropout, .seed = (uint64_t)s->seed };
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute, .samples = 12,
+                .balance = s->balance, .z = s->z, .dropout = s->dropout, .seed = (uint64_t)s->seed };
     double worst, worst_device = 0;
     int used = r->config.channels > 512 ? 3 : 12;
     c.samples = used;
@@ -627,7 +722,8 @@ static int gradient_check(const Run *r) {
         printf("%s against %s\n", r->dev->name, twin->name);
         bad += check_devices(&c, r->dev, twin, bound, stdout, 0, &worst_device);
     }
-    printf("gradient check %s: %d bad tensors; worst error %.1e in f64, %.1e on %s\n", bad ? "FAILED" : "passed", bad, worst, worst_device, r->dev->name);
+    printf("gradient check %s: %d bad tensors; worst error %.1e in f64, %.1e on %s\n",
+           bad ? "FAILED" : "passed", bad, worst, worst_device, r->dev->name);
     return bad ? EXIT_NUMERICS : EXIT_DONE;
 }
 
@@ -637,8 +733,8 @@ int main(int argc, char **argv) {
     Error e;
     threads_settle(argv);
     r->started = now();
-    signal(SIGPIPE, SIG_IGN);                                        /* `| head` must not end a run, */
-    signal(SIGXFSZ, SIG_IGN);                                        /* nor a limit on file sizes: that is a full disk */
+    signal(SIGPIPE, SIG_IGN);                               /* `| head` must not end a run, */
+    signal(SIGXFSZ, SIG_IGN);                               /* nor a limit on file sizes: that is a full disk */
     open_standard_files();
     options_parse(options, OPTIONS, &r->s, r->given, argc, argv, usage, NULL, 0);
     open_folder(r);
@@ -657,14 +753,18 @@ int main(int argc, char **argv) {
     r->options_json = json.at;
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
     log_start(r);
-    if (r->progress.step >= r->s.steps) log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
+    if (r->progress.step >= r->s.steps)
+        log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 
     const int finished = train(r);
     summary(r);
     if (!report_write(r->s.out, &e)) warn("%s", e.text);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
-    if (finished) log_line(&r->log, "\nread what it learned:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"", r->s.out, best ? "/best" : "");
-    else          log_line(&r->log, "\nstopped on request; to go on:  ./train_moe -o %s -y 1", r->s.out);
+    if (finished)
+        log_line(&r->log, "\nread what it learned:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
+                 r->s.out, best ? "/best" : "");
+    else
+        log_line(&r->log, "\nstopped on request; to go on:  ./train_moe -o %s -y 1", r->s.out);
     log_close(&r->log);
     return finished ? EXIT_DONE : EXIT_STOPPED;
 }

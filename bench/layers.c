@@ -8,10 +8,18 @@
 
 typedef struct { const char *name; int N, C, F, E, K; } Size;
 static const Size sizes[] = {
-    { "1.4B n=256",  40960, 768,  256,  128, 8 },  { "1.4B n=512",  40960, 768,  512,  64,  4 }, { "1.4B n=1024", 40960, 768,  1024, 32, 2 },
-    { "7B n=256",    24576, 1536, 256,  128, 8 },  { "7B n=512",    24576, 1536, 512,  64,  4 }, { "7B n=1024",   24576, 1536, 1024, 32, 2 },
-    { "30B n=256",   32768, 4096, 256,  256, 16 }, { "30B n=512",   32768, 4096, 512,  128, 8 }, { "30B n=1024",  32768, 4096, 1024, 64, 4 },
-    { "120B n=512",  32768, 4096, 512,  256, 16 }, { "120B n=1024", 32768, 4096, 1024, 128, 8 }, { "120B n=2048", 32768, 4096, 2048, 64, 4 },
+    { "1.4B n=256",  40960, 768,  256,  128, 8 },
+    { "1.4B n=512",  40960, 768,  512,  64,  4 },
+    { "1.4B n=1024", 40960, 768,  1024, 32,  2 },
+    { "7B n=256",    24576, 1536, 256,  128, 8 },
+    { "7B n=512",    24576, 1536, 512,  64,  4 },
+    { "7B n=1024",   24576, 1536, 1024, 32,  2 },
+    { "30B n=256",   32768, 4096, 256,  256, 16 },
+    { "30B n=512",   32768, 4096, 512,  128, 8 },
+    { "30B n=1024",  32768, 4096, 1024, 64,  4 },
+    { "120B n=512",  32768, 4096, 512,  256, 16 },
+    { "120B n=1024", 32768, 4096, 1024, 128, 8 },
+    { "120B n=2048", 32768, 4096, 2048, 64,  4 },
 };
 enum { SIZES = sizeof sizes / sizeof *sizes, MOST = 40 };
 
@@ -40,14 +48,17 @@ static void fill(Layer *l, void *to, size_t n, double scale) {
     const size_t some = n < SOME ? n : SOME, size = l->dev->floatX_size;
     for (size_t i = 0; i < some; i++) values[i] = scale * random_normal(7 + (uint64_t)l->count, i);
     l->dev->from_double(to, values, some);
-    for (size_t i = some; i < n; i += some) l->dev->copy((char *)to + i * size, to, (n - i < some ? n - i : some) * size);
+    for (size_t i = some; i < n; i += some)
+        l->dev->copy((char *)to + i * size, to, (n - i < some ? n - i : some) * size);
     free(values);
 }
 
 static int layer_open(Layer *l, const Device *dev, Size z) {
     *l = (Layer){ .dev = dev, .z = z, .S = z.N * z.K };
-    const size_t X = dev->floatX_size, Re = dev->real_size, N = (size_t)z.N, C = (size_t)z.C, F = (size_t)z.F, E = (size_t)z.E, S = (size_t)l->S;
-    l->plan = (Plan){ .N = z.N, .E = z.E, .K = z.K, .start = take(l, (E + 1) * sizeof(int)), .slot_of_row = take(l, S * sizeof(int)),
+    const size_t X = dev->floatX_size, Re = dev->real_size, N = (size_t)z.N, C = (size_t)z.C, F = (size_t)z.F;
+    const size_t E = (size_t)z.E, S = (size_t)l->S;
+    l->plan = (Plan){ .N = z.N, .E = z.E, .K = z.K,
+                      .start = take(l, (E + 1) * sizeof(int)), .slot_of_row = take(l, S * sizeof(int)),
                       .token_of_row = take(l, S * sizeof(int)), .row_of_slot = take(l, S * sizeof(int)) };
     l->expert = take(l, S * sizeof(int));
     l->load = take(l, E * sizeof(int));
@@ -103,7 +114,10 @@ static void backward(Layer *l) {
     d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
 }
 
-static int ascending(const void *a, const void *b) { const double x = *(const double *)a, y = *(const double *)b; return (x > y) - (x < y); }
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
 static double median_ms(Layer *l, void (*work)(Layer *)) {
     enum { RUNS = 9 };
     double ms[RUNS];
@@ -130,8 +144,8 @@ void bench_layers(const Device *dev, const char *filter, int shrink) {
         if (!layer_open(&l, dev, z)) printf("%-12s does not fit into this device's memory\n", z.name);
         else {
             const double work = 6.0 * l.S * z.F * z.C / 1e9, f = median_ms(&l, forward), b = median_ms(&l, backward);
-            printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s\n", z.name, z.N, z.C, z.F, z.E, z.K,
-                   f, b, work / f, 2 * work / b, 3 * work / (f + b));
+            printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s\n",
+                   z.name, z.N, z.C, z.F, z.E, z.K, f, b, work / f, 2 * work / b, 3 * work / (f + b));
         }
         fflush(stdout);
         layer_close(&l);

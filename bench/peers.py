@@ -3,15 +3,23 @@
 
     python3 bench/peers.py [--path FOLDER_WITH_scattermoe] [FILTER]
 
-Needs a GPU and PyTorch; times ScatterMoE (GLUMLP, forward; forward + backward) when it can be imported, and says so when
-not. To compare, run it in the same session as ./bench_moe -layers 1: clocks move with temperature, ratios do not.
+Needs a GPU and PyTorch; times ScatterMoE (GLUMLP, forward; forward + backward) when it can be imported, and says so
+when not. To compare, run it in the same session as ./bench_moe -layers 1: clocks move with temperature, ratios do not.
 """
 import statistics, sys, time
 
-SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8), ("1.4B n=512", 40960, 768, 512, 64, 4), ("1.4B n=1024", 40960, 768, 1024, 32, 2),
-         ("7B n=256", 24576, 1536, 256, 128, 8), ("7B n=512", 24576, 1536, 512, 64, 4), ("7B n=1024", 24576, 1536, 1024, 32, 2),
-         ("30B n=256", 32768, 4096, 256, 256, 16), ("30B n=512", 32768, 4096, 512, 128, 8), ("30B n=1024", 32768, 4096, 1024, 64, 4),
-         ("120B n=512", 32768, 4096, 512, 256, 16), ("120B n=1024", 32768, 4096, 1024, 128, 8), ("120B n=2048", 32768, 4096, 2048, 64, 4)]
+SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
+         ("1.4B n=512", 40960, 768, 512, 64, 4),
+         ("1.4B n=1024", 40960, 768, 1024, 32, 2),
+         ("7B n=256", 24576, 1536, 256, 128, 8),
+         ("7B n=512", 24576, 1536, 512, 64, 4),
+         ("7B n=1024", 24576, 1536, 1024, 32, 2),
+         ("30B n=256", 32768, 4096, 256, 256, 16),
+         ("30B n=512", 32768, 4096, 512, 128, 8),
+         ("30B n=1024", 32768, 4096, 1024, 64, 4),
+         ("120B n=512", 32768, 4096, 512, 256, 16),
+         ("120B n=1024", 32768, 4096, 1024, 128, 8),
+         ("120B n=2048", 32768, 4096, 2048, 64, 4)]
 
 
 def median_ms(work, torch):
@@ -38,7 +46,8 @@ def main():
     except ImportError as e:
         print(f"no peer to time: {e}")
         return
-    print(f"ScatterMoE on {torch.cuda.get_device_name()}, PyTorch {torch.__version__}: TFLOP/s forward / backward / both")
+    print(f"ScatterMoE on {torch.cuda.get_device_name()}, PyTorch {torch.__version__}: "
+          "TFLOP/s forward / backward / both")
     for name, N, C, F, E, K in SIZES:
         if args and args[0] not in name:
             continue
@@ -63,7 +72,8 @@ def main():
 
         try:
             work, f, fb = 6 * N * K * F * C / 1e9, median_ms(forward, torch), median_ms(both, torch)
-            print(f"{name:12s} {N},{C},{F},{E},{K}  {f:8.3f} + {fb - f:8.3f} ms  {work / f:6.1f} / {2 * work / (fb - f):6.1f} / {3 * work / fb:6.1f} TFLOP/s", flush=True)
+            print(f"{name:12s} {N},{C},{F},{E},{K}  {f:8.3f} + {fb - f:8.3f} ms  "
+                  f"{work / f:6.1f} / {2 * work / (fb - f):6.1f} / {3 * work / fb:6.1f} TFLOP/s", flush=True)
         except Exception as e:
             print(f"{name:12s} failed: {str(e)[:200]}", flush=True)
         del layer, x, dout, p, expert

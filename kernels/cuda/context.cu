@@ -1,5 +1,5 @@
-// context.cu: the GPU, its stream and its errors; compiled once. All calls of the runtime that create something are here
-// and in basic.cu (memory).
+// context.cu: the GPU, its stream and its errors; compiled once. All calls of the runtime that create something are
+// here and in basic.cu (memory).
 #include "impl.cuh"
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,9 +14,11 @@ Context *context(void) { return &mine; }
 
 void cuda_fail(const char *file, int line, const char *what, cudaError_t error) {
     fflush(stdout);
-    fprintf(stderr, "error: CUDA: %s (%s), at %s:%d, %s\n", cudaGetErrorString(error), cudaGetErrorName(error), file, line, what);
+    fprintf(stderr, "error: CUDA: %s (%s), at %s:%d, %s\n",
+            cudaGetErrorString(error), cudaGetErrorName(error), file, line, what);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
-        fprintf(stderr, "This program was built for %s, the GPU is sm_%d. Build again on this machine, or with GPU_ARCH=%d\n", BUILT_FOR, mine.arch, mine.arch);
+        fprintf(stderr, "This program was built for %s, the GPU is sm_%d. "
+                "Build again on this machine, or with GPU_ARCH=%d\n", BUILT_FOR, mine.arch, mine.arch);
     exit(6);
 }
 
@@ -31,9 +33,12 @@ const char *cuda_open(void) {
     cudaRuntimeGetVersion(&runtime);
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e == cudaErrorInsufficientDriver)
-        snprintf(why, sizeof why, driver ? "the driver is for CUDA %d.%d and this program needs %d.%d" : "there is no CUDA driver", driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        snprintf(why, sizeof why,
+                 driver ? "the driver is for CUDA %d.%d and this program needs %d.%d" : "there is no CUDA driver",
+                 driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else if (e != cudaSuccess || !count) snprintf(why, sizeof why, "there is no GPU (%s)", cudaGetErrorString(e));
-    else if ((e = cudaSetDevice(mine.device)) != cudaSuccess || (e = cudaGetDeviceProperties(&properties, mine.device)) != cudaSuccess)
+    else if ((e = cudaSetDevice(mine.device)) != cudaSuccess
+             || (e = cudaGetDeviceProperties(&properties, mine.device)) != cudaSuccess)
         snprintf(why, sizeof why, "GPU %d cannot be used: %s", mine.device, cudaGetErrorString(e));
     else {
         mine.sm_count = properties.multiProcessorCount;
@@ -41,7 +46,9 @@ const char *cuda_open(void) {
         mine.max_shared = (int)properties.sharedMemPerBlockOptin;
         touch<<<1, 1>>>(NULL);
         if ((e = cudaGetLastError()) == cudaSuccess) e = cudaDeviceSynchronize();
-        if (e != cudaSuccess) snprintf(why, sizeof why, "the %s is sm_%d and this program was built for %s: %s", properties.name, mine.arch, BUILT_FOR, cudaGetErrorString(e));
+        if (e != cudaSuccess)
+            snprintf(why, sizeof why, "the %s is sm_%d and this program was built for %s: %s",
+                     properties.name, mine.arch, BUILT_FOR, cudaGetErrorString(e));
         else {
             CUDA_CHECK(cudaStreamCreateWithFlags(&mine.stream, cudaStreamNonBlocking));
             opened = true;

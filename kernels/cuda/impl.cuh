@@ -1,5 +1,5 @@
-// impl.cuh: included first by every file of kernels/cuda/. Each file is compiled once per number type (context.cu once).
-// Only the CUDA runtime: cub, thrust and cooperative groups cost seconds of compile time per file.
+// impl.cuh: included first by every file of kernels/cuda/. Each file is compiled once per number type (context.cu
+// once). Only the CUDA runtime: cub, thrust and cooperative groups cost seconds of compile time per file.
 //
 // Values are computed as real (float) and stored as floatX: R(x) reads one, X(r) makes one, rounding to nearest even.
 #pragma once
@@ -34,12 +34,16 @@ typedef struct {
     size_t workspace_bytes;
 } Context;
 Context *context(void);                 // of this thread; opened by cuda_open
-void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation; grows outside of capture only
+void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation;
+                                        // grows outside of capture only
 const char *cuda_open(void);            // NULL if there is a GPU this build can use, else why not
 
 // Ends the program with the first error seen: file, line, what was called, and the architectures of the build.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
-#define CUDA_CHECK(call) do { cudaError_t e_ = (call); if (e_ != cudaSuccess) cuda_fail(__FILE__, __LINE__, #call, e_); } while (0)
+#define CUDA_CHECK(call) do { \
+    cudaError_t e_ = (call); \
+    if (e_ != cudaSuccess) cuda_fail(__FILE__, __LINE__, #call, e_); \
+    } while (0)
 
 // LAUNCH(kernel, grid, block, shared bytes, arguments...). A grid of 0 blocks is nothing to do.
 #define LAUNCH(kernel, grid, block, shared, ...) do { \
