@@ -2,8 +2,10 @@
 #   CC=clang        another compiler             DEBUG=1   no optimization, with sanitizers
 #   ARCH=x86-64-v3  for another machine          WERROR=1  warnings are errors (CI)
 #   NO_OMP=1        one thread                   NO_FETCH=1  do not look for tinyshakespeare
+#   V=1             show the commands
 #   NO_CUDA=1       no GPU                       GPU_ARCH="80 90a"  for these GPUs, not the one that is here
 MAKEFLAGS += -rR
+Q := $(if $(V),,@)
 .SUFFIXES:
 .DEFAULT_GOAL := all
 CC = gcc
@@ -55,26 +57,33 @@ run_tests: $(B)/run_tests
 	@ln -sf $(B)/run_tests $@
 
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
-	$(LINKER) $^ -o $@ -lm -ldl
+	@echo "  link  $@"
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl
 $(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(B)/bench/layers.o $(CASES) $(LIBRARY)
-	$(LINKER) $^ -o $@ -lm -ldl
+	@echo "  link  $@"
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl
 $(B)/run_tests: $(TESTS) $(LIBRARY)
-	$(LINKER) $^ -o $@ -lm -ldl
+	@echo "  link  $@"
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl
 
 $(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)
-	$(CC) $(FLAGS) -DMOE_VERSION='"$(VERSION)"' -DCOMPILER_FLAGS='"$(strip $(OPT) $(if $(HAVE_ARCH),-march=$(ARCH)) $(OMP))"' $(if $(CUDA),-DWITH_CUDA) -c $< -o $@
+	@echo "  cc    $<"
+	$(Q)$(CC) $(FLAGS) -DMOE_VERSION='"$(VERSION)"' -DCOMPILER_FLAGS='"$(strip $(OPT) $(if $(HAVE_ARCH),-march=$(ARCH)) $(OMP))"' $(if $(CUDA),-DWITH_CUDA) -c $< -o $@
 define precision
 $(B)/$1/%.o: %.c Makefile
 	@mkdir -p $$(@D)
-	$(CC) $(FLAGS) -DPRECISION_$1 -c $$< -o $$@
+	@echo "  cc    $$<, $1"
+	$(Q)$(CC) $(FLAGS) -DPRECISION_$1 -c $$< -o $$@
 $(B)/$1/%.o: %.cu Makefile
 	@mkdir -p $$(@D)
-	$(NVCC) $(NVFLAGS) -DPRECISION_$1 -c $$< -o $$@
+	@echo "  nvcc  $$<, $1"
+	$(Q)$(NVCC) $(NVFLAGS) -DPRECISION_$1 -c $$< -o $$@
 endef
 $(B)/kernels/cuda/context.o: kernels/cuda/context.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -c $< -o $@
+	@echo "  nvcc  $<"
+	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
 -include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(B)/bench/bench_moe.o $(B)/bench/layers.o)
 
@@ -99,7 +108,8 @@ cuda_check: $(CHECKS)
 define check
 build/check/$1/%.txt: %.cu Makefile kernels/kernels.h $(wildcard kernels/cuda/*.cuh)
 	@mkdir -p $$(@D)
-	$(NVCC) -std=c++17 -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
+	@echo "  check $$<, $1"
+	$(Q)$(NVCC) -std=c++17 -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
 	@mv $$@.new $$@
 endef
 $(foreach p,BF16 F32,$(eval $(call check,$p)))
