@@ -689,7 +689,8 @@ static void summary(Run *r) {
     const Progress *p = &r->progress;
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
-    log_end(&r->log, p, fingerprint(&r->model));
+    const uint64_t weights = fingerprint(&r->model);
+    log_end(&r->log, p, weights);
     if (p->best_step >= 0)
         log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
     log_line(&r->log, "time             | %.1f s from the start of the program; %.1f s of training in all",
@@ -697,7 +698,7 @@ static void summary(Run *r) {
     log_line(&r->log, "tokens           | %lld, %.0f a second",
              (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
     log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
-    log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)fingerprint(&r->model));
+    log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
     if (data_is_fallback(r->data))
         log_line(&r->log, "NOTE             | trained on this project's own text: "
                  "these losses are not tinyshakespeare's");
@@ -707,11 +708,10 @@ static void summary(Run *r) {
  * twin. */
 static int gradient_check(const Run *r) {
     const Settings *s = &r->s;
-    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute, .samples = 12,
-                .balance = s->balance, .z = s->z, .dropout = s->dropout, .seed = (uint64_t)s->seed };
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute,
+                .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
+                .dropout = s->dropout, .seed = (uint64_t)s->seed };
     double worst, worst_device = 0;
-    int used = r->config.channels > 512 ? 3 : 12;
-    c.samples = used;
     puts("gradient check: every tensor against finite differences, cpu-f64");
     int bad = check_gradients(&c, 1e-6, stdout, 1, &worst);
     if (bad < 0) fail(EXIT_MEMORY, "not enough memory to check this model in f64");

@@ -150,8 +150,7 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
     Moment list[3];
     const int kinds = moments(o, list), count = m->manifest.count * kinds;
     const int extra = m->routers > 0;
-    const int E = m->config.experts, A = m->config.attention_experts;
-    const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)(m->routers ? (E > A ? E : A) : 0);
+    const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)router_experts(&m->config);
     FileTensor *tensors = mem_alloc((size_t)(count + 1) * sizeof *tensors);
     char (*names)[TENSOR_NAME + 16] = mem_alloc((size_t)(count + 1) * sizeof *names);
     uint64_t *shapes = mem_alloc((size_t)(count + 1) * sizeof *shapes);

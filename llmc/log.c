@@ -230,10 +230,8 @@ const char *router_name(const Model *m, int router, char text[48]) {
     return text;
 }
 int router_width(const Model *m, int router, int *experts) {
-    const Config *c = &m->config;
-    const int a = c->attention_experts > 1 ? c->attention_experts : 0, e = c->experts > 1 ? c->experts : 0;
-    *experts = is_attention(m, router) ? a : e;
-    return router * (a > e ? a : e);
+    *experts = is_attention(m, router) ? m->config.attention_experts : m->config.experts;
+    return router * router_experts(&m->config);
 }
 
 void router_stats(StepStats *s, const Model *m, const int *load, const double *losses) {

@@ -151,7 +151,7 @@ static void describe_scratch(Model *m) {
 
 /* ---- planning and memory ------------------------------------------------------------------------------- */
 
-static int router_experts(const Config *c) {                        /* the E of the arrays over all routers */
+int router_experts(const Config *c) {
     int a = c->attention_experts > 1 ? c->attention_experts : 0, e = c->experts > 1 ? c->experts : 0;
     return a > e ? a : e;
 }

@@ -127,6 +127,8 @@ void model_loss(Model *m, float scale, int gradient, int micro);
 void model_backward(Model *m, float scale);      /* from m->dfinal; scale: of the routers' losses (1/micro-batches) */
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 
+int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
+
 /* The layers. dx and dout are gradients of x and out; weights' gradients accumulate. */
 void attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out,
                               const floatX *x, int layer);
