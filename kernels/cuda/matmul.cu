@@ -34,67 +34,7 @@
 // A few rows (decoding) take few_rows, which is all about reading weights. For dense products cuBLASLt is asked first
 // (dense.cu). Each choice depends on sizes and alignment only.
 #include "dense.cuh"
-#include "ptx.cuh"
-
-typedef enum { FORWARD, INPUT, WEIGHT } Kind;
-
-typedef struct {
-    const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
-    void *c;                                // floatX; WEIGHT: real
-    const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
-    bool add;                               // c += (WEIGHT: always) or c =
-    const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
-    int E, rows, C, O;                      // rows: of all experts
-} Product;
-
-template <Kind kind> struct Out { typedef floatX type; };
-template <> struct Out<WEIGHT> { typedef real type; };
-
-template <Kind kind> __host__ __device__ static inline int columns_of(const Product &p) { return kind == FORWARD ? p.O : p.C; }
-
-// ---- which tile of which expert is a block's ----------------------------------------------------------------------------
-
-// The last expert e with start[e]/height + e*step <= x, found by a whole warp: 32 candidates at a time.
-__device__ static int last_expert(const int *start, int E, int x, int height, int step) {
-    int e = 0;
-    for (int n = E; n > 1;) {
-        const int stride = (n + 31) / 32, mine = threadIdx.x % 32 * stride;
-        const unsigned yes = __ballot_sync(0xffffffffu, mine < n && start[e + mine] / height + (e + mine) * step <= x);
-        const int skip = (__popc(yes) - 1) * stride;            // lane 0 always says yes
-        e += skip;
-        n = min(stride, n - skip);
-    }
-    return e;
-}
-
-// Expert, its first row and their number; first row and column of the tile in the expert's c. No tile: m < 0.
-typedef struct { int expert, first, rows, m, n; } Place;
-
-// Rows of tiles are numbered over all experts, those of e from start[e]/HEIGHT + e on. That leaves each expert room for
-// start[e+1]/HEIGHT - start[e]/HEIGHT + 1 of them, enough wherever it begins, and one too many at times; all in all
-// rows/HEIGHT + E; and to find e from the number takes no table, only a search in start.
-// A band of 8 rows of tiles is done column by column, so that blocks that run together share what they read.
-template <Kind kind, int HEIGHT, int WIDTH> __device__ static Place place_of(const Product &p) {
-    const int across = (columns_of<kind>(p) + WIDTH - 1) / WIDTH;
-    const int down = kind == WEIGHT ? (p.O + HEIGHT - 1) / HEIGHT : p.rows / HEIGHT + p.E;
-    const int tile = kind == WEIGHT ? (int)blockIdx.x % (down * across) : (int)blockIdx.x;
-    const int band = tile / (8 * across), within = tile % (8 * across), tall = min(8, down - band * 8);
-    int i = band * 8 + within % tall;
-    Place at;
-    at.expert = kind == WEIGHT ? blockIdx.x / (down * across) : p.start ? last_expert(p.start, p.E, i, HEIGHT, 1) : 0;
-    at.first = p.start ? p.start[at.expert] : 0;
-    at.rows = p.start ? p.start[at.expert + 1] - at.first : p.rows;
-    if (kind != WEIGHT) i -= at.first / HEIGHT + at.expert;
-    at.m = i * HEIGHT;
-    at.n = within / tall * WIDTH;
-    if (at.rows == 0 || (kind != WEIGHT && at.m >= at.rows)) at.m = -1;
-    return at;
-}
-
-template <Kind kind, int HEIGHT, int WIDTH> static unsigned blocks_for(const Product &p) {
-    const size_t across = divide_up((size_t)columns_of<kind>(p), WIDTH);
-    return (unsigned)(across * (kind == WEIGHT ? p.E * divide_up((size_t)p.O, HEIGHT) : (size_t)(p.rows / HEIGHT + p.E)));
-}
+#include "product.cuh"
 
 #if defined(PRECISION_BF16)
 // ---- bf16: tiles of 128 x 128 or 128 x 256 on the tensor cores ----------------------------------------------------------
@@ -204,7 +144,7 @@ template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) v
     extern __shared__ __align__(1024) unsigned char shared[];
     int *list = (int *)(shared + STAGES * STAGE);
     const int thread = threadIdx.x, warp = thread / 32;
-    const Place at = place_of<kind, BM, BN>(p);
+    const Place at = place_of<kind, BM, BN>(p, blockIdx.x);
     if (at.m < 0) return;
 
     const int k = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows, steps = (k + BK - 1) / BK;
@@ -315,7 +255,7 @@ enum { PLAIN = 64, PLAIN_K = 16 };
 template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const Product p) {
     typedef typename Out<kind>::type T;
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
-    const Place at = place_of<kind, PLAIN, PLAIN>(p);
+    const Place at = place_of<kind, PLAIN, PLAIN>(p, blockIdx.x);
     if (at.m < 0) return;
     const int M = kind == WEIGHT ? p.O : at.rows, N = columns_of<kind>(p);
     const int K = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows;
@@ -450,6 +390,7 @@ template <Kind kind> static void multiply(const Product &p) {
         return;
     }
 #if defined(PRECISION_BF16)
+    if (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p)) return;
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);
