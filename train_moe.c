@@ -434,7 +434,7 @@ static void train_step(Run *r) {
     Model *m = &r->model;
     Error e;
     const int64_t step = r->progress.step, first = s->overfit ? 0 : r->progress.samples;
-    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
+    model_start_step(m);
     m->dropout = s->dropout;
     for (int micro = 0; micro < r->micro_batches; micro++) {
         if (!data_batch(r->data, first + (int64_t)micro * s->batch, s->batch, s->seq, (uint64_t)s->seed,

@@ -361,9 +361,21 @@ void model_loss(Model *m, float scale, int gradient, int micro) {
         dev->cross_entropy(loss, m->s.logits, m->targets + n, scale, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
-        dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V);
+        dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
+                                    m->fresh && n == 0 ? SET : ADD);
     }
     dev->sum((real *)((char *)m->loss_sum + (size_t)micro * dev->real_size), m->loss, (size_t)N);
+}
+
+/* Gradients of matrices are set by the first product that has something to say; all others are sums from the start. */
+void model_start_step(Model *m) {
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        real *gradient = (real *)((char *)m->grads + t->offset * m->dev->real_size);
+        const int set = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
+        if (!set) m->dev->zero(gradient, t->count * m->dev->real_size);
+    }
+    m->fresh = 1;
 }
 
 void model_backward(Model *m, float scale) {
@@ -373,7 +385,11 @@ void model_backward(Model *m, float scale) {
     dev->zero(m->s.dresid, NC * dev->floatX_size);
     dev->rmsnorm_backward(m->s.dresid, m->g.final_norm, m->dfinal, m->acts[L-1].out, m->p.final_norm,
                           m->final_rstd, N, C);
-    for (int l = L-1; l >= 0; l--) block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
+    for (int l = L-1; l >= 0; l--) {
+        m->write = m->fresh && (l == L-1 || !m->config.universal) ? SET : ADD;
+        block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
+    }
     if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, drop_key(m, 0), NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
+    m->fresh = 0;
 }

@@ -80,6 +80,8 @@ struct Model {
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
+    int       fresh;                    /* 1: nothing of this step is in the gradients yet, */
+    Write     write;                    /* so that products set them instead of adding */
     uint64_t  dropout_key;              /* of this micro-batch */
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
 
@@ -120,6 +122,7 @@ void model_initialize(Model *m, uint64_t seed);
 void model_free(Model *m);
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+void model_start_step(Model *m);                            /* gradients count from here */
 void model_forward(Model *m);                               /* up to m->final */
 /* The head and the cross entropy, in chunks of tokens: loss_sum[micro] = sum of -log p(target). gradient: also
  * m->dfinal and the head's gradient, both times scale. */

@@ -121,7 +121,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
         for (int i = 0; i < BATCH; i++) {                       // all reads before the first write: they wait together
             const int r = first + i * ROWS_AT_ONCE, m = at.m + r, row = kind != WEIGHT ? list[r] : m < p.O ? m : -1;
             to[i] = row < 0 ? NULL : (Four *)(c + (size_t)row * columns);
-            if (to[i] && (kind == WEIGHT || p.add)) old[i] = *to[i];
+            if (to[i] && p.add) old[i] = *to[i];
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
@@ -129,7 +129,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
                 const float4 s = *(const float4 *)&shared[(first + i * ROWS_AT_ONCE) * PITCH + column];
                 const float x[4] = { s.x, s.y, s.z, s.w };
                 Four v;
-                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (kind == WEIGHT || p.add ? (float)old[i].x[q] : bias[q]));
+                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (p.add ? (float)old[i].x[q] : bias[q]));
                 *to[i] = v;
             }
     }
@@ -311,7 +311,7 @@ template <Kind kind> static __global__ __launch_bounds__(256) void plain_product
             const int n = at.n + low * 4 + j;
             if (n >= N) continue;
             float was = 0;
-            if (kind == WEIGHT || p.add) was = (float)c[n];
+            if (p.add) was = (float)c[n];
             else if (kind == FORWARD && p.bias) was = R(p.bias[at.expert * O + n]);
             c[n] = (T)(sum[i][j] + was);
         }
@@ -381,8 +381,12 @@ void bias_gradient(real *dbias, const floatX *dout, const int *row, const int *s
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
-template <Kind kind> static void multiply(const Product &p) {
-    if (p.rows == 0) return;
+// portable: only with instructions that every GPU since Ampere has, for the device of that name.
+template <Kind kind, bool portable> static void multiply(const Product &p) {
+    if (p.rows == 0) {
+        if (kind == WEIGHT && !p.add) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * sizeof(real), context()->stream));
+        return;
+    }
     if (kind == FORWARD && p.rows <= FEW) {
         const bool vectors = p.C % VECTOR == 0 && ((uintptr_t)p.a | (uintptr_t)p.b) % 16 == 0;
         const size_t groups = p.start ? (size_t)p.rows : 1;
@@ -390,7 +394,7 @@ template <Kind kind> static void multiply(const Product &p) {
         return;
     }
 #if defined(PRECISION_BF16)
-    if (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p)) return;
+    if (!portable && (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p))) return;
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);
@@ -400,73 +404,67 @@ template <Kind kind> static void multiply(const Product &p) {
     LAUNCH(plain_product<kind>, (blocks_for<kind, PLAIN, PLAIN>(p)), 256, 0, p);
 }
 
-static Product dense(const floatX *a, const floatX *b, void *c, int rows, int C, int O) {
-    Product p = {};
-    p.a = a, p.b = b, p.c = c, p.E = 1, p.rows = rows, p.C = C, p.O = O;
-    return p;
-}
-
-static const int *rows_of(const Plan *plan, Rows rows) {
-    return rows == GROUPED ? NULL : rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row;
-}
-
-static Product routed(const floatX *a, const floatX *b, void *c, const Plan *plan, int C, int O) {
-    Product p = dense(a, b, c, plan->N * plan->K, C, O);
-    p.start = plan->start, p.E = plan->E;
-    return p;
-}
-
 // out = inp W^T. To cuBLAS, which thinks in columns, that is out^T (O,N) = W inp^T, and a matrix by rows is its transpose.
+template <bool portable>
 static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O) {
     if (N > FEW && dense_product(out, false, false, weight, true, inp, false, O, N, C)) return;
-    multiply<FORWARD>(dense(inp, weight, out, N, C, O));
+    multiply<FORWARD, portable>(dense(inp, weight, out, N, C, O));
 }
 
 // dinp = dout W, or +=
+template <bool portable>
 static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how) {
     if (N > 0 && dense_product(dinp, false, how == ADD, weight, false, dout, false, C, N, O)) return;
     Product p = dense(dout, weight, dinp, N, C, O);
     p.add = how == ADD;
-    multiply<INPUT>(p);
+    multiply<INPUT, portable>(p);
 }
 
-// dW += dout^T inp
-static void matmul_backward_weight(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O) {
-    if (N > 0 && dense_product(dweight, true, true, inp, false, dout, true, C, O, N)) return;
-    multiply<WEIGHT>(dense(dout, inp, dweight, N, C, O));
+// dW = dout^T inp, or +=
+template <bool portable>
+static void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how) {
+    if (N > 0 && dense_product(dweight, true, how == ADD, inp, false, dout, true, C, O, N)) return;
+    Product p = dense(dout, inp, dweight, N, C, O);
+    p.add = how == ADD;
+    multiply<WEIGHT, portable>(p);
 }
 
 // For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T + b[e],
+template <bool portable>
 static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                                     const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows) {
     Product p = routed(inp, weight, out, plan, C, O);
     p.a_row = rows_of(plan, inp_rows), p.c_row = rows_of(plan, out_rows), p.bias = bias;
-    multiply<FORWARD>(p);
+    multiply<FORWARD, portable>(p);
 }
 
 // dx = dy W[e],
+template <bool portable>
 static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                            const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows) {
     Product p = routed(dout, weight, dinp, plan, C, O);
     p.a_row = rows_of(plan, dout_rows), p.c_row = rows_of(plan, dinp_rows);
-    multiply<INPUT>(p);
+    multiply<INPUT, portable>(p);
 }
 
-// dW[e] += the sum over its rows of dy^T x, and db[e] += that of dy.
-static void parallel_linear_backward_weight(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
-                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows) {
+// dW[e] = the sum over its rows of dy^T x, or +=, and db[e] += that of dy.
+template <bool portable>
+static void parallel_linear_backward_weight(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     Product p = routed(dout, inp, dweight, plan, C, O);
-    p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows);
-    multiply<WEIGHT>(p);
+    p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows), p.add = how == ADD;
+    multiply<WEIGHT, portable>(p);
     if (!dbias || !p.rows) return;
     LAUNCH(bias_gradient, (unsigned)(p.E * divide_up((size_t)O, 32)), 256, 0, dbias, dout, p.a_row, p.start, O);
 }
 
-PART(matmul) {
-    d->matmul_forward = matmul_forward;
-    d->matmul_backward_input = matmul_backward_input;
-    d->matmul_backward_weight = matmul_backward_weight;
-    d->parallel_linear_forward = parallel_linear_forward;
-    d->parallel_linear_backward_input = parallel_linear_backward_input;
-    d->parallel_linear_backward_weight = parallel_linear_backward_weight;
+template <bool portable> static void fill(Device *d) {
+    d->matmul_forward = matmul_forward<portable>;
+    d->matmul_backward_input = matmul_backward_input<portable>;
+    d->matmul_backward_weight = matmul_backward_weight<portable>;
+    d->parallel_linear_forward = parallel_linear_forward<portable>;
+    d->parallel_linear_backward_input = parallel_linear_backward_input<portable>;
+    d->parallel_linear_backward_weight = parallel_linear_backward_weight<portable>;
 }
+PART(matmul) { fill<false>(d); }
+PART(matmul_portable) { fill<true>(d); }

@@ -9,7 +9,7 @@ typedef struct {
     const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
     void *c;                                // floatX; WEIGHT: real
     const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
-    bool add;                               // c += (WEIGHT: always) or c =
+    bool add;                               // c += or c =
     const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
     int E, rows, C, O;                      // rows: of all experts
 } Product;
@@ -54,13 +54,30 @@ template <Kind kind, int HEIGHT, int WIDTH> __device__ static inline Place place
     if (kind != WEIGHT) i -= at.first / HEIGHT + at.expert;
     at.m = i * HEIGHT;
     at.n = within / tall * WIDTH;
-    if (at.rows == 0 || (kind != WEIGHT && at.m >= at.rows)) at.m = -1;
+    if (kind == WEIGHT ? at.rows == 0 && p.add : at.m >= at.rows) at.m = -1;
     return at;
 }
 
 template <Kind kind, int HEIGHT, int WIDTH> static inline unsigned blocks_for(const Product &p) {
     const size_t across = divide_up((size_t)columns_of<kind>(p), WIDTH);
     return (unsigned)(across * (kind == WEIGHT ? p.E * divide_up((size_t)p.O, HEIGHT) : (size_t)(p.rows / HEIGHT + p.E)));
+}
+
+// One expert that has all rows; or those of a plan.
+static inline Product dense(const floatX *a, const floatX *b, void *c, int rows, int C, int O) {
+    Product p = {};
+    p.a = a, p.b = b, p.c = c, p.E = 1, p.rows = rows, p.C = C, p.O = O;
+    return p;
+}
+
+static inline const int *rows_of(const Plan *plan, Rows rows) {
+    return rows == GROUPED ? NULL : rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row;
+}
+
+static inline Product routed(const floatX *a, const floatX *b, void *c, const Plan *plan, int C, int O) {
+    Product p = dense(a, b, c, plan->N * plan->K, C, O);
+    p.start = plan->start, p.E = plan->E;
+    return p;
 }
 
 #if defined(PRECISION_BF16)

@@ -57,3 +57,6 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
+
+// The number in the lower (0) or upper (1) half of such a register.
+__device__ static inline float unpack_bf16(uint32_t r, int half) { return __uint_as_float(half ? r & 0xffff0000u : r << 16); }
