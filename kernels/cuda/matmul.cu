@@ -252,7 +252,7 @@ template <Kind kind> static bool wide_tiles(const Product &p) {
 // A block: 64 x 64 of c by 256 threads, each 4 x 4 of it, in steps of 16 of k. The next step's numbers are read into registers
 // while this step's are multiplied. In shared memory k is the slow dimension for both operands, widened to float.
 enum { PLAIN = 64, PLAIN_K = 16 };
-template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const Product p) {
+template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const __grid_constant__ Product p) {
     typedef typename Out<kind>::type T;
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
     const Place at = place_of<kind, PLAIN, PLAIN>(p, blockIdx.x);
