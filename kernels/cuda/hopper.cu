@@ -230,6 +230,14 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
                         const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
                         if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
                     }
+                if (kind == INPUT && p.add)                                     // dense: rows lie in order
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int row = first + thread % 32 / 4 + i % 2 * 8, column = n + j * 16 + i / 2 * 8 + thread % 4 * 2;
+                        if (row >= to.z || column >= columns) continue;
+                        const uint32_t old = *(const uint32_t *)((floatX *)p.c + (size_t)row * columns + column);
+                        x[2 * i] += unpack_bf16(old, 0), x[2 * i + 1] += unpack_bf16(old, 1);
+                    }
                 put(slab, j, x);
             }
             store_slab(slab, s.at(slab), &c_map, (floatX *)p.c, p.c_row, columns, n, columns - n, first, to.z);
@@ -391,7 +399,7 @@ typedef struct {
     const floatX *left, *right;
     const int *left_row, *right_row, *start;
     float *c;
-    int E, rows, P, Q;
+    int E, rows, P, Q, splits;              // splits: each has its share of every expert's rows, and a c of its own
     bool add;
 } Outer;
 
@@ -402,7 +410,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     enum { BN = 256 };
     extern __shared__ unsigned char raw[];
     const Shared<Wide> s(raw);
-    const int across = (p.Q + BN - 1) / BN, down = (p.P + BM - 1) / BM, tiles = p.E * across * down;
+    const int across = (p.Q + BN - 1) / BN, down = (p.P + BM - 1) / BM, tiles = p.E * across * down * p.splits;
     const int thread = threadIdx.x % 128;
     const int *start = s.open(1 + 128, p.start, p.E);
     Position<Wide> at;
@@ -410,8 +418,10 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     if (threadIdx.x < 128) {
         give_registers<gather ? 88 : 56>();
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            const int e = tile / (across * down), m = tile % down * BM, n = tile % (across * down) / down * BN;
-            const int first = start ? start[e] : 0, end = start ? start[e + 1] : p.rows;
+            const int plane = tile / (across * down), m = tile % down * BM, n = tile % (across * down) / down * BN;
+            const int e = plane % p.E, begin = start ? start[e] : 0, after = start ? start[e + 1] : p.rows;
+            const int share = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;
+            const int first = min(begin + plane / p.E * share, after), end = min(first + share, after);
             // A thread copies 16 bytes of 8 of the 64 rows of a step of left, and of 16 of them of right.
             const int chunk = thread % 16, wide = thread % 32;
             const floatX *left = p.left + m + chunk * 8, *right = p.right + n + wide * 8;
@@ -435,7 +445,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             for (int k = first, last = p.add ? end : max(end, first + 1); k < last; k += BK, at.next()) {
                 barrier_wait(s.empty(at.stage), at.parity ^ 1);
                 if (thread == 0) {
-                    s.info(at.stage) = make_int4(e, m, n, (last - first + BK - 1) / BK);
+                    s.info(at.stage) = make_int4(plane, m, n, (last - first + BK - 1) / BK);
                     if (gather) barrier_arrive(s.full(at.stage));
                     else {
                         barrier_expect(s.full(at.stage), BN * BK * 2);
@@ -470,7 +480,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     const int mine = threadIdx.x / 128 - 1, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
     for (;;) {
         barrier_wait(s.full(at.stage), at.parity);
-        const int4 to = s.info(at.stage);                                       // expert, first of P, of Q, steps
+        const int4 to = s.info(at.stage);                                       // plane of c, first of P, of Q, steps
         if (to.x < 0) break;
         float sum[BN / 2];
         multiply_steps<Wide, 1, 1>(sum, s, at, to.w, mine);
@@ -563,7 +573,7 @@ template <Kind kind, typename Ring, bool gather> static bool launch_rows(const P
     return true;
 }
 template <Kind kind> static bool rows_product(const Product &p) {
-    if (!can_use(p) || p.add) return false;
+    if (!can_use(p) || (p.add && p.start)) return false;
     const bool wide = columns_of<kind>(p) > 128 && blocks_for<kind, BM, 256>(p) > (unsigned)context()->sm_count;
     if (p.a_row) return wide ? launch_rows<kind, Wide, true>(p) : launch_rows<kind, Narrow, true>(p);
     return wide ? launch_rows<kind, Wide, false>(p) : launch_rows<kind, Narrow, false>(p);
@@ -571,15 +581,42 @@ template <Kind kind> static bool rows_product(const Product &p) {
 bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
 bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
 
-template <bool gather, bool transposed> static bool launch_weight(const Outer &o) {
+// c = or += the sum of its parts, in order.
+static __global__ void add_planes(float *c, const float *part, size_t n, int parts, bool add) {
+    const size_t i = global_index();
+    if (i >= n) return;
+    float sum = add ? c[i] : 0;
+    for (int k = 0; k < parts; k++) sum += part[k * n + i];
+    c[i] = sum;
+}
+
+// In how many shares to sum when there are too few tiles to keep all SMs busy to the end: the fewest rounds of tiles, each as
+// long as its share, if that pays for joining the parts. By the 132 SMs of a full GPU, whatever this one has: sums must not
+// depend on it.
+static int shares(size_t tiles, int rows_of_expert) {
+    int best = 1;
+    double least = 1e30;
+    for (int n = 1; n <= 8 && (n == 1 || rows_of_expert / n >= 512); n++) {
+        const double time = (double)divide_up(tiles * n, 132) / n * (1 + 0.08 * (n - 1));
+        if (time < least) least = time, best = n;
+    }
+    return best;
+}
+
+template <bool gather, bool transposed> static bool launch_weight(Outer o) {
     const uint64_t P = (uint64_t)o.P, Q = (uint64_t)o.Q, width = transposed ? P : Q, height = transposed ? Q : P;
+    const size_t n = (size_t)o.E * P * Q, tiles = o.E * divide_up(P, BM) * divide_up(Q, 256);
+    float *const whole = o.c;
+    const bool add = o.add;
+    o.splits = shares(tiles, o.rows / o.E);
+    if (o.splits > 1) o.c = (float *)workspace(o.splits * n * sizeof(float)), o.add = false;
     CUtensorMap right = {}, c = {};
     if ((!gather && !map_rows(&right, o.right, o.rows, o.Q, BK))
         || (o.add && !tensor_map(&c, o.c, 4, width, height, (uint64_t)o.E, width, P * Q, 32, transposed ? 32 : 64))) return false;
     auto *kernel = grouped_weight<gather, transposed>;
     allow_shared((const void *)kernel, Wide::bytes);
-    const size_t tiles = o.E * divide_up(o.P, BM) * divide_up(o.Q, 256);
-    LAUNCH(kernel, (unsigned)min(tiles, (size_t)context()->sm_count), THREADS, Wide::bytes, right, c, o);
+    LAUNCH(kernel, (unsigned)min(tiles * o.splits, (size_t)context()->sm_count), THREADS, Wide::bytes, right, c, o);
+    if (o.splits > 1) LAUNCH(add_planes, (unsigned)divide_up(n, 256), 256, 0, whole, o.c, n, o.splits, add);
     return true;
 }
 bool hopper_weight(const Product &p) {
