@@ -82,6 +82,9 @@ typedef struct {
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
 } AdamW;
 
+typedef struct Recording Recording;     /* work that can be replayed; the device's own */
+typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
+
 typedef struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
@@ -102,6 +105,19 @@ typedef struct Device {
     void  (*to_double)(double *host, const floatX *src, size_t n);
     void  (*reals_from_double)(real *dst, const double *host, size_t n);
     void  (*reals_to_double)(double *host, const real *src, size_t n);
+
+    Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
+
+    /* ---- recording: work is queued once without being done, then done as a whole as often as wanted ---------------
+     * Starting a kernel costs the host microseconds; starting a recording of a thousand of them costs as much as one.
+     * To be recorded, work must have run before with the same sizes (that is when libraries are opened and scratch
+     * memory grows), and between begin and end only operations, copy and zero are allowed: nothing that allocates,
+     * waits, or sends from the host. A replay does the same on the same addresses; what is to differ must be read from
+     * memory. Where work cannot be recorded nothing was done: queue it again. All four are NULL on a CPU. */
+    const char *(*record_begin)(void);                             /* NULL if it records now, else why it cannot */
+    Recording  *(*record_end)(const char **why);                   /* NULL, and why, if something could not be recorded */
+    void (*replay)(const Recording *r);
+    void (*record_free)(Recording *r);
 
     /* ---- embedding: out[n] = weight[token[n]].   out (N,C)  weight (V,C)  token (N) in [0,V) -------------------
      * error: forward exact; backward N*eps */
