@@ -29,8 +29,8 @@
 typedef struct {
     const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
-    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, forced, overfit, check, max_bad,
-          show_loads;
+    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
+          max_bad, show_loads;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
 
@@ -104,6 +104,8 @@ static const Option options[] = {
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
       "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
+    { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    1,     NULL,
+      "1: on a GPU, record the work of a step once and replay it; 0: queue it anew each step" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
       "of weights, order of the data, dropout and samples" },
     { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,
@@ -134,13 +136,14 @@ typedef struct {
     Decoder    decoder;                 /* for samples; shares the weights */
     Progress   progress;
     Log        log;
+    Replay     replay_micro, replay_update;
     Checkpoint *from;                   /* what is resumed, until it is loaded */
     int        micro_batches, samples_wanted;
     int       *inputs, *targets;        /* (micro_batches,B,T) */
     uint64_t  *keys;                    /* (micro_batches) of their dropout */
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
-    int64_t    first_step;
+    int64_t    first_step, waits;       /* waits for the device in the steps of this session */
     int        failed_saves, locked, restored;
 } Run;
 
@@ -394,6 +397,7 @@ static void allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
+    r->replay_micro.off = r->replay_update.off = !s->record;
     if (s->forced) warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
 
@@ -447,14 +451,15 @@ static void send_step(Run *r) {
     model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
 }
-static void micro_batch(Run *r) {
+static void micro_batch(void *run) {
+    Run *r = run;
     Model *m = &r->model;
-    m->dropout = r->s.dropout;
     model_forward(m);
     model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
     model_backward(m, 1.0f / (float)r->micro_batches);
 }
-static void update(Run *r) {
+static void update(void *run) {
+    Run *r = run;
     Model *m = &r->model;
     optimizer_update(&r->optimizer, m);
     for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
@@ -466,13 +471,14 @@ static void update(Run *r) {
 static void train_step(Run *r) {
     Model *m = &r->model;
     send_step(r);
+    m->dropout = r->s.dropout;
     m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        micro_batch(r);
+        replay_run(&r->replay_micro, m->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
-    update(r);
+    replay_run(&r->replay_update, m->dev, 0, update, r);
 }
 
 /* The one place where a step is read back. */
@@ -667,8 +673,11 @@ static int train(Run *r) {                                           /* 1: ran t
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
+        const Waits before = r->dev->waits();
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
+        const Waits after = r->dev->waits();
+        r->waits += after.syncs - before.syncs + after.reads - before.reads;
         const int last = t.step == s->steps, validates = last || t.step % s->val_every == 0;
         const int samples = r->samples_wanted && (last || t.step % s->sample_every == 0);
         const double loss_z = window_score(&p->loss, t.loss), norm_z = window_score(&p->norm, t.norm);
@@ -711,6 +720,9 @@ static void summary(Run *r) {
     log_line(&r->log, "tokens           | %lld, %.0f a second",
              (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
     log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
+    if (r->waits != p->step - r->first_step)
+        log_line(&r->log, "host waits       | %.2f a step; 1 is right, for its results",
+                 (double)r->waits / (double)(p->step - r->first_step));
     log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
     if (data_is_fallback(r->data))
         log_line(&r->log, "NOTE             | trained on this project's own text: "

@@ -288,6 +288,12 @@ void model_free(Model *m) {
 
 /* ---- the order in which it runs ------------------------------------------------------------------------ */
 
+uint64_t model_state(const Model *m) {
+    const double all[] = { m->B, m->T, m->recompute, m->forced, m->used_vocab, (double)m->dropout,
+                           (double)m->balance_coef, (double)m->z_coef };
+    return hash_bytes(0, all, sizeof all);
+}
+
 static void shape_batch(Model *m, int B, int T) {
     const size_t N = (size_t)B * (size_t)T;
     int *position = mem_alloc(N * sizeof *position);

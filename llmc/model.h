@@ -142,6 +142,8 @@ typedef struct { double *step_losses, *losses, *squares; int *load; } Found;
 Found model_found(const Model *m);
 void  found_free(Found *f);
 
+uint64_t model_state(const Model *m);   /* a number of all that these functions' work depends on, besides device memory */
+
 int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
 
 /* The layers. dx and dout are gradients of x and out; weights' gradients accumulate. */

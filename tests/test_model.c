@@ -82,6 +82,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, uin
     }
     for (int s = 0; s < steps; s++) {
         int bad;
+        const Waits before = dev->waits();
         dev->zero(m.grads, m.manifest.total * dev->real_size);
         model_batch(&m, tokens, targets, B, T);
         model_forward(&m);
@@ -92,6 +93,9 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, uin
                                        .decay = 0.01f, .clip = 1 });
         optimizer_update(&o, &m);
         Found f = model_found(&m);
+        const Waits after = dev->waits();
+        check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits for nothing but the one "
+              "read of what it has left", dev->name);
         loss = f.step_losses[0] / N;
         optimizer_norm(&o, f.squares, &bad);
         found_free(&f);

@@ -6,6 +6,7 @@
 #define _DEFAULT_SOURCE
 #include "test.h"
 #include "../llmc/checkpoint.h"
+#include "../llmc/device.h"
 #include "../llmc/log.h"
 #include "../llmc/options.h"
 #include "../llmc/random.h"
@@ -414,6 +415,49 @@ static void threads(void) {
 #endif
 }
 
+/* ---- replaying: a device that writes down what is asked of it ------------------------------------------- */
+
+static char asked[64];
+static void note(const char *what) { strncat(asked, what, sizeof asked - strlen(asked) - 1); }
+static void work(void *context) { note(context); }
+static const char *refuses_at;                              /* begin, end, or nowhere */
+static const char *fake_begin(void) { note("("); return strcmp(refuses_at, "begin") ? NULL : "too old"; }
+static Recording *fake_end(const char **why) {
+    note(")");
+    *why = "too new";
+    return strcmp(refuses_at, "end") ? (Recording *)asked : NULL;
+}
+static void fake_replay(const Recording *r) { note(r ? "r" : "?"); }
+static void fake_free(Recording *r) { note(r ? "f" : "?"); }
+static void expect(Replay *r, const Device *dev, const uint64_t *states, const char *expected, const char *what) {
+    asked[0] = 0;
+    for (; *states; states++) replay_run(r, dev, *states, work, "w");
+    check(!strcmp(asked, expected), "%s: asked %s, expected %s", what, asked, expected);
+}
+static int refusals;
+static void count_refusal(const char *text) { refusals += strstr(text, "fake could not be recorded (too") != NULL; }
+static void replaying(void) {
+    static const uint64_t same[] = { 5, 5, 5, 5, 0 }, changes[] = { 5, 5, 7, 7, 7, 0 };
+    Device dev = { .name = "fake", .record_begin = fake_begin, .record_end = fake_end, .replay = fake_replay,
+                   .record_free = fake_free }, plain = { .name = "plain" };
+    Replay r = { 0 }, off = { .off = 1 }, begin = { 0 }, end = { 0 }, cpu = { 0 };
+    refuses_at = "nowhere";
+    expect(&r, &dev, same, "w(w)rrr", "once plainly, once recorded, then replayed");
+    expect(&r, &dev, changes, "rrfw(w)rr", "another state: the recording goes, and it starts anew");
+    asked[0] = 0;
+    replay_free(&r, &dev);
+    check(!strcmp(asked, "f") && !r.recording, "a recording is freed");
+    expect(&off, &dev, same, "wwww", "switched off");
+    expect(&cpu, &plain, same, "wwww", "a device that records nothing");
+    warn_hook(count_refusal);
+    refuses_at = "begin";
+    expect(&begin, &dev, same, "w(www", "recording is refused: work is done plainly, and it is not tried again");
+    refuses_at = "end";
+    expect(&end, &dev, same, "w(w)www", "what could not be recorded is done plainly");
+    warn_hook(NULL);
+    check(refusals == 2, "and each says so once (above)");
+}
+
 /* ---- checkpoints --------------------------------------------------------------------------------------- */
 
 static Progress progress_at(int64_t step) {
@@ -793,6 +837,7 @@ void test_train(void) {
     options();
     accumulation();
     threads();
+    replaying();
     round_trip("cpu-f32");
     round_trip("cpu-bf16");
     round_trip("cpu-f64");
