@@ -27,10 +27,10 @@
 /* ---- settings ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device;
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
-          max_bad, show_loads;
+          max_bad, show_loads, master;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
 
@@ -74,6 +74,10 @@ static const Option options[] = {
       "AdamW: decay of the mean of gradients" },
     { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,
       "AdamW: decay of the mean of squared gradients" },
+    { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
+      "bf16: 1: keep the weights in f32 as well; 0: round updates stochastically, 4 bytes a parameter less" },
+    { "optimizer", "mo", "moments",          OPTION_TEXT,  AT(moments),       "f32",                 0,    0,     "f32|bf16",
+      "bf16: AdamW's two running means; bf16 is 4 bytes a parameter less" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
       "dropout of the embedding and of what each block adds" },
     { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
@@ -306,6 +310,8 @@ static void choose_model(Run *r) {
 
 static int64_t tokens_per_step(const Run *r) { return (int64_t)r->s.batch * r->s.seq * r->micro_batches; }
 
+static Moments moments(const Settings *s) { return strcmp(s->moments, "bf16") ? REAL_MOMENTS : FLOATX_MOMENTS; }
+
 static void plan(Run *r) {
     Settings *s = &r->s;
     const int64_t micro = (int64_t)s->batch * s->seq;
@@ -324,18 +330,20 @@ static void plan(Run *r) {
              "Smaller steps (-b, -t, -d), or a number of them (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)s->batch * r->micro_batches);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches);
-    optimizer_plan(&r->optimizer, &r->model);
+    if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
+        fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
+    optimizer_plan(&r->optimizer, &r->model, s->master, moments(s));
     if (r->tokenizer)
         r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
                                                                               : r->config.vocab;
 }
 
-/* The memory that other values of one option would need. */
-static size_t memory_with(const Run *r, int batch, int recompute) {
+/* The memory that other values of some options would need. */
+static size_t memory_with(const Run *r, int batch, int recompute, int master, Moments kind) {
     Model m;
     Optimizer o;
     model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches);
-    optimizer_plan(&o, &m);
+    optimizer_plan(&o, &m, master, kind);
     const size_t total = m.arena.total;
     model_free(&m);
     return total;
@@ -375,10 +383,13 @@ static void print_plan(const Run *r) {
 static void out_of_memory(const Run *r) {
     const size_t room = r->dev->memory(), need = r->model.arena.total;
     Text hint = { 0 };
-    if (room && memory_with(r, r->s.batch, 2) <= room) text_add(&hint, "-r 2 would fit");
-    for (int b = r->s.batch / 2; b >= 1 && room && !hint.at; b /= 2)
-        if (memory_with(r, b, r->s.recompute) <= room)
+    const Settings *s = &r->s;
+    if (room && memory_with(r, s->batch, 2, s->master, moments(s)) <= room) text_add(&hint, "-r 2 would fit");
+    for (int b = s->batch / 2; b >= 1 && room && !hint.at; b /= 2)
+        if (memory_with(r, b, s->recompute, s->master, moments(s)) <= room)
             text_add(&hint, "-b %d would fit (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
+    if (room && !hint.at && r->dev->floatX_size == 2 && memory_with(r, s->batch, 2, 0, FLOATX_MOMENTS) <= room)
+        text_add(&hint, "-r 2 -mw 0 -mo bf16 would fit");
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
          hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
@@ -432,7 +443,8 @@ static void start_or_resume(Run *r) {
 static AdamW adamw(const Settings *s, int64_t step) {
     return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup,
                                                        (double)s->final_lr),
-                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip };
+                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip,
+                    .key = random_key(~(uint64_t)s->seed, (uint64_t)step) };
 }
 
 /* All that a step needs of the host, sent before its work begins. */

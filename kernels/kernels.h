@@ -80,7 +80,9 @@ typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
     float clip;                         /* largest global gradient norm; 0: no clipping */
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
+    uint64_t key;                       /* of this update's stochastic rounding */
 } AdamW;
+typedef enum { REAL_MOMENTS, FLOATX_MOMENTS } Moments;      /* what m and v are stored as */
 
 typedef struct Recording Recording;     /* work that can be replayed; the device's own */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
@@ -247,11 +249,16 @@ typedef struct Device {
      * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
      * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
      * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
-     * master (total) real copy of the weights, or NULL when floatX is exact enough; m, v (total).
-     * Source: Loshchilov and Hutter 2017, arXiv 1711.05101.   error: 8 eps_f32 */
+     * master (total) real copy of the weights, or NULL: then the weights themselves are updated; m, v (total).
+     * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two neighbours, with
+     * the probabilities that make the exact value the expected one, because most updates of them are smaller than half
+     * a unit and would be lost. (m moves by tenths of itself: to nearest.) Element i uses 32 bits of
+     * random_bits(key, i / 2), the upper half if i is odd: 16 for the weight, the next 16 for v.
+     * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv 1502.02551.
+     * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX */
     void (*squares)(OUT real *out, const real *x, const Segment *segments, int count);
-    void (*adamw)(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-                  const Segment *segments, int count, const AdamW *a);
+    void (*adamw)(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+                  const real *squares, const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
 } Device;
 

@@ -3,12 +3,13 @@
 #include <math.h>
 #include <stdlib.h>
 
-void optimizer_plan(Optimizer *o, Model *m) {
+void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments) {
     const size_t n = m->manifest.total, Re = m->dev->real_size;
-    *o = (Optimizer){ .tensors = m->manifest.count };
-    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * Re);
-    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * Re);
-    if (m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
+    const size_t each = moments == REAL_MOMENTS ? Re : m->dev->floatX_size;
+    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments };
+    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
+    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * each);
+    if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
 }
@@ -29,7 +30,8 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
 }
 void optimizer_update(Optimizer *o, Model *m) {
     m->dev->squares(m->squares, m->grads, o->segments, o->tensors);
-    m->dev->adamw(m->params, o->master, o->m, o->v, m->grads, m->squares, o->segments, o->tensors, o->settings);
+    m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->squares, o->segments, o->tensors,
+                  o->settings);
 }
 
 double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {

@@ -4,7 +4,8 @@
 #include "model.h"
 
 typedef struct {
-    real    *m, *v;           /* (manifest.total) running means of the gradient and of its square */
+    void    *m, *v;           /* (manifest.total) running means of the gradient and of its square */
+    Moments  moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device */
     AdamW   *settings;        /* of this update, on the device */
@@ -12,7 +13,9 @@ typedef struct {
     int      updates;         /* made so far: Adam's clock. A skipped step does not count */
 } Optimizer;
 
-void optimizer_plan(Optimizer *o, Model *m);                /* adds its buffers to m->arena, before model_allocate */
+/* Adds its buffers to m->arena, before model_allocate. master 0: no copy of the weights even where floatX is coarse;
+ * then updates are rounded stochastically. */
+void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments);
 void optimizer_start(Optimizer *o, Model *m);               /* after the weights are there */
 /* One step: its settings (fix1 and fix2 are set here), and then gradients to weights, which is the same work every time. */
 void optimizer_set(Optimizer *o, Model *m, AdamW a);

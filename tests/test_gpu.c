@@ -47,9 +47,12 @@ static void lockstep(const Device *dev) {
 
 static void learning(const Device *dev, const Config *c) {
     uint64_t first, second;
-    check_error(overfit(dev, c, 250, 0, &first), 0.1, "%s: one batch is learned by heart: loss", dev->name);
-    overfit(dev, c, 250, 0, &second);
-    check(first == second, "%s: the same run gives the same bits", dev->name);
+    for (int lean = 0; lean < 2; lean++) {
+        check_error(overfit(dev, c, 250, 0, lean, &first), 0.1, "%s%s: one batch is learned by heart: loss", dev->name,
+                    lean ? " without master weights" : "");
+        overfit(dev, c, 250, 0, lean, &second);
+        check(first == second, "%s: the same run gives the same bits", dev->name);
+    }
 }
 
 /* Steps of three micro-batches with dropout, their work queued anew each time or recorded: a hash of all that is left. */
@@ -72,7 +75,7 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     uint64_t keys[MICRO], hash = 0;
     Trainee t;
     model_plan_training(&t.m, dev, c, B, T, recompute, MICRO);
-    optimizer_plan(&t.o, &t.m);
+    optimizer_plan(&t.o, &t.m, 1, REAL_MOMENTS);
     check(model_allocate(&t.m), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;

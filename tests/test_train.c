@@ -312,14 +312,19 @@ static Config config_of(const char *descriptor) {
 }
 
 typedef struct { Model m; Optimizer o; } Trainee;
-static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
-                         uint64_t seed) {
+static void open_lean(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed,
+                      int lean) {                           /* lean: no master weights, moments in floatX */
     model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches);
-    optimizer_plan(&t->o, &t->m);
+    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX_MOMENTS : REAL_MOMENTS);
     check(model_allocate(&t->m), "%s has memory", device);
     model_initialize(&t->m, seed);
     optimizer_start(&t->o, &t->m);
     t->m.z_coef = 0.001f;
+}
+
+static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
+                         uint64_t seed) {
+    open_lean(t, device, c, B, T, micro_batches, seed, 0);
 }
 
 /* Adds to the gradients those of a batch made of samples first.. out of `of`, every sample a function of its number. */
@@ -382,7 +387,7 @@ static uint64_t hash_of(const Trainee *t) {                             /* of we
     const void *at[] = { t->m.params, t->o.m, t->o.v, t->o.master };
     uint64_t h = 0;
     for (int i = 0; i < 4; i++) {
-        const size_t bytes = n * (i ? dev->real_size : dev->floatX_size);
+        const size_t bytes = n * (i == 3 || (i && t->o.moments == REAL_MOMENTS) ? dev->real_size : dev->floatX_size);
         void *host = mem_alloc(bytes);
         if (at[i]) { dev->download(host, at[i], bytes); h = hash_bytes(h, host, bytes); }
         free(host);
@@ -486,16 +491,58 @@ static char *step_file(const char *folder, int64_t step, const char *name) {
     return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
 }
 
-static void round_trip(const char *device) {
+/* A checkpoint whose optimizer stores other types than the one that reads it: converted, and said so. */
+static int conversions;
+static void count_conversion(const char *text) {
+    conversions += strstr(text, "in BF16 and was converted") != NULL || strstr(text, "in F32 and was converted") != NULL
+                || strstr(text, "no master copy") != NULL || strstr(text, "which is dropped") != NULL;
+}
+static void conversion(void) {
     const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
-    char *folder = text_format("%s/run-%s", scratch(), device);
+    const Device *dev = device_find("cpu-bf16");
+    for (int lean = 0; lean < 2; lean++) {
+        char *folder = text_format("%s/convert-%d", scratch(), lean);
+        const Progress p = progress_at(7);
+        Progress q;
+        Trainee a, b;
+        Error e = { "" };
+        open_lean(&a, "cpu-bf16", &c, 2, 8, 1, 1, lean);
+        open_lean(&b, "cpu-bf16", &c, 2, 8, 1, 2, !lean);
+        const size_t n = a.m.manifest.total;
+        double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
+        for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
+        check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{}", 2, 0, &e), "saved %s", e.text);
+        Checkpoint *from = checkpoint_open(folder, &e);
+        conversions = 0;
+        warn_hook(count_conversion);
+        check(from && checkpoint_load(from, &b.m, &b.o, &q, &e), "loaded with other types: %s", e.text);
+        warn_hook(NULL);
+        check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
+        for (int i = 0; i < 2; i++) {
+            const Trainee *t = i ? &b : &a;
+            if (t->o.moments == REAL_MOMENTS) dev->reals_to_double(v[i], t->o.v, n);
+            else dev->to_double(v[i], t->o.v, n);
+        }
+        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v comes back, %s", lean ? "exactly" : "rounded");
+        checkpoint_close(from);
+        model_free(&a.m);
+        model_free(&b.m);
+        free(v[0]);
+        free(v[1]);
+        free(folder);
+    }
+}
+
+static void round_trip(const char *device, int lean) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
+    char *folder = text_format("%s/run-%s-%d", scratch(), device, lean);
     const Device *dev = device_find(device);
     Trainee a, b;
     Error e = { "" };
     Config read;
     Progress p = progress_at(42), q;
     double bias[16], back[16];
-    open_trainee(&a, device, &c, 2, 8, 1, 1);
+    open_lean(&a, device, &c, 2, 8, 1, 1, lean);
     for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
@@ -505,7 +552,7 @@ static void round_trip(const char *device) {
     Checkpoint *from = checkpoint_open(folder, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
-        open_trainee(&b, device, &c, 2, 8, 1, 99);            /* other weights, so that what is read must have been */
+        open_lean(&b, device, &c, 2, 8, 1, 99, lean);         /* other weights, so that what is read must have been */
         check(hash_of(&a) != hash_of(&b), "%s: before loading they differ", device);
         check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
               "%s: the configuration comes back", device);
@@ -838,9 +885,11 @@ void test_train(void) {
     accumulation();
     threads();
     replaying();
-    round_trip("cpu-f32");
-    round_trip("cpu-bf16");
-    round_trip("cpu-f64");
+    round_trip("cpu-f32", 0);
+    round_trip("cpu-bf16", 0);
+    round_trip("cpu-bf16", 1);
+    round_trip("cpu-f64", 0);
+    conversion();
     fallback();
     pruning();
     lock();
