@@ -790,16 +790,18 @@ static void stochastic_rounding(const Device *dev) {
                         "are rounded stochastically, within five deviations", dev->name, odd ? "odd" : "even",
                         kind ? "v" : "weights");
         }
-    int differs = 0, from_cpu = 0, both = 0;
+    int differs = 0, from_cpu = 0, both = 0, pairs = 0;
     for (int i = 0; i < 2*ROUNDED; i++) {
         differs += got[i] != other[i];
         from_cpu += got[i] != cpu[i];
         both += i < ROUNDED && got[i] < 1 && got[ROUNDED + i] < 1;
+        pairs += i < ROUNDED && i % 2 && got[i] < 1 && got[i - 1] < 1;
     }
     check(!memcmp(got, again, 2*ROUNDED * sizeof *got), "%s adamw: the same key rounds alike", dev->name);
     check(differs > ROUNDED / 4, "%s adamw: another key rounds %d of %d otherwise", dev->name, differs, 2*ROUNDED);
     check_error((double)both / ROUNDED, 0.07, "%s adamw: a weight and its v are rounded independently, both down",
                 dev->name);
+    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s adamw: and so are neighbours", dev->name);
     check_error((double)from_cpu / ROUNDED, 1e-3, "%s adamw: rounds as cpu-bf16 does; share of others", dev->name);
     free(got), free(again), free(other), free(cpu);
 }
