@@ -9,41 +9,6 @@
 #include <math.h>
 #include <string.h>
 
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> struct alignas(W < 4 ? W * sizeof(real) : 16) Reals { real x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
-
-// Can rows of C elements at these places be taken 16 bytes at a time?
-static bool wide(int C, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL) {
-    return C % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
-}
-// A block of 256 threads as a rectangle: x along rows of `units`, y over rows.
-static dim3 rectangle(size_t units) {
-    unsigned x = 1;
-    while (x < 256 && x < units) x *= 2;
-    return dim3(x, 256 / x);
-}
-// Threads for a row that is reduced: a warp (8 rows to a block) if `each` units per thread are enough, else
-// up to a block.
-static dim3 row_threads(size_t units, int each, unsigned most) {
-    unsigned x = 32;
-    while (x < most && x * each < units) x *= 2;
-    return dim3(x, x == 32 ? 8 : 1);
-}
-// The sum over the threads of a row, as row_threads lays them out; all get it.
-__device__ static real row_sum(real x) {
-    __shared__ real part[32];
-    x = warp_sum(x);
-    if (blockDim.x == 32) return x;
-    __syncthreads();                                        // nobody reads the last sum any more
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0;
-    for (int warp = 0; warp < blockDim.x / 32; warp++) x += part[warp];
-    return x;
-}
-
 // ---- memory -----------------------------------------------------------------------------------------------
 // What the host sends goes through two pieces of pinned memory by turns: while the GPU fetches one, the host
 // fills the other, and the caller's memory is its own again as soon as the call returns.
@@ -165,12 +130,12 @@ template<int W> static __global__ void embed_backward_kernel(real *dweight, cons
     if (mine) sum = *to;
     for (int at = first, found = 32; found == 32; at += 32) {
         const int n = at + lane < N ? order[at + lane] : -1;
-        found = __popc(__ballot_sync(0xffffffffu, n >= 0 && token[n] == v));    // the first ones: sorted
+        found = __popc(__ballot_sync(ALL, n >= 0 && token[n] == v));    // the first ones: sorted
         for (int from = 0; from < found; from += AHEAD) {
             Pack<W> d[AHEAD];
             #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
-                const int row = __shfl_sync(0xffffffffu, n, from + i);
+                const int row = __shfl_sync(ALL, n, from + i);
                 if (mine && from + i < found) d[i] = load<W>(dout + (size_t)row*C + c);
             }
             #pragma unroll

@@ -5,11 +5,6 @@
 #include <float.h>
 #include <math.h>
 
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
-
-static const unsigned ALL = 0xffffffffu;
 template<class T> __device__ static T lanes_sum(T x) {      // warp_sum for other types
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
     return x;
@@ -73,7 +68,7 @@ template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_ker
 }
 static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
         int V, int used) {
-    const bool w = V % VECTOR == 0 && (uintptr_t)logits % 16 == 0;
+    const bool w = wide(V, logits);
     const int units = w ? V / VECTOR : V;
     unsigned threads = 32;
     while (threads < 1024 && threads < units) threads *= 2;

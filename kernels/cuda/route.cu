@@ -6,12 +6,7 @@
 // memory, so that lanes need no barriers.
 #include "impl.cuh"
 
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
-
 enum { SHARED = 47 << 10 };                                 // bytes, of 48 KiB that need no asking
-static const unsigned ALL = 0xffffffffu;
 
 // Warps to a block if each needs `words` of shared memory; 4096 experts leave room for two.
 static unsigned warps_for(int words) {
@@ -433,12 +428,10 @@ template<int W> static __global__ void combine_kernel(floatX *out, const floatX 
 }
 static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
         const Plan *plan, int C, Rows rows) {
-    const bool w = C % VECTOR == 0 && ((uintptr_t)out | (uintptr_t)inp | (uintptr_t)bias) % 16 == 0;
-    const int units = w ? C / VECTOR : C;
-    unsigned x = 1;
-    while (x < 256 && x < units) x *= 2;
+    const bool w = wide(C, out, inp, bias);
+    const dim3 block = rectangle(w ? C / VECTOR : C);
     auto kernel = w ? combine_kernel<VECTOR> : combine_kernel<1>;
-    LAUNCH(kernel, divide_up(plan->N, 256 / x), dim3(x, 256 / x), 0, out, inp, weight, bias,
+    LAUNCH(kernel, divide_up(plan->N, block.y), block, 0, out, inp, weight, bias,
             rows == GROUPED ? plan->row_of_slot : NULL, plan->N, plan->K, C);
 }
 
