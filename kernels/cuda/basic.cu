@@ -4,7 +4,7 @@
 // All of them move bytes and hardly compute. What makes such a kernel fast: 16 bytes per load and store,
 // several loads of each thread under way at once, every byte moved once. W is how many elements a thread
 // takes at a time: VECTOR (16 bytes), or 1 where a width or a pointer does not allow that.
-#include "impl.cuh"
+#include "sort.cuh"
 #include "../random.h"
 #include <math.h>
 #include <string.h>
@@ -107,12 +107,6 @@ static void embed_forward(floatX *out, const int *token, const floatX *weight, i
     LAUNCH(kernel, divide_up(N, block.y), block, 0, out, token, weight, N, C);
 }
 
-// route.cu: a stable counting sort. order: the numbers 0..n-1 (or those in `from`, if given) sorted by the
-// digit (key[i] >> shift) % buckets, equal digits in the order they came in. place: where each went, or NULL.
-size_t DEVICE(sort_scratch)(int n, int buckets);            // how many ints of scratch it needs
-void   DEVICE(sort)(int *order, int *place, const int *key, const int *from, int n, int buckets, int shift,
-        int *scratch);
-
 // order: the positions 0..N-1 sorted by token. A block has W columns per thread of one place in that order;
 // if that is the first of its token it adds up all of them, in order, as a CPU would do; others have nothing
 // to do. A warp looks up 32 positions at a time, and AHEAD rows are under way together, for some tokens are
@@ -156,7 +150,7 @@ static void embed_backward(real *dweight, const floatX *dout, const int *token, 
     int *const scratch = (int *)workspace((2 * (size_t)N + DEVICE(sort_scratch)(N, 1 << width)) * sizeof(int));
     int *order[2] = { scratch, scratch + N };
     for (int i = 0; i < digits; i++)
-        DEVICE(sort)(order[i % 2], NULL, token, i ? order[1 - i % 2] : NULL, N, 1 << width, i * width,
+        DEVICE(sort)(Sorted{ order[i % 2] }, token, i ? order[1 - i % 2] : NULL, N, 1 << width, i * width,
                 scratch + 2 * (size_t)N);
 
     const bool w = wide(C, dweight, dout);

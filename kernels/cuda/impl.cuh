@@ -106,6 +106,12 @@ static inline dim3 row_threads(size_t units, int each, unsigned most) {
     while (x < most && x * each < units) x *= 2;
     return dim3(x, x == 32 ? 8 : 1);
 }
+// Warps to a block (at most 8) if each needs so many words of shared memory: of 48 KiB, which need no asking, most are
+// theirs; 4096 experts leave room for two.
+static inline unsigned warps_for(int words) {
+    const int most = (47 << 10) / (4 * words);
+    return most > 8 ? 8 : most > 1 ? most : 1;
+}
 
 enum : unsigned { ALL = 0xffffffff };   // lanes of a warp
 // Sums over the lanes of a warp, in a fixed order; every lane gets the result.

@@ -4,15 +4,7 @@
 // Routing is decided on the GPU and stays there: nothing here depends on it for the size of a grid or of
 // memory. A token's logits belong to one warp: lane l has experts l, l+32, ... of them, also in shared
 // memory, so that lanes need no barriers.
-#include "impl.cuh"
-
-enum { SHARED = 47 << 10 };                                 // bytes, of 48 KiB that need no asking
-
-// Warps to a block if each needs `words` of shared memory; 4096 experts leave room for two.
-static unsigned warps_for(int words) {
-    const int most = SHARED / (4 * words);
-    return most > 8 ? 8 : most > 1 ? most : 1;
-}
+#include "sort.cuh"
 
 __device__ static inline real sigmoid(real x) { return 1 / (1 + expf(-x)); }
 __device__ static inline real log_sigmoid(real x) { return x < 0 ? x - log1pf(expf(x)) : -log1pf(expf(-x)); }
@@ -161,164 +153,12 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
             scores, N, E, K);
 }
 
-// ---- sorting ----------------------------------------------------------------------------------------------
-// A stable counting sort without atomics. The n elements are cut into tiles of consecutive ones, and each
-// tile has a warp:
-//     count    how many of each digit a tile has: table[digit][tile]
-//     scan     that table, row by row, to sums of all before: where each tile's first of a digit goes
-//     place    each warp goes through its tile in order and puts every element at the next place of its digit
-// Within a warp, the lanes with equal digits find each other with match_any, and rank by lane.
-
-enum { SCAN_THREADS = 1024, SCAN_EACH = 8, SCAN = SCAN_THREADS * SCAN_EACH };
-enum { GROUP = 4 };                                         // loads of a lane under way
-
-static size_t tile_size(size_t n) {                         // at most 1024 tiles, multiples of 128
-    const size_t size = divide_up(divide_up(n, 1024), 32 * GROUP) * 32 * GROUP;
-    return size < 512 ? 512 : size;
-}
-static size_t tile_count(size_t n) { return n ? divide_up(n, tile_size(n)) : 1; }
-
-// The digits of 32*GROUP elements from `at` on; -1 past the end. item: which elements they are.
-__device__ static void read_digits(int *digit, int *item, const int *key, const int *from, int n, int at,
-        int buckets, int shift) {
-    #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        const int j = at + 32*i + (int)threadIdx.x;
-        item[i] = j < n ? from ? from[j] : j : -1;
-    }
-    #pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        digit[i] = item[i] < 0 ? -1 : (int)(((unsigned)key[item[i]] >> shift) % (unsigned)buckets);
-}
-static __global__ void count_kernel(int *table, const int *key, const int *from, int n, int buckets,
-        int shift, int tile, int tiles) {
-    extern __shared__ int shared_counts[];                  // (warps,buckets)
-    const int t = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x;
-    int *count = shared_counts + threadIdx.y * buckets;
-    if (t >= tiles) return;
-    for (int d = lane; d < buckets; d += 32) count[d] = 0;
-    __syncwarp();
-    const int end = n - t * tile < tile ? n : (t + 1) * tile;
-    for (int at = t * tile; at < end; at += 32 * GROUP) {
-        int digit[GROUP], item[GROUP];
-        read_digits(digit, item, key, from, end, at, buckets, shift);
-        #pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            const unsigned same = __match_any_sync(ALL, digit[i]);
-            if (digit[i] >= 0 && lane == __ffs(same) - 1) count[digit[i]] += __popc(same);
-            __syncwarp();
-        }
-    }
-    for (int d = lane; d < buckets; d += 32) table[(size_t)d * tiles + t] = count[d];
-}
-
-// The sum of x over the threads before this one; *total: over all of the block's 1024.
-__device__ static int block_scan(int x, int *total) {
-    __shared__ int of_warp[32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = x;
-    for (int d = 1; d < 32; d *= 2) { const int up = __shfl_up_sync(ALL, sum, d); if (lane >= d) sum += up; }
-    __syncthreads();
-    if (lane == 31) of_warp[warp] = sum;
-    __syncthreads();
-    int before = 0;
-    *total = 0;
-    for (int i = 0; i < 32; i++) { if (i < warp) before += of_warp[i]; *total += of_warp[i]; }
-    return before + sum - x;
-}
-// A block sums SCAN entries of the table. Left out if the table is no longer than that.
-static __global__ void __launch_bounds__(SCAN_THREADS) scan_sums_kernel(int *sums, const int *table,
-        size_t entries) {
-    int sum = 0, total;
-    for (int i = 0; i < SCAN_EACH; i++) {
-        const size_t at = (size_t)blockIdx.x * SCAN + i * SCAN_THREADS + threadIdx.x;
-        if (at < entries) sum += table[at];
-    }
-    block_scan(sum, &total);
-    if (threadIdx.x == 0) sums[blockIdx.x] = total;
-}
-// A block turns SCAN entries into the sums of all before them, having added up the blocks before itself.
-static __global__ void __launch_bounds__(SCAN_THREADS) scan_kernel(int *table, const int *sums, size_t entries) {
-    const size_t from = (size_t)blockIdx.x * SCAN + threadIdx.x * SCAN_EACH;
-    int value[SCAN_EACH], sum = 0, before = 0, total;
-    for (int b = threadIdx.x; b < blockIdx.x; b += SCAN_THREADS) before += sums[b];
-    block_scan(before, &before);
-    #pragma unroll
-    for (int i = 0; i < SCAN_EACH; i++) sum += value[i] = from + i < entries ? table[from + i] : 0;
-    before += block_scan(sum, &total);
-    #pragma unroll
-    for (int i = 0; i < SCAN_EACH; i++) {
-        if (from + i < entries) table[from + i] = before;
-        before += value[i];
-    }
-}
-
-static __global__ void place_kernel(int *order, int *place, const int *table, const int *key,
-        const int *from, int n, int buckets, int shift, int tile, int tiles) {
-    extern __shared__ int shared_next[];                    // (warps,buckets)
-    const int t = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x;
-    int *next = shared_next + threadIdx.y * buckets;
-    if (t >= tiles) return;
-    for (int d = lane; d < buckets; d += 32) next[d] = table[(size_t)d * tiles + t];
-    __syncwarp();
-    const int end = n - t * tile < tile ? n : (t + 1) * tile;
-    for (int at = t * tile; at < end; at += 32 * GROUP) {
-        int digit[GROUP], item[GROUP];
-        read_digits(digit, item, key, from, end, at, buckets, shift);
-        #pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            const unsigned same = __match_any_sync(ALL, digit[i]);
-            const int rank = __popc(same & ((1u << lane) - 1)), to = digit[i] < 0 ? -1 : next[digit[i]] + rank;
-            __syncwarp();                                   // all have read before one writes
-            if (to >= 0) {
-                if (rank == 0) next[digit[i]] = to + __popc(same);
-                order[to] = item[i];
-                if (place) place[at + 32*i + lane] = to;
-            }
-            __syncwarp();
-        }
-    }
-}
-
-// order: the numbers 0..n-1 (or those in `from`, if given) sorted by the digit (key[i] >> shift) % buckets,
-// equal digits in the order they came in; place: where each went, or NULL. Afterwards scratch[d *
-// tile_count(n)] is the first place of digit d. Three or four launches; reads the keys twice.
-size_t DEVICE(sort_scratch)(int n, int buckets) {
-    const size_t entries = tile_count(n) * buckets;
-    return entries + divide_up(entries, SCAN);
-}
-void   DEVICE(sort)(int *order, int *place, const int *key, const int *from, int n, int buckets, int shift,
-        int *scratch) {
-    const int tile = (int)tile_size(n), tiles = (int)tile_count(n);
-    const size_t entries = (size_t)tiles * buckets, blocks = divide_up(entries, SCAN), warps = warps_for(buckets);
-    const size_t grid = divide_up(tiles, warps), shared = warps * buckets * sizeof(int);
-    int *const table = scratch, *const sums = scratch + entries;
-    LAUNCH(count_kernel, grid, dim3(32, warps), shared, table, key, from, n, buckets, shift, tile, tiles);
-    if (blocks > 1) LAUNCH(scan_sums_kernel, blocks, SCAN_THREADS, 0, sums, table, entries);
-    LAUNCH(scan_kernel, blocks, SCAN_THREADS, 0, table, sums, entries);
-    LAUNCH(place_kernel, grid, dim3(32, warps), shared, order, place, table, key, from, n, buckets, shift,
-            tile, tiles);
-}
-
 // ---- plan: slots sorted by expert -------------------------------------------------------------------------
 
-// What else a plan has, from the sorted slots: one thread per slot, and the first ones also have an expert
-// each.
-static __global__ void plan_kernel(int *start, int *load_of, int *token_of_row, const int *slot_of_row,
-        const int *table, int tiles, int S, int E, int K) {
-    const size_t i = global_index();
-    if (i < S) token_of_row[i] = slot_of_row[i] / K;
-    if (i > E) return;
-    const int first = i < E ? table[i * tiles] : S;
-    start[i] = first;
-    if (i < E) load_of[i] = (i + 1 < E ? table[(i + 1) * tiles] : S) - first;
-}
 static void route_plan(Plan *plan, int *load, const int *expert) {
-    const int S = plan->N * plan->K, E = plan->E;
-    int *const scratch = (int *)workspace(DEVICE(sort_scratch)(S, E) * sizeof(int));
-    DEVICE(sort)(plan->slot_of_row, plan->row_of_slot, expert, NULL, S, E, 0, scratch);
-    LAUNCH(plan_kernel, divide_up(S > E + 1 ? S : E + 1, 256), 256, 0, plan->start, load,
-            plan->token_of_row, plan->slot_of_row, scratch, (int)tile_count(S), S, E, plan->K);
+    const int S = plan->N * plan->K;
+    const Sorted to = { plan->slot_of_row, plan->row_of_slot, plan->token_of_row, plan->K, plan->start, load };
+    DEVICE(sort)(to, expert, NULL, S, plan->E, 0, (int *)workspace(DEVICE(sort_scratch)(S, plan->E) * sizeof(int)));
 }
 
 // ---- losses and bias --------------------------------------------------------------------------------------
