@@ -4,6 +4,7 @@
 // Routing is decided on the GPU and stays there: nothing here depends on it for the size of a grid or of
 // memory. A token's logits belong to one warp: lane l has experts l, l+32, ... of them, also in shared
 // memory, so that lanes need no barriers.
+#include "ptx.cuh"
 #include "sort.cuh"
 
 __device__ static inline real sigmoid(real x) { return 1 / (1 + expf(-x)); }
@@ -101,15 +102,148 @@ static __global__ void router_forward_kernel(int *expert, real *weight, real *ls
     kept = warp_sum(kept);
     if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
+// The same for many tokens, of which every lane has one: then nothing has to be agreed on, and the time of a token is
+// that of some 25 instructions per expert, not of K rounds of a warp. An expert's score, logit and number are packed
+// into one Key, in order of preference. MOST keys at a time are sorted and merged with the best MOST so far; both are
+// networks of comparisons that do not depend on the data. A warp brings the logits of its 32 tokens into shared memory
+// CHUNK experts at a time, one chunk ahead of the one it works on; rows there are 16 bytes longer than they need to be,
+// so that 8 lanes reading 16 bytes of a row each meet in no bank.
+enum { CHUNK = 64, CHUNK_ROW = CHUNK + VECTOR, FEW_WARPS = 2 };
+
+// bf16 logits are ordered by 16 bits, and with the number fill 32. A score of its own (bias) goes before them.
+__device__ static inline unsigned low_key(floatX x, int e) {
+    return sizeof(floatX) == 2 ? (ordered(R(x)) & 0xffff0000u) | (0xffff - e) : 0xffffffffu - e;
+}
+__device__ static inline void make_key(unsigned &key, floatX x, real, int e) { key = low_key(x, e); }
+__device__ static inline void make_key(uint64_t &key, floatX x, real score, int e) {
+    key = (uint64_t)ordered(score) << 32 | low_key(x, e);
+}
+__device__ static inline int key_expert(unsigned low) {
+    return sizeof(floatX) == 2 ? 0xffff - (int)(low & 0xffff) : (int)(0xffffffffu - low);
+}
+template<class Key> __device__ static inline void in_order(Key &a, Key &b) {
+    const Key larger = a > b ? a : b, smaller = a > b ? b : a;
+    a = larger, b = smaller;
+}
+template<int MOST, class Key> __device__ static inline void merge(Key *x) {        // first up, then down: sorted
+    #pragma unroll
+    for (int step = MOST / 2; step; step /= 2)
+        #pragma unroll
+        for (int i = 0; i < MOST; i++) if (!(i & step)) in_order(x[i], x[i + step]);
+}
+template<int MOST, class Key> __device__ static inline void keep_best(Key *best, Key *x) {
+    #pragma unroll
+    for (int run = 2; run <= MOST; run *= 2)                // sorted runs of this length, down and up by turns
+        #pragma unroll
+        for (int step = run / 2; step; step /= 2)
+            #pragma unroll
+            for (int i = 0; i < MOST; i++)
+                if (!(i & step)) { if (i & run) in_order(x[i + step], x[i]); else in_order(x[i], x[i + step]); }
+    #pragma unroll
+    for (int i = 0; i < MOST; i++) if (x[MOST - 1 - i] > best[i]) best[i] = x[MOST - 1 - i];
+    merge<MOST>(best);
+}
+template<class Key, int MOST> static __global__ void __launch_bounds__(32 * FEW_WARPS) router_many_kernel(int *expert,
+        real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int N, int E, int K) {
+    __shared__ alignas(16) floatX chunks[FEW_WARPS][2][32][CHUNK_ROW];
+    const int lane = threadIdx.x;
+    const size_t first = ((size_t)blockIdx.x * FEW_WARPS + threadIdx.y) * 32;
+    if (first >= N) return;
+    const int tokens = N - first < 32 ? (int)(N - first) : 32;
+    auto fetch = [&](int from) {                            // the experts from there on
+        enum { UNITS = CHUNK / VECTOR };
+        for (int i = lane; i < 32 * UNITS; i += 32) {
+            const int row = i / UNITS, e = i % UNITS * VECTOR;
+            const bool there = row < tokens && from + e < E;
+            cp_async(shared_address(&chunks[threadIdx.y][from / CHUNK % 2][row][e]),
+                     logits + (there ? (first + row) * E + from + e : 0), there);
+        }
+        cp_async_commit();
+    };
+    Key best[MOST] = {};
+    real max = -INFINITY, sum = 0;
+    fetch(0);
+    for (int from = 0; from < E; from += CHUNK) {
+        fetch(from + CHUNK);
+        cp_async_wait<1>();
+        __syncwarp();
+        const floatX *x = chunks[threadIdx.y][from / CHUNK % 2][lane];
+        for (int at = 0; at < CHUNK && from + at < E; at += MOST) {
+            Pack<VECTOR> v[MOST / VECTOR];
+            Key key[MOST];
+            real top = max;
+            #pragma unroll
+            for (int i = 0; i < MOST / VECTOR; i++) v[i] = load_vec(x + at + i * VECTOR);
+            #pragma unroll
+            for (int i = 0; i < MOST; i++)
+                if (from + at + i < E) top = fmaxf(top, R(v[i / VECTOR].x[i % VECTOR]));
+            sum *= __expf(max - top);
+            max = top;
+            #pragma unroll
+            for (int i = 0; i < MOST; i++) {
+                const int e = from + at + i;
+                const floatX logit = v[i / VECTOR].x[i % VECTOR];
+                const real l = R(logit);
+                key[i] = 0;
+                if (e >= E) continue;
+                sum += __expf(l - top);
+                make_key(key[i], logit, !bias ? l : (scores == SIGMOID_TOPK ? sigmoid(l) : l) + bias[e], e);
+            }
+            keep_best<MOST>(best, key);
+        }
+        __syncwarp();                                       // before the chunk is overwritten
+    }
+
+    const real l = max + logf(sum);
+    real w[MOST], high = -INFINITY, kept = 0;
+    int e[MOST];
+    auto value = [&](int chosen) {                          // its logit is read again
+        const real v = lane < tokens ? R(logits[(first + lane) * E + chosen]) : 0;
+        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
+    };
+    #pragma unroll
+    for (int k = 0; k < MOST; k++) if (k < K) {
+        e[k] = key_expert((unsigned)best[k]);
+        high = fmaxf(high, w[k] = value(e[k]));
+    }
+    if (scores == SOFTMAX_TOPK) high = l;
+    #pragma unroll
+    for (int k = 0; k < MOST; k++) if (k < K) kept += w[k] = expf(w[k] - high);
+    if (scores == SOFTMAX_TOPK) kept = 1;
+
+    cp_async_wait<0>();
+    __syncwarp();                                           // nothing arrives in the chunks any more
+    int  *const e_of = (int *)chunks[threadIdx.y][0][0];     // through shared memory, or lanes would write K apart
+    real *const w_of = (real *)(e_of + 32 * MOST);
+    static_assert(64 * MOST * sizeof(int) <= sizeof chunks[0], "choices fit where the chunks were");
+    #pragma unroll
+    for (int k = 0; k < MOST; k++) if (k < K) { e_of[lane * K + k] = e[k]; w_of[lane * K + k] = w[k] / kept; }
+    __syncwarp();
+    for (int i = lane; i < tokens * K; i += 32) {
+        expert[first * K + i] = e_of[i];
+        weight[first * K + i] = w_of[i];
+    }
+    if (lane < tokens) lse[first + lane] = l;
+}
+
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
         Scores scores, int forced, int N, int E, int K) {
+    enum { MANY = 2048 };                                   // tokens: enough to keep the GPU busy, 32 to a warp
+    const bool packed = sizeof(floatX) == 2 && !bias, scored = !bias || (sizeof(floatX) == 2 && scores != SOFTMAX_TOPK);
+    if (N >= MANY && !forced && K <= 16 && E <= 0xffff && wide(E, logits) && scored) {
+        auto kernel = packed ? K <= 8 ? router_many_kernel<unsigned, 8> : router_many_kernel<unsigned, 16>
+                             : K <= 8 ? router_many_kernel<uint64_t, 8> : router_many_kernel<uint64_t, 16>;
+        LAUNCH(kernel, divide_up(N, 32 * FEW_WARPS), dim3(32, FEW_WARPS), 0, expert, weight, lse, logits, bias, scores,
+               N, E, K);
+        return;
+    }
     const unsigned warps = warps_for(E);
     LAUNCH(router_forward_kernel, divide_up(N, warps), dim3(32, warps), warps * E * sizeof(unsigned),
             expert, weight, lse, logits, bias, scores, forced, N, E, K);
 }
 
 // One warp per token: the gradients of balance and z loss for all experts, then those of the weights on top
-// for the chosen ones, each added by the lane that has the expert. balance and zloss come with their constant
+// for the chosen ones, a lane each: they are different experts. balance and zloss come with their constant
 // factors. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const floatX *logits, const int *load_of, real balance,
@@ -130,18 +264,20 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     pull = warp_sum(pull);
     dot = warp_sum(dot);
     for (int e = lane; e < E; e += 32) {                    // from here on p[e] is the gradient
-        const real slope = scores == SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
-        real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * expf(R(x[e]) - l);
+        const bool sigmoids = scores == SIGMOID_TOPK;
+        const real slope = sigmoids ? p[e] * sigmoid(-R(x[e])) : p[e], softmax = sigmoids ? expf(R(x[e]) - l) : p[e];
+        real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * softmax;
         if (scores == SOFTMAX_TOPK) d -= p[e] * dot;
         p[e] = d;
     }
-    for (int k = 0; k < K; k++) {
+    __syncwarp();
+    for (int k = lane; k < K; k += 32) {
         const int e = chosen[k];
-        if (lane != e % 32) continue;
         p[e] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
               : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
               :                          w[k] * (dw[k] - dot);
     }
+    __syncwarp();
     for (int e = lane; e < E; e += 32) dlogits[n*E + e] = X(p[e]);
 }
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
