@@ -207,7 +207,7 @@ static __global__ void add_rows_kernel(real *out, const real *partial, int rows,
     __shared__ real part[32][32];
     const int c = blockIdx.x * 32 + threadIdx.x;
     real sum = 0;
-    #pragma unroll 4
+    #pragma unroll 8
     for (int row = threadIdx.y; row < rows; row += 32) if (c < C) sum += partial[(size_t)row*C + c];
     part[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
@@ -217,73 +217,91 @@ static __global__ void add_rows_kernel(real *out, const real *partial, int rows,
     out[c] += sum;
 }
 
-// One pass: a block takes every gridDim-th row (or 8 of them, a warp each) and gathers its share of dweight
-// on the way, a thread having the same columns of every row: in shared memory, or where that is too small in
-// the share itself. Shares are rows of `partial` (blocks,C), to be added by add_rows_kernel. Moves 4*N*C
-// elements, dinp being read and written, and 2*blocks*C reals.
-template<int W> static __global__ void __launch_bounds__(256) rmsnorm_backward_kernel(floatX *dinp,
-        real *partial, const floatX *dout, const floatX *inp, const floatX *weight, const real *rstd,
-        int in_shared, int N, int C) {
-    extern __shared__ real gathered[];                      // (blockDim.y,C)
-    const int first = threadIdx.x * W, step = blockDim.x * W;
+// dinp and a block's share of dweight, in one pass. The block is as wide as a row, so a thread has the same
+// VECTOR columns of every row: their weights and their part of dweight stay in its registers. It takes ROWS rows
+// at a time, all loads at once, and threadIdx.y others do so beside it; one barrier serves the dot products of
+// all of them, for the sums of the next rows go elsewhere. Shares are rows of `partial` (blocks,C), added by
+// add_rows_kernel. Moves 4*N*C elements, dinp being read and written, and 2*blocks*C reals.
+enum { ROWS = 1 };
+static __global__ void __launch_bounds__(1024) rmsnorm_backward_kernel(floatX *dinp, real *partial,
+        const floatX *dout, const floatX *inp, const floatX *weight, const real *rstd, int N, int C) {
+    __shared__ real of_warp[2][ROWS][32], gathered[1024 * VECTOR];
+    const int c = threadIdx.x * VECTOR, warps = blockDim.x / 32;        // of a row
+    const int first = threadIdx.y * warps, warp = first + threadIdx.x / 32;
+    const bool mine = c < C;
+    const int together = blockDim.y * ROWS;
+    Vec w = {};
+    real share[VECTOR] = {};
+    if (mine) w = load_vec(weight + c);
+    for (size_t from = (size_t)blockIdx.x * together, turn = 0; from < N; from += (size_t)gridDim.x * together, turn ^= 1) {
+        Vec x[ROWS] = {}, dy[ROWS] = {}, dx[ROWS] = {};
+        real r[ROWS] = {};
+        #pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            const size_t n = from + threadIdx.y * ROWS + j, at = n*C + c;
+            if (n < N) r[j] = rstd[n];
+            if (n < N && mine) { x[j] = load_vec(inp + at); dy[j] = load_vec(dout + at); dx[j] = load_vec(dinp + at); }
+        }
+        #pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            real dot = 0;
+            for (int i = 0; i < VECTOR; i++) dot += R(dy[j].x[i]) * R(w.x[i]) * R(x[j].x[i]);
+            dot = warp_sum(dot);
+            if (threadIdx.x % 32 == 0) of_warp[turn][j][warp] = dot;
+        }
+        __syncthreads();
+        #pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            const size_t n = from + threadIdx.y * ROWS + j;
+            real dot = 0;
+            for (int i = 0; i < warps; i++) dot += of_warp[turn][j][first + i];
+            const real k = r[j] * r[j] * r[j] / C * dot;
+            for (int i = 0; i < VECTOR; i++) {
+                const real d = R(dy[j].x[i]), a = R(x[j].x[i]);
+                dx[j].x[i] = X(R(dx[j].x[i]) + (r[j] * d * R(w.x[i]) - k * a));
+                share[i] += d * R(X(a * r[j]));
+            }
+            if (n < N && mine) store_vec(dinp + n*C + c, dx[j]);
+        }
+    }
+    const int width = blockDim.x * VECTOR;
+    for (int i = 0; i < VECTOR; i++) gathered[threadIdx.y * width + c + i] = share[i];
+    __syncthreads();
+    for (int to = threadIdx.y * blockDim.x + threadIdx.x; to < C; to += blockDim.x * blockDim.y) {
+        real sum = 0;
+        for (int y = 0; y < blockDim.y; y++) sum += gathered[y * width + to];
+        partial[(size_t)blockIdx.x * C + to] = sum;
+    }
+}
+// The same for rows of any width and address: a block reads each of its rows twice, and its share lies in memory.
+static __global__ void rmsnorm_backward_plain_kernel(floatX *dinp, real *partial, const floatX *dout,
+        const floatX *inp, const floatX *weight, const real *rstd, int N, int C) {
     real *const share = partial + (size_t)blockIdx.x * C;
-    real *const own = in_shared ? gathered + threadIdx.y * C : share;
-    for (int c = first; c < C; c += step) *(Reals<W> *)(own + c) = Reals<W>();
-
-    for (size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y; n < N; n += (size_t)gridDim.x * blockDim.y) {
+    for (int c = threadIdx.x; c < C; c += blockDim.x) share[c] = 0;
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
         const floatX *x = inp + n*C, *dy = dout + n*C;
         floatX *dx = dinp + n*C;
         const real r = rstd[n];
-        Pack<W> xs[KEEP], dys[KEEP], dxs[KEEP];
         real dot = 0;
-        auto multiply = [&](const Pack<W> &a, const Pack<W> &d, int c) {
-            const Pack<W> w = load<W>(weight + c);
-            for (int i = 0; i < W; i++) dot += R(d.x[i]) * R(w.x[i]) * R(a.x[i]);
-        };
-        #pragma unroll
-        for (int j = 0; j < KEEP; j++) {
-            const int c = first + j*step;
-            if (c < C) { xs[j] = load<W>(x + c); dys[j] = load<W>(dy + c); dxs[j] = load<W>(dx + c); }
-        }
-        #pragma unroll
-        for (int j = 0; j < KEEP; j++) if (first + j*step < C) multiply(xs[j], dys[j], first + j*step);
-        for (int c = first + KEEP*step; c < C; c += step) multiply(load<W>(x + c), load<W>(dy + c), c);
-
+        for (int c = threadIdx.x; c < C; c += blockDim.x) dot += R(dy[c]) * R(weight[c]) * R(x[c]);
         const real k = r * r * r / C * row_sum(dot);
-        auto update = [&](const Pack<W> &a, const Pack<W> &d, Pack<W> to, int c) {
-            const Pack<W> w = load<W>(weight + c);
-            Reals<W> sum = *(Reals<W> *)(own + c);
-            for (int i = 0; i < W; i++) {
-                to.x[i] = X(R(to.x[i]) + (r * R(d.x[i]) * R(w.x[i]) - k * R(a.x[i])));
-                sum.x[i] += R(d.x[i]) * R(X(R(a.x[i]) * r));
-            }
-            *(Reals<W> *)(own + c) = sum;
-            store(dx + c, to);
-        };
-        #pragma unroll
-        for (int j = 0; j < KEEP; j++) if (first + j*step < C) update(xs[j], dys[j], dxs[j], first + j*step);
-        for (int c = first + KEEP*step; c < C; c += step)
-            update(load<W>(x + c), load<W>(dy + c), load<W>(dx + c), c);
-    }
-    if (!in_shared) return;
-    __syncthreads();
-    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
-        real sum = 0;
-        for (int y = 0; y < blockDim.y; y++) sum += gathered[y*C + c];
-        share[c] = sum;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            dx[c] = X(R(dx[c]) + (r * R(dy[c]) * R(weight[c]) - k * R(x[c])));
+            share[c] += R(dy[c]) * R(X(R(x[c]) * r));
+        }
     }
 }
 static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
         const floatX *weight, const real *rstd, int N, int C) {
-    const bool w = wide(C, dinp, dout, inp, weight);
-    const dim3 block = row_threads(w ? C / VECTOR : C, KEEP, 256);
-    const size_t groups = divide_up(N, block.y), blocks = groups < 512 ? groups : 512;
-    const size_t bytes = block.y * C * sizeof(real);
-    const int in_shared = bytes <= 47 << 10;                // of 48 KiB without asking; row_sum needs some
+    enum { BLOCKS = 528 };                                  // two or four for each multiprocessor of an H100
+    const unsigned x = (unsigned)divide_up(C, 32 * VECTOR) * 32;
+    const bool fits = wide(C, dinp, dout, inp, weight) && x <= 1024;
+    const dim3 block = fits ? dim3(x, x < 512 ? 512 / x : 1) : dim3(256);
+    const size_t groups = divide_up(N, fits ? block.y * ROWS : 1), blocks = groups < BLOCKS ? groups : BLOCKS;
     if (!N) return;
     real *const partial = (real *)workspace(blocks * C * sizeof(real));
-    auto kernel = w ? rmsnorm_backward_kernel<VECTOR> : rmsnorm_backward_kernel<1>;
-    LAUNCH(kernel, blocks, block, in_shared ? bytes : 0, dinp, partial, dout, inp, weight, rstd, in_shared, N, C);
+    auto kernel = fits ? rmsnorm_backward_kernel : rmsnorm_backward_plain_kernel;
+    LAUNCH(kernel, blocks, block, 0, dinp, partial, dout, inp, weight, rstd, N, C);
     LAUNCH(add_rows_kernel, divide_up(C, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, C);
 }
 
