@@ -171,6 +171,15 @@ static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
 
 /* ---- embedding ----------------------------------------------------------------------------------------- */
 
+CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
+static Case *embed_forward(const Shape *s) {
+    Case *c = BEGIN(embed_forward, s, 0, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
+    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy */
+    integers(c, "token", (size_t)c->N, s->V);
+    in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
+    c->buffer[2].moved = times(c->N, c->C);     /* again for every token: the same ones lie too far apart for a cache */
+    return c;
+}
 /* How many different numbers below V there are among n. */
 static int different(const double *number, int n, int V) {
     char *seen = mem_alloc((size_t)V);
@@ -178,15 +187,6 @@ static int different(const double *number, int n, int V) {
     for (int i = 0; i < n; i++) { count += !seen[(int)number[i]]; seen[(int)number[i]] = 1; }
     free(seen);
     return count;
-}
-CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
-static Case *embed_forward(const Shape *s) {
-    Case *c = BEGIN(embed_forward, s, 0, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
-    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy */
-    const int rows = different(integers(c, "token", (size_t)c->N, s->V), c->N, s->V);
-    in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
-    c->buffer[2].moved = times(rows, c->C);
-    return c;
 }
 CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
 /* few: of the tokens, nine in ten are one of eleven, which lie far apart: a word like "the", and ids of several digits. */
