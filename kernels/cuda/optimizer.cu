@@ -16,16 +16,19 @@ template<class T> __device__ static T lanes_sum(T x) {      // warp_sum for othe
 // gradients stored with 2^-8, and the loss takes the logarithm of a sum of many. For float, the exact one.
 __device__ static inline real exp_of(real x) { return sizeof(floatX) == 2 ? __expf(x) : expf(x); }
 
-// One block per row. First pass: each thread keeps the maximum of what it has seen and the sum of exp(x -
-// maximum), which it scales when the maximum grows. Then the block agrees on both, and a second pass, out of
-// the L2 cache, overwrites the logits by their gradients. The last rows come first: they have just been
-// written and are still in that cache. Moves 2*N*V elements with gradient, else N*V.
-template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_kernel(real *loss,
-        floatX *logits, const int *target, real scale, int gradient, int V, int used) {
+// One block per row. It brings the row into shared memory, as much of it as lets two blocks share a multiprocessor, so
+// that one computes while the other's row is on its way; what is beyond (vocabularies of more than 56 thousand in
+// bf16) is read again, out of the L2 cache. A thread works on the same places in every pass, so it waits for nobody:
+// it finds its maximum, then its sum of exp(x - maximum); the block agrees on both; then gradients overwrite the
+// logits. Moves 2*N*V elements with gradient, else N*V.
+enum { ROW_THREADS = 512 };
+template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
+        floatX *logits, const int *target, real scale, int gradient, int V, int used, int kept) {
+    extern __shared__ uint4 shared_row[];                   // (kept) elements
     __shared__ real max_of[32], sum_of[32];
-    const size_t n = gridDim.x - 1 - blockIdx.x;
-    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W;
-    floatX *x = logits + n*V;
+    const size_t n = blockIdx.x;
+    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, whole = used / W * W;
+    floatX *x = logits + n*V, *row = (floatX *)shared_row;
     if (goal < 0) {
         Pack<W> zeros;
         for (int i = 0; i < W; i++) zeros.x[i] = X(0);
@@ -33,17 +36,25 @@ template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_ker
         if (threadIdx.x == 0) loss[n] = 0;
         return;
     }
+    for (int v = first; v < kept; v += step) cp_async(shared_address(row + v), x + v, true);
+    cp_async_commit();
     const real hit = R(x[goal]);                            // read by all before any of them writes
+    auto at = [&](int v) { return v < kept ? load<W>(row + v) : load<W>(x + v); };
+    auto each_used = [&](auto visit) {                      // every place of this thread that takes part
+        #pragma unroll 4
+        for (int v = first; v < whole; v += step) {
+            const Pack<W> a = at(v);
+            for (int i = 0; i < W; i++) visit(R(a.x[i]));
+        }
+        if (first == whole % step && whole < used) {
+            const Pack<W> a = at(whole);
+            for (int i = 0; i < used - whole; i++) visit(R(a.x[i]));
+        }
+    };
     real max = -FLT_MAX, sum = 0;
-    #pragma unroll 2
-    for (int v = first; v < used; v += step) {
-        const Pack<W> a = load<W>(x + v);
-        real top = max;
-        for (int i = 0; i < W; i++) if (v + i < used) top = fmaxf(top, R(a.x[i]));
-        sum *= exp_of(max - top);
-        for (int i = 0; i < W; i++) if (v + i < used) sum += exp_of(R(a.x[i]) - top);
-        max = top;
-    }
+    cp_async_wait<0>();
+    each_used([&](real a) { max = fmaxf(max, a); });
+    each_used([&](real a) { sum += exp_of(a - max); });
     const int warps = blockDim.x / 32;
     const real warp_top = warp_max(max);
     sum = warp_sum(sum * exp_of(max - warp_top));
@@ -56,24 +67,26 @@ template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_ker
     if (!gradient) return;
 
     const real norm = scale / sum;
+    #pragma unroll 2
     for (int v = first; v < V; v += step) {
-        Pack<W> a = load<W>(x + v);
+        Pack<W> a = at(v);
         #pragma unroll
-        for (int i = 0; i < W; i++) {
-            const real p = exp_of(R(a.x[i]) - max) * norm;
-            a.x[i] = X(v + i >= used ? 0 : v + i == goal ? p - scale : p);
-        }
+        for (int i = 0; i < W; i++) a.x[i] = X(exp_of(R(a.x[i]) - max) * norm);
+        if (v + W > used) for (int i = 0; i < W; i++) if (v + i >= used) a.x[i] = X(0);
         store(x + v, a);
+        if (goal - v >= 0 && goal - v < W) x[goal] = X(exp_of(hit - max) * norm - scale);
     }
 }
 static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
         int V, int used) {
     const bool w = wide(V, logits);
-    const int units = w ? V / VECTOR : V;
-    unsigned threads = 32;
-    while (threads < 1024 && threads < units) threads *= 2;
+    const int units = w ? V / VECTOR : V, room = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
+    const int kept = !w ? 0 : V < room ? V : room / VECTOR * VECTOR;
+    const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
     auto kernel = w ? cross_entropy_kernel<VECTOR> : cross_entropy_kernel<1>;
-    LAUNCH(kernel, N, threads, 0, loss, logits, target, scale, gradient, V, used);
+    if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)(kept * sizeof(floatX))));
+    LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, scale, gradient, V, used, kept);
 }
 
 // ---- sums -------------------------------------------------------------------------------------------------
