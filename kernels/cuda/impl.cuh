@@ -99,12 +99,13 @@ static inline dim3 rectangle(size_t units) {
     while (x < 256 && x < units) x *= 2;
     return dim3(x, 256 / x);
 }
-// Threads for a row that is reduced: a warp (8 rows to a block) if `each` units per thread are enough, else
-// up to `most`, a block of their own.
+// Threads for a row that is reduced: a warp or, for short rows, a part of one (256 threads to a block) if `each` units
+// per thread are enough, else up to `most`, a block of their own.
 static inline dim3 row_threads(size_t units, int each, unsigned most) {
-    unsigned x = 32;
+    unsigned x = 8;
+    while (x < 32 && x < units) x *= 2;
     while (x < most && x * each < units) x *= 2;
-    return dim3(x, x == 32 ? 8 : 1);
+    return dim3(x, x <= 32 ? 256 / x : 1);
 }
 // Warps to a block (at most 8) if each needs so many words of shared memory: of 48 KiB, which need no asking, most are
 // theirs; 4096 experts leave room for two.
@@ -126,8 +127,8 @@ __device__ static inline float warp_max(float x) {
 // The sum over the threads of a row, as row_threads lays them out; all get it.
 __device__ static inline real row_sum(real x) {
     __shared__ real part[32];
-    x = warp_sum(x);
-    if (blockDim.x == 32) return x;
+    for (int lane = blockDim.x < 32 ? blockDim.x / 2 : 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
+    if (blockDim.x <= 32) return x;
     __syncthreads();                                        // nobody reads the last sum any more
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
     __syncthreads();
