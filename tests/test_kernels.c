@@ -40,6 +40,37 @@ static const Shape small[] = {
 };
 enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large };
 
+/* Sizes that single operations treat in another way (`only`: how their names begin): rows as wide as a GPU's block of
+ * threads and wider, more rows than all its blocks take at a time, tails of vectors, tokens enough for a lane each. */
+static const struct { Shape s; const char *only; } special[] = {
+    { { "tall",      1, 4200,   136,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "full",      1,   37,  4096,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "over",      1,   35,  4104,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "widest",    1,    5,  8192,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm_backward" },
+    { { "beyond",    1,    5,  8200,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm_backward" },
+    { { "odd row",   1,  700,  1027,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "tall",      1, 4200,   264,      5,   1,  1,   1, 1, 1, 2, MIXED }, "bias_backward" },
+    { { "text",      1, 4200,    24,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
+    { { "odd text",  1, 1000,     9,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
+    { { "wide text", 1,  330,  2056,    700,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
+    { { "tokens",    1, 2100,     4,      5, 136,  8,   1, 1, 1, 2, MIXED }, "route" },
+    { { "fine",      1, 2048,     4,      5, 264, 10,   1, 1, 1, 2, MIXED }, "route" },
+    { { "odd E",     1, 2077,     4,      5,  67,  3,   1, 1, 1, 2, MIXED }, "route" },
+    { { "all of E",  1, 2500,     4,      5,   8,  8,   1, 1, 1, 2, MIXED }, "route" },
+    { { "one of E", 40,  110,     4,      5,  40,  1,   1, 1, 1, 2, ONE   }, "route_plan" },
+    { { "K = 11",    1,   70,   264,      5,  16, 11,   1, 1, 1, 2, MIXED }, "combine" },
+    { { "K = 16",    1,   70,   264,      5,  24, 16,   1, 1, 1, 2, MIXED }, "combine" },
+    { { "F = 8",     1,  501,     4,      5,   5,  3,   8, 1, 1, 2, MIXED }, "activation" },
+    { { "F = 72",    1,  501,     4,      5,   5,  3,  72, 1, 1, 2, MIXED }, "activation" },
+    { { "F = 128",   1,  501,     4,      5,   5,  3, 128, 1, 1, 2, MIXED }, "activation" },
+    { { "F = 2064",  1,   50,     4,      5,   5,  3, 2064, 1, 1, 2, MIXED }, "activation" },
+    { { "GPT-2",     1,    6,     4,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "Qwen",      1,    4,     4, 151936,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "odd V",     1,    6,     4,  30001,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "cache",    40,   10,     4,      5,   1,  1,   1, 3, 1, 24, MIXED }, "cache" },
+};
+enum { SPECIAL = sizeof special / sizeof *special };
+
 /* ---- the definitions, as loops in double ---------------------------------------------------------------------
  * v[i] is buffer i of the case; an output it leaves NULL is not compared. */
 
@@ -843,6 +874,11 @@ static void check_case(Case *c, void *context) {
     if (is_small) check_gradients(c, f64);
     if (is_small) check_cross_entropy_gradient(c, f64);
 }
+static void check_special(Case *c, void *only) {
+    const Device *f64 = device_find("cpu-f64"), *dev;
+    if (strncmp(c->op, only, strlen(only))) return;
+    for (int i = 0; (dev = device_list(i)); i++) if (dev != f64 && !dev->open()) against_oracle(c, dev, f64);
+}
 void test_kernels(void) {
     const char *quick = getenv("MOE_TEST_QUICK");
     const Device *dev;
@@ -858,6 +894,11 @@ void test_kernels(void) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];
         is_small = s->B * s->T * s->F < 10000;              /* finite differences call the forward hundreds of times */
         each_case(s, 1, check_case, &is_small);
+    }
+    for (int i = 0; i < SPECIAL && !(quick && *quick == '1'); i++) {
+        char only[32];
+        snprintf(only, sizeof only, "%s", special[i].only);
+        each_case(&special[i].s, 1, check_special, only);
     }
     omp_set_num_threads(threads);
 }
