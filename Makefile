@@ -59,7 +59,7 @@ run_tests: $(B)/run_tests
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl
-$(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(B)/bench/layers.o $(CASES) $(LIBRARY)
+$(B)/bench/bench_moe: $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c)) $(CASES) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl
 $(B)/run_tests: $(TESTS) $(LIBRARY)
@@ -85,7 +85,7 @@ $(B)/kernels/cuda/context.o: kernels/cuda/context.cu Makefile
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
--include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(B)/bench/bench_moe.o $(B)/bench/layers.o)
+-include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c)))
 
 found:
 	@echo "compiler $(CC), $(if $(HAVE_ARCH),-march=$(ARCH),no -march=$(ARCH): generic code), OpenMP $(if $(HAVE_OMP),found,not found: one thread)"
@@ -106,7 +106,7 @@ cuda_check: $(CHECKS)
 	@! grep -hE "bytes spill stores" $(CHECKS) | grep -vE " 0 bytes spill stores, 0 bytes spill loads" || { echo "kernels spill registers: see build/check"; exit 1; }
 	@echo "CUDA: $(words $(CHECKS)) objects compile for sm_80 and sm_90a without warnings or spills"
 define check
-build/check/$1/%.txt: %.cu Makefile kernels/kernels.h $(wildcard kernels/cuda/*.cuh)
+build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh)
 	@mkdir -p $$(@D)
 	@echo "  check $$<, $1"
 	$(Q)$(NVCC) -std=c++17 -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }

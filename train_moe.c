@@ -27,10 +27,10 @@
 /* ---- settings ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device;
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
-    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, forced, overfit, check, max_bad,
-          show_loads;
+    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
+          max_bad, show_loads, master;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
 
@@ -74,6 +74,10 @@ static const Option options[] = {
       "AdamW: decay of the mean of gradients" },
     { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,
       "AdamW: decay of the mean of squared gradients" },
+    { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
+      "bf16: 1: keep the weights in f32 as well; 0: round updates stochastically, 4 bytes a parameter less" },
+    { "optimizer", "mo", "moments",          OPTION_TEXT,  AT(moments),       "f32",                 0,    0,     "f32|bf16",
+      "bf16: AdamW's two running means; bf16 is 4 bytes a parameter less" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
       "dropout of the embedding and of what each block adds" },
     { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
@@ -104,6 +108,8 @@ static const Option options[] = {
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
       "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
+    { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    1,     NULL,
+      "1: on a GPU, record the work of a step once and replay it; 0: queue it anew each step" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
       "of weights, order of the data, dropout and samples" },
     { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,
@@ -134,12 +140,14 @@ typedef struct {
     Decoder    decoder;                 /* for samples; shares the weights */
     Progress   progress;
     Log        log;
+    Replay     replay_micro[2], replay_update;  /* a micro-batch that adds to the gradients, and the first, which sets them */
     Checkpoint *from;                   /* what is resumed, until it is loaded */
     int        micro_batches, samples_wanted;
-    int       *inputs, *targets;        /* (B,T) */
+    int       *inputs, *targets;        /* (micro_batches,B,T) */
+    uint64_t  *keys;                    /* (micro_batches) of their dropout */
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
-    int64_t    first_step;
+    int64_t    first_step, waits;       /* waits for the device in the steps of this session */
     int        failed_saves, locked, restored;
 } Run;
 
@@ -302,6 +310,8 @@ static void choose_model(Run *r) {
 
 static int64_t tokens_per_step(const Run *r) { return (int64_t)r->s.batch * r->s.seq * r->micro_batches; }
 
+static Moments moments(const Settings *s) { return strcmp(s->moments, "bf16") ? REAL_MOMENTS : FLOATX_MOMENTS; }
+
 static void plan(Run *r) {
     Settings *s = &r->s;
     const int64_t micro = (int64_t)s->batch * s->seq;
@@ -320,18 +330,20 @@ static void plan(Run *r) {
              "Smaller steps (-b, -t, -d), or a number of them (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)s->batch * r->micro_batches);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches);
-    optimizer_plan(&r->optimizer, &r->model);
+    if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
+        fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
+    optimizer_plan(&r->optimizer, &r->model, s->master, moments(s));
     if (r->tokenizer)
         r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
                                                                               : r->config.vocab;
 }
 
-/* The memory that other values of one option would need. */
-static size_t memory_with(const Run *r, int batch, int recompute) {
+/* The memory that other values of some options would need. */
+static size_t memory_with(const Run *r, int batch, int recompute, int master, Moments kind) {
     Model m;
     Optimizer o;
     model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches);
-    optimizer_plan(&o, &m);
+    optimizer_plan(&o, &m, master, kind);
     const size_t total = m.arena.total;
     model_free(&m);
     return total;
@@ -371,10 +383,13 @@ static void print_plan(const Run *r) {
 static void out_of_memory(const Run *r) {
     const size_t room = r->dev->memory(), need = r->model.arena.total;
     Text hint = { 0 };
-    if (room && memory_with(r, r->s.batch, 2) <= room) text_add(&hint, "-r 2 would fit");
-    for (int b = r->s.batch / 2; b >= 1 && room && !hint.at; b /= 2)
-        if (memory_with(r, b, r->s.recompute) <= room)
+    const Settings *s = &r->s;
+    if (room && memory_with(r, s->batch, 2, s->master, moments(s)) <= room) text_add(&hint, "-r 2 would fit");
+    for (int b = s->batch / 2; b >= 1 && room && !hint.at; b /= 2)
+        if (memory_with(r, b, s->recompute, s->master, moments(s)) <= room)
             text_add(&hint, "-b %d would fit (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
+    if (room && !hint.at && r->dev->floatX_size == 2 && memory_with(r, s->batch, 2, 0, FLOATX_MOMENTS) <= room)
+        text_add(&hint, "-r 2 -mw 0 -mo bf16 would fit");
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
          hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
@@ -382,7 +397,7 @@ static void out_of_memory(const Run *r) {
 
 static void allocate(Run *r) {
     const Settings *s = &r->s;
-    const size_t N = (size_t)s->batch * (size_t)s->seq, room = r->dev->memory();
+    const size_t N = (size_t)tokens_per_step(r), room = r->dev->memory();
     if ((room && r->model.arena.total > room) || !model_allocate(&r->model)) out_of_memory(r);
     r->samples_wanted = s->sample_every > 0;
     if (r->samples_wanted && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
@@ -392,6 +407,8 @@ static void allocate(Run *r) {
     r->model.forced = s->forced;
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
+    r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
+    r->replay_micro[0].off = r->replay_micro[1].off = r->replay_update.off = !s->record;
     if (s->forced) warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
 
@@ -426,57 +443,72 @@ static void start_or_resume(Run *r) {
 static AdamW adamw(const Settings *s, int64_t step) {
     return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup,
                                                        (double)s->final_lr),
-                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip };
+                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip,
+                    .key = random_key(~(uint64_t)s->seed, (uint64_t)step) };
 }
 
-static void train_step(Run *r) {
+/* All that a step needs of the host, sent before its work begins. */
+static void send_step(Run *r) {
     const Settings *s = &r->s;
-    Model *m = &r->model;
     Error e;
     const int64_t step = r->progress.step, first = s->overfit ? 0 : r->progress.samples;
-    model_start_step(m);
-    m->dropout = s->dropout;
+    const size_t N = (size_t)s->batch * (size_t)s->seq;
     for (int micro = 0; micro < r->micro_batches; micro++) {
+        const size_t at = (size_t)micro * N;
         if (!data_batch(r->data, first + (int64_t)micro * s->batch, s->batch, s->seq, (uint64_t)s->seed,
-                        r->inputs, r->targets, &e))
+                        r->inputs + at, r->targets + at, &e))
             fail(EXIT_DISK, "%s", e.text);
-        m->dropout_key = random_key((uint64_t)s->seed, (uint64_t)(step * r->micro_batches + micro));
-        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
-        model_forward(m);
-        model_loss(m, 1.0f / (float)tokens_per_step(r), 1, micro);
-        model_backward(m, 1.0f / (float)r->micro_batches);
+        r->keys[micro] = random_key((uint64_t)s->seed, (uint64_t)(step * r->micro_batches + micro));
     }
-    optimizer_step(&r->optimizer, m, adamw(s, step));
-    for (int i = 0, experts, at; i < m->routers && s->bias_rate > 0; i++) {
+    model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
+    optimizer_set(&r->optimizer, &r->model, adamw(s, step));
+}
+static void micro_batch(void *run) {
+    Run *r = run;
+    Model *m = &r->model;
+    if (m->fresh) model_start_step(m);
+    model_forward(m);
+    model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
+    model_backward(m, 1.0f / (float)r->micro_batches);
+}
+static void update(void *run) {
+    Run *r = run;
+    Model *m = &r->model;
+    optimizer_update(&r->optimizer, m);
+    for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
         at = router_width(m, i, &experts);
-        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, s->bias_rate,
+        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, r->s.bias_rate,
                             experts);
     }
+}
+static void train_step(Run *r) {
+    Model *m = &r->model;
+    send_step(r);
+    m->dropout = r->s.dropout;
+    for (int micro = 0; micro < r->micro_batches; micro++) {
+        m->fresh = micro == 0;                              /* two kinds of work: the first sets gradients, the others add */
+        model_begin_micro(m, micro);
+        replay_run(&r->replay_micro[m->fresh], m->dev, model_state(m), micro_batch, r);
+        model_end_micro(m, micro);
+    }
+    replay_run(&r->replay_update, m->dev, 0, update, r);
 }
 
 /* The one place where a step is read back. */
 static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1 };
-    int experts, loads = m->routers ? router_width(m, m->routers, &experts) : 0;
-    int *load = mem_alloc((size_t)loads * sizeof *load);
-    double *sums = mem_alloc((size_t)(r->micro_batches + 2 * m->routers) * sizeof *sums);
-    m->dev->reals_to_double(sums, m->loss_sum, (size_t)r->micro_batches);
-    for (int i = 0; i < r->micro_batches; i++) t.loss += sums[i] / (double)tokens_per_step(r);
-    t.norm = optimizer_norm(&r->optimizer, m, bad_tensor);
-    if (m->routers) {
-        m->dev->download(load, m->load, (size_t)loads * sizeof *load);
-        m->dev->reals_to_double(sums, m->losses, (size_t)(2 * m->routers));
-        router_stats(&t, m, load, sums);
-    }
+    Found f = model_found(m);
+    for (int i = 0; i < r->micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    t.norm = optimizer_norm(&r->optimizer, f.squares, bad_tensor);
+    if (m->routers) router_stats(&t, m, f.load, f.losses);
+    found_free(&f);
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
     const double seconds = now() - start;               /* a GPU has only finished when its results are here */
     t.ms = 1e3 * seconds;
     t.tok_s = (double)tokens_per_step(r) / seconds;
     r->session += seconds;
     t.eta = r->session / (double)(t.step - r->first_step) * (double)(r->s.steps - t.step);
-    free(load);
-    free(sums);
     return t;
 }
 
@@ -498,7 +530,7 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
         for (int n = 0; n < N; n++) counted += r->targets[n] >= 0;
         model_batch(m, r->inputs, r->targets, s->batch, s->seq);
         model_forward(m);
-        model_loss(m, 1, 0, 0);
+        model_loss(m, 1, 0);
         m->dev->reals_to_double(&sum, m->loss_sum, 1);
         total += sum;
     }
@@ -654,8 +686,11 @@ static int train(Run *r) {                                           /* 1: ran t
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
+        const Waits before = r->dev->waits();
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
+        const Waits after = r->dev->waits();
+        r->waits += after.syncs - before.syncs + after.reads - before.reads;
         const int last = t.step == s->steps, validates = last || t.step % s->val_every == 0;
         const int samples = r->samples_wanted && (last || t.step % s->sample_every == 0);
         const double loss_z = window_score(&p->loss, t.loss), norm_z = window_score(&p->norm, t.norm);
@@ -698,6 +733,9 @@ static void summary(Run *r) {
     log_line(&r->log, "tokens           | %lld, %.0f a second",
              (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
     log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
+    if (r->waits != p->step - r->first_step)
+        log_line(&r->log, "host waits       | %.2f a step; 1 is right, for its results",
+                 (double)r->waits / (double)(p->step - r->first_step));
     log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
     if (data_is_fallback(r->data))
         log_line(&r->log, "NOTE             | trained on this project's own text: "

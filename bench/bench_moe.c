@@ -1,13 +1,17 @@
 /* bench_moe.c: how fast is every operation, and how fast could it be?
  *
- *   bench_moe [-d DEVICE] [-e m4|m12] [-t SECONDS] [-l] [FILTER]
+ *   bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]
  *
  * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
- * tested. First the machine is measured: how many multiply-adds its threads do when nothing but registers is
- * involved, and how fast they copy memory. Then each line says how long an operation took, and what share of the
- * limit that matters to it that is: arithmetic for products and attention, memory for the rest. Operations whose
- * data fits in a cache can pass 100 % of the copy rate. Every time is the median of at least 7 calls, after calls
- * that are not counted; (fastest - slowest). */
+ * tested. Each line says how long an operation took, how much that is in bytes or in multiply-adds, and what share of
+ * the limit that matters to it:
+ *   memory     the rate at which the device copies memory. Bytes are counted: what an operation has to read and to
+ *              write at least. Its buffers exist several times and are used by turns, so that no cache holds them.
+ *   products   the routed ones on a GPU: the rate of one dense product of the same size (cuBLAS, if it is there).
+ *              All others, and attention: on a CPU the multiply-adds that its threads do with nothing but registers, on
+ *              a GPU a dense product of 8192 x 8192 x 8192.
+ * A time is the median over at least 7 batches of calls, after calls that are not counted; (fastest - slowest). Batches
+ * of copies and dense products are timed in between, by turns, for clocks and neighbours change. */
 #include "layers.h"
 #include "../tests/cases.h"
 #include <stdio.h>
@@ -22,11 +26,22 @@ static int omp_get_max_threads(void) { return 1; }
 #define COMPILER_FLAGS "flags not told"                 /* -DCOMPILER_FLAGS='"..."' */
 #endif
 
-static const Shape shapes[] = {     /*  B    T    C      V   E  K     F  G  Q   D */
-    { "m4",                            16,  128, 128,   256, 8, 2,  128, 2, 2, 32, MIXED },
-    { "m12",                            1, 1024, 768, 50304, 8, 2, 1024, 6, 2, 64, MIXED },
+static const struct {
+    Shape s;
+    int gpu;                        /* of which kind of device this is a size */
+    const char *only;               /* operations whose names begin so */
+} sizes[] = {                       /*   B     T     C      V    E   K     F  G   Q    D */
+    { { "m4",                           16,  128,  128,   256,   8,  2,  128, 2,  2,  32, MIXED }, 0, "" },
+    { { "m12",                           1, 1024,  768, 50304,   8,  2, 1024, 6,  2,  64, MIXED }, 0, "" },
+    { { "c768k2",                       64, 1024,  768, 50304,  64,  2, 2048, 6,  2,  64, MIXED }, 1, "" },
+    { { "c2048k8",                      64, 1024, 2048, 50304, 128,  8,  384, 2,  8, 128, MIXED }, 1, "" },
+    { { "c4096k16",                     64, 1024, 4096, 50304, 256, 16,  128, 2, 16, 128, MIXED }, 1, "" },
+    { { "e64k2",                        32, 1024,    8,     8,  64,  2,    8, 1,  1,   8, MIXED }, 1, "route" },
+    { { "e128k8",                       32, 1024,    8,     8, 128,  8,    8, 1,  1,   8, MIXED }, 1, "route" },
+    { { "e256k16",                      32, 1024,    8,     8, 256, 16,    8, 1,  1,   8, MIXED }, 1, "route" },
+    { { "e512k10",                      32, 1024,    8,     8, 512, 10,    8, 1,  1,   8, MIXED }, 1, "route" },
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes };
+enum { SIZES = sizeof sizes / sizeof *sizes };
 
 /* ---- what the machine can do --------------------------------------------------------------------------- */
 
@@ -71,27 +86,6 @@ static double peak_##type(double seconds) { \
 PEAK(float)
 PEAK(double)
 
-/* Bytes read plus bytes written, by all threads, of a copy that no cache can hold. */
-static double copy_rate(const Device *dev, double seconds) {
-    const size_t bytes = (size_t)192 << 20, piece = (size_t)1 << 20;
-    char *from = dev->alloc(bytes), *to = dev->alloc(bytes);
-    double best = 0, end = now() + seconds;
-    while (from && to && now() < end) {
-        double start = now();
-        if (dev->is_gpu) dev->copy(to, from, bytes);
-        else {
-            #pragma omp parallel for
-            for (size_t i = 0; i < bytes / piece; i++) memcpy(to + i * piece, from + i * piece, piece);
-        }
-        dev->sync();
-        double rate = 2.0 * (double)bytes / (now() - start);
-        if (rate > best) best = rate;
-    }
-    if (from) dev->release(from);
-    if (to) dev->release(to);
-    return best;
-}
-
 /* Starting and joining the threads takes a few microseconds, unless something else runs on their cores. */
 static double start_threads(void) {
     enum { TIMES = 101 };
@@ -120,49 +114,149 @@ static void print_machine(void) {
            COMPILER_FLAGS, 8 * VECTOR);
 }
 
-/* ---- one operation ------------------------------------------------------------------------------------- */
+/* ---- something that is timed: calls in batches ------------------------------------------------------------ */
+
+enum { MOST_COPIES = 64 };
+static const size_t out_of_cache = (size_t)256 << 20;       /* bytes; the largest caches are a quarter of that */
 
 typedef struct {
     const Device *dev;
-    const char *filter;
-    double seconds, flops_peak, copy_peak;      /* seconds: per operation; peaks: 0 if unknown */
+    Placed copy[MOST_COPIES];           /* of a case's buffers, used by turns; or, without a case, */
+    char  *to, *from;                   /* memory that is copied */
+    int    copies, turn, calls;         /* calls: of a batch */
+} Work;
+
+static void call(Work *w) {
+    const size_t piece = (size_t)1 << 20;
+    if (w->copies) case_run(&w->copy[w->turn++ % w->copies]);
+    else if (w->dev->is_gpu) w->dev->copy(w->to, w->from, out_of_cache);
+    else {
+        #pragma omp parallel for
+        for (size_t i = 0; i < out_of_cache / piece; i++) memcpy(w->to + i * piece, w->from + i * piece, piece);
+    }
+}
+/* Seconds of a call. */
+static double batch(Work *w) {
+    const double start = now();
+    for (int i = 0; i < w->calls; i++) call(w);
+    w->dev->sync();
+    return (now() - start) / w->calls;
+}
+/* Pages, caches, threads and clocks are ready after this, and a batch lasts long enough for the clock. */
+static void warm_up(Work *w) {
+    const double enough = 2e-3;
+    w->calls = w->copies > 1 ? w->copies : 1;
+    batch(w);
+    const double once = batch(w);
+    w->calls = once < enough / 1000 ? 1000 : once < enough ? (int)(enough / once) + 1 : 1;
+}
+static int work_open(Work *w, const Case *c, const Device *dev) {
+    const double bytes = case_bytes(c, dev), wanted = c->flops > 0 ? 1 : (double)out_of_cache / (bytes + 1);
+    *w = (Work){ .dev = dev };
+    while (w->copies < MOST_COPIES && (!w->copies || w->copies < wanted))
+        if (case_place(&w->copy[w->copies], c, dev)) w->copies++;
+        else break;
+    if (w->copies) warm_up(w);
+    return w->copies;
+}
+static int copying_open(Work *w, const Device *dev) {
+    *w = (Work){ .dev = dev, .to = dev->alloc(out_of_cache), .from = dev->alloc(out_of_cache) };
+    if (w->to && w->from) warm_up(w);
+    return w->to && w->from;
+}
+static void work_close(Work *w) {
+    for (int i = 0; i < w->copies; i++) case_release(&w->copy[i]);
+    if (w->to) w->dev->release(w->to);
+    if (w->from) w->dev->release(w->from);
+    *w = (Work){ 0 };
+}
+
+/* ---- one operation ------------------------------------------------------------------------------------- */
+
+/* What a size sums up in the end. */
+static const struct { const char *name, *ops[3]; } groups[] = {
+    { "matmul",            { "matmul" } },
+    { "ParallelLinear",    { "parallel_linear" } },
+    { "routing of a layer, forward", { "router_forward", "route_plan", "router_losses" } },
+};
+enum { GROUPS = sizeof groups / sizeof *groups };
+
+typedef struct {
+    const Device *dev;
+    const char *filter, *only;
+    double seconds, flops_peak;                 /* seconds: per operation; peak: 0 if unknown */
+    Work copying;
     int list, done;
-    double flops[2], time[2];                   /* of dense products, of ParallelLinear */
+    double amount[GROUPS], time[GROUPS];
 } Bench;
 
 static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
-static void time_case(Case *c, void *context) {
+static double median(double *x, int n) {
+    qsort(x, (size_t)n, sizeof *x, ascending);
+    return x[n / 2];
+}
+/* Times w and, by turns, what it is compared with, if there is something; 0 for that if not. */
+typedef struct { double time, fastest, slowest, other; } Timing;
+static Timing time_beside(Work *w, Work *other, double seconds) {
     enum { LEAST = 7, MOST = 1000 };
-    Bench *b = context;
-    Placed p;
-    double took[MOST];
+    double took[MOST], took_other[MOST];
     int runs = 0;
-    if (b->filter && !strstr(c->what, b->filter)) return;
-    if (b->list) { puts(c->what); return; }
-    if (!case_place(&p, c, b->dev)) { printf("%-68s not enough memory\n", c->what); return; }
-    case_run(&p);                               /* pages, caches, threads and clocks are ready after this */
-    b->dev->sync();
-    for (double start = now(); runs < MOST && (runs < LEAST || now() - start < b->seconds); runs++) {
-        double begun = now();
-        case_run(&p);
-        b->dev->sync();
-        took[runs] = now() - begun;
+    for (double spent = 0; runs < MOST && (runs < LEAST || spent < seconds); runs++) {
+        if (other) took_other[runs] = batch(other);
+        took[runs] = batch(w);
+        spent += took[runs] * w->calls;
     }
-    case_release(&p);
-    qsort(took, (size_t)runs, sizeof *took, ascending);
-    const double median = took[runs / 2], amount = c->flops > 0 ? c->flops : case_bytes(c, b->dev);
-    const double peak = c->flops > 0 ? b->flops_peak : b->copy_peak;
-    printf("%-68s %9.3f ms (%.3f - %.3f) %8.1f %s", c->what, median * 1e3, took[0] * 1e3, took[runs - 1] * 1e3,
-           amount / median / 1e9, c->flops > 0 ? "GFLOP/s" : "GB/s   ");
-    if (peak > 0) printf(" %4.0f %%", 100 * amount / median / peak);
-    putchar('\n');
-    fflush(stdout);
-    b->done++;
-    const int product = !strncmp(c->op, "matmul", 6) ? 0 : !strncmp(c->op, "parallel_linear", 15) ? 1 : -1;
-    if (product >= 0) { b->flops[product] += c->flops; b->time[product] += median; }
+    const double m = median(took, runs);
+    return (Timing){ m, took[0], took[runs - 1], other ? median(took_other, runs) : 0 };
+}
+static void add_to_groups(Bench *b, const Case *c, double amount, double time) {
+    for (int g = 0; g < GROUPS; g++)
+        for (int i = 0; i < 3 && groups[g].ops[i]; i++)
+            if (!strncmp(c->op, groups[g].ops[i], strlen(groups[g].ops[i]))) b->amount[g] += amount, b->time[g] += time;
+}
+static void time_case(Case *c, void *context) {
+    Bench *b = context;
+    Work w, dense = { 0 };
+    const int product = c->flops > 0, routed = c->dense && b->dev->is_gpu;
+    if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only))) return;
+    if (b->list) { puts(c->what); return; }
+    if (!work_open(&w, c, b->dev) || (routed && !work_open(&dense, c->dense, b->dev)))
+        printf("%-72s not enough memory\n", c->what);
+    else {
+        const double amount = product ? c->flops : case_bytes(c, b->dev);
+        const Timing t = time_beside(&w, routed ? &dense : product ? NULL : &b->copying, b->seconds);
+        const double peak = routed ? c->flops / t.other : product ? b->flops_peak : 2.0 * (double)out_of_cache / t.other;
+        printf("%-72s %9.4f ms (%.4f - %.4f) %9.2f %s %8.1f %s", c->what, t.time * 1e3, t.fastest * 1e3, t.slowest * 1e3,
+               amount / (product ? 1e9 : 1e6), product ? "GFLOP" : "MB   ", amount / t.time / 1e9,
+               product ? "GFLOP/s" : "GB/s   ");
+        if (peak > 0) printf(" %4.0f %%%s", 100 * amount / t.time / peak, routed ? " of dense" : "");
+        putchar('\n');
+        fflush(stdout);
+        add_to_groups(b, c, amount, t.time);
+        b->done++;
+    }
+    work_close(&w);
+    work_close(&dense);
+}
+static void print_groups(const Bench *b, const char *size) {
+    for (int g = 0; g < GROUPS; g++)
+        if (b->time[g] > 0 && !groups[g].ops[1])
+            printf("%s %s: %.1f GFLOP in %.2f ms, %.1f GFLOP/s, %.0f %% of the peak\n", size, groups[g].name,
+                   b->amount[g] / 1e9, b->time[g] * 1e3, b->amount[g] / b->time[g] / 1e9,
+                   100 * b->amount[g] / b->time[g] / b->flops_peak);
+        else if (b->time[g] > 0) printf("%s %s: %.1f us\n", size, groups[g].name, b->time[g] * 1e6);
+}
+/* Of a dense product, as large as they come. */
+static double product_rate(const Device *dev) {
+    Work w;
+    Case *c = case_product(8192, 8192, 8192);
+    const double rate = work_open(&w, c, dev) ? c->flops / time_beside(&w, NULL, 0.1).time : 0;
+    work_close(&w);
+    case_free(c);
+    return rate;
 }
 
 /* ---- the program --------------------------------------------------------------------------------------- */
@@ -170,8 +264,10 @@ static void time_case(Case *c, void *context) {
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
-    "  -e, --size SIZE        m4 or m12; default: both\n"
-    "  -t, --time SECONDS     for each operation, at least 7 calls (default 0.1)\n"
+    "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
+    "                         e512k10 (default for GPUs); layers: whole layers of published sizes; steps: whole\n"
+    "                         training steps\n"
+    "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
 
@@ -185,7 +281,7 @@ static int is(const char *arg, const char *letter, const char *name) {
 
 int main(int argc, char **argv) {
     const char *device = "cpu-f32", *size = NULL;
-    Bench b = { .seconds = 0.1 };
+    static Bench b = { .seconds = 0.1 };
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); return EXIT_DONE; }
         else if (is(argv[i], "-d", "--device")) device = value_of(argc, argv, &i);
@@ -200,9 +296,9 @@ int main(int argc, char **argv) {
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
-    const int layers = size && !strcmp(size, "layers");
-    int known = !size || layers;
-    for (int i = 0; i < SHAPES; i++) known |= size && !strcmp(size, shapes[i].name);
+    const int layers = size && !strcmp(size, "layers"), steps = size && !strcmp(size, "steps");
+    int known = !size || layers || steps;
+    for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
     if (!b.dev) fail(EXIT_USAGE, "device %s: this build has none of that name", device);
@@ -212,35 +308,34 @@ int main(int argc, char **argv) {
         print_machine();
         printf("command   ");
         for (int i = 0; i < argc; i++) printf(" %s", argv[i]);
-        b.copy_peak = copy_rate(b.dev, 0.5);
-        if (!b.dev->is_gpu) b.flops_peak = b.dev->real_size == 8 ? peak_double(0.5) : peak_float(0.5);
+        if (!copying_open(&b.copying, b.dev)) fail(EXIT_MEMORY, "%s: no memory to copy", device);
+        b.flops_peak = b.dev->is_gpu ? product_rate(b.dev) : b.dev->real_size == 8 ? peak_double(0.5) : peak_float(0.5);
         printf("\ndevice     %s, weights and activations in %s\npeak       ", b.dev->name, b.dev->dtype);
         if (b.flops_peak > 0)
-            printf("%.1f GFLOP/s (%s multiply-adds in registers), ", b.flops_peak / 1e9,
-                   b.dev->real_size == 8 ? "f64" : "f32");
-        printf("%.1f GB/s (copy, read + write)\n", b.copy_peak / 1e9);
+            printf("%.1f GFLOP/s (%s), ", b.flops_peak / 1e9, b.dev->is_gpu ? "dense product of 8192 x 8192 x 8192"
+                   : b.dev->real_size == 8 ? "f64 multiply-adds in registers" : "f32 multiply-adds in registers");
+        printf("%.1f GB/s (copy, read + write)\n",
+               2 * (double)out_of_cache / time_beside(&b.copying, NULL, 0.2).time / 1e9);
         double wait = b.dev->is_gpu ? 0 : start_threads();
         if (wait > 0)
             warn("starting threads takes %.0f us on average: other programs use these cores, do "
                  "not trust the times", wait * 1e6);
     }
     if (layers) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
-    for (int i = 0; i < SHAPES && !layers; i++) {
-        const Shape *s = &shapes[i];
-        if (size && strcmp(size, s->name)) continue;
+    if (steps) bench_steps(b.dev);
+    for (int i = 0; i < SIZES && !layers && !steps; i++) {
+        const Shape *s = &sizes[i].s;
+        if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;
         if (!b.list)
             printf("\n%s: B=%d T=%d C=%d V=%d E=%d K=%d F=%d G=%d Q=%d D=%d\n", s->name, s->B, s->T, s->C,
                    s->V, s->E, s->K, s->F, s->G, s->Q, s->D);
-        for (int k = 0; k < 2; k++) b.flops[k] = b.time[k] = 0;
+        memset(b.time, 0, sizeof b.time);
+        memset(b.amount, 0, sizeof b.amount);
+        b.only = sizes[i].only;
         each_case(s, 0, time_case, &b);
-        for (int k = 0; k < 2; k++)
-            if (b.time[k] > 0) {
-                printf("%s %s: %.1f GFLOP in %.1f ms, %.1f GFLOP/s", s->name, k ? "ParallelLinear" : "matmul",
-                       b.flops[k] / 1e9, b.time[k] * 1e3, b.flops[k] / b.time[k] / 1e9);
-                if (b.flops_peak > 0) printf(", %.0f %% of the peak", 100 * b.flops[k] / b.time[k] / b.flops_peak);
-                putchar('\n');
-            }
+        print_groups(&b, s->name);
     }
-    if (!b.done && !b.list) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
+    work_close(&b.copying);
+    if (!b.done && !b.list && !layers && !steps) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
     return EXIT_DONE;
 }

@@ -133,20 +133,23 @@ int checkpoint_clear(const char *folder, Error *e) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-typedef struct { const char *suffix; real *at; } Moment;
+typedef struct { const char *suffix; char *at; Moments type; } Moment;
 static int moments(const Optimizer *o, Moment list[3]) {
     int n = 0;
-    list[n++] = (Moment){ ".m", o->m };
-    list[n++] = (Moment){ ".v", o->v };
-    if (o->master) list[n++] = (Moment){ ".master", o->master };
+    list[n++] = (Moment){ ".m", o->m, o->moments };
+    list[n++] = (Moment){ ".v", o->v, o->moments };
+    if (o->master) list[n++] = (Moment){ ".master", (char *)o->master, REAL_MOMENTS };
     return n;
+}
+static size_t size_of(const Device *dev, Moments type) { return type == REAL_MOMENTS ? dev->real_size : dev->floatX_size; }
+static const char *dtype_of(const Device *dev, Moments type) {
+    return type == FLOATX_MOMENTS ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
 
 /* m, v and the master copy of every tensor, under its name, and the routers' selection bias. */
 static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
                           uint32_t *crc) {
-    const char *dtype = m->dev->real_size == 8 ? "F64" : "F32";
-    const size_t size = m->dev->real_size;
+    const char *real_dtype = dtype_of(m->dev, REAL_MOMENTS);
     Moment list[3];
     const int kinds = moments(o, list), count = m->manifest.count * kinds;
     const int extra = m->routers > 0;
@@ -158,26 +161,29 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
         const Tensor *t = &m->manifest.at[i / kinds];
         snprintf(names[i], sizeof names[i], "%s%s", t->name, list[i % kinds].suffix);
         shapes[i] = t->count;
-        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype, .rank = 1, .shape = &shapes[i] };
+        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype_of(m->dev, list[i % kinds].type), .rank = 1,
+                                   .shape = &shapes[i] };
     }
     shapes[count] = bias_shape;
-    tensors[count] = (FileTensor){ .name = "router_bias", .dtype = dtype, .rank = 1, .shape = &shapes[count] };
-    void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * size);
+    tensors[count] = (FileTensor){ .name = "router_bias", .dtype = real_dtype, .rank = 1, .shape = &shapes[count] };
+    void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * m->dev->real_size);
     SafetensorsWriter *w = safetensors_create(path, tensors, (size_t)(count + extra), NULL, 0, e);
     int ok = w != NULL;
     for (int i = 0; i < count && ok; i++) {
         const Tensor *t = &m->manifest.at[i / kinds];
+        const Moment *k = &list[i % kinds];
+        const size_t size = size_of(m->dev, k->type);
         for (size_t from = 0; from < t->count && ok; from += BUFFER) {
             const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-            m->dev->download(buffer, (char *)list[i % kinds].at + (t->offset + from) * size, n * size);
-            if (first_not_finite(dtype, buffer, n) < n)
+            m->dev->download(buffer, k->at + (t->offset + from) * size, n * size);
+            if (first_not_finite(dtype_of(m->dev, k->type), buffer, n) < n)
                 ok = error_set(e, "optimizer state of %s is not finite: not saved", t->name);
             ok = ok && safetensors_append(w, buffer, n * size, e);
         }
     }
     if (ok && extra) {
-        m->dev->download(buffer, m->bias, bias_shape * size);
-        ok = safetensors_append(w, buffer, bias_shape * size, e);
+        m->dev->download(buffer, m->bias, bias_shape * m->dev->real_size);
+        ok = safetensors_append(w, buffer, bias_shape * m->dev->real_size, e);
     }
     if (ok) ok = safetensors_finish(w, e, bytes, crc);
     else if (w) safetensors_abandon(w);
@@ -255,8 +261,9 @@ static int room_for(const char *folder, double need, Error *e) {
 int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
                     const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e) {
     Moment list[3];
-    const double need = (double)m->manifest.learnable
-        * (double)(m->dev->floatX_size + (size_t)moments(o, list) * m->dev->real_size);
+    size_t each = m->dev->floatX_size;                       /* bytes a parameter */
+    for (int i = moments(o, list); i-- > 0; ) each += size_of(m->dev, list[i].type);
+    const double need = (double)m->manifest.learnable * (double)each;
     char *state = text_format("%s/state", folder), *final = step_path(folder, p->step);
     char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)p->step);
     char *model = text_format("%s/model.safetensors", temporary);
@@ -394,21 +401,32 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
     double *buffer = mem_alloc(BUFFER * sizeof *buffer);
     Moment list[3];
     const int kinds = moments(o, list);
-    int ok = s != NULL;
+    const char *stored = NULL;                               /* another type than ours, if so */
+    int ok = s != NULL, no_master = 0;
     for (int i = 0; ok && i < m->manifest.count * kinds; i++) {
         const Tensor *t = &m->manifest.at[i / kinds];
+        const Moment *k = &list[i % kinds];
+        const size_t size = size_of(m->dev, k->type);
         char name[TENSOR_NAME + 16];
-        snprintf(name, sizeof name, "%s%s", t->name, list[i % kinds].suffix);
+        snprintf(name, sizeof name, "%s%s", t->name, k->suffix);
         const FileTensor *f = safetensors_find(s, name);
-        if (!f && !strcmp(list[i % kinds].suffix, ".master")) continue;      /* written by a device that needs none */
+        if (!f && !strcmp(k->suffix, ".master")) { no_master = 1; continue; }
         if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);
         for (size_t from = 0; ok && from < t->count; from += BUFFER) {
             const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
             ok = safetensors_read_double(s, f, from, buffer, n, e);
-            if (ok)
-                m->dev->reals_from_double((real *)((char *)list[i % kinds].at
-                                                   + (t->offset + from) * m->dev->real_size), buffer, n);
+            void *to = k->at + (t->offset + from) * size;
+            if (ok && k->type == REAL_MOMENTS) m->dev->reals_from_double(to, buffer, n);
+            else if (ok) m->dev->from_double(to, buffer, n);
         }
+        if (ok && strcmp(f->dtype, dtype_of(m->dev, k->type))) stored = f->dtype;
+    }
+    if (ok && stored) warn("%s: the optimizer's state is in %s and was converted", path, stored);
+    if (ok && no_master) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
+    if (ok && !o->master) {
+        char name[TENSOR_NAME + 16];
+        snprintf(name, sizeof name, "%s.master", m->manifest.at[0].name);
+        if (safetensors_find(s, name)) warn("%s holds a master copy of the weights, which is dropped", path);
     }
     const FileTensor *bias = ok ? safetensors_find(s, "router_bias") : NULL;
     if (bias && m->routers && bias->count <= BUFFER) {

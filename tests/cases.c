@@ -38,15 +38,15 @@ static uint64_t key_of(const Case *c, const char *name) {
 }
 static Buffer *add(Case *c, Role role, Kind kind, const char *name, size_t n, double *value) {
     Buffer *b = &c->buffer[c->buffers++];
-    *b = (Buffer){ .name = name, .role = role, .kind = kind, .n = n, .moved = n, .value = value };
+    *b = (Buffer){ .name = name, .role = role, .kind = kind, .n = n, .moved = n, .value = value, .given = n };
     return b;
 }
 static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }     /* an optional argument that is not given */
 
 /* n numbers, normal around `mean`. Large buffers repeat a block of prime length:
  * drawing would take longer than the test. */
+enum { PERIOD = 8191 };
 static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
-    enum { PERIOD = 8191 };
     double *value = mem_alloc(n * sizeof *value);
     uint64_t key = key_of(c, name);
     for (size_t i = 0; i < n; i++)
@@ -54,8 +54,17 @@ static double *draw(const Case *c, const char *name, size_t n, double mean, doub
                  : c->exact ? (double)(random_bits(key, i) % 257) / 128 - 1 : mean + spread * random_normal(key, i);
     return value;
 }
+/* A buffer of such numbers. To be timed, one block of them is enough: the device repeats it, and gigabytes need not be
+ * made and sent. */
+static int to_be_timed;
+static Buffer *drawn(Case *c, Role role, Kind kind, const char *name, size_t n, double mean, double spread) {
+    const size_t given = to_be_timed && n > PERIOD ? PERIOD : n;
+    Buffer *b = add(c, role, kind, name, n, draw(c, name, given, mean, spread));
+    b->given = given;
+    return b;
+}
 static void in(Case *c, Kind kind, const char *name, size_t n, double mean, double spread) {
-    add(c, INPUT, kind, name, n, draw(c, name, n, mean, spread));
+    drawn(c, INPUT, kind, name, n, mean, spread);
 }
 static void bound(Case *c, Buffer *b, double stored, double summed) {
     b->stored = c->exact ? 0 : stored;
@@ -66,7 +75,7 @@ static void out(Case *c, Kind kind, const char *name, size_t n, double stored, d
 }
 static void acc(Case *c, Kind kind, const char *name, size_t n, double mean, double spread, double stored,
                 double summed) {
-    bound(c, add(c, UPDATE, kind, name, n, draw(c, name, n, mean, spread)), stored, summed);
+    bound(c, drawn(c, UPDATE, kind, name, n, mean, spread), stored, summed);
 }
 /* Whole numbers from 0 to below - 1. */
 static double *integers(Case *c, const char *name, size_t n, int below) {
@@ -75,6 +84,13 @@ static double *integers(Case *c, const char *name, size_t n, int below) {
     for (size_t i = 0; i < n; i++) value[i] = (double)(random_bits(key, i) % (uint64_t)below);
     add(c, INPUT, INTEGER, name, n, value);
     return value;
+}
+
+/* A struct that the operation reads from the device's memory. */
+static void bytes(Case *c, const char *name, const void *at, size_t n) {
+    double *value = mem_alloc(n * sizeof *value);
+    for (size_t i = 0; i < n; i++) value[i] = ((const unsigned char *)at)[i];
+    add(c, INPUT, BYTE, name, n, value);
 }
 
 /* The experts of the S slots: the same ones for every case of a shape. */
@@ -102,23 +118,27 @@ static double *chosen(const Shape *s) {
     }
     return expert;
 }
-/* Its plan by definition: for each expert, the slots that chose it, in order. */
-static void routed(Case *c) {
+/* Its plan: an expert's rows begin after those of lower experts, and slots take them in order. `moved`: which of
+ * its four buffers the operation has to read. */
+enum { START = 1, SLOT_OF_ROW = 2, TOKEN_OF_ROW = 4, ROW_OF_SLOT = 8 };
+static void routed(Case *c, int moved) {
     const int S = c->S, E = c->s.E;
     double *expert = chosen(&c->s), *start = mem_alloc((size_t)(E + 1) * sizeof *start);
     double *slot = mem_alloc((size_t)S * sizeof *slot), *token = mem_alloc((size_t)S * sizeof *token);
-    double *row = mem_alloc((size_t)S * sizeof *row);
-    int at = 0;
-    for (int e = 0; e < E; e++) {
-        start[e] = at;
-        for (int i = 0; i < S; i++) if ((int)expert[i] == e) { slot[at] = i; token[at] = i / c->s.K; row[i] = at++; }
+    double *row = mem_alloc((size_t)S * sizeof *row), *next = mem_alloc((size_t)E * sizeof *next);
+    for (int i = 0; i < S; i++) start[(int)expert[i] + 1]++;
+    for (int e = 0; e < E; e++) start[e + 1] += next[e] = start[e];
+    for (int i = 0; i < S; i++) {
+        const int at = (int)next[(int)expert[i]]++;
+        slot[at] = i, token[at] = i / c->s.K, row[i] = at;
     }
-    start[E] = at;
+    free(next);
     c->plan = c->buffers;
     add(c, INPUT, INTEGER, "start", (size_t)E + 1, start);
     add(c, INPUT, INTEGER, "slot_of_row", (size_t)S, slot);
     add(c, INPUT, INTEGER, "token_of_row", (size_t)S, token);
     add(c, INPUT, INTEGER, "row_of_slot", (size_t)S, row);
+    for (int i = 0; i < 4; i++) if (!(moved >> i & 1)) c->buffer[c->plan + i].moved = 0;
     free(expert);
 }
 static void load(Case *c, int times) {
@@ -157,16 +177,27 @@ static Case *embed_forward(const Shape *s) {
     out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy */
     integers(c, "token", (size_t)c->N, s->V);
     in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
-    c->buffer[2].moved = times(c->N, c->C);
+    c->buffer[2].moved = times(c->N, c->C);     /* again for every token: the same ones lie too far apart for a cache */
     return c;
 }
+/* How many different numbers below V there are among n. */
+static int different(const double *number, int n, int V) {
+    char *seen = mem_alloc((size_t)V);
+    int count = 0;
+    for (int i = 0; i < n; i++) { count += !seen[(int)number[i]]; seen[(int)number[i]] = 1; }
+    free(seen);
+    return count;
+}
 CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
-static Case *embed_backward(const Shape *s, int exact) {
-    Case *c = BEGIN(embed_backward, s, exact, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
+/* few: of the tokens, nine in ten are one of eleven, which lie far apart: a word like "the", and ids of several digits. */
+static Case *embed_backward(const Shape *s, int few, int exact) {
+    Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", few ? "few " : "", s->B * s->T, s->V, s->C);
     acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
-    c->buffer[0].moved = times(c->N, c->C);
     in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
-    integers(c, "token", (size_t)c->N, s->V);
+    double *token = integers(c, "token", (size_t)c->N, s->V);
+    for (int n = 0; few && n < c->N; n++)
+        if (n % 10) token[n] = (double)((size_t)token[n] % 11 * (size_t)(s->V - 1) / 10);
+    c->buffer[0].moved = times(different(token, c->N, s->V), c->C);
     c->forward[0] = embed_forward(s);
     return c;
 }
@@ -210,6 +241,7 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
     c->stride = stride;
     c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
+    c->buffer[0].moved = times(c->N, heads * s->D);
     double *table = mem_alloc(times(s->T, s->D) * sizeof *table);
     for (size_t i = 0; i < times(s->T, s->D); i++) {
         double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
@@ -222,23 +254,28 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
 
 /* ---- residual and dropout ------------------------------------------------------------------------------ */
 
-CALL(residual, b[0], b[1], b[2], c->p, c->key, c->buffer[0].n)
+enum { PLACE = 5 };
+CALL(residual, b[0], b[1], b[2], c->p, b[3], PLACE, c->buffer[0].n)
 static Case *residual(const Shape *s, float p) {
     Case *c = BEGIN(residual, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
     c->p = p;
     c->key = 0x123456789abcdef;
+    c->place = PLACE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), times, plus */
     in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "branch", times(c->N, c->C), 0, 1);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     return c;
 }
-CALL(dropout, b[0], b[1], c->p, c->key, c->buffer[0].n)
+CALL(dropout, b[0], b[1], c->p, b[2], PLACE, c->buffer[0].n)
 static Case *dropout(const Shape *s, float p) {
     Case *c = BEGIN(dropout, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
     c->p = p;
     c->key = 0xfedcba987654321;
+    c->place = PLACE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);
     in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     return c;
 }
 
@@ -296,7 +333,7 @@ static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Ro
     in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
     if (bias) in(c, FLOATX, "bias", times(s->E, O), 0, 1); else absent(c);
-    routed(c);
+    routed(c, START);
     c->flops = 2.0 * c->S * C * O;
     return c;
 }
@@ -308,7 +345,7 @@ static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows d
     out(c, FLOATX, "dinp", times(c->S, C), 1, sum_error(O));
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
-    routed(c);
+    routed(c, START);
     c->flops = 2.0 * c->S * C * O;
     if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, 0, exact);
     return c;
@@ -323,7 +360,7 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
     if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)C, 0, 1);
-    routed(c);
+    routed(c, START);
     c->flops = 2.0 * c->S * C * O;
     if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, bias, exact);
     return c;
@@ -431,7 +468,7 @@ static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, in
     in(c, FLOATX, "inp", times(c->S, c->C), 0, 1);
     if (weight) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
     if (bias) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
-    routed(c);
+    routed(c, rows == GROUPED ? ROW_OF_SLOT : 0);
     return c;
 }
 
@@ -458,7 +495,8 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
     if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);
     in(c, FLOATX, "da", times(c->M, c->F), 0, 1);
     in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
-    if (rows != BY_TOKEN) { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c); } else absent(c);
+    if (rows == BY_TOKEN) absent(c);
+    else { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c, rows == GROUPED ? SLOT_OF_ROW : 0); }
     c->forward[0] = activation_forward(s, f);
     return c;
 }
@@ -480,7 +518,7 @@ static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
     out(c, FLOATX, "act", times(c->S, c->F), 12, 2 * sum_error(c->C));
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)c->C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * c->O, c->C), 0, 1 / sqrt(c->C));
-    routed(c);
+    routed(c, START);
     c->flops = 2.0 * c->S * c->C * c->O;
     return c;
 }
@@ -505,7 +543,7 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
     in(c, FLOATX, "down", times(s->E * c->C, c->F), 0, 1 / sqrt(c->C));
     in(c, FLOATX, "pre", times(c->S, c->O), 0, 1);
     in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
-    routed(c);
+    routed(c, START | SLOT_OF_ROW);
     c->flops = 2.0 * c->S * c->C * c->F;
     return c;
 }
@@ -585,15 +623,16 @@ static Case *cache_store(const Shape *s) {
 /* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
 CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
-static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide) {
+static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int ignored) {
     Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
     const double spread = wide ? 40 : 2;                            /* wide: probabilities below the smallest float */
-    c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - s->V / 10;
+    const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as in GPT-2's vocabulary */
+    c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
     if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
     double *target = integers(c, "target", (size_t)rows, c->used);
-    for (int n = 3; n < rows; n += 5) target[n] = -1;
+    for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
     return c;
 }
 CALL(sum, b[0], b[1], c->buffer[1].n)
@@ -603,45 +642,52 @@ static Case *sum(const Shape *s) {
     in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* a sum near zero would be all rounding */
     return c;
 }
-/* Of n elements: two segments with a gap between them, and one that is empty. */
-static void segments(Case *c, size_t n) {
-    enum { COUNT = 3 };
-    const Segment segment[COUNT] = { { 0, n / 3, 1 }, { n / 3, 0, 1 }, { n - n / 2, n / 2, 0 } };
-    double *value = mem_alloc(3 * COUNT * sizeof *value);
-    c->count = COUNT;
-    for (int i = 0; i < COUNT; i++) {
-        c->segment[i] = segment[i];
-        value[3*i] = (double)segment[i].offset;
-        value[3*i + 1] = (double)segment[i].count;
-        value[3*i + 2] = (double)segment[i].decay;
+/* Of n elements, `count` segments. The last one has half of them, the others share the first third, each taking a
+ * part of what the ones before have left (the last few elements one by one), but for the second, which is empty.
+ * Between the two there is a gap. */
+static void segments(Case *c, size_t n, int count) {
+    size_t at = 0, sum = 0;
+    c->count = count;
+    for (int i = 0; i < count; i++) {
+        const size_t left = n / 3 - at, part = left < 16 ? left > 0 : 3 * left / (size_t)count;
+        Segment *s = &c->segment[i];
+        *s = i == count - 1 ? (Segment){ n - n / 2, n / 2, 0 } : (Segment){ at, i == 1 ? 0 : part, i % 3 != 2 };
+        at += s->count;
+        sum += s->count;
     }
-    add(c, INPUT, SEGMENT, "segments", 3 * COUNT, value);
+    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].n == n) c->buffer[i].moved = sum;
+    bytes(c, "segments", c->segment, (size_t)count * sizeof *c->segment);
 }
 CALL(squares, b[0], b[1], b[2], c->count)
-static Case *squares(const Shape *s) {
-    Case *c = BEGIN(squares, s, 0, "n=%d", s->E * s->C * s->F);
+static Case *squares(const Shape *s, int count) {
+    Case *c = BEGIN(squares, s, 0, "segments=%d n=%d", count, s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
-    out(c, REAL, "out", 3 + 1, 0, 4);
+    out(c, REAL, "out", (size_t)count + 1, 0, 4);
     in(c, REAL, "x", n, 0, 1);
-    segments(c, n);
+    segments(c, n, count);
     return c;
 }
-CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->count, c->adamw)
-static Case *adamw(const Shape *s, int master, float clip, double norm) {
-    Case *c = BEGIN(adamw, s, 0, "%sclip=%g norm=%g n=%d", master ? "master " : "", (double)clip, norm,
-                    s->E * s->C * s->F);
+CALL(adamw, b[0], b[1], b[2], b[3], c->moments, b[4], b[5], b[6], c->count, b[7])
+static Case *adamw(const Shape *s, int master, Moments moments, float clip, double norm, int count) {
+    const int coarse = moments == FLOATX_MOMENTS;
+    Case *c = BEGIN(adamw, s, 0, "%s%sclip=%g norm=%g segments=%d n=%d", master ? "master " : "",
+                    coarse ? "floatX " : "", (double)clip, norm, count, s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
-    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip,
-                        .step = 3 };
+    c->moments = moments;
+    c->updates = 3;
+    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
+    c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
+    c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
     c->unchanged = !(norm < 1e30);
-    const double units = c->unchanged ? 0 : 8;
-    acc(c, FLOATX, "weight", n, 0, 1, c->unchanged ? 0 : 1, units);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
+    acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: rounded stochastically */
     if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
-    acc(c, REAL, "m", n, 0, 0.1, 0, units);
-    acc(c, REAL, "v", n, 0.1, 0.01, 0, units);
+    acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
+    acc(c, coarse ? FLOATX : REAL, "v", n, 0.1, 0.01, coarse ? 2*some : 0, units);
     in(c, REAL, "grad", n, 0, 1);
-    in(c, REAL, "squares", 3 + 1, norm * norm, 0);
-    segments(c, n);
+    in(c, REAL, "squares", (size_t)count + 1, norm * norm, 0);
+    segments(c, n, count);
+    bytes(c, "settings", &c->adamw, sizeof c->adamw);
     return c;
 }
 CALL(set_master, b[0], b[1], c->buffer[0].n)
@@ -654,17 +700,25 @@ static Case *set_master(const Shape *s) {
 
 /* ---- the list ------------------------------------------------------------------------------------------ */
 
-static void forget(Case *c) {
+void case_free(Case *c) {
     if (!c) return;
     for (int i = 0; i < c->buffers; i++) free(c->buffer[i].value);
-    for (int i = 0; i < 2; i++) forget(c->forward[i]);
+    for (int i = 0; i < 2; i++) case_free(c->forward[i]);
+    case_free(c->dense);
     free(c);
 }
+Case *case_product(int N, int C, int O) {
+    const Shape s = { .name = "" };
+    to_be_timed = 1;
+    return matmul_forward(&s, N, C, O, 0);
+}
+static Case *beside(Case *c, Case *dense) { c->dense = dense; return c; }
 
 void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), void *context) {
     const int N = s->B * s->T, C = s->C, E = s->E, F = s->F, G = s->G, D = s->D, Q = s->Q;
-    const int head_rows = N < 512 ? N : 512;            /* logits over the vocabulary are made in chunks */
-#define DO(c) do { Case *it = c; visit(it, context); forget(it); } while (0)
+    const int chunk = N / 16 < 512 ? 512 : N / 16, head_rows = N < chunk ? N : chunk;      /* of the logits */
+    to_be_timed = !all;
+#define DO(c) do { Case *it = c; visit(it, context); case_free(it); } while (0)
     DO(embed_forward(s));
     DO(rmsnorm_forward(s));
     DO(rmsnorm_backward(s));
@@ -680,7 +734,8 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     if (all) DO(dropout(s, 0));
 
     for (int exact = 0; exact <= all; exact++) {
-        DO(embed_backward(s, exact));
+        DO(embed_backward(s, 0, exact));
+        DO(embed_backward(s, 1, exact));
         DO(bias_backward(s, exact));
         if (all) {
             DO(matmul_forward(s, N, C, 2*F, exact));
@@ -717,9 +772,13 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
             { G*D, C,   BY_SLOT,  GROUPED, BY_SLOT, BY_TOKEN },  /* attention's output */
         };
         for (int i = 0; i < 4; i++) {
-            DO(parallel_linear_forward(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].out, 0, 0));
-            DO(parallel_linear_backward_input(s, expert[i].C, expert[i].O, expert[i].dinp, expert[i].dout, 0));
-            DO(parallel_linear_backward_weight(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].dout, 0, SET, 0));
+            const int S = N * s->K, in_width = expert[i].C, out_width = expert[i].O;
+            DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0, 0),
+                      matmul_forward(s, S, in_width, out_width, 0)));
+            DO(beside(parallel_linear_backward_input(s, in_width, out_width, expert[i].dinp, expert[i].dout, 0),
+                      matmul_backward_input(s, S, in_width, out_width, SET, 0)));
+            DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, 0, SET, 0),
+                      matmul_backward_weight(s, S, in_width, out_width, SET, 0)));
         }
         DO(combine_forward(s, GROUPED, 1, 0, 0));
         DO(combine_forward(s, GROUPED, 0, 0, 0));
@@ -757,18 +816,21 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         DO(attention_decode(s, (HeadOrder)order));
     }
     DO(cache_store(s));
-    DO(cross_entropy(s, head_rows, 0, 0));
-    DO(cross_entropy(s, head_rows, 1, 0));
-    if (all) DO(cross_entropy(s, head_rows, 1, 1));
+    DO(cross_entropy(s, head_rows, 0, 0, all));
+    DO(cross_entropy(s, head_rows, 1, 0, all));
+    if (all) DO(cross_entropy(s, head_rows, 1, 1, all));
     DO(sum(s));
-    DO(squares(s));
-    DO(adamw(s, 0, 1, 3));
-    DO(adamw(s, 1, 1, 3));
-    if (all) {
-        DO(adamw(s, 1, 0, 3));                                              /* no clipping */
-        DO(adamw(s, 0, 5, 3));                                              /* below the clip */
-        DO(adamw(s, 1, 1, INFINITY));
-        DO(adamw(s, 0, 0, NAN));
+    DO(squares(s, 3));
+    if (all) DO(squares(s, MOST_SEGMENTS));
+    for (int kind = REAL_MOMENTS; kind <= FLOATX_MOMENTS; kind++) {
+        DO(adamw(s, 0, (Moments)kind, 1, 3, 3));
+        DO(adamw(s, 1, (Moments)kind, 1, 3, 3));
+        if (!all) continue;
+        DO(adamw(s, 1, (Moments)kind, 1, 3, MOST_SEGMENTS));
+        DO(adamw(s, 1, (Moments)kind, 0, 3, 3));                            /* no clipping */
+        DO(adamw(s, 0, (Moments)kind, 5, 3, 3));                            /* below the clip */
+        DO(adamw(s, 1, (Moments)kind, 1, INFINITY, 3));
+        DO(adamw(s, 0, (Moments)kind, 0, NAN, 3));
     }
     DO(set_master(s));
 #undef DO
@@ -782,7 +844,7 @@ int case_find(const Case *c, const char *name) {
 }
 static size_t size_of(const Buffer *b, const Device *dev) {
     return b->kind == FLOATX ? dev->floatX_size : b->kind == REAL ? dev->real_size
-         : b->kind == SEGMENT ? sizeof(Segment) / 3 : sizeof(int);
+         : b->kind == INTEGER ? sizeof(int) : 1;
 }
 double case_bytes(const Case *c, const Device *dev) {
     double bytes = 0;
@@ -792,37 +854,38 @@ double case_bytes(const Case *c, const Device *dev) {
     return bytes;
 }
 
-/* doubles to and from a device's memory */
+/* Doubles to and from a device's memory. The first `given` are sent, and repeated up to the end. */
+static void put_floats(const Device *dev, const Buffer *b, void *to, const double *value, size_t given) {
+    const size_t size = size_of(b, dev);
+    if (b->kind == FLOATX) dev->from_double(to, value, given);
+    else dev->reals_from_double(to, value, given);
+    for (size_t at = given, n; at < b->n; at += n) {        /* doubles what is there */
+        n = b->n - at < at ? b->n - at : at;
+        dev->copy((char *)to + at * size, to, n * size);
+    }
+}
 static void put(const Device *dev, const Buffer *b, void *to, const double *value) {
-    if (b->kind == FLOATX) { dev->from_double(to, value, b->n); return; }
-    if (b->kind == REAL) { dev->reals_from_double(to, value, b->n); return; }
+    if (b->kind == FLOATX || b->kind == REAL) { put_floats(dev, b, to, value, b->given); return; }
     int *whole = mem_alloc(b->n * sizeof *whole);
-    Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
-    for (size_t i = 0; i < b->n; i++) whole[i] = (int)value[i];
-    for (size_t i = 0; i < b->n / 3; i++)
-        segment[i] = (Segment){ (size_t)value[3*i], (size_t)value[3*i + 1], (float)value[3*i + 2] };
-    dev->upload(to, b->kind == SEGMENT ? (void *)segment : (void *)whole, b->n * size_of(b, dev));
+    unsigned char *byte = (unsigned char *)whole;
+    for (size_t i = 0; i < b->n; i++) {
+        if (b->kind == INTEGER) whole[i] = (int)value[i];
+        else byte[i] = (unsigned char)value[i];
+    }
+    dev->upload(to, whole, b->n * size_of(b, dev));
     dev->sync();
-    free(segment);
     free(whole);
 }
 static double *get(const Device *dev, const Buffer *b, const void *from) {
     double *value = mem_alloc(b->n * sizeof *value);
     if (b->kind == FLOATX) dev->to_double(value, from, b->n);
     if (b->kind == REAL) dev->reals_to_double(value, from, b->n);
-    if (b->kind == INTEGER) {
+    if (b->kind == INTEGER || b->kind == BYTE) {
         int *whole = mem_alloc(b->n * sizeof *whole);
-        dev->download(whole, from, b->n * sizeof *whole);
-        for (size_t i = 0; i < b->n; i++) value[i] = whole[i];
+        unsigned char *byte = (unsigned char *)whole;
+        dev->download(whole, from, b->n * size_of(b, dev));
+        for (size_t i = 0; i < b->n; i++) value[i] = b->kind == INTEGER ? whole[i] : byte[i];
         free(whole);
-    }
-    if (b->kind == SEGMENT) {
-        Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
-        dev->download(segment, from, b->n / 3 * sizeof *segment);
-        for (size_t i = 0; i < b->n; i++)
-            value[i] = i % 3 == 0 ? (double)segment[i / 3].offset : i % 3 == 1 ? (double)segment[i / 3].count
-                     : (double)segment[i / 3].decay;
-        free(segment);
     }
     return value;
 }
@@ -830,7 +893,7 @@ static double *get(const Device *dev, const Buffer *b, const void *from) {
 void case_round(Case *c, const Device *dev) {
     for (int i = 0; i < c->buffers; i++) {
         Buffer *b = &c->buffer[i];
-        if (!b->value || b->kind == INTEGER || b->kind == SEGMENT) continue;
+        if (!b->value || b->kind == INTEGER || b->kind == BYTE) continue;
         void *there = dev->alloc(b->n * size_of(b, dev));
         if (!there) fail(EXIT_MEMORY, "%s: no memory for %s of %s", dev->name, b->name, c->what);
         put(dev, b, there, b->value);
@@ -840,6 +903,15 @@ void case_round(Case *c, const Device *dev) {
     }
 }
 
+/* What has to be overwritten holds nothing that could be right. */
+static void poison(const Device *dev, const Buffer *b, void *at) {
+    if (!b->n) return;
+    if (b->kind != INTEGER) { put_floats(dev, b, at, &(double){ NAN }, 1); return; }
+    double *value = mem_alloc(b->n * sizeof *value);
+    for (size_t i = 0; i < b->n; i++) value[i] = -123456789;
+    put(dev, b, at, value);
+    free(value);
+}
 int case_place(Placed *p, const Case *c, const Device *dev) {
     *p = (Placed){ .c = c, .dev = dev };
     for (int i = 0; i < c->buffers; i++) {
@@ -852,11 +924,9 @@ int case_place(Placed *p, const Case *c, const Device *dev) {
         memset(guard, 0xA5, sizeof guard);
         dev->upload(p->base[i], guard, GUARD);
         dev->upload((char *)p->at[i] + bytes, guard, GUARD);
-        double *poison = b->value ? NULL : mem_alloc(b->n * sizeof *poison);
-        for (size_t j = 0; poison && j < b->n; j++) poison[j] = b->kind == INTEGER ? -123456789 : NAN;
-        put(dev, b, p->at[i], b->value ? b->value : poison);
+        if (b->value) put(dev, b, p->at[i], b->value);
+        else poison(dev, b, p->at[i]);
         dev->sync();
-        free(poison);
     }
     return 1;
 }

@@ -13,9 +13,9 @@
 #include "../kernels/kernels.h"
 #include "../llmc/base.h"
 
-enum { MOST_BUFFERS = 16, GUARD = 256 };                /* bytes of canary on each side of a buffer */
+enum { MOST_BUFFERS = 16, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: bytes of canary on each side of a buffer */
 typedef enum { INPUT, SCRATCH, OUTPUT, UPDATE } Role;   /* read; of no interest; overwritten; read and written */
-typedef enum { FLOATX, REAL, INTEGER, SEGMENT } Kind;    /* SEGMENT: three elements make a Segment */
+typedef enum { FLOATX, REAL, INTEGER, BYTE } Kind;       /* BYTE: of a struct or a key, as the host has them */
 
 /* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values, and those of sums
  * made in real. Both 0: the same bits, once the expected value is rounded to the device's type. */
@@ -23,8 +23,9 @@ typedef struct {
     const char *name;
     Role role;
     Kind kind;
-    size_t n, moved;                    /* elements; elements that have to be read, if not all */
+    size_t n, moved;                    /* elements; elements that have to be read or written, if not all */
     double *value;                      /* what it holds before the call; NULL for OUTPUT and SCRATCH, which start as NaN */
+    size_t given;                       /* elements of value, which are repeated up to n. Less than n only to be timed */
     double stored, summed;
 } Buffer;
 
@@ -50,6 +51,7 @@ struct Case {
     void (*call)(const Device *d, const Case *c, void *const *b);
     double flops;                       /* 0: limited by memory */
     Case *forward[2];                   /* if this is a backward: of what. Owned */
+    Case *dense;                        /* if this is a routed product: one of one matrix, of the same size. Owned */
 
     int N, S, M, C, O, F;               /* the other arguments, as the operation names them */
     Rows from, to;
@@ -57,15 +59,18 @@ struct Case {
     Scores scores;
     HeadOrder order;
     Write how;
-    int tokens, forced, gradient, used, direction, stride, heads, count;
+    int tokens, forced, gradient, used, direction, stride, heads, count, place;
     float eps, p, balance, zloss, scale, rate;
     uint64_t key;
-    AdamW adamw;
-    Segment segment[3];
+    AdamW adamw;  int updates;  Moments moments;
+    Segment segment[MOST_SEGMENTS];
 };
 
-/* Calls visit with every case of a shape, and frees the case after. all: every variant; 0: those a model uses. */
+/* Calls visit with every case of a shape, and frees the case after. all: every variant, to be checked; 0: those that a
+ * model uses, to be timed. */
 void each_case(const Shape *shape, int all, void (*visit)(Case *c, void *context), void *context);
+Case *case_product(int N, int C, int O);                /* one dense product, to be timed */
+void  case_free(Case *c);
 extern uint64_t case_seed;                              /* contents are a function of this and of the case's name */
 
 int    case_find(const Case *c, const char *name);      /* index of a buffer, or -1 */

@@ -40,6 +40,37 @@ static const Shape small[] = {
 };
 enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large };
 
+/* Sizes that single operations treat in another way (`only`: how their names begin): rows as wide as a GPU's block of
+ * threads and wider, more rows than all its blocks take at a time, tails of vectors, tokens enough for a lane each. */
+static const struct { Shape s; const char *only; } special[] = {
+    { { "tall",      1, 4200,   136,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "full",      1,   37,  4096,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "over",      1,   35,  4104,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "widest",    1,    5,  8192,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm_backward" },
+    { { "beyond",    1,    5,  8200,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm_backward" },
+    { { "odd row",   1,  700,  1027,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
+    { { "tall",      1, 4200,   264,      5,   1,  1,   1, 1, 1, 2, MIXED }, "bias_backward" },
+    { { "text",      1, 4200,    24,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
+    { { "odd text",  1, 1000,     9,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
+    { { "wide text", 1,  330,  2056,    700,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
+    { { "tokens",    1, 2100,     4,      5, 136,  8,   1, 1, 1, 2, MIXED }, "route" },
+    { { "fine",      1, 2048,     4,      5, 264, 10,   1, 1, 1, 2, MIXED }, "route" },
+    { { "odd E",     1, 2077,     4,      5,  67,  3,   1, 1, 1, 2, MIXED }, "route" },
+    { { "all of E",  1, 2500,     4,      5,   8,  8,   1, 1, 1, 2, MIXED }, "route" },
+    { { "one of E", 40,  110,     4,      5,  40,  1,   1, 1, 1, 2, ONE   }, "route_plan" },
+    { { "K = 11",    1,   70,   264,      5,  16, 11,   1, 1, 1, 2, MIXED }, "combine" },
+    { { "K = 16",    1,   70,   264,      5,  24, 16,   1, 1, 1, 2, MIXED }, "combine" },
+    { { "F = 8",     1,  501,     4,      5,   5,  3,   8, 1, 1, 2, MIXED }, "activation" },
+    { { "F = 72",    1,  501,     4,      5,   5,  3,  72, 1, 1, 2, MIXED }, "activation" },
+    { { "F = 128",   1,  501,     4,      5,   5,  3, 128, 1, 1, 2, MIXED }, "activation" },
+    { { "F = 2064",  1,   50,     4,      5,   5,  3, 2064, 1, 1, 2, MIXED }, "activation" },
+    { { "GPT-2",     1,    6,     4,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "Qwen",      1,    4,     4, 151936,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "odd V",     1,    6,     4,  30001,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "cache",    40,   10,     4,      5,   1,  1,   1, 3, 1, 24, MIXED }, "cache" },
+};
+enum { SPECIAL = sizeof special / sizeof *special };
+
 /* ---- the definitions, as loops in double ---------------------------------------------------------------------
  * v[i] is buffer i of the case; an output it leaves NULL is not compared. */
 
@@ -94,7 +125,9 @@ static uint64_t splitmix64(uint64_t state) {
     return state ^ state >> 31;
 }
 static double dropped(const Case *c, size_t i, double x) {
-    double draw = (double)(splitmix64(c->key + i * 0x9E3779B97F4A7C15u) >> 32);
+    const uint64_t golden = 0x9E3779B97F4A7C15u;
+    const uint64_t here = splitmix64(splitmix64(c->key + ((uint64_t)c->place + 1) * golden) + 0x6D6F66 * golden);
+    double draw = (double)(splitmix64(here + i * golden) >> 32);
     return draw < floor((double)c->p * 4294967296.0) ? 0 : x / (1 - (double)c->p);
 }
 static void naive_residual(const Case *c, double **v) {
@@ -301,7 +334,7 @@ static void naive_adamw(const Case *c, double **v) {
             double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
-            double mean = v[2][i] / (1 - pow(b1, c->adamw.step)), spread = sqrt(v[3][i] / (1 - pow(b2, c->adamw.step)));
+            double mean = v[2][i] / (1 - pow(b1, c->updates)), spread = sqrt(v[3][i] / (1 - pow(b2, c->updates)));
             w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
                 + lr * mean / (spread + (double)c->adamw.eps);
             v[0][i] = w;
@@ -719,6 +752,7 @@ static void adamw_against_pytorch(const Device *dev) {
     floatX *w = dev->alloc(COUNT * dev->floatX_size);
     real *state[3], *g = dev->alloc(COUNT * dev->real_size), *squares = dev->alloc((SEGMENTS + 1) * dev->real_size);
     Segment *segments = dev->alloc(sizeof segment);
+    AdamW *settings = dev->alloc(sizeof *settings);
     dev->upload(segments, segment, sizeof segment);
     for (int i = 0; i < 3; i++) state[i] = dev->alloc(COUNT * dev->real_size);         /* master, m, v */
     dev->from_double(w, weight, COUNT);
@@ -726,10 +760,13 @@ static void adamw_against_pytorch(const Device *dev) {
     for (int step = 0; step < STEPS; step++) {
         AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"),
                     (float)scalar("adamw", "eps"),
-                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), step + 1 };
+                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), 0, 0, 0 };
+        a.fix1 = 1 / (1 - pow((double)a.beta1, step + 1));
+        a.fix2 = 1 / (1 - pow((double)a.beta2, step + 1));
+        dev->upload(settings, &a, sizeof a);
         dev->reals_from_double(g, grad + step * COUNT, COUNT);
         dev->squares(squares, g, segments, SEGMENTS);
-        dev->adamw(w, state[0], state[1], state[2], g, squares, segments, SEGMENTS, a);
+        dev->adamw(w, state[0], state[1], state[2], REAL_MOMENTS, g, squares, segments, SEGMENTS, settings);
         for (int i = 0; i < 3; i++) {
             double *want = recorded("adamw", kept[i], STEPS * COUNT);
             dev->reals_to_double(got, state[i], COUNT);
@@ -741,8 +778,63 @@ static void adamw_against_pytorch(const Device *dev) {
         }
     }
     for (int i = 0; i < 3; i++) dev->release(state[i]);
-    dev->release(w), dev->release(g), dev->release(squares), dev->release(segments);
+    dev->release(w), dev->release(g), dev->release(squares), dev->release(segments), dev->release(settings);
     free(weight), free(grad), free(lr);
+}
+/* Stochastic rounding: two expected values that lie a quarter of a unit from the nearest bf16 number, which rounding to
+ * nearest would give every time. Even and odd elements apart, for they use different bits. */
+enum { ROUNDED = 1 << 16 };
+static double *round_updates(const Device *dev, uint64_t key) {     /* weights, then v */
+    const Segment all = { 0, ROUNDED, 0 };
+    const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
+    double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
+    floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
+    floatX *v = dev->alloc(ROUNDED * dev->floatX_size);
+    real *g = dev->alloc(ROUNDED * dev->real_size), *squares = dev->alloc(2 * dev->real_size);
+    Segment *segments = dev->alloc(sizeof *segments);
+    AdamW *settings = dev->alloc(sizeof *settings);
+    for (int i = 0; i < ROUNDED; i++) value[i] = 1;
+    dev->from_double(w, value, ROUNDED);
+    dev->from_double(v, value, ROUNDED);
+    for (int i = 0; i < ROUNDED; i++) value[i] = 0.5;
+    dev->reals_from_double(g, value, ROUNDED);
+    dev->reals_from_double(squares, norm, 2);
+    dev->upload(segments, &all, sizeof all);
+    dev->upload(settings, &a, sizeof a);
+    dev->adamw(w, NULL, m, v, FLOATX_MOMENTS, g, squares, segments, 1, settings);
+    dev->to_double(value, w, ROUNDED);
+    dev->to_double(value + ROUNDED, v, ROUNDED);
+    dev->release(w), dev->release(m), dev->release(v), dev->release(g), dev->release(squares), dev->release(segments);
+    dev->release(settings);
+    return value;
+}
+static void stochastic_rounding(const Device *dev) {
+    if (dev->floatX_size != 2) return;
+    const double square = 0.999 + 0.001 * 0.25, want[2] = { 1 - 0x1p-9 * 0.5 / sqrt(square), square };
+    double *got = round_updates(dev, 1), *again = round_updates(dev, 1), *other = round_updates(dev, 2);
+    double *cpu = round_updates(device_find("cpu-bf16"), 1);
+    for (int kind = 0; kind < 2; kind++)
+        for (int odd = 0; odd < 2; odd++) {
+            double mean = 0;
+            for (int i = odd; i < ROUNDED; i += 2) mean += got[kind*ROUNDED + i] / (ROUNDED / 2);
+            check_error(fabs(mean - want[kind]), 5 * 0x1p-8 * 0.5 / sqrt(ROUNDED / 2), "%s adamw: mean of %s %s that "
+                        "are rounded stochastically, within five deviations", dev->name, odd ? "odd" : "even",
+                        kind ? "v" : "weights");
+        }
+    int differs = 0, from_cpu = 0, both = 0, pairs = 0;
+    for (int i = 0; i < 2*ROUNDED; i++) {
+        differs += got[i] != other[i];
+        from_cpu += got[i] != cpu[i];
+        both += i < ROUNDED && got[i] < 1 && got[ROUNDED + i] < 1;
+        pairs += i < ROUNDED && i % 2 && got[i] < 1 && got[i - 1] < 1;
+    }
+    check(!memcmp(got, again, 2*ROUNDED * sizeof *got), "%s adamw: the same key rounds alike", dev->name);
+    check(differs > ROUNDED / 4, "%s adamw: another key rounds %d of %d otherwise", dev->name, differs, 2*ROUNDED);
+    check_error((double)both / ROUNDED, 0.07, "%s adamw: a weight and its v are rounded independently, both down",
+                dev->name);
+    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s adamw: and so are neighbours", dev->name);
+    check_error((double)from_cpu / ROUNDED, 1e-3, "%s adamw: rounds as cpu-bf16 does; share of others", dev->name);
+    free(got), free(again), free(other), free(cpu);
 }
 static void against_reference(const Device *dev) {
     /* outputs: so that none is forgotten */
@@ -782,6 +874,11 @@ static void check_case(Case *c, void *context) {
     if (is_small) check_gradients(c, f64);
     if (is_small) check_cross_entropy_gradient(c, f64);
 }
+static void check_special(Case *c, void *only) {
+    const Device *f64 = device_find("cpu-f64"), *dev;
+    if (strncmp(c->op, only, strlen(only))) return;
+    for (int i = 0; (dev = device_list(i)); i++) if (dev != f64 && !dev->open()) against_oracle(c, dev, f64);
+}
 void test_kernels(void) {
     const char *quick = getenv("MOE_TEST_QUICK");
     const Device *dev;
@@ -789,11 +886,19 @@ void test_kernels(void) {
     int is_small;
     omp_set_num_threads(1);
     check(splitmix64(0x9E3779B97F4A7C15u) == 0xE220A8397B1DCDAFu, "splitmix64, seed 0: the first number");
-    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open()) against_reference(dev);
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open()) {
+        against_reference(dev);
+        stochastic_rounding(dev);
+    }
     for (int i = 0; i < SMALL + (quick && *quick == '1' ? 0 : LARGE); i++) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];
         is_small = s->B * s->T * s->F < 10000;              /* finite differences call the forward hundreds of times */
         each_case(s, 1, check_case, &is_small);
+    }
+    for (int i = 0; i < SPECIAL && !(quick && *quick == '1'); i++) {
+        char only[32];
+        snprintf(only, sizeof only, "%s", special[i].only);
+        each_case(&special[i].s, 1, check_special, only);
     }
     omp_set_num_threads(threads);
 }

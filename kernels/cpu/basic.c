@@ -1,6 +1,7 @@
 /* basic.c: memory, embedding, norm, rotary positions, residual and dropout; and the device table itself. */
 #define _DEFAULT_SOURCE
 #include "impl.h"
+#include "../random.h"
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -29,18 +30,27 @@ static size_t memory(void) {
 #endif
 }
 static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(dst, src, bytes); }
+
+static _Thread_local Waits waited;              /* nothing to wait for here; counted so that a CPU can test who would */
+static Waits waits(void) { return waited; }
+static void count_sync(void) { waited.syncs++; }
+static void download(void *host, const void *src, size_t bytes) {
+    waited.reads++;
+    copy(host, src, bytes);
+}
 static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
-static void nothing(void) { }
 static void from_double(floatX *dst, const double *host, size_t n) {
     for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]);
 }
 static void to_double(double *host, const floatX *src, size_t n) {
+    waited.reads++;
     for (size_t i = 0; i < n; i++) host[i] = (double)R(src[i]);
 }
 static void reals_from_double(real *dst, const double *host, size_t n) {
     for (size_t i = 0; i < n; i++) dst[i] = (real)host[i];
 }
 static void reals_to_double(double *host, const real *src, size_t n) {
+    waited.reads++;
     for (size_t i = 0; i < n; i++) host[i] = (double)src[i];
 }
 
@@ -136,29 +146,26 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 }
 
 /* ---- residual and dropout ---------------------------------------------------------------------------------
- * The mask is a hash of (key, i): nothing is stored, backward asks again, and no device or thread count changes it.
- * The hash is the finalizer of splitmix64 (Steele, Lea and Flood 2014) over key + i *
- * golden ratio; its upper half decides. */
+ * The mask is a hash of (key, place, i): nothing is stored, backward asks again, and no device or thread count changes
+ * it. The upper half of the hash decides. */
 
-static inline uint32_t mask_bits(uint64_t key, uint64_t i) {
-    uint64_t z = key + i * 0x9E3779B97F4A7C15ull;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-    return (uint32_t)((z ^ z >> 31) >> 32);
-}
-static void dropout(floatX *out, const floatX *inp, float p, uint64_t key, size_t n) {
+static inline int kept(uint64_t key, uint64_t i, uint32_t least) { return random_bits(key, i - 1) >> 32 >= least; }
+static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 4294967296.0);
     const real scale = (real)1 / ((real)1 - (real)p);
+    const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
     #pragma omp parallel for PARALLEL_IF(n)
-    for (size_t i = 0; i < n; i++) out[i] = X(mask_bits(key, i) >= least ? R(inp[i]) * scale : 0);
+    for (size_t i = 0; i < n; i++) out[i] = X(kept(here, i, least) ? R(inp[i]) * scale : 0);
 }
-static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, uint64_t key, size_t n) {
+static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
+                     int place, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 4294967296.0);
     const real scale = (real)1 / ((real)1 - (real)p);
+    const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) {
-        int kept = least == 0 || mask_bits(key, i) >= least;
-        out[i] = X(R(residual[i]) + (kept ? R(branch[i]) * scale : 0));
+        const int stays = least == 0 || kept(here, i, least);
+        out[i] = X(R(residual[i]) + (stays ? R(branch[i]) * scale : 0));
     }
 }
 
@@ -181,7 +188,7 @@ PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
         .open = open_device, .alloc = alloc, .release = release, .memory = memory,
-        .upload = copy, .download = copy, .copy = copy, .zero = zero, .sync = nothing,
+        .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
         .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .embed_forward = embed_forward, .embed_backward = embed_backward,

@@ -1,5 +1,6 @@
 /* optimizer.c: the loss at one end of a step, the update at the other, and the sums they need. */
 #include "impl.h"
+#include "../random.h"
 #include <stdlib.h>
 
 /* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
@@ -66,25 +67,30 @@ static void squares(real *out, const real *x, const Segment *segments, int count
 
 /* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---- */
 
-static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-                  const Segment *segments, int count, AdamW a) {
+static void adamw(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+                  const real *squares, const Segment *segments, int count, const AdamW *a) {
+    real *m_real = moments == REAL_MOMENTS ? m : NULL, *v_real = moments == REAL_MOMENTS ? v : NULL;
+    floatX *m_short = m, *v_short = v;
     const real norm = sqrt(squares[count]);
     if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
-    const real scale = a.clip > 0 && norm > (real)a.clip ? (real)a.clip / norm : 1;
-    const real b1 = (real)a.beta1, b2 = (real)a.beta2, lr = (real)a.lr, eps = (real)a.eps;
-    const real fix1 = (real)(1 / (1 - pow((double)a.beta1, (double)a.step)));
-    const real fix2 = (real)(1 / (1 - pow((double)a.beta2, (double)a.step)));
+    const real scale = a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
+    const real b1 = (real)a->beta1, b2 = (real)a->beta2, lr = (real)a->lr, eps = (real)a->eps;
+    const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
     for (int s = 0; s < count; s++) {
         const size_t from = segments[s].offset, to = from + segments[s].count;
-        const real shrink = 1 - lr * (real)a.decay * (real)segments[s].decay;
+        const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
-            real g = grad[i] * scale, w = master ? master[i] : R(weight[i]);
-            m[i] = b1 * m[i] + (1 - b1) * g;
-            v[i] = b2 * v[i] + (1 - b2) * g * g;
-            w = w * shrink - lr * (m[i] * fix1) / (sqrt(v[i] * fix2) + eps);
+            const uint32_t bits = (uint32_t)(random_bits(a->key, i / 2) >> i % 2 * 32);
+            const real g = grad[i] * scale;
+            const real mean   = b1 * (m_real ? m_real[i] : R(m_short[i])) + (1 - b1) * g;
+            const real square = b2 * (v_real ? v_real[i] : R(v_short[i])) + (1 - b2) * g * g;
+            const real w = (master ? master[i] : R(weight[i])) * shrink
+                         - lr * (mean * fix1) / (sqrt(square * fix2) + eps);
+            if (m_real) m_real[i] = mean;   else m_short[i] = X(mean);
+            if (v_real) v_real[i] = square; else v_short[i] = X_random(square, bits >> 16);
             if (master) master[i] = w;
-            weight[i] = X(w);
+            weight[i] = master ? X(w) : X_random(w, bits);
         }
     }
 }

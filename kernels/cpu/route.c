@@ -152,9 +152,12 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
 }
 
 static void router_bias(real *bias, const int *load, float rate, int E) {
-    double mean = 0;
-    for (int e = 0; e < E; e++) mean += (double)load[e] / E;
-    for (int e = 0; e < E; e++) bias[e] += load[e] < mean ? (real)rate : load[e] > mean ? -(real)rate : 0;
+    int64_t sum = 0;                                        /* load < mean is load * E < sum: nothing is rounded */
+    for (int e = 0; e < E; e++) sum += load[e];
+    for (int e = 0; e < E; e++) {
+        const int64_t here = (int64_t)load[e] * E;
+        bias[e] += here < sum ? (real)rate : here > sum ? -(real)rate : 0;
+    }
 }
 
 /* ---- combine: a token's output is the weighted sum of what its experts said ---------------------------- */

@@ -764,12 +764,12 @@ __global__ static void decode_join(floatX *out, const float *partial, Heads h, i
     }
 }
 
-// cache_store: a block copies a row.
-__global__ static void cache_store_kernel(floatX *cache, const floatX *kv, const int *row, int width, bool wide) {
-    floatX *to = cache + (size_t)row[blockIdx.x] * width;
-    const floatX *from = kv + (size_t)blockIdx.x * width;
-    if (wide) for (int i = threadIdx.x*VECTOR; i < width; i += blockDim.x*VECTOR) store_vec(to + i, load_vec(from + i));
-    else      for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
+// cache_store: a block is a rectangle of rows and units of W elements.
+template <int W> __global__ static void cache_store_kernel(floatX *cache, const floatX *kv, const int *row, int N, int width) {
+    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (n >= N) return;
+    floatX *to = cache + (size_t)row[n] * width;
+    for (int i = threadIdx.x*W; i < width; i += blockDim.x*W) store(to + i, load<W>(kv + n*width + i));
 }
 
 // ==== the operations =====================================================================================================
@@ -823,7 +823,9 @@ static void attention_decode(floatX *out, const floatX *q, const floatX *cache, 
     if (cut.splits > 1) LAUNCH(decode_join, (unsigned)(B*G*Q), DECODE_THREADS, 0, out, partial, h, cut.splits);
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
-    LAUNCH(cache_store_kernel, (unsigned)N, 256, 0, cache, kv, row, width, wide_rows(width, cache, kv, NULL, NULL));
+    const bool w = wide_rows(width, cache, kv, NULL, NULL);
+    const dim3 block = rectangle(w ? width / VECTOR : width);
+    LAUNCH((w ? cache_store_kernel<VECTOR> : cache_store_kernel<1>), divide_up(N, block.y), block, 0, cache, kv, row, N, width);
 }
 
 PART(attention) {

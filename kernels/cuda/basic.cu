@@ -4,44 +4,10 @@
 // All of them move bytes and hardly compute. What makes such a kernel fast: 16 bytes per load and store,
 // several loads of each thread under way at once, every byte moved once. W is how many elements a thread
 // takes at a time: VECTOR (16 bytes), or 1 where a width or a pointer does not allow that.
-#include "impl.cuh"
+#include "sort.cuh"
+#include "../random.h"
 #include <math.h>
 #include <string.h>
-
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> struct alignas(W < 4 ? W * sizeof(real) : 16) Reals { real x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
-
-// Can rows of C elements at these places be taken 16 bytes at a time?
-static bool wide(int C, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL) {
-    return C % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
-}
-// A block of 256 threads as a rectangle: x along rows of `units`, y over rows.
-static dim3 rectangle(size_t units) {
-    unsigned x = 1;
-    while (x < 256 && x < units) x *= 2;
-    return dim3(x, 256 / x);
-}
-// Threads for a row that is reduced: a warp (8 rows to a block) if `each` units per thread are enough, else
-// up to a block.
-static dim3 row_threads(size_t units, int each, unsigned most) {
-    unsigned x = 32;
-    while (x < most && x * each < units) x *= 2;
-    return dim3(x, x == 32 ? 8 : 1);
-}
-// The sum over the threads of a row, as row_threads lays them out; all get it.
-__device__ static real row_sum(real x) {
-    __shared__ real part[32];
-    x = warp_sum(x);
-    if (blockDim.x == 32) return x;
-    __syncthreads();                                        // nobody reads the last sum any more
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0;
-    for (int warp = 0; warp < blockDim.x / 32; warp++) x += part[warp];
-    return x;
-}
 
 // ---- memory -----------------------------------------------------------------------------------------------
 // What the host sends goes through two pieces of pinned memory by turns: while the GPU fetches one, the host
@@ -55,10 +21,12 @@ static char *piece(void) {
         CUDA_CHECK(cudaMallocHost((void **)&pieces.at[i], PIECE));
         CUDA_CHECK(cudaEventCreateWithFlags(&pieces.fetched[i], cudaEventDisableTiming));
     }
-    CUDA_CHECK(cudaEventSynchronize(pieces.fetched[pieces.turn]));
+    CUDA_CHECK(context()->recording ? cudaErrorStreamCaptureUnsupported     // a replay would send what is there then
+                                    : cudaEventSynchronize(pieces.fetched[pieces.turn]));
     return pieces.at[pieces.turn];
 }
 static void piece_send(void *dst, size_t bytes) {
+    if (context()->recording) return;                       // piece has said so
     CUDA_CHECK(cudaMemcpyAsync(dst, pieces.at[pieces.turn], bytes, cudaMemcpyHostToDevice, context()->stream));
     CUDA_CHECK(cudaEventRecord(pieces.fetched[pieces.turn], context()->stream));
     pieces.turn ^= 1;
@@ -71,14 +39,14 @@ static void *alloc(size_t bytes) {
         cudaGetLastError();                                 // it has been reported, by NULL
         return NULL;
     }
-    if (e != cudaSuccess) cuda_fail(__FILE__, __LINE__, "cudaMalloc", e);
+    CUDA_CHECK(e);
+    if (e != cudaSuccess) return NULL;                      // while work is recorded
     CUDA_CHECK(cudaMemsetAsync(p, 0, bytes ? bytes : 1, context()->stream));
     return p;
 }
-static void sync_stream(void) { CUDA_CHECK(cudaStreamSynchronize(context()->stream)); }
 static void release(void *p) {
     if (!p) return;
-    sync_stream();
+    cuda_sync();
     CUDA_CHECK(cudaFree(p));
 }
 static size_t memory(void) {
@@ -92,10 +60,6 @@ static void upload(void *dst, const void *host, size_t bytes) {
         memcpy(piece(), (const char *)host + at, n);
         piece_send((char *)dst + at, n);
     }
-}
-static void download(void *host, const void *src, size_t bytes) {
-    if (bytes) CUDA_CHECK(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, context()->stream));
-    sync_stream();
 }
 static void copy(void *dst, const void *src, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, context()->stream));
@@ -116,7 +80,7 @@ template<class T> static void convert_down(double *host, const T *src, size_t n)
     for (size_t at = 0, count; at < n; at += count) {
         T *from = (T *)piece();
         count = n - at < PIECE / sizeof(T) ? n - at : PIECE / sizeof(T);
-        download(from, src + at, count * sizeof(T));
+        cuda_read(from, src + at, count * sizeof(T));
         for (size_t i = 0; i < count; i++) host[at + i] = (double)(real)from[i];
     }
 }
@@ -143,44 +107,77 @@ static void embed_forward(floatX *out, const int *token, const floatX *weight, i
     LAUNCH(kernel, divide_up(N, block.y), block, 0, out, token, weight, N, C);
 }
 
-// route.cu: a stable counting sort. order: the numbers 0..n-1 (or those in `from`, if given) sorted by the
-// digit (key[i] >> shift) % buckets, equal digits in the order they came in. place: where each went, or NULL.
-size_t DEVICE(sort_scratch)(int n, int buckets);            // how many ints of scratch it needs
-void   DEVICE(sort)(int *order, int *place, const int *key, const int *from, int n, int buckets, int shift,
-        int *scratch);
-
-// order: the positions 0..N-1 sorted by token. A block has W columns per thread of one place in that order;
-// if that is the first of its token it adds up all of them, in order, as a CPU would do; others have nothing
-// to do. A warp looks up 32 positions at a time, and AHEAD rows are under way together, for some tokens are
-// every tenth word of a text. Reads N*C elements, and reads and writes one row of reals for each token that
-// occurs.
-template<int W> static __global__ void embed_backward_kernel(real *dweight, const floatX *dout,
+// The positions 0..N-1, sorted by token (`order`), are cut into pieces of 32, one to a block: some tokens are every
+// tenth word of a text, others occur once. A run is what a piece has of one token, in order. The block adds up each
+// run, a thread W columns of it with AHEAD rows under way, and adds that to the token's row of dweight; but a run that
+// goes on beyond the piece has to wait for the other parts: what a piece begins with and the one before has too goes
+// to edge[piece][0], what it ends with and the next one has too to edge[piece][1]. Reads N*C elements, reads and
+// writes one row of reals for each token that occurs.
+enum { RUN = 32, AHEAD = 8 };
+__device__ static int token_at(const int *token, const int *order, size_t at, int N) {
+    return at < N ? token[order[at]] : -1;                  // before the first (that is: at huge) and past the last: none
+}
+template<int W> static __global__ void embed_runs_kernel(real *dweight, real *edge, const floatX *dout,
         const int *token, const int *order, int N, int C) {
-    enum { AHEAD = 8 };
-    const int first = blockIdx.x, lane = threadIdx.x % 32, v = token[order[first]];
-    if (first > 0 && token[order[first - 1]] == v) return;
-    const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
-    const bool mine = c < C;
-    Reals<W> *const to = (Reals<W> *)(dweight + (size_t)v*C + c);
+    const size_t first = (size_t)blockIdx.x * RUN;
+    const int lane = threadIdx.x % 32, c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
+    const int n = first + lane < N ? order[first + lane] : -1, v = n >= 0 ? token[n] : -1;
+    int next = __shfl_down_sync(ALL, v, 1);
+    if (lane == 31) next = token_at(token, order, first + RUN, N);
+    const unsigned ends = __ballot_sync(ALL, v >= 0 && v != next);
+    bool joined = __shfl_sync(ALL, v, 0) == token_at(token, order, first - 1, N);      // with the piece before
+    real *const edges = edge + 2 * (size_t)blockIdx.x * C + c;
     Reals<W> sum = {};
-    if (mine) sum = *to;
-    for (int at = first, found = 32; found == 32; at += 32) {
-        const int n = at + lane < N ? order[at + lane] : -1;
-        found = __popc(__ballot_sync(0xffffffffu, n >= 0 && token[n] == v));    // the first ones: sorted
-        for (int from = 0; from < found; from += AHEAD) {
-            Pack<W> d[AHEAD];
-            #pragma unroll
-            for (int i = 0; i < AHEAD; i++) {
-                const int row = __shfl_sync(0xffffffffu, n, from + i);
-                if (mine && from + i < found) d[i] = load<W>(dout + (size_t)row*C + c);
+    #pragma unroll 1
+    for (int from = 0; from < RUN; from += AHEAD) {
+        Pack<W> d[AHEAD];
+        #pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int row = __shfl_sync(ALL, n, from + i);
+            d[i] = Pack<W>();
+            if (row >= 0 && c < C) d[i] = load<W>(dout + (size_t)row*C + c);
+        }
+        #pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int word = __shfl_sync(ALL, v, from + i);
+            for (int j = 0; j < W; j++) sum.x[j] += R(d[i].x[j]);
+            if (!(ends >> (from + i) & 1)) continue;
+            if (c < C) {
+                Reals<W> *const to = (Reals<W> *)(joined ? edges : dweight + (size_t)word*C + c);
+                if (!joined) { const Reals<W> old = *to; for (int j = 0; j < W; j++) sum.x[j] += old.x[j]; }
+                *to = sum;
             }
-            #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
-                if (from + i < found)
-                    for (int j = 0; j < W; j++) sum.x[j] += R(d[i].x[j]);
+            joined = false;
+            sum = Reals<W>();
         }
     }
-    if (mine) *to = sum;
+    if (first + RUN < N && !(ends >> 31) && c < C) *(Reals<W> *)(edges + (joined ? 0 : C)) = sum;
+}
+// A run that goes on beyond its piece is finished by the block of the piece it begins in: its end there, and the
+// beginnings of the pieces that follow, as many as begin with the same token.
+template<int W> static __global__ void embed_edges_kernel(real *dweight, const real *edge, const int *token,
+        const int *order, int N, int C) {
+    const size_t first = (size_t)blockIdx.x * RUN, after = first + RUN;
+    const int lane = threadIdx.x % 32, c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
+    const int v = token_at(token, order, after, N);
+    if (v < 0 || token_at(token, order, after - 1, N) != v || token_at(token, order, first - 1, N) == v) return;
+    const real *const edges = edge + 2 * (size_t)blockIdx.x * C + c;
+    Reals<W> *const to = (Reals<W> *)(dweight + (size_t)v*C + c);
+    Reals<W> sum = {};
+    if (c < C) {
+        const Reals<W> old = *to, end = *(const Reals<W> *)(edges + C);
+        for (int j = 0; j < W; j++) sum.x[j] = old.x[j] + end.x[j];
+    }
+    for (size_t piece = 1, found = 32; found == 32; piece += 32) {
+        const unsigned same = __ballot_sync(ALL, token_at(token, order, first + (piece + lane) * RUN, N) == v);
+        found = __popc(same);                               // the first ones: sorted
+        #pragma unroll 8
+        for (size_t i = 0; i < (c < C ? found : 0); i++) {
+            const Reals<W> begin = *(const Reals<W> *)(edges + 2 * (piece + i) * C);
+            for (int j = 0; j < W; j++) sum.x[j] += begin.x[j];
+        }
+    }
+    if (c < C) *to = sum;
 }
 // Sorting by token: digit after digit, the lowest first, each time stably. Digits have at most 10 bits, so
 // two do for any vocabulary up to a million.
@@ -188,18 +185,22 @@ static void embed_backward(real *dweight, const floatX *dout, const int *token, 
     int bits = 1;
     while (bits < 31 && V > 1 << bits) bits++;
     const int digits = (int)divide_up(bits, 10), width = (int)divide_up(bits, digits);
+    const size_t pieces = divide_up(N, RUN), edges = 2 * pieces * C;
     if (!N) return;
-    int *const scratch = (int *)workspace((2 * (size_t)N + DEVICE(sort_scratch)(N, 1 << width)) * sizeof(int));
-    int *order[2] = { scratch, scratch + N };
+    real *const edge = (real *)workspace((edges + 2 * (size_t)N + DEVICE(sort_scratch)(N, 1 << width)) * sizeof(real));
+    int *const scratch = (int *)(edge + edges), *order[2] = { scratch, scratch + N };
     for (int i = 0; i < digits; i++)
-        DEVICE(sort)(order[i % 2], NULL, token, i ? order[1 - i % 2] : NULL, N, 1 << width, i * width,
+        DEVICE(sort)(Sorted{ order[i % 2] }, token, i ? order[1 - i % 2] : NULL, N, 1 << width, i * width,
                 scratch + 2 * (size_t)N);
 
     const bool w = wide(C, dweight, dout);
     const size_t units = w ? C / VECTOR : C, threads = units < 256 ? divide_up(units, 32) * 32 : 256;
-    auto kernel = w ? embed_backward_kernel<VECTOR> : embed_backward_kernel<1>;
-    LAUNCH(kernel, dim3(N, divide_up(units, threads)), threads, 0, dweight, dout, token,
-            order[1 - digits % 2], N, C);
+    const dim3 grid = dim3(pieces, divide_up(units, threads));
+    const int *const sorted = order[1 - digits % 2];
+    auto runs = w ? embed_runs_kernel<VECTOR> : embed_runs_kernel<1>;
+    auto ends = w ? embed_edges_kernel<VECTOR> : embed_edges_kernel<1>;
+    LAUNCH(runs, grid, threads, 0, dweight, edge, dout, token, sorted, N, C);
+    LAUNCH(ends, grid, threads, 0, dweight, edge, token, sorted, N, C);
 }
 
 // ---- rmsnorm ----------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ static __global__ void add_rows_kernel(real *out, const real *partial, int rows,
     __shared__ real part[32][32];
     const int c = blockIdx.x * 32 + threadIdx.x;
     real sum = 0;
-    #pragma unroll 4
+    #pragma unroll 8
     for (int row = threadIdx.y; row < rows; row += 32) if (c < C) sum += partial[(size_t)row*C + c];
     part[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
@@ -259,73 +260,91 @@ static __global__ void add_rows_kernel(real *out, const real *partial, int rows,
     out[c] += sum;
 }
 
-// One pass: a block takes every gridDim-th row (or 8 of them, a warp each) and gathers its share of dweight
-// on the way, a thread having the same columns of every row: in shared memory, or where that is too small in
-// the share itself. Shares are rows of `partial` (blocks,C), to be added by add_rows_kernel. Moves 4*N*C
-// elements, dinp being read and written, and 2*blocks*C reals.
-template<int W> static __global__ void __launch_bounds__(256) rmsnorm_backward_kernel(floatX *dinp,
-        real *partial, const floatX *dout, const floatX *inp, const floatX *weight, const real *rstd,
-        int in_shared, int N, int C) {
-    extern __shared__ real gathered[];                      // (blockDim.y,C)
-    const int first = threadIdx.x * W, step = blockDim.x * W;
+// dinp and a block's share of dweight, in one pass. The block is as wide as a row, so a thread has the same
+// VECTOR columns of every row: their weights and their part of dweight stay in its registers. It takes ROWS rows
+// at a time, all loads at once, and threadIdx.y others do so beside it; one barrier serves the dot products of
+// all of them, for the sums of the next rows go elsewhere. Shares are rows of `partial` (blocks,C), added by
+// add_rows_kernel. Moves 4*N*C elements, dinp being read and written, and 2*blocks*C reals.
+enum { ROWS = 1 };
+static __global__ void __launch_bounds__(1024) rmsnorm_backward_kernel(floatX *dinp, real *partial,
+        const floatX *dout, const floatX *inp, const floatX *weight, const real *rstd, int N, int C) {
+    __shared__ real of_warp[2][ROWS][32], gathered[1024 * VECTOR];
+    const int c = threadIdx.x * VECTOR, warps = blockDim.x / 32;        // of a row
+    const int first = threadIdx.y * warps, warp = first + threadIdx.x / 32;
+    const bool mine = c < C;
+    const int together = blockDim.y * ROWS;
+    Vec w = {};
+    real share[VECTOR] = {};
+    if (mine) w = load_vec(weight + c);
+    for (size_t from = (size_t)blockIdx.x * together, turn = 0; from < N; from += (size_t)gridDim.x * together, turn ^= 1) {
+        Vec x[ROWS] = {}, dy[ROWS] = {}, dx[ROWS] = {};
+        real r[ROWS] = {};
+        #pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            const size_t n = from + threadIdx.y * ROWS + j, at = n*C + c;
+            if (n < N) r[j] = rstd[n];
+            if (n < N && mine) { x[j] = load_vec(inp + at); dy[j] = load_vec(dout + at); dx[j] = load_vec(dinp + at); }
+        }
+        #pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            real dot = 0;
+            for (int i = 0; i < VECTOR; i++) dot += R(dy[j].x[i]) * R(w.x[i]) * R(x[j].x[i]);
+            dot = warp_sum(dot);
+            if (threadIdx.x % 32 == 0) of_warp[turn][j][warp] = dot;
+        }
+        __syncthreads();
+        #pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            const size_t n = from + threadIdx.y * ROWS + j;
+            real dot = 0;
+            for (int i = 0; i < warps; i++) dot += of_warp[turn][j][first + i];
+            const real k = r[j] * r[j] * r[j] / C * dot;
+            for (int i = 0; i < VECTOR; i++) {
+                const real d = R(dy[j].x[i]), a = R(x[j].x[i]);
+                dx[j].x[i] = X(R(dx[j].x[i]) + (r[j] * d * R(w.x[i]) - k * a));
+                share[i] += d * R(X(a * r[j]));
+            }
+            if (n < N && mine) store_vec(dinp + n*C + c, dx[j]);
+        }
+    }
+    const int width = blockDim.x * VECTOR;
+    for (int i = 0; i < VECTOR; i++) gathered[threadIdx.y * width + c + i] = share[i];
+    __syncthreads();
+    for (int to = threadIdx.y * blockDim.x + threadIdx.x; to < C; to += blockDim.x * blockDim.y) {
+        real sum = 0;
+        for (int y = 0; y < blockDim.y; y++) sum += gathered[y * width + to];
+        partial[(size_t)blockIdx.x * C + to] = sum;
+    }
+}
+// The same for rows of any width and address: a block reads each of its rows twice, and its share lies in memory.
+static __global__ void rmsnorm_backward_plain_kernel(floatX *dinp, real *partial, const floatX *dout,
+        const floatX *inp, const floatX *weight, const real *rstd, int N, int C) {
     real *const share = partial + (size_t)blockIdx.x * C;
-    real *const own = in_shared ? gathered + threadIdx.y * C : share;
-    for (int c = first; c < C; c += step) *(Reals<W> *)(own + c) = Reals<W>();
-
-    for (size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y; n < N; n += (size_t)gridDim.x * blockDim.y) {
+    for (int c = threadIdx.x; c < C; c += blockDim.x) share[c] = 0;
+    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
         const floatX *x = inp + n*C, *dy = dout + n*C;
         floatX *dx = dinp + n*C;
         const real r = rstd[n];
-        Pack<W> xs[KEEP], dys[KEEP], dxs[KEEP];
         real dot = 0;
-        auto multiply = [&](const Pack<W> &a, const Pack<W> &d, int c) {
-            const Pack<W> w = load<W>(weight + c);
-            for (int i = 0; i < W; i++) dot += R(d.x[i]) * R(w.x[i]) * R(a.x[i]);
-        };
-        #pragma unroll
-        for (int j = 0; j < KEEP; j++) {
-            const int c = first + j*step;
-            if (c < C) { xs[j] = load<W>(x + c); dys[j] = load<W>(dy + c); dxs[j] = load<W>(dx + c); }
-        }
-        #pragma unroll
-        for (int j = 0; j < KEEP; j++) if (first + j*step < C) multiply(xs[j], dys[j], first + j*step);
-        for (int c = first + KEEP*step; c < C; c += step) multiply(load<W>(x + c), load<W>(dy + c), c);
-
+        for (int c = threadIdx.x; c < C; c += blockDim.x) dot += R(dy[c]) * R(weight[c]) * R(x[c]);
         const real k = r * r * r / C * row_sum(dot);
-        auto update = [&](const Pack<W> &a, const Pack<W> &d, Pack<W> to, int c) {
-            const Pack<W> w = load<W>(weight + c);
-            Reals<W> sum = *(Reals<W> *)(own + c);
-            for (int i = 0; i < W; i++) {
-                to.x[i] = X(R(to.x[i]) + (r * R(d.x[i]) * R(w.x[i]) - k * R(a.x[i])));
-                sum.x[i] += R(d.x[i]) * R(X(R(a.x[i]) * r));
-            }
-            *(Reals<W> *)(own + c) = sum;
-            store(dx + c, to);
-        };
-        #pragma unroll
-        for (int j = 0; j < KEEP; j++) if (first + j*step < C) update(xs[j], dys[j], dxs[j], first + j*step);
-        for (int c = first + KEEP*step; c < C; c += step)
-            update(load<W>(x + c), load<W>(dy + c), load<W>(dx + c), c);
-    }
-    if (!in_shared) return;
-    __syncthreads();
-    for (int c = threadIdx.y * blockDim.x + threadIdx.x; c < C; c += blockDim.x * blockDim.y) {
-        real sum = 0;
-        for (int y = 0; y < blockDim.y; y++) sum += gathered[y*C + c];
-        share[c] = sum;
+        for (int c = threadIdx.x; c < C; c += blockDim.x) {
+            dx[c] = X(R(dx[c]) + (r * R(dy[c]) * R(weight[c]) - k * R(x[c])));
+            share[c] += R(dy[c]) * R(X(R(x[c]) * r));
+        }
     }
 }
 static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
         const floatX *weight, const real *rstd, int N, int C) {
-    const bool w = wide(C, dinp, dout, inp, weight);
-    const dim3 block = row_threads(w ? C / VECTOR : C, KEEP, 256);
-    const size_t groups = divide_up(N, block.y), blocks = groups < 512 ? groups : 512;
-    const size_t bytes = block.y * C * sizeof(real);
-    const int in_shared = bytes <= 47 << 10;                // of 48 KiB without asking; row_sum needs some
+    enum { BLOCKS = 528 };                                  // two or four for each multiprocessor of an H100
+    const unsigned x = (unsigned)divide_up(C, 32 * VECTOR) * 32;
+    const bool fits = wide(C, dinp, dout, inp, weight) && x <= 1024;
+    const dim3 block = fits ? dim3(x, x < 512 ? 512 / x : 1) : dim3(256);
+    const size_t groups = divide_up(N, fits ? block.y * ROWS : 1), blocks = groups < BLOCKS ? groups : BLOCKS;
     if (!N) return;
     real *const partial = (real *)workspace(blocks * C * sizeof(real));
-    auto kernel = w ? rmsnorm_backward_kernel<VECTOR> : rmsnorm_backward_kernel<1>;
-    LAUNCH(kernel, blocks, block, in_shared ? bytes : 0, dinp, partial, dout, inp, weight, rstd, in_shared, N, C);
+    auto kernel = fits ? rmsnorm_backward_kernel : rmsnorm_backward_plain_kernel;
+    LAUNCH(kernel, blocks, block, 0, dinp, partial, dout, inp, weight, rstd, N, C);
     LAUNCH(add_rows_kernel, divide_up(C, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, C);
 }
 
@@ -383,20 +402,14 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 
 // ---- residual and dropout ---------------------------------------------------------------------------------
 
-// Bit for bit that of kernels/cpu/basic.c.
-__device__ static inline uint32_t mask_bits(uint64_t key, uint64_t i) {
-    uint64_t z = key + i * 0x9E3779B97F4A7C15ull;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-    return (uint32_t)((z ^ z >> 31) >> 32);
-}
-// A thread has W elements, the last one maybe fewer. residual NULL: dropout alone. Moves 3*n elements, or
-// 2*n.
+// A thread has W elements, the last one maybe fewer. residual NULL: dropout alone. The mask is bit for bit that
+// of kernels/cpu/basic.c. Moves 3*n elements, or 2*n.
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual,
-        const floatX *branch, uint32_t least, real scale, uint64_t key, size_t n) {
+        const floatX *branch, uint32_t least, real scale, const uint64_t *key, int place, size_t n) {
     const size_t from = global_index() * W;
+    const uint64_t here = least ? random_key(*key, place) : 0;
     auto value = [&](floatX old, floatX x, size_t i) {
-        const real kept = least == 0 || mask_bits(key, i) >= least ? R(x) * scale : 0;
+        const real kept = least == 0 || random_bits(here, i - 1) >> 32 >= least ? R(x) * scale : 0;
         return X(residual ? R(old) + kept : kept);
     };
     if (from + W <= n) {
@@ -407,15 +420,17 @@ template<int W> static __global__ void drop_kernel(floatX *out, const floatX *re
     } else
         for (size_t i = from; i < n; i++) out[i] = value(residual ? residual[i] : branch[i], branch[i], i);
 }
-static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, uint64_t key, size_t n) {
+static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
+        int place, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 4294967296.0);
     const real scale = (real)1 / ((real)1 - (real)p);
     const bool w = wide(0, out, residual, branch);
     auto kernel = w ? drop_kernel<VECTOR> : drop_kernel<1>;
-    LAUNCH(kernel, divide_up(n, 256 * (w ? VECTOR : 1)), 256, 0, out, residual, branch, least, scale, key, n);
+    LAUNCH(kernel, divide_up(n, 256 * (w ? VECTOR : 1)), 256, 0, out, residual, branch, least, scale, key,
+            place, n);
 }
-static void dropout(floatX *out, const floatX *inp, float p, uint64_t key, size_t n) {
-    residual(out, NULL, inp, p, key, n);
+static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
+    residual(out, NULL, inp, p, key, place, n);
 }
 
 // ---- bias -------------------------------------------------------------------------------------------------
@@ -467,11 +482,14 @@ PART(device) {
     d->floatX_size = sizeof(floatX);          d->real_size = sizeof(real);
     d->is_gpu = 1;                            d->open = cuda_open;
     d->alloc = alloc;                         d->release = release;
-    d->memory = memory;                       d->sync = sync_stream;
-    d->upload = upload;                       d->download = download;
+    d->memory = memory;                       d->sync = cuda_sync;
+    d->upload = upload;                       d->download = cuda_read;
     d->copy = copy;                           d->zero = zero;
     d->from_double = from_double;             d->to_double = to_double;
     d->reals_from_double = reals_from_double; d->reals_to_double = reals_to_double;
+    d->waits = cuda_waits;                    d->record_begin = cuda_record_begin;
+    d->record_end = cuda_record_end;          d->replay = cuda_replay;
+    d->record_free = cuda_record_free;
     d->embed_forward = embed_forward;         d->embed_backward = embed_backward;
     d->rmsnorm_forward = rmsnorm_forward;     d->rmsnorm_backward = rmsnorm_backward;
     d->rope_table = rope_table;               d->rope = rope;

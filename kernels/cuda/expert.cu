@@ -2,9 +2,6 @@
 // in one place, and the formulas, stand in kernels/cpu/expert.c.
 #include "slope.cuh"
 
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
 
 // A block is a rectangle of rows and units of W columns. Moves 3*M*F elements (gated) or 2*M*F.
 template<Activation f, int W> static __global__ void forward_kernel(floatX *act, const floatX *pre, int M,
@@ -29,12 +26,11 @@ template<Activation f, int W> static __global__ void forward_kernel(floatX *act,
 template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact,
         real *dweight, const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row,
         int M, int F) {
-    __shared__ real of_warp[8];
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (m >= M) return;
-    const size_t slot = slot_of_row ? slot_of_row[m] : m, wide = m*F * (f == SWIGLU ? 2 : 1);
-    const floatX *gate = pre + wide;
-    floatX *dgate = dpre + wide;
+    const size_t slot = slot_of_row ? slot_of_row[m] : m, at = m*F * (f == SWIGLU ? 2 : 1);
+    const floatX *gate = pre + at;
+    floatX *dgate = dpre + at;
     const real w = weight ? weight[slot] : 1;
     real dot = 0;
     for (int c = threadIdx.x * W; c < F; c += blockDim.x * W) {
@@ -55,40 +51,26 @@ template<Activation f, int W> static __global__ void backward_kernel(floatX *dpr
         if (f == SWIGLU) store(dgate + F + c, to_up);
     }
     if (!dweight) return;
-    dot = warp_sum(dot);
-    if (blockDim.x > 32) {
-        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = dot;
-        __syncthreads();
-        dot = 0;
-        for (int i = 0; i < blockDim.x / 32; i++) dot += of_warp[i];
-    }
+    dot = row_sum(dot);
     if (threadIdx.x == 0) dweight[slot] = dot;
 }
 
-static bool aligned(int F, const void *a, const void *b, const void *c = NULL, const void *d = NULL) {
-    return F % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
-}
 #define KIND(kernel, f) { kernel<f, 1>, kernel<f, VECTOR> }
 #define KINDS(kernel) { KIND(kernel, SWIGLU), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY) }
 
 static void activation_forward(floatX *act, const floatX *pre, Activation f, int M, int F) {
     static void (*const kernels[4][2])(floatX *, const floatX *, int, int) = KINDS(forward_kernel);
-    const bool w = aligned(F, act, pre);
-    const int units = w ? F / VECTOR : F;
-    unsigned x = 1;
-    while (x < 256 && x < units) x *= 2;
-    LAUNCH(kernels[f][w], divide_up(M, 256 / x), dim3(x, 256 / x), 0, act, pre, M, F);
+    const bool w = wide(F, act, pre);
+    const dim3 block = rectangle(w ? F / VECTOR : F);
+    LAUNCH(kernels[f][w], divide_up(M, block.y), block, 0, act, pre, M, F);
 }
 static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da,
         const floatX *pre, const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
     static void (*const kernels[4][2])(floatX *, floatX *, real *, const floatX *, const floatX *,
             const real *, const int *, int, int) = KINDS(backward_kernel);
-    const bool w = aligned(F, dpre, wact, da, pre);
-    const int units = w ? F / VECTOR : F;
-    unsigned x = 32;
-    while (x < 256 && 4 * x < units) x *= 2;                // four units per thread, or a whole block
-    const unsigned y = x == 32 ? 8 : 1;
-    LAUNCH(kernels[f][w], divide_up(M, y), dim3(x, y), 0, dpre, wact, dweight, da, pre, weight,
+    const bool w = wide(F, dpre, wact, da, pre);
+    const dim3 block = row_threads(w ? F / VECTOR : F, 4, 256);
+    LAUNCH(kernels[f][w], divide_up(M, block.y), block, 0, dpre, wact, dweight, da, pre, weight,
             plan && rows == GROUPED ? plan->slot_of_row : NULL, M, F);
 }
 

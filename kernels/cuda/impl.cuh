@@ -32,17 +32,34 @@ typedef struct {
     cudaStream_t stream;                // everything is queued here, in order
     void  *workspace;                   // scratch of `workspace_bytes`, for kernels that need it within one call
     size_t workspace_bytes;
+    Waits  waited;                      // by this thread
+    int    recordings;                  // that exist, and may use the workspace as it was when they were made
+    bool   recording;                   // what is queued is recorded, not done
+    cudaError_t spoiled;                // what could not be recorded, if anything
 } Context;
 Context *context(void);                 // of this thread; opened by cuda_open
 void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation;
-                                        // grows outside of capture only
+                                        // does not grow while work is recorded
 const char *cuda_open(void);            // NULL if there is a GPU this build can use, else why not
+
+// Waiting for the stream: all of it is here, and counted.
+void  cuda_sync(void);
+void  cuda_read(void *host, const void *src, size_t bytes);
+Waits cuda_waits(void);
+
+// Recording by stream capture (context.cu); declared in kernels.h.
+const char *cuda_record_begin(void);
+Recording  *cuda_record_end(const char **why);
+void        cuda_replay(const Recording *r);
+void        cuda_record_free(Recording *r);
 
 // Ends the program with the first error seen: file, line, what was called, and the architectures of the build.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
+// Likewise, except that what cannot be recorded only spoils the recording.
+void cuda_check(const char *file, int line, const char *what, cudaError_t error);
 #define CUDA_CHECK(call) do { \
     cudaError_t e_ = (call); \
-    if (e_ != cudaSuccess) cuda_fail(__FILE__, __LINE__, #call, e_); \
+    if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, #call, e_); \
     } while (0)
 
 // LAUNCH(kernel, grid, block, shared bytes, arguments...). A grid of 0 blocks is nothing to do.
@@ -61,18 +78,61 @@ __host__ __device__ static inline floatX X(real r)   { return (floatX)r; }
 __host__ __device__ static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 __device__ static inline size_t global_index(void) { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// 16 bytes at a time: the widest load and store there is. Pointers must be 16-byte aligned.
+// Loads and stores of W elements at a time. VECTOR of them are 16 bytes, the widest there is; the address must be a
+// multiple of what is moved.
 enum { VECTOR = 16 / sizeof(floatX) };
-struct alignas(16) Vec { floatX x[VECTOR]; };
-__device__ static inline Vec  load_vec(const floatX *p) { return *(const Vec *)p; }
-__device__ static inline void store_vec(floatX *p, Vec v) { *(Vec *)p = v; }
+template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
+template<int W> struct alignas(W < 4 ? W * sizeof(real) : 16) Reals { real x[W]; };
+template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
+template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
+typedef Pack<VECTOR> Vec;
+__device__ static inline Vec  load_vec(const floatX *p) { return load<VECTOR>(p); }
+__device__ static inline void store_vec(floatX *p, Vec v) { store(p, v); }
 
+// Can rows of C elements at these places be taken 16 bytes at a time?
+static inline bool wide(size_t C, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL) {
+    return C % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
+}
+// A block of 256 threads as a rectangle: x along rows of `units`, y over rows.
+static inline dim3 rectangle(size_t units) {
+    unsigned x = 1;
+    while (x < 256 && x < units) x *= 2;
+    return dim3(x, 256 / x);
+}
+// Threads for a row that is reduced: a warp or, for short rows, a part of one (256 threads to a block) if `each` units
+// per thread are enough, else up to `most`, a block of their own.
+static inline dim3 row_threads(size_t units, int each, unsigned most) {
+    unsigned x = 8;
+    while (x < 32 && x < units) x *= 2;
+    while (x < most && x * each < units) x *= 2;
+    return dim3(x, x <= 32 ? 256 / x : 1);
+}
+// Warps to a block (at most 8) if each needs so many words of shared memory: of 48 KiB, which need no asking, most are
+// theirs; 4096 experts leave room for two.
+static inline unsigned warps_for(int words) {
+    const int most = (47 << 10) / (4 * words);
+    return most > 8 ? 8 : most > 1 ? most : 1;
+}
+
+enum : unsigned { ALL = 0xffffffff };   // lanes of a warp
 // Sums over the lanes of a warp, in a fixed order; every lane gets the result.
 __device__ static inline float warp_sum(float x) {
-    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
     return x;
 }
 __device__ static inline float warp_max(float x) {
-    for (int lane = 16; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+    for (int lane = 16; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
+    return x;
+}
+// The sum over the threads of a row, as row_threads lays them out; all get it.
+__device__ static inline real row_sum(real x) {
+    __shared__ real part[32];
+    for (int lane = blockDim.x < 32 ? blockDim.x / 2 : 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
+    if (blockDim.x <= 32) return x;
+    __syncthreads();                                        // nobody reads the last sum any more
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int warp = 0; warp < blockDim.x / 32; warp++) x += part[warp];
     return x;
 }

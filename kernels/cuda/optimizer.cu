@@ -1,14 +1,10 @@
 // optimizer.cu: the loss at one end of a step, the update at the other, and the sums they need. The formulas
 // stand in kernels/cpu/optimizer.c.
-#include "impl.cuh"
+#include "ptx.cuh"
+#include "../random.h"
 #include <float.h>
 #include <math.h>
 
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
-
-static const unsigned ALL = 0xffffffffu;
 template<class T> __device__ static T lanes_sum(T x) {      // warp_sum for other types
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
     return x;
@@ -20,16 +16,19 @@ template<class T> __device__ static T lanes_sum(T x) {      // warp_sum for othe
 // gradients stored with 2^-8, and the loss takes the logarithm of a sum of many. For float, the exact one.
 __device__ static inline real exp_of(real x) { return sizeof(floatX) == 2 ? __expf(x) : expf(x); }
 
-// One block per row. First pass: each thread keeps the maximum of what it has seen and the sum of exp(x -
-// maximum), which it scales when the maximum grows. Then the block agrees on both, and a second pass, out of
-// the L2 cache, overwrites the logits by their gradients. The last rows come first: they have just been
-// written and are still in that cache. Moves 2*N*V elements with gradient, else N*V.
-template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_kernel(real *loss,
-        floatX *logits, const int *target, real scale, int gradient, int V, int used) {
+// One block per row. It brings the row into shared memory, as much of it as lets two blocks share a multiprocessor, so
+// that one computes while the other's row is on its way; what is beyond (vocabularies of more than 56 thousand in
+// bf16) is read again, out of the L2 cache. A thread works on the same places in every pass, so it waits for nobody:
+// it finds its maximum, then its sum of exp(x - maximum); the block agrees on both; then gradients overwrite the
+// logits. Moves 2*N*V elements with gradient, else N*V.
+enum { ROW_THREADS = 512 };
+template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
+        floatX *logits, const int *target, real scale, int gradient, int V, int used, int kept) {
+    extern __shared__ uint4 shared_row[];                   // (kept) elements
     __shared__ real max_of[32], sum_of[32];
-    const size_t n = gridDim.x - 1 - blockIdx.x;
-    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W;
-    floatX *x = logits + n*V;
+    const size_t n = blockIdx.x;
+    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, whole = used / W * W;
+    floatX *x = logits + n*V, *row = (floatX *)shared_row;
     if (goal < 0) {
         Pack<W> zeros;
         for (int i = 0; i < W; i++) zeros.x[i] = X(0);
@@ -37,17 +36,25 @@ template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_ker
         if (threadIdx.x == 0) loss[n] = 0;
         return;
     }
+    for (int v = first; v < kept; v += step) cp_async(shared_address(row + v), x + v, true);
+    cp_async_commit();
     const real hit = R(x[goal]);                            // read by all before any of them writes
+    auto at = [&](int v) { return v < kept ? load<W>(row + v) : load<W>(x + v); };
+    auto each_used = [&](auto visit) {                      // every place of this thread that takes part
+        #pragma unroll 4
+        for (int v = first; v < whole; v += step) {
+            const Pack<W> a = at(v);
+            for (int i = 0; i < W; i++) visit(R(a.x[i]));
+        }
+        if (first == whole % step && whole < used) {
+            const Pack<W> a = at(whole);
+            for (int i = 0; i < used - whole; i++) visit(R(a.x[i]));
+        }
+    };
     real max = -FLT_MAX, sum = 0;
-    #pragma unroll 2
-    for (int v = first; v < used; v += step) {
-        const Pack<W> a = load<W>(x + v);
-        real top = max;
-        for (int i = 0; i < W; i++) if (v + i < used) top = fmaxf(top, R(a.x[i]));
-        sum *= exp_of(max - top);
-        for (int i = 0; i < W; i++) if (v + i < used) sum += exp_of(R(a.x[i]) - top);
-        max = top;
-    }
+    cp_async_wait<0>();
+    each_used([&](real a) { max = fmaxf(max, a); });
+    each_used([&](real a) { sum += exp_of(a - max); });
     const int warps = blockDim.x / 32;
     const real warp_top = warp_max(max);
     sum = warp_sum(sum * exp_of(max - warp_top));
@@ -60,24 +67,26 @@ template<int W> static __global__ void __launch_bounds__(1024) cross_entropy_ker
     if (!gradient) return;
 
     const real norm = scale / sum;
+    #pragma unroll 2
     for (int v = first; v < V; v += step) {
-        Pack<W> a = load<W>(x + v);
+        Pack<W> a = at(v);
         #pragma unroll
-        for (int i = 0; i < W; i++) {
-            const real p = exp_of(R(a.x[i]) - max) * norm;
-            a.x[i] = X(v + i >= used ? 0 : v + i == goal ? p - scale : p);
-        }
+        for (int i = 0; i < W; i++) a.x[i] = X(exp_of(R(a.x[i]) - max) * norm);
+        if (v + W > used) for (int i = 0; i < W; i++) if (v + i >= used) a.x[i] = X(0);
         store(x + v, a);
+        if (goal - v >= 0 && goal - v < W) x[goal] = X(exp_of(hit - max) * norm - scale);
     }
 }
 static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
         int V, int used) {
-    const bool w = V % VECTOR == 0 && (uintptr_t)logits % 16 == 0;
-    const int units = w ? V / VECTOR : V;
-    unsigned threads = 32;
-    while (threads < 1024 && threads < units) threads *= 2;
+    const bool w = wide(V, logits);
+    const int units = w ? V / VECTOR : V, room = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
+    const int kept = !w ? 0 : V < room ? V : room / VECTOR * VECTOR;
+    const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
     auto kernel = w ? cross_entropy_kernel<VECTOR> : cross_entropy_kernel<1>;
-    LAUNCH(kernel, N, threads, 0, loss, logits, target, scale, gradient, V, used);
+    if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)(kept * sizeof(floatX))));
+    LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, scale, gradient, V, used, kept);
 }
 
 // ---- sums -------------------------------------------------------------------------------------------------
@@ -212,45 +221,70 @@ static void squares(real *out, const real *x, const Segment *segments, int count
 
 // ---- AdamW ------------------------------------------------------------------------------------------------
 
-// What all updates of a launch have in common; fix1 and fix2 are the bias corrections.
-typedef struct {
-    floatX *weight;
-    real *master, *m, *v;
-    const real *grad;
-    real lr, b1, b2, eps, decay, fix1, fix2;
-} Update;
+// One of the two neighbours of r in floatX, by 16 random bits: as in kernels/cpu/impl.h.
+__device__ static inline floatX X_random(real r, uint32_t bits) {
+#if defined(PRECISION_BF16)
+    const uint32_t u = __float_as_uint(r);
+    return __ushort_as_bfloat16(r != r ? 0x7fc0 : (unsigned short)((u + (bits & 0xffff)) >> 16));
+#else
+    return r;
+#endif
+}
 
-template<int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
-template<int W> __device__ static inline void update(const Update &u, size_t i, real scale, real shrink) {
-    const Reals<W> grad = *(const Reals<W> *)(u.grad + i);
-    Reals<W> m = *(const Reals<W> *)(u.m + i), v = *(const Reals<W> *)(u.v + i), master;
-    Pack<W> weight;
-    if (u.master) master = *(const Reals<W> *)(u.master + i);
+// What all updates of a launch have in common. M: real or floatX.
+template<class M> struct Update {
+    floatX *weight;
+    real *master;
+    M *m, *v;
+    const real *grad;
+    real lr, b1, b2, eps, fix1, fix2;
+    uint64_t key;
+};
+
+template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
+template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
+template<int W, class M> __device__ static inline void update(const Update<M> &u, size_t i, real scale, real shrink) {
+    const Some<real, W> grad = some<W>(u.grad + i);
+    Some<M, W> m = some<W>(u.m + i), v = some<W>(u.v + i);
+    Some<real, W> master;
+    Some<floatX, W> weight;
+    if (u.master) master = some<W>(u.master + i);
     else {
-        weight = load<W>(u.weight + i);
+        weight = some<W>(u.weight + i);
         for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
     }
+    const bool random = !u.master || sizeof(M) < sizeof(real);
+    uint64_t bits = 0;
     for (int j = 0; j < W; j++) {
+        if (random && (W == 1 || j % 2 == 0)) bits = random_bits(u.key, (i + j) / 2);   // i is even where W is 4
+        const uint32_t mine = bits >> (i + j) % 2 * 32;
         const real g = grad.x[j] * scale;
-        m.x[j] = u.b1 * m.x[j] + (1 - u.b1) * g;
-        v.x[j] = u.b2 * v.x[j] + (1 - u.b2) * g * g;
-        master.x[j] = master.x[j] * shrink - u.lr * (m.x[j] * u.fix1) / (sqrtf(v.x[j] * u.fix2) + u.eps);
-        weight.x[j] = X(master.x[j]);
+        const real mean = u.b1 * (real)m.x[j] + (1 - u.b1) * g, square = u.b2 * (real)v.x[j] + (1 - u.b2) * g * g;
+        const real w = master.x[j] * shrink
+                     - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
+        m.x[j] = (M)mean;
+        v.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(square, mine >> 16) : (M)square;
+        master.x[j] = w;
+        weight.x[j] = u.master ? X(w) : X_random(w, mine);
     }
-    *(Reals<W> *)(u.m + i) = m;
-    *(Reals<W> *)(u.v + i) = v;
-    if (u.master) *(Reals<W> *)(u.master + i) = master;
-    store(u.weight + i, weight);
+    *(Some<M, W> *)(u.m + i) = m;
+    *(Some<M, W> *)(u.v + i) = v;
+    if (u.master) *(Some<real, W> *)(u.master + i) = master;
+    *(Some<floatX, W> *)(u.weight + i) = weight;
 }
 
 // A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
-// gradient, m, v and master. The gradient's norm is read here, so that the host need not wait for it. Moves
-// 30 bytes per element with a master copy of bf16 weights, 28 for float.
-static __global__ void adamw_kernel(Update u, const real *squares, const Segment *segments, int count,
-        real clip, int aligned) {
+// gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that the host need not wait for
+// it. Moves 30 bytes per element with a master copy of bf16 weights, 28 for float, 24 for bf16 weights without
+// a master, 16 if m and v are bf16 too. Root and quotient are the approximate instructions, right to one and two
+// units of f32: rounded exactly, arithmetic and not memory would limit the last form (84 instead of 94 % of a copy).
+template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const real *grad,
+        const real *squares, const Segment *segments, int count, const AdamW *settings, int aligned) {
+    const AdamW a = *settings;
     const real norm = sqrtf(squares[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
-    const real scale = clip > 0 && norm > clip ? clip / norm : 1;
+    const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
+    const Update<M> u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
     const size_t length = line_length(segments, count), share = share_of(length);
     size_t at = blockIdx.x * share;
     const size_t end = length - at < share ? length : at + share;
@@ -262,7 +296,7 @@ static __global__ void adamw_kernel(Update u, const real *squares, const Segment
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
         const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
         const size_t tail = body + (to - body) / 4 * 4;
-        const real shrink = 1 - u.lr * u.decay * s.decay;
+        const real shrink = 1 - a.lr * a.decay * s.decay;
         for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, scale, shrink);
         for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, scale, shrink);
         for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, scale, shrink);
@@ -270,13 +304,15 @@ static __global__ void adamw_kernel(Update u, const real *squares, const Segment
         p.begin += s.count;
     }
 }
-static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-        const Segment *segments, int count, AdamW a) {
-    const double fix1 = 1 / (1 - pow((double)a.beta1, (double)a.step));
-    const double fix2 = 1 / (1 - pow((double)a.beta2, (double)a.step));
-    const Update u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, a.decay, (real)fix1, (real)fix2 };
+static void adamw(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+        const real *squares, const Segment *segments, int count, const AdamW *a) {
     const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad;
-    if (count) LAUNCH(adamw_kernel, BLOCKS, THREADS, 0, u, squares, segments, count, a.clip, all % 16 == 0);
+    if (count && moments == REAL_MOMENTS)
+        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grad, squares, segments,
+               count, a, all % 16 == 0);
+    else if (count)
+        LAUNCH(adamw_kernel<floatX>, BLOCKS, THREADS, 0, weight, master, (floatX *)m, (floatX *)v, grad, squares,
+               segments, count, a, all % 16 == 0);
 }
 
 // A thread converts W elements, the last one maybe fewer.
@@ -284,9 +320,9 @@ template<int W> static __global__ void set_master_kernel(real *master, const flo
     const size_t from = global_index() * W;
     if (from + W <= n) {
         const Pack<W> w = load<W>(weight + from);
-        Reals<W> to;
+        Some<real, W> to;
         for (int i = 0; i < W; i++) to.x[i] = R(w.x[i]);
-        *(Reals<W> *)(master + from) = to;
+        *(Some<real, W> *)(master + from) = to;
     } else
         for (size_t i = from; i < n; i++) master[i] = R(weight[i]);
 }

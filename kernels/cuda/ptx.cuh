@@ -60,3 +60,10 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
 
 // The number in the lower (0) or upper (1) half of such a register.
 __device__ static inline float unpack_bf16(uint32_t r, int half) { return __uint_as_float(half ? r & 0xffff0000u : r << 16); }
+
+// The square root to about one unit in the last place, without the corrections that round it exactly.
+__device__ static inline float sqrt_approx(float x) {
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}

@@ -4,20 +4,8 @@
 // Routing is decided on the GPU and stays there: nothing here depends on it for the size of a grid or of
 // memory. A token's logits belong to one warp: lane l has experts l, l+32, ... of them, also in shared
 // memory, so that lanes need no barriers.
-#include "impl.cuh"
-
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
-
-enum { SHARED = 47 << 10 };                                 // bytes, of 48 KiB that need no asking
-static const unsigned ALL = 0xffffffffu;
-
-// Warps to a block if each needs `words` of shared memory; 4096 experts leave room for two.
-static unsigned warps_for(int words) {
-    const int most = SHARED / (4 * words);
-    return most > 8 ? 8 : most > 1 ? most : 1;
-}
+#include "ptx.cuh"
+#include "sort.cuh"
 
 __device__ static inline real sigmoid(real x) { return 1 / (1 + expf(-x)); }
 __device__ static inline real log_sigmoid(real x) { return x < 0 ? x - log1pf(expf(x)) : -log1pf(expf(-x)); }
@@ -114,15 +102,148 @@ static __global__ void router_forward_kernel(int *expert, real *weight, real *ls
     kept = warp_sum(kept);
     if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
+// The same for many tokens, of which every lane has one: then nothing has to be agreed on, and the time of a token is
+// that of some 25 instructions per expert, not of K rounds of a warp. An expert's score, logit and number are packed
+// into one Key, in order of preference. MOST keys at a time are sorted and merged with the best MOST so far; both are
+// networks of comparisons that do not depend on the data. A warp brings the logits of its 32 tokens into shared memory
+// CHUNK experts at a time, one chunk ahead of the one it works on; rows there are 16 bytes longer than they need to be,
+// so that 8 lanes reading 16 bytes of a row each meet in no bank.
+enum { CHUNK = 64, CHUNK_ROW = CHUNK + VECTOR, FEW_WARPS = 2 };
+
+// bf16 logits are ordered by 16 bits, and with the number fill 32. A score of its own (bias) goes before them.
+__device__ static inline unsigned low_key(floatX x, int e) {
+    return sizeof(floatX) == 2 ? (ordered(R(x)) & 0xffff0000u) | (0xffff - e) : 0xffffffffu - e;
+}
+__device__ static inline void make_key(unsigned &key, floatX x, real, int e) { key = low_key(x, e); }
+__device__ static inline void make_key(uint64_t &key, floatX x, real score, int e) {
+    key = (uint64_t)ordered(score) << 32 | low_key(x, e);
+}
+__device__ static inline int key_expert(unsigned low) {
+    return sizeof(floatX) == 2 ? 0xffff - (int)(low & 0xffff) : (int)(0xffffffffu - low);
+}
+template<class Key> __device__ static inline void in_order(Key &a, Key &b) {
+    const Key larger = a > b ? a : b, smaller = a > b ? b : a;
+    a = larger, b = smaller;
+}
+template<int MOST, class Key> __device__ static inline void merge(Key *x) {        // first up, then down: sorted
+    #pragma unroll
+    for (int step = MOST / 2; step; step /= 2)
+        #pragma unroll
+        for (int i = 0; i < MOST; i++) if (!(i & step)) in_order(x[i], x[i + step]);
+}
+template<int MOST, class Key> __device__ static inline void keep_best(Key *best, Key *x) {
+    #pragma unroll
+    for (int run = 2; run <= MOST; run *= 2)                // sorted runs of this length, down and up by turns
+        #pragma unroll
+        for (int step = run / 2; step; step /= 2)
+            #pragma unroll
+            for (int i = 0; i < MOST; i++)
+                if (!(i & step)) { if (i & run) in_order(x[i + step], x[i]); else in_order(x[i], x[i + step]); }
+    #pragma unroll
+    for (int i = 0; i < MOST; i++) if (x[MOST - 1 - i] > best[i]) best[i] = x[MOST - 1 - i];
+    merge<MOST>(best);
+}
+template<class Key, int MOST> static __global__ void __launch_bounds__(32 * FEW_WARPS) router_many_kernel(int *expert,
+        real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int N, int E, int K) {
+    __shared__ alignas(16) floatX chunks[FEW_WARPS][2][32][CHUNK_ROW];
+    const int lane = threadIdx.x;
+    const size_t first = ((size_t)blockIdx.x * FEW_WARPS + threadIdx.y) * 32;
+    if (first >= N) return;
+    const int tokens = N - first < 32 ? (int)(N - first) : 32;
+    auto fetch = [&](int from) {                            // the experts from there on
+        enum { UNITS = CHUNK / VECTOR };
+        for (int i = lane; i < 32 * UNITS; i += 32) {
+            const int row = i / UNITS, e = i % UNITS * VECTOR;
+            const bool there = row < tokens && from + e < E;
+            cp_async(shared_address(&chunks[threadIdx.y][from / CHUNK % 2][row][e]),
+                     logits + (there ? (first + row) * E + from + e : 0), there);
+        }
+        cp_async_commit();
+    };
+    Key best[MOST] = {};
+    real max = -INFINITY, sum = 0;
+    fetch(0);
+    for (int from = 0; from < E; from += CHUNK) {
+        fetch(from + CHUNK);
+        cp_async_wait<1>();
+        __syncwarp();
+        const floatX *x = chunks[threadIdx.y][from / CHUNK % 2][lane];
+        for (int at = 0; at < CHUNK && from + at < E; at += MOST) {
+            Pack<VECTOR> v[MOST / VECTOR];
+            Key key[MOST];
+            real top = max;
+            #pragma unroll
+            for (int i = 0; i < MOST / VECTOR; i++) v[i] = load_vec(x + at + i * VECTOR);
+            #pragma unroll
+            for (int i = 0; i < MOST; i++)
+                if (from + at + i < E) top = fmaxf(top, R(v[i / VECTOR].x[i % VECTOR]));
+            sum *= __expf(max - top);
+            max = top;
+            #pragma unroll
+            for (int i = 0; i < MOST; i++) {
+                const int e = from + at + i;
+                const floatX logit = v[i / VECTOR].x[i % VECTOR];
+                const real l = R(logit);
+                key[i] = 0;
+                if (e >= E) continue;
+                sum += __expf(l - top);
+                make_key(key[i], logit, !bias ? l : (scores == SIGMOID_TOPK ? sigmoid(l) : l) + bias[e], e);
+            }
+            keep_best<MOST>(best, key);
+        }
+        __syncwarp();                                       // before the chunk is overwritten
+    }
+
+    const real l = max + logf(sum);
+    real w[MOST], high = -INFINITY, kept = 0;
+    int e[MOST];
+    auto value = [&](int chosen) {                          // its logit is read again
+        const real v = lane < tokens ? R(logits[(first + lane) * E + chosen]) : 0;
+        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
+    };
+    #pragma unroll
+    for (int k = 0; k < MOST; k++) if (k < K) {
+        e[k] = key_expert((unsigned)best[k]);
+        high = fmaxf(high, w[k] = value(e[k]));
+    }
+    if (scores == SOFTMAX_TOPK) high = l;
+    #pragma unroll
+    for (int k = 0; k < MOST; k++) if (k < K) kept += w[k] = expf(w[k] - high);
+    if (scores == SOFTMAX_TOPK) kept = 1;
+
+    cp_async_wait<0>();
+    __syncwarp();                                           // nothing arrives in the chunks any more
+    int  *const e_of = (int *)chunks[threadIdx.y][0][0];     // through shared memory, or lanes would write K apart
+    real *const w_of = (real *)(e_of + 32 * MOST);
+    static_assert(64 * MOST * sizeof(int) <= sizeof chunks[0], "choices fit where the chunks were");
+    #pragma unroll
+    for (int k = 0; k < MOST; k++) if (k < K) { e_of[lane * K + k] = e[k]; w_of[lane * K + k] = w[k] / kept; }
+    __syncwarp();
+    for (int i = lane; i < tokens * K; i += 32) {
+        expert[first * K + i] = e_of[i];
+        weight[first * K + i] = w_of[i];
+    }
+    if (lane < tokens) lse[first + lane] = l;
+}
+
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
         Scores scores, int forced, int N, int E, int K) {
+    enum { MANY = 2048 };                                   // tokens: enough to keep the GPU busy, 32 to a warp
+    const bool packed = sizeof(floatX) == 2 && !bias, scored = !bias || (sizeof(floatX) == 2 && scores != SOFTMAX_TOPK);
+    if (N >= MANY && !forced && K <= 16 && E <= 0xffff && wide(E, logits) && scored) {
+        auto kernel = packed ? K <= 8 ? router_many_kernel<unsigned, 8> : router_many_kernel<unsigned, 16>
+                             : K <= 8 ? router_many_kernel<uint64_t, 8> : router_many_kernel<uint64_t, 16>;
+        LAUNCH(kernel, divide_up(N, 32 * FEW_WARPS), dim3(32, FEW_WARPS), 0, expert, weight, lse, logits, bias, scores,
+               N, E, K);
+        return;
+    }
     const unsigned warps = warps_for(E);
     LAUNCH(router_forward_kernel, divide_up(N, warps), dim3(32, warps), warps * E * sizeof(unsigned),
             expert, weight, lse, logits, bias, scores, forced, N, E, K);
 }
 
 // One warp per token: the gradients of balance and z loss for all experts, then those of the weights on top
-// for the chosen ones, each added by the lane that has the expert. balance and zloss come with their constant
+// for the chosen ones, a lane each: they are different experts. balance and zloss come with their constant
 // factors. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const floatX *logits, const int *load_of, real balance,
@@ -143,18 +264,20 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     pull = warp_sum(pull);
     dot = warp_sum(dot);
     for (int e = lane; e < E; e += 32) {                    // from here on p[e] is the gradient
-        const real slope = scores == SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
-        real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * expf(R(x[e]) - l);
+        const bool sigmoids = scores == SIGMOID_TOPK;
+        const real slope = sigmoids ? p[e] * sigmoid(-R(x[e])) : p[e], softmax = sigmoids ? expf(R(x[e]) - l) : p[e];
+        real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * softmax;
         if (scores == SOFTMAX_TOPK) d -= p[e] * dot;
         p[e] = d;
     }
-    for (int k = 0; k < K; k++) {
+    __syncwarp();
+    for (int k = lane; k < K; k += 32) {
         const int e = chosen[k];
-        if (lane != e % 32) continue;
         p[e] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
               : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
               :                          w[k] * (dw[k] - dot);
     }
+    __syncwarp();
     for (int e = lane; e < E; e += 32) dlogits[n*E + e] = X(p[e]);
 }
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
@@ -166,164 +289,12 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
             scores, N, E, K);
 }
 
-// ---- sorting ----------------------------------------------------------------------------------------------
-// A stable counting sort without atomics. The n elements are cut into tiles of consecutive ones, and each
-// tile has a warp:
-//     count    how many of each digit a tile has: table[digit][tile]
-//     scan     that table, row by row, to sums of all before: where each tile's first of a digit goes
-//     place    each warp goes through its tile in order and puts every element at the next place of its digit
-// Within a warp, the lanes with equal digits find each other with match_any, and rank by lane.
-
-enum { SCAN_THREADS = 1024, SCAN_EACH = 8, SCAN = SCAN_THREADS * SCAN_EACH };
-enum { GROUP = 4 };                                         // loads of a lane under way
-
-static size_t tile_size(size_t n) {                         // at most 1024 tiles, multiples of 128
-    const size_t size = divide_up(divide_up(n, 1024), 32 * GROUP) * 32 * GROUP;
-    return size < 512 ? 512 : size;
-}
-static size_t tile_count(size_t n) { return n ? divide_up(n, tile_size(n)) : 1; }
-
-// The digits of 32*GROUP elements from `at` on; -1 past the end. item: which elements they are.
-__device__ static void read_digits(int *digit, int *item, const int *key, const int *from, int n, int at,
-        int buckets, int shift) {
-    #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        const int j = at + 32*i + (int)threadIdx.x;
-        item[i] = j < n ? from ? from[j] : j : -1;
-    }
-    #pragma unroll
-    for (int i = 0; i < GROUP; i++)
-        digit[i] = item[i] < 0 ? -1 : (int)(((unsigned)key[item[i]] >> shift) % (unsigned)buckets);
-}
-static __global__ void count_kernel(int *table, const int *key, const int *from, int n, int buckets,
-        int shift, int tile, int tiles) {
-    extern __shared__ int shared_counts[];                  // (warps,buckets)
-    const int t = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x;
-    int *count = shared_counts + threadIdx.y * buckets;
-    if (t >= tiles) return;
-    for (int d = lane; d < buckets; d += 32) count[d] = 0;
-    __syncwarp();
-    const int end = n - t * tile < tile ? n : (t + 1) * tile;
-    for (int at = t * tile; at < end; at += 32 * GROUP) {
-        int digit[GROUP], item[GROUP];
-        read_digits(digit, item, key, from, end, at, buckets, shift);
-        #pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            const unsigned same = __match_any_sync(ALL, digit[i]);
-            if (digit[i] >= 0 && lane == __ffs(same) - 1) count[digit[i]] += __popc(same);
-            __syncwarp();
-        }
-    }
-    for (int d = lane; d < buckets; d += 32) table[(size_t)d * tiles + t] = count[d];
-}
-
-// The sum of x over the threads before this one; *total: over all of the block's 1024.
-__device__ static int block_scan(int x, int *total) {
-    __shared__ int of_warp[32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int sum = x;
-    for (int d = 1; d < 32; d *= 2) { const int up = __shfl_up_sync(ALL, sum, d); if (lane >= d) sum += up; }
-    __syncthreads();
-    if (lane == 31) of_warp[warp] = sum;
-    __syncthreads();
-    int before = 0;
-    *total = 0;
-    for (int i = 0; i < 32; i++) { if (i < warp) before += of_warp[i]; *total += of_warp[i]; }
-    return before + sum - x;
-}
-// A block sums SCAN entries of the table. Left out if the table is no longer than that.
-static __global__ void __launch_bounds__(SCAN_THREADS) scan_sums_kernel(int *sums, const int *table,
-        size_t entries) {
-    int sum = 0, total;
-    for (int i = 0; i < SCAN_EACH; i++) {
-        const size_t at = (size_t)blockIdx.x * SCAN + i * SCAN_THREADS + threadIdx.x;
-        if (at < entries) sum += table[at];
-    }
-    block_scan(sum, &total);
-    if (threadIdx.x == 0) sums[blockIdx.x] = total;
-}
-// A block turns SCAN entries into the sums of all before them, having added up the blocks before itself.
-static __global__ void __launch_bounds__(SCAN_THREADS) scan_kernel(int *table, const int *sums, size_t entries) {
-    const size_t from = (size_t)blockIdx.x * SCAN + threadIdx.x * SCAN_EACH;
-    int value[SCAN_EACH], sum = 0, before = 0, total;
-    for (int b = threadIdx.x; b < blockIdx.x; b += SCAN_THREADS) before += sums[b];
-    block_scan(before, &before);
-    #pragma unroll
-    for (int i = 0; i < SCAN_EACH; i++) sum += value[i] = from + i < entries ? table[from + i] : 0;
-    before += block_scan(sum, &total);
-    #pragma unroll
-    for (int i = 0; i < SCAN_EACH; i++) {
-        if (from + i < entries) table[from + i] = before;
-        before += value[i];
-    }
-}
-
-static __global__ void place_kernel(int *order, int *place, const int *table, const int *key,
-        const int *from, int n, int buckets, int shift, int tile, int tiles) {
-    extern __shared__ int shared_next[];                    // (warps,buckets)
-    const int t = blockIdx.x * blockDim.y + threadIdx.y, lane = threadIdx.x;
-    int *next = shared_next + threadIdx.y * buckets;
-    if (t >= tiles) return;
-    for (int d = lane; d < buckets; d += 32) next[d] = table[(size_t)d * tiles + t];
-    __syncwarp();
-    const int end = n - t * tile < tile ? n : (t + 1) * tile;
-    for (int at = t * tile; at < end; at += 32 * GROUP) {
-        int digit[GROUP], item[GROUP];
-        read_digits(digit, item, key, from, end, at, buckets, shift);
-        #pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            const unsigned same = __match_any_sync(ALL, digit[i]);
-            const int rank = __popc(same & ((1u << lane) - 1)), to = digit[i] < 0 ? -1 : next[digit[i]] + rank;
-            __syncwarp();                                   // all have read before one writes
-            if (to >= 0) {
-                if (rank == 0) next[digit[i]] = to + __popc(same);
-                order[to] = item[i];
-                if (place) place[at + 32*i + lane] = to;
-            }
-            __syncwarp();
-        }
-    }
-}
-
-// order: the numbers 0..n-1 (or those in `from`, if given) sorted by the digit (key[i] >> shift) % buckets,
-// equal digits in the order they came in; place: where each went, or NULL. Afterwards scratch[d *
-// tile_count(n)] is the first place of digit d. Three or four launches; reads the keys twice.
-size_t DEVICE(sort_scratch)(int n, int buckets) {
-    const size_t entries = tile_count(n) * buckets;
-    return entries + divide_up(entries, SCAN);
-}
-void   DEVICE(sort)(int *order, int *place, const int *key, const int *from, int n, int buckets, int shift,
-        int *scratch) {
-    const int tile = (int)tile_size(n), tiles = (int)tile_count(n);
-    const size_t entries = (size_t)tiles * buckets, blocks = divide_up(entries, SCAN), warps = warps_for(buckets);
-    const size_t grid = divide_up(tiles, warps), shared = warps * buckets * sizeof(int);
-    int *const table = scratch, *const sums = scratch + entries;
-    LAUNCH(count_kernel, grid, dim3(32, warps), shared, table, key, from, n, buckets, shift, tile, tiles);
-    if (blocks > 1) LAUNCH(scan_sums_kernel, blocks, SCAN_THREADS, 0, sums, table, entries);
-    LAUNCH(scan_kernel, blocks, SCAN_THREADS, 0, table, sums, entries);
-    LAUNCH(place_kernel, grid, dim3(32, warps), shared, order, place, table, key, from, n, buckets, shift,
-            tile, tiles);
-}
-
 // ---- plan: slots sorted by expert -------------------------------------------------------------------------
 
-// What else a plan has, from the sorted slots: one thread per slot, and the first ones also have an expert
-// each.
-static __global__ void plan_kernel(int *start, int *load_of, int *token_of_row, const int *slot_of_row,
-        const int *table, int tiles, int S, int E, int K) {
-    const size_t i = global_index();
-    if (i < S) token_of_row[i] = slot_of_row[i] / K;
-    if (i > E) return;
-    const int first = i < E ? table[i * tiles] : S;
-    start[i] = first;
-    if (i < E) load_of[i] = (i + 1 < E ? table[(i + 1) * tiles] : S) - first;
-}
 static void route_plan(Plan *plan, int *load, const int *expert) {
-    const int S = plan->N * plan->K, E = plan->E;
-    int *const scratch = (int *)workspace(DEVICE(sort_scratch)(S, E) * sizeof(int));
-    DEVICE(sort)(plan->slot_of_row, plan->row_of_slot, expert, NULL, S, E, 0, scratch);
-    LAUNCH(plan_kernel, divide_up(S > E + 1 ? S : E + 1, 256), 256, 0, plan->start, load,
-            plan->token_of_row, plan->slot_of_row, scratch, (int)tile_count(S), S, E, plan->K);
+    const int S = plan->N * plan->K;
+    const Sorted to = { plan->slot_of_row, plan->row_of_slot, plan->token_of_row, plan->K, plan->start, load };
+    DEVICE(sort)(to, expert, NULL, S, plan->E, 0, (int *)workspace(DEVICE(sort_scratch)(S, plan->E) * sizeof(int)));
 }
 
 // ---- losses and bias --------------------------------------------------------------------------------------
@@ -433,12 +404,10 @@ template<int W> static __global__ void combine_kernel(floatX *out, const floatX 
 }
 static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
         const Plan *plan, int C, Rows rows) {
-    const bool w = C % VECTOR == 0 && ((uintptr_t)out | (uintptr_t)inp | (uintptr_t)bias) % 16 == 0;
-    const int units = w ? C / VECTOR : C;
-    unsigned x = 1;
-    while (x < 256 && x < units) x *= 2;
+    const bool w = wide(C, out, inp, bias);
+    const dim3 block = rectangle(w ? C / VECTOR : C);
     auto kernel = w ? combine_kernel<VECTOR> : combine_kernel<1>;
-    LAUNCH(kernel, divide_up(plan->N, 256 / x), dim3(x, 256 / x), 0, out, inp, weight, bias,
+    LAUNCH(kernel, divide_up(plan->N, block.y), block, 0, out, inp, weight, bias,
             rows == GROUPED ? plan->row_of_slot : NULL, plan->N, plan->K, C);
 }
 
