@@ -71,7 +71,7 @@ MUTANTS = [
      "for (int s = S - 1; s >= 0; s--) {                      /* start[e] doubles"),
     ("kernels", ROUTE, "partial[2*b + 1] += (double)lse[n] * (double)lse[n];", "partial[2*b + 1] += (double)lse[n];"),
     ("kernels", ROUTE, "balance * E / ((double)K * N * tokens)", "balance * E / ((double)K * N * N)"),
-    ("kernels", ROUTE, "load[e] < mean ? (real)rate : load[e] > mean ? -(real)rate : 0", "load[e] < mean ? -(real)rate : (real)rate"),
+    ("kernels", ROUTE, "here < sum ? (real)rate : here > sum ? -(real)rate : 0", "here < sum ? -(real)rate : (real)rate"),
     ("kernels", ROUTE, "row = rows == GROUPED ? (size_t)plan->row_of_slot[s] : s", "row = rows == GROUPED ? (size_t)plan->slot_of_row[s] : s"),
     ("kernels", ROUTE, "real w = weight ? weight[s] : 1;", "real w = weight ? weight[row] : 1;"),
     # experts
