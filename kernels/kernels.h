@@ -80,6 +80,9 @@ typedef struct {
     int   step;                         /* 1 for the first update: bias correction */
 } AdamW;
 
+typedef struct Comm Comm;               /* one rank among several, and */
+typedef struct Peers Peers;             /* how their hosts reach each other: kernels/comm.h */
+
 typedef struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
@@ -100,6 +103,10 @@ typedef struct Device {
     void  (*to_double)(double *host, const floatX *src, size_t n);
     void  (*reals_from_double)(real *dst, const double *host, size_t n);
     void  (*reals_to_double)(double *host, const real *src, size_t n);
+
+    /* ---- ranks: a Comm with all other ranks, which call this too, each in its own thread after open. NULL and why
+     * if that cannot be. */
+    Comm *(*connect)(Peers *peers, char why[256]);
 
     /* ---- embedding: out[n] = weight[token[n]].   out (N,C)  weight (V,C)  token (N) in [0,V) -------------------
      * error: forward exact; backward N*eps */
