@@ -58,13 +58,13 @@ run_tests: $(B)/run_tests
 
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 $(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(B)/bench/layers.o $(CASES) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 $(B)/run_tests: $(TESTS) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 
 $(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)

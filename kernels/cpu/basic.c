@@ -177,6 +177,7 @@ void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(loopback)(Device *d);
 PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
@@ -194,4 +195,5 @@ PART(device) {
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(optimizer)(d);
+    DEVICE(loopback)(d);
 }
