@@ -626,7 +626,7 @@ static void measure(Run *r) {
         n = b * t;
         model_batch(&m, ids + i, ids + i + 1, (int)b, (int)t);
         model_forward(&m);
-        model_loss(&m, 1, 0, 0);
+        model_loss(&m, 1, 0);
         r->dev->reals_to_double(&loss, m.loss_sum, 1);
         sum += loss;
         if (r->view.main) view_read(&r->view, ids + i, (int)n, NULL);

@@ -136,7 +136,8 @@ typedef struct {
     Log        log;
     Checkpoint *from;                   /* what is resumed, until it is loaded */
     int        micro_batches, samples_wanted;
-    int       *inputs, *targets;        /* (B,T) */
+    int       *inputs, *targets;        /* (micro_batches,B,T) */
+    uint64_t  *keys;                    /* (micro_batches) of their dropout */
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
     int64_t    first_step;
@@ -382,7 +383,7 @@ static void out_of_memory(const Run *r) {
 
 static void allocate(Run *r) {
     const Settings *s = &r->s;
-    const size_t N = (size_t)s->batch * (size_t)s->seq, room = r->dev->memory();
+    const size_t N = (size_t)tokens_per_step(r), room = r->dev->memory();
     if ((room && r->model.arena.total > room) || !model_allocate(&r->model)) out_of_memory(r);
     r->samples_wanted = s->sample_every > 0;
     if (r->samples_wanted && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
@@ -392,6 +393,7 @@ static void allocate(Run *r) {
     r->model.forced = s->forced;
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
+    r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
     if (s->forced) warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
 
@@ -429,54 +431,65 @@ static AdamW adamw(const Settings *s, int64_t step) {
                     .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip };
 }
 
-static void train_step(Run *r) {
+/* All that a step needs of the host, sent before its work begins. */
+static void send_step(Run *r) {
     const Settings *s = &r->s;
-    Model *m = &r->model;
     Error e;
     const int64_t step = r->progress.step, first = s->overfit ? 0 : r->progress.samples;
-    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
-    m->dropout = s->dropout;
+    const size_t N = (size_t)s->batch * (size_t)s->seq;
     for (int micro = 0; micro < r->micro_batches; micro++) {
+        const size_t at = (size_t)micro * N;
         if (!data_batch(r->data, first + (int64_t)micro * s->batch, s->batch, s->seq, (uint64_t)s->seed,
-                        r->inputs, r->targets, &e))
+                        r->inputs + at, r->targets + at, &e))
             fail(EXIT_DISK, "%s", e.text);
-        m->dropout_key = random_key((uint64_t)s->seed, (uint64_t)(step * r->micro_batches + micro));
-        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
-        model_forward(m);
-        model_loss(m, 1.0f / (float)tokens_per_step(r), 1, micro);
-        model_backward(m, 1.0f / (float)r->micro_batches);
+        r->keys[micro] = random_key((uint64_t)s->seed, (uint64_t)(step * r->micro_batches + micro));
     }
-    optimizer_step(&r->optimizer, m, adamw(s, step));
-    for (int i = 0, experts, at; i < m->routers && s->bias_rate > 0; i++) {
+    model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
+    optimizer_set(&r->optimizer, &r->model, adamw(s, step));
+}
+static void micro_batch(Run *r) {
+    Model *m = &r->model;
+    m->dropout = r->s.dropout;
+    model_forward(m);
+    model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
+    model_backward(m, 1.0f / (float)r->micro_batches);
+}
+static void update(Run *r) {
+    Model *m = &r->model;
+    optimizer_update(&r->optimizer, m);
+    for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
         at = router_width(m, i, &experts);
-        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, s->bias_rate,
+        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, r->s.bias_rate,
                             experts);
     }
+}
+static void train_step(Run *r) {
+    Model *m = &r->model;
+    send_step(r);
+    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
+    for (int micro = 0; micro < r->micro_batches; micro++) {
+        model_begin_micro(m, micro);
+        micro_batch(r);
+        model_end_micro(m, micro);
+    }
+    update(r);
 }
 
 /* The one place where a step is read back. */
 static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1 };
-    int experts, loads = m->routers ? router_width(m, m->routers, &experts) : 0;
-    int *load = mem_alloc((size_t)loads * sizeof *load);
-    double *sums = mem_alloc((size_t)(r->micro_batches + 2 * m->routers) * sizeof *sums);
-    m->dev->reals_to_double(sums, m->loss_sum, (size_t)r->micro_batches);
-    for (int i = 0; i < r->micro_batches; i++) t.loss += sums[i] / (double)tokens_per_step(r);
-    t.norm = optimizer_norm(&r->optimizer, m, bad_tensor);
-    if (m->routers) {
-        m->dev->download(load, m->load, (size_t)loads * sizeof *load);
-        m->dev->reals_to_double(sums, m->losses, (size_t)(2 * m->routers));
-        router_stats(&t, m, load, sums);
-    }
+    Found f = model_found(m);
+    for (int i = 0; i < r->micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    t.norm = optimizer_norm(&r->optimizer, f.squares, bad_tensor);
+    if (m->routers) router_stats(&t, m, f.load, f.losses);
+    found_free(&f);
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
     const double seconds = now() - start;               /* a GPU has only finished when its results are here */
     t.ms = 1e3 * seconds;
     t.tok_s = (double)tokens_per_step(r) / seconds;
     r->session += seconds;
     t.eta = r->session / (double)(t.step - r->first_step) * (double)(r->s.steps - t.step);
-    free(load);
-    free(sums);
     return t;
 }
 
@@ -498,7 +511,7 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
         for (int n = 0; n < N; n++) counted += r->targets[n] >= 0;
         model_batch(m, r->inputs, r->targets, s->batch, s->seq);
         model_forward(m);
-        model_loss(m, 1, 0, 0);
+        model_loss(m, 1, 0);
         m->dev->reals_to_double(&sum, m->loss_sum, 1);
         total += sum;
     }

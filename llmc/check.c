@@ -30,7 +30,8 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
     b->m.balance_coef = c->balance;
     b->m.z_coef = c->z;
     b->m.dropout = c->dropout;
-    b->m.dropout_key = random_key(c->seed, 3);
+    const uint64_t key = random_key(c->seed, 3);
+    dev->upload(b->m.key, &key, sizeof key);
     b->weights = mem_alloc(b->m.manifest.total * sizeof *b->weights);
     b->grads = mem_alloc(b->m.manifest.total * sizeof *b->grads);
     b->tokens = mem_alloc(N * sizeof *b->tokens);
@@ -58,7 +59,7 @@ static double loss(Probe *b, int gradient) {
     double sum, total, *routers = mem_alloc((size_t)(2 * m->routers + 1) * sizeof *routers);
     model_batch(m, b->tokens, b->targets, b->c->B, b->c->T);
     model_forward(m);
-    model_loss(m, scale, gradient, 0);
+    model_loss(m, scale, gradient);
     m->dev->reals_to_double(&sum, m->loss_sum, 1);
     m->dev->reals_to_double(routers, m->losses, (size_t)(2 * m->routers));
     total = sum * (double)scale;

@@ -9,8 +9,8 @@ void optimizer_plan(Optimizer *o, Model *m) {
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * Re);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * Re);
     if (m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
-    arena_add(&m->arena, MEM_DATA, "squares", &o->squares, (size_t)(o->tensors + 1) * Re);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
+    arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
 }
 
 void optimizer_start(Optimizer *o, Model *m) {
@@ -21,15 +21,18 @@ void optimizer_start(Optimizer *o, Model *m) {
     if (o->master) m->dev->set_master(o->master, m->params, m->manifest.total);
 }
 
-void optimizer_step(Optimizer *o, Model *m, AdamW a) {
-    a.step = ++o->updates;
-    m->dev->squares(o->squares, m->grads, o->segments, o->tensors);
-    m->dev->adamw(m->params, o->master, o->m, o->v, m->grads, o->squares, o->segments, o->tensors, a);
+void optimizer_set(Optimizer *o, Model *m, AdamW a) {
+    o->updates++;
+    a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
+    a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
+    m->dev->upload(o->settings, &a, sizeof a);
+}
+void optimizer_update(Optimizer *o, Model *m) {
+    m->dev->squares(m->squares, m->grads, o->segments, o->tensors);
+    m->dev->adamw(m->params, o->master, o->m, o->v, m->grads, m->squares, o->segments, o->tensors, o->settings);
 }
 
-double optimizer_norm(Optimizer *o, const Model *m, int *bad_tensor) {
-    double *squares = mem_alloc((size_t)(o->tensors + 1) * sizeof *squares);
-    m->dev->reals_to_double(squares, o->squares, (size_t)o->tensors + 1);
+double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {
     const double norm = sqrt(squares[o->tensors]);
     *bad_tensor = -1;
     if (!(norm <= 3e38)) {
@@ -37,6 +40,5 @@ double optimizer_norm(Optimizer *o, const Model *m, int *bad_tensor) {
         for (int i = 0; i < o->tensors; i++) if (!(squares[i] <= 3e38)) *bad_tensor = i;
         o->updates--;
     }
-    free(squares);
     return norm;
 }

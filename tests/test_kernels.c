@@ -94,7 +94,9 @@ static uint64_t splitmix64(uint64_t state) {
     return state ^ state >> 31;
 }
 static double dropped(const Case *c, size_t i, double x) {
-    double draw = (double)(splitmix64(c->key + i * 0x9E3779B97F4A7C15u) >> 32);
+    const uint64_t golden = 0x9E3779B97F4A7C15u;
+    const uint64_t here = splitmix64(splitmix64(c->key + ((uint64_t)c->place + 1) * golden) + 0x6D6F66 * golden);
+    double draw = (double)(splitmix64(here + i * golden) >> 32);
     return draw < floor((double)c->p * 4294967296.0) ? 0 : x / (1 - (double)c->p);
 }
 static void naive_residual(const Case *c, double **v) {
@@ -301,7 +303,7 @@ static void naive_adamw(const Case *c, double **v) {
             double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
-            double mean = v[2][i] / (1 - pow(b1, c->adamw.step)), spread = sqrt(v[3][i] / (1 - pow(b2, c->adamw.step)));
+            double mean = v[2][i] / (1 - pow(b1, c->updates)), spread = sqrt(v[3][i] / (1 - pow(b2, c->updates)));
             w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
                 + lr * mean / (spread + (double)c->adamw.eps);
             v[0][i] = w;
@@ -719,6 +721,7 @@ static void adamw_against_pytorch(const Device *dev) {
     floatX *w = dev->alloc(COUNT * dev->floatX_size);
     real *state[3], *g = dev->alloc(COUNT * dev->real_size), *squares = dev->alloc((SEGMENTS + 1) * dev->real_size);
     Segment *segments = dev->alloc(sizeof segment);
+    AdamW *settings = dev->alloc(sizeof *settings);
     dev->upload(segments, segment, sizeof segment);
     for (int i = 0; i < 3; i++) state[i] = dev->alloc(COUNT * dev->real_size);         /* master, m, v */
     dev->from_double(w, weight, COUNT);
@@ -726,10 +729,13 @@ static void adamw_against_pytorch(const Device *dev) {
     for (int step = 0; step < STEPS; step++) {
         AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"),
                     (float)scalar("adamw", "eps"),
-                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), step + 1 };
+                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), 0, 0 };
+        a.fix1 = 1 / (1 - pow((double)a.beta1, step + 1));
+        a.fix2 = 1 / (1 - pow((double)a.beta2, step + 1));
+        dev->upload(settings, &a, sizeof a);
         dev->reals_from_double(g, grad + step * COUNT, COUNT);
         dev->squares(squares, g, segments, SEGMENTS);
-        dev->adamw(w, state[0], state[1], state[2], g, squares, segments, SEGMENTS, a);
+        dev->adamw(w, state[0], state[1], state[2], g, squares, segments, SEGMENTS, settings);
         for (int i = 0; i < 3; i++) {
             double *want = recorded("adamw", kept[i], STEPS * COUNT);
             dev->reals_to_double(got, state[i], COUNT);
@@ -741,7 +747,7 @@ static void adamw_against_pytorch(const Device *dev) {
         }
     }
     for (int i = 0; i < 3; i++) dev->release(state[i]);
-    dev->release(w), dev->release(g), dev->release(squares), dev->release(segments);
+    dev->release(w), dev->release(g), dev->release(squares), dev->release(segments), dev->release(settings);
     free(weight), free(grad), free(lr);
 }
 static void against_reference(const Device *dev) {

@@ -85,13 +85,16 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, uin
         dev->zero(m.grads, m.manifest.total * dev->real_size);
         model_batch(&m, tokens, targets, B, T);
         model_forward(&m);
-        model_loss(&m, 1.0f / (float)N, 1, 0);
+        model_loss(&m, 1.0f / (float)N, 1);
         model_backward(&m, 1);
-        optimizer_step(&o, &m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
-                                        .decay = 0.01f, .clip = 1 });
-        dev->reals_to_double(&loss, m.loss_sum, 1);
-        loss /= N;
-        optimizer_norm(&o, &m, &bad);
+        model_end_micro(&m, 0);
+        optimizer_set(&o, &m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                                       .decay = 0.01f, .clip = 1 });
+        optimizer_update(&o, &m);
+        Found f = model_found(&m);
+        loss = f.step_losses[0] / N;
+        optimizer_norm(&o, f.squares, &bad);
+        found_free(&f);
         check(bad < 0, "%s: a finite gradient at step %d", dev->name, s);
     }
     if (hash) {
@@ -147,10 +150,13 @@ static void bad_gradient(void) {
     dev->download(before, m.params, bytes);
     model_batch(&m, tokens, tokens, 1, 16);
     model_forward(&m);
-    model_loss(&m, 1, 1, 0);
+    model_loss(&m, 1, 1);
     model_backward(&m, 1);
-    optimizer_step(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
-    const double norm = optimizer_norm(&o, &m, &bad);
+    optimizer_set(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
+    optimizer_update(&o, &m);
+    Found f = model_found(&m);
+    const double norm = optimizer_norm(&o, f.squares, &bad);
+    found_free(&f);
     dev->download(after, m.params, bytes);
     check(!(norm <= 1e38) && bad >= 0, "a NaN weight shows in the norm");
     check(!memcmp(before, after, bytes), "and changes no weight");

@@ -82,7 +82,7 @@ static void family_on(const char *family, const Device *dev, double bound) {
     check_error(relative_error(logits, want, (size_t)N * (size_t)V), bound, "%s on %s: logits", family, dev->name);
 
     double *loss = read_all(expected, "loss", &one), sum;
-    model_loss(&m, 1 / (float)used, 1, 0);
+    model_loss(&m, 1 / (float)used, 1);
     dev->reals_to_double(&sum, m.loss_sum, 1);
     sum /= (double)used;
     check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);
