@@ -74,8 +74,13 @@ typedef enum {
 
 typedef enum { SET, ADD } Write;        /* overwrite or accumulate, where a caller needs both */
 
-/* A learnable tensor as the optimizer sees it: a range of the flat parameter arena. */
-typedef struct { size_t offset, count; float decay; } Segment;      /* elements; decay 0 or 1 */
+/* A learnable tensor, or a rank's share of one, as the optimizer sees it: a range of the flat parameter arena. */
+typedef struct {
+    size_t offset, count;               /* elements; of weight and gradient */
+    float  decay;                       /* 0 or 1 */
+    size_t shift;                       /* master, m and v begin at offset - shift: of ranks that share the optimizer's
+                                         * state each keeps its own parts only, one after the other */
+} Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
     float clip;                         /* largest global gradient norm; 0: no clipping */
@@ -92,7 +97,9 @@ typedef struct Device {
     int    is_gpu;
 
     /* ---- memory: pointers are the device's; host pointers are called host ------------------------------------- */
-    const char *(*open)(void);                                     /* NULL if usable here, else why not */
+    /* For the calling thread: everything else it calls works on the which-th of them. NULL if usable, else why not. */
+    const char *(*open)(int which);
+    int   (*count)(void);                                          /* GPUs here; a CPU is one, which threads may share */
     void *(*alloc)(size_t bytes);                                  /* zeroed; NULL when there is not enough */
     void  (*release)(void *p);
     size_t (*memory)(void);                                        /* bytes that alloc could give now; 0: unknown */
@@ -238,7 +245,7 @@ typedef struct Device {
      * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
      * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
      * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
-     * master (total) real copy of the weights, or NULL when floatX is exact enough; m, v (total).
+     * master: real copy of the weights, or NULL when floatX is exact enough.
      * Source: Loshchilov and Hutter 2017, arXiv 1711.05101.   error: 8 eps_f32 */
     void (*squares)(OUT real *out, const real *x, const Segment *segments, int count);
     void (*adamw)(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,

@@ -750,6 +750,48 @@ static void adamw_against_pytorch(const Device *dev) {
     dev->release(w), dev->release(g), dev->release(squares), dev->release(segments), dev->release(settings);
     free(weight), free(grad), free(lr);
 }
+/* Two tensors updated by one rank, and by two that own half of the elements each and keep the state of those only: the
+ * same bits. The first shard ends within the first tensor. */
+static void adamw_in_shards(const Device *dev) {
+    enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, HALF = COUNT / 2 };
+    const Segment whole[2] = { { 0, FIRST, 1, 0 }, { FIRST, SECOND, 0, 0 } };
+    const Segment shard[2][2] = { { { 0, HALF, 1, 0 }, { 0, 0, 0, 0 } },
+                                  { { HALF, FIRST - HALF, 1, HALF }, { FIRST, SECOND, 0, HALF } } };
+    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
+                      .fix1 = 2, .fix2 = 3 };
+    const size_t bytes = COUNT * dev->floatX_size;
+    double value[COUNT];
+    char *got[2];
+    floatX *weight[2];
+    real *grad = dev->alloc(COUNT * dev->real_size), *squares = dev->alloc(3 * dev->real_size);
+    Segment *segments = dev->alloc(sizeof whole);
+    AdamW *settings = dev->alloc(sizeof a);
+    for (int i = 0; i < COUNT; i++) value[i] = normal();
+    dev->reals_from_double(grad, value, COUNT);
+    dev->upload(settings, &a, sizeof a);
+    dev->upload(segments, whole, sizeof whole);
+    dev->squares(squares, grad, segments, 2);
+    for (int split = 0; split < 2; split++) {
+        weight[split] = dev->alloc(bytes);
+        dev->from_double(weight[split], value, COUNT);
+        for (int r = 0; r <= split; r++) {
+            const size_t own = split ? COUNT - HALF : COUNT;
+            real *state[3];
+            for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
+            dev->reals_from_double(state[0], value + r * HALF, own);
+            dev->upload(segments, split ? shard[r] : whole, sizeof whole);
+            dev->adamw(weight[split], state[0], state[1], state[2], grad, squares, segments, 2, settings);
+            dev->sync();
+            for (int i = 0; i < 3; i++) dev->release(state[i]);
+        }
+        got[split] = malloc(bytes);
+        dev->download(got[split], weight[split], bytes);
+        dev->release(weight[split]);
+    }
+    check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each make the same weights", dev->name);
+    dev->release(grad), dev->release(squares), dev->release(segments), dev->release(settings);
+    free(got[0]), free(got[1]);
+}
 static void against_reference(const Device *dev) {
     /* outputs: so that none is forgotten */
     static const struct { const char *only; Shape shape; int outputs; } part[] = {
@@ -770,6 +812,7 @@ static void against_reference(const Device *dev) {
               r.compared, part[i].only, part[i].outputs);
     }
     adamw_against_pytorch(dev);
+    adamw_in_shards(dev);
     safetensors_close(reference);
 }
 
@@ -781,7 +824,7 @@ static void check_case(Case *c, void *context) {
     against_naive(c, f64);
     if (is_small) against_oracle(c, f64, f64);
     for (int i = 0; (dev = device_list(i)); i++) {
-        if (dev == f64 || dev->open()) continue;
+        if (dev == f64 || dev->open(0)) continue;
         against_oracle(c, dev, f64);
         if (is_small) check_alias(c, dev);
     }
@@ -795,7 +838,7 @@ void test_kernels(void) {
     int is_small;
     omp_set_num_threads(1);
     check(splitmix64(0x9E3779B97F4A7C15u) == 0xE220A8397B1DCDAFu, "splitmix64, seed 0: the first number");
-    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open()) against_reference(dev);
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open(0)) against_reference(dev);
     for (int i = 0; i < SMALL + (quick && *quick == '1' ? 0 : LARGE); i++) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];
         is_small = s->B * s->T * s->F < 10000;              /* finite differences call the forward hundreds of times */

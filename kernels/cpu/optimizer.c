@@ -78,11 +78,12 @@ static void adamw(floatX *weight, real *master, real *m, real *v, const real *gr
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
-            real g = grad[i] * scale, w = master ? master[i] : R(weight[i]);
-            m[i] = b1 * m[i] + (1 - b1) * g;
-            v[i] = b2 * v[i] + (1 - b2) * g * g;
-            w = w * shrink - lr * (m[i] * fix1) / (sqrt(v[i] * fix2) + eps);
-            if (master) master[i] = w;
+            const size_t j = i - segments[s].shift;
+            real g = grad[i] * scale, w = master ? master[j] : R(weight[i]);
+            m[j] = b1 * m[j] + (1 - b1) * g;
+            v[j] = b2 * v[j] + (1 - b2) * g * g;
+            w = w * shrink - lr * (m[j] * fix1) / (sqrt(v[j] * fix2) + eps);
+            if (master) master[j] = w;
             weight[i] = X(w);
         }
     }

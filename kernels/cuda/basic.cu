@@ -460,7 +460,8 @@ PART(device) {
     *d = Device();
     d->name = DEVICE_NAME;                    d->dtype = DEVICE_DTYPE;
     d->floatX_size = sizeof(floatX);          d->real_size = sizeof(real);
-    d->is_gpu = 1;                            d->open = cuda_open;
+    d->is_gpu = 1;
+    d->open = cuda_open;                      d->count = cuda_count;
     d->alloc = alloc;                         d->release = release;
     d->memory = memory;                       d->sync = sync_stream;
     d->upload = upload;                       d->download = download;

@@ -221,11 +221,13 @@ typedef struct {
 } Update;
 
 template<int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
-template<int W> __device__ static inline void update(const Update &u, size_t i, real scale, real shrink) {
+template<int W> __device__ static inline void update(const Update &u, size_t i, size_t shift,
+        real scale, real shrink) {
+    const size_t at = i - shift;
     const Reals<W> grad = *(const Reals<W> *)(u.grad + i);
-    Reals<W> m = *(const Reals<W> *)(u.m + i), v = *(const Reals<W> *)(u.v + i), master;
+    Reals<W> m = *(const Reals<W> *)(u.m + at), v = *(const Reals<W> *)(u.v + at), master;
     Pack<W> weight;
-    if (u.master) master = *(const Reals<W> *)(u.master + i);
+    if (u.master) master = *(const Reals<W> *)(u.master + at);
     else {
         weight = load<W>(u.weight + i);
         for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
@@ -237,9 +239,9 @@ template<int W> __device__ static inline void update(const Update &u, size_t i, 
         master.x[j] = master.x[j] * shrink - u.lr * (m.x[j] * u.fix1) / (sqrtf(v.x[j] * u.fix2) + u.eps);
         weight.x[j] = X(master.x[j]);
     }
-    *(Reals<W> *)(u.m + i) = m;
-    *(Reals<W> *)(u.v + i) = v;
-    if (u.master) *(Reals<W> *)(u.master + i) = master;
+    *(Reals<W> *)(u.m + at) = m;
+    *(Reals<W> *)(u.v + at) = v;
+    if (u.master) *(Reals<W> *)(u.master + at) = master;
     store(u.weight + i, weight);
 }
 
@@ -262,12 +264,12 @@ static __global__ void adamw_kernel(floatX *weight, real *master, real *m, real 
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
-        const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
+        const size_t odd = aligned && s.shift % 4 == 0 ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
         const size_t tail = body + (to - body) / 4 * 4;
         const real shrink = 1 - a.lr * a.decay * s.decay;
-        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, scale, shrink);
-        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, scale, shrink);
-        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, scale, shrink);
+        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
+        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, s.shift, scale, shrink);
+        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
         at = stop;
         p.begin += s.count;
     }
