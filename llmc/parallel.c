@@ -70,16 +70,19 @@ static void *run_job(void *job) {
 void parallel_run(int count, void (*work)(void *run, int local), void *run) {
     Job *jobs = mem_alloc((size_t)count * sizeof *jobs);
     pthread_t *threads = mem_alloc((size_t)count * sizeof *threads);
-    int each = 1;
+    int all = 1;
 #ifdef _OPENMP
-    if (omp_get_max_threads() > count) each = omp_get_max_threads() / count;
+    all = omp_get_max_threads();
 #endif
-    for (int i = 0; i < count; i++) jobs[i] = (Job){ work, run, i, each };
+    for (int i = 0; i < count; i++) jobs[i] = (Job){ work, run, i, all > count ? all / count : 1 };
     for (int i = 1, e; i < count; i++)
         if ((e = pthread_create(&threads[i], NULL, run_job, &jobs[i])))
             fail(EXIT_MEMORY, "no thread for rank %d of this process: %s", i, strerror(e));
     run_job(&jobs[0]);
     for (int i = 1; i < count; i++) pthread_join(threads[i], NULL);
+#ifdef _OPENMP
+    omp_set_num_threads(all);                               /* the caller's own again */
+#endif
     free(jobs);
     free(threads);
 }
