@@ -106,7 +106,7 @@ cuda_check: $(CHECKS)
 	@! grep -hE "bytes spill stores" $(CHECKS) | grep -vE " 0 bytes spill stores, 0 bytes spill loads" || { echo "kernels spill registers: see build/check"; exit 1; }
 	@echo "CUDA: $(words $(CHECKS)) objects compile for sm_80 and sm_90a without warnings or spills"
 define check
-build/check/$1/%.txt: %.cu Makefile kernels/kernels.h $(wildcard kernels/cuda/*.cuh)
+build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh)
 	@mkdir -p $$(@D)
 	@echo "  check $$<, $1"
 	$(Q)$(NVCC) -std=c++17 -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }

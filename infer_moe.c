@@ -229,7 +229,8 @@ static void load(Run *r, const char *asked) {
     char name[128], why_cpu[256];
     r->folder = find_model(asked);
     if (!hf_load_config(r->folder, &r->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
-    r->dev = device_choose(r->s.device, why_cpu);
+    DeviceShare one = { .count = 1 };
+    r->dev = device_choose(r->s.device, &one, why_cpu);
     r->tokenizer = find_tokenizer(r);
     const int trained = r->config.context;
     if (!r->s.context) r->s.context = trained;
@@ -626,7 +627,7 @@ static void measure(Run *r) {
         n = b * t;
         model_batch(&m, ids + i, ids + i + 1, (int)b, (int)t);
         model_forward(&m);
-        model_loss(&m, 1, 0, 0);
+        model_loss(&m, 1, 0);
         r->dev->reals_to_double(&loss, m.loss_sum, 1);
         sum += loss;
         if (r->view.main) view_read(&r->view, ids + i, (int)n, NULL);

@@ -206,7 +206,7 @@ int main(int argc, char **argv) {
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
     if (!b.dev) fail(EXIT_USAGE, "device %s: this build has none of that name", device);
-    if (b.dev->open()) fail(EXIT_USAGE, "device %s: %s", device, b.dev->open());
+    if (b.dev->open(0)) fail(EXIT_USAGE, "device %s: %s", device, b.dev->open(0));
 
     if (!b.list) {
         print_machine();

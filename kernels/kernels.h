@@ -9,7 +9,9 @@
  *   - OUT is overwritten, ACC is accumulated into, the rest is only read; outputs overlap nothing unless it says so;
  *   - offsets are computed in 64 bits; any size from 0 (rows) or 1 (columns) up is an ordinary input;
  *   - sums run in `real` and in an order that depends on the sizes only: same inputs, same bits, any thread count;
- *   - work is queued on the device's one stream. Only download, sync and the *_to_double functions wait.
+ *   - work is queued on the device's one stream. Only download, sync and the *_to_double functions wait;
+ *   - what changes from step to step (data, dropout's key, the optimizer's settings) is read from device memory, not
+ *     passed by value, so that a step can be recorded once and replayed.
  *
  * Sizes: B sequences, T tokens in each, N = B*T tokens, C channels, V vocabulary,
  *        E experts, K experts per token, S = N*K slots, F expert width, O outputs of a product,
@@ -72,12 +74,17 @@ typedef enum {
 
 typedef enum { SET, ADD } Write;        /* overwrite or accumulate, where a caller needs both */
 
-/* A learnable tensor as the optimizer sees it: a range of the flat parameter arena. */
-typedef struct { size_t offset, count; float decay; } Segment;      /* elements; decay 0 or 1 */
+/* A learnable tensor, or a rank's share of one, as the optimizer sees it: a range of the flat parameter arena. */
+typedef struct {
+    size_t offset, count;               /* elements; of weight and gradient */
+    float  decay;                       /* 0 or 1 */
+    size_t shift;                       /* master, m and v begin at offset - shift: of ranks that share the optimizer's
+                                         * state each keeps its own parts only, one after the other */
+} Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
     float clip;                         /* largest global gradient norm; 0: no clipping */
-    int   step;                         /* 1 for the first update: bias correction */
+    double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
 } AdamW;
 
 typedef struct Comm Comm;               /* one rank among several, and */
@@ -90,7 +97,9 @@ typedef struct Device {
     int    is_gpu;
 
     /* ---- memory: pointers are the device's; host pointers are called host ------------------------------------- */
-    const char *(*open)(void);                                     /* NULL if usable here, else why not */
+    /* For the calling thread: everything else it calls works on the which-th of them. NULL if usable, else why not. */
+    const char *(*open)(int which);
+    int   (*count)(void);                                          /* GPUs here; a CPU is one, which threads may share */
     void *(*alloc)(size_t bytes);                                  /* zeroed; NULL when there is not enough */
     void  (*release)(void *p);
     size_t (*memory)(void);                                        /* bytes that alloc could give now; 0: unknown */
@@ -129,10 +138,12 @@ typedef struct Device {
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
-     * mask[i] is a function of (key, i) alone: keep if hash(key, i) >= p * 2^32 (kernels/cpu/basic.c). p in [0,1).
+     * mask[i] is a function of (*key, place, i) alone: keep if hash >= p * 2^32 (kernels/cpu/basic.c). p in [0,1).
+     * key: of this batch, in device memory; NULL if p is 0. place: every place that drops has a number of its own.
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
-    void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, float p, uint64_t key, size_t n);
-    void (*dropout )(OUT floatX *out, const floatX *inp, float p, uint64_t key, size_t n);
+    void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
+                     int place, size_t n);
+    void (*dropout )(OUT floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n);
 
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
      * error: sqrt(reduction) * 2 eps_f32 + eps */
@@ -233,12 +244,12 @@ typedef struct Device {
     /* ---- optimizer ----------------------------------------------------------------------------------------
      * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
      * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
-     * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all.
-     * master (total) real copy of the weights, or NULL when floatX is exact enough; m, v (total).
+     * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
+     * master: real copy of the weights, or NULL when floatX is exact enough.
      * Source: Loshchilov and Hutter 2017, arXiv 1711.05101.   error: 8 eps_f32 */
     void (*squares)(OUT real *out, const real *x, const Segment *segments, int count);
     void (*adamw)(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-                  const Segment *segments, int count, AdamW a);
+                  const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
 } Device;
 

@@ -25,12 +25,13 @@ static void random_weights(const Manifest *m, uint64_t seed, double *w) {
 static int probe_open(Probe *b, const Check *c, const Device *dev) {
     const size_t N = (size_t)c->B * (size_t)c->T;
     *b = (Probe){ .c = c };
-    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1);
+    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
     b->m.balance_coef = c->balance;
     b->m.z_coef = c->z;
     b->m.dropout = c->dropout;
-    b->m.dropout_key = random_key(c->seed, 3);
+    const uint64_t key = random_key(c->seed, 3);
+    dev->upload(b->m.key, &key, sizeof key);
     b->weights = mem_alloc(b->m.manifest.total * sizeof *b->weights);
     b->grads = mem_alloc(b->m.manifest.total * sizeof *b->grads);
     b->tokens = mem_alloc(N * sizeof *b->tokens);
@@ -58,7 +59,8 @@ static double loss(Probe *b, int gradient) {
     double sum, total, *routers = mem_alloc((size_t)(2 * m->routers + 1) * sizeof *routers);
     model_batch(m, b->tokens, b->targets, b->c->B, b->c->T);
     model_forward(m);
-    model_loss(m, scale, gradient, 0);
+    model_loss(m, scale, gradient);
+    model_router_losses(m);
     m->dev->reals_to_double(&sum, m->loss_sum, 1);
     m->dev->reals_to_double(routers, m->losses, (size_t)(2 * m->routers));
     total = sum * (double)scale;

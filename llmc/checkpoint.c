@@ -133,30 +133,22 @@ int checkpoint_clear(const char *folder, Error *e) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-typedef struct { const char *suffix; real *at; } Moment;
-static int moments(const Optimizer *o, Moment list[3]) {
-    int n = 0;
-    list[n++] = (Moment){ ".m", o->m };
-    list[n++] = (Moment){ ".v", o->v };
-    if (o->master) list[n++] = (Moment){ ".master", o->master };
-    return n;
-}
+static int state_kinds(const Optimizer *o) { return optimizer_part(o, STATE_KINDS - 1) ? STATE_KINDS : STATE_KINDS - 1; }
 
-/* m, v and the master copy of every tensor, under its name, and the routers' selection bias. */
+/* m of every tensor, under its name, then v and the master copies, and the routers' selection bias. */
 static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
                           uint32_t *crc) {
     const char *dtype = m->dev->real_size == 8 ? "F64" : "F32";
     const size_t size = m->dev->real_size;
-    Moment list[3];
-    const int kinds = moments(o, list), count = m->manifest.count * kinds;
+    const int tensors_of_kind = m->manifest.count, count = tensors_of_kind * state_kinds(o);
     const int extra = m->routers > 0;
     const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)router_experts(&m->config);
     FileTensor *tensors = mem_alloc((size_t)(count + 1) * sizeof *tensors);
     char (*names)[TENSOR_NAME + 16] = mem_alloc((size_t)(count + 1) * sizeof *names);
     uint64_t *shapes = mem_alloc((size_t)(count + 1) * sizeof *shapes);
     for (int i = 0; i < count; i++) {
-        const Tensor *t = &m->manifest.at[i / kinds];
-        snprintf(names[i], sizeof names[i], "%s%s", t->name, list[i % kinds].suffix);
+        const Tensor *t = &m->manifest.at[i % tensors_of_kind];
+        snprintf(names[i], sizeof names[i], "%s%s", t->name, state_suffix[i / tensors_of_kind]);
         shapes[i] = t->count;
         tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype, .rank = 1, .shape = &shapes[i] };
     }
@@ -165,11 +157,13 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
     void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * size);
     SafetensorsWriter *w = safetensors_create(path, tensors, (size_t)(count + extra), NULL, 0, e);
     int ok = w != NULL;
+    const char *state = NULL;
     for (int i = 0; i < count && ok; i++) {
-        const Tensor *t = &m->manifest.at[i / kinds];
+        const Tensor *t = &m->manifest.at[i % tensors_of_kind];
+        if (i % tensors_of_kind == 0) state = (const char *)optimizer_whole(o, m, i / tensors_of_kind);
         for (size_t from = 0; from < t->count && ok; from += BUFFER) {
             const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-            m->dev->download(buffer, (char *)list[i % kinds].at + (t->offset + from) * size, n * size);
+            m->dev->download(buffer, state + (t->offset + from) * size, n * size);
             if (first_not_finite(dtype, buffer, n) < n)
                 ok = error_set(e, "optimizer state of %s is not finite: not saved", t->name);
             ok = ok && safetensors_append(w, buffer, n * size, e);
@@ -254,9 +248,8 @@ static int room_for(const char *folder, double need, Error *e) {
 
 int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
                     const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e) {
-    Moment list[3];
     const double need = (double)m->manifest.learnable
-        * (double)(m->dev->floatX_size + (size_t)moments(o, list) * m->dev->real_size);
+        * (double)(m->dev->floatX_size + (size_t)state_kinds(o) * m->dev->real_size);
     char *state = text_format("%s/state", folder), *final = step_path(folder, p->step);
     char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)p->step);
     char *model = text_format("%s/model.safetensors", temporary);
@@ -271,6 +264,7 @@ int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, cons
           && hf_save_weights(m, model, p->step, e, &bytes[0], &crc[0])
           && save_optimizer(optimizer, m, o, e, &bytes[1], &crc[1])
           && save_run(run, m, p, options, bytes, crc, e);
+    optimizer_whole(o, m, STATE_END);                        /* the other ranks may go on */
     if (ok) {
         folder_sync(temporary);
         if (is_folder(final)) remove_folder(final);          /* the same step again, after a resume */
@@ -392,22 +386,21 @@ int checkpoint_config(const Checkpoint *c, Config *config, Error *e) {
 static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
     Safetensors *s = safetensors_open(path, e);
     double *buffer = mem_alloc(BUFFER * sizeof *buffer);
-    Moment list[3];
-    const int kinds = moments(o, list);
+    const int tensors = m->manifest.count, count = tensors * state_kinds(o);
     int ok = s != NULL;
-    for (int i = 0; ok && i < m->manifest.count * kinds; i++) {
-        const Tensor *t = &m->manifest.at[i / kinds];
+    for (int i = 0; ok && i < count; i++) {
+        const Tensor *t = &m->manifest.at[i % tensors];
+        const Segment own = manifest_segment(&m->manifest, i % tensors, o->shards, o->shard);
+        char *state = (char *)optimizer_part(o, i / tensors) + (own.offset - own.shift) * m->dev->real_size;
         char name[TENSOR_NAME + 16];
-        snprintf(name, sizeof name, "%s%s", t->name, list[i % kinds].suffix);
+        snprintf(name, sizeof name, "%s%s", t->name, state_suffix[i / tensors]);
         const FileTensor *f = safetensors_find(s, name);
-        if (!f && !strcmp(list[i % kinds].suffix, ".master")) continue;      /* written by a device that needs none */
+        if (!f && i / tensors == STATE_KINDS - 1) continue;                  /* written by a device that needs none */
         if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);
-        for (size_t from = 0; ok && from < t->count; from += BUFFER) {
-            const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-            ok = safetensors_read_double(s, f, from, buffer, n, e);
-            if (ok)
-                m->dev->reals_from_double((real *)((char *)list[i % kinds].at
-                                                   + (t->offset + from) * m->dev->real_size), buffer, n);
+        for (size_t from = 0; ok && from < own.count; from += BUFFER) {
+            const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
+            ok = safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e);
+            if (ok) m->dev->reals_from_double((real *)(state + from * m->dev->real_size), buffer, n);
         }
     }
     const FileTensor *bias = ok ? safetensors_find(s, "router_bias") : NULL;

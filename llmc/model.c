@@ -1,6 +1,5 @@
 /* model.c: every tensor the model has, every buffer it needs, and the order in which it runs. */
-#include "model.h"
-#include "random.h"
+#include "parallel.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,11 +60,13 @@ static void describe_model(Manifest *m, const Config *c) {
     const float std = (float)c->init_std;
     manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, NO_DECAY, 2,
                  (int[]){ V, C });
-    for (int l = 0; l < blocks; l++) describe_layer(m, c, l);
+    manifest_end_range(m);
+    for (int l = 0; l < blocks; l++) { describe_layer(m, c, l); manifest_end_range(m); }
     manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, NO_DECAY, 1, (int[]){ C });
     if (!c->tied)
         manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, DECAY, 2,
                      (int[]){ V, C });
+    manifest_end_range(m);
 }
 
 /* ---- activations, each once. -------------------------------------------------------------------------------
@@ -164,6 +165,11 @@ static int head_chunk(const Model *m) {
     return (int)(rows >= N ? N : rows >= 128 ? rows / 128 * 128 : rows);
 }
 
+static size_t loads(const Model *m) { return (size_t)m->routers * (size_t)router_experts(&m->config); }
+static size_t found_reals(const Model *m) {
+    return (size_t)m->micro_batches + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
+}
+
 /* What training and generating have in common. */
 static void plan(Model *m, int micro_batches) {
     const Device *dev = m->dev;
@@ -173,6 +179,7 @@ static void plan(Model *m, int micro_batches) {
     const int train = m->mode == MODEL_TRAIN;
     m->head_rows = head_chunk(m);
     m->used_vocab = c->vocab;
+    m->manifest.shards = m->ranks;
     describe_model(&m->manifest, c);
 
     Arena *a = &m->arena;
@@ -193,16 +200,20 @@ static void plan(Model *m, int micro_batches) {
     arena_add(a, MEM_DATA, "targets", &m->targets, N*I);
     arena_add(a, MEM_DATA, "position", &m->position, N*I);
     arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
-    arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, (size_t)micro_batches*Re);
+    arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
+    arena_add(a, MEM_DATA, "dropout key", &m->key, sizeof *m->key);
+    m->micro_batches = micro_batches;
+    if (train) {
+        arena_add(a, MEM_DATA, "tokens of a step", &m->step_tokens, (size_t)micro_batches*N*I);
+        arena_add(a, MEM_DATA, "targets of a step", &m->step_targets, (size_t)micro_batches*N*I);
+        arena_add(a, MEM_DATA, "dropout keys of a step", &m->step_keys, (size_t)micro_batches * sizeof *m->step_keys);
+    }
     arena_add(a, MEM_DATA, "rope", &m->rope,
               (size_t)(m->cache_room > m->T ? m->cache_room : m->T) * (size_t)c->head_size * Re);
     m->routers = c->layers * ((c->attention_experts > 1) + (c->experts > 1));
-    const size_t routers = (size_t)m->routers, E = (size_t)router_experts(c);
-    if (routers) {
-        arena_add(a, MEM_DATA, "load", &m->load, routers*E*I);
-        arena_add(a, MEM_DATA, "losses", &m->losses, routers*2*Re);
-        if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, routers*E*Re);
-    }
+    if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, loads(m)*Re);
+    if (m->ranks > 1) arena_add(a, MEM_DATA, "own load", &m->own_load, loads(m)*I);
+    arena_add(a, MEM_DATA, "found", &m->found, found_reals(m)*Re + loads(m)*I);
     if (m->cache_room) {
         m->cache = mem_alloc(L * sizeof *m->cache);
         for (size_t l = 0; l < L; l++)
@@ -211,24 +222,28 @@ static void plan(Model *m, int micro_batches) {
         arena_add(a, MEM_DATA, "cache_row", &m->cache_row, N*I);
     }
 }
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute };
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+                         const Parallel *parallel) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute,
+                  .parallel = parallel, .ranks = parallel ? parallel->ranks : 1 };
     plan(m, micro_batches);
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
                           const Model *weights_of) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T,
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T, .ranks = 1,
                   .cache_room = room, .weights_of = weights_of };
     plan(m, 1);
 }
 
+static real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
 static void bind_route(Model *m, Route *r, int router, int E, int K) {
     const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
     r->plan.E = E;
     r->plan.K = K;
     r->load = m->load + at;
-    r->losses = (real *)((char *)m->losses + (size_t)router * 2 * m->dev->real_size);
-    r->bias = (real *)((char *)m->bias + at * m->dev->real_size);
+    r->own_load = m->own_load + at;
+    r->losses = real_at(m, m->losses, (size_t)router * 2);
+    r->bias = real_at(m, m->bias, at);
 }
 
 int model_allocate(Model *m) {
@@ -243,6 +258,11 @@ int model_allocate(Model *m) {
     manifest_bind(&m->manifest, -1, &m->p, m->params, dev->floatX_size);
     if (m->grads) manifest_bind(&m->manifest, -1, &m->g, m->grads, dev->real_size);
     if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
+    m->step_losses = (real *)m->found;
+    m->losses = real_at(m, m->step_losses, (size_t)m->micro_batches);
+    m->squares = real_at(m, m->losses, (size_t)(2 * m->routers));
+    m->load = (int *)(m->found + found_reals(m) * dev->real_size);
+    if (m->ranks == 1) m->own_load = m->load;
     for (int l = 0, router = 0; l < c->layers; l++) {
         const int block = c->universal ? 0 : l;
         manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
@@ -276,21 +296,56 @@ void model_free(Model *m) {
 
 /* ---- the order in which it runs ------------------------------------------------------------------------ */
 
-void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
+static void shape_batch(Model *m, int B, int T) {
     const size_t N = (size_t)B * (size_t)T;
     int *position = mem_alloc(N * sizeof *position);
     m->B = B;
     m->T = T;
     m->N = B * T;
     for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
-    m->dev->upload(m->tokens, tokens, N * sizeof *tokens);
-    if (targets) m->dev->upload(m->targets, targets, N * sizeof *targets);
     m->dev->upload(m->position, position, N * sizeof *position);
     free(position);
 }
+void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
+    shape_batch(m, B, T);
+    m->dev->upload(m->tokens, tokens, (size_t)m->N * sizeof *tokens);
+    if (targets) m->dev->upload(m->targets, targets, (size_t)m->N * sizeof *targets);
+}
+void model_send(Model *m, const int *tokens, const int *targets, const uint64_t *keys, int B, int T) {
+    shape_batch(m, B, T);
+    const size_t all = (size_t)m->micro_batches * (size_t)m->N;
+    m->dev->upload(m->step_tokens, tokens, all * sizeof *tokens);
+    m->dev->upload(m->step_targets, targets, all * sizeof *targets);
+    m->dev->upload(m->step_keys, keys, (size_t)m->micro_batches * sizeof *keys);
+}
+void model_begin_micro(Model *m, int micro) {
+    const size_t N = (size_t)m->N, first = (size_t)micro * N;
+    m->dev->copy(m->tokens, m->step_tokens + first, N * sizeof *m->tokens);
+    m->dev->copy(m->targets, m->step_targets + first, N * sizeof *m->targets);
+    m->dev->copy(m->key, m->step_keys + micro, sizeof *m->key);
+    m->last_micro = micro == m->micro_batches - 1;
+}
+void model_end_micro(Model *m, int micro) {
+    m->dev->copy(real_at(m, m->step_losses, (size_t)micro), m->loss_sum, m->dev->real_size);
+}
 
-/* Every place that drops has a key of its own. */
-static uint64_t drop_key(const Model *m, int place) { return random_key(m->dropout_key, (uint64_t)place); }
+Found model_found(const Model *m) {
+    const size_t reals = found_reals(m), bytes = reals * m->dev->real_size, load = loads(m) * sizeof(int);
+    char *host = mem_alloc(bytes + load);
+    Found f = { .step_losses = mem_alloc(reals * sizeof *f.step_losses), .load = mem_alloc(load) };
+    m->dev->download(host, m->found, bytes + load);
+    for (size_t i = 0; i < reals; i++)
+        f.step_losses[i] = m->dev->real_size == sizeof(double) ? ((double *)host)[i] : (double)((float *)host)[i];
+    f.losses = f.step_losses + m->micro_batches;
+    f.squares = f.losses + 2 * m->routers;
+    memcpy(f.load, host + bytes, load);
+    free(host);
+    return f;
+}
+void found_free(Found *f) {
+    free(f->step_losses);
+    free(f->load);
+}
 
 static void block_forward(Model *m, int l, const floatX *resid) {
     const Device *dev = m->dev;
@@ -302,11 +357,11 @@ static void block_forward(Model *m, int l, const floatX *resid) {
 
     dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
     attention_layer_forward(m, a, p, m->s.branch, a->att_normed, l);
-    dev->residual(a->mid, resid, m->s.branch, m->dropout, drop_key(m, 2*l + 1), NC);
+    dev->residual(a->mid, resid, m->s.branch, m->dropout, m->key, 2*l + 1, NC);
 
     dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, p->mlp_norm, eps, N, C);
     moe_layer_forward(m, a, p, m->s.branch, a->mlp_normed);
-    dev->residual(a->out, a->mid, m->s.branch, m->dropout, drop_key(m, 2*l + 2), NC);
+    dev->residual(a->out, a->mid, m->s.branch, m->dropout, m->key, 2*l + 2, NC);
 }
 
 /* m->s.dresid: on entry the gradient of the layer's output, on return that of its input. The residual stream passes
@@ -323,12 +378,12 @@ static void block_backward(Model *m, int l, const floatX *resid, float scale) {
 
     if (m->recompute >= 2) block_forward(m, l, resid);
     if (m->recompute == 1) dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, p->mlp_norm, eps, N, C);
-    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 2), NC);
+    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 2, NC);
     moe_layer_backward(m, a, p, g, m->s.dnormed, dbranch, a->mlp_normed, scale);
     dev->rmsnorm_backward(dresid, g->mlp_norm, m->s.dnormed, a->mid, p->mlp_norm, a->mlp_rstd, N, C);
 
     if (m->recompute == 1) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
-    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 1), NC);
+    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 1, NC);
     attention_layer_backward(m, a, p, g, m->s.dnormed, dbranch, a->att_normed, scale);
     dev->rmsnorm_backward(dresid, g->att_norm, m->s.dnormed, resid, p->att_norm, a->att_rstd, N, C);
 }
@@ -337,7 +392,7 @@ void model_forward(Model *m) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, L = m->config.layers;
     dev->embed_forward(m->encoded, m->tokens, m->p.embed, N, C);
-    if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, m->dropout, drop_key(m, 0), (size_t)N * (size_t)C);
+    if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, m->dropout, m->key, 0, (size_t)N * (size_t)C);
     for (int l = 0; l < L; l++) block_forward(m, l, l ? m->acts[l-1].out : m->encoded);
     dev->rmsnorm_forward(m->final, m->final_rstd, m->acts[L-1].out, m->p.final_norm, (float)m->config.final_eps, N, C);
 }
@@ -351,7 +406,7 @@ void model_logits(Model *m, int first, int count) {
 }
 
 /* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */
-void model_loss(Model *m, float scale, int gradient, int micro) {
+void model_loss(Model *m, float scale, int gradient) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, V = m->config.vocab;
     for (int n = 0; n < N; n += m->head_rows) {
@@ -363,9 +418,18 @@ void model_loss(Model *m, float scale, int gradient, int micro) {
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V);
     }
-    dev->sum((real *)((char *)m->loss_sum + (size_t)micro * dev->real_size), m->loss, (size_t)N);
+    dev->sum(m->loss_sum, m->loss, (size_t)N);
 }
 
+void model_router_losses(Model *m) {
+    for (int l = 0; l < m->config.layers; l++) {
+        if (m->config.attention_experts > 1) route_losses(m, &m->acts[l].att);
+        if (m->config.experts > 1)           route_losses(m, &m->acts[l].mlp);
+    }
+}
+
+/* Where ranks share a step, the gradients of a range are on their way as soon as they are complete. The ranges: the
+ * embedding, one for each block, and the last for the final norm and the head. */
 void model_backward(Model *m, float scale) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
@@ -373,7 +437,12 @@ void model_backward(Model *m, float scale) {
     dev->zero(m->s.dresid, NC * dev->floatX_size);
     dev->rmsnorm_backward(m->s.dresid, m->g.final_norm, m->dfinal, m->acts[L-1].out, m->p.final_norm,
                           m->final_rstd, N, C);
-    for (int l = L-1; l >= 0; l--) block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
-    if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, drop_key(m, 0), NC);
+    parallel_gradients(m, m->manifest.range_count - 1);
+    for (int l = L-1; l >= 0; l--) {
+        block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
+        if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
+    }
+    if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, m->key, 0, NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
+    parallel_gradients(m, 0);
 }

@@ -37,7 +37,7 @@ typedef struct {                        /* one router's work on one batch */
     real   *lse, *weight;               /* (N) (N,K) */
     int    *expert;                     /* (N,K) */
     Plan    plan;
-    int    *load;                       /* (E)  into Model.load */
+    int    *own_load, *load;            /* (E)  into Model.own_load, Model.load */
     real   *losses;                     /* (2)  balance and z, into Model.losses */
     real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias */
 } Route;
@@ -70,6 +70,7 @@ typedef struct {                      /* one layer at a time uses these */
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 
 typedef struct Model Model;
+typedef struct Parallel Parallel;      /* parallel.h */
 struct Model {
     const Device *dev;
     Config    config;
@@ -77,10 +78,11 @@ struct Model {
     int       B, T, N;                  /* this batch: sequences, tokens in each, B*T; at most what was planned for */
     int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
+    const Parallel *parallel;           /* the other ranks of this run; NULL: there are none */
+    int       ranks, last_micro;        /* how many in all; 1: after this micro-batch the step's gradients are complete */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
-    uint64_t  dropout_key;              /* of this micro-batch */
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
 
     const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
@@ -95,22 +97,30 @@ struct Model {
     Scratch     s;
     floatX *encoded;                    /* (N,C) the first residual stream */
     floatX *final, *dfinal;  real *final_rstd;   /* (N,C) (N,C) (N) */
-    int    *tokens, *targets, *position;         /* (N) */
+    int    *tokens, *targets, *position;         /* (N) this micro-batch */
+    uint64_t *key;                      /* its dropout */
+    int    *step_tokens, *step_targets; /* (micro-batches of a step, N) */
+    uint64_t *step_keys;                /* (micro-batches of a step) */
     real   *rope;                       /* (context, D/2, 2) */
     real   *loss;                       /* (N) */
-    real   *loss_sum;                   /* (micro-batches of a step) sums of loss */
-
-    int     routers;                    /* 2 a layer, or fewer; load, losses and bias are arrays over all of them */
-    int    *load;                       /* (routers, E) slots per expert in the last micro-batch */
-    real   *losses;                     /* (routers, 2) */
+    real   *loss_sum;                   /* (1) of this micro-batch */
+    int     micro_batches, routers;     /* routers: 2 a layer, or fewer; arrays over all of them: */
     real   *bias;                       /* (routers, E) */
+    int    *own_load;                   /* (routers, E) of this rank; the same memory as load when it is the only one */
+
+    char   *found;                      /* what a step leaves for the host, in one piece of memory: */
+    real   *step_losses;                /* (micro-batches) sums of loss */
+    real   *losses;                     /* (routers, 2) */
+    real   *squares;                    /* (tensors + 1) the optimizer's: squared norms of the gradients */
+    int    *load;                       /* (routers, E) slots per expert in the last micro-batch, of all ranks */
 
     floatX **cache;  int cache_room;  int *cache_row;   /* decoding: L caches (B, cache_room, 2,G,D); NULL when not */
 };
 
-/* Plans a model for batches of up to B x T tokens. Nothing is allocated, so the plan can be printed first: m->arena.
- * More buffers may be added to it before model_allocate. */
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches);
+/* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
+ * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. */
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+                         const Parallel *parallel);
 /* For generating, with a cache of `room` positions; weights_of: a model whose
  * weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
@@ -120,12 +130,24 @@ void model_initialize(Model *m, uint64_t seed);
 void model_free(Model *m);
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+/* Or all micro-batches of a step at once, (micro-batches, B, T) and their keys for dropout; then one after the other is
+ * made the batch, and its loss put aside for model_found. Between the two nothing comes from the host. */
+void model_send(Model *m, const int *tokens, const int *targets, const uint64_t *keys, int B, int T);
+void model_begin_micro(Model *m, int micro);
+void model_end_micro(Model *m, int micro);
 void model_forward(Model *m);                               /* up to m->final */
-/* The head and the cross entropy, in chunks of tokens: loss_sum[micro] = sum of -log p(target). gradient: also
- * m->dfinal and the head's gradient, both times scale. */
-void model_loss(Model *m, float scale, int gradient, int micro);
-void model_backward(Model *m, float scale);      /* from m->dfinal; scale: of the routers' losses (1/micro-batches) */
+/* The head and the cross entropy, in chunks of tokens: *loss_sum = sum of -log p(target). gradient: also m->dfinal and
+ * the head's gradient, both times scale. */
+void model_loss(Model *m, float scale, int gradient);
+void model_router_losses(Model *m);              /* of every router; after parallel_sum_loads, if there are other ranks */
+/* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. */
+void model_backward(Model *m, float scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
+
+/* What a step has left, on the host: the fields of Model of the same names. One read, which waits for the device. */
+typedef struct { double *step_losses, *losses, *squares; int *load; } Found;
+Found model_found(const Model *m);
+void  found_free(Found *f);
 
 int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
 
@@ -138,6 +160,7 @@ void moe_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX
 void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
                         const floatX *x, float scale);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
+void route_losses  (Model *m, Route *r);
 void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC floatX *dx, const floatX *x,
                     float scale);
 #endif

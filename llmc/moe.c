@@ -47,7 +47,7 @@ void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out
     /* 5. The shared expert sees every token. */
     if (c->shared_width) {
         mlp_forward(m, a->shared_pre, p->shared_up, p->shared_down, m->s.rows, x, c->shared_width);
-        dev->residual(out, out, m->s.rows, 0, 0, (size_t)m->N * (size_t)C);
+        dev->residual(out, out, m->s.rows, 0, NULL, 0, (size_t)m->N * (size_t)C);
     }
 }
 

@@ -1,35 +1,49 @@
 /* optim.c: see optim.h. */
 #include "optim.h"
+#include "parallel.h"
+#include "world.h"
 #include <math.h>
 #include <stdlib.h>
 
 void optimizer_plan(Optimizer *o, Model *m) {
-    const size_t n = m->manifest.total, Re = m->dev->real_size;
-    *o = (Optimizer){ .tensors = m->manifest.count };
+    const int shards = m->parallel && m->parallel->sharded ? m->ranks : 1;
+    const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size;
+    *o = (Optimizer){ .tensors = m->manifest.count, .shards = shards, .shard = shards > 1 ? m->parallel->rank : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * Re);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * Re);
     if (m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
-    arena_add(&m->arena, MEM_DATA, "squares", &o->squares, (size_t)(o->tensors + 1) * Re);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
+    arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
 }
+
+static real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
 
 void optimizer_start(Optimizer *o, Model *m) {
     Segment *host = mem_alloc((size_t)o->tensors * sizeof *host);
-    manifest_segments(&m->manifest, host);
+    for (int i = 0; i < o->tensors; i++) host[i] = manifest_segment(&m->manifest, i, o->shards, o->shard);
     m->dev->upload(o->segments, host, (size_t)o->tensors * sizeof *host);
     free(host);
-    if (o->master) m->dev->set_master(o->master, m->params, m->manifest.total);
+    for (int i = 0; i < m->manifest.range_count && o->master; i++) {
+        const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
+        const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
+        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), weights, part.count);
+    }
 }
 
-void optimizer_step(Optimizer *o, Model *m, AdamW a) {
-    a.step = ++o->updates;
-    m->dev->squares(o->squares, m->grads, o->segments, o->tensors);
-    m->dev->adamw(m->params, o->master, o->m, o->v, m->grads, o->squares, o->segments, o->tensors, a);
+void optimizer_set(Optimizer *o, Model *m, AdamW a) {
+    o->updates++;
+    a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
+    a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
+    m->dev->upload(o->settings, &a, sizeof a);
+}
+void optimizer_update(Optimizer *o, Model *m) {
+    m->dev->squares(m->squares, m->grads, o->segments, o->tensors);
+    parallel_sum_found(m);
+    m->dev->adamw(m->params, o->master, o->m, o->v, m->grads, m->squares, o->segments, o->tensors, o->settings);
+    parallel_gather_weights(m);
 }
 
-double optimizer_norm(Optimizer *o, const Model *m, int *bad_tensor) {
-    double *squares = mem_alloc((size_t)(o->tensors + 1) * sizeof *squares);
-    m->dev->reals_to_double(squares, o->squares, (size_t)o->tensors + 1);
+double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {
     const double norm = sqrt(squares[o->tensors]);
     *bad_tensor = -1;
     if (!(norm <= 3e38)) {
@@ -37,6 +51,35 @@ double optimizer_norm(Optimizer *o, const Model *m, int *bad_tensor) {
         for (int i = 0; i < o->tensors; i++) if (!(squares[i] <= 3e38)) *bad_tensor = i;
         o->updates--;
     }
-    free(squares);
     return norm;
+}
+
+/* ---- the state as a whole ------------------------------------------------------------------------------- */
+
+const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
+real *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == 1 ? o->v : o->master; }
+
+static void gather(const Optimizer *o, const Model *m, int kind) {
+    Comm *c = m->parallel->comm;
+    const size_t Re = m->dev->real_size;
+    for (int i = 0; i < m->manifest.range_count; i++) {
+        const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
+        m->dev->copy(real_at(m, m->grads, part.offset), real_at(m, optimizer_part(o, kind), part.offset - part.shift),
+                     part.count * Re);
+        c->all_gather(c, real_at(m, m->grads, m->manifest.ranges[i].offset), part.count * Re);
+    }
+    c->join(c);
+}
+const real *optimizer_whole(const Optimizer *o, const Model *m, int kind) {
+    if (o->shards == 1) return kind == STATE_END ? NULL : optimizer_part(o, kind);
+    world_broadcast(m->parallel->peers, &kind, sizeof kind);
+    if (kind == STATE_END || !optimizer_part(o, kind)) return NULL;
+    gather(o, m, kind);
+    return m->grads;
+}
+void optimizer_lend(const Optimizer *o, const Model *m) {
+    for (int kind; o->shards > 1; gather(o, m, kind)) {
+        world_broadcast(m->parallel->peers, &kind, sizeof kind);
+        if (kind == STATE_END) return;
+    }
 }

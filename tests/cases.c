@@ -77,6 +77,13 @@ static double *integers(Case *c, const char *name, size_t n, int below) {
     return value;
 }
 
+/* A struct that the operation reads from the device's memory. */
+static void bytes(Case *c, const char *name, const void *at, size_t n) {
+    double *value = mem_alloc(n * sizeof *value);
+    for (size_t i = 0; i < n; i++) value[i] = ((const unsigned char *)at)[i];
+    add(c, INPUT, BYTE, name, n, value);
+}
+
 /* The experts of the S slots: the same ones for every case of a shape. */
 static double *chosen(const Shape *s) {
     const int N = s->B * s->T, E = s->E, K = s->K;
@@ -222,23 +229,28 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
 
 /* ---- residual and dropout ------------------------------------------------------------------------------ */
 
-CALL(residual, b[0], b[1], b[2], c->p, c->key, c->buffer[0].n)
+enum { PLACE = 5 };
+CALL(residual, b[0], b[1], b[2], c->p, b[3], PLACE, c->buffer[0].n)
 static Case *residual(const Shape *s, float p) {
     Case *c = BEGIN(residual, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
     c->p = p;
     c->key = 0x123456789abcdef;
+    c->place = PLACE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), times, plus */
     in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "branch", times(c->N, c->C), 0, 1);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     return c;
 }
-CALL(dropout, b[0], b[1], c->p, c->key, c->buffer[0].n)
+CALL(dropout, b[0], b[1], c->p, b[2], PLACE, c->buffer[0].n)
 static Case *dropout(const Shape *s, float p) {
     Case *c = BEGIN(dropout, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
     c->p = p;
     c->key = 0xfedcba987654321;
+    c->place = PLACE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);
     in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     return c;
 }
 
@@ -555,15 +567,9 @@ static Case *sum(const Shape *s) {
 static void segments(Case *c, size_t n) {
     enum { COUNT = 3 };
     const Segment segment[COUNT] = { { 0, n / 3, 1 }, { n / 3, 0, 1 }, { n - n / 2, n / 2, 0 } };
-    double *value = mem_alloc(3 * COUNT * sizeof *value);
     c->count = COUNT;
-    for (int i = 0; i < COUNT; i++) {
-        c->segment[i] = segment[i];
-        value[3*i] = (double)segment[i].offset;
-        value[3*i + 1] = (double)segment[i].count;
-        value[3*i + 2] = (double)segment[i].decay;
-    }
-    add(c, INPUT, SEGMENT, "segments", 3 * COUNT, value);
+    memcpy(c->segment, segment, sizeof segment);
+    bytes(c, "segments", c->segment, sizeof c->segment);
 }
 CALL(squares, b[0], b[1], b[2], c->count)
 static Case *squares(const Shape *s) {
@@ -574,13 +580,15 @@ static Case *squares(const Shape *s) {
     segments(c, n);
     return c;
 }
-CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->count, c->adamw)
+CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->count, b[7])
 static Case *adamw(const Shape *s, int master, float clip, double norm) {
     Case *c = BEGIN(adamw, s, 0, "%sclip=%g norm=%g n=%d", master ? "master " : "", (double)clip, norm,
                     s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
-    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip,
-                        .step = 3 };
+    c->updates = 3;
+    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
+    c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
+    c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8;
     acc(c, FLOATX, "weight", n, 0, 1, c->unchanged ? 0 : 1, units);
@@ -590,6 +598,7 @@ static Case *adamw(const Shape *s, int master, float clip, double norm) {
     in(c, REAL, "grad", n, 0, 1);
     in(c, REAL, "squares", 3 + 1, norm * norm, 0);
     segments(c, n);
+    bytes(c, "settings", &c->adamw, sizeof c->adamw);
     return c;
 }
 CALL(set_master, b[0], b[1], c->buffer[0].n)
@@ -725,7 +734,7 @@ int case_find(const Case *c, const char *name) {
 }
 static size_t size_of(const Buffer *b, const Device *dev) {
     return b->kind == FLOATX ? dev->floatX_size : b->kind == REAL ? dev->real_size
-         : b->kind == SEGMENT ? sizeof(Segment) / 3 : sizeof(int);
+         : b->kind == INTEGER ? sizeof(int) : 1;
 }
 double case_bytes(const Case *c, const Device *dev) {
     double bytes = 0;
@@ -740,32 +749,25 @@ static void put(const Device *dev, const Buffer *b, void *to, const double *valu
     if (b->kind == FLOATX) { dev->from_double(to, value, b->n); return; }
     if (b->kind == REAL) { dev->reals_from_double(to, value, b->n); return; }
     int *whole = mem_alloc(b->n * sizeof *whole);
-    Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
-    for (size_t i = 0; i < b->n; i++) whole[i] = (int)value[i];
-    for (size_t i = 0; i < b->n / 3; i++)
-        segment[i] = (Segment){ (size_t)value[3*i], (size_t)value[3*i + 1], (float)value[3*i + 2] };
-    dev->upload(to, b->kind == SEGMENT ? (void *)segment : (void *)whole, b->n * size_of(b, dev));
+    unsigned char *byte = (unsigned char *)whole;
+    for (size_t i = 0; i < b->n; i++) {
+        if (b->kind == INTEGER) whole[i] = (int)value[i];
+        else byte[i] = (unsigned char)value[i];
+    }
+    dev->upload(to, whole, b->n * size_of(b, dev));
     dev->sync();
-    free(segment);
     free(whole);
 }
 static double *get(const Device *dev, const Buffer *b, const void *from) {
     double *value = mem_alloc(b->n * sizeof *value);
     if (b->kind == FLOATX) dev->to_double(value, from, b->n);
     if (b->kind == REAL) dev->reals_to_double(value, from, b->n);
-    if (b->kind == INTEGER) {
+    if (b->kind == INTEGER || b->kind == BYTE) {
         int *whole = mem_alloc(b->n * sizeof *whole);
-        dev->download(whole, from, b->n * sizeof *whole);
-        for (size_t i = 0; i < b->n; i++) value[i] = whole[i];
+        unsigned char *byte = (unsigned char *)whole;
+        dev->download(whole, from, b->n * size_of(b, dev));
+        for (size_t i = 0; i < b->n; i++) value[i] = b->kind == INTEGER ? whole[i] : byte[i];
         free(whole);
-    }
-    if (b->kind == SEGMENT) {
-        Segment *segment = mem_alloc(b->n / 3 * sizeof *segment);
-        dev->download(segment, from, b->n / 3 * sizeof *segment);
-        for (size_t i = 0; i < b->n; i++)
-            value[i] = i % 3 == 0 ? (double)segment[i / 3].offset : i % 3 == 1 ? (double)segment[i / 3].count
-                     : (double)segment[i / 3].decay;
-        free(segment);
     }
     return value;
 }
@@ -773,7 +775,7 @@ static double *get(const Device *dev, const Buffer *b, const void *from) {
 void case_round(Case *c, const Device *dev) {
     for (int i = 0; i < c->buffers; i++) {
         Buffer *b = &c->buffer[i];
-        if (!b->value || b->kind == INTEGER || b->kind == SEGMENT) continue;
+        if (!b->value || b->kind == INTEGER || b->kind == BYTE) continue;
         void *there = dev->alloc(b->n * size_of(b, dev));
         if (!there) fail(EXIT_MEMORY, "%s: no memory for %s of %s", dev->name, b->name, c->what);
         put(dev, b, there, b->value);

@@ -15,7 +15,7 @@
 
 enum { MOST_BUFFERS = 16, GUARD = 256 };                /* bytes of canary on each side of a buffer */
 typedef enum { INPUT, OUTPUT, UPDATE } Role;            /* read; overwritten; read and written */
-typedef enum { FLOATX, REAL, INTEGER, SEGMENT } Kind;    /* SEGMENT: three elements make a Segment */
+typedef enum { FLOATX, REAL, INTEGER, BYTE } Kind;       /* BYTE: of a struct or a key, as the host has them */
 
 /* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values, and those of sums
  * made in real. Both 0: the same bits, once the expected value is rounded to the device's type. */
@@ -57,10 +57,10 @@ struct Case {
     Scores scores;
     HeadOrder order;
     Write how;
-    int tokens, forced, gradient, used, direction, stride, heads, count;
+    int tokens, forced, gradient, used, direction, stride, heads, count, place;
     float eps, p, balance, zloss, scale, rate;
     uint64_t key;
-    AdamW adamw;
+    AdamW adamw;  int updates;
     Segment segment[3];
 };
 

@@ -38,9 +38,9 @@ MUTANTS = [
     ("kernels", BASIC, "sine = direction * turn[2*i + 1]", "sine = -direction * turn[2*i + 1]"),
     ("kernels", BASIC, "turn = table + (size_t)position[n] * D", "turn = table + (size_t)n * D"),
     ("kernels", BASIC, "pow((double)theta, -2.0 * i / D)", "pow((double)theta, -1.0 * i / D)"),
-    ("kernels", BASIC, "uint64_t z = key + i * 0x9E3779B97F4A7C15ull;", "uint64_t z = key + i;"),
-    ("kernels", BASIC, "mask_bits(key, i) >= least ? R(inp[i]) * scale", "mask_bits(key, i) < least ? R(inp[i]) * scale"),
-    ("kernels", BASIC, "X(R(residual[i]) + (kept ? R(branch[i]) * scale : 0))", "X(R(residual[i]) + (kept ? R(branch[i]) : 0))"),
+    ("kernels", BASIC, "return random_bits(key, i - 1) >> 32 >= least;", "return random_bits(key, i) >> 32 >= least;"),
+    ("kernels", BASIC, "kept(here, i, least) ? R(inp[i]) * scale", "!kept(here, i, least) ? R(inp[i]) * scale"),
+    ("kernels", BASIC, "X(R(residual[i]) + (stays ? R(branch[i]) * scale : 0))", "X(R(residual[i]) + (stays ? R(branch[i]) : 0))"),
     # products, in each layout
     ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->row_of_slot : plan->token_of_row"),
     ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->slot_of_row : plan->slot_of_row"),
@@ -109,7 +109,7 @@ MUTANTS = [
     ("model", "llmc/attention.c", "dev->rope(m->s.dq,  m->rope, m->position, -1,", "dev->rope(m->s.dq,  m->rope, m->position, +1,"),
     ("model", "llmc/attention.c", "dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, ADD);", "dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, SET);"),
     ("model", "llmc/attention.c", "if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, scale);", "if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, 2 * scale);"),
-    ("model", "llmc/model.c", "dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 1), NC);", "dev->dropout(dbranch, dresid, m->dropout, drop_key(m, 2*l + 2), NC);"),
+    ("model", "llmc/model.c", "dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 1, NC);", "dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 2, NC);"),
     ("model", "llmc/model.c", "if (m->recompute >= 2) block_forward(m, l, resid);", "if (m->recompute >= 3) block_forward(m, l, resid);"),
     ("model", "llmc/model.c", "dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);", "dev->embed_backward(m->g.embed, m->s.dresid, m->targets, N, V, C);"),
 ]

@@ -52,7 +52,7 @@ void test_gpu(void) {
     const Device *dev;
     int found = 0;
     for (int i = 0; (dev = device_list(i)); i++) {
-        if (!dev->is_gpu || dev->open()) continue;
+        if (!dev->is_gpu || dev->open(0)) continue;
         Config c = small("m2:c64h4e8k2f64a8x2", 64);
         found = 1;
         lockstep(dev);

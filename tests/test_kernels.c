@@ -94,7 +94,9 @@ static uint64_t splitmix64(uint64_t state) {
     return state ^ state >> 31;
 }
 static double dropped(const Case *c, size_t i, double x) {
-    double draw = (double)(splitmix64(c->key + i * 0x9E3779B97F4A7C15u) >> 32);
+    const uint64_t golden = 0x9E3779B97F4A7C15u;
+    const uint64_t here = splitmix64(splitmix64(c->key + ((uint64_t)c->place + 1) * golden) + 0x6D6F66 * golden);
+    double draw = (double)(splitmix64(here + i * golden) >> 32);
     return draw < floor((double)c->p * 4294967296.0) ? 0 : x / (1 - (double)c->p);
 }
 static void naive_residual(const Case *c, double **v) {
@@ -301,7 +303,7 @@ static void naive_adamw(const Case *c, double **v) {
             double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
-            double mean = v[2][i] / (1 - pow(b1, c->adamw.step)), spread = sqrt(v[3][i] / (1 - pow(b2, c->adamw.step)));
+            double mean = v[2][i] / (1 - pow(b1, c->updates)), spread = sqrt(v[3][i] / (1 - pow(b2, c->updates)));
             w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
                 + lr * mean / (spread + (double)c->adamw.eps);
             v[0][i] = w;
@@ -719,6 +721,7 @@ static void adamw_against_pytorch(const Device *dev) {
     floatX *w = dev->alloc(COUNT * dev->floatX_size);
     real *state[3], *g = dev->alloc(COUNT * dev->real_size), *squares = dev->alloc((SEGMENTS + 1) * dev->real_size);
     Segment *segments = dev->alloc(sizeof segment);
+    AdamW *settings = dev->alloc(sizeof *settings);
     dev->upload(segments, segment, sizeof segment);
     for (int i = 0; i < 3; i++) state[i] = dev->alloc(COUNT * dev->real_size);         /* master, m, v */
     dev->from_double(w, weight, COUNT);
@@ -726,10 +729,13 @@ static void adamw_against_pytorch(const Device *dev) {
     for (int step = 0; step < STEPS; step++) {
         AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"),
                     (float)scalar("adamw", "eps"),
-                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), step + 1 };
+                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), 0, 0 };
+        a.fix1 = 1 / (1 - pow((double)a.beta1, step + 1));
+        a.fix2 = 1 / (1 - pow((double)a.beta2, step + 1));
+        dev->upload(settings, &a, sizeof a);
         dev->reals_from_double(g, grad + step * COUNT, COUNT);
         dev->squares(squares, g, segments, SEGMENTS);
-        dev->adamw(w, state[0], state[1], state[2], g, squares, segments, SEGMENTS, a);
+        dev->adamw(w, state[0], state[1], state[2], g, squares, segments, SEGMENTS, settings);
         for (int i = 0; i < 3; i++) {
             double *want = recorded("adamw", kept[i], STEPS * COUNT);
             dev->reals_to_double(got, state[i], COUNT);
@@ -741,8 +747,50 @@ static void adamw_against_pytorch(const Device *dev) {
         }
     }
     for (int i = 0; i < 3; i++) dev->release(state[i]);
-    dev->release(w), dev->release(g), dev->release(squares), dev->release(segments);
+    dev->release(w), dev->release(g), dev->release(squares), dev->release(segments), dev->release(settings);
     free(weight), free(grad), free(lr);
+}
+/* Two tensors updated by one rank, and by two that own half of the elements each and keep the state of those only: the
+ * same bits. The first shard ends within the first tensor. */
+static void adamw_in_shards(const Device *dev) {
+    enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, HALF = COUNT / 2 };
+    const Segment whole[2] = { { 0, FIRST, 1, 0 }, { FIRST, SECOND, 0, 0 } };
+    const Segment shard[2][2] = { { { 0, HALF, 1, 0 }, { 0, 0, 0, 0 } },
+                                  { { HALF, FIRST - HALF, 1, HALF }, { FIRST, SECOND, 0, HALF } } };
+    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
+                      .fix1 = 2, .fix2 = 3 };
+    const size_t bytes = COUNT * dev->floatX_size;
+    double value[COUNT];
+    char *got[2];
+    floatX *weight[2];
+    real *grad = dev->alloc(COUNT * dev->real_size), *squares = dev->alloc(3 * dev->real_size);
+    Segment *segments = dev->alloc(sizeof whole);
+    AdamW *settings = dev->alloc(sizeof a);
+    for (int i = 0; i < COUNT; i++) value[i] = normal();
+    dev->reals_from_double(grad, value, COUNT);
+    dev->upload(settings, &a, sizeof a);
+    dev->upload(segments, whole, sizeof whole);
+    dev->squares(squares, grad, segments, 2);
+    for (int split = 0; split < 2; split++) {
+        weight[split] = dev->alloc(bytes);
+        dev->from_double(weight[split], value, COUNT);
+        for (int r = 0; r <= split; r++) {
+            const size_t own = split ? COUNT - HALF : COUNT;
+            real *state[3];
+            for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
+            dev->reals_from_double(state[0], value + r * HALF, own);
+            dev->upload(segments, split ? shard[r] : whole, sizeof whole);
+            dev->adamw(weight[split], state[0], state[1], state[2], grad, squares, segments, 2, settings);
+            dev->sync();
+            for (int i = 0; i < 3; i++) dev->release(state[i]);
+        }
+        got[split] = malloc(bytes);
+        dev->download(got[split], weight[split], bytes);
+        dev->release(weight[split]);
+    }
+    check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each make the same weights", dev->name);
+    dev->release(grad), dev->release(squares), dev->release(segments), dev->release(settings);
+    free(got[0]), free(got[1]);
 }
 static void against_reference(const Device *dev) {
     /* outputs: so that none is forgotten */
@@ -764,6 +812,7 @@ static void against_reference(const Device *dev) {
               r.compared, part[i].only, part[i].outputs);
     }
     adamw_against_pytorch(dev);
+    adamw_in_shards(dev);
     safetensors_close(reference);
 }
 
@@ -775,7 +824,7 @@ static void check_case(Case *c, void *context) {
     against_naive(c, f64);
     if (is_small) against_oracle(c, f64, f64);
     for (int i = 0; (dev = device_list(i)); i++) {
-        if (dev == f64 || dev->open()) continue;
+        if (dev == f64 || dev->open(0)) continue;
         against_oracle(c, dev, f64);
         if (is_small) check_alias(c, dev);
     }
@@ -789,7 +838,7 @@ void test_kernels(void) {
     int is_small;
     omp_set_num_threads(1);
     check(splitmix64(0x9E3779B97F4A7C15u) == 0xE220A8397B1DCDAFu, "splitmix64, seed 0: the first number");
-    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open()) against_reference(dev);
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open(0)) against_reference(dev);
     for (int i = 0; i < SMALL + (quick && *quick == '1' ? 0 : LARGE); i++) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];
         is_small = s->B * s->T * s->F < 10000;              /* finite differences call the forward hundreds of times */

@@ -69,7 +69,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, uin
     double loss = NAN;
     Model m;
     Optimizer o;
-    model_plan_training(&m, dev, c, B, T, recompute, 1);
+    model_plan_training(&m, dev, c, B, T, recompute, 1, NULL);
     optimizer_plan(&o, &m);
     if (!model_allocate(&m)) return NAN;
     m.balance_coef = 0.01f;
@@ -85,13 +85,16 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, uin
         dev->zero(m.grads, m.manifest.total * dev->real_size);
         model_batch(&m, tokens, targets, B, T);
         model_forward(&m);
-        model_loss(&m, 1.0f / (float)N, 1, 0);
+        model_loss(&m, 1.0f / (float)N, 1);
         model_backward(&m, 1);
-        optimizer_step(&o, &m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
-                                        .decay = 0.01f, .clip = 1 });
-        dev->reals_to_double(&loss, m.loss_sum, 1);
-        loss /= N;
-        optimizer_norm(&o, &m, &bad);
+        model_end_micro(&m, 0);
+        optimizer_set(&o, &m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                                       .decay = 0.01f, .clip = 1 });
+        optimizer_update(&o, &m);
+        Found f = model_found(&m);
+        loss = f.step_losses[0] / N;
+        optimizer_norm(&o, f.squares, &bad);
+        found_free(&f);
         check(bad < 0, "%s: a finite gradient at step %d", dev->name, s);
     }
     if (hash) {
@@ -132,7 +135,7 @@ static void bad_gradient(void) {
     Model m;
     Optimizer o;
     int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
-    model_plan_training(&m, dev, &c, 1, 16, 0, 1);
+    model_plan_training(&m, dev, &c, 1, 16, 0, 1, NULL);
     optimizer_plan(&o, &m);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 3);
@@ -147,10 +150,13 @@ static void bad_gradient(void) {
     dev->download(before, m.params, bytes);
     model_batch(&m, tokens, tokens, 1, 16);
     model_forward(&m);
-    model_loss(&m, 1, 1, 0);
+    model_loss(&m, 1, 1);
     model_backward(&m, 1);
-    optimizer_step(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
-    const double norm = optimizer_norm(&o, &m, &bad);
+    optimizer_set(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
+    optimizer_update(&o, &m);
+    Found f = model_found(&m);
+    const double norm = optimizer_norm(&o, f.squares, &bad);
+    found_free(&f);
     dev->download(after, m.params, bytes);
     check(!(norm <= 1e38) && bad >= 0, "a NaN weight shows in the norm");
     check(!memcmp(before, after, bytes), "and changes no weight");
@@ -167,7 +173,7 @@ double decoding_error(const Device *dev, const Config *c, int T, int first) {
     double *full = mem_alloc(N * V * sizeof *full), worst = 0;
     Model m;
     Decoder d;
-    model_plan_training(&m, dev, c, B, T, 0, 1);
+    model_plan_training(&m, dev, c, B, T, 0, 1, NULL);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 9);
     for (size_t i = 0; i < N; i++) tokens[i] = (int)(uniform() * c->vocab);
@@ -210,7 +216,7 @@ static void memory_promise(void) {
         Model m;
         const size_t N = 4 * 16, S = N * (size_t)c.topk, X = 2;          /* bf16 */
         size_t kept = 0, routing = 0;
-        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1);
+        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1, NULL);
         for (int k = 0; k < m.arena.count; k++) {
             const ArenaEntry *a = &m.arena.at[k];
             if (a->category != MEM_KEPT) continue;
@@ -253,7 +259,7 @@ static void descriptors(void) {
     check(config_parse(&c, "m4", &e), "m4");
     c.vocab = 256;
     c.context = 64;
-    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1);
+    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1, NULL);
     size_t sum = 0;
     for (int i = 0; i < m.manifest.count; i++) sum += m.manifest.at[i].count;
     check(sum == m.manifest.learnable, "the manifest counts %zu parameters, its tensors have %zu",

@@ -66,7 +66,7 @@ static void family_on(const char *family, const Device *dev, double bound) {
     const int B = (int)shape->shape[0], T = (int)shape->shape[1], N = B * T, V = c.vocab;
     int *tokens = read_ints(expected, "tokens", &tokens_read), *targets = read_ints(expected, "targets", &n);
 
-    model_plan_training(&m, dev, &c, B, T, 0, 1);
+    model_plan_training(&m, dev, &c, B, T, 0, 1, NULL);
     check(model_allocate(&m), "%s: memory", family);
     check(hf_load_weights(&m, folder, &e), "%s: weights load: %s", family, e.text);
     used = 0;
@@ -82,7 +82,7 @@ static void family_on(const char *family, const Device *dev, double bound) {
     check_error(relative_error(logits, want, (size_t)N * (size_t)V), bound, "%s on %s: logits", family, dev->name);
 
     double *loss = read_all(expected, "loss", &one), sum;
-    model_loss(&m, 1 / (float)used, 1, 0);
+    model_loss(&m, 1 / (float)used, 1);
     dev->reals_to_double(&sum, m.loss_sum, 1);
     sum /= (double)used;
     check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);

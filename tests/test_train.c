@@ -313,7 +313,7 @@ static Config config_of(const char *descriptor) {
 typedef struct { Model m; Optimizer o; } Trainee;
 static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
                          uint64_t seed) {
-    model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches);
+    model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, NULL);
     optimizer_plan(&t->o, &t->m);
     check(model_allocate(&t->m), "%s has memory", device);
     model_initialize(&t->m, seed);
@@ -331,15 +331,17 @@ static void add_gradients(Model *m, int first, int B, int T, int of, int micro) 
         }
     model_batch(m, tokens, targets, B, T);
     model_forward(m);
-    model_loss(m, 1.0f / (float)(of * T), 1, micro);
+    model_loss(m, 1.0f / (float)(of * T), 1);
     model_backward(m, (float)B / (float)of);
+    model_end_micro(m, micro);
     free(tokens);
 }
 static void step(Trainee *t, int number, int B, int T) {
     t->m.dev->zero(t->m.grads, t->m.manifest.total * t->m.dev->real_size);
     add_gradients(&t->m, number * B, B, T, B, 0);
-    optimizer_step(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
-                                          .decay = 0.1f, .clip = 1 });
+    optimizer_set(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                                         .decay = 0.1f, .clip = 1 });
+    optimizer_update(&t->o, &t->m);
 }
 
 /* The balance loss is of a whole batch, not a sum over its tokens, so it is left out; all else is. */
@@ -349,7 +351,7 @@ static void accumulation(void) {
     for (int d = 0; d < 2; d++) {
         const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
         const Device *dev = device_find(devices[d].device);
-        double *g[2], loss = 0, sums[PARTS];
+        double *g[2], loss = 0;
         size_t n = 0;
         for (int parts = 0; parts < 2; parts++) {
             Trainee t;
@@ -360,8 +362,9 @@ static void accumulation(void) {
             for (int i = 0; i < count; i++) add_gradients(&t.m, i * B / count, B / count, T, B, i);
             g[parts] = mem_alloc(n * sizeof **g);
             dev->reals_to_double(g[parts], t.m.grads, n);
-            dev->reals_to_double(sums, t.m.loss_sum, (size_t)count);
-            for (int i = 0; i < count; i++) loss += parts ? -sums[i] : sums[i];
+            Found f = model_found(&t.m);
+            for (int i = 0; i < count; i++) loss += parts ? -f.step_losses[i] : f.step_losses[i];
+            found_free(&f);
             model_free(&t.m);
         }
         check_error(relative_error(g[1], g[0], n), devices[d].bound,

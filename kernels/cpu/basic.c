@@ -1,6 +1,7 @@
 /* basic.c: memory, embedding, norm, rotary positions, residual and dropout; and the device table itself. */
 #define _DEFAULT_SOURCE
 #include "impl.h"
+#include "../random.h"
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,7 +10,8 @@ enum { HUGE_PAGE = 2 << 20 };
 
 /* ---- memory: a CPU's memory is the host's -------------------------------------------------------------- */
 
-static const char *open_device(void) { return NULL; }
+static const char *open_device(int which) { (void)which; return NULL; }
+static int count(void) { return 1; }
 /* Large blocks ask for large pages: walking weights then needs a five-hundredth of the address translations. */
 static void *alloc(size_t bytes) {
     const size_t align = bytes < HUGE_PAGE ? 256 : HUGE_PAGE;
@@ -136,29 +138,26 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 }
 
 /* ---- residual and dropout ---------------------------------------------------------------------------------
- * The mask is a hash of (key, i): nothing is stored, backward asks again, and no device or thread count changes it.
- * The hash is the finalizer of splitmix64 (Steele, Lea and Flood 2014) over key + i *
- * golden ratio; its upper half decides. */
+ * The mask is a hash of (key, place, i): nothing is stored, backward asks again, and no device or thread count changes
+ * it. The upper half of the hash decides. */
 
-static inline uint32_t mask_bits(uint64_t key, uint64_t i) {
-    uint64_t z = key + i * 0x9E3779B97F4A7C15ull;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-    return (uint32_t)((z ^ z >> 31) >> 32);
-}
-static void dropout(floatX *out, const floatX *inp, float p, uint64_t key, size_t n) {
+static inline int kept(uint64_t key, uint64_t i, uint32_t least) { return random_bits(key, i - 1) >> 32 >= least; }
+static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 4294967296.0);
     const real scale = (real)1 / ((real)1 - (real)p);
+    const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
     #pragma omp parallel for PARALLEL_IF(n)
-    for (size_t i = 0; i < n; i++) out[i] = X(mask_bits(key, i) >= least ? R(inp[i]) * scale : 0);
+    for (size_t i = 0; i < n; i++) out[i] = X(kept(here, i, least) ? R(inp[i]) * scale : 0);
 }
-static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, uint64_t key, size_t n) {
+static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
+                     int place, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 4294967296.0);
     const real scale = (real)1 / ((real)1 - (real)p);
+    const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) {
-        int kept = least == 0 || mask_bits(key, i) >= least;
-        out[i] = X(R(residual[i]) + (kept ? R(branch[i]) * scale : 0));
+        const int stays = least == 0 || kept(here, i, least);
+        out[i] = X(R(residual[i]) + (stays ? R(branch[i]) * scale : 0));
     }
 }
 
@@ -181,7 +180,7 @@ void DEVICE(loopback)(Device *d);
 PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
-        .open = open_device, .alloc = alloc, .release = release, .memory = memory,
+        .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
         .upload = copy, .download = copy, .copy = copy, .zero = zero, .sync = nothing,
         .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,

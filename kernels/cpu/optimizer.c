@@ -67,23 +67,23 @@ static void squares(real *out, const real *x, const Segment *segments, int count
 /* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---- */
 
 static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-                  const Segment *segments, int count, AdamW a) {
+                  const Segment *segments, int count, const AdamW *a) {
     const real norm = sqrt(squares[count]);
     if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
-    const real scale = a.clip > 0 && norm > (real)a.clip ? (real)a.clip / norm : 1;
-    const real b1 = (real)a.beta1, b2 = (real)a.beta2, lr = (real)a.lr, eps = (real)a.eps;
-    const real fix1 = (real)(1 / (1 - pow((double)a.beta1, (double)a.step)));
-    const real fix2 = (real)(1 / (1 - pow((double)a.beta2, (double)a.step)));
+    const real scale = a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
+    const real b1 = (real)a->beta1, b2 = (real)a->beta2, lr = (real)a->lr, eps = (real)a->eps;
+    const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
     for (int s = 0; s < count; s++) {
         const size_t from = segments[s].offset, to = from + segments[s].count;
-        const real shrink = 1 - lr * (real)a.decay * (real)segments[s].decay;
+        const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
-            real g = grad[i] * scale, w = master ? master[i] : R(weight[i]);
-            m[i] = b1 * m[i] + (1 - b1) * g;
-            v[i] = b2 * v[i] + (1 - b2) * g * g;
-            w = w * shrink - lr * (m[i] * fix1) / (sqrt(v[i] * fix2) + eps);
-            if (master) master[i] = w;
+            const size_t j = i - segments[s].shift;
+            real g = grad[i] * scale, w = master ? master[j] : R(weight[i]);
+            m[j] = b1 * m[j] + (1 - b1) * g;
+            v[j] = b2 * v[j] + (1 - b2) * g * g;
+            w = w * shrink - lr * (m[j] * fix1) / (sqrt(v[j] * fix2) + eps);
+            if (master) master[j] = w;
             weight[i] = X(w);
         }
     }

@@ -5,6 +5,7 @@
 // several loads of each thread under way at once, every byte moved once. W is how many elements a thread
 // takes at a time: VECTOR (16 bytes), or 1 where a width or a pointer does not allow that.
 #include "impl.cuh"
+#include "../random.h"
 #include <math.h>
 #include <string.h>
 
@@ -383,20 +384,14 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 
 // ---- residual and dropout ---------------------------------------------------------------------------------
 
-// Bit for bit that of kernels/cpu/basic.c.
-__device__ static inline uint32_t mask_bits(uint64_t key, uint64_t i) {
-    uint64_t z = key + i * 0x9E3779B97F4A7C15ull;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
-    return (uint32_t)((z ^ z >> 31) >> 32);
-}
-// A thread has W elements, the last one maybe fewer. residual NULL: dropout alone. Moves 3*n elements, or
-// 2*n.
+// A thread has W elements, the last one maybe fewer. residual NULL: dropout alone. The mask is bit for bit that
+// of kernels/cpu/basic.c. Moves 3*n elements, or 2*n.
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual,
-        const floatX *branch, uint32_t least, real scale, uint64_t key, size_t n) {
+        const floatX *branch, uint32_t least, real scale, const uint64_t *key, int place, size_t n) {
     const size_t from = global_index() * W;
+    const uint64_t here = least ? random_key(*key, place) : 0;
     auto value = [&](floatX old, floatX x, size_t i) {
-        const real kept = least == 0 || mask_bits(key, i) >= least ? R(x) * scale : 0;
+        const real kept = least == 0 || random_bits(here, i - 1) >> 32 >= least ? R(x) * scale : 0;
         return X(residual ? R(old) + kept : kept);
     };
     if (from + W <= n) {
@@ -407,15 +402,17 @@ template<int W> static __global__ void drop_kernel(floatX *out, const floatX *re
     } else
         for (size_t i = from; i < n; i++) out[i] = value(residual ? residual[i] : branch[i], branch[i], i);
 }
-static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, uint64_t key, size_t n) {
+static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
+        int place, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 4294967296.0);
     const real scale = (real)1 / ((real)1 - (real)p);
     const bool w = wide(0, out, residual, branch);
     auto kernel = w ? drop_kernel<VECTOR> : drop_kernel<1>;
-    LAUNCH(kernel, divide_up(n, 256 * (w ? VECTOR : 1)), 256, 0, out, residual, branch, least, scale, key, n);
+    LAUNCH(kernel, divide_up(n, 256 * (w ? VECTOR : 1)), 256, 0, out, residual, branch, least, scale, key,
+            place, n);
 }
-static void dropout(floatX *out, const floatX *inp, float p, uint64_t key, size_t n) {
-    residual(out, NULL, inp, p, key, n);
+static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
+    residual(out, NULL, inp, p, key, place, n);
 }
 
 // ---- bias -------------------------------------------------------------------------------------------------
@@ -463,7 +460,8 @@ PART(device) {
     *d = Device();
     d->name = DEVICE_NAME;                    d->dtype = DEVICE_DTYPE;
     d->floatX_size = sizeof(floatX);          d->real_size = sizeof(real);
-    d->is_gpu = 1;                            d->open = cuda_open;
+    d->is_gpu = 1;
+    d->open = cuda_open;                      d->count = cuda_count;
     d->alloc = alloc;                         d->release = release;
     d->memory = memory;                       d->sync = sync_stream;
     d->upload = upload;                       d->download = download;

@@ -3,6 +3,7 @@
 #include "impl.cuh"
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #ifndef BUILT_FOR
 #define BUILT_FOR "unknown"
@@ -19,16 +20,23 @@ void cuda_fail(const char *file, int line, const char *what, cudaError_t error) 
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
         fprintf(stderr, "This program was built for %s, the GPU is sm_%d. "
                 "Build again on this machine, or with GPU_ARCH=%d\n", BUILT_FOR, mine.arch, mine.arch);
-    exit(6);
+    fflush(stderr);
+    _exit(6);                                               // threads of other ranks may be anywhere
 }
 
 static __global__ void touch(int *p) { if (p) *p = 1; }
 
-const char *cuda_open(void) {
+int cuda_count(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) cudaGetLastError();
+    return count;
+}
+
+const char *cuda_open(int which) {
     static thread_local char why[512];
     int count = 0, driver = 0, runtime = 0;
     cudaDeviceProp properties;
-    if (opened) return NULL;
+    if (opened && which == mine.device) return NULL;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
     cudaError_t e = cudaGetDeviceCount(&count);
@@ -37,6 +45,8 @@ const char *cuda_open(void) {
                  driver ? "the driver is for CUDA %d.%d and this program needs %d.%d" : "there is no CUDA driver",
                  driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else if (e != cudaSuccess || !count) snprintf(why, sizeof why, "there is no GPU (%s)", cudaGetErrorString(e));
+    else if (opened) snprintf(why, sizeof why, "this thread drives GPU %d already", mine.device);
+    else if ((mine.device = which) >= count) snprintf(why, sizeof why, "there is no GPU %d, only %d", which, count);
     else if ((e = cudaSetDevice(mine.device)) != cudaSuccess
              || (e = cudaGetDeviceProperties(&properties, mine.device)) != cudaSuccess)
         snprintf(why, sizeof why, "GPU %d cannot be used: %s", mine.device, cudaGetErrorString(e));

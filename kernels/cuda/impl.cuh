@@ -36,7 +36,8 @@ typedef struct {
 Context *context(void);                 // of this thread; opened by cuda_open
 void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation;
                                         // grows outside of capture only
-const char *cuda_open(void);            // NULL if there is a GPU this build can use, else why not
+const char *cuda_open(int which);       // NULL if this build can use that GPU, else why not
+int      cuda_count(void);
 
 // Ends the program with the first error seen: file, line, what was called, and the architectures of the build.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);

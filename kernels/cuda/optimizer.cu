@@ -212,20 +212,22 @@ static void squares(real *out, const real *x, const Segment *segments, int count
 
 // ---- AdamW ------------------------------------------------------------------------------------------------
 
-// What all updates of a launch have in common; fix1 and fix2 are the bias corrections.
+// What all updates of a launch have in common.
 typedef struct {
     floatX *weight;
     real *master, *m, *v;
     const real *grad;
-    real lr, b1, b2, eps, decay, fix1, fix2;
+    real lr, b1, b2, eps, fix1, fix2;
 } Update;
 
 template<int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
-template<int W> __device__ static inline void update(const Update &u, size_t i, real scale, real shrink) {
+template<int W> __device__ static inline void update(const Update &u, size_t i, size_t shift,
+        real scale, real shrink) {
+    const size_t at = i - shift;
     const Reals<W> grad = *(const Reals<W> *)(u.grad + i);
-    Reals<W> m = *(const Reals<W> *)(u.m + i), v = *(const Reals<W> *)(u.v + i), master;
+    Reals<W> m = *(const Reals<W> *)(u.m + at), v = *(const Reals<W> *)(u.v + at), master;
     Pack<W> weight;
-    if (u.master) master = *(const Reals<W> *)(u.master + i);
+    if (u.master) master = *(const Reals<W> *)(u.master + at);
     else {
         weight = load<W>(u.weight + i);
         for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
@@ -237,20 +239,22 @@ template<int W> __device__ static inline void update(const Update &u, size_t i, 
         master.x[j] = master.x[j] * shrink - u.lr * (m.x[j] * u.fix1) / (sqrtf(v.x[j] * u.fix2) + u.eps);
         weight.x[j] = X(master.x[j]);
     }
-    *(Reals<W> *)(u.m + i) = m;
-    *(Reals<W> *)(u.v + i) = v;
-    if (u.master) *(Reals<W> *)(u.master + i) = master;
+    *(Reals<W> *)(u.m + at) = m;
+    *(Reals<W> *)(u.v + at) = v;
+    if (u.master) *(Reals<W> *)(u.master + at) = master;
     store(u.weight + i, weight);
 }
 
 // A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
 // gradient, m, v and master. The gradient's norm is read here, so that the host need not wait for it. Moves
 // 30 bytes per element with a master copy of bf16 weights, 28 for float.
-static __global__ void adamw_kernel(Update u, const real *squares, const Segment *segments, int count,
-        real clip, int aligned) {
+static __global__ void adamw_kernel(floatX *weight, real *master, real *m, real *v, const real *grad,
+        const real *squares, const Segment *segments, int count, const AdamW *settings, int aligned) {
+    const AdamW a = *settings;
     const real norm = sqrtf(squares[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
-    const real scale = clip > 0 && norm > clip ? clip / norm : 1;
+    const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
+    const Update u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2 };
     const size_t length = line_length(segments, count), share = share_of(length);
     size_t at = blockIdx.x * share;
     const size_t end = length - at < share ? length : at + share;
@@ -260,23 +264,21 @@ static __global__ void adamw_kernel(Update u, const real *squares, const Segment
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
-        const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
+        const size_t odd = aligned && s.shift % 4 == 0 ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
         const size_t tail = body + (to - body) / 4 * 4;
-        const real shrink = 1 - u.lr * u.decay * s.decay;
-        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, scale, shrink);
-        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, scale, shrink);
-        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, scale, shrink);
+        const real shrink = 1 - a.lr * a.decay * s.decay;
+        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
+        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, s.shift, scale, shrink);
+        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
         at = stop;
         p.begin += s.count;
     }
 }
 static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-        const Segment *segments, int count, AdamW a) {
-    const double fix1 = 1 / (1 - pow((double)a.beta1, (double)a.step));
-    const double fix2 = 1 / (1 - pow((double)a.beta2, (double)a.step));
-    const Update u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, a.decay, (real)fix1, (real)fix2 };
+        const Segment *segments, int count, const AdamW *a) {
     const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad;
-    if (count) LAUNCH(adamw_kernel, BLOCKS, THREADS, 0, u, squares, segments, count, a.clip, all % 16 == 0);
+    if (count) LAUNCH(adamw_kernel, BLOCKS, THREADS, 0, weight, master, m, v, grad, squares, segments, count, a,
+                      all % 16 == 0);
 }
 
 // A thread converts W elements, the last one maybe fewer.

@@ -1,0 +1,23 @@
+/* random.h: random bits as a function of (key, index), the same on the host, on every CPU device and on GPUs. There is
+ * no state to save, share or get out of step.
+ * The mixing function is splitmix64's finalizer (Steele, Lea and Flood 2014). */
+#ifndef KERNELS_RANDOM_H
+#define KERNELS_RANDOM_H
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define ON_BOTH __host__ __device__
+#else
+#define ON_BOTH
+#endif
+
+ON_BOTH static inline uint64_t random_bits(uint64_t key, uint64_t index) {
+    uint64_t z = key + (index + 1) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBull;
+    return z ^ z >> 31;
+}
+ON_BOTH static inline uint64_t random_key(uint64_t seed, uint64_t purpose) {
+    return random_bits(random_bits(seed, purpose), 0x6D6F65);
+}
+#endif
