@@ -566,7 +566,7 @@ static Case *sum(const Shape *s) {
 /* Of n elements: two segments with a gap between them, and one that is empty. */
 static void segments(Case *c, size_t n) {
     enum { COUNT = 3 };
-    const Segment segment[COUNT] = { { 0, n / 3, 1 }, { n / 3, 0, 1 }, { n - n / 2, n / 2, 0 } };
+    const Segment segment[COUNT] = { { 0, n / 3, 1, 0 }, { n / 3, 0, 1, 0 }, { n - n / 2, n / 2, 0, 0 } };
     c->count = COUNT;
     memcpy(c->segment, segment, sizeof segment);
     bytes(c, "segments", c->segment, sizeof c->segment);

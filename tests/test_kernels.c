@@ -714,7 +714,7 @@ static void against_pytorch(Case *c, void *context) {
 static void adamw_against_pytorch(const Device *dev) {
     enum { COUNT = 8, STEPS = 3, SEGMENTS = 2 };
     const char *const kept[] = { "weights", "m", "v" };
-    const Segment segment[SEGMENTS] = { { 0, 5, 1 }, { 5, 3, 0 } };
+    const Segment segment[SEGMENTS] = { { 0, 5, 1, 0 }, { 5, 3, 0, 0 } };
     double *weight = recorded("adamw", "weight", COUNT), *grad = recorded("adamw", "grad", STEPS * COUNT);
     double *lr = recorded("adamw", "lr", STEPS), got[COUNT];
     if (!weight || !grad || !lr) { check(0, "reference has no adamw"); return; }
@@ -753,10 +753,10 @@ static void adamw_against_pytorch(const Device *dev) {
 /* Two tensors updated by one rank, and by two that own half of the elements each and keep the state of those only: the
  * same bits. The first shard ends within the first tensor. */
 static void adamw_in_shards(const Device *dev) {
-    enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, HALF = COUNT / 2 };
+    enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
     const Segment whole[2] = { { 0, FIRST, 1, 0 }, { FIRST, SECOND, 0, 0 } };
-    const Segment shard[2][2] = { { { 0, HALF, 1, 0 }, { 0, 0, 0, 0 } },
-                                  { { HALF, FIRST - HALF, 1, HALF }, { FIRST, SECOND, 0, HALF } } };
+    const Segment shard[2][2] = { { { 0, CUT, 1, 0 }, { 0, 0, 0, 0 } },
+                                  { { CUT, FIRST - CUT, 1, CUT }, { FIRST, SECOND, 0, CUT } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
                       .fix1 = 2, .fix2 = 3 };
     const size_t bytes = COUNT * dev->floatX_size;
@@ -775,10 +775,10 @@ static void adamw_in_shards(const Device *dev) {
         weight[split] = dev->alloc(bytes);
         dev->from_double(weight[split], value, COUNT);
         for (int r = 0; r <= split; r++) {
-            const size_t own = split ? COUNT - HALF : COUNT;
+            const size_t own = split ? COUNT - CUT : COUNT;
             real *state[3];
             for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
-            dev->reals_from_double(state[0], value + r * HALF, own);
+            dev->reals_from_double(state[0], value + r * CUT, own);
             dev->upload(segments, split ? shard[r] : whole, sizeof whole);
             dev->adamw(weight[split], state[0], state[1], state[2], grad, squares, segments, 2, settings);
             dev->sync();
