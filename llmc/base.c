@@ -33,6 +33,7 @@ _Noreturn void fail(int code, const char *format, ...) {
     vfprintf(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
+    fflush(stderr);
     _exit(code);
 }
 
