@@ -30,10 +30,10 @@
 /* ---- settings ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device;
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
-    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, forced, overfit, check, max_bad,
-          show_loads, sharded, ranks, process, processes, port, join_seconds, silence_seconds;
+    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
+          max_bad, show_loads, master, sharded, ranks, process, processes, port, join_seconds, silence_seconds;
     const char *address;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
@@ -78,6 +78,10 @@ static const Option options[] = {
       "AdamW: decay of the mean of gradients" },
     { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,
       "AdamW: decay of the mean of squared gradients" },
+    { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
+      "bf16: 1: keep the weights in f32 as well; 0: round updates stochastically, 4 bytes a parameter less" },
+    { "optimizer", "mo", "moments",          OPTION_TEXT,  AT(moments),       "f32",                 0,    0,     "f32|bf16",
+      "bf16: AdamW's two running means; bf16 is 4 bytes a parameter less" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
       "dropout of the embedding and of what each block adds" },
     { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
@@ -108,6 +112,8 @@ static const Option options[] = {
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
       "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
+    { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
+      "record a step's work once and replay it: 0 never, 1 on a GPU, 2 also on several" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(sharded),       "1",                   0,    1,     NULL,
       "1: ranks share the optimizer's state (ZeRO-1); 0: each has all of it" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
@@ -166,13 +172,14 @@ typedef struct {
     Decoder    decoder;                 /* for samples; shares the weights */
     Progress   progress;
     Log        log;
+    Replay     replay_micro[2], replay_update;    /* of micro-batches; [1] sums gradients over ranks besides */
     Checkpoint *from;                   /* what is resumed, until it is loaded */
     int        micro_batches, samples_wanted;     /* micro_batches: of each rank */
     int       *inputs, *targets;        /* (micro_batches,B,T) */
     uint64_t  *keys;                    /* (micro_batches) of their dropout */
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
-    int64_t    first_step;
+    int64_t    first_step, waits;       /* waits for the device in the steps of this session */
     int        first_rank;              /* of this process */
     int        failed_saves, locked, restored, finished;
 } Run;
@@ -360,6 +367,8 @@ static void fit_batch(Run *r) {
         printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, was, (long long)s->total, r->parallel.ranks);
 }
 
+static Moments moments(const Settings *s) { return strcmp(s->moments, "bf16") ? REAL_MOMENTS : FLOATX_MOMENTS; }
+
 static void plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
@@ -382,18 +391,20 @@ static void plan(Run *r) {
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
                         ranks > 1 ? &r->parallel : NULL);
-    optimizer_plan(&r->optimizer, &r->model);
+    if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
+        fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
+    optimizer_plan(&r->optimizer, &r->model, s->master, moments(s));
     if (r->tokenizer)
         r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
                                                                               : r->config.vocab;
 }
 
-/* The memory that other values of one option would need. */
-static size_t memory_with(const Run *r, int batch, int recompute) {
+/* The memory that other values of some options would need. */
+static size_t memory_with(const Run *r, int batch, int recompute, int master, Moments kind) {
     Model m;
     Optimizer o;
     model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches, r->model.parallel);
-    optimizer_plan(&o, &m);
+    optimizer_plan(&o, &m, master, kind);
     const size_t total = m.arena.total;
     model_free(&m);
     return total;
@@ -441,10 +452,13 @@ static void print_plan(const Run *r) {
 static void out_of_memory(const Run *r) {
     const size_t room = r->dev->memory(), need = r->model.arena.total;
     Text hint = { 0 };
-    if (room && memory_with(r, r->s.batch, 2) <= room) text_add(&hint, "-r 2 would fit");
-    for (int b = r->s.batch / 2; b >= 1 && room && !hint.at; b /= 2)
-        if (memory_with(r, b, r->s.recompute) <= room)
+    const Settings *s = &r->s;
+    if (room && memory_with(r, s->batch, 2, s->master, moments(s)) <= room) text_add(&hint, "-r 2 would fit");
+    for (int b = s->batch / 2; b >= 1 && room && !hint.at; b /= 2)
+        if (memory_with(r, b, s->recompute, s->master, moments(s)) <= room)
             text_add(&hint, "-b %d would fit (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
+    if (room && !hint.at && r->dev->floatX_size == 2 && memory_with(r, s->batch, 2, 0, FLOATX_MOMENTS) <= room)
+        text_add(&hint, "-r 2 -mw 0 -mo bf16 would fit");
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
          hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
@@ -464,6 +478,7 @@ static void allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
+    r->replay_micro[0].off = r->replay_micro[1].off = r->replay_update.off = s->record < (r->parallel.ranks > 1 ? 2 : 1);
     if (s->forced && r->leads) warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
 
@@ -497,7 +512,8 @@ static void start_or_resume(Run *r) {
 static AdamW adamw(const Settings *s, int64_t step) {
     return (AdamW){ .lr = s->lr * (float)schedule_rate(s->schedule, (long)step, (long)s->steps, (long)s->warmup,
                                                        (double)s->final_lr),
-                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip };
+                    .beta1 = s->beta1, .beta2 = s->beta2, .eps = 1e-8f, .decay = s->decay, .clip = s->clip,
+                    .key = random_key(~(uint64_t)s->seed, (uint64_t)step) };
 }
 
 /* All that a step needs of the host, sent before its work begins. */
@@ -518,9 +534,9 @@ static void send_step(Run *r) {
     model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
 }
-static void micro_batch(Run *r) {
+static void micro_batch(void *run) {
+    Run *r = run;
     Model *m = &r->model;
-    m->dropout = r->s.dropout;
     model_forward(m);
     parallel_sum_loads(m);
     model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
@@ -528,7 +544,8 @@ static void micro_batch(Run *r) {
     model_router_losses(m);
     model_backward(m, 1.0f / (float)(r->micro_batches * r->parallel.ranks));
 }
-static void update(Run *r) {
+static void update(void *run) {
+    Run *r = run;
     Model *m = &r->model;
     optimizer_update(&r->optimizer, m);
     for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
@@ -540,13 +557,14 @@ static void update(Run *r) {
 static void train_step(Run *r) {
     Model *m = &r->model;
     send_step(r);
+    m->dropout = r->s.dropout;
     m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        micro_batch(r);
+        replay_run(&r->replay_micro[m->parallel && m->last_micro], m->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
-    update(r);
+    replay_run(&r->replay_update, m->dev, 0, update, r);
 }
 
 /* The one place where a step is read back. */
@@ -784,8 +802,11 @@ static int train(Run *r) {                                           /* 1: ran t
         const double start = now();
         int bad_tensor;
         world_phase(r->parallel.peers, "a training step", step_limit(r));
+        const Waits before = r->dev->waits();
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
+        const Waits after = r->dev->waits();
+        r->waits += after.syncs - before.syncs + after.reads - before.reads;
         const int last = t.step == s->steps, validates = last || t.step % s->val_every == 0;
         const int samples = r->samples_wanted && (last || t.step % s->sample_every == 0);
         const double loss_z = window_score(&p->loss, t.loss), norm_z = window_score(&p->norm, t.norm);
@@ -827,6 +848,9 @@ static void summary(Run *r) {
     log_line(&r->log, "tokens           | %lld, %.0f a second",
              (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
     log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
+    if (r->waits != p->step - r->first_step)
+        log_line(&r->log, "host waits       | %.2f a step; 1 is right, for its results",
+                 (double)r->waits / (double)(p->step - r->first_step));
     log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
     if (data_is_fallback(r->data))
         log_line(&r->log, "NOTE             | trained on this project's own text: "

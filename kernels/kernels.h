@@ -85,7 +85,12 @@ typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
     float clip;                         /* largest global gradient norm; 0: no clipping */
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
+    uint64_t key;                       /* of this update's stochastic rounding */
 } AdamW;
+typedef enum { REAL_MOMENTS, FLOATX_MOMENTS } Moments;      /* what m and v are stored as */
+
+typedef struct Recording Recording;     /* work that can be replayed; the device's own */
+typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
 
 typedef struct Comm Comm;               /* one rank among several, and */
 typedef struct Peers Peers;             /* how their hosts reach each other: kernels/comm.h */
@@ -113,6 +118,18 @@ typedef struct Device {
     void  (*reals_from_double)(real *dst, const double *host, size_t n);
     void  (*reals_to_double)(double *host, const real *src, size_t n);
 
+    Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
+
+    /* ---- recording: work is queued once without being done, then done as a whole as often as wanted ---------------
+     * Starting a kernel costs the host microseconds; starting a recording of a thousand of them costs as much as one.
+     * To be recorded, work must have run before with the same sizes (that is when libraries are opened and scratch
+     * memory grows), and between begin and end only operations, copy and zero are allowed: nothing that allocates,
+     * waits, or sends from the host. A replay does the same on the same addresses; what is to differ must be read from
+     * memory. Where work cannot be recorded nothing was done: queue it again. All four are NULL on a CPU. */
+    const char *(*record_begin)(void);                             /* NULL if it records now, else why it cannot */
+    Recording  *(*record_end)(const char **why);                   /* NULL, and why, if something could not be recorded */
+    void (*replay)(const Recording *r);
+    void (*record_free)(Recording *r);
     /* ---- ranks: a Comm with all other ranks, which call this too, each in its own thread after open. NULL and why
      * if that cannot be. */
     Comm *(*connect)(Peers *peers, char why[256]);
@@ -245,11 +262,16 @@ typedef struct Device {
      * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
      * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
      * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
-     * master: real copy of the weights, or NULL when floatX is exact enough.
-     * Source: Loshchilov and Hutter 2017, arXiv 1711.05101.   error: 8 eps_f32 */
+     * master: real copy of the weights, or NULL: then the weights themselves are updated.
+     * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two neighbours, with
+     * the probabilities that make the exact value the expected one, because most updates of them are smaller than half
+     * a unit and would be lost. (m moves by tenths of itself: to nearest.) Element i uses 32 bits of
+     * random_bits(key, i / 2), the upper half if i is odd: 16 for the weight, the next 16 for v.
+     * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv 1502.02551.
+     * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX */
     void (*squares)(OUT real *out, const real *x, const Segment *segments, int count);
-    void (*adamw)(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-                  const Segment *segments, int count, const AdamW *a);
+    void (*adamw)(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+                  const real *squares, const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
 } Device;
 

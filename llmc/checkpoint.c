@@ -133,13 +133,15 @@ int checkpoint_clear(const char *folder, Error *e) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-static int state_kinds(const Optimizer *o) { return optimizer_part(o, STATE_KINDS - 1) ? STATE_KINDS : STATE_KINDS - 1; }
+static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
+static const char *dtype_of(const Device *dev, Moments type) {
+    return type == FLOATX_MOMENTS ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
+}
 
 /* m of every tensor, under its name, then v and the master copies, and the routers' selection bias. */
 static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
                           uint32_t *crc) {
-    const char *dtype = m->dev->real_size == 8 ? "F64" : "F32";
-    const size_t size = m->dev->real_size;
+    const char *real_dtype = dtype_of(m->dev, REAL_MOMENTS);
     const int tensors_of_kind = m->manifest.count, count = tensors_of_kind * state_kinds(o);
     const int extra = m->routers > 0;
     const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)router_experts(&m->config);
@@ -150,28 +152,31 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
         const Tensor *t = &m->manifest.at[i % tensors_of_kind];
         snprintf(names[i], sizeof names[i], "%s%s", t->name, state_suffix[i / tensors_of_kind]);
         shapes[i] = t->count;
-        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype, .rank = 1, .shape = &shapes[i] };
+        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype_of(m->dev, optimizer_type(o, i / tensors_of_kind)), .rank = 1,
+                                   .shape = &shapes[i] };
     }
     shapes[count] = bias_shape;
-    tensors[count] = (FileTensor){ .name = "router_bias", .dtype = dtype, .rank = 1, .shape = &shapes[count] };
-    void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * size);
+    tensors[count] = (FileTensor){ .name = "router_bias", .dtype = real_dtype, .rank = 1, .shape = &shapes[count] };
+    void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * m->dev->real_size);
     SafetensorsWriter *w = safetensors_create(path, tensors, (size_t)(count + extra), NULL, 0, e);
     int ok = w != NULL;
     const char *state = NULL;
     for (int i = 0; i < count && ok; i++) {
         const Tensor *t = &m->manifest.at[i % tensors_of_kind];
-        if (i % tensors_of_kind == 0) state = (const char *)optimizer_whole(o, m, i / tensors_of_kind);
+        const int kind = i / tensors_of_kind;
+        const size_t size = optimizer_element(o, m, kind);
+        if (i % tensors_of_kind == 0) state = optimizer_whole(o, m, kind);
         for (size_t from = 0; from < t->count && ok; from += BUFFER) {
             const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
             m->dev->download(buffer, state + (t->offset + from) * size, n * size);
-            if (first_not_finite(dtype, buffer, n) < n)
+            if (first_not_finite(dtype_of(m->dev, optimizer_type(o, kind)), buffer, n) < n)
                 ok = error_set(e, "optimizer state of %s is not finite: not saved", t->name);
             ok = ok && safetensors_append(w, buffer, n * size, e);
         }
     }
     if (ok && extra) {
-        m->dev->download(buffer, m->bias, bias_shape * size);
-        ok = safetensors_append(w, buffer, bias_shape * size, e);
+        m->dev->download(buffer, m->bias, bias_shape * m->dev->real_size);
+        ok = safetensors_append(w, buffer, bias_shape * m->dev->real_size, e);
     }
     if (ok) ok = safetensors_finish(w, e, bytes, crc);
     else if (w) safetensors_abandon(w);
@@ -248,8 +253,9 @@ static int room_for(const char *folder, double need, Error *e) {
 
 int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
                     const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e) {
-    const double need = (double)m->manifest.learnable
-        * (double)(m->dev->floatX_size + (size_t)state_kinds(o) * m->dev->real_size);
+    size_t each = m->dev->floatX_size;                       /* bytes a parameter */
+    for (int kind = 0; kind < state_kinds(o); kind++) each += optimizer_element(o, m, kind);
+    const double need = (double)m->manifest.learnable * (double)each;
     char *state = text_format("%s/state", folder), *final = step_path(folder, p->step);
     char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)p->step);
     char *model = text_format("%s/model.safetensors", temporary);
@@ -387,21 +393,35 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
     Safetensors *s = safetensors_open(path, e);
     double *buffer = mem_alloc(BUFFER * sizeof *buffer);
     const int tensors = m->manifest.count, count = tensors * state_kinds(o);
-    int ok = s != NULL;
+    const char *stored = NULL;                               /* another type than ours, if so */
+    int ok = s != NULL, no_master = 0;
     for (int i = 0; ok && i < count; i++) {
         const Tensor *t = &m->manifest.at[i % tensors];
         const Segment own = manifest_segment(&m->manifest, i % tensors, o->shards, o->shard);
-        char *state = (char *)optimizer_part(o, i / tensors) + (own.offset - own.shift) * m->dev->real_size;
+        const int kind = i / tensors;
+        const Moments type = optimizer_type(o, kind);
+        const size_t size = optimizer_element(o, m, kind);
+        char *state = (char *)optimizer_part(o, kind) + (own.offset - own.shift) * size;
         char name[TENSOR_NAME + 16];
-        snprintf(name, sizeof name, "%s%s", t->name, state_suffix[i / tensors]);
+        snprintf(name, sizeof name, "%s%s", t->name, state_suffix[kind]);
         const FileTensor *f = safetensors_find(s, name);
-        if (!f && i / tensors == STATE_KINDS - 1) continue;                  /* written by a device that needs none */
+        if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
         if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);
         for (size_t from = 0; ok && from < own.count; from += BUFFER) {
             const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
             ok = safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e);
-            if (ok) m->dev->reals_from_double((real *)(state + from * m->dev->real_size), buffer, n);
+            void *to = state + from * size;
+            if (ok && type == REAL_MOMENTS) m->dev->reals_from_double(to, buffer, n);
+            else if (ok) m->dev->from_double(to, buffer, n);
         }
+        if (ok && strcmp(f->dtype, dtype_of(m->dev, type))) stored = f->dtype;
+    }
+    if (ok && stored) warn("%s: the optimizer's state is in %s and was converted", path, stored);
+    if (ok && no_master) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
+    if (ok && !o->master) {
+        char name[TENSOR_NAME + 16];
+        snprintf(name, sizeof name, "%s.master", m->manifest.at[0].name);
+        if (safetensors_find(s, name)) warn("%s holds a master copy of the weights, which is dropped", path);
     }
     const FileTensor *bias = ok ? safetensors_find(s, "router_bias") : NULL;
     if (bias && m->routers && bias->count <= BUFFER) {

@@ -296,6 +296,12 @@ void model_free(Model *m) {
 
 /* ---- the order in which it runs ------------------------------------------------------------------------ */
 
+uint64_t model_state(const Model *m) {
+    const double all[] = { m->B, m->T, m->recompute, m->forced, m->used_vocab, (double)m->dropout,
+                           (double)m->balance_coef, (double)m->z_coef };
+    return hash_bytes(0, all, sizeof all);
+}
+
 static void shape_batch(Model *m, int B, int T) {
     const size_t N = (size_t)B * (size_t)T;
     int *position = mem_alloc(N * sizeof *position);
@@ -445,4 +451,5 @@ void model_backward(Model *m, float scale) {
     if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, m->key, 0, NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
     parallel_gradients(m, 0);
+    parallel_join(m);
 }

@@ -140,7 +140,8 @@ void model_forward(Model *m);                               /* up to m->final */
  * the head's gradient, both times scale. */
 void model_loss(Model *m, float scale, int gradient);
 void model_router_losses(Model *m);              /* of every router; after parallel_sum_loads, if there are other ranks */
-/* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. */
+/* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. After the last of a step m->grads is
+ * the sum over the ranks, or this rank's shard of it is (parallel.h). */
 void model_backward(Model *m, float scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 
@@ -148,6 +149,8 @@ void model_logits(Model *m, int first, int count);          /* of tokens first..
 typedef struct { double *step_losses, *losses, *squares; int *load; } Found;
 Found model_found(const Model *m);
 void  found_free(Found *f);
+
+uint64_t model_state(const Model *m);   /* a number of all that these functions' work depends on, besides device memory */
 
 int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
 

@@ -5,13 +5,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-void optimizer_plan(Optimizer *o, Model *m) {
+void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments) {
     const int shards = m->parallel && m->parallel->sharded ? m->ranks : 1;
     const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size;
-    *o = (Optimizer){ .tensors = m->manifest.count, .shards = shards, .shard = shards > 1 ? m->parallel->rank : 0 };
-    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * Re);
-    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * Re);
-    if (m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
+    const size_t each = moments == REAL_MOMENTS ? Re : m->dev->floatX_size;
+    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .shards = shards,
+                      .shard = shards > 1 ? m->parallel->rank : 0 };
+    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
+    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * each);
+    if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
 }
@@ -39,7 +41,8 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
 void optimizer_update(Optimizer *o, Model *m) {
     m->dev->squares(m->squares, m->grads, o->segments, o->tensors);
     parallel_sum_found(m);
-    m->dev->adamw(m->params, o->master, o->m, o->v, m->grads, m->squares, o->segments, o->tensors, o->settings);
+    m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->squares, o->segments, o->tensors,
+                  o->settings);
     parallel_gather_weights(m);
 }
 
@@ -57,20 +60,24 @@ double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {
 /* ---- the state as a whole ------------------------------------------------------------------------------- */
 
 const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
-real *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == 1 ? o->v : o->master; }
+void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == 1 ? o->v : o->master; }
+Moments optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL_MOMENTS : o->moments; }
+size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
+    return optimizer_type(o, kind) == REAL_MOMENTS ? m->dev->real_size : m->dev->floatX_size;
+}
 
 static void gather(const Optimizer *o, const Model *m, int kind) {
     Comm *c = m->parallel->comm;
-    const size_t Re = m->dev->real_size;
+    const size_t size = optimizer_element(o, m, kind);
+    char *whole = (char *)m->grads, *own = optimizer_part(o, kind);
     for (int i = 0; i < m->manifest.range_count; i++) {
         const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
-        m->dev->copy(real_at(m, m->grads, part.offset), real_at(m, optimizer_part(o, kind), part.offset - part.shift),
-                     part.count * Re);
-        c->all_gather(c, real_at(m, m->grads, m->manifest.ranges[i].offset), part.count * Re);
+        m->dev->copy(whole + part.offset * size, own + (part.offset - part.shift) * size, part.count * size);
+        c->all_gather(c, whole + m->manifest.ranges[i].offset * size, part.count * size);
     }
     c->join(c);
 }
-const real *optimizer_whole(const Optimizer *o, const Model *m, int kind) {
+const void *optimizer_whole(const Optimizer *o, const Model *m, int kind) {
     if (o->shards == 1) return kind == STATE_END ? NULL : optimizer_part(o, kind);
     world_broadcast(m->parallel->peers, &kind, sizeof kind);
     if (kind == STATE_END || !optimizer_part(o, kind)) return NULL;

@@ -4,7 +4,8 @@
 #include "model.h"
 
 typedef struct {
-    real    *m, *v;           /* (manifest.total / shards) running means of the gradient and of its square */
+    void    *m, *v;           /* (manifest.total / shards) running means of the gradient and of its square */
+    Moments  moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's share of each */
     AdamW   *settings;        /* of this update, on the device */
@@ -13,7 +14,9 @@ typedef struct {
     int      updates;         /* made so far: Adam's clock. A skipped step does not count */
 } Optimizer;
 
-void optimizer_plan(Optimizer *o, Model *m);                /* adds its buffers to m->arena, before model_allocate */
+/* Adds its buffers to m->arena, before model_allocate. master 0: no copy of the weights even where floatX is coarse;
+ * then updates are rounded stochastically. */
+void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments);
 void optimizer_start(Optimizer *o, Model *m);               /* after the weights are there */
 /* One step: its settings (fix1 and fix2 are set here), and then gradients to weights, which is the same work every time. */
 void optimizer_set(Optimizer *o, Model *m, AdamW a);
@@ -30,7 +33,9 @@ double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor);
  * which comes back then. */
 enum { STATE_KINDS = 3, STATE_END = -1 };
 extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
-const real *optimizer_whole(const Optimizer *o, const Model *m, int kind);
+const void *optimizer_whole(const Optimizer *o, const Model *m, int kind);
 void        optimizer_lend(const Optimizer *o, const Model *m);
-real       *optimizer_part(const Optimizer *o, int kind);   /* what this rank has of it */
+void       *optimizer_part(const Optimizer *o, int kind);   /* what this rank has of it */
+Moments     optimizer_type(const Optimizer *o, int kind);
+size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
 #endif

@@ -580,21 +580,23 @@ static Case *squares(const Shape *s) {
     segments(c, n);
     return c;
 }
-CALL(adamw, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->count, b[7])
-static Case *adamw(const Shape *s, int master, float clip, double norm) {
-    Case *c = BEGIN(adamw, s, 0, "%sclip=%g norm=%g n=%d", master ? "master " : "", (double)clip, norm,
-                    s->E * s->C * s->F);
+CALL(adamw, b[0], b[1], b[2], b[3], c->moments, b[4], b[5], b[6], c->count, b[7])
+static Case *adamw(const Shape *s, int master, Moments moments, float clip, double norm) {
+    const int coarse = moments == FLOATX_MOMENTS;
+    Case *c = BEGIN(adamw, s, 0, "%s%sclip=%g norm=%g n=%d", master ? "master " : "", coarse ? "floatX " : "",
+                    (double)clip, norm, s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
+    c->moments = moments;
     c->updates = 3;
     c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
     c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
     c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
     c->unchanged = !(norm < 1e30);
-    const double units = c->unchanged ? 0 : 8;
-    acc(c, FLOATX, "weight", n, 0, 1, c->unchanged ? 0 : 1, units);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
+    acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: rounded stochastically */
     if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
-    acc(c, REAL, "m", n, 0, 0.1, 0, units);
-    acc(c, REAL, "v", n, 0.1, 0.01, 0, units);
+    acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
+    acc(c, coarse ? FLOATX : REAL, "v", n, 0.1, 0.01, coarse ? 2*some : 0, units);
     in(c, REAL, "grad", n, 0, 1);
     in(c, REAL, "squares", 3 + 1, norm * norm, 0);
     segments(c, n);
@@ -714,13 +716,14 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     if (all) DO(cross_entropy(s, head_rows, 1, 1));
     DO(sum(s));
     DO(squares(s));
-    DO(adamw(s, 0, 1, 3));
-    DO(adamw(s, 1, 1, 3));
-    if (all) {
-        DO(adamw(s, 1, 0, 3));                                              /* no clipping */
-        DO(adamw(s, 0, 5, 3));                                              /* below the clip */
-        DO(adamw(s, 1, 1, INFINITY));
-        DO(adamw(s, 0, 0, NAN));
+    for (int kind = REAL_MOMENTS; kind <= FLOATX_MOMENTS; kind++) {
+        DO(adamw(s, 0, (Moments)kind, 1, 3));
+        DO(adamw(s, 1, (Moments)kind, 1, 3));
+        if (!all) continue;
+        DO(adamw(s, 1, (Moments)kind, 0, 3));                               /* no clipping */
+        DO(adamw(s, 0, (Moments)kind, 5, 3));                               /* below the clip */
+        DO(adamw(s, 1, (Moments)kind, 1, INFINITY));
+        DO(adamw(s, 0, (Moments)kind, 0, NAN));
     }
     DO(set_master(s));
 #undef DO

@@ -60,7 +60,7 @@ struct Case {
     int tokens, forced, gradient, used, direction, stride, heads, count, place;
     float eps, p, balance, zloss, scale, rate;
     uint64_t key;
-    AdamW adamw;  int updates;
+    AdamW adamw;  int updates;  Moments moments;
     Segment segment[3];
 };
 

@@ -4,8 +4,9 @@
 #include "../llmc/config.h"
 #include "../kernels/kernels.h"
 
-/* Runs optimizer steps on one batch of two full contexts. Returns the last loss; the hash of the weights, if asked. */
-double overfit(const Device *dev, const Config *c, int steps, int recompute, uint64_t *hash);
+/* Runs optimizer steps on one batch of two full contexts. Returns the last loss; the hash of the weights, if asked.
+ * lean: without master weights, and with moments in floatX. */
+double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash);
 
 /* With a cache as without one, all at once: `first` tokens of each sequence together, then singly to the T-th. The
  * largest error of the logits of a token. */

@@ -4,7 +4,11 @@
 #include "models.h"
 #include "test.h"
 #include "../llmc/check.h"
+#include "../llmc/device.h"
+#include "../llmc/optim.h"
+#include "../llmc/random.h"
 #include <stdio.h>
+#include <stdlib.h>
 
 static const struct { const char *descriptor; int scores, activation, recompute; float dropout; } grid[] = {
     { "m2:c64h4e8k2f64a8x2",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
@@ -43,9 +47,82 @@ static void lockstep(const Device *dev) {
 
 static void learning(const Device *dev, const Config *c) {
     uint64_t first, second;
-    check_error(overfit(dev, c, 250, 0, &first), 0.1, "%s: one batch is learned by heart: loss", dev->name);
-    overfit(dev, c, 250, 0, &second);
-    check(first == second, "%s: the same run gives the same bits", dev->name);
+    for (int lean = 0; lean < 2; lean++) {
+        check_error(overfit(dev, c, 250, 0, lean, &first), 0.1, "%s%s: one batch is learned by heart: loss", dev->name,
+                    lean ? " without master weights" : "");
+        overfit(dev, c, 250, 0, lean, &second);
+        check(first == second, "%s: the same run gives the same bits", dev->name);
+    }
+}
+
+/* Steps of three micro-batches with dropout, their work queued anew each time or recorded: a hash of all that is left. */
+enum { MICRO = 3, STEPS = 5 };
+typedef struct { Model m; Optimizer o; } Trainee;
+static void one_batch(void *trainee) {
+    Model *m = &((Trainee *)trainee)->m;
+    model_forward(m);
+    model_loss(m, 1.0f / (float)(MICRO * m->N), 1);
+    model_backward(m, 1.0f / MICRO);
+}
+static void one_update(void *trainee) {
+    Trainee *t = trainee;
+    optimizer_update(&t->o, &t->m);
+}
+static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, int record, int *recorded) {
+    const int B = 2, T = c->context, N = B * T;
+    int *tokens = mem_alloc(2 * MICRO * (size_t)N * sizeof *tokens), *targets = tokens + MICRO * N, bad;
+    Replay batch = { .off = !record }, update = { .off = !record };
+    uint64_t keys[MICRO], hash = 0;
+    Trainee t;
+    model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, NULL);
+    optimizer_plan(&t.o, &t.m, 1, REAL_MOMENTS);
+    check(model_allocate(&t.m), "memory");
+    t.m.balance_coef = 0.01f;
+    t.m.dropout = dropout;
+    model_initialize(&t.m, 3);
+    optimizer_start(&t.o, &t.m);
+    for (int step = 0; step < STEPS; step++) {
+        for (int n = 0; n < 2 * MICRO * N; n++)
+            tokens[n] = (int)(random_uniform((uint64_t)step, (uint64_t)n) * c->vocab);
+        for (int i = 0; i < MICRO; i++) keys[i] = random_key((uint64_t)step, (uint64_t)i);
+        model_send(&t.m, tokens, targets, keys, B, T);
+        optimizer_set(&t.o, &t.m, (AdamW){ .lr = 1e-2f / (float)(step + 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f });
+        dev->zero(t.m.grads, t.m.manifest.total * dev->real_size);
+        for (int i = 0; i < MICRO; i++) {
+            model_begin_micro(&t.m, i);
+            replay_run(&batch, dev, model_state(&t.m), one_batch, &t);
+            model_end_micro(&t.m, i);
+        }
+        replay_run(&update, dev, 0, one_update, &t);
+        Found f = model_found(&t.m);
+        optimizer_norm(&t.o, f.squares, &bad);
+        check(bad < 0, "%s: a finite gradient at step %d", dev->name, step);
+        hash = hash_bytes(hash, f.step_losses, MICRO * sizeof *f.step_losses);
+        found_free(&f);
+    }
+    const size_t bytes = t.m.manifest.total * dev->floatX_size;
+    void *w = mem_alloc(bytes);
+    dev->download(w, t.m.params, bytes);
+    hash = hash_bytes(hash, w, bytes);
+    free(w);
+    *recorded = batch.recording && update.recording;
+    replay_free(&batch, dev);
+    replay_free(&update, dev);
+    model_free(&t.m);
+    free(tokens);
+    return hash;
+}
+static void recording(const Device *dev) {
+    for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
+        int recorded, plain;
+        Config c = small(grid[i].descriptor, 48);
+        c.scores = grid[i].scores;
+        c.activation = grid[i].activation;
+        const uint64_t expected = trained(dev, &c, grid[i].recompute, grid[i].dropout, 0, &plain);
+        const uint64_t hash = trained(dev, &c, grid[i].recompute, grid[i].dropout, 1, &recorded);
+        check(recorded && !plain, "%s: %s: a step is recorded when asked for", dev->name, grid[i].descriptor);
+        check(hash == expected, "%s: %s: replayed steps give the same bits", dev->name, grid[i].descriptor);
+    }
 }
 
 void test_gpu(void) {
@@ -57,6 +134,7 @@ void test_gpu(void) {
         found = 1;
         lockstep(dev);
         learning(dev, &c);
+        recording(dev);
         check_error(decoding_error(dev, &c, 40, 9), dev->floatX_size == 2 ? 5e-2 : 1e-4,
                     "%s: decoding with a cache as without one", dev->name);
     }

@@ -729,13 +729,13 @@ static void adamw_against_pytorch(const Device *dev) {
     for (int step = 0; step < STEPS; step++) {
         AdamW a = { (float)lr[step], (float)scalar("adamw", "beta1"), (float)scalar("adamw", "beta2"),
                     (float)scalar("adamw", "eps"),
-                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), 0, 0 };
+                    (float)scalar("adamw", "decay"), (float)scalar("adamw", "clip"), 0, 0, 0 };
         a.fix1 = 1 / (1 - pow((double)a.beta1, step + 1));
         a.fix2 = 1 / (1 - pow((double)a.beta2, step + 1));
         dev->upload(settings, &a, sizeof a);
         dev->reals_from_double(g, grad + step * COUNT, COUNT);
         dev->squares(squares, g, segments, SEGMENTS);
-        dev->adamw(w, state[0], state[1], state[2], g, squares, segments, SEGMENTS, settings);
+        dev->adamw(w, state[0], state[1], state[2], REAL_MOMENTS, g, squares, segments, SEGMENTS, settings);
         for (int i = 0; i < 3; i++) {
             double *want = recorded("adamw", kept[i], STEPS * COUNT);
             dev->reals_to_double(got, state[i], COUNT);
@@ -749,6 +749,61 @@ static void adamw_against_pytorch(const Device *dev) {
     for (int i = 0; i < 3; i++) dev->release(state[i]);
     dev->release(w), dev->release(g), dev->release(squares), dev->release(segments), dev->release(settings);
     free(weight), free(grad), free(lr);
+}
+/* Stochastic rounding: two expected values that lie a quarter of a unit from the nearest bf16 number, which rounding to
+ * nearest would give every time. Even and odd elements apart, for they use different bits. */
+enum { ROUNDED = 1 << 16 };
+static double *round_updates(const Device *dev, uint64_t key) {     /* weights, then v */
+    const Segment all = { 0, ROUNDED, 0, 0 };
+    const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
+    double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
+    floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
+    floatX *v = dev->alloc(ROUNDED * dev->floatX_size);
+    real *g = dev->alloc(ROUNDED * dev->real_size), *squares = dev->alloc(2 * dev->real_size);
+    Segment *segments = dev->alloc(sizeof *segments);
+    AdamW *settings = dev->alloc(sizeof *settings);
+    for (int i = 0; i < ROUNDED; i++) value[i] = 1;
+    dev->from_double(w, value, ROUNDED);
+    dev->from_double(v, value, ROUNDED);
+    for (int i = 0; i < ROUNDED; i++) value[i] = 0.5;
+    dev->reals_from_double(g, value, ROUNDED);
+    dev->reals_from_double(squares, norm, 2);
+    dev->upload(segments, &all, sizeof all);
+    dev->upload(settings, &a, sizeof a);
+    dev->adamw(w, NULL, m, v, FLOATX_MOMENTS, g, squares, segments, 1, settings);
+    dev->to_double(value, w, ROUNDED);
+    dev->to_double(value + ROUNDED, v, ROUNDED);
+    dev->release(w), dev->release(m), dev->release(v), dev->release(g), dev->release(squares), dev->release(segments);
+    dev->release(settings);
+    return value;
+}
+static void stochastic_rounding(const Device *dev) {
+    if (dev->floatX_size != 2) return;
+    const double square = 0.999 + 0.001 * 0.25, want[2] = { 1 - 0x1p-9 * 0.5 / sqrt(square), square };
+    double *got = round_updates(dev, 1), *again = round_updates(dev, 1), *other = round_updates(dev, 2);
+    double *cpu = round_updates(device_find("cpu-bf16"), 1);
+    for (int kind = 0; kind < 2; kind++)
+        for (int odd = 0; odd < 2; odd++) {
+            double mean = 0;
+            for (int i = odd; i < ROUNDED; i += 2) mean += got[kind*ROUNDED + i] / (ROUNDED / 2);
+            check_error(fabs(mean - want[kind]), 5 * 0x1p-8 * 0.5 / sqrt(ROUNDED / 2), "%s adamw: mean of %s %s that "
+                        "are rounded stochastically, within five deviations", dev->name, odd ? "odd" : "even",
+                        kind ? "v" : "weights");
+        }
+    int differs = 0, from_cpu = 0, both = 0, pairs = 0;
+    for (int i = 0; i < 2*ROUNDED; i++) {
+        differs += got[i] != other[i];
+        from_cpu += got[i] != cpu[i];
+        both += i < ROUNDED && got[i] < 1 && got[ROUNDED + i] < 1;
+        pairs += i < ROUNDED && i % 2 && got[i] < 1 && got[i - 1] < 1;
+    }
+    check(!memcmp(got, again, 2*ROUNDED * sizeof *got), "%s adamw: the same key rounds alike", dev->name);
+    check(differs > ROUNDED / 4, "%s adamw: another key rounds %d of %d otherwise", dev->name, differs, 2*ROUNDED);
+    check_error((double)both / ROUNDED, 0.07, "%s adamw: a weight and its v are rounded independently, both down",
+                dev->name);
+    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s adamw: and so are neighbours", dev->name);
+    check_error((double)from_cpu / ROUNDED, 1e-3, "%s adamw: rounds as cpu-bf16 does; share of others", dev->name);
+    free(got), free(again), free(other), free(cpu);
 }
 /* Two tensors updated by one rank, and by two that own half of the elements each and keep the state of those only: the
  * same bits. The first shard ends within the first tensor. */
@@ -780,7 +835,8 @@ static void adamw_in_shards(const Device *dev) {
             for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
             dev->reals_from_double(state[0], value + r * CUT, own);
             dev->upload(segments, split ? shard[r] : whole, sizeof whole);
-            dev->adamw(weight[split], state[0], state[1], state[2], grad, squares, segments, 2, settings);
+            dev->adamw(weight[split], state[0], state[1], state[2], REAL_MOMENTS, grad, squares, segments, 2,
+                       settings);
             dev->sync();
             for (int i = 0; i < 3; i++) dev->release(state[i]);
         }
@@ -838,7 +894,10 @@ void test_kernels(void) {
     int is_small;
     omp_set_num_threads(1);
     check(splitmix64(0x9E3779B97F4A7C15u) == 0xE220A8397B1DCDAFu, "splitmix64, seed 0: the first number");
-    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open(0)) against_reference(dev);
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open(0)) {
+        against_reference(dev);
+        stochastic_rounding(dev);
+    }
     for (int i = 0; i < SMALL + (quick && *quick == '1' ? 0 : LARGE); i++) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];
         is_small = s->B * s->T * s->F < 10000;              /* finite differences call the forward hundreds of times */

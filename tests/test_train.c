@@ -6,6 +6,7 @@
 #define _DEFAULT_SOURCE
 #include "test.h"
 #include "../llmc/checkpoint.h"
+#include "../llmc/device.h"
 #include "../llmc/log.h"
 #include "../llmc/options.h"
 #include "../llmc/random.h"
@@ -311,14 +312,19 @@ static Config config_of(const char *descriptor) {
 }
 
 typedef struct { Model m; Optimizer o; } Trainee;
-static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
-                         uint64_t seed) {
+static void open_lean(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed,
+                      int lean) {                           /* lean: no master weights, moments in floatX */
     model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, NULL);
-    optimizer_plan(&t->o, &t->m);
+    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX_MOMENTS : REAL_MOMENTS);
     check(model_allocate(&t->m), "%s has memory", device);
     model_initialize(&t->m, seed);
     optimizer_start(&t->o, &t->m);
     t->m.z_coef = 0.001f;
+}
+
+static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
+                         uint64_t seed) {
+    open_lean(t, device, c, B, T, micro_batches, seed, 0);
 }
 
 /* Adds to the gradients those of a batch made of samples first.. out of `of`, every sample a function of its number. */
@@ -381,7 +387,7 @@ static uint64_t hash_of(const Trainee *t) {                             /* of we
     const void *at[] = { t->m.params, t->o.m, t->o.v, t->o.master };
     uint64_t h = 0;
     for (int i = 0; i < 4; i++) {
-        const size_t bytes = n * (i ? dev->real_size : dev->floatX_size);
+        const size_t bytes = n * (i == 3 || (i && t->o.moments == REAL_MOMENTS) ? dev->real_size : dev->floatX_size);
         void *host = mem_alloc(bytes);
         if (at[i]) { dev->download(host, at[i], bytes); h = hash_bytes(h, host, bytes); }
         free(host);
@@ -414,6 +420,49 @@ static void threads(void) {
 #endif
 }
 
+/* ---- replaying: a device that writes down what is asked of it ------------------------------------------- */
+
+static char asked[64];
+static void note(const char *what) { strncat(asked, what, sizeof asked - strlen(asked) - 1); }
+static void work(void *context) { note(context); }
+static const char *refuses_at;                              /* begin, end, or nowhere */
+static const char *fake_begin(void) { note("("); return strcmp(refuses_at, "begin") ? NULL : "too old"; }
+static Recording *fake_end(const char **why) {
+    note(")");
+    *why = "too new";
+    return strcmp(refuses_at, "end") ? (Recording *)asked : NULL;
+}
+static void fake_replay(const Recording *r) { note(r ? "r" : "?"); }
+static void fake_free(Recording *r) { note(r ? "f" : "?"); }
+static void expect(Replay *r, const Device *dev, const uint64_t *states, const char *expected, const char *what) {
+    asked[0] = 0;
+    for (; *states; states++) replay_run(r, dev, *states, work, "w");
+    check(!strcmp(asked, expected), "%s: asked %s, expected %s", what, asked, expected);
+}
+static int refusals;
+static void count_refusal(const char *text) { refusals += strstr(text, "fake could not be recorded (too") != NULL; }
+static void replaying(void) {
+    static const uint64_t same[] = { 5, 5, 5, 5, 0 }, changes[] = { 5, 5, 7, 7, 7, 0 };
+    Device dev = { .name = "fake", .record_begin = fake_begin, .record_end = fake_end, .replay = fake_replay,
+                   .record_free = fake_free }, plain = { .name = "plain" };
+    Replay r = { 0 }, off = { .off = 1 }, begin = { 0 }, end = { 0 }, cpu = { 0 };
+    refuses_at = "nowhere";
+    expect(&r, &dev, same, "w(w)rrr", "once plainly, once recorded, then replayed");
+    expect(&r, &dev, changes, "rrfw(w)rr", "another state: the recording goes, and it starts anew");
+    asked[0] = 0;
+    replay_free(&r, &dev);
+    check(!strcmp(asked, "f") && !r.recording, "a recording is freed");
+    expect(&off, &dev, same, "wwww", "switched off");
+    expect(&cpu, &plain, same, "wwww", "a device that records nothing");
+    warn_hook(count_refusal);
+    refuses_at = "begin";
+    expect(&begin, &dev, same, "w(www", "recording is refused: work is done plainly, and it is not tried again");
+    refuses_at = "end";
+    expect(&end, &dev, same, "w(w)www", "what could not be recorded is done plainly");
+    warn_hook(NULL);
+    check(refusals == 2, "and each says so once (above)");
+}
+
 /* ---- checkpoints --------------------------------------------------------------------------------------- */
 
 static Progress progress_at(int64_t step) {
@@ -442,16 +491,58 @@ static char *step_file(const char *folder, int64_t step, const char *name) {
     return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
 }
 
-static void round_trip(const char *device) {
+/* A checkpoint whose optimizer stores other types than the one that reads it: converted, and said so. */
+static int conversions;
+static void count_conversion(const char *text) {
+    conversions += strstr(text, "in BF16 and was converted") != NULL || strstr(text, "in F32 and was converted") != NULL
+                || strstr(text, "no master copy") != NULL || strstr(text, "which is dropped") != NULL;
+}
+static void conversion(void) {
     const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
-    char *folder = text_format("%s/run-%s", scratch(), device);
+    const Device *dev = device_find("cpu-bf16");
+    for (int lean = 0; lean < 2; lean++) {
+        char *folder = text_format("%s/convert-%d", scratch(), lean);
+        const Progress p = progress_at(7);
+        Progress q;
+        Trainee a, b;
+        Error e = { "" };
+        open_lean(&a, "cpu-bf16", &c, 2, 8, 1, 1, lean);
+        open_lean(&b, "cpu-bf16", &c, 2, 8, 1, 2, !lean);
+        const size_t n = a.m.manifest.total;
+        double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
+        for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
+        check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{}", 2, 0, &e), "saved %s", e.text);
+        Checkpoint *from = checkpoint_open(folder, &e);
+        conversions = 0;
+        warn_hook(count_conversion);
+        check(from && checkpoint_load(from, &b.m, &b.o, &q, &e), "loaded with other types: %s", e.text);
+        warn_hook(NULL);
+        check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
+        for (int i = 0; i < 2; i++) {
+            const Trainee *t = i ? &b : &a;
+            if (t->o.moments == REAL_MOMENTS) dev->reals_to_double(v[i], t->o.v, n);
+            else dev->to_double(v[i], t->o.v, n);
+        }
+        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v comes back, %s", lean ? "exactly" : "rounded");
+        checkpoint_close(from);
+        model_free(&a.m);
+        model_free(&b.m);
+        free(v[0]);
+        free(v[1]);
+        free(folder);
+    }
+}
+
+static void round_trip(const char *device, int lean) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
+    char *folder = text_format("%s/run-%s-%d", scratch(), device, lean);
     const Device *dev = device_find(device);
     Trainee a, b;
     Error e = { "" };
     Config read;
     Progress p = progress_at(42), q;
     double bias[16], back[16];
-    open_trainee(&a, device, &c, 2, 8, 1, 1);
+    open_lean(&a, device, &c, 2, 8, 1, 1, lean);
     for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
@@ -461,7 +552,7 @@ static void round_trip(const char *device) {
     Checkpoint *from = checkpoint_open(folder, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
-        open_trainee(&b, device, &c, 2, 8, 1, 99);            /* other weights, so that what is read must have been */
+        open_lean(&b, device, &c, 2, 8, 1, 99, lean);         /* other weights, so that what is read must have been */
         check(hash_of(&a) != hash_of(&b), "%s: before loading they differ", device);
         check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
               "%s: the configuration comes back", device);
@@ -793,9 +884,12 @@ void test_train(void) {
     options();
     accumulation();
     threads();
-    round_trip("cpu-f32");
-    round_trip("cpu-bf16");
-    round_trip("cpu-f64");
+    replaying();
+    round_trip("cpu-f32", 0);
+    round_trip("cpu-bf16", 0);
+    round_trip("cpu-bf16", 1);
+    round_trip("cpu-f64", 0);
+    conversion();
     fallback();
     pruning();
     lock();

@@ -31,18 +31,27 @@ static size_t memory(void) {
 #endif
 }
 static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(dst, src, bytes); }
+
+static _Thread_local Waits waited;              /* nothing to wait for here; counted so that a CPU can test who would */
+static Waits waits(void) { return waited; }
+static void count_sync(void) { waited.syncs++; }
+static void download(void *host, const void *src, size_t bytes) {
+    waited.reads++;
+    copy(host, src, bytes);
+}
 static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
-static void nothing(void) { }
 static void from_double(floatX *dst, const double *host, size_t n) {
     for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]);
 }
 static void to_double(double *host, const floatX *src, size_t n) {
+    waited.reads++;
     for (size_t i = 0; i < n; i++) host[i] = (double)R(src[i]);
 }
 static void reals_from_double(real *dst, const double *host, size_t n) {
     for (size_t i = 0; i < n; i++) dst[i] = (real)host[i];
 }
 static void reals_to_double(double *host, const real *src, size_t n) {
+    waited.reads++;
     for (size_t i = 0; i < n; i++) host[i] = (double)src[i];
 }
 
@@ -181,7 +190,7 @@ PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
         .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
-        .upload = copy, .download = copy, .copy = copy, .zero = zero, .sync = nothing,
+        .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
         .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .embed_forward = embed_forward, .embed_backward = embed_backward,

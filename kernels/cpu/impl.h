@@ -22,6 +22,14 @@ static inline floatX X(real r) {        /* to nearest even; NaN stays NaN */
     if ((u & 0x7fffffff) > 0x7f800000) return (floatX){ 0x7fc0 };
     return (floatX){ (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16) };
 }
+/* One of the two neighbours of r, the farther one with the smaller probability: 16 random bits are added below the last
+ * bit that is kept. */
+static inline floatX X_random(real r, uint32_t bits) {
+    uint32_t u;
+    memcpy(&u, &r, sizeof u);
+    if ((u & 0x7fffffff) > 0x7f800000) return (floatX){ 0x7fc0 };
+    return (floatX){ (uint16_t)((u + (bits & 0xffff)) >> 16) };
+}
 #define DEVICE(part) cpu_bf16_##part
 #define DEVICE_NAME "cpu-bf16"
 #define DEVICE_DTYPE "BF16"
@@ -29,6 +37,7 @@ static inline floatX X(real r) {        /* to nearest even; NaN stays NaN */
 typedef double floatX, real;
 #define R(x) (x)
 #define X(r) (r)
+#define X_random(r, bits) ((void)(bits), r)
 #define DEVICE(part) cpu_f64_##part
 #define DEVICE_NAME "cpu-f64"
 #define DEVICE_DTYPE "F64"
@@ -36,6 +45,7 @@ typedef double floatX, real;
 typedef float floatX, real;
 #define R(x) (x)
 #define X(r) (r)
+#define X_random(r, bits) ((void)(bits), r)
 #define DEVICE(part) cpu_f32_##part
 #define DEVICE_NAME "cpu-f32"
 #define DEVICE_DTYPE "F32"

@@ -1,5 +1,6 @@
 /* optimizer.c: the loss at one end of a step, the update at the other, and the sums they need. */
 #include "impl.h"
+#include "../random.h"
 #include <stdlib.h>
 
 /* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
@@ -66,8 +67,10 @@ static void squares(real *out, const real *x, const Segment *segments, int count
 
 /* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---- */
 
-static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-                  const Segment *segments, int count, const AdamW *a) {
+static void adamw(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+                  const real *squares, const Segment *segments, int count, const AdamW *a) {
+    real *m_real = moments == REAL_MOMENTS ? m : NULL, *v_real = moments == REAL_MOMENTS ? v : NULL;
+    floatX *m_short = m, *v_short = v;
     const real norm = sqrt(squares[count]);
     if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
     const real scale = a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
@@ -79,12 +82,16 @@ static void adamw(floatX *weight, real *master, real *m, real *v, const real *gr
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
             const size_t j = i - segments[s].shift;
-            real g = grad[i] * scale, w = master ? master[j] : R(weight[i]);
-            m[j] = b1 * m[j] + (1 - b1) * g;
-            v[j] = b2 * v[j] + (1 - b2) * g * g;
-            w = w * shrink - lr * (m[j] * fix1) / (sqrt(v[j] * fix2) + eps);
+            const uint32_t bits = (uint32_t)(random_bits(a->key, i / 2) >> i % 2 * 32);
+            const real g = grad[i] * scale;
+            const real mean   = b1 * (m_real ? m_real[j] : R(m_short[j])) + (1 - b1) * g;
+            const real square = b2 * (v_real ? v_real[j] : R(v_short[j])) + (1 - b2) * g * g;
+            const real w = (master ? master[j] : R(weight[i])) * shrink
+                         - lr * (mean * fix1) / (sqrt(square * fix2) + eps);
+            if (m_real) m_real[j] = mean;   else m_short[j] = X(mean);
+            if (v_real) v_real[j] = square; else v_short[j] = X_random(square, bits >> 16);
             if (master) master[j] = w;
-            weight[i] = X(w);
+            weight[i] = master ? X(w) : X_random(w, bits);
         }
     }
 }

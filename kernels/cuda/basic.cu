@@ -56,7 +56,8 @@ static char *piece(void) {
         CUDA_CHECK(cudaMallocHost((void **)&pieces.at[i], PIECE));
         CUDA_CHECK(cudaEventCreateWithFlags(&pieces.fetched[i], cudaEventDisableTiming));
     }
-    CUDA_CHECK(cudaEventSynchronize(pieces.fetched[pieces.turn]));
+    CUDA_CHECK(context()->recording ? cudaErrorStreamCaptureUnsupported     // a replay would send what is there then
+                                    : cudaEventSynchronize(pieces.fetched[pieces.turn]));
     return pieces.at[pieces.turn];
 }
 static void piece_send(void *dst, size_t bytes) {
@@ -76,10 +77,9 @@ static void *alloc(size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(p, 0, bytes ? bytes : 1, context()->stream));
     return p;
 }
-static void sync_stream(void) { CUDA_CHECK(cudaStreamSynchronize(context()->stream)); }
 static void release(void *p) {
     if (!p) return;
-    sync_stream();
+    cuda_sync();
     CUDA_CHECK(cudaFree(p));
 }
 static size_t memory(void) {
@@ -93,10 +93,6 @@ static void upload(void *dst, const void *host, size_t bytes) {
         memcpy(piece(), (const char *)host + at, n);
         piece_send((char *)dst + at, n);
     }
-}
-static void download(void *host, const void *src, size_t bytes) {
-    if (bytes) CUDA_CHECK(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, context()->stream));
-    sync_stream();
 }
 static void copy(void *dst, const void *src, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, context()->stream));
@@ -117,7 +113,7 @@ template<class T> static void convert_down(double *host, const T *src, size_t n)
     for (size_t at = 0, count; at < n; at += count) {
         T *from = (T *)piece();
         count = n - at < PIECE / sizeof(T) ? n - at : PIECE / sizeof(T);
-        download(from, src + at, count * sizeof(T));
+        cuda_read(from, src + at, count * sizeof(T));
         for (size_t i = 0; i < count; i++) host[at + i] = (double)(real)from[i];
     }
 }
@@ -463,11 +459,14 @@ PART(device) {
     d->is_gpu = 1;
     d->open = cuda_open;                      d->count = cuda_count;
     d->alloc = alloc;                         d->release = release;
-    d->memory = memory;                       d->sync = sync_stream;
-    d->upload = upload;                       d->download = download;
+    d->memory = memory;                       d->sync = cuda_sync;
+    d->upload = upload;                       d->download = cuda_read;
     d->copy = copy;                           d->zero = zero;
     d->from_double = from_double;             d->to_double = to_double;
     d->reals_from_double = reals_from_double; d->reals_to_double = reals_to_double;
+    d->waits = cuda_waits;                    d->record_begin = cuda_record_begin;
+    d->record_end = cuda_record_end;          d->replay = cuda_replay;
+    d->record_free = cuda_record_free;
     d->embed_forward = embed_forward;         d->embed_backward = embed_backward;
     d->rmsnorm_forward = rmsnorm_forward;     d->rmsnorm_backward = rmsnorm_backward;
     d->rope_table = rope_table;               d->rope = rope;

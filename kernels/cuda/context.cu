@@ -24,6 +24,13 @@ void cuda_fail(const char *file, int line, const char *what, cudaError_t error) 
     _exit(6);                                               // threads of other ranks may be anywhere
 }
 
+void cuda_check(const char *file, int line, const char *what, cudaError_t error) {
+    const bool of_recording = error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
+    if (!mine.recording || !of_recording) cuda_fail(file, line, what, error);
+    if (mine.spoiled == cudaSuccess) mine.spoiled = error;
+    cudaGetLastError();
+}
+
 static __global__ void touch(int *p) { if (p) *p = 1; }
 
 int cuda_count(void) {
@@ -69,12 +76,68 @@ const char *cuda_open(int which) {
     return why;
 }
 
+// A recording that exists may use the workspace that was there when it was made, so that one stays where it is.
 void *workspace(size_t bytes) {
     if (bytes > mine.workspace_bytes) {
+        if (mine.recording) {
+            CUDA_CHECK(cudaErrorStreamCaptureUnsupported);
+            return mine.workspace;                          // nothing is done with it
+        }
         CUDA_CHECK(cudaStreamSynchronize(mine.stream));
-        if (mine.workspace) CUDA_CHECK(cudaFree(mine.workspace));
+        if (mine.workspace && !mine.recordings) CUDA_CHECK(cudaFree(mine.workspace));
         CUDA_CHECK(cudaMalloc(&mine.workspace, bytes));
         mine.workspace_bytes = bytes;
     }
     return mine.workspace;
+}
+
+// ---- waiting ----------------------------------------------------------------------------------------------
+
+void cuda_sync(void) {
+    mine.waited.syncs++;
+    CUDA_CHECK(cudaStreamSynchronize(mine.stream));
+}
+void cuda_read(void *host, const void *src, size_t bytes) {
+    mine.waited.reads++;
+    if (bytes) CUDA_CHECK(cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, mine.stream));
+    CUDA_CHECK(cudaStreamSynchronize(mine.stream));
+}
+Waits cuda_waits(void) { return mine.waited; }
+
+// ---- recording --------------------------------------------------------------------------------------------
+// What is queued on a stream in capture mode becomes a graph instead of being done. The mode is the thread's own: other
+// threads, with other GPUs, are not disturbed. A Recording is the runtime's own handle of an executable graph.
+
+const char *cuda_record_begin(void) {
+    const cudaError_t e = cudaStreamBeginCapture(mine.stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess) {
+        cudaGetLastError();
+        return cudaGetErrorName(e);
+    }
+    mine.recording = true;
+    mine.spoiled = cudaSuccess;
+    return NULL;
+}
+Recording *cuda_record_end(const char **why) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t work = NULL;
+    cudaError_t e = cudaStreamEndCapture(mine.stream, &graph);
+    mine.recording = false;
+    if (mine.spoiled != cudaSuccess) e = mine.spoiled;
+    if (e == cudaSuccess) e = cudaGraphInstantiate(&work, graph, 0);
+    if (graph) cudaGraphDestroy(graph);
+    if (e != cudaSuccess) {
+        cudaGetLastError();                                 // it is reported here
+        *why = cudaGetErrorName(e);
+        return NULL;
+    }
+    mine.recordings++;
+    return (Recording *)work;
+}
+void cuda_replay(const Recording *r) { CUDA_CHECK(cudaGraphLaunch((cudaGraphExec_t)r, mine.stream)); }
+void cuda_record_free(Recording *r) {
+    if (!r) return;
+    cuda_sync();
+    CUDA_CHECK(cudaGraphExecDestroy((cudaGraphExec_t)r));
+    mine.recordings--;
 }

@@ -32,18 +32,35 @@ typedef struct {
     cudaStream_t stream;                // everything is queued here, in order
     void  *workspace;                   // scratch of `workspace_bytes`, for kernels that need it within one call
     size_t workspace_bytes;
+    Waits  waited;                      // by this thread
+    int    recordings;                  // that exist, and may use the workspace as it was when they were made
+    bool   recording;                   // what is queued is recorded, not done
+    cudaError_t spoiled;                // what could not be recorded, if anything
 } Context;
 Context *context(void);                 // of this thread; opened by cuda_open
 void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation;
-                                        // grows outside of capture only
+                                        // does not grow while work is recorded
 const char *cuda_open(int which);       // NULL if this build can use that GPU, else why not
 int      cuda_count(void);
 
+// Waiting for the stream: all of it is here, and counted.
+void  cuda_sync(void);
+void  cuda_read(void *host, const void *src, size_t bytes);
+Waits cuda_waits(void);
+
+// Recording by stream capture (context.cu); declared in kernels.h.
+const char *cuda_record_begin(void);
+Recording  *cuda_record_end(const char **why);
+void        cuda_replay(const Recording *r);
+void        cuda_record_free(Recording *r);
+
 // Ends the program with the first error seen: file, line, what was called, and the architectures of the build.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
+// Likewise, except that what cannot be recorded only spoils the recording.
+void cuda_check(const char *file, int line, const char *what, cudaError_t error);
 #define CUDA_CHECK(call) do { \
     cudaError_t e_ = (call); \
-    if (e_ != cudaSuccess) cuda_fail(__FILE__, __LINE__, #call, e_); \
+    if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, #call, e_); \
     } while (0)
 
 // LAUNCH(kernel, grid, block, shared bytes, arguments...). A grid of 0 blocks is nothing to do.

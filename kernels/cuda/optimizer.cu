@@ -1,6 +1,7 @@
 // optimizer.cu: the loss at one end of a step, the update at the other, and the sums they need. The formulas
 // stand in kernels/cpu/optimizer.c.
 #include "impl.cuh"
+#include "../random.h"
 #include <float.h>
 #include <math.h>
 
@@ -212,49 +213,70 @@ static void squares(real *out, const real *x, const Segment *segments, int count
 
 // ---- AdamW ------------------------------------------------------------------------------------------------
 
-// What all updates of a launch have in common.
-typedef struct {
+// One of the two neighbours of r in floatX, by 16 random bits: as in kernels/cpu/impl.h.
+__device__ static inline floatX X_random(real r, uint32_t bits) {
+#if defined(PRECISION_BF16)
+    const uint32_t u = __float_as_uint(r);
+    return __ushort_as_bfloat16(r != r ? 0x7fc0 : (unsigned short)((u + (bits & 0xffff)) >> 16));
+#else
+    return r;
+#endif
+}
+
+// What all updates of a launch have in common. M: real or floatX.
+template<class M> struct Update {
     floatX *weight;
-    real *master, *m, *v;
+    real *master;
+    M *m, *v;
     const real *grad;
     real lr, b1, b2, eps, fix1, fix2;
-} Update;
+    uint64_t key;
+};
 
-template<int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
-template<int W> __device__ static inline void update(const Update &u, size_t i, size_t shift,
+template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
+template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
+template<int W, class M> __device__ static inline void update(const Update<M> &u, size_t i, size_t shift,
         real scale, real shrink) {
     const size_t at = i - shift;
-    const Reals<W> grad = *(const Reals<W> *)(u.grad + i);
-    Reals<W> m = *(const Reals<W> *)(u.m + at), v = *(const Reals<W> *)(u.v + at), master;
-    Pack<W> weight;
-    if (u.master) master = *(const Reals<W> *)(u.master + at);
+    const Some<real, W> grad = some<W>(u.grad + i);
+    Some<M, W> m = some<W>(u.m + at), v = some<W>(u.v + at);
+    Some<real, W> master;
+    Some<floatX, W> weight;
+    if (u.master) master = some<W>(u.master + at);
     else {
-        weight = load<W>(u.weight + i);
+        weight = some<W>(u.weight + i);
         for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
     }
+    const bool random = !u.master || sizeof(M) < sizeof(real);
+    uint64_t bits = 0;
     for (int j = 0; j < W; j++) {
+        if (random && (W == 1 || j % 2 == 0)) bits = random_bits(u.key, (i + j) / 2);   // i is even where W is 4
+        const uint32_t mine = bits >> (i + j) % 2 * 32;
         const real g = grad.x[j] * scale;
-        m.x[j] = u.b1 * m.x[j] + (1 - u.b1) * g;
-        v.x[j] = u.b2 * v.x[j] + (1 - u.b2) * g * g;
-        master.x[j] = master.x[j] * shrink - u.lr * (m.x[j] * u.fix1) / (sqrtf(v.x[j] * u.fix2) + u.eps);
-        weight.x[j] = X(master.x[j]);
+        const real mean = u.b1 * (real)m.x[j] + (1 - u.b1) * g, square = u.b2 * (real)v.x[j] + (1 - u.b2) * g * g;
+        const real w = master.x[j] * shrink - u.lr * (mean * u.fix1) / (sqrtf(square * u.fix2) + u.eps);
+        m.x[j] = (M)mean;
+        v.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(square, mine >> 16) : (M)square;
+        master.x[j] = w;
+        weight.x[j] = u.master ? X(w) : X_random(w, mine);
     }
-    *(Reals<W> *)(u.m + at) = m;
-    *(Reals<W> *)(u.v + at) = v;
-    if (u.master) *(Reals<W> *)(u.master + at) = master;
-    store(u.weight + i, weight);
+    *(Some<M, W> *)(u.m + at) = m;
+    *(Some<M, W> *)(u.v + at) = v;
+    if (u.master) *(Some<real, W> *)(u.master + at) = master;
+    *(Some<floatX, W> *)(u.weight + i) = weight;
 }
 
 // A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
-// gradient, m, v and master. The gradient's norm is read here, so that the host need not wait for it. Moves
-// 30 bytes per element with a master copy of bf16 weights, 28 for float.
-static __global__ void adamw_kernel(floatX *weight, real *master, real *m, real *v, const real *grad,
+// gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that the host need not wait for
+// it. Moves 30 bytes per element with a master copy of bf16 weights, 28 for float, 24 for bf16 weights without
+// a master, 16 if m and v are bf16 too.
+template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const real *grad,
         const real *squares, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;
     const real norm = sqrtf(squares[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
-    const Update u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2 };
+    const Update<M> u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
     const size_t length = line_length(segments, count), share = share_of(length);
     size_t at = blockIdx.x * share;
     const size_t end = length - at < share ? length : at + share;
@@ -274,11 +296,15 @@ static __global__ void adamw_kernel(floatX *weight, real *master, real *m, real 
         p.begin += s.count;
     }
 }
-static void adamw(floatX *weight, real *master, real *m, real *v, const real *grad, const real *squares,
-        const Segment *segments, int count, const AdamW *a) {
+static void adamw(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+        const real *squares, const Segment *segments, int count, const AdamW *a) {
     const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad;
-    if (count) LAUNCH(adamw_kernel, BLOCKS, THREADS, 0, weight, master, m, v, grad, squares, segments, count, a,
-                      all % 16 == 0);
+    if (count && moments == REAL_MOMENTS)
+        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grad, squares, segments,
+               count, a, all % 16 == 0);
+    else if (count)
+        LAUNCH(adamw_kernel<floatX>, BLOCKS, THREADS, 0, weight, master, (floatX *)m, (floatX *)v, grad, squares,
+               segments, count, a, all % 16 == 0);
 }
 
 // A thread converts W elements, the last one maybe fewer.
@@ -286,9 +312,9 @@ template<int W> static __global__ void set_master_kernel(real *master, const flo
     const size_t from = global_index() * W;
     if (from + W <= n) {
         const Pack<W> w = load<W>(weight + from);
-        Reals<W> to;
+        Some<real, W> to;
         for (int i = 0; i < W; i++) to.x[i] = R(w.x[i]);
-        *(Reals<W> *)(master + from) = to;
+        *(Some<real, W> *)(master + from) = to;
     } else
         for (size_t i = from; i < n; i++) master[i] = R(weight[i]);
 }
