@@ -3,6 +3,7 @@
 #define _DEFAULT_SOURCE
 #include "checkpoint.h"
 #include "hf.h"
+#include "parallel.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -416,9 +417,10 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
         }
         if (ok && strcmp(f->dtype, dtype_of(m->dev, type))) stored = f->dtype;
     }
-    if (ok && stored) warn("%s: the optimizer's state is in %s and was converted", path, stored);
-    if (ok && no_master) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
-    if (ok && !o->master) {
+    const int first = !m->parallel || m->parallel->rank == 0;       /* of several that read the same */
+    if (ok && stored && first) warn("%s: the optimizer's state is in %s and was converted", path, stored);
+    if (ok && no_master && first) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
+    if (ok && !o->master && first) {
         char name[TENSOR_NAME + 16];
         snprintf(name, sizeof name, "%s.master", m->manifest.at[0].name);
         if (safetensors_find(s, name)) warn("%s holds a master copy of the weights, which is dropped", path);
