@@ -38,6 +38,7 @@ void    *workspace(size_t bytes);       // at least so many bytes, valid until t
                                         // grows outside of capture only
 const char *cuda_open(int which);       // NULL if this build can use that GPU, else why not
 int      cuda_count(void);
+Comm    *cuda_connect(Peers *peers, char why[256]);     // nccl.cu
 
 // Ends the program with the first error seen: file, line, what was called, and the architectures of the build.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
