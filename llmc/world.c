@@ -21,6 +21,7 @@
 enum { PIECE = 1 << 20,                     /* bytes of a reduction that are under way between processes at a time */
        ATTEMPT = 2,                         /* seconds to connect, or to introduce oneself */
        LINGER = 1,                          /* seconds for the last words of a process that ends or refuses */
+       MOST_RANKS = 4096,                   /* of a process */
        LONGEST = 1 << 20 };                 /* bytes of a message to a watcher: more is nonsense */
 
 typedef struct {                            /* where a rank is, as it tells the hub */
@@ -109,16 +110,24 @@ static void must_receive(World *w, int process, void *data, size_t bytes) {
 
 /* ---- the star of processes: one thread of each speaks for it ------------------------------------------- */
 
-/* The blocks of the ranks of each process lie in their places in its `all`; afterwards all of them lie in every one. */
+/* The blocks of the ranks of each process lie in their places in its `all`; afterwards all of them lie in every one.
+ * Nobody gets his own back: other threads may be reading it. */
 static void exchange_processes(World *w, char *all, size_t bytes) {
-    if (w->process) {
-        must_send(w, 0, all + (size_t)w->at[w->process].first * bytes, (size_t)w->ranks * bytes);
-        must_receive(w, 0, all, (size_t)w->size * bytes);
-        return;
+    for (int p = 1; p < w->processes; p++) {
+        char *const own = all + (size_t)w->at[p].first * bytes;
+        if (p == w->process)  must_send(w, 0, own, (size_t)w->ranks * bytes);
+        else if (!w->process) must_receive(w, p, own, (size_t)w->at[p].ranks * bytes);
     }
-    for (int p = 1; p < w->processes; p++)
-        must_receive(w, p, all + (size_t)w->at[p].first * bytes, (size_t)w->at[p].ranks * bytes);
-    for (int p = 1; p < w->processes; p++) must_send(w, p, all, (size_t)w->size * bytes);
+    for (int p = 1; p < w->processes; p++) {
+        const size_t before = (size_t)w->at[p].first, after = before + (size_t)w->at[p].ranks, size = (size_t)w->size;
+        if (p == w->process) {
+            must_receive(w, 0, all, before * bytes);
+            must_receive(w, 0, all + after * bytes, (size - after) * bytes);
+        } else if (!w->process) {
+            must_send(w, p, all, before * bytes);
+            must_send(w, p, all + after * bytes, (size - after) * bytes);
+        }
+    }
 }
 
 /* The hub's first rank holds the sum of the hub's ranks in x, and goes on with the ranks of the others in order. That
@@ -374,24 +383,31 @@ static int still_linked(const World *w) {
     return 0;
 }
 
+static void judge_silence(World *w) {
+    for (int p = 0; p < w->processes; p++)
+        if (w->link[p].watch >= 0 && !w->link[p].parted && now() - w->link[p].heard > w->silence)
+            process_lost(w, p, "is silent: stopped, cut off, or its machine is down");
+}
+/* This whole process slept, in a debugger or suspended: nobody is to blame for the time. */
+static void forgive(World *w) {
+    for (int p = 0; p < w->processes; p++) w->link[p].heard = now();
+    for (int r = 0; r < w->size; r++) w->since[r] = now();
+}
+
 static void *watch(void *argument) {
     World *w = argument;
     struct pollfd *fds = mem_alloc((size_t)(w->processes + 2) * sizeof *fds);
     Place *places = mem_alloc((size_t)w->ranks * sizeof *places);
     for (double next = 0; !w->ending; ) {
-        if (now() >= next) {
-            beat(w, places);
-            next = now() + period(w);
-        }
         const double before = now();
-        listen_round(w, fds, next - before > 0.01 ? next - before : 0.01);
-        for (int p = 0; p < w->processes && !w->ending; p++) {
-            /* After a sleep of this whole process (a laptop's, a debugger's) the others get a chance to be heard. */
-            if (now() - before > period(w) + w->silence / 2) w->link[p].heard = now();
-            if (w->link[p].watch >= 0 && !w->link[p].parted && now() - w->link[p].heard > w->silence)
-                process_lost(w, p, "is silent: stopped, cut off, or its machine is down");
+        if (before >= next) {
+            beat(w, places);
+            next = before + period(w);
         }
-        if (!w->process && !w->ending) judge_places(w);
+        listen_round(w, fds, next - before > 0.01 ? next - before : 0.01);
+        if (now() - before > period(w) + w->silence / 2) forgive(w);
+        if (!w->ending) judge_silence(w);
+        if (!w->ending && !w->process) judge_places(w);
     }
     if (w->ending == EXITING) {                             /* a driver may hang in its exit handler for ever */
         sleep(5 * LINGER);
@@ -496,7 +512,7 @@ static int fits(const World *w, const WorldOptions *o, const Hello *mine, const 
     if (h->processes != w->processes)
         return error_set(e, "%s was started as one of %d processes, process 0 as one of %d", name, h->processes,
                          w->processes);
-    if (h->process < 1 || h->process >= w->processes || h->ranks < 1)
+    if (h->process < 1 || h->process >= w->processes || h->ranks < 1 || h->ranks > MOST_RANKS)
         return error_set(e, "%s: there is to be one process each of the numbers 0 to %d, and this host (pid %d) is 0",
                          name, w->processes - 1, mine->pid);
     if ((h->watch ? w->link[h->process].watch : w->link[h->process].data) >= 0)

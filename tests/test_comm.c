@@ -157,15 +157,19 @@ static double expected_sum(const Device *dev, int size, size_t i) {
     return wide;
 }
 
+typedef struct { const Device *dev; Comm *(*connect)(Peers *peers, char why[256]); } Means;
+
 /* Returns how many things were wrong. On a GPU the order of the sum is NCCL's, so there is a bound. */
 static int operations(Peers *p, const void *argument) {
-    const Device *dev = argument;
+    const Means *means = argument;
+    const Device *dev = means->dev;
     const size_t counts[] = { 0, 1, 7, 1000, 130003 };
     const double bound = dev->is_gpu ? 0x1p-10 : 0;          /* values are below 2^13 */
     char why[256];
     int bad = 0;
-    Comm *c = dev->connect(p, why);
-    if (!c) { fprintf(stderr, "%s\n", why); return 1; }
+    const char *closed = dev->open(p->rank % dev->count());
+    Comm *c = closed ? NULL : means->connect(p, why);
+    if (!c) { fprintf(stderr, "%s\n", closed ? closed : why); return 1; }
     bad += c->rank != p->rank || c->size != p->size || c->peers != p;
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         const size_t n = counts[k], total = n * (size_t)p->size;
@@ -229,23 +233,39 @@ static const struct { int processes, ranks[4]; } layouts[] = {
     { 2, { 1, 1 } }, { 3, { 1, 1, 1 } }, { 4, { 1, 1, 1, 1 } }, { 2, { 2, 2 } }, { 2, { 1, 3 } }, { 3, { 2, 1, 1 } },
 };
 static void every_operation(const Device *dev) {
+    const Means means = { dev, dev->connect };
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const int port = free_port(), processes = layouts[i].processes;
         pid_t pid[4];
         int bad = 0, status;
         fflush(stdout);
         for (int p = 1; p < processes; p++)
-            if (!(pid[p] = fork())) _exit(run_process(options(p, processes, layouts[i].ranks[p], port), operations, dev));
-        bad += run_process(options(0, processes, layouts[i].ranks[0], port), operations, dev);
+            if (!(pid[p] = fork())) _exit(run_process(options(p, processes, layouts[i].ranks[p], port), operations, &means));
+        bad += run_process(options(0, processes, layouts[i].ranks[0], port), operations, &means);
         for (int p = 1; p < processes; p++) bad += waitpid(pid[p], &status, 0) != pid[p] || status;
         check(!bad, "%s: every operation, %d processes, the first of %d ranks, the last of %d", dev->name, processes,
               layouts[i].ranks[0], layouts[i].ranks[processes - 1]);
     }
 }
 
+/* The GPUs of this machine as threads of one process; a single one through NCCL all the same. */
+#ifdef WITH_CUDA
+Comm *nccl_connect(Peers *peers, char why[256]);            /* kernels/cuda/nccl.cu */
+static void every_gpu(const Device *dev) {
+    const int gpus = dev->count() < 8 ? dev->count() : 8;
+    for (int ranks = 1; ranks <= gpus; ranks++) {
+        const Means means = { dev, ranks == 1 ? nccl_connect : dev->connect };
+        check(!run_process(options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs", dev->name, ranks);
+    }
+    if (gpus < 2) skip("%s: several GPUs, there is only %d", dev->name, gpus);
+}
+#else
+static void every_gpu(const Device *dev) { (void)dev; }
+#endif
+
 /* ---- what goes wrong between processes ------------------------------------------------------------------- */
 
-typedef enum { NOTHING, KILL, STOP, STUCK, QUIT, TWICE, LATE, FAR_TOO_LATE, ABSENT } Fate;
+typedef enum { NOTHING, KILL, STOP, STUCK, SUSPENDED, QUIT, TWICE, LATE, FAR_TOO_LATE, ABSENT } Fate;
 
 typedef struct {
     const char *name;
@@ -268,6 +288,7 @@ static const Trouble troubles[] = {
     { "stopped, 0",     2, 0, STOP,         .expected = "rank 0 (process 0 on host " },
     { "stuck",          3, 1, STUCK,        .expected = "has been in 'reading data' for" },
     { "stuck thread",   1, 1, STUCK,        .expected = "rank 1 (process 0 on host ", .ranks = 3 },
+    { "suspended",      1, 0, SUSPENDED,    .expected = NULL, .ranks = 3 },
     { "exit",           3, 1, QUIT,         .expected = "rank 1 (process 1 on host " },
     { "started twice",  3, 2, TWICE,        .number = 1 },
     { "settings",       3, 2, NOTHING,      .expected = "\"lr\": 0.2 there, \"lr\": 0.1 in process 0",
@@ -289,18 +310,21 @@ static void tell_and_end(const char *why) {
     _exit(EXIT_PEER);
 }
 
+static int limited(const Trouble *t) { return t->fate == STUCK || t->fate == SUSPENDED; }
 static int meet_trouble(Peers *p, const void *argument) {
     const Trouble *t = argument;
     world_barrier(p);
-    world_phase(p, "reading data", t->fate == STUCK ? 0.4 : 0);
+    const double limit = limited(t) ? 0.4 : 0;
+    world_phase(p, "reading data", limit);
     if (p->rank == t->which * (t->processes > 1 && t->ranks ? t->ranks : 1)) {
         if (t->fate == KILL)  raise(SIGKILL);
-        if (t->fate == STOP)  raise(SIGSTOP);
+        if (t->fate == SUSPENDED) pause_for(0.3);           /* its phase has been told */
+        if (t->fate == STOP || t->fate == SUSPENDED) kill(getpid(), SIGSTOP);
         if (t->fate == STUCK) pause_for(60);
         if (t->fate == QUIT)  exit(EXIT_DISK);
     }
     if (t->fate == TWICE) pause_for(0.6);
-    world_phase(p, "training", t->fate == STUCK ? 0.4 : 0);
+    world_phase(p, "training", limit);
     world_barrier(p);
     return 0;
 }
@@ -309,7 +333,7 @@ static _Noreturn void troubled_process(const Trouble *t, int process, int port, 
     WorldOptions o = options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
     const int struck = process == t->which;
     const int fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
-    o.silence_seconds = t->fate == STOP || t->fate == STUCK ? 0.8 : 5;
+    o.silence_seconds = t->fate == STOP || limited(t) ? 0.8 : 5;
     o.join_seconds = fails ? 0.6 : 5;
     o.lost = tell_and_end;
     if (struck && t->settings) o.settings = t->settings;
@@ -352,6 +376,11 @@ static void finish(Scene *s, const Trouble *t) {
         char text[2048] = "";
         int status;
         if (p == t->which && t->fate == STOP) kill(s->pid[p], SIGKILL);                 /* it does not end by itself */
+        if (p == t->which && t->fate == SUSPENDED) {
+            waitpid(s->pid[p], &status, WUNTRACED);
+            pause_for(1.5);                                 /* beyond the limit and what is added to it */
+            kill(s->pid[p], SIGCONT);
+        }
         waitpid(s->pid[p], &status, 0);
         rewind(s->said[p]);
         if (fread(text, 1, sizeof text - 1, s->said[p]) == 0) *text = 0;
@@ -399,4 +428,5 @@ void test_comm(void) {
         for (size_t k = i; k < i + AT_ONCE && k < TROUBLES; k++) finish(&scenes[k - i], &troubles[k]);
     }
     alone();
+    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && dev->count()) every_gpu(dev);
 }

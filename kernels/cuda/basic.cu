@@ -458,6 +458,7 @@ PART(device) {
     d->floatX_size = sizeof(floatX);          d->real_size = sizeof(real);
     d->is_gpu = 1;
     d->open = cuda_open;                      d->count = cuda_count;
+    d->connect = cuda_connect;
     d->alloc = alloc;                         d->release = release;
     d->memory = memory;                       d->sync = cuda_sync;
     d->upload = upload;                       d->download = cuda_read;

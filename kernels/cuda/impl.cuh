@@ -42,6 +42,7 @@ void    *workspace(size_t bytes);       // at least so many bytes, valid until t
                                         // does not grow while work is recorded
 const char *cuda_open(int which);       // NULL if this build can use that GPU, else why not
 int      cuda_count(void);
+Comm    *cuda_connect(Peers *peers, char why[256]);     // nccl.cu
 
 // Waiting for the stream: all of it is here, and counted.
 void  cuda_sync(void);
