@@ -540,7 +540,7 @@ static void micro_batch(void *run) {
     model_forward(m);
     parallel_sum_loads(m);
     model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
-    parallel_join(m);
+    parallel_await_loads(m);
     model_router_losses(m);
     model_backward(m, 1.0f / (float)(r->micro_batches * r->parallel.ranks));
 }
@@ -618,7 +618,7 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
         total += sum;
     }
     parallel_sum_loads(m);
-    parallel_join(m);
+    parallel_await_loads(m);
     total = sum_over_ranks(r, total);
     count = sum_over_ranks(r, count);
     if (count <= 0) return 0;

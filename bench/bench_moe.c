@@ -1,6 +1,6 @@
 /* bench_moe.c: how fast is every operation, and how fast could it be?
  *
- *   bench_moe [-d DEVICE] [-e m4|m12] [-t SECONDS] [-l] [FILTER]
+ *   bench_moe [-d DEVICE] [-e m4|m12|layers|steps] [-t SECONDS] [-l] [FILTER]
  *
  * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
  * tested. First the machine is measured: how many multiply-adds its threads do when nothing but registers is
@@ -170,7 +170,7 @@ static void time_case(Case *c, void *context) {
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
-    "  -e, --size SIZE        m4 or m12; default: both\n"
+    "  -e, --size SIZE        m4 or m12 (default: both), layers, or steps: whole training steps\n"
     "  -t, --time SECONDS     for each operation, at least 7 calls (default 0.1)\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
@@ -200,8 +200,8 @@ int main(int argc, char **argv) {
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
-    const int layers = size && !strcmp(size, "layers");
-    int known = !size || layers;
+    const int layers = size && !strcmp(size, "layers"), steps = size && !strcmp(size, "steps");
+    int known = !size || layers || steps;
     for (int i = 0; i < SHAPES; i++) known |= size && !strcmp(size, shapes[i].name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
@@ -225,7 +225,8 @@ int main(int argc, char **argv) {
                  "not trust the times", wait * 1e6);
     }
     if (layers) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
-    for (int i = 0; i < SHAPES && !layers; i++) {
+    if (steps) bench_steps(b.dev);
+    for (int i = 0; i < SHAPES && !layers && !steps; i++) {
         const Shape *s = &shapes[i];
         if (size && strcmp(size, s->name)) continue;
         if (!b.list)
@@ -241,6 +242,6 @@ int main(int argc, char **argv) {
                 putchar('\n');
             }
     }
-    if (!b.done && !b.list) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
+    if (!b.done && !b.list && !layers && !steps) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
     return EXIT_DONE;
 }

@@ -1,4 +1,4 @@
-/* layers.h: the time of whole layers, as papers report it. */
+/* layers.h: the time of whole layers, as papers report it, and of whole training steps. */
 #ifndef LAYERS_H
 #define LAYERS_H
 #include "../kernels/kernels.h"
@@ -7,4 +7,7 @@
  * router's own products: plan, up, activation, down, combine; and back. Prints ms and TFLOP/s (6 and 12
  * times S*F*C). shrink: divides the number of tokens, for slow devices. */
 void bench_layers(const Device *dev, const char *filter, int shrink);
+
+/* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
+void bench_steps(const Device *dev);
 #endif

@@ -451,5 +451,4 @@ void model_backward(Model *m, float scale) {
     if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, m->key, 0, NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
     parallel_gradients(m, 0);
-    parallel_join(m);
 }

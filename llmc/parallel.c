@@ -21,9 +21,9 @@ void parallel_sum_loads(Model *m) {
     c->all_reduce_ints(c, m->load, loads);
 }
 
-void parallel_join(Model *m) {
+void parallel_await_loads(Model *m) {
     Comm *c = comm_of(m);
-    if (c) c->join(c);
+    if (c && m->routers) c->join(c);
 }
 
 void parallel_gradients(Model *m, int range) {
@@ -32,6 +32,7 @@ void parallel_gradients(Model *m, int range) {
     if (!c || !m->last_micro) return;
     if (m->parallel->sharded) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
     else                      c->all_reduce(c, grads_of(m, r), r->count);
+    if (range == 0) c->join(c);
 }
 
 /* step_losses, losses and squares lie one after the other. Where the optimizer is not sharded, every rank has the

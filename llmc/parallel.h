@@ -25,8 +25,9 @@ struct Parallel {
 };
 
 void parallel_sum_loads(Model *m);              /* after model_forward: m->load = sum of all m->own_load */
-void parallel_join(Model *m);                   /* what is computed from now on may use what was summed so far */
-void parallel_gradients(Model *m, int range);   /* the gradients of this range are complete, here */
+void parallel_await_loads(Model *m);            /* what is computed from now on may use m->load */
+/* The gradients of this range are complete, here. After range 0, the last: what is computed from now on may use the sums. */
+void parallel_gradients(Model *m, int range);
 void parallel_sum_found(Model *m);              /* what ranks found apart in a step: losses, and their part of squares */
 void parallel_gather_weights(Model *m);         /* after each rank has updated its pieces */
 

@@ -61,7 +61,7 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
         model_forward(m);
         parallel_sum_loads(m);
         model_loss(m, stumble ? NAN : 1.0f / (float)all, 1);
-        parallel_join(m);
+        parallel_await_loads(m);
         model_router_losses(m);
         model_backward(m, 1.0f / (float)(t->micro_batches * t->ranks));
         model_end_micro(m, micro);

@@ -119,6 +119,7 @@ expect 2 'expected a whole number from 1' $train $data $model -o new -t 1000000
 expect 2 'expected a whole number from 1' $train $data $model -o new -v 0
 expect 2 'multiple of B\*T = 4\*32' $train $data $model -o new -b 4 -t 32 -d 200
 expect 2 'device' $run -o new -dv cpu-f16
+expect 2 'does not store bf16' $run -o new -mo bf16
 for wrong in m0 x4 m2:z4 m2:c32c32 m2:c m2:e4k5 m2:a4x5 m2:c30h4 m2:c32h4d7 m2:c32h6q4a1 m99999999999; do
     expect 2 "$wrong" $train $data -o new -e $wrong
 done
@@ -410,7 +411,7 @@ last=$(tail -2 overfit/main.log | sed -n 's/s:300 trl:\([0-9.]*\).*/\1/p')
 ok "-a 1 learns one batch by heart: $last" awk "BEGIN { exit !($last < 0.05) }"
 expect 0 'routes\|round robin' $train $data $model -b 4 -t 32 -x 5 -m 1 -s 0 -rf 1 -o forced
 ok "-rf 1: every expert gets the same" [ "$(grep -c 'max:1.00 dead:0' forced/main.log)" = 5 ]
-for device in cpu-bf16 cpu-f64; do
+for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16' cpu-f64; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
     rm -rf twice/state/step-00000020
