@@ -126,6 +126,27 @@ static void recording(const Device *dev) {
     }
 }
 
+/* What cannot be recorded makes no recording, says why, and leaves a device that works. */
+static void unrecordable(const Device *dev) {
+    static const char *const attempts[] = { "sending", "reading", "waiting", "allocating" };
+    int *there = dev->alloc(sizeof *there), seven = 7, back = 0;
+    for (int i = 0; i < 4; i++) {
+        const char *why = NULL;
+        check(!dev->record_begin(), "%s: records", dev->name);
+        if (i == 0) dev->upload(there, &seven, sizeof seven);
+        if (i == 1) dev->download(&back, there, sizeof back);
+        if (i == 2) dev->sync();
+        if (i == 3) check(!dev->alloc(1 << 20), "%s: no memory while it records", dev->name);
+        Recording *r = dev->record_end(&why);
+        check(!r && why, "%s: %s is not recorded: %s", dev->name, attempts[i], why ? why : "it was");
+        dev->record_free(r);
+    }
+    dev->upload(there, &seven, sizeof seven);
+    dev->download(&back, there, sizeof back);
+    check(back == 7, "%s: works as before", dev->name);
+    dev->release(there);
+}
+
 void test_gpu(void) {
     const Device *dev;
     int found = 0;
@@ -136,6 +157,7 @@ void test_gpu(void) {
         lockstep(dev);
         learning(dev, &c);
         recording(dev);
+        unrecordable(dev);
         check_error(decoding_error(dev, &c, 40, 9), dev->floatX_size == 2 ? 5e-2 : 1e-4,
                     "%s: decoding with a cache as without one", dev->name);
     }

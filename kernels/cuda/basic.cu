@@ -73,7 +73,8 @@ static void *alloc(size_t bytes) {
         cudaGetLastError();                                 // it has been reported, by NULL
         return NULL;
     }
-    if (e != cudaSuccess) cuda_fail(__FILE__, __LINE__, "cudaMalloc", e);
+    CUDA_CHECK(e);
+    if (e != cudaSuccess) return NULL;                      // while work is recorded
     CUDA_CHECK(cudaMemsetAsync(p, 0, bytes ? bytes : 1, context()->stream));
     return p;
 }
