@@ -60,7 +60,7 @@ run_tests: $(B)/run_tests
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
-$(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(B)/bench/layers.o $(CASES) $(LIBRARY)
+$(B)/bench/bench_moe: $(B)/bench/bench_moe.o $(B)/bench/layers.o $(B)/bench/ranks.o $(CASES) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 $(B)/run_tests: $(TESTS) $(LIBRARY)
@@ -86,7 +86,7 @@ $(CUDA_ONCE:%=$(B)/%.o): $(B)/%.o: %.cu Makefile
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
--include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(B)/bench/bench_moe.o $(B)/bench/layers.o)
+-include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(B)/bench/bench_moe.o $(B)/bench/layers.o $(B)/bench/ranks.o)
 
 found:
 	@echo "compiler $(CC), $(if $(HAVE_ARCH),-march=$(ARCH),no -march=$(ARCH): generic code), OpenMP $(if $(HAVE_OMP),found,not found: one thread)"
