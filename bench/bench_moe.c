@@ -9,6 +9,7 @@
  * data fits in a cache can pass 100 % of the copy rate. Every time is the median of at least 7 calls, after calls
  * that are not counted; (fastest - slowest). */
 #include "layers.h"
+#include "ranks.h"
 #include "../tests/cases.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,7 +171,8 @@ static void time_case(Case *c, void *context) {
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
-    "  -e, --size SIZE        m4 or m12 (default: both), layers, or steps: whole training steps\n"
+    "  -e, --size SIZE        m4 or m12 (default: both), layers, steps: whole training steps, or ranks: what several\n"
+    "                         GPUs do together\n"
     "  -t, --time SECONDS     for each operation, at least 7 calls (default 0.1)\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
@@ -201,11 +203,16 @@ int main(int argc, char **argv) {
         else b.filter = argv[i];
 
     const int layers = size && !strcmp(size, "layers"), steps = size && !strcmp(size, "steps");
-    int known = !size || layers || steps;
+    const int ranks = size && !strcmp(size, "ranks");
+    int known = !size || layers || steps || ranks;
     for (int i = 0; i < SHAPES; i++) known |= size && !strcmp(size, shapes[i].name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
     if (!b.dev) fail(EXIT_USAGE, "device %s: this build has none of that name", device);
+    if (ranks) {                                            /* their threads open the devices */
+        bench_ranks(b.dev, b.seconds);
+        return EXIT_DONE;
+    }
     if (b.dev->open(0)) fail(EXIT_USAGE, "device %s: %s", device, b.dev->open(0));
 
     if (!b.list) {
