@@ -2,9 +2,9 @@
  *
  *   settings -> data -> model -> ranks -> loop { batch, forward, loss, backward, update } -> checkpoint
  *
- * main() is at the end and reads as the list above. Everything from `ranks` on is done by each rank in a thread of its
- * own, in step with the others (llmc/parallel.h); rank 0 alone writes and prints. What a model is: llmc/model.c. What its layers compute:
- * llmc/attention.c, llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
+ * main() is at the end and reads as the list above. Everything after `ranks` is done by each rank in a thread of its
+ * own, in step with the others (llmc/parallel.h); rank 0 alone writes and prints. What a model is: llmc/model.c. What its
+ * layers compute: llmc/attention.c, llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "llmc/check.h"
 #include "llmc/data.h"
@@ -180,7 +180,7 @@ typedef struct {
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
     int64_t    first_step, waits;       /* waits for the device in the steps of this session */
-    int        first_rank;              /* of this process */
+    int        speaks_for;              /* 1: the rank that hears of signals to this process */
     int        failed_saves, locked, restored, finished;
 } Run;
 
@@ -364,7 +364,8 @@ static void fit_batch(Run *r) {
     if (!r->restored || option_given(options, OPTIONS, r->given, "b") || s->total % of_one) return;
     while (s->total / of_one % s->batch) s->batch--;
     if (s->batch < was && r->leads)
-        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, was, (long long)s->total, r->parallel.ranks);
+        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, was, (long long)s->total,
+               r->parallel.ranks);
 }
 
 static Moments moments(const Settings *s) { return strcmp(s->moments, "bf16") ? REAL_MOMENTS : FLOATX_MOMENTS; }
@@ -470,7 +471,8 @@ static void allocate(Run *r) {
     const size_t sharing = r->dev->is_gpu ? 1 : (size_t)r->share.count;
     if ((room && r->model.arena.total > room / sharing) || !model_allocate(&r->model)) out_of_memory(r);
     r->samples_wanted = s->sample_every > 0;
-    if (r->samples_wanted && r->leads && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
+    if (r->samples_wanted && r->leads
+        && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
         out_of_memory(r);
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
@@ -478,8 +480,10 @@ static void allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
-    r->replay_micro[0].off = r->replay_micro[1].off = r->replay_update.off = s->record < (r->parallel.ranks > 1 ? 2 : 1);
-    if (s->forced && r->leads) warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
+    const int records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
+    r->replay_micro[0].off = r->replay_micro[1].off = r->replay_update.off = !records;
+    if (s->forced && r->leads)
+        warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
 
 static void start_or_resume(Run *r) {
@@ -588,14 +592,6 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
 
 /* ---- watching ------------------------------------------------------------------------------------------ */
 
-static double sum_over_ranks(const Run *r, double x) {
-    double sum = 0, *all = mem_alloc((size_t)r->parallel.ranks * sizeof *all);
-    world_gather(r->parallel.peers, all, x);
-    for (int i = 0; i < r->parallel.ranks; i++) sum += all[i];
-    free(all);
-    return sum;
-}
-
 static int validate(Run *r, int show_loads) {                       /* 1 if it is the best so far */
     const Settings *s = &r->s;
     Model *m = &r->model;
@@ -619,8 +615,8 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
     }
     parallel_sum_loads(m);
     parallel_await_loads(m);
-    total = sum_over_ranks(r, total);
-    count = sum_over_ranks(r, count);
+    total = parallel_sum(&r->parallel, total);
+    count = parallel_sum(&r->parallel, count);
     if (count <= 0) return 0;
     const double loss = total / count;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
@@ -715,11 +711,11 @@ static int stop_file(const Run *r) {                         /* a request is goo
     return there;
 }
 
-/* What any rank was asked for. All come to the same answer, here, after the same step; what comes in later counts for
- * the next. */
+/* What any process was asked for. All ranks come to the same answer, here, after the same step; what comes in later
+ * counts for the next. */
 enum { STOP = 1, SAVE = 2 };
 static int requests(const Run *r) {
-    const int saves = r->parallel.rank == r->first_rank && save_request;
+    const int saves = r->speaks_for && save_request;
     int asked = (stop_request || (r->leads && stop_file(r)) ? STOP : 0) | (saves ? SAVE : 0);
     if (saves) save_request = 0;
     if (!world_max(r->parallel.peers, asked)) return 0;
@@ -742,7 +738,8 @@ static void log_start(Run *r) {
              config_active(&r->config, total));
     text_add_json(&line, data_description(r->data), strlen(data_description(r->data)));
     text_add(&line, ", \"ranks\": %d, \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}",
-             r->parallel.ranks, data_is_fallback(r->data) ? "true" : "false", (long long)data_tokens(r->data, DATA_TRAIN),
+             r->parallel.ranks, data_is_fallback(r->data) ? "true" : "false",
+             (long long)data_tokens(r->data, DATA_TRAIN),
              (long long)data_tokens(r->data, DATA_VALIDATION), r->options_json);
     if (r->first_step == 0) log_event(&r->log, line.at);
     else {
@@ -798,6 +795,7 @@ static int train(Run *r) {                                           /* 1: ran t
     Progress *p = &r->progress;
     Error e;
     int64_t saved = -1;
+    if (r->speaks_for) listen_to_signals();
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
@@ -890,10 +888,13 @@ static void join_ranks(Run *r) {
     options_json(options, kept_options(), s, &settings);
     settings.length--;                                      /* the closing brace */
     text_add(&settings, ", \"device of the ranks\": \"%s\", \"fingerprint of the data\": \"%016llx\", "
-             "\"resumed from\": \"%s\"}", r->dev->name, (unsigned long long)data_fingerprint(r->data),
-             r->from ? checkpoint_path(r->from) : "");
-    const WorldOptions o = { .launch = r->launch, .ranks = r->share.count, .version = MOE_VERSION, .settings = settings.at,
-                             .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
+             "\"resumed from\": ", r->dev->name, (unsigned long long)data_fingerprint(r->data));
+    const char *from = r->from ? checkpoint_path(r->from) : "";
+    text_add_json(&settings, from, strlen(from));
+    text_add(&settings, "}");
+    const WorldOptions o = { .launch = r->launch, .ranks = r->share.count, .version = MOE_VERSION,
+                             .settings = settings.at, .join_seconds = s->join_seconds,
+                             .silence_seconds = s->silence_seconds };
     r->parallel.ranks = r->share.count * r->launch.processes;
     if (!s->check && s->steps != 0) {
         if (!(r->world = world_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
@@ -901,27 +902,6 @@ static void join_ranks(Run *r) {
     }
     r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
     free(settings.at);
-}
-
-/* A rank takes its device, and the line to the others. */
-static void connect_rank(Run *r, int local) {
-    Parallel *p = &r->parallel;
-    const char *why = r->dev->open(r->share.first + local);
-    char why_not[256];
-    if (why) fail(EXIT_CUDA, "%s", why);
-    p->peers = world_peers(r->world, local);
-    p->rank = p->peers->rank;
-    r->first_rank = p->rank - local;
-    r->leads = p->rank == 0;
-    if (p->ranks == 1) return;
-    if (!(p->comm = r->dev->connect(p->peers, why_not))) fail(EXIT_PEER, "rank %d: %s", p->rank, why_not);
-    world_watch(p->peers, p->comm);
-}
-static void disconnect_rank(Run *r) {
-    Comm *c = r->parallel.comm;
-    world_barrier(r->parallel.peers);
-    world_watch(r->parallel.peers, NULL);
-    if (c) c->close(c);
 }
 
 static void begin_log(Run *r) {
@@ -952,14 +932,16 @@ static void end_log(Run *r) {
 /* All that one rank does, in a thread of its own; `all` holds a copy of the Run for each that this process drives. */
 static void run_rank(void *all, int local) {
     Run *r = (Run *)all + local;
-    connect_rank(r, local);
+    parallel_connect(&r->parallel, r->dev, r->share.first + local, r->world, local);
+    r->leads = r->parallel.rank == 0;
+    r->speaks_for = local == 0;
     plan(r);
     allocate(r);
     start_or_resume(r);
     begin_log(r);
     r->finished = train(r);
     end_log(r);
-    disconnect_rank(r);
+    parallel_disconnect(&r->parallel);
 }
 
 int main(int argc, char **argv) {
@@ -985,7 +967,6 @@ int main(int argc, char **argv) {
     model_free(&r->model);                                  /* every rank makes its own */
     ranks = mem_alloc((size_t)r->share.count * sizeof *ranks);
     for (int i = 0; i < r->share.count; i++) ranks[i] = *r;
-    listen_to_signals();
     parallel_run(r->share.count, run_rank, ranks);
     checkpoint_close(r->from);
     world_leave(r->world);

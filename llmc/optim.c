@@ -1,7 +1,6 @@
 /* optim.c: see optim.h. */
 #include "optim.h"
 #include "parallel.h"
-#include "world.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -8,6 +8,31 @@
 #include <omp.h>
 #endif
 
+void parallel_connect(Parallel *p, const Device *dev, int which, World *world, int local) {
+    const char *why = dev->open(which);
+    char why_not[256];
+    if (why) fail(EXIT_CUDA, "%s", why);
+    p->peers = world_peers(world, local);
+    p->rank = p->peers->rank;
+    if (p->ranks == 1) return;
+    if (!(p->comm = dev->connect(p->peers, why_not))) fail(EXIT_PEER, "rank %d: %s", p->rank, why_not);
+    world_watch(p->peers, p->comm);
+}
+void parallel_disconnect(Parallel *p) {
+    world_barrier(p->peers);
+    world_watch(p->peers, NULL);
+    if (p->comm) p->comm->close(p->comm);
+}
+double parallel_sum(const Parallel *p, double x) {
+    double sum = 0, *all = mem_alloc((size_t)p->ranks * sizeof *all);
+    world_gather(p->peers, all, x);
+    for (int i = 0; i < p->ranks; i++) sum += all[i];
+    free(all);
+    return sum;
+}
+
+/* ---- in a step ------------------------------------------------------------------------------------------ */
+
 static Comm *comm_of(const Model *m) { return m->parallel ? m->parallel->comm : NULL; }
 static real *grads_of(const Model *m, const Range *r) {
     return (real *)((char *)m->grads + r->offset * m->dev->real_size);

@@ -11,18 +11,25 @@
  * dealt out afterwards (all-gather). A rank sends (W-1)/W of 4 bytes a gradient and of 2 (bf16) or 4 a weight; without
  * sharding it is twice (W-1)/W of 4 (all-reduce).   Source: Rajbhandari et al. 2020, arXiv 1910.02054.
  *
- * All ranks call these functions in the same order. In a model without other ranks they do nothing. */
+ * All ranks call these functions in the same order. Those of a model do nothing in one without other ranks. */
 #ifndef PARALLEL_H
 #define PARALLEL_H
 #include "../kernels/comm.h"
 #include "model.h"
+#include "world.h"
 
 struct Parallel {
     int    rank, ranks;
     int    sharded;                     /* 1: the optimizer's state is */
     Peers *peers;                       /* the other hosts, */
-    Comm  *comm;                        /* and their devices: NULL while only planning */
+    Comm  *comm;                        /* and their devices: NULL while only planning, and for a rank that is alone */
 };
+
+/* The calling thread opens the which-th of its devices and becomes the local-th rank of its process; or the program ends.
+ * ranks and sharded are set before. Disconnecting waits for the others. */
+void parallel_connect(Parallel *p, const Device *dev, int which, World *world, int local);
+void parallel_disconnect(Parallel *p);
+double parallel_sum(const Parallel *p, double x);       /* over all ranks, in their order */
 
 void parallel_sum_loads(Model *m);              /* after model_forward: m->load = sum of all m->own_load */
 void parallel_await_loads(Model *m);            /* what is computed from now on may use m->load */

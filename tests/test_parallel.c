@@ -72,17 +72,15 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
 
 static void member(void *team, int local) {
     Team *t = team;
-    Peers *peers = world_peers(t->world, local);
     const Device *dev = device_find(t->device);
     Config c;
     Error e;
     Model m;
     Optimizer o;
     Progress p = { .best_step = -1 };
-    char why[256];
-    const int rank = peers->rank;
-    Parallel parallel = { .rank = rank, .ranks = t->ranks, .sharded = t->sharded, .peers = peers,
-                          .comm = t->ranks > 1 ? dev->connect(peers, why) : NULL };
+    Parallel parallel = { .ranks = t->ranks, .sharded = t->sharded };
+    parallel_connect(&parallel, dev, 0, t->world, local);
+    const int rank = parallel.rank;
     if (!config_parse(&c, t->model, &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = 40;
     c.context = T;
@@ -126,7 +124,7 @@ static void member(void *team, int local) {
     size_t bytes;
     void *weights = packed(&m, m.params, dev->floatX_size, &bytes);
     uint64_t mine = hash_bytes(0, weights, bytes), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
-    peers->exchange(peers, hashes, &mine, sizeof mine);
+    parallel.peers->exchange(parallel.peers, hashes, &mine, sizeof mine);
     if (rank) { optimizer_lend(&o, &m); free(weights); }
     else {
         t->agree = 1;
@@ -141,7 +139,7 @@ static void member(void *team, int local) {
         t->learnable = m.manifest.learnable;
     }
     free(hashes);
-    if (parallel.comm) parallel.comm->close(parallel.comm);
+    parallel_disconnect(&parallel);
     model_free(&m);
 }
 
