@@ -22,10 +22,12 @@ static void name_ranks(char *text, size_t room, const World *w, int process, int
     snprintf(text + n, room - (size_t)n, " (process %d on host %s, pid %d)", process, p->host, p->pid);
 }
 
-/* The hub tells the others, whoever noticed ends. */
+/* The hub tells the others, and whoever noticed ends. */
 static void declare_lost(World *w, const char *why) {
     for (int p = 0; p < w->processes && !w->process; p++)
-        if (w->link[p].watch >= 0) message_send(w->link[p].watch, LOST, why, strlen(why));
+        if (w->link[p].watch >= 0) refuse(w->link[p].watch, why);
+    for (int p = 0; p < w->processes && !w->process; p++)
+        if (w->link[p].watch >= 0) close_refused(w->link[p].watch);
     w->lost(why);
     abort();                                                /* lost must not come back */
 }
