@@ -61,6 +61,7 @@ static char *piece(void) {
     return pieces.at[pieces.turn];
 }
 static void piece_send(void *dst, size_t bytes) {
+    if (context()->recording) return;                       // piece has said so
     CUDA_CHECK(cudaMemcpyAsync(dst, pieces.at[pieces.turn], bytes, cudaMemcpyHostToDevice, context()->stream));
     CUDA_CHECK(cudaEventRecord(pieces.fetched[pieces.turn], context()->stream));
     pieces.turn ^= 1;

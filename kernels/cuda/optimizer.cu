@@ -1,6 +1,6 @@
 // optimizer.cu: the loss at one end of a step, the update at the other, and the sums they need. The formulas
 // stand in kernels/cpu/optimizer.c.
-#include "impl.cuh"
+#include "ptx.cuh"
 #include "../random.h"
 #include <float.h>
 #include <math.h>
@@ -254,7 +254,8 @@ template<int W, class M> __device__ static inline void update(const Update<M> &u
         const uint32_t mine = bits >> (i + j) % 2 * 32;
         const real g = grad.x[j] * scale;
         const real mean = u.b1 * (real)m.x[j] + (1 - u.b1) * g, square = u.b2 * (real)v.x[j] + (1 - u.b2) * g * g;
-        const real w = master.x[j] * shrink - u.lr * (mean * u.fix1) / (sqrtf(square * u.fix2) + u.eps);
+        const real w = master.x[j] * shrink
+                     - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
         m.x[j] = (M)mean;
         v.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(square, mine >> 16) : (M)square;
         master.x[j] = w;
@@ -269,7 +270,8 @@ template<int W, class M> __device__ static inline void update(const Update<M> &u
 // A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
 // gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that the host need not wait for
 // it. Moves 30 bytes per element with a master copy of bf16 weights, 28 for float, 24 for bf16 weights without
-// a master, 16 if m and v are bf16 too.
+// a master, 16 if m and v are bf16 too. Root and quotient are the approximate instructions, right to one and two
+// units of f32: rounded exactly, arithmetic and not memory would limit the last form (84 instead of 94 % of a copy).
 template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const real *grad,
         const real *squares, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;

@@ -57,3 +57,10 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
+
+// The square root to about one unit in the last place, without the corrections that round it exactly.
+__device__ static inline float sqrt_approx(float x) {
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
