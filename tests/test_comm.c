@@ -308,7 +308,7 @@ static const Trouble troubles[] = {
 
 /* Takes longer than it is given, whatever else is done meanwhile. */
 static const Trouble slow_exit = { "slow exit", 3, 1, QUIT_SLOWLY, .expected = "rank 1 (process 1 on host " };
-enum { TROUBLES = sizeof troubles / sizeof *troubles, AT_ONCE = 5 };
+enum { TROUBLES = sizeof troubles / sizeof *troubles, AT_ONCE = 10 };
 
 static void hang(void) { pause_for(20); }                    /* as a driver's exit handler might */
 static void tell_and_end(const char *why) {
