@@ -16,25 +16,31 @@ echo "# $(git describe --always --dirty 2> /dev/null) $MODEL B=$BATCH T=$SEQ on 
 { head -c 8000000 /dev/urandom | LC_ALL=C tr -d '\304-\377' | head -c 4000000; printf '\120\304'; } > "$work/train.bin"
 head -c 400000 "$work/train.bin" > "$work/val.bin"
 
-# The median of the steps after the first ten, in ms.
-median() { sed 's/^.*"ms": \([0-9.]*\).*$/\1/' "$1" | tail -n +11 | sort -n | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'; }
-steps_of() { grep '"event": "step"' "$1/log.jsonl" > "$work/steps"; median "$work/steps"; }
+# The median of the steps after the first ten, in ms. The run is cut off there: nothing of it needs to be saved.
+median() { grep '"event": "step"' "$1/log.jsonl" | sed 's/^.*"ms": \([0-9.]*\).*$/\1/' | tail -n +11 | sort -n | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'; }
+timed() {                               # timed FOLDER OPTIONS...
+    folder=$1; shift
+    "$train" -i "$work/train.bin" -j "$work/val.bin" -e "$MODEL" -b "$BATCH" -t "$SEQ" -d 0 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" \
+        "$@" -o "$folder" > "$work/said" 2>&1 & run=$!
+    until grep -q "^s:$STEPS " "$folder/main.log" 2> /dev/null; do kill -0 $run 2> /dev/null || { grep error "$work/said"; return 1; }; sleep 0.1; done
+    kill -9 $run; wait $run 2> /dev/null; return 0
+}
 
 echo; echo "ranks  options          ms a step   tokens/s   efficiency"
 alone=
 for n in $RANKS; do
     for options in '-z 1' '-z 0' '-z 1 -gr 2'; do
         [ "$n" = 1 ] && [ "$options" != '-z 1' ] && continue
-        "$train" -i "$work/train.bin" -j "$work/val.bin" -e "$MODEL" -b "$BATCH" -t "$SEQ" -d 0 -x "$STEPS" -v 1000000 -m 1 -s 0 \
-            -nb 0 -dv "$DEVICE" -ng "$n" $options -o "$work/speed-$n" -y 0 > "$work/said" 2>&1 || { tail -3 "$work/said"; continue; }
-        ms=$(steps_of "$work/speed-$n")
+        rm -rf "$work/speed"
+        timed "$work/speed" -ng "$n" $options || continue
+        ms=$(median "$work/speed")
         alone=${alone:-$ms}
         awk -v n="$n" -v o="$options" -v ms="$ms" -v one="$alone" -v t="$((BATCH * SEQ))" \
             'BEGIN { printf "%5d  %-14s %11.2f %10.0f %12.3f\n", n, o, ms, n * t / ms * 1000, one / ms }'
     done
 done
 
-# One global batch on all numbers of ranks: 12 sequences (or as many as divide) of this project's own text.
+# One global batch of 48 sequences on all numbers of ranks, of the text of this project.
 cat llmc/*.c > "$work/text.txt"
 echo; echo "type       ranks   largest and mean difference of $LOSSES losses from those of one rank; fingerprint, of two runs"
 for device in $DEVICE-f32 $DEVICE-bf16; do
