@@ -39,7 +39,8 @@ LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $
 # kernels/cpu is compiled once for each number type; the rest once.
 PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
-CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out kernels/cuda/context.cu,$(wildcard kernels/cuda/*.cu)))) $(B)/kernels/cuda/context.o
+CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl
+CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
 LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*.c) kernels/devices.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c))
 CASES   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/cases.c))
@@ -58,13 +59,13 @@ run_tests: $(B)/run_tests
 
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 $(B)/bench/bench_moe: $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c)) $(CASES) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 $(B)/run_tests: $(TESTS) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl
+	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 
 $(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)
@@ -80,7 +81,7 @@ $(B)/$1/%.o: %.cu Makefile
 	@echo "  nvcc  $$<, $1"
 	$(Q)$(NVCC) $(NVFLAGS) -DPRECISION_$1 -c $$< -o $$@
 endef
-$(B)/kernels/cuda/context.o: kernels/cuda/context.cu Makefile
+$(CUDA_ONCE:%=$(B)/%.o): $(B)/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
@@ -97,7 +98,7 @@ test: run_tests train_moe infer_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 	@./run_tests && sh tests/test_programs.sh
 # On a machine with a GPU: every kernel of every device, and a training step in lockstep.
 test_gpu: run_tests train_moe infer_moe
-	@./run_tests kernels model gpu
+	@./run_tests kernels model comm gpu
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest kind of instructions used, with warnings as
 # errors; and the compiler's report must show no spilled registers.

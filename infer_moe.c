@@ -229,7 +229,8 @@ static void load(Run *r, const char *asked) {
     char name[128], why_cpu[256];
     r->folder = find_model(asked);
     if (!hf_load_config(r->folder, &r->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
-    r->dev = device_choose(r->s.device, why_cpu);
+    DeviceShare one = { .count = 1 };
+    r->dev = device_choose(r->s.device, &one, why_cpu);
     r->tokenizer = find_tokenizer(r);
     const int trained = r->config.context;
     if (!r->s.context) r->s.context = trained;

@@ -1,9 +1,10 @@
 /* train_moe.c: trains a sparse mixture-of-experts language model.
  *
- *   settings -> data -> model -> loop { batch, forward, loss, backward, update } -> checkpoint
+ *   settings -> data -> model -> ranks -> loop { batch, forward, loss, backward, update } -> checkpoint
  *
- * main() is at the end and reads as the list above. What a model is: llmc/model.c. What its layers compute:
- * llmc/attention.c, llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
+ * main() is at the end and reads as the list above. Everything after `ranks` is done by each rank in a thread of its
+ * own, in step with the others (llmc/parallel.h); rank 0 alone writes and prints. What a model is: llmc/model.c. What its
+ * layers compute: llmc/attention.c, llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "llmc/check.h"
 #include "llmc/data.h"
@@ -12,9 +13,11 @@
 #include "llmc/hf.h"
 #include "llmc/log.h"
 #include "llmc/options.h"
+#include "llmc/parallel.h"
 #include "llmc/random.h"
 #include "llmc/report.h"
 #include "llmc/schedule.h"
+#include "llmc/world.h"
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
@@ -30,7 +33,8 @@ typedef struct {
     const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
-          max_bad, show_loads, master;
+          max_bad, show_loads, master, sharded, ranks, process, processes, port, join_seconds, silence_seconds;
+    const char *address;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
 
@@ -108,31 +112,59 @@ static const Option options[] = {
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
       "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
-    { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    1,     NULL,
-      "1: on a GPU, record the work of a step once and replay it; 0: queue it anew each step" },
+    { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
+      "record a step's work once and replay it: 0 never, 1 on a GPU, 2 also on several" },
+    { "machine",   "z",  "zero",             OPTION_INT,   AT(sharded),       "1",                   0,    1,     NULL,
+      "1: ranks share the optimizer's state (ZeRO-1); 0: each has all of it" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
       "of weights, order of the data, dropout and samples" },
     { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,
       "1: train on the first batch again and again; the loss must go to zero" },
     { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,
       "1: compare every gradient of this model with finite differences, and stop" },
+    /* From here on: where a run runs, not what it is. Neither kept in checkpoints nor the same in all processes. */
+    { "ranks",     "ng", "gpus",             OPTION_INT,   AT(ranks),         "0",                   0,    1024,  NULL,
+      "ranks of this process, a GPU each (-dv cpu: a share of the cores); 0: all GPUs" },
+    { "ranks",     "pn", "processes",        OPTION_INT,   AT(processes),     "0",                   0,    1e6,   NULL,
+      "processes of the run; 0: as torchrun, mpirun, mpiexec or srun say" },
+    { "ranks",     "pr", "process",          OPTION_INT,   AT(process),       "-1",                  -1,   1e6,   NULL,
+      "which of them this is, from 0" },
+    { "ranks",     "ps", "address",          OPTION_TEXT,  AT(address),       "",                    0,    0,     NULL,
+      "host of process 0" },
+    { "ranks",     "pp", "port",             OPTION_INT,   AT(port),          "0",                   0,    65535, NULL,
+      "and its port" },
+    { "ranks",     "pw", "join-seconds",     OPTION_INT,   AT(join_seconds),  "300",                 1,    1e6,   NULL,
+      "how long to wait for all processes to start" },
+    { "ranks",     "pt", "silence-seconds",  OPTION_INT,   AT(silence_seconds), "10",                1,    1e6,   NULL,
+      "a process that is silent for so long is lost" },
 };
 enum { OPTIONS = sizeof options / sizeof *options };
+static int kept_options(void) {
+    int n = 0;
+    while (n < OPTIONS && strcmp(options[n].group, "ranks")) n++;
+    return n;
+}
 
 static const char usage[] =
     "train_moe: trains a sparse mixture-of-experts language model.\n"
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
     "  ./train_moe -y 1                              go on after an interruption, with the same settings\n"
+    "  ./train_moe -ng 4                             on four GPUs (without -ng: on all that there are)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             what would it take? parameters and memory, nothing is run";
 
-/* ---- what a run consists of ---------------------------------------------------------------------------- */
+/* ---- what a run consists of, for one rank. Data, tokenizer and checkpoint are shared by all of a process ---- */
 
 typedef struct {
     Settings   s;
     char       given[OPTIONS];
     Tokenizer *tokenizer;               /* NULL: the data are ids of an unknown tokenizer */
     Data      *data;
+    Launch     launch;                  /* which process this is, of how many */
+    World     *world;
+    Parallel   parallel;                /* which rank, of how many */
+    DeviceShare share;                  /* the devices of this process */
+    int        leads;                   /* 1: rank 0, or while there are no ranks yet process 0 */
     const Device *dev;
     Config     config;
     Model      model;
@@ -140,15 +172,16 @@ typedef struct {
     Decoder    decoder;                 /* for samples; shares the weights */
     Progress   progress;
     Log        log;
-    Replay     replay_micro[2], replay_update;  /* a micro-batch that adds to the gradients, and the first, which sets them */
+    Replay     replay_micro[2][2], replay_update; /* of micro-batches: [sets or adds][sums gradients over ranks besides] */
     Checkpoint *from;                   /* what is resumed, until it is loaded */
-    int        micro_batches, samples_wanted;
+    int        micro_batches, samples_wanted;     /* micro_batches: of each rank */
     int       *inputs, *targets;        /* (micro_batches,B,T) */
     uint64_t  *keys;                    /* (micro_batches) of their dropout */
     char      *options_json;
     double     started, session;        /* program start; seconds trained in this session */
     int64_t    first_step, waits;       /* waits for the device in the steps of this session */
-    int        failed_saves, locked, restored;
+    int        speaks_for;              /* 1: the rank that hears of signals to this process */
+    int        failed_saves, locked, restored, finished;
 } Run;
 
 /* Settings of one invocation, which are not taken over from the run that is resumed. */
@@ -160,7 +193,7 @@ static void restore_settings(Run *r, const JsonValue *saved) {
         int keep = 0;
         for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
             keep |= !strcmp(v->key, not_restored[i]);
-        for (int i = 0; i < OPTIONS && !keep; i++) {
+        for (int i = 0; i < kept_options() && !keep; i++) {
             char number[64];
             if (strcmp(v->key, options[i].name)) continue;
             snprintf(number, sizeof number, json_is(v, JSON_INT) ? "%.0f" : "%.9g", json_double(v, 0));
@@ -182,8 +215,19 @@ static void restore_settings_from_log(Run *r) {
     free(path);
 }
 
+/* Where this process stands among others. The launcher's settings may say, or the user's. */
+static void find_launch(Run *r) {
+    const Settings *s = &r->s;
+    Launch said = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
+    Error e;
+    snprintf(said.address, sizeof said.address, "%s", s->address);
+    if (!launch_find(&r->launch, &said, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    r->leads = r->launch.process == 0;
+}
+
 static void lock_folder(Run *r) {
     Error e;
+    if (!r->leads) return;
     if (!checkpoint_lock(r->s.out, &e)) fail(strstr(e.text, "in use") ? EXIT_USAGE : EXIT_DISK, "%s", e.text);
     r->locked = 1;
 }
@@ -224,8 +268,9 @@ static void claim_folder(Run *r) {
 
 static void choose_device(Run *r) {
     char why_cpu[256];
-    r->dev = device_choose(r->s.device, why_cpu);
-    if (*why_cpu) printf("training on the CPU: %s\n", why_cpu);
+    r->share = (DeviceShare){ .local = r->launch.local, .locals = r->launch.locals, .count = r->s.ranks };
+    r->dev = device_choose(r->s.device, &r->share, why_cpu);
+    if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
 }
 
 /* What suits the machine and the data, where the user said nothing; the table's own defaults are for text on a CPU. */
@@ -308,28 +353,45 @@ static void choose_model(Run *r) {
 
 /* ---- the plan ------------------------------------------------------------------------------------------ */
 
-static int64_t tokens_per_step(const Run *r) { return (int64_t)r->s.batch * r->s.seq * r->micro_batches; }
+static int64_t samples_per_step(const Run *r) { return (int64_t)r->s.batch * r->parallel.ranks * r->micro_batches; }
+static int64_t tokens_per_step(const Run *r) { return samples_per_step(r) * r->s.seq; }
+
+/* Steps stay as large as they were when a run goes on with another number of ranks. */
+static void fit_batch(Run *r) {
+    Settings *s = &r->s;
+    const int was = s->batch;
+    const int64_t of_one = (int64_t)s->seq * r->parallel.ranks;
+    if (!r->restored || option_given(options, OPTIONS, r->given, "b") || s->total % of_one) return;
+    while (s->total / of_one % s->batch) s->batch--;
+    if (s->batch < was && r->leads)
+        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, was, (long long)s->total,
+               r->parallel.ranks);
+}
 
 static Moments moments(const Settings *s) { return strcmp(s->moments, "bf16") ? REAL_MOMENTS : FLOATX_MOMENTS; }
 
 static void plan(Run *r) {
     Settings *s = &r->s;
-    const int64_t micro = (int64_t)s->batch * s->seq;
-    if (micro > 1 << 28)
+    const int ranks = r->parallel.ranks;
+    if (s->total) fit_batch(r);
+    const int64_t micro = (int64_t)s->batch * s->seq * ranks;
+    if (micro / ranks > 1 << 28)
         fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
     if (s->total == 0) s->total = micro;
-    if (!option_given(options, OPTIONS, r->given, "d")) s->total = s->total < micro ? micro : s->total / micro * micro;
+    if (!r->restored && !option_given(options, OPTIONS, r->given, "d"))
+        s->total = s->total < micro ? micro : s->total / micro * micro;
     if (s->total % micro)
-        fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d = %lld",
-             (long long)s->total, s->batch, s->seq, (long long)micro);
+        fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
+             ranks > 1 ? ", times the ranks," : "", (long long)micro);
     if (s->total / micro > 1 << 20)
         fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
-    if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / ((int64_t)s->batch * r->micro_batches)))
+    if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
         fail(EXIT_INPUT, "%s: an epoch is %lld sequences, less than the %lld of one step. "
              "Smaller steps (-b, -t, -d), or a number of them (-x)",
-             s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)s->batch * r->micro_batches);
-    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches);
+             s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
+    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
+                        ranks > 1 ? &r->parallel : NULL);
     if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, moments(s));
@@ -342,7 +404,7 @@ static void plan(Run *r) {
 static size_t memory_with(const Run *r, int batch, int recompute, int master, Moments kind) {
     Model m;
     Optimizer o;
-    model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches);
+    model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches, r->model.parallel);
     optimizer_plan(&o, &m, master, kind);
     const size_t total = m.arena.total;
     model_free(&m);
@@ -353,6 +415,7 @@ static void print_plan(const Run *r) {
     const Config *c = &r->config;
     const Arena *a = &r->model.arena;
     const size_t total = r->model.manifest.learnable, active = config_active(c, total);
+    const int ranks = r->parallel.ranks;
     char descriptor[128];
     config_descriptor(c, descriptor);
     puts("+--------------------------------------------------------------------");
@@ -367,12 +430,19 @@ static void print_plan(const Run *r) {
            c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
     printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
-    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches; %.2f Mflop a token\n",
-           (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, config_flops(c, r->s.seq) / 1e6);
-    printf("| memory on %s\n", r->dev->name);
+    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop a token\n",
+           (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
+           config_flops(c, r->s.seq) / 1e6);
+    if (ranks > 1)
+        printf("| ranks: %d in %d process%s (launcher: %s)\n", ranks, r->launch.processes,
+               r->launch.processes > 1 ? "es" : "", r->launch.launcher);
+    printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", of each rank" : "");
     for (int i = 0; i < MEM_CATEGORIES; i++)
         if (a->category[i])
             printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
+    if (r->parallel.sharded)
+        printf("|   (optimizer state shared by %d ranks: %.2f MB less on each)\n", ranks,
+               (double)a->category[MEM_OPTIMIZER] * (ranks - 1) / 1e6);
     printf("|   %-27s | %10.2f MB", "total", (double)a->total / 1e6);
     const size_t free_memory = r->dev->memory();
     if (free_memory) printf(" of %.0f MB free", (double)free_memory / 1e6);
@@ -397,10 +467,12 @@ static void out_of_memory(const Run *r) {
 
 static void allocate(Run *r) {
     const Settings *s = &r->s;
-    const size_t N = (size_t)tokens_per_step(r), room = r->dev->memory();
-    if ((room && r->model.arena.total > room) || !model_allocate(&r->model)) out_of_memory(r);
+    const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks), room = r->dev->memory();
+    const size_t sharing = r->dev->is_gpu ? 1 : (size_t)r->share.count;
+    if ((room && r->model.arena.total > room / sharing) || !model_allocate(&r->model)) out_of_memory(r);
     r->samples_wanted = s->sample_every > 0;
-    if (r->samples_wanted && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
+    if (r->samples_wanted && r->leads
+        && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
         out_of_memory(r);
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
@@ -408,8 +480,11 @@ static void allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
-    r->replay_micro[0].off = r->replay_micro[1].off = r->replay_update.off = !s->record;
-    if (s->forced) warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
+    const int records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
+    for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !records;
+    r->replay_update.off = !records;
+    if (s->forced && r->leads)
+        warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
 
 static void start_or_resume(Run *r) {
@@ -422,17 +497,16 @@ static void start_or_resume(Run *r) {
         if (p->data != data_fingerprint(r->data) && !s->allow_data)
             fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). "
                  "To go on all the same: --allow-data-change 1", checkpoint_path(r->from), s->train);
-        if (p->seed != (uint64_t)s->seed)
+        if (p->seed != (uint64_t)s->seed && r->leads)
             warn("seed %lld, but the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
-        printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
-        checkpoint_close(r->from);
-        r->from = NULL;
+        if (r->leads) printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);
-        claim_folder(r);
+        world_barrier(r->parallel.peers);                    /* no rank has anything to complain of */
+        if (r->leads) claim_folder(r);
     }
     p->data = data_fingerprint(r->data);
     r->first_step = p->step;
@@ -454,11 +528,13 @@ static void send_step(Run *r) {
     const int64_t step = r->progress.step, first = s->overfit ? 0 : r->progress.samples;
     const size_t N = (size_t)s->batch * (size_t)s->seq;
     for (int micro = 0; micro < r->micro_batches; micro++) {
+        const int64_t turn = (int64_t)micro * r->parallel.ranks + r->parallel.rank;      /* ranks deal them out */
         const size_t at = (size_t)micro * N;
-        if (!data_batch(r->data, first + (int64_t)micro * s->batch, s->batch, s->seq, (uint64_t)s->seed,
+        if (!data_batch(r->data, first + turn * s->batch, s->batch, s->seq, (uint64_t)s->seed,
                         r->inputs + at, r->targets + at, &e))
             fail(EXIT_DISK, "%s", e.text);
-        r->keys[micro] = random_key((uint64_t)s->seed, (uint64_t)(step * r->micro_batches + micro));
+        r->keys[micro] = random_key((uint64_t)s->seed,
+                                    (uint64_t)(step * r->micro_batches * r->parallel.ranks + turn));
     }
     model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
@@ -468,8 +544,11 @@ static void micro_batch(void *run) {
     Model *m = &r->model;
     if (m->fresh) model_start_step(m);
     model_forward(m);
+    parallel_sum_loads(m);
     model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
-    model_backward(m, 1.0f / (float)r->micro_batches);
+    parallel_await_loads(m);
+    model_router_losses(m);
+    model_backward(m, 1.0f / (float)(r->micro_batches * r->parallel.ranks));
 }
 static void update(void *run) {
     Run *r = run;
@@ -488,7 +567,7 @@ static void train_step(Run *r) {
     for (int micro = 0; micro < r->micro_batches; micro++) {
         m->fresh = micro == 0;                              /* two kinds of work: the first sets gradients, the others add */
         model_begin_micro(m, micro);
-        replay_run(&r->replay_micro[m->fresh], m->dev, model_state(m), micro_batch, r);
+        replay_run(&r->replay_micro[!m->fresh][m->parallel && m->last_micro], m->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
     replay_run(&r->replay_update, m->dev, 0, update, r);
@@ -501,6 +580,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Found f = model_found(m);
     for (int i = 0; i < r->micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
     t.norm = optimizer_norm(&r->optimizer, f.squares, bad_tensor);
+    for (int i = 0; i < 2 * m->routers; i++) f.losses[i] /= r->parallel.ranks;
     if (m->routers) router_stats(&t, m, f.load, f.losses);
     found_free(&f);
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
@@ -519,29 +599,34 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
     Model *m = &r->model;
     Progress *p = &r->progress;
     Error e;
-    double total = 0, sum;
-    int64_t counted = 0, batches = data_validation_batches(r->data, s->batch, s->seq);
+    double total = 0, count = 0, sum;
+    int64_t batches = data_validation_batches(r->data, s->batch, s->seq);
     if (s->val_batches >= 0 && s->val_batches < batches) batches = s->val_batches;
     const int N = s->batch * s->seq;
     m->dropout = 0;
-    for (int64_t i = 0; i < batches; i++) {
+    if (m->routers) m->dev->zero(m->own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
+    for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {       /* ranks deal the batches out */
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
             fail(EXIT_DISK, "%s", e.text);
-        for (int n = 0; n < N; n++) counted += r->targets[n] >= 0;
+        for (int n = 0; n < N; n++) count += r->targets[n] >= 0;
         model_batch(m, r->inputs, r->targets, s->batch, s->seq);
         model_forward(m);
         model_loss(m, 1, 0);
         m->dev->reals_to_double(&sum, m->loss_sum, 1);
         total += sum;
     }
-    if (!counted) return 0;
-    const double loss = total / (double)counted;
+    parallel_sum_loads(m);
+    parallel_await_loads(m);
+    total = parallel_sum(&r->parallel, total);
+    count = parallel_sum(&r->parallel, count);
+    if (count <= 0) return 0;
+    const double loss = total / count;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
     const int best = loss < p->best_loss || p->best_step < 0;
     if (best && isfinite(loss)) { p->best_loss = loss; p->best_step = p->step; }
     log_validation(&r->log, p->step, loss, bytes > 0 ? loss * tokens / bytes / log(2) : 0, p->best_loss, p->best_step);
-    if (m->routers) {
+    if (m->routers && r->leads) {
         int experts, loads = router_width(m, m->routers, &experts), *load = mem_alloc((size_t)loads * sizeof *load);
         m->dev->download(load, m->load, (size_t)loads * sizeof *load);
         log_loads(&r->log, p->step, m, load, show_loads);
@@ -581,10 +666,11 @@ static void show_sample(Run *r) {
     free(tokens);
 }
 
-static int save(Run *r) {
+static int save_here(Run *r) {
     Error e;
     const Settings *s = &r->s;
     r->progress.updates = r->optimizer.updates;
+    if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return 1; }
     if (checkpoint_save(s->out, &r->model, &r->optimizer, &r->progress, r->tokenizer, r->options_json,
                         s->keep, s->major, &e)) {
         r->failed_saves = 0;
@@ -596,6 +682,7 @@ static int save(Run *r) {
     if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
     return 0;
 }
+static int save(Run *r) { return world_min(r->parallel.peers, save_here(r)); }
 
 /* ---- requests from outside: stop after this step, or save and go on ------------------------------------ */
 
@@ -626,6 +713,18 @@ static int stop_file(const Run *r) {                         /* a request is goo
     return there;
 }
 
+/* What any process was asked for. All ranks come to the same answer, here, after the same step; what comes in later
+ * counts for the next. */
+enum { STOP = 1, SAVE = 2 };
+static int requests(const Run *r) {
+    const int saves = r->speaks_for && save_request;
+    int asked = (stop_request || (r->leads && stop_file(r)) ? STOP : 0) | (saves ? SAVE : 0);
+    if (saves) save_request = 0;
+    if (!world_max(r->parallel.peers, asked)) return 0;
+    asked = world_max(r->parallel.peers, asked & STOP) | world_max(r->parallel.peers, asked & SAVE);
+    return asked;
+}
+
 /* ---- the loop ------------------------------------------------------------------------------------------ */
 
 static void log_start(Run *r) {
@@ -640,23 +739,30 @@ static void log_start(Run *r) {
              when, MOE_VERSION, r->dev->name, descriptor, family_name(config_family(&r->config)), total,
              config_active(&r->config, total));
     text_add_json(&line, data_description(r->data), strlen(data_description(r->data)));
-    text_add(&line, ", \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}",
-             data_is_fallback(r->data) ? "true" : "false", (long long)data_tokens(r->data, DATA_TRAIN),
+    text_add(&line, ", \"ranks\": %d, \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}",
+             r->parallel.ranks, data_is_fallback(r->data) ? "true" : "false",
+             (long long)data_tokens(r->data, DATA_TRAIN),
              (long long)data_tokens(r->data, DATA_VALIDATION), r->options_json);
     if (r->first_step == 0) log_event(&r->log, line.at);
     else {
-        char *resume = text_format("{\"event\": \"resume\", \"step\": %lld}", (long long)r->first_step);
+        char *resume = text_format("{\"event\": \"resume\", \"step\": %lld, \"ranks\": %d}", (long long)r->first_step,
+                                   r->parallel.ranks);
         log_event(&r->log, resume);
         free(resume);
     }
     free(line.at);
 }
 
+/* Of all tensors, without the padding between them, which depends on the number of ranks. */
 static uint64_t fingerprint(const Model *m) {
-    const size_t bytes = m->manifest.total * m->dev->floatX_size;
-    void *weights = mem_alloc(bytes);
-    m->dev->download(weights, m->params, bytes);
-    const uint64_t h = hash_bytes(0, weights, bytes);
+    const size_t size = m->dev->floatX_size;
+    char *weights = mem_alloc(m->manifest.total * size);
+    uint64_t h = 0;
+    m->dev->download(weights, m->params, m->manifest.total * size);
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        h = hash_bytes(h, weights + t->offset * size, t->count * size);
+    }
     free(weights);
     return h;
 }
@@ -665,16 +771,25 @@ static uint64_t fingerprint(const Model *m) {
 static void bad_step(Run *r, const StepStats *t, int tensor) {
     const char *name = r->model.manifest.at[tensor].name;
     Progress *p = &r->progress;
+    p->bad_steps++;
     char *event = text_format("{\"event\": \"skip\", \"step\": %lld, \"tensor\": \"%s\"}", (long long)t->step, name);
     log_event(&r->log, event);
     free(event);
-    warn("step %lld: the gradient of %s is not finite (loss %g): no update; %d in a row",
-         (long long)t->step, name, t->loss, ++p->bad_steps);
+    if (r->leads)
+        warn("step %lld: the gradient of %s is not finite (loss %g): no update; %d in a row",
+             (long long)t->step, name, t->loss, p->bad_steps);
     if (p->bad_steps >= r->s.max_bad)
         fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. "
              "The last good checkpoint in %s is untouched. "
              "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
-             (long long)(p->samples + (int64_t)r->s.batch * r->micro_batches - 1), r->s.out);
+             (long long)(p->samples + samples_per_step(r) - 1), r->s.out);
+}
+
+/* How long a step may take before a rank is taken for lost: what is begun for the first time takes its time. */
+static double step_limit(const Run *r) {
+    const int64_t done = r->progress.step - r->first_step;
+    const double limit = done ? 10 * r->session / (double)done : 0;
+    return done < 3 ? 0 : limit > 60 ? limit : 60;
 }
 
 static int train(Run *r) {                                           /* 1: ran to the end; 0: stopped on request */
@@ -682,10 +797,11 @@ static int train(Run *r) {                                           /* 1: ran t
     Progress *p = &r->progress;
     Error e;
     int64_t saved = -1;
-    listen_to_signals();
+    if (r->speaks_for) listen_to_signals();
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
+        world_phase(r->parallel.peers, "a training step", step_limit(r));
         const Waits before = r->dev->waits();
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
@@ -697,19 +813,18 @@ static int train(Run *r) {                                           /* 1: ran t
         log_step(&r->log, &t, s->steps, loss_z, norm_z, validates || samples || t.step == r->first_step + 1);
         if (bad_tensor >= 0) bad_step(r, &t, bad_tensor); else p->bad_steps = 0;
         p->step = t.step;
-        p->samples += (int64_t)s->batch * r->micro_batches;
+        p->samples += samples_per_step(r);
         p->tokens += tokens_per_step(r);
         p->seconds += now() - start;
 
-        if (validates && validate(r, s->show_loads) && s->keep_best
+        world_phase(r->parallel.peers, "what comes between steps", 0);
+        if (validates && validate(r, s->show_loads) && s->keep_best && r->leads
             && !checkpoint_save_best(s->out, &r->model, p->step, r->tokenizer, &e))
             warn("the best weights were not saved: %s", e.text);
-        if (samples) show_sample(r);
-        const int stop = stop_request || stop_file(r);
-        if (last || stop || save_request || (s->save_every && t.step % s->save_every == 0)) {
-            save_request = 0;
+        if (samples && r->leads) show_sample(r);
+        const int asked = requests(r), stop = asked & STOP;
+        if (last || asked || (s->save_every && t.step % s->save_every == 0))
             if (save(r)) saved = p->step;
-        }
         if (stop && !last) {
             if (saved != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
             return 0;
@@ -765,44 +880,97 @@ static int gradient_check(const Run *r) {
     return bad ? EXIT_NUMERICS : EXIT_DONE;
 }
 
-int main(int argc, char **argv) {
-    static Run run;
-    Run *r = &run;
+/* ---- the ranks ------------------------------------------------------------------------------------------ */
+
+/* Meets the other processes and makes sure that all are about to do the same. Without training, nobody is needed. */
+static void join_ranks(Run *r) {
+    const Settings *s = &r->s;
+    Text settings = { 0 };
     Error e;
+    options_json(options, kept_options(), s, &settings);
+    settings.length--;                                      /* the closing brace */
+    text_add(&settings, ", \"device of the ranks\": \"%s\", \"fingerprint of the data\": \"%016llx\", "
+             "\"resumed from\": ", r->dev->name, (unsigned long long)data_fingerprint(r->data));
+    const char *from = r->from ? checkpoint_path(r->from) : "";
+    text_add_json(&settings, from, strlen(from));
+    text_add(&settings, "}");
+    const WorldOptions o = { .launch = r->launch, .ranks = r->share.count, .version = MOE_VERSION,
+                             .settings = settings.at, .join_seconds = s->join_seconds,
+                             .silence_seconds = s->silence_seconds };
+    r->parallel.ranks = r->share.count * r->launch.processes;
+    if (!s->check && s->steps != 0) {
+        if (!(r->world = world_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
+        r->parallel.ranks = world_size(r->world);
+    }
+    r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
+    free(settings.at);
+}
+
+static void begin_log(Run *r) {
+    Error e;
+    Text json = { 0 };
+    options_json(options, kept_options(), &r->s, &json);
+    r->options_json = json.at;
+    if (!r->leads) { log_silence(&r->log); return; }
+    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
+    log_start(r);
+    if (r->progress.step >= r->s.steps)
+        log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
+}
+static void end_log(Run *r) {
+    Error e;
+    if (!r->leads) return;
+    summary(r);
+    if (!report_write(r->s.out, &e)) warn("%s", e.text);
+    const int best = r->s.keep_best && r->progress.best_step >= 0;
+    if (r->finished)
+        log_line(&r->log, "\nread what it learned:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
+                 r->s.out, best ? "/best" : "");
+    else
+        log_line(&r->log, "\nstopped on request; to go on:  ./train_moe -o %s -y 1", r->s.out);
+    log_close(&r->log);
+}
+
+/* All that one rank does, in a thread of its own; `all` holds a copy of the Run for each that this process drives. */
+static void run_rank(void *all, int local) {
+    Run *r = (Run *)all + local;
+    parallel_connect(&r->parallel, r->dev, r->share.first + local, r->world, local);
+    r->leads = r->parallel.rank == 0;
+    r->speaks_for = local == 0;
+    plan(r);
+    allocate(r);
+    start_or_resume(r);
+    begin_log(r);
+    r->finished = train(r);
+    end_log(r);
+    parallel_disconnect(&r->parallel);
+}
+
+int main(int argc, char **argv) {
+    static Run run, *ranks;
+    Run *r = &run;
     threads_settle(argv);
     r->started = now();
     signal(SIGPIPE, SIG_IGN);                               /* `| head` must not end a run, */
     signal(SIGXFSZ, SIG_IGN);                               /* nor a limit on file sizes: that is a full disk */
     open_standard_files();
     options_parse(options, OPTIONS, &r->s, r->given, argc, argv, usage, NULL, 0);
+    find_launch(r);
     open_folder(r);
     choose_device(r);
     open_data(r);
     choose_model(r);
+    join_ranks(r);
     plan(r);
-    print_plan(r);
+    if (r->leads) print_plan(r);
     if (r->s.check) return gradient_check(r);
     if (r->s.steps == 0) return EXIT_DONE;
 
-    allocate(r);
-    start_or_resume(r);
-    Text json = { 0 };
-    options_json(options, OPTIONS, &r->s, &json);
-    r->options_json = json.at;
-    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
-    log_start(r);
-    if (r->progress.step >= r->s.steps)
-        log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
-
-    const int finished = train(r);
-    summary(r);
-    if (!report_write(r->s.out, &e)) warn("%s", e.text);
-    const int best = r->s.keep_best && r->progress.best_step >= 0;
-    if (finished)
-        log_line(&r->log, "\nread what it learned:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
-                 r->s.out, best ? "/best" : "");
-    else
-        log_line(&r->log, "\nstopped on request; to go on:  ./train_moe -o %s -y 1", r->s.out);
-    log_close(&r->log);
-    return finished ? EXIT_DONE : EXIT_STOPPED;
+    model_free(&r->model);                                  /* every rank makes its own */
+    ranks = mem_alloc((size_t)r->share.count * sizeof *ranks);
+    for (int i = 0; i < r->share.count; i++) ranks[i] = *r;
+    parallel_run(r->share.count, run_rank, ranks);
+    checkpoint_close(r->from);
+    world_leave(r->world);
+    return ranks[0].finished ? EXIT_DONE : EXIT_STOPPED;
 }

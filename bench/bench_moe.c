@@ -13,6 +13,7 @@
  * A time is the median over at least 7 batches of calls, after calls that are not counted; (fastest - slowest). Batches
  * of copies and dense products are timed in between, by turns, for clocks and neighbours change. */
 #include "layers.h"
+#include "ranks.h"
 #include "../tests/cases.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -266,7 +267,7 @@ static const char *const usage =
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
     "                         e512k10 (default for GPUs); layers: whole layers of published sizes; steps: whole\n"
-    "                         training steps\n"
+    "                         training steps; ranks: what several GPUs do together\n"
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
@@ -297,12 +298,17 @@ int main(int argc, char **argv) {
         else b.filter = argv[i];
 
     const int layers = size && !strcmp(size, "layers"), steps = size && !strcmp(size, "steps");
-    int known = !size || layers || steps;
+    const int ranks = size && !strcmp(size, "ranks");
+    int known = !size || layers || steps || ranks;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
     if (!b.dev) fail(EXIT_USAGE, "device %s: this build has none of that name", device);
-    if (b.dev->open()) fail(EXIT_USAGE, "device %s: %s", device, b.dev->open());
+    if (ranks) {                                            /* their threads open the devices */
+        bench_ranks(b.dev, b.seconds);
+        return EXIT_DONE;
+    }
+    if (b.dev->open(0)) fail(EXIT_USAGE, "device %s: %s", device, b.dev->open(0));
 
     if (!b.list) {
         print_machine();

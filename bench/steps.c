@@ -20,6 +20,7 @@ static void forward_backward(void *bench) {
     model_start_step(m);
     model_forward(m);
     model_loss(m, 1.0f / (float)m->N, 1);
+    model_router_losses(m);
     model_backward(m, 1);
 }
 static void update(void *bench) {
@@ -67,7 +68,7 @@ void bench_steps(const Device *dev) {
         Bench b = { .batch = { .off = !record }, .update = { .off = !record }, .tokens = mem_alloc((size_t)(N + 1) * sizeof(int)) };
         double ms[STEPS];
         for (int n = 0; n <= N; n++) b.tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c.vocab);
-        model_plan_training(&b.m, dev, &c, B, T, 0, 1);
+        model_plan_training(&b.m, dev, &c, B, T, 0, 1, NULL);
         optimizer_plan(&b.o, &b.m, 1, REAL_MOMENTS);
         if (!model_allocate(&b.m)) printf("does not fit into this device's memory\n");
         else {

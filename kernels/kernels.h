@@ -74,8 +74,13 @@ typedef enum {
 
 typedef enum { SET, ADD } Write;        /* overwrite or accumulate, where a caller needs both */
 
-/* A learnable tensor as the optimizer sees it: a range of the flat parameter arena. */
-typedef struct { size_t offset, count; float decay; } Segment;      /* elements; decay 0 or 1 */
+/* A learnable tensor, or a rank's share of one, as the optimizer sees it: a range of the flat parameter arena. */
+typedef struct {
+    size_t offset, count;               /* elements; of weight and gradient */
+    float  decay;                       /* 0 or 1 */
+    size_t shift;                       /* master, m and v begin at offset - shift: of ranks that share the optimizer's
+                                         * state each keeps its own parts only, one after the other */
+} Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
     float clip;                         /* largest global gradient norm; 0: no clipping */
@@ -87,6 +92,9 @@ typedef enum { REAL_MOMENTS, FLOATX_MOMENTS } Moments;      /* what m and v are 
 typedef struct Recording Recording;     /* work that can be replayed; the device's own */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
 
+typedef struct Comm Comm;               /* one rank among several, and */
+typedef struct Peers Peers;             /* how their hosts reach each other: kernels/comm.h */
+
 typedef struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
@@ -94,7 +102,9 @@ typedef struct Device {
     int    is_gpu;
 
     /* ---- memory: pointers are the device's; host pointers are called host ------------------------------------- */
-    const char *(*open)(void);                                     /* NULL if usable here, else why not */
+    /* For the calling thread: everything else it calls works on the which-th of them. NULL if usable, else why not. */
+    const char *(*open)(int which);
+    int   (*count)(void);                                          /* GPUs here; a CPU is one, which threads may share */
     void *(*alloc)(size_t bytes);                                  /* zeroed; NULL when there is not enough */
     void  (*release)(void *p);
     size_t (*memory)(void);                                        /* bytes that alloc could give now; 0: unknown */
@@ -120,6 +130,9 @@ typedef struct Device {
     Recording  *(*record_end)(const char **why);                   /* NULL, and why, if something could not be recorded */
     void (*replay)(const Recording *r);
     void (*record_free)(Recording *r);
+    /* ---- ranks: a Comm with all other ranks, which call this too, each in its own thread after open. NULL and why
+     * if that cannot be. */
+    Comm *(*connect)(Peers *peers, char why[256]);
 
     /* ---- embedding: out[n] = weight[token[n]].   out (N,C)  weight (V,C)  token (N) in [0,V) -------------------
      * error: forward exact; backward N*eps */
@@ -262,7 +275,7 @@ typedef struct Device {
      * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
      * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
      * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
-     * master (total) real copy of the weights, or NULL: then the weights themselves are updated; m, v (total).
+     * master: real copy of the weights, or NULL: then the weights themselves are updated.
      * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two neighbours, with
      * the probabilities that make the exact value the expected one, because most updates of them are smaller than half
      * a unit and would be lost. (m moves by tenths of itself: to nearest.) Element i uses 32 bits of

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,15 +22,19 @@ int error_set(Error *e, const char *format, ...) {
     return 0;
 }
 
+/* Several ranks may fail at once: the first speaks. The others' threads may be anywhere, so nothing is torn down. */
 _Noreturn void fail(int code, const char *format, ...) {
+    static atomic_flag ending = ATOMIC_FLAG_INIT;
     va_list args;
+    while (atomic_flag_test_and_set(&ending)) pause();
     fflush(stdout);
     fputs("error: ", stderr);
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
-    exit(code);
+    fflush(stderr);
+    _exit(code);
 }
 
 void warn_hook(void (*also)(const char *text)) { hook = also; }

@@ -25,7 +25,7 @@ static void random_weights(const Manifest *m, uint64_t seed, double *w) {
 static int probe_open(Probe *b, const Check *c, const Device *dev) {
     const size_t N = (size_t)c->B * (size_t)c->T;
     *b = (Probe){ .c = c };
-    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1);
+    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
     b->m.balance_coef = c->balance;
     b->m.z_coef = c->z;
@@ -60,6 +60,7 @@ static double loss(Probe *b, int gradient) {
     model_batch(m, b->tokens, b->targets, b->c->B, b->c->T);
     model_forward(m);
     model_loss(m, scale, gradient);
+    model_router_losses(m);
     m->dev->reals_to_double(&sum, m->loss_sum, 1);
     m->dev->reals_to_double(routers, m->losses, (size_t)(2 * m->routers));
     total = sum * (double)scale;

@@ -3,6 +3,7 @@
 #define _DEFAULT_SOURCE
 #include "checkpoint.h"
 #include "hf.h"
+#include "parallel.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -133,35 +134,26 @@ int checkpoint_clear(const char *folder, Error *e) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-typedef struct { const char *suffix; char *at; Moments type; } Moment;
-static int moments(const Optimizer *o, Moment list[3]) {
-    int n = 0;
-    list[n++] = (Moment){ ".m", o->m, o->moments };
-    list[n++] = (Moment){ ".v", o->v, o->moments };
-    if (o->master) list[n++] = (Moment){ ".master", (char *)o->master, REAL_MOMENTS };
-    return n;
-}
-static size_t size_of(const Device *dev, Moments type) { return type == REAL_MOMENTS ? dev->real_size : dev->floatX_size; }
+static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
 static const char *dtype_of(const Device *dev, Moments type) {
     return type == FLOATX_MOMENTS ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
 
-/* m, v and the master copy of every tensor, under its name, and the routers' selection bias. */
+/* m of every tensor, under its name, then v and the master copies, and the routers' selection bias. */
 static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
                           uint32_t *crc) {
     const char *real_dtype = dtype_of(m->dev, REAL_MOMENTS);
-    Moment list[3];
-    const int kinds = moments(o, list), count = m->manifest.count * kinds;
+    const int tensors_of_kind = m->manifest.count, count = tensors_of_kind * state_kinds(o);
     const int extra = m->routers > 0;
     const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)router_experts(&m->config);
     FileTensor *tensors = mem_alloc((size_t)(count + 1) * sizeof *tensors);
     char (*names)[TENSOR_NAME + 16] = mem_alloc((size_t)(count + 1) * sizeof *names);
     uint64_t *shapes = mem_alloc((size_t)(count + 1) * sizeof *shapes);
     for (int i = 0; i < count; i++) {
-        const Tensor *t = &m->manifest.at[i / kinds];
-        snprintf(names[i], sizeof names[i], "%s%s", t->name, list[i % kinds].suffix);
+        const Tensor *t = &m->manifest.at[i % tensors_of_kind];
+        snprintf(names[i], sizeof names[i], "%s%s", t->name, state_suffix[i / tensors_of_kind]);
         shapes[i] = t->count;
-        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype_of(m->dev, list[i % kinds].type), .rank = 1,
+        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype_of(m->dev, optimizer_type(o, i / tensors_of_kind)), .rank = 1,
                                    .shape = &shapes[i] };
     }
     shapes[count] = bias_shape;
@@ -169,14 +161,16 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
     void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * m->dev->real_size);
     SafetensorsWriter *w = safetensors_create(path, tensors, (size_t)(count + extra), NULL, 0, e);
     int ok = w != NULL;
+    const char *state = NULL;
     for (int i = 0; i < count && ok; i++) {
-        const Tensor *t = &m->manifest.at[i / kinds];
-        const Moment *k = &list[i % kinds];
-        const size_t size = size_of(m->dev, k->type);
+        const Tensor *t = &m->manifest.at[i % tensors_of_kind];
+        const int kind = i / tensors_of_kind;
+        const size_t size = optimizer_element(o, m, kind);
+        if (i % tensors_of_kind == 0) state = optimizer_whole(o, m, kind);
         for (size_t from = 0; from < t->count && ok; from += BUFFER) {
             const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-            m->dev->download(buffer, k->at + (t->offset + from) * size, n * size);
-            if (first_not_finite(dtype_of(m->dev, k->type), buffer, n) < n)
+            m->dev->download(buffer, state + (t->offset + from) * size, n * size);
+            if (first_not_finite(dtype_of(m->dev, optimizer_type(o, kind)), buffer, n) < n)
                 ok = error_set(e, "optimizer state of %s is not finite: not saved", t->name);
             ok = ok && safetensors_append(w, buffer, n * size, e);
         }
@@ -260,9 +254,8 @@ static int room_for(const char *folder, double need, Error *e) {
 
 int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
                     const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e) {
-    Moment list[3];
     size_t each = m->dev->floatX_size;                       /* bytes a parameter */
-    for (int i = moments(o, list); i-- > 0; ) each += size_of(m->dev, list[i].type);
+    for (int kind = 0; kind < state_kinds(o); kind++) each += optimizer_element(o, m, kind);
     const double need = (double)m->manifest.learnable * (double)each;
     char *state = text_format("%s/state", folder), *final = step_path(folder, p->step);
     char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)p->step);
@@ -278,6 +271,7 @@ int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, cons
           && hf_save_weights(m, model, p->step, e, &bytes[0], &crc[0])
           && save_optimizer(optimizer, m, o, e, &bytes[1], &crc[1])
           && save_run(run, m, p, options, bytes, crc, e);
+    optimizer_whole(o, m, STATE_END);                        /* the other ranks may go on */
     if (ok) {
         folder_sync(temporary);
         if (is_folder(final)) remove_folder(final);          /* the same step again, after a resume */
@@ -399,31 +393,34 @@ int checkpoint_config(const Checkpoint *c, Config *config, Error *e) {
 static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
     Safetensors *s = safetensors_open(path, e);
     double *buffer = mem_alloc(BUFFER * sizeof *buffer);
-    Moment list[3];
-    const int kinds = moments(o, list);
+    const int tensors = m->manifest.count, count = tensors * state_kinds(o);
     const char *stored = NULL;                               /* another type than ours, if so */
     int ok = s != NULL, no_master = 0;
-    for (int i = 0; ok && i < m->manifest.count * kinds; i++) {
-        const Tensor *t = &m->manifest.at[i / kinds];
-        const Moment *k = &list[i % kinds];
-        const size_t size = size_of(m->dev, k->type);
+    for (int i = 0; ok && i < count; i++) {
+        const Tensor *t = &m->manifest.at[i % tensors];
+        const Segment own = manifest_segment(&m->manifest, i % tensors, o->shards, o->shard);
+        const int kind = i / tensors;
+        const Moments type = optimizer_type(o, kind);
+        const size_t size = optimizer_element(o, m, kind);
+        char *state = (char *)optimizer_part(o, kind) + (own.offset - own.shift) * size;
         char name[TENSOR_NAME + 16];
-        snprintf(name, sizeof name, "%s%s", t->name, k->suffix);
+        snprintf(name, sizeof name, "%s%s", t->name, state_suffix[kind]);
         const FileTensor *f = safetensors_find(s, name);
-        if (!f && !strcmp(k->suffix, ".master")) { no_master = 1; continue; }
+        if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
         if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);
-        for (size_t from = 0; ok && from < t->count; from += BUFFER) {
-            const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-            ok = safetensors_read_double(s, f, from, buffer, n, e);
-            void *to = k->at + (t->offset + from) * size;
-            if (ok && k->type == REAL_MOMENTS) m->dev->reals_from_double(to, buffer, n);
+        for (size_t from = 0; ok && from < own.count; from += BUFFER) {
+            const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
+            ok = safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e);
+            void *to = state + from * size;
+            if (ok && type == REAL_MOMENTS) m->dev->reals_from_double(to, buffer, n);
             else if (ok) m->dev->from_double(to, buffer, n);
         }
-        if (ok && strcmp(f->dtype, dtype_of(m->dev, k->type))) stored = f->dtype;
+        if (ok && strcmp(f->dtype, dtype_of(m->dev, type))) stored = f->dtype;
     }
-    if (ok && stored) warn("%s: the optimizer's state is in %s and was converted", path, stored);
-    if (ok && no_master) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
-    if (ok && !o->master) {
+    const int first = !m->parallel || m->parallel->rank == 0;       /* of several that read the same */
+    if (ok && stored && first) warn("%s: the optimizer's state is in %s and was converted", path, stored);
+    if (ok && no_master && first) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
+    if (ok && !o->master && first) {
         char name[TENSOR_NAME + 16];
         snprintf(name, sizeof name, "%s.master", m->manifest.at[0].name);
         if (safetensors_find(s, name)) warn("%s holds a master copy of the weights, which is dropped", path);

@@ -29,7 +29,8 @@ int  checkpoint_lock(const char *folder, Error *e);         /* makes the folder;
 typedef enum { HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
 Holding checkpoint_exists(const char *folder);     /* the best of: the log of a run, a model, states to resume from */
 
-/* keep: how many step folders stay (at least 1); major: those whose step it divides stay too (0: none).
+/* Called by rank 0. The other ranks call optimizer_lend meanwhile.
+ * keep: how many step folders stay (at least 1); major: those whose step it divides stay too (0: none).
  * options: JSON of the settings, kept for a later resume. */
 int  checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
                      const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e);

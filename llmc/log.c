@@ -20,6 +20,7 @@ static void write_line(Log *l, FILE **file, const char *text) {
                 strerror(errno));
 }
 void log_event(Log *l, const char *json_object) { write_line(l, &l->json, json_object); }
+void log_silence(Log *l) { *l = (Log){ .silent = 1 }; }
 
 static void on_warning(const char *text) {
     Text t = { 0 };
@@ -94,6 +95,7 @@ static void finish_line(Log *l) {
 }
 void log_line(Log *l, const char *format, ...) {
     va_list args;
+    if (l->silent) return;
     finish_line(l);
     va_start(args, format);
     vprintf(format, args);
@@ -110,6 +112,7 @@ static void score_text(char text[16], double z) {
 void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double norm_z, int keep_line) {
     char zl[16], zn[16], bal[64] = "", att[32] = "", line[400];
     const int eta = (int)(s->eta + 0.5);
+    if (l->silent) return;
     if (l->terminal) {
         if ((l->points & (l->points - 1)) == 0)
             l->curve = mem_grow(l->curve, (size_t)(l->points ? 4 * l->points : 4) * sizeof *l->curve);
@@ -155,6 +158,7 @@ void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double n
 
 void log_validation(Log *l, int64_t step, double loss, double bits_per_byte, double best, int64_t best_step) {
     char bits[48] = "", line[128];
+    if (l->silent) return;
     if (bits_per_byte > 0) snprintf(bits, sizeof bits, " | %.4f bits/byte", bits_per_byte);
     log_line(l, "val loss %.6f%s | best %.6f @ %lld", loss, bits, best, (long long)best_step);
     snprintf(line, sizeof line, "s:%lld tel:%.6f", (long long)step, loss);

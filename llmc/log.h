@@ -16,6 +16,7 @@ typedef struct {                        /* one optimizer step */
 typedef struct {
     FILE *main, *json;                  /* NULL: that file could not be written any more */
     char *folder;
+    int   silent;                       /* of a rank that leaves the talking to rank 0 */
     int   terminal;                     /* stdout is one: the line of the current step is refreshed in place */
     int   open_line;
     long  lost;                         /* lines that could not be written */
@@ -26,6 +27,7 @@ typedef struct {
 /* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: goes on after that step; lines of later steps, which a
  * resumed run takes again, are cut. */
 int  log_open(Log *l, const char *folder, int64_t resume_step, Error *e);
+void log_silence(Log *l);                                   /* instead: what is logged goes nowhere */
 void log_close(Log *l);
 void log_event(Log *l, const char *json_object);            /* a line of log.jsonl */
 

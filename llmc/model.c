@@ -1,5 +1,5 @@
 /* model.c: every tensor the model has, every buffer it needs, and the order in which it runs. */
-#include "model.h"
+#include "parallel.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,11 +60,13 @@ static void describe_model(Manifest *m, const Config *c) {
     const float std = (float)c->init_std;
     manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, NO_DECAY, 2,
                  (int[]){ V, C });
-    for (int l = 0; l < blocks; l++) describe_layer(m, c, l);
+    manifest_end_range(m);
+    for (int l = 0; l < blocks; l++) { describe_layer(m, c, l); manifest_end_range(m); }
     manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, NO_DECAY, 1, (int[]){ C });
     if (!c->tied)
         manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, DECAY, 2,
                      (int[]){ V, C });
+    manifest_end_range(m);
 }
 
 /* ---- activations, each once. -------------------------------------------------------------------------------
@@ -177,6 +179,7 @@ static void plan(Model *m, int micro_batches) {
     const int train = m->mode == MODEL_TRAIN;
     m->head_rows = head_chunk(m);
     m->used_vocab = c->vocab;
+    m->manifest.shards = m->ranks;
     describe_model(&m->manifest, c);
 
     Arena *a = &m->arena;
@@ -209,6 +212,7 @@ static void plan(Model *m, int micro_batches) {
               (size_t)(m->cache_room > m->T ? m->cache_room : m->T) * (size_t)c->head_size * Re);
     m->routers = c->layers * ((c->attention_experts > 1) + (c->experts > 1));
     if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, loads(m)*Re);
+    if (m->ranks > 1) arena_add(a, MEM_DATA, "own load", &m->own_load, loads(m)*I);
     arena_add(a, MEM_DATA, "found", &m->found, found_reals(m)*Re + loads(m)*I);
     if (m->cache_room) {
         m->cache = mem_alloc(L * sizeof *m->cache);
@@ -218,13 +222,15 @@ static void plan(Model *m, int micro_batches) {
         arena_add(a, MEM_DATA, "cache_row", &m->cache_row, N*I);
     }
 }
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute };
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+                         const Parallel *parallel) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute,
+                  .parallel = parallel, .ranks = parallel ? parallel->ranks : 1 };
     plan(m, micro_batches);
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
                           const Model *weights_of) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T,
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T, .ranks = 1,
                   .cache_room = room, .weights_of = weights_of };
     plan(m, 1);
 }
@@ -235,6 +241,7 @@ static void bind_route(Model *m, Route *r, int router, int E, int K) {
     r->plan.E = E;
     r->plan.K = K;
     r->load = m->load + at;
+    r->own_load = m->own_load + at;
     r->losses = real_at(m, m->losses, (size_t)router * 2);
     r->bias = real_at(m, m->bias, at);
 }
@@ -255,6 +262,7 @@ int model_allocate(Model *m) {
     m->losses = real_at(m, m->step_losses, (size_t)m->micro_batches);
     m->squares = real_at(m, m->losses, (size_t)(2 * m->routers));
     m->load = (int *)(m->found + found_reals(m) * dev->real_size);
+    if (m->ranks == 1) m->own_load = m->load;
     for (int l = 0, router = 0; l < c->layers; l++) {
         const int block = c->universal ? 0 : l;
         manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
@@ -321,6 +329,7 @@ void model_begin_micro(Model *m, int micro) {
     m->dev->copy(m->tokens, m->step_tokens + first, N * sizeof *m->tokens);
     m->dev->copy(m->targets, m->step_targets + first, N * sizeof *m->targets);
     m->dev->copy(m->key, m->step_keys + micro, sizeof *m->key);
+    m->last_micro = micro == m->micro_batches - 1;
 }
 void model_end_micro(Model *m, int micro) {
     m->dev->copy(real_at(m, m->step_losses, (size_t)micro), m->loss_sum, m->dev->real_size);
@@ -430,6 +439,15 @@ void model_start_step(Model *m) {
     m->fresh = 1;
 }
 
+void model_router_losses(Model *m) {
+    for (int l = 0; l < m->config.layers; l++) {
+        if (m->config.attention_experts > 1) route_losses(m, &m->acts[l].att);
+        if (m->config.experts > 1)           route_losses(m, &m->acts[l].mlp);
+    }
+}
+
+/* Where ranks share a step, the gradients of a range are on their way as soon as they are complete. The ranges: the
+ * embedding, one for each block, and the last for the final norm and the head. */
 void model_backward(Model *m, float scale) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
@@ -437,11 +455,14 @@ void model_backward(Model *m, float scale) {
     dev->zero(m->s.dresid, NC * dev->floatX_size);
     dev->rmsnorm_backward(m->s.dresid, m->g.final_norm, m->dfinal, m->acts[L-1].out, m->p.final_norm,
                           m->final_rstd, N, C);
+    parallel_gradients(m, m->manifest.range_count - 1);
     for (int l = L-1; l >= 0; l--) {
         m->write = m->fresh && (l == L-1 || !m->config.universal) ? SET : ADD;
         block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
+        if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
     }
     if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, m->key, 0, NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
+    parallel_gradients(m, 0);
     m->fresh = 0;
 }

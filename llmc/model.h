@@ -37,7 +37,7 @@ typedef struct {                        /* one router's work on one batch */
     real   *lse, *weight;               /* (N) (N,K) */
     int    *expert;                     /* (N,K) */
     Plan    plan;
-    int    *load;                       /* (E)  into Model.load */
+    int    *own_load, *load;            /* (E)  into Model.own_load, Model.load */
     real   *losses;                     /* (2)  balance and z, into Model.losses */
     real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias */
 } Route;
@@ -70,6 +70,7 @@ typedef struct {                      /* one layer at a time uses these */
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 
 typedef struct Model Model;
+typedef struct Parallel Parallel;      /* parallel.h */
 struct Model {
     const Device *dev;
     Config    config;
@@ -77,6 +78,8 @@ struct Model {
     int       B, T, N;                  /* this batch: sequences, tokens in each, B*T; at most what was planned for */
     int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
+    const Parallel *parallel;           /* the other ranks of this run; NULL: there are none */
+    int       ranks, last_micro;        /* how many in all; 1: after this micro-batch the step's gradients are complete */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
@@ -105,19 +108,21 @@ struct Model {
     real   *loss_sum;                   /* (1) of this micro-batch */
     int     micro_batches, routers;     /* routers: 2 a layer, or fewer; arrays over all of them: */
     real   *bias;                       /* (routers, E) */
+    int    *own_load;                   /* (routers, E) of this rank; the same memory as load when it is the only one */
 
     char   *found;                      /* what a step leaves for the host, in one piece of memory: */
     real   *step_losses;                /* (micro-batches) sums of loss */
     real   *losses;                     /* (routers, 2) */
     real   *squares;                    /* (tensors + 1) the optimizer's: squared norms of the gradients */
-    int    *load;                       /* (routers, E) slots per expert in the last micro-batch */
+    int    *load;                       /* (routers, E) slots per expert in the last micro-batch, of all ranks */
 
     floatX **cache;  int cache_room;  int *cache_row;   /* decoding: L caches (B, cache_room, 2,G,D); NULL when not */
 };
 
-/* Plans a model for batches of up to B x T tokens. Nothing is allocated, so the plan can be printed first: m->arena.
- * More buffers may be added to it before model_allocate. */
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches);
+/* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
+ * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. */
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+                         const Parallel *parallel);
 /* For generating, with a cache of `room` positions; weights_of: a model whose
  * weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
@@ -137,7 +142,10 @@ void model_forward(Model *m);                               /* up to m->final */
 /* The head and the cross entropy, in chunks of tokens: *loss_sum = sum of -log p(target). gradient: also m->dfinal and
  * the head's gradient, both times scale. */
 void model_loss(Model *m, float scale, int gradient);
-void model_backward(Model *m, float scale);      /* from m->dfinal; scale: of the routers' losses (1/micro-batches) */
+void model_router_losses(Model *m);              /* of every router; after parallel_sum_loads, if there are other ranks */
+/* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. After the last of a step m->grads is
+ * the sum over the ranks, or this rank's shard of it is (parallel.h). */
+void model_backward(Model *m, float scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 
 /* What a step has left, on the host: the fields of Model of the same names. One read, which waits for the device. */
@@ -158,6 +166,7 @@ void moe_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX
 void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
                         const floatX *x, float scale);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
+void route_losses  (Model *m, Route *r);
 void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC floatX *dx, const floatX *x,
                     float scale);
 #endif

@@ -1,12 +1,15 @@
 /* optim.c: see optim.h. */
 #include "optim.h"
+#include "parallel.h"
 #include <math.h>
 #include <stdlib.h>
 
 void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments) {
-    const size_t n = m->manifest.total, Re = m->dev->real_size;
+    const int shards = m->parallel && m->parallel->sharded ? m->ranks : 1;
+    const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size;
     const size_t each = moments == REAL_MOMENTS ? Re : m->dev->floatX_size;
-    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments };
+    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .shards = shards,
+                      .shard = shards > 1 ? m->parallel->rank : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * each);
     if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
@@ -14,12 +17,18 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments) {
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
 }
 
+static real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
+
 void optimizer_start(Optimizer *o, Model *m) {
     Segment *host = mem_alloc((size_t)o->tensors * sizeof *host);
-    manifest_segments(&m->manifest, host);
+    for (int i = 0; i < o->tensors; i++) host[i] = manifest_segment(&m->manifest, i, o->shards, o->shard);
     m->dev->upload(o->segments, host, (size_t)o->tensors * sizeof *host);
     free(host);
-    if (o->master) m->dev->set_master(o->master, m->params, m->manifest.total);
+    for (int i = 0; i < m->manifest.range_count && o->master; i++) {
+        const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
+        const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
+        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), weights, part.count);
+    }
 }
 
 void optimizer_set(Optimizer *o, Model *m, AdamW a) {
@@ -30,8 +39,10 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
 }
 void optimizer_update(Optimizer *o, Model *m) {
     m->dev->squares(m->squares, m->grads, o->segments, o->tensors);
+    parallel_sum_found(m);
     m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->squares, o->segments, o->tensors,
                   o->settings);
+    parallel_gather_weights(m);
 }
 
 double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {
@@ -43,4 +54,38 @@ double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {
         o->updates--;
     }
     return norm;
+}
+
+/* ---- the state as a whole ------------------------------------------------------------------------------- */
+
+const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
+void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == 1 ? o->v : o->master; }
+Moments optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL_MOMENTS : o->moments; }
+size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
+    return optimizer_type(o, kind) == REAL_MOMENTS ? m->dev->real_size : m->dev->floatX_size;
+}
+
+static void gather(const Optimizer *o, const Model *m, int kind) {
+    Comm *c = m->parallel->comm;
+    const size_t size = optimizer_element(o, m, kind);
+    char *whole = (char *)m->grads, *own = optimizer_part(o, kind);
+    for (int i = 0; i < m->manifest.range_count; i++) {
+        const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
+        m->dev->copy(whole + part.offset * size, own + (part.offset - part.shift) * size, part.count * size);
+        c->all_gather(c, whole + m->manifest.ranges[i].offset * size, part.count * size);
+    }
+    c->join(c);
+}
+const void *optimizer_whole(const Optimizer *o, const Model *m, int kind) {
+    if (o->shards == 1) return kind == STATE_END ? NULL : optimizer_part(o, kind);
+    world_broadcast(m->parallel->peers, &kind, sizeof kind);
+    if (kind == STATE_END || !optimizer_part(o, kind)) return NULL;
+    gather(o, m, kind);
+    return m->grads;
+}
+void optimizer_lend(const Optimizer *o, const Model *m) {
+    for (int kind; o->shards > 1; gather(o, m, kind)) {
+        world_broadcast(m->parallel->peers, &kind, sizeof kind);
+        if (kind == STATE_END) return;
+    }
 }

@@ -12,8 +12,13 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
 
     /* 2. The slots are sorted by expert: each expert owns consecutive rows. */
     r->plan.N = N;
-    dev->route_plan(&r->plan, r->load, r->expert);
-    if (m->mode == MODEL_TRAIN) dev->router_losses(r->losses, r->logits, r->lse, r->load, N, scores, N, E, K);
+    dev->route_plan(&r->plan, r->own_load, r->expert);
+}
+
+/* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them. */
+void route_losses(Model *m, Route *r) {
+    const int N = m->N, E = r->plan.E, K = r->plan.K;
+    m->dev->router_losses(r->losses, r->logits, r->lse, r->load, N * m->ranks, (Scores)m->config.scores, N, E, K);
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
@@ -23,7 +28,7 @@ void route_backward(Model *m, Route *r, const floatX *router, real *drouter, flo
 
     /* 1 */
     dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->logits, r->load,
-                         m->balance_coef * scale, m->z_coef * scale, N, (Scores)m->config.scores, N, E, K);
+                         m->balance_coef * scale, m->z_coef * scale, N * m->ranks, (Scores)m->config.scores, N, E, K);
     dev->matmul_backward_input(dx, m->s.dlogits, router, N, C, E, ADD);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, m->write);
 }

@@ -24,15 +24,23 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, const 
     if (m->count == m->room) m->at = mem_grow(m->at, (size_t)(m->room = m->room ? 2 * m->room : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
     *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .decay = decay, .field = field,
-                   .layer = layer };
+                   .layer = layer, .range = m->range_count };
     expand(t->name, sizeof t->name, name, layer);
     expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);
     for (int i = 0; i < rank; i++) t->count *= (size_t)(t->shape[i] = shape[i]);
     m->learnable += t->count;
     m->total += (t->count + ALIGN - 1) / ALIGN * ALIGN;
 }
+void manifest_end_range(Manifest *m) {
+    const Range *last = m->range_count ? &m->ranges[m->range_count - 1] : NULL;
+    const size_t from = last ? last->offset + last->count : 0, unit = ALIGN * (size_t)m->shards;
+    m->total = from + (m->total - from + unit - 1) / unit * unit;
+    m->ranges = mem_grow(m->ranges, (size_t)(m->range_count + 1) * sizeof *m->ranges);
+    m->ranges[m->range_count++] = (Range){ .offset = from, .count = m->total - from };
+}
 void manifest_free(Manifest *m) {
     free(m->at);
+    free(m->ranges);
     *m = (Manifest){ 0 };
 }
 
@@ -66,9 +74,18 @@ Piece manifest_piece(const Tensor *t, int i) {
     return p;
 }
 
-void manifest_segments(const Manifest *m, Segment *segments) {
-    for (int i = 0; i < m->count; i++)
-        segments[i] = (Segment){ .offset = m->at[i].offset, .count = m->at[i].count, .decay = (float)m->at[i].decay };
+/* The pieces of a shard lie one after the other in its state, so that of a range begins at offset / shards. */
+Segment manifest_part(const Manifest *m, int range, int shards, int shard) {
+    const Range *r = &m->ranges[range];
+    const size_t count = r->count / (size_t)shards, offset = r->offset + (size_t)shard * count;
+    return (Segment){ .offset = offset, .count = count, .shift = offset - r->offset / (size_t)shards };
+}
+Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
+    const Tensor *t = &m->at[i];
+    const Segment part = manifest_part(m, t->range, shards, shard);
+    const size_t end = part.offset + part.count, last = t->offset + t->count;
+    const size_t from = t->offset > part.offset ? t->offset : part.offset, to = last < end ? last : end;
+    return (Segment){ .offset = from, .count = to > from ? to - from : 0, .decay = (float)t->decay, .shift = part.shift };
 }
 
 void manifest_initial(const Tensor *t, uint64_t seed, double *values) {

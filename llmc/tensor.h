@@ -16,8 +16,20 @@ typedef struct {
     int    decay;                       /* 1: weight decay applies */
     size_t field;                       /* where the struct of pointers keeps this one */
     int    layer;                       /* -1: not in a layer */
+    int    range;                       /* which of the manifest's it lies in */
 } Tensor;
-typedef struct { Tensor *at; int count, room; size_t total, learnable; } Manifest;  /* total: with padding */
+
+/* What ranks exchange as a whole: the embedding, a layer, what follows the last one. Backward finishes their gradients
+ * in the opposite order, so that one can travel while the next is computed. Ranges fill the arena without gaps, and each
+ * is padded so that it divides into `shards` equal pieces: piece r of every range is rank r's to update. */
+typedef struct { size_t offset, count; } Range;
+typedef struct {
+    Tensor *at;
+    int     count, room;
+    Range  *ranges;
+    int     range_count, shards;
+    size_t  total, learnable;           /* elements; total: with padding */
+} Manifest;
 typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t offset, count; } Piece;
 
 #define ONES  (-1.0f)
@@ -27,6 +39,7 @@ enum { NO_DECAY, DECAY };
 /* Appends a tensor. In `name` and `pieces` a leading "*" stands for "model.layers.<layer>.". */
 void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
                   int rank, const int *shape);
+void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 void manifest_free(Manifest *m);
 
 /* Points every field of layer `layer` (or -1) in a struct of pointers at its place
@@ -39,8 +52,9 @@ void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, si
 int   manifest_piece_count(const Tensor *t);
 Piece manifest_piece(const Tensor *t, int i);
 
-/* The optimizer's view: one segment per tensor, in order. `segments` has m->count places. */
-void manifest_segments(const Manifest *m, Segment *segments);
+/* The optimizer's view: what shard `shard` of `shards` (1: all) has of a range, and of tensor i, maybe nothing. */
+Segment manifest_part(const Manifest *m, int range, int shards, int shard);
+Segment manifest_segment(const Manifest *m, int i, int shards, int shard);
 
 /* Initial values of one tensor: a function of (seed, name, index) only, so no order, thread or device changes them. */
 void manifest_initial(const Tensor *t, uint64_t seed, double *values);

@@ -651,7 +651,8 @@ static void segments(Case *c, size_t n, int count) {
     for (int i = 0; i < count; i++) {
         const size_t left = n / 3 - at, part = left < 16 ? left > 0 : 3 * left / (size_t)count;
         Segment *s = &c->segment[i];
-        *s = i == count - 1 ? (Segment){ n - n / 2, n / 2, 0 } : (Segment){ at, i == 1 ? 0 : part, i % 3 != 2 };
+        *s = i == count - 1 ? (Segment){ n - n / 2, n / 2, 0, 0 }
+                               : (Segment){ at, i == 1 ? 0 : part, i % 3 != 2, 0 };
         at += s->count;
         sum += s->count;
     }

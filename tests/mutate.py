@@ -105,7 +105,7 @@ MUTANTS = [
     ("kernels", OPTIMIZER, "X_random(square, bits >> 16)", "X_random(square, bits)"),
     ("kernels", OPTIMIZER, "X_random(square, bits >> 16)", "X(square)"),
     ("kernels", OPTIMIZER, ">> i % 2 * 32", ">> 0"),
-    ("kernels", OPTIMIZER, "master ? master[i] : R(weight[i])", "R(weight[i])"),
+    ("kernels", OPTIMIZER, "master ? master[j] : R(weight[i])", "R(weight[i])"),
     # the model: what calls what, in the right order, with the right things
     ("model", "llmc/moe.c", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act,", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.dact,"),
     ("model", "llmc/moe.c", "if (p->mlp_bias) dev->bias_backward(g->mlp_bias, dout, N, C);", ""),
@@ -117,6 +117,22 @@ MUTANTS = [
     ("model", "llmc/model.c", "dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 1, NC);", "dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 2, NC);"),
     ("model", "llmc/model.c", "if (m->recompute >= 2) block_forward(m, l, resid);", "if (m->recompute >= 3) block_forward(m, l, resid);"),
     ("model", "llmc/model.c", "dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);", "dev->embed_backward(m->g.embed, m->s.dresid, m->targets, N, V, C);"),
+    # ranks
+    ("parallel", "llmc/parallel.c", "c->all_reduce_ints(c, m->load, loads);", ""),
+    ("parallel", "llmc/parallel.c", "if (!c || !m->last_micro) return;", "if (!c) return;"),
+    ("parallel", "llmc/parallel.c", "losses + (m->parallel->sharded ? squares : 0)", "losses + squares"),
+    ("parallel", "llmc/parallel.c", "losses + (m->parallel->sharded ? squares : 0)", "losses"),
+    ("parallel", "llmc/parallel.c", "grads_of(m, r), r->count / (size_t)c->size);", "grads_of(m, r), r->count / (size_t)c->size / 2);"),
+    ("parallel", "llmc/model.c", "if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);", "if (!m->config.universal) parallel_gradients(m, 1 + l);"),
+    ("parallel", "llmc/model.c", "parallel_gradients(m, m->manifest.range_count - 1);", ""),
+    ("parallel", "llmc/route.c", "r->load, N * m->ranks,", "r->load, N,"),
+    ("parallel", "llmc/route.c", "m->z_coef * scale, N * m->ranks,", "m->z_coef * scale, N,"),
+    ("parallel", "llmc/optim.c", "parallel_gather_weights(m);", ""),
+    ("parallel", "llmc/optim.c", "    parallel_sum_found(m);", ""),
+    ("parallel", "llmc/tensor.c", "unit = ALIGN * (size_t)m->shards;", "unit = ALIGN;"),
+    ("parallel", "llmc/tensor.c", "const size_t end = part.offset + part.count,", "const size_t end = part.offset + part.count - 1,"),
+    ("parallel", "llmc/checkpoint.c", "own.offset - t->offset + from", "from"),
+    ("kernels", OPTIMIZER, "j = i - segments[s].shift;", "j = i - from;"),
 ]
 
 

@@ -26,6 +26,8 @@ void test_kernels(void);
 void test_model(void);
 void test_reference(void);
 void test_train(void);
+void test_parallel(void);
 void test_report(void);
+void test_comm(void);
 void test_gpu(void);
 #endif

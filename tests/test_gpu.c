@@ -62,6 +62,7 @@ static void one_batch(void *trainee) {
     Model *m = &((Trainee *)trainee)->m;
     model_forward(m);
     model_loss(m, 1.0f / (float)(MICRO * m->N), 1);
+    model_router_losses(m);
     model_backward(m, 1.0f / MICRO);
 }
 static void one_update(void *trainee) {
@@ -74,7 +75,7 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     Replay batch = { .off = !record }, update = { .off = !record };
     uint64_t keys[MICRO], hash = 0;
     Trainee t;
-    model_plan_training(&t.m, dev, c, B, T, recompute, MICRO);
+    model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, NULL);
     optimizer_plan(&t.o, &t.m, 1, REAL_MOMENTS);
     check(model_allocate(&t.m), "memory");
     t.m.balance_coef = 0.01f;
@@ -150,7 +151,7 @@ void test_gpu(void) {
     const Device *dev;
     int found = 0;
     for (int i = 0; (dev = device_list(i)); i++) {
-        if (!dev->is_gpu || dev->open()) continue;
+        if (!dev->is_gpu || dev->open(0)) continue;
         Config c = small("m2:c64h4e8k2f64a8x2", 64);
         found = 1;
         lockstep(dev);

@@ -745,7 +745,7 @@ static void against_pytorch(Case *c, void *context) {
 static void adamw_against_pytorch(const Device *dev) {
     enum { COUNT = 8, STEPS = 3, SEGMENTS = 2 };
     const char *const kept[] = { "weights", "m", "v" };
-    const Segment segment[SEGMENTS] = { { 0, 5, 1 }, { 5, 3, 0 } };
+    const Segment segment[SEGMENTS] = { { 0, 5, 1, 0 }, { 5, 3, 0, 0 } };
     double *weight = recorded("adamw", "weight", COUNT), *grad = recorded("adamw", "grad", STEPS * COUNT);
     double *lr = recorded("adamw", "lr", STEPS), got[COUNT];
     if (!weight || !grad || !lr) { check(0, "reference has no adamw"); return; }
@@ -785,7 +785,7 @@ static void adamw_against_pytorch(const Device *dev) {
  * nearest would give every time. Even and odd elements apart, for they use different bits. */
 enum { ROUNDED = 1 << 16 };
 static double *round_updates(const Device *dev, uint64_t key) {     /* weights, then v */
-    const Segment all = { 0, ROUNDED, 0 };
+    const Segment all = { 0, ROUNDED, 0, 0 };
     const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
     double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
     floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
@@ -836,6 +836,49 @@ static void stochastic_rounding(const Device *dev) {
     check_error((double)from_cpu / ROUNDED, 1e-3, "%s adamw: rounds as cpu-bf16 does; share of others", dev->name);
     free(got), free(again), free(other), free(cpu);
 }
+/* Two tensors updated by one rank, and by two that own half of the elements each and keep the state of those only: the
+ * same bits. The first shard ends within the first tensor. */
+static void adamw_in_shards(const Device *dev) {
+    enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
+    const Segment whole[2] = { { 0, FIRST, 1, 0 }, { FIRST, SECOND, 0, 0 } };
+    const Segment shard[2][2] = { { { 0, CUT, 1, 0 }, { 0, 0, 0, 0 } },
+                                  { { CUT, FIRST - CUT, 1, CUT }, { FIRST, SECOND, 0, CUT } } };
+    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
+                      .fix1 = 2, .fix2 = 3 };
+    const size_t bytes = COUNT * dev->floatX_size;
+    double value[COUNT];
+    char *got[2];
+    floatX *weight[2];
+    real *grad = dev->alloc(COUNT * dev->real_size), *squares = dev->alloc(3 * dev->real_size);
+    Segment *segments = dev->alloc(sizeof whole);
+    AdamW *settings = dev->alloc(sizeof a);
+    for (int i = 0; i < COUNT; i++) value[i] = normal();
+    dev->reals_from_double(grad, value, COUNT);
+    dev->upload(settings, &a, sizeof a);
+    dev->upload(segments, whole, sizeof whole);
+    dev->squares(squares, grad, segments, 2);
+    for (int split = 0; split < 2; split++) {
+        weight[split] = dev->alloc(bytes);
+        dev->from_double(weight[split], value, COUNT);
+        for (int r = 0; r <= split; r++) {
+            const size_t own = split ? COUNT - CUT : COUNT;
+            real *state[3];
+            for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
+            dev->reals_from_double(state[0], value + r * CUT, own);
+            dev->upload(segments, split ? shard[r] : whole, sizeof whole);
+            dev->adamw(weight[split], state[0], state[1], state[2], REAL_MOMENTS, grad, squares, segments, 2,
+                       settings);
+            dev->sync();
+            for (int i = 0; i < 3; i++) dev->release(state[i]);
+        }
+        got[split] = malloc(bytes);
+        dev->download(got[split], weight[split], bytes);
+        dev->release(weight[split]);
+    }
+    check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each make the same weights", dev->name);
+    dev->release(grad), dev->release(squares), dev->release(segments), dev->release(settings);
+    free(got[0]), free(got[1]);
+}
 static void against_reference(const Device *dev) {
     /* outputs: so that none is forgotten */
     static const struct { const char *only; Shape shape; int outputs; } part[] = {
@@ -856,6 +899,7 @@ static void against_reference(const Device *dev) {
               r.compared, part[i].only, part[i].outputs);
     }
     adamw_against_pytorch(dev);
+    adamw_in_shards(dev);
     safetensors_close(reference);
 }
 
@@ -867,7 +911,7 @@ static void check_case(Case *c, void *context) {
     against_naive(c, f64);
     if (is_small) against_oracle(c, f64, f64);
     for (int i = 0; (dev = device_list(i)); i++) {
-        if (dev == f64 || dev->open()) continue;
+        if (dev == f64 || dev->open(0)) continue;
         against_oracle(c, dev, f64);
         if (is_small) check_alias(c, dev);
     }
@@ -877,7 +921,7 @@ static void check_case(Case *c, void *context) {
 static void check_special(Case *c, void *only) {
     const Device *f64 = device_find("cpu-f64"), *dev;
     if (strncmp(c->op, only, strlen(only))) return;
-    for (int i = 0; (dev = device_list(i)); i++) if (dev != f64 && !dev->open()) against_oracle(c, dev, f64);
+    for (int i = 0; (dev = device_list(i)); i++) if (dev != f64 && !dev->open(0)) against_oracle(c, dev, f64);
 }
 void test_kernels(void) {
     const char *quick = getenv("MOE_TEST_QUICK");
@@ -886,7 +930,7 @@ void test_kernels(void) {
     int is_small;
     omp_set_num_threads(1);
     check(splitmix64(0x9E3779B97F4A7C15u) == 0xE220A8397B1DCDAFu, "splitmix64, seed 0: the first number");
-    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open()) {
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->open(0)) {
         against_reference(dev);
         stochastic_rounding(dev);
     }

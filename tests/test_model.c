@@ -69,7 +69,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     double loss = NAN;
     Model m;
     Optimizer o;
-    model_plan_training(&m, dev, c, B, T, recompute, 1);
+    model_plan_training(&m, dev, c, B, T, recompute, 1, NULL);
     optimizer_plan(&o, &m, !lean, lean ? FLOATX_MOMENTS : REAL_MOMENTS);
     if (!model_allocate(&m)) return NAN;
     m.balance_coef = 0.01f;
@@ -141,7 +141,7 @@ static void bad_gradient(void) {
     Model m;
     Optimizer o;
     int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
-    model_plan_training(&m, dev, &c, 1, 16, 0, 1);
+    model_plan_training(&m, dev, &c, 1, 16, 0, 1, NULL);
     optimizer_plan(&o, &m, 1, REAL_MOMENTS);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 3);
@@ -179,7 +179,7 @@ double decoding_error(const Device *dev, const Config *c, int T, int first) {
     double *full = mem_alloc(N * V * sizeof *full), worst = 0;
     Model m;
     Decoder d;
-    model_plan_training(&m, dev, c, B, T, 0, 1);
+    model_plan_training(&m, dev, c, B, T, 0, 1, NULL);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 9);
     for (size_t i = 0; i < N; i++) tokens[i] = (int)(uniform() * c->vocab);
@@ -222,7 +222,7 @@ static void memory_promise(void) {
         Model m;
         const size_t N = 4 * 16, S = N * (size_t)c.topk, X = 2;          /* bf16 */
         size_t kept = 0, routing = 0;
-        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1);
+        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1, NULL);
         for (int k = 0; k < m.arena.count; k++) {
             const ArenaEntry *a = &m.arena.at[k];
             if (a->category != MEM_KEPT) continue;
@@ -265,7 +265,7 @@ static void descriptors(void) {
     check(config_parse(&c, "m4", &e), "m4");
     c.vocab = 256;
     c.context = 64;
-    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1);
+    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1, NULL);
     size_t sum = 0;
     for (int i = 0; i < m.manifest.count; i++) sum += m.manifest.at[i].count;
     check(sum == m.manifest.learnable, "the manifest counts %zu parameters, its tensors have %zu",

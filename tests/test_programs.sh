@@ -13,9 +13,9 @@ train=$root/train_moe infer=$root/infer_moe
 work=$(mktemp -d) || exit 1
 mkdir "$work/here" && cd "$work/here" || exit 1
 said=$work/said                         # what the last program printed
-background= mounted=
+background= other= mounted=
 clean() {
-    [ -n "$background" ] && kill -9 "$background" 2>/dev/null
+    for process in $background $other; do kill -9 "$process" 2>/dev/null; done
     [ -n "$mounted" ] && umount "$mounted"
     cd / && if [ "$keep" = 1 ]; then echo "kept: $work"; else rm -rf "$work"; fi
 }
@@ -313,6 +313,60 @@ same_run long killed "killed $kills times"
 ok "what kills left behind is gone" [ -z "$(find killed -name '*tmp*')" ]
 seq 60 > a; sed -n 's/^s:\([0-9]*\) trl.*/\1/p' killed/main.log > b
 ok "every step is in main.log once" cmp -s a b
+
+# ---- several ranks: threads, and processes ------------------------------------------------------------------------------------
+
+# alike A B WHAT: every loss within 1e-5.
+alike() {
+    for f in "$1" "$2"; do sed 's/ lr:.*//; s/s:\([0-9]*\) \(t[re]l\):/\1 \2 /' "$f/main.log"; done | sort -k2,2 -k1,1n > "$work/a"
+    ok "$3: the same losses, within 1e-5" awk '{ k = $1 $2; if (k in x) { n++; d = x[k] - $3; if (!(d <= 1e-5 && d >= -1e-5)) bad++ } else x[k] = $3 } END { exit !(n >= 40 && n == NR / 2 && !bad) }' "$work/a"
+}
+shared="$train $data $model -t 32 -u 10 -s 0 -dv cpu -d 384"          # 12 sequences a step
+expect 0 fingerprint $shared -x 40 -v 20 -b 12 -o r1
+for n in 2 3 4; do
+    expect 0 "optimizer state shared by $n ranks" $shared -x 40 -v 20 -b $((12 / n)) -ng $n -n 20 -o r$n
+    alike r1 r$n "$n ranks"
+done
+expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
+alike r1 r4z0 "4 ranks, each with the whole state"
+rm -rf r4/state/step-00000040 && cp -r r4 r43 && cp -r r4 r41
+expect 0 'step-00000020 at step 20' $train -o r4 -y 1 -ng 4
+expect 0 '-b 2 instead of 3' $train -o r43 -y 1 -ng 3
+expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
+alike r1 r41 "saved on 4 ranks, resumed on 1"
+expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
+ok "a plan for more ranks" sh -c "$shared -x 0 -b 3 -ng 4 | grep -q 'shared by 4 ranks'"
+
+port=$((20000 + $$ % 20000))
+pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second may have OTHERS
+    folder=$1; shift; port=$((port + 1)); : > "$work/log2"
+    start $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 0 -pt 2 -o "$folder" "$@"
+    $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 1 -pt 2 -o "$folder" "$@" $others >> "$work/log2" 2>&1 < /dev/null & other=$!
+}
+end_both() {                            # end_both CODE CODE2 WHAT
+    ends "$1" "$3"
+    wait $other 2> /dev/null; got=$?; other=
+    ok "$3, and the second process (exit code $got, expected $2)" [ $got = "$2" ]
+}
+others=
+pair r22 -x 40 -v 20 -n 20; end_both 0 0 "two processes of two ranks"
+same_run r4 r22 "4 ranks are 4 ranks, in one process or two"
+ok "only the first process speaks" [ ! -s "$work/log2" ]
+moving=r5
+pair r5 -x 1000000 -v 1000000 -n 20; await grep -q 'saved step 20' "$work/log" && kill -9 $other
+end_both 8 137 "a process that is killed ends the run"
+ok "which says who it was" grep -q 'rank.* 2 .*ended before the run' "$work/log"
+expect 0 'at step [0-9]*0' $train -o r5 -y 1 -x 200
+pair r6 -x 1000000 -v 1000000; await grep -q 'step  *20/' "$work/log" && kill -STOP $other
+ends 8 "a process that hangs ends the run"
+ok "which says who it was" grep -q 'rank.* 2 .*silent' "$work/log"
+kill -9 $other; wait $other 2> /dev/null
+pair r7 -x 1000000 -v 1000000; await grep -q 'step  *20/' "$work/log" && kill -TERM $other
+end_both 75 75 "a request to any process stops all"
+ok "after the same step, with a checkpoint" [ "$(steps_of r7)" = "$(tail -1 r7/main.log | sed 's/s:\([0-9]*\).*/\1/') " ]
+others="-l 5e-4"; pair r8 -x 40 -v 20; end_both 8 8 "other settings in one process are refused by both"
+ok "which say what differs" [ "$(cat "$work/log" "$work/log2" | grep -c '"lr": 0.0005')" -ge 1 ]
+moving=none
 
 # ---- the disk is full --------------------------------------------------------------------------------------------------------
 

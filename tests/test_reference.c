@@ -66,7 +66,7 @@ static void family_on(const char *family, const Device *dev, double bound) {
     const int B = (int)shape->shape[0], T = (int)shape->shape[1], N = B * T, V = c.vocab;
     int *tokens = read_ints(expected, "tokens", &tokens_read), *targets = read_ints(expected, "targets", &n);
 
-    model_plan_training(&m, dev, &c, B, T, 0, 1);
+    model_plan_training(&m, dev, &c, B, T, 0, 1, NULL);
     check(model_allocate(&m), "%s: memory", family);
     check(hf_load_weights(&m, folder, &e), "%s: weights load: %s", family, e.text);
     used = 0;

@@ -10,7 +10,8 @@ enum { HUGE_PAGE = 2 << 20 };
 
 /* ---- memory: a CPU's memory is the host's -------------------------------------------------------------- */
 
-static const char *open_device(void) { return NULL; }
+static const char *open_device(int which) { (void)which; return NULL; }
+static int count(void) { return 1; }
 /* Large blocks ask for large pages: walking weights then needs a five-hundredth of the address translations. */
 static void *alloc(size_t bytes) {
     const size_t align = bytes < HUGE_PAGE ? 256 : HUGE_PAGE;
@@ -184,10 +185,11 @@ void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(loopback)(Device *d);
 PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
-        .open = open_device, .alloc = alloc, .release = release, .memory = memory,
+        .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
         .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
         .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
@@ -201,4 +203,5 @@ PART(device) {
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(optimizer)(d);
+    DEVICE(loopback)(d);
 }

@@ -81,15 +81,16 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Moments moment
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
+            const size_t j = i - segments[s].shift;
             const uint32_t bits = (uint32_t)(random_bits(a->key, i / 2) >> i % 2 * 32);
             const real g = grad[i] * scale;
-            const real mean   = b1 * (m_real ? m_real[i] : R(m_short[i])) + (1 - b1) * g;
-            const real square = b2 * (v_real ? v_real[i] : R(v_short[i])) + (1 - b2) * g * g;
-            const real w = (master ? master[i] : R(weight[i])) * shrink
+            const real mean   = b1 * (m_real ? m_real[j] : R(m_short[j])) + (1 - b1) * g;
+            const real square = b2 * (v_real ? v_real[j] : R(v_short[j])) + (1 - b2) * g * g;
+            const real w = (master ? master[j] : R(weight[i])) * shrink
                          - lr * (mean * fix1) / (sqrt(square * fix2) + eps);
-            if (m_real) m_real[i] = mean;   else m_short[i] = X(mean);
-            if (v_real) v_real[i] = square; else v_short[i] = X_random(square, bits >> 16);
-            if (master) master[i] = w;
+            if (m_real) m_real[j] = mean;   else m_short[j] = X(mean);
+            if (v_real) v_real[j] = square; else v_short[j] = X_random(square, bits >> 16);
+            if (master) master[j] = w;
             weight[i] = master ? X(w) : X_random(w, bits);
         }
     }

@@ -480,7 +480,9 @@ PART(device) {
     *d = Device();
     d->name = DEVICE_NAME;                    d->dtype = DEVICE_DTYPE;
     d->floatX_size = sizeof(floatX);          d->real_size = sizeof(real);
-    d->is_gpu = 1;                            d->open = cuda_open;
+    d->is_gpu = 1;
+    d->open = cuda_open;                      d->count = cuda_count;
+    d->connect = cuda_connect;
     d->alloc = alloc;                         d->release = release;
     d->memory = memory;                       d->sync = cuda_sync;
     d->upload = upload;                       d->download = cuda_read;

@@ -3,6 +3,7 @@
 #include "hopper.cuh"
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #ifndef BUILT_FOR
 #define BUILT_FOR "unknown"
@@ -19,7 +20,8 @@ void cuda_fail(const char *file, int line, const char *what, cudaError_t error) 
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
         fprintf(stderr, "This program was built for %s, the GPU is sm_%d. "
                 "Build again on this machine, or with GPU_ARCH=%d\n", BUILT_FOR, mine.arch, mine.arch);
-    exit(6);
+    fflush(stderr);
+    _exit(6);                                               // threads of other ranks may be anywhere
 }
 
 void cuda_check(const char *file, int line, const char *what, cudaError_t error) {
@@ -31,11 +33,17 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
 
 static __global__ void touch(int *p) { if (p) *p = 1; }
 
-const char *cuda_open(void) {
+int cuda_count(void) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) cudaGetLastError();
+    return count;
+}
+
+const char *cuda_open(int which) {
     static thread_local char why[512];
     int count = 0, driver = 0, runtime = 0;
     cudaDeviceProp properties;
-    if (opened) return NULL;
+    if (opened && which == mine.device) return NULL;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
     cudaError_t e = cudaGetDeviceCount(&count);
@@ -44,6 +52,8 @@ const char *cuda_open(void) {
                  driver ? "the driver is for CUDA %d.%d and this program needs %d.%d" : "there is no CUDA driver",
                  driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else if (e != cudaSuccess || !count) snprintf(why, sizeof why, "there is no GPU (%s)", cudaGetErrorString(e));
+    else if (opened) snprintf(why, sizeof why, "this thread drives GPU %d already", mine.device);
+    else if ((mine.device = which) >= count) snprintf(why, sizeof why, "there is no GPU %d, only %d", which, count);
     else if ((e = cudaSetDevice(mine.device)) != cudaSuccess
              || (e = cudaGetDeviceProperties(&properties, mine.device)) != cudaSuccess)
         snprintf(why, sizeof why, "GPU %d cannot be used: %s", mine.device, cudaGetErrorString(e));
@@ -67,6 +77,8 @@ const char *cuda_open(void) {
 }
 
 // A recording that exists may use the workspace that was there when it was made, so that one stays where it is.
+// So it does when there are other ranks: cudaFree waits for the GPU and may let no thread of the process launch anything
+// meanwhile, and what this GPU is doing may be an operation that waits for another thread to launch its part.
 void *workspace(size_t bytes) {
     if (bytes > mine.workspace_bytes) {
         if (mine.recording) {
@@ -74,7 +86,7 @@ void *workspace(size_t bytes) {
             return mine.workspace;                          // nothing is done with it
         }
         CUDA_CHECK(cudaStreamSynchronize(mine.stream));
-        if (mine.workspace && !mine.recordings) CUDA_CHECK(cudaFree(mine.workspace));
+        if (mine.workspace && !mine.recordings && !mine.connected) CUDA_CHECK(cudaFree(mine.workspace));
         CUDA_CHECK(cudaMalloc(&mine.workspace, bytes));
         mine.workspace_bytes = bytes;
     }

@@ -33,6 +33,7 @@ typedef struct {
     void  *workspace;                   // scratch of `workspace_bytes`, for kernels that need it within one call
     size_t workspace_bytes;
     Waits  waited;                      // by this thread
+    bool   connected;                   // to other ranks, by NCCL
     int    recordings;                  // that exist, and may use the workspace as it was when they were made
     bool   recording;                   // what is queued is recorded, not done
     cudaError_t spoiled;                // what could not be recorded, if anything
@@ -40,7 +41,9 @@ typedef struct {
 Context *context(void);                 // of this thread; opened by cuda_open
 void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation;
                                         // does not grow while work is recorded
-const char *cuda_open(void);            // NULL if there is a GPU this build can use, else why not
+const char *cuda_open(int which);       // NULL if this build can use that GPU, else why not
+int      cuda_count(void);
+Comm    *cuda_connect(Peers *peers, char why[256]);     // nccl.cu
 
 // Waiting for the stream: all of it is here, and counted.
 void  cuda_sync(void);

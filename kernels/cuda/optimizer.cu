@@ -243,12 +243,14 @@ template<class M> struct Update {
 
 template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
 template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
-template<int W, class M> __device__ static inline void update(const Update<M> &u, size_t i, real scale, real shrink) {
+template<int W, class M> __device__ static inline void update(const Update<M> &u, size_t i, size_t shift,
+        real scale, real shrink) {
+    const size_t at = i - shift;
     const Some<real, W> grad = some<W>(u.grad + i);
-    Some<M, W> m = some<W>(u.m + i), v = some<W>(u.v + i);
+    Some<M, W> m = some<W>(u.m + at), v = some<W>(u.v + at);
     Some<real, W> master;
     Some<floatX, W> weight;
-    if (u.master) master = some<W>(u.master + i);
+    if (u.master) master = some<W>(u.master + at);
     else {
         weight = some<W>(u.weight + i);
         for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
@@ -267,9 +269,9 @@ template<int W, class M> __device__ static inline void update(const Update<M> &u
         master.x[j] = w;
         weight.x[j] = u.master ? X(w) : X_random(w, mine);
     }
-    *(Some<M, W> *)(u.m + i) = m;
-    *(Some<M, W> *)(u.v + i) = v;
-    if (u.master) *(Some<real, W> *)(u.master + i) = master;
+    *(Some<M, W> *)(u.m + at) = m;
+    *(Some<M, W> *)(u.v + at) = v;
+    if (u.master) *(Some<real, W> *)(u.master + at) = master;
     *(Some<floatX, W> *)(u.weight + i) = weight;
 }
 
@@ -294,12 +296,12 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
-        const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
+        const size_t odd = aligned && s.shift % 4 == 0 ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
         const size_t tail = body + (to - body) / 4 * 4;
         const real shrink = 1 - a.lr * a.decay * s.decay;
-        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, scale, shrink);
-        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, scale, shrink);
-        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, scale, shrink);
+        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
+        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, s.shift, scale, shrink);
+        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
         at = stop;
         p.begin += s.count;
     }

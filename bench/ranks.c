@@ -1,0 +1,138 @@
+/* ranks.c: see ranks.h. Each rank is a thread; what is printed are rank 0's times, taken when all are through.
+ *
+ * The rate is that of the link of one GPU, each way: whatever the algorithm, a rank has to send and receive
+ * (R-1)/R of the whole x for a reduce-scatter or an all-gather, and twice that for an all-reduce. */
+#include "ranks.h"
+#include "../llmc/base.h"
+#include "../llmc/parallel.h"
+#include "../llmc/random.h"
+#include "../llmc/world.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { World *world; const Device *dev; double seconds; } Setup;
+typedef struct {                            /* one rank */
+    const Device *dev;
+    Comm  *comm;
+    Peers *peers;
+    double seconds;
+    size_t bytes;                           /* of the whole x */
+    void  *x;
+    floatX *out, *inp, *weight;             /* of the matrix product */
+    int    N, C;
+    int    product, reduction;              /* what `beside` does */
+} Bench;
+
+static void reduce_scatter(Bench *b) {
+    b->comm->reduce_scatter(b->comm, b->x, b->bytes / b->dev->real_size / (size_t)b->comm->size);
+}
+static void all_gather(Bench *b) { b->comm->all_gather(b->comm, b->x, b->bytes / (size_t)b->comm->size); }
+static void all_reduce(Bench *b) { b->comm->all_reduce(b->comm, b->x, b->bytes / b->dev->real_size); }
+static void beside(Bench *b) {
+    if (b->reduction) reduce_scatter(b);
+    for (int i = 0; i < b->product; i++) b->dev->matmul_forward(b->out, b->inp, b->weight, b->N, b->C, b->C);
+}
+
+/* Seconds of one call, of as many as fill the time: all ranks make the same number of calls. */
+static double time_calls(Bench *b, void (*call)(Bench *b)) {
+    int calls = 1;
+    for (double taken = 0;; calls *= 2) {
+        b->dev->sync();
+        world_barrier(b->peers);
+        const double start = now();
+        for (int i = 0; i < calls; i++) {
+            call(b);
+            b->comm->join(b->comm);
+        }
+        b->dev->sync();
+        world_barrier(b->peers);
+        taken = now() - start;
+        world_broadcast(b->peers, &taken, sizeof taken);
+        if (taken >= b->seconds) return taken / calls;
+    }
+}
+
+static void print_rates(Bench *b) {
+    static const struct { const char *name; void (*call)(Bench *b); int passes; } operations[] = {
+        { "reduce_scatter", reduce_scatter, 1 }, { "all_gather", all_gather, 1 }, { "all_reduce", all_reduce, 2 },
+    };
+    const int R = b->comm->size;
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+        for (size_t bytes = 1 << 16; bytes <= (b->dev->is_gpu ? (size_t)1 << 29 : (size_t)1 << 24); bytes *= 8) {
+            b->bytes = bytes;
+            const double t = time_calls(b, operations[i].call);
+            if (!b->comm->rank)
+                printf("%-15s %9.3f MB  %9.1f us  %7.1f GB/s a link\n", operations[i].name, (double)bytes / 1e6, t * 1e6,
+                       operations[i].passes * (double)bytes * (R - 1) / R / t / 1e9);
+        }
+}
+
+/* As many products as take about the time of the reduce-scatter, then both. */
+static void print_overlap(Bench *b) {
+    b->bytes = b->dev->is_gpu ? 1 << 28 : 1 << 22;
+    b->product = 1;
+    const double one = time_calls(b, beside);
+    b->product = 0;
+    b->reduction = 1;
+    const double reduction = time_calls(b, beside);
+    b->reduction = 0;
+    b->product = reduction > one ? (int)(reduction / one + 0.5) : 1;
+    world_broadcast(b->peers, &b->product, sizeof b->product);
+    const double products = time_calls(b, beside);
+    b->reduction = 1;
+    const double both = time_calls(b, beside);
+    if (!b->comm->rank)
+        printf("overlap         reduce_scatter of %.0f MB %.0f us, matrix products %.0f us, beside each other %.0f us: "
+               "%.0f %% of the shorter is hidden\n", (double)b->bytes / 1e6, reduction * 1e6, products * 1e6, both * 1e6,
+               100 * (reduction + products - both) / (reduction < products ? reduction : products));
+}
+
+/* One row of normal numbers, in all rows: a product of zeros takes less power, and is faster. */
+static void fill_rows(const Device *dev, void *x, int rows, int width) {
+    double *values = mem_alloc((size_t)width * sizeof *values);
+    const size_t row = (size_t)width * dev->floatX_size;
+    for (int i = 0; i < width; i++) values[i] = random_normal(1, (uint64_t)i);
+    dev->from_double(x, values, (size_t)width);
+    for (int r = 1; r < rows; r++) dev->copy((char *)x + (size_t)r * row, x, row);
+    free(values);
+}
+
+static void run_rank(void *setup, int local) {
+    const Setup *s = setup;
+    const size_t most = s->dev->is_gpu ? (size_t)1 << 29 : (size_t)1 << 24;
+    Bench b = { .dev = s->dev, .peers = world_peers(s->world, local), .seconds = s->seconds };
+    char why[256] = "";
+    const char *closed = s->dev->open(local % s->dev->count());
+    if (closed || !(b.comm = s->dev->connect(b.peers, why))) fail(EXIT_PEER, "%s", closed ? closed : why);
+    b.N = b.C = s->dev->is_gpu ? 4096 : 256;
+    const size_t elements = (size_t)b.N * (size_t)b.C * s->dev->floatX_size;
+    b.x = s->dev->alloc(most);
+    b.out = s->dev->alloc(elements);
+    b.inp = s->dev->alloc(elements);
+    b.weight = s->dev->alloc(elements);
+    if (!b.x || !b.out || !b.inp || !b.weight) fail(EXIT_MEMORY, "not enough memory for the buffers of rank %d", local);
+    fill_rows(s->dev, b.inp, b.N, b.C);
+    fill_rows(s->dev, b.weight, b.C, b.C);
+    if (!local) printf("\n%d ranks, threads of one process, %s\n", b.comm->size, b.comm->name);
+    print_rates(&b);
+    print_overlap(&b);
+    world_barrier(b.peers);
+    void *owned[] = { b.x, b.out, b.inp, b.weight };
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) s->dev->release(owned[i]);
+    b.comm->close(b.comm);
+}
+
+void bench_ranks(const Device *dev, double seconds) {
+    const int most = dev->is_gpu ? dev->count() : 4;
+    Error e;
+    if (most < 2) puts("ranks: there is only one GPU");
+    for (int ranks = 2; ranks <= most; ranks *= 2) {
+        const WorldOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "",
+                                 .settings = "" };
+        Setup s = { world_join(&o, &e), dev, seconds };
+        if (!s.world) fail(EXIT_PEER, "%s", e.text);
+        parallel_run(ranks, run_rank, &s);
+        world_leave(s.world);
+    }
+}

@@ -1,0 +1,70 @@
+#!/bin/sh
+# scaling.sh: what docs/scaling.md predicts, measured on the GPUs of this machine: weak scaling over 1, 2, 4, ... of them,
+# the same losses on any number, the same bits twice, and the time until all is over when a process is killed.
+#   make train_moe && sh bench/scaling.sh | tee bench/results/scaling.txt
+# Settings by environment: RANKS="1 2 4"  MODEL=m12:e64k8f256  BATCH=32  SEQ=1024  STEPS=40  DEVICE=cuda  LOSSES=200
+set -u
+RANKS=${RANKS:-$(n=$(nvidia-smi -L | wc -l); r=1; while [ $r -le "$n" ]; do printf '%s ' $r; r=$((2 * r)); done)}
+MODEL=${MODEL:-m12:e64k8f256} BATCH=${BATCH:-32} SEQ=${SEQ:-1024} STEPS=${STEPS:-40} DEVICE=${DEVICE:-cuda} LOSSES=${LOSSES:-200}
+train=$(pwd)/train_moe
+work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+most=$(echo $RANKS | tr ' ' '\n' | sort -n | tail -1)
+nvidia-smi -L 2> /dev/null
+echo "# $(git describe --always --dirty 2> /dev/null) $MODEL B=$BATCH T=$SEQ on each rank, ranks $RANKS"
+
+# Random tokens below 50,176, and one that is 50,256: the speed does not depend on what is learned.
+{ head -c 8000000 /dev/urandom | LC_ALL=C tr -d '\304-\377' | head -c 4000000; printf '\120\304'; } > "$work/train.bin"
+head -c 400000 "$work/train.bin" > "$work/val.bin"
+
+# The median of the steps after the first ten, in ms. The run is cut off there: nothing of it needs to be saved.
+median() { grep '"event": "step"' "$1/log.jsonl" | sed 's/^.*"ms": \([0-9.]*\).*$/\1/' | tail -n +11 | sort -n | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'; }
+timed() {                               # timed FOLDER OPTIONS...
+    folder=$1; shift
+    "$train" -i "$work/train.bin" -j "$work/val.bin" -e "$MODEL" -b "$BATCH" -t "$SEQ" -d 0 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" \
+        "$@" -o "$folder" > "$work/said" 2>&1 & run=$!
+    until grep -q "^s:$STEPS " "$folder/main.log" 2> /dev/null; do kill -0 $run 2> /dev/null || { grep error "$work/said"; return 1; }; sleep 0.1; done
+    kill -9 $run; wait $run 2> /dev/null; return 0
+}
+
+echo; echo "ranks  options          ms a step   tokens/s   efficiency"
+alone=
+for n in $RANKS; do
+    for options in '-z 1' '-z 0' '-z 1 -gr 2'; do
+        [ "$n" = 1 ] && [ "$options" != '-z 1' ] && continue
+        rm -rf "$work/speed"
+        timed "$work/speed" -ng "$n" $options || continue
+        ms=$(median "$work/speed")
+        alone=${alone:-$ms}
+        awk -v n="$n" -v o="$options" -v ms="$ms" -v one="$alone" -v t="$((BATCH * SEQ))" \
+            'BEGIN { printf "%5d  %-14s %11.2f %10.0f %12.3f\n", n, o, ms, n * t / ms * 1000, one / ms }'
+    done
+done
+
+# One global batch of 48 sequences on all numbers of ranks, of the text of this project.
+cat llmc/*.c > "$work/text.txt"
+echo; echo "type       ranks   largest and mean difference of $LOSSES losses from those of one rank; fingerprint, of two runs"
+for device in $DEVICE-f32 $DEVICE-bf16; do
+    for n in $RANKS; do
+        for turn in 1 2; do
+            "$train" -i "$work/text.txt" -e m4 -b $((48 / n)) -t 128 -d 6144 -x "$LOSSES" -v 1000000 -m 1 -s 0 -nb 0 -dr 0 -dv "$device" \
+                -ng "$n" -o "$work/$device-$n" -y 0 > "$work/said" 2>&1 || tail -3 "$work/said"
+            sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$work/$device-$n/log.jsonl" > "$work/print$turn"
+        done
+        grep '"event": "step"' "$work/$device-$n/log.jsonl" | sed 's/^.*"loss": \([^,]*\),.*$/\1/' > "$work/losses-$n"
+        paste "$work/losses-${RANKS%% *}" "$work/losses-$n" | awk -v d="$device" -v n="$n" -v f="$(cat "$work/print1" "$work/print2" | tr '\n' ' ')" \
+            '{ x = $1 - $2; if (x < 0) x = -x; s += x; if (x > m) m = x } END { printf "%-10s %5d   %.1e %.1e   %s\n", d, n, m, s / NR, f }'
+    done
+done
+
+# Two processes with half of the GPUs each; one is killed.
+[ "$most" -ge 2 ] || exit 0
+port=$((20000 + $$ % 20000))
+for i in 0 1; do
+    LOCAL="-pn 2 -pr $i -ps 127.0.0.1 -pp $port -ng $((most / 2))"
+    [ "$DEVICE" = cpu ] || export CUDA_VISIBLE_DEVICES="$(seq -s, $((i * most / 2)) $(((i + 1) * most / 2 - 1)))"
+    "$train" -i "$work/text.txt" -e m4 -b 8 -t 128 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" $LOCAL -o "$work/killed" > "$work/process$i" 2>&1 &
+    eval process$i=$!
+done
+until grep -q 'step  *20/' "$work/process0"; do kill -0 $process0 || break; sleep 0.1; done
+start=$(date +%s%N); kill -9 $process1; wait $process0; code=$?
+echo; echo "a process killed: the other ended $(( ($(date +%s%N) - start) / 1000000 )) ms later with exit code $code: $(grep error "$work/process0" | cut -c1-90)"

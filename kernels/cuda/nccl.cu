@@ -1,0 +1,219 @@
+// nccl.cu: ranks that are GPUs, by NVIDIA's library of collective operations; compiled once.
+//
+// NCCL is opened when a run has several ranks: neither the build nor a run on one GPU needs it. An operation is a kernel
+// that moves data between the GPUs itself, over NVLink or the network, on a few of the multiprocessors; it waits on
+// the GPU until the other ranks' kernels are there. It has a stream of its own, of high priority, so that a
+// reduction starts although the backward pass has filled the queue; two events order the two streams.
+//
+// A communicator is used by its rank's thread alone. If a rank is lost the others' kernels wait for ever: the thread
+// that watches (llmc/world.c) ends the process, which is why nothing here has a timeout.
+#include "impl.cuh"
+extern "C" {
+#include "../comm.h"
+Comm *nccl_connect(Peers *peers, char why[256]);
+}
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// ---- the library: what we use of its C interface, which is the same since version 2.13 ---------------------
+
+typedef struct ncclComm *NcclComm;
+typedef struct { char bytes[128]; } NcclId;
+enum NcclType { NCCL_BYTE = 0, NCCL_INT = 2, NCCL_FLOAT = 7 };
+enum { NCCL_SUM = 0, NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 };
+
+static struct {
+    int (*GetVersion)(int *version);
+    int (*GetUniqueId)(NcclId *id);
+    int (*CommInitRank)(NcclComm *comm, int size, NcclId id, int rank);
+    int (*CommDestroy)(NcclComm comm);
+    int (*CommGetAsyncError)(NcclComm comm, int *error);
+    int (*AllReduce)(const void *send, void *receive, size_t count, int type, int op, NcclComm comm, cudaStream_t s);
+    int (*ReduceScatter)(const void *send, void *receive, size_t count, int type, int op, NcclComm comm, cudaStream_t s);
+    int (*AllGather)(const void *send, void *receive, size_t count, int type, NcclComm comm, cudaStream_t s);
+    const char *(*GetErrorString)(int error);
+    const char *(*GetLastError)(NcclComm comm);
+} nccl;
+static const struct { const char *name; void *at; } functions[] = {
+    { "ncclGetVersion", &nccl.GetVersion },           { "ncclGetUniqueId", &nccl.GetUniqueId },
+    { "ncclCommInitRank", &nccl.CommInitRank },       { "ncclCommDestroy", &nccl.CommDestroy },
+    { "ncclCommGetAsyncError", &nccl.CommGetAsyncError },
+    { "ncclAllReduce", &nccl.AllReduce },             { "ncclReduceScatter", &nccl.ReduceScatter },
+    { "ncclAllGather", &nccl.AllGather },             { "ncclGetErrorString", &nccl.GetErrorString },
+    { "ncclGetLastError", &nccl.GetLastError },
+};
+
+// NULL, or why there is no NCCL. Reductions inside NVLink switches (NVLS) are off unless the user asks for them: what
+// they add up, and so the bits, would depend on what else has used the switch, and a crash inside them can
+// take the machine's GPUs out of service.
+static const char *load(void) {
+    static char why[200];
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    void *library = dlopen("libnccl.so.2", RTLD_NOW);
+    if (!library) {
+        snprintf(why, sizeof why, "NCCL cannot be opened, which several GPUs need: %s. Install it, or put its folder "
+                 "into LD_LIBRARY_PATH", dlerror());
+        return why;
+    }
+    for (auto &f : functions) {
+        void *found = dlsym(library, f.name);
+        if (!found) {
+            snprintf(why, sizeof why, "this NCCL is too old: it has no %s", f.name);
+            return why;
+        }
+        memcpy(f.at, &found, sizeof found);
+    }
+    return NULL;
+}
+
+// ---- a rank's communicator ------------------------------------------------------------------------------------
+
+struct Nccl : Comm {
+    NcclComm     group;                     // NULL: this rank is alone
+    cudaStream_t stream;
+    cudaEvent_t  queued, done;              // of the device's stream, of this one
+    char         label[32];
+};
+
+static void nccl_check(Nccl *n, int result, const char *what) {
+    if (result == NCCL_SUCCESS) return;
+    fprintf(stderr, "error: rank %d: NCCL: %s: %s. %s\n", n->rank, what, nccl.GetErrorString(result),
+            nccl.GetLastError(n->group));
+    _exit(8);                                               // EXIT_PEER; threads of other ranks may be anywhere
+}
+
+// The communication stream waits for what the device's stream has been given so far.
+static cudaStream_t after_queued(Nccl *n) {
+    CUDA_CHECK(cudaEventRecord(n->queued, context()->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(n->stream, n->queued, 0));
+    return n->stream;
+}
+static void sum(Comm *c, void *x, size_t n, NcclType type) {
+    Nccl *g = (Nccl *)c;
+    if (g->group) nccl_check(g, nccl.AllReduce(x, x, n, type, NCCL_SUM, g->group, after_queued(g)), "all-reduce");
+}
+static void all_reduce(Comm *c, real *x, size_t n)     { sum(c, x, n, NCCL_FLOAT); }
+static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT); }
+static void reduce_scatter(Comm *c, real *x, size_t n) {
+    Nccl *g = (Nccl *)c;
+    if (g->group)
+        nccl_check(g, nccl.ReduceScatter(x, x + (size_t)c->rank * n, n, NCCL_FLOAT, NCCL_SUM, g->group,
+                                         after_queued(g)), "reduce-scatter");
+}
+static void all_gather(Comm *c, void *x, size_t bytes) {
+    Nccl *g = (Nccl *)c;
+    if (g->group)
+        nccl_check(g, nccl.AllGather((char *)x + (size_t)c->rank * bytes, x, bytes, NCCL_BYTE, g->group,
+                                     after_queued(g)), "all-gather");
+}
+static void join(Comm *c) {
+    Nccl *g = (Nccl *)c;
+    if (!g->group) return;
+    CUDA_CHECK(cudaEventRecord(g->done, g->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->done, 0));
+}
+static const char *error(Comm *c) {
+    Nccl *g = (Nccl *)c;
+    int state = NCCL_SUCCESS;
+    if (!g->group || (nccl.CommGetAsyncError(g->group, &state) == NCCL_SUCCESS
+                      && (state == NCCL_SUCCESS || state == NCCL_IN_PROGRESS))) return NULL;
+    return nccl.GetErrorString(state);
+}
+static void leave(Comm *c) {
+    Nccl *g = (Nccl *)c;
+    if (g->group) {
+        CUDA_CHECK(cudaStreamSynchronize(g->stream));
+        nccl_check(g, nccl.CommDestroy(g->group), "leaving");
+        CUDA_CHECK(cudaEventDestroy(g->queued));
+        CUDA_CHECK(cudaEventDestroy(g->done));
+        CUDA_CHECK(cudaStreamDestroy(g->stream));
+        context()->connected = false;
+    }
+    free(g);
+}
+
+// ---- connecting -----------------------------------------------------------------------------------------------
+
+// What a rank tells all others, so that they begin together or give up together with the same reason.
+struct Card {
+    NcclId id;                              // rank 0's is the one that counts
+    char   uuid[16], error[192];
+    int    version;
+};
+
+static bool agree(const Card *cards, int size, char why[256]) {
+    for (int r = 0; r < size; r++) {
+        if (*cards[r].error) snprintf(why, 256, "rank %d: %s", r, cards[r].error);
+        else if (cards[r].version != cards[0].version)
+            snprintf(why, 256, "rank %d has NCCL %d and rank 0 has NCCL %d", r, cards[r].version, cards[0].version);
+        if (*why) return false;
+        for (int q = 0; q < r; q++)
+            if (!memcmp(cards[q].uuid, cards[r].uuid, sizeof cards[r].uuid)) {
+                snprintf(why, 256, "ranks %d and %d are on the same GPU: fewer ranks a process (-ng), or one process a "
+                         "GPU with the launcher's local rank", q, r);
+                return false;
+            }
+    }
+    return true;
+}
+
+static Nccl *comm_new(Peers *peers) {
+    Nccl *n = (Nccl *)calloc(1, sizeof *n);
+    if (!n) return NULL;
+    n->peers = peers;
+    n->rank = peers->rank;                    n->size = peers->size;
+    n->all_reduce = all_reduce;               n->all_reduce_ints = all_reduce_ints;
+    n->reduce_scatter = reduce_scatter;       n->all_gather = all_gather;
+    n->join = join;                           n->error = error;
+    n->close = leave;                         n->name = n->label;
+    strcpy(n->label, "alone");
+    return n;
+}
+
+// With NCCL, also for a rank that is alone: for tests.
+Comm *nccl_connect(Peers *peers, char why[256]) {
+    static const char *const missing = load();              // once in a process
+    Nccl *n = comm_new(peers);
+    Card mine = {}, *cards = (Card *)calloc(peers->size, sizeof *cards);
+    cudaDeviceProp properties;
+    int least, greatest, result = NCCL_SUCCESS;
+    if (!n || !cards) { strcpy(why, "out of host memory"); return NULL; }
+    *why = 0;
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, context()->device));
+    memcpy(mine.uuid, &properties.uuid, sizeof mine.uuid);
+    if (missing) snprintf(mine.error, sizeof mine.error, "%s", missing);
+    else {
+        nccl.GetVersion(&mine.version);
+        if (!peers->rank) result = nccl.GetUniqueId(&mine.id);
+        if (result != NCCL_SUCCESS) snprintf(mine.error, sizeof mine.error, "NCCL: %s", nccl.GetErrorString(result));
+    }
+    peers->exchange(peers, cards, &mine, sizeof mine);
+    if (agree(cards, peers->size, why)) {
+        CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        CUDA_CHECK(cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, greatest));
+        CUDA_CHECK(cudaEventCreateWithFlags(&n->queued, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&n->done, cudaEventDisableTiming));
+        result = nccl.CommInitRank(&n->group, peers->size, cards[0].id, peers->rank);
+        if (result != NCCL_SUCCESS)
+            snprintf(why, 256, "NCCL: %s. %s (NCCL_DEBUG=WARN says more; in a container it wants --shm-size=1g; "
+                     "NCCL_SOCKET_IFNAME names the network)", nccl.GetErrorString(result), nccl.GetLastError(NULL));
+        snprintf(n->label, sizeof n->label, "NCCL %d.%d.%d", mine.version / 10000, mine.version / 100 % 100,
+                 mine.version % 100);
+    }
+    free(cards);
+    context()->connected = !*why;
+    if (!*why) return n;
+    free(n);
+    return NULL;
+}
+
+// Device.connect. A rank that is alone has nobody to talk to, and needs no NCCL.
+Comm *cuda_connect(Peers *peers, char why[256]) {
+    if (peers->size > 1) return nccl_connect(peers, why);
+    Nccl *n = comm_new(peers);
+    if (!n) strcpy(why, "out of host memory");
+    return n;
+}

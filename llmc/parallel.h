@@ -1,0 +1,44 @@
+/* parallel.h: several ranks train one model: data parallelism with a shared optimizer state.
+ *
+ * Every rank has all weights and works on its own samples of a step. The gradient of the step's loss is the sum of what
+ * the ranks found; it is summed range by range (tensor.h) while backward still computes the ranges before it, and once a
+ * step, however many micro-batches there are. Which expert is how busy is counted over all ranks, too, before the
+ * routers' backward asks for it; the head and its loss are computed meanwhile.
+ *
+ * Sharded (ZeRO-1): AdamW needs master, m and v of an element only where that element is updated, so each rank updates
+ * one of W equal pieces of every range and has the state of those only, 12/W instead of 12 bytes a parameter. Summing
+ * then means that each rank gets the sum of its own pieces (reduce-scatter), and the updated weights of all pieces are
+ * dealt out afterwards (all-gather). A rank sends (W-1)/W of 4 bytes a gradient and of 2 (bf16) or 4 a weight; without
+ * sharding it is twice (W-1)/W of 4 (all-reduce).   Source: Rajbhandari et al. 2020, arXiv 1910.02054.
+ *
+ * All ranks call these functions in the same order. Those of a model do nothing in one without other ranks. */
+#ifndef PARALLEL_H
+#define PARALLEL_H
+#include "../kernels/comm.h"
+#include "model.h"
+#include "world.h"
+
+struct Parallel {
+    int    rank, ranks;
+    int    sharded;                     /* 1: the optimizer's state is */
+    Peers *peers;                       /* the other hosts, */
+    Comm  *comm;                        /* and their devices: NULL while only planning, and for a rank that is alone */
+};
+
+/* The calling thread opens the which-th of its devices and becomes the local-th rank of its process; or the program ends.
+ * ranks and sharded are set before. Disconnecting waits for the others. */
+void parallel_connect(Parallel *p, const Device *dev, int which, World *world, int local);
+void parallel_disconnect(Parallel *p);
+double parallel_sum(const Parallel *p, double x);       /* over all ranks, in their order */
+
+void parallel_sum_loads(Model *m);              /* after model_forward: m->load = sum of all m->own_load */
+void parallel_await_loads(Model *m);            /* what is computed from now on may use m->load */
+/* The gradients of this range are complete, here. After range 0, the last: what is computed from now on may use the sums. */
+void parallel_gradients(Model *m, int range);
+void parallel_sum_found(Model *m);              /* what ranks found apart in a step: losses, and their part of squares */
+void parallel_gather_weights(Model *m);         /* after each rank has updated its pieces */
+
+/* Runs work(run, 0) ... work(run, count - 1), each in a host thread of its own, the first in the caller's. OpenMP's
+ * threads are dealt out among them. */
+void parallel_run(int count, void (*work)(void *run, int local), void *run);
+#endif
