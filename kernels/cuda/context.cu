@@ -77,6 +77,8 @@ const char *cuda_open(int which) {
 }
 
 // A recording that exists may use the workspace that was there when it was made, so that one stays where it is.
+// So it does when there are other ranks: cudaFree waits for the GPU and may let no thread of the process launch anything
+// meanwhile, and what this GPU is doing may be an operation that waits for another thread to launch its part.
 void *workspace(size_t bytes) {
     if (bytes > mine.workspace_bytes) {
         if (mine.recording) {
@@ -84,7 +86,7 @@ void *workspace(size_t bytes) {
             return mine.workspace;                          // nothing is done with it
         }
         CUDA_CHECK(cudaStreamSynchronize(mine.stream));
-        if (mine.workspace && !mine.recordings) CUDA_CHECK(cudaFree(mine.workspace));
+        if (mine.workspace && !mine.recordings && !mine.connected) CUDA_CHECK(cudaFree(mine.workspace));
         CUDA_CHECK(cudaMalloc(&mine.workspace, bytes));
         mine.workspace_bytes = bytes;
     }

@@ -33,6 +33,7 @@ typedef struct {
     void  *workspace;                   // scratch of `workspace_bytes`, for kernels that need it within one call
     size_t workspace_bytes;
     Waits  waited;                      // by this thread
+    bool   connected;                   // to other ranks, by NCCL
     int    recordings;                  // that exist, and may use the workspace as it was when they were made
     bool   recording;                   // what is queued is recorded, not done
     cudaError_t spoiled;                // what could not be recorded, if anything

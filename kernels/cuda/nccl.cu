@@ -130,6 +130,7 @@ static void leave(Comm *c) {
         CUDA_CHECK(cudaEventDestroy(g->queued));
         CUDA_CHECK(cudaEventDestroy(g->done));
         CUDA_CHECK(cudaStreamDestroy(g->stream));
+        context()->connected = false;
     }
     free(g);
 }
@@ -203,6 +204,7 @@ Comm *nccl_connect(Peers *peers, char why[256]) {
                  mine.version % 100);
     }
     free(cards);
+    context()->connected = !*why;
     if (!*why) return n;
     free(n);
     return NULL;
