@@ -172,7 +172,7 @@ typedef struct {
     Decoder    decoder;                 /* for samples; shares the weights */
     Progress   progress;
     Log        log;
-    Replay     replay_micro[2], replay_update;    /* of micro-batches; [1] sums gradients over ranks besides */
+    Replay     replay_micro[2][2], replay_update;     /* of micro-batches: the first or not; the last among ranks or not */
     Checkpoint *from;                   /* what is resumed, until it is loaded */
     int        micro_batches, samples_wanted;     /* micro_batches: of each rank */
     int       *inputs, *targets;        /* (micro_batches,B,T) */
@@ -481,7 +481,8 @@ static void allocate(Run *r) {
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
     const int records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
-    r->replay_micro[0].off = r->replay_micro[1].off = r->replay_update.off = !records;
+    for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !records;
+    r->replay_update.off = !records;
     if (s->forced && r->leads)
         warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
@@ -562,10 +563,10 @@ static void train_step(Run *r) {
     Model *m = &r->model;
     send_step(r);
     m->dropout = r->s.dropout;
-    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
+    model_start_step(m);
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        replay_run(&r->replay_micro[m->parallel && m->last_micro], m->dev, model_state(m), micro_batch, r);
+        replay_run(&r->replay_micro[m->fresh][m->parallel && m->last_micro], m->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
     replay_run(&r->replay_update, m->dev, 0, update, r);

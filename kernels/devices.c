@@ -8,11 +8,12 @@ void cpu_f64_device(Device *d);
 #ifdef WITH_CUDA
 void cuda_bf16_device(Device *d);
 void cuda_f32_device(Device *d);
+void cuda_bf16_portable(Device *d);
 #endif
 
 static void (*const fill[])(Device *) = {
 #ifdef WITH_CUDA
-    cuda_bf16_device, cuda_f32_device,
+    cuda_bf16_device, cuda_f32_device, cuda_bf16_portable,
 #endif
     cpu_f32_device, cpu_bf16_device, cpu_f64_device,
 };

@@ -167,22 +167,24 @@ typedef struct Device {
     void (*matmul_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O);
     void (*matmul_backward_input )(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C,
                                    int O, Write how);
-    void (*matmul_backward_weight)(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O);
+    void (*matmul_backward_weight)(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
+                                   Write how);
 
     /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T + bias[e] ------------
      * weight (E,O,C)  bias (E,O) or NULL.   inp: any Rows layout;   out: BY_SLOT or GROUPED.
      * Rows are read and written where they lie: nothing is padded, sorted or copied in memory.
      * backward_input is the same product with weight[e]: dout in any layout (BY_TOKEN: one upstream row serves the K
      * slots of its token), dinp BY_SLOT or GROUPED; what a BY_TOKEN input needs, the sum over K, is combine_forward.
-     * backward_weight: dweight[e] += sum over the rows of e of dout^T inp; empty experts add nothing.
+     * backward_weight: dweight[e] = or += sum over the rows of e of dout^T inp; of an empty expert: zeros.
      * Source: Tan et al. 2024, ScatterMoE, arXiv 2403.08245.   error: as matmul; cost 2*S*C*O flop each */
     void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight,
                                             const floatX *bias, const Plan *plan, int C, int O, Rows inp_rows,
                                             Rows out_rows);
     void (*parallel_linear_backward_input )(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows);
-    void (*parallel_linear_backward_weight)(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
-                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows);
+    void (*parallel_linear_backward_weight)(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows,
+                                            Write how);
 
     /* ---- router: choose K of E experts for every token -----------------------------------------------------------
      * logits (N,E)   bias (E) or NULL: added to the scores for choosing only (balancing without a loss)
@@ -232,6 +234,17 @@ typedef struct Device {
     void (*activation_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, const floatX *da,
                                 const floatX *pre, const real *weight, const Plan *plan, Rows rows,
                                 Activation f, int M, int F);
+
+    /* ---- both halves of an expert's MLP, each as one operation; NULL where a device has only the parts -------
+     * up_forward:    parallel_linear_forward(pre, inp, weight, inp_rows, GROUPED), activation_forward(act, pre)
+     * down_backward: parallel_linear_backward_input(da, dout, weight, GROUPED, dout_rows), activation_backward(dpre, wact,
+     *                dweight, da, pre, ...). da (S,F) is scratch: afterwards it may hold anything.
+     * up weight (E,2F,C) or (E,F,C), down weight (E,C,F).   error: of the parts */
+    void (*expert_up_forward)(OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
+                              const Plan *plan, Activation f, int C, int F, Rows inp_rows);
+    void (*expert_down_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da,
+                                 const floatX *dout, const floatX *down, const floatX *pre, const real *weight,
+                                 const Plan *plan, Activation f, int C, int F, Rows dout_rows);
 
     /* ---- bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------- */
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);

@@ -57,10 +57,11 @@ void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Laye
         dev->parallel_linear_backward_input(m->s.dmixed, dout, p->output, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
         dev->activation_backward(m->s.dmixed, m->s.act, m->s.dweight, m->s.dmixed, a->mixed, r->weight,
                                  &r->plan, BY_SLOT, IDENTITY, N*Q, G*D);
-        dev->parallel_linear_backward_weight(g->output, NULL, dout, m->s.act, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
+        dev->parallel_linear_backward_weight(g->output, NULL, dout, m->s.act, &r->plan, G*D, C, BY_SLOT, BY_TOKEN,
+                                             m->write);
     } else {
         dev->matmul_backward_input(m->s.dmixed, dout, p->output, N, Q*G*D, C, SET);
-        dev->matmul_backward_weight(g->output, dout, a->mixed, N, Q*G*D, C);
+        dev->matmul_backward_weight(g->output, dout, a->mixed, N, Q*G*D, C, m->write);
     }
 
     /* 5 */
@@ -74,14 +75,15 @@ void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Laye
     /* 3 */
     if (mixture) {
         dev->parallel_linear_backward_input(m->s.rows, m->s.dq, p->query, &r->plan, C, G*D, GROUPED, BY_SLOT);
-        dev->parallel_linear_backward_weight(g->query, NULL, m->s.dq, x, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
+        dev->parallel_linear_backward_weight(g->query, NULL, m->s.dq, x, &r->plan, C, G*D, BY_TOKEN, BY_SLOT,
+                                             m->write);
         dev->combine_forward(dx, m->s.rows, NULL, NULL, &r->plan, C, GROUPED);
     } else {
         dev->matmul_backward_input(dx, m->s.dq, p->query, N, C, Q*G*D, SET);
-        dev->matmul_backward_weight(g->query, m->s.dq, x, N, C, Q*G*D);
+        dev->matmul_backward_weight(g->query, m->s.dq, x, N, C, Q*G*D, m->write);
     }
     dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, ADD);
-    dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D);
+    dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D, m->write);
 
     /* 2, 1 */
     if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, scale);

@@ -71,7 +71,7 @@ static double loss(Probe *b, int gradient) {
 }
 static void gradients(Probe *b) {
     Model *m = &b->m;
-    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
+    model_start_step(m);
     loss(b, 1);
     model_backward(m, 1);
     m->dev->reals_to_double(b->grads, m->grads, m->manifest.total);

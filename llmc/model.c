@@ -297,7 +297,7 @@ void model_free(Model *m) {
 /* ---- the order in which it runs ------------------------------------------------------------------------ */
 
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->B, m->T, m->recompute, m->forced, m->used_vocab, (double)m->dropout,
+    const double all[] = { m->B, m->T, m->recompute, m->forced, m->used_vocab, m->fresh, (double)m->dropout,
                            (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }
@@ -312,8 +312,13 @@ static void shape_batch(Model *m, int B, int T) {
     m->dev->upload(m->position, position, N * sizeof *position);
     free(position);
 }
+static void begin_batch(Model *m) {
+    m->fresh = m->started;
+    m->started = 0;
+}
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
     shape_batch(m, B, T);
+    begin_batch(m);
     m->dev->upload(m->tokens, tokens, (size_t)m->N * sizeof *tokens);
     if (targets) m->dev->upload(m->targets, targets, (size_t)m->N * sizeof *targets);
 }
@@ -329,6 +334,7 @@ void model_begin_micro(Model *m, int micro) {
     m->dev->copy(m->tokens, m->step_tokens + first, N * sizeof *m->tokens);
     m->dev->copy(m->targets, m->step_targets + first, N * sizeof *m->targets);
     m->dev->copy(m->key, m->step_keys + micro, sizeof *m->key);
+    begin_batch(m);
     m->last_micro = micro == m->micro_batches - 1;
 }
 void model_end_micro(Model *m, int micro) {
@@ -422,7 +428,8 @@ void model_loss(Model *m, float scale, int gradient) {
         dev->cross_entropy(loss, m->s.logits, m->targets + n, scale, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
-        dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V);
+        dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
+                                    m->fresh && n == 0 ? SET : ADD);
     }
     dev->sum(m->loss_sum, m->loss, (size_t)N);
 }
@@ -432,6 +439,17 @@ void model_router_losses(Model *m) {
         if (m->config.attention_experts > 1) route_losses(m, &m->acts[l].att);
         if (m->config.experts > 1)           route_losses(m, &m->acts[l].mlp);
     }
+}
+
+/* Gradients of matrices are set by the first product that has something to say; all others are sums from the start. */
+void model_start_step(Model *m) {
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        real *gradient = (real *)((char *)m->grads + t->offset * m->dev->real_size);
+        const int set = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
+        if (!set) m->dev->zero(gradient, t->count * m->dev->real_size);
+    }
+    m->started = 1;
 }
 
 /* Where ranks share a step, the gradients of a range are on their way as soon as they are complete. The ranges: the
@@ -445,6 +463,7 @@ void model_backward(Model *m, float scale) {
                           m->final_rstd, N, C);
     parallel_gradients(m, m->manifest.range_count - 1);
     for (int l = L-1; l >= 0; l--) {
+        m->write = m->fresh && (l == L-1 || !m->config.universal) ? SET : ADD;
         block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
         if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
     }

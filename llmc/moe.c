@@ -21,9 +21,9 @@ static void mlp_backward(Model *m, const floatX *pre, const floatX *up, const fl
     dev->matmul_backward_input(m->s.dact, dout, down, N, F, C, SET);
     dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, pre, NULL, NULL, BY_TOKEN,
                              (Activation)m->config.activation, N, F);
-    dev->matmul_backward_weight(ddown, dout, m->s.act, N, F, C);
+    dev->matmul_backward_weight(ddown, dout, m->s.act, N, F, C, m->write);
     dev->matmul_backward_input(dx, m->s.dpre, up, N, C, P, how);
-    dev->matmul_backward_weight(dup, m->s.dpre, x, N, C, P);
+    dev->matmul_backward_weight(dup, m->s.dpre, x, N, C, P, m->write);
 }
 
 void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out, const floatX *x) {
@@ -31,14 +31,18 @@ void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out
     const Config *c = &m->config;
     const Route *r = &a->mlp;
     const int S = m->N * c->topk, C = c->channels, F = c->width, P = pre_width(c, F);
+    const Activation f = (Activation)c->activation;
     if (c->experts == 1) { mlp_forward(m, a->pre, p->up, p->down, out, x, F); return; }
 
     /* 1, 2. Choose experts; sort the slots by expert. */
     route_forward(m, &a->mlp, p->router, x);
 
     /* 3. Each expert is a small MLP on its own rows, which it reads where the tokens lie. */
-    dev->parallel_linear_forward(a->pre, x, p->up, NULL, &r->plan, C, P, BY_TOKEN, GROUPED);
-    dev->activation_forward(m->s.act, a->pre, (Activation)c->activation, S, F);
+    if (dev->expert_up_forward) dev->expert_up_forward(a->pre, m->s.act, x, p->up, &r->plan, f, C, F, BY_TOKEN);
+    else {
+        dev->parallel_linear_forward(a->pre, x, p->up, NULL, &r->plan, C, P, BY_TOKEN, GROUPED);
+        dev->activation_forward(m->s.act, a->pre, f, S, F);
+    }
     dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, NULL, &r->plan, F, C, GROUPED, GROUPED);
 
     /* 4. Each token adds up what its K experts answered, by weight. */
@@ -59,18 +63,23 @@ void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads
     const Config *c = &m->config;
     const Route *r = &a->mlp;
     const int N = m->N, S = N * c->topk, C = c->channels, F = c->width, P = pre_width(c, F);
+    const Activation f = (Activation)c->activation;
     if (c->experts == 1) { mlp_backward(m, a->pre, p->up, p->down, g->up, g->down, dx, dout, x, F, SET); return; }
 
-    /* 4. The gradient of the sum is the same for all K experts: they read it where it lies, by token. */
+    /* 4, 3. The gradient of the sum is the same for all K experts: they read it where it lies, by token. */
     if (p->mlp_bias) dev->bias_backward(g->mlp_bias, dout, N, C);
-    dev->parallel_linear_backward_input(m->s.dact, dout, p->down, &r->plan, F, C, GROUPED, BY_TOKEN);
-
-    /* 3 */
-    dev->activation_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, a->pre, r->weight, &r->plan, GROUPED,
-                             (Activation)c->activation, S, F);
-    dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN);
+    if (dev->expert_down_backward)
+        dev->expert_down_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, r->weight, &r->plan, f,
+                                  C, F, BY_TOKEN);
+    else {
+        dev->parallel_linear_backward_input(m->s.dact, dout, p->down, &r->plan, F, C, GROUPED, BY_TOKEN);
+        dev->activation_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, a->pre, r->weight, &r->plan, GROUPED, f, S, F);
+    }
+    dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN,
+                                         m->write);
     dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, &r->plan, C, P, GROUPED, GROUPED);
-    dev->parallel_linear_backward_weight(g->up, NULL, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED);
+    dev->parallel_linear_backward_weight(g->up, NULL, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED,
+                                         m->write);
     dev->combine_forward(dx, m->s.rows, NULL, NULL, &r->plan, C, GROUPED);
 
     /* 2, 1 */

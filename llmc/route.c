@@ -30,5 +30,5 @@ void route_backward(Model *m, Route *r, const floatX *router, real *drouter, flo
     dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->logits, r->load,
                          m->balance_coef * scale, m->z_coef * scale, N * m->ranks, (Scores)m->config.scores, N, E, K);
     dev->matmul_backward_input(dx, m->s.dlogits, router, N, C, E, ADD);
-    dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E);
+    dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, m->write);
 }

@@ -280,11 +280,16 @@ static Case *matmul_backward_input(const Shape *s, int rows, int C, int O, Write
     c->forward[0] = matmul_forward(s, rows, C, O, exact);
     return c;
 }
-CALL(matmul_backward_weight, b[0], b[1], b[2], c->N, c->C, c->O)
-static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, int exact) {
-    Case *c = BEGIN(matmul_backward_weight, s, exact, "N=%d C=%d O=%d", rows, C, O);
+static void weight_gradient(Case *c, size_t n, int rows, Write how) {
+    c->how = how;
+    if (how == ADD) acc(c, REAL, "dweight", n, 0, 1, 0, sum_error(rows));
+    else            out(c, REAL, "dweight", n, 0, sum_error(rows));
+}
+CALL(matmul_backward_weight, b[0], b[1], b[2], c->N, c->C, c->O, c->how)
+static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Write how, int exact) {
+    Case *c = BEGIN(matmul_backward_weight, s, exact, "N=%d C=%d O=%d%s", rows, C, O, how == ADD ? " add" : "");
     c->N = rows, c->C = C, c->O = O;
-    acc(c, REAL, "dweight", times(O, C), 0, 1, 0, sum_error(rows));
+    weight_gradient(c, times(O, C), rows, how);
     in(c, FLOATX, "dout", times(rows, O), 0, 1);
     in(c, FLOATX, "inp", times(rows, C), 0, 1);
     c->flops = 2.0 * rows * C * O;
@@ -320,13 +325,13 @@ static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows d
     if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, 0, exact);
     return c;
 }
-CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
+CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to, c->how)
 static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows,
-                                             int bias, int exact) {
-    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s", rows_name[inp_rows],
-                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "");
+                                             int bias, Write how, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s%s", rows_name[inp_rows],
+                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "", how == ADD ? " add" : "");
     c->C = C, c->O = O, c->from = inp_rows, c->to = dout_rows;
-    acc(c, REAL, "dweight", times(s->E * O, C), 0, 1, 0, sum_error(c->S));
+    weight_gradient(c, times(s->E * O, C), c->S, how);
     if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)C, 0, 1);
@@ -467,6 +472,53 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
     in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
     if (rows != BY_TOKEN) { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c); } else absent(c);
     c->forward[0] = activation_forward(s, f);
+    return c;
+}
+
+/* Compound operations. A device that has only the parts is asked for those, so that any device can be the oracle. */
+static void run_expert_up_forward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    if (d->expert_up_forward)
+        d->expert_up_forward(b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from);
+    else {
+        d->parallel_linear_forward(b[0], b[2], b[3], NULL, &plan, c->C, c->O, c->from, GROUPED);
+        d->activation_forward(b[1], b[0], c->f, c->S, c->F);
+    }
+}
+static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
+    Case *c = BEGIN(expert_up_forward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[inp_rows], s->name, s->C, s->F);
+    c->f = f, c->from = inp_rows, c->F = s->F, c->O = f == SWIGLU ? 2 * s->F : s->F;
+    out(c, FLOATX, "pre", times(c->S, c->O), 1, sum_error(c->C));
+    out(c, FLOATX, "act", times(c->S, c->F), 12, 2 * sum_error(c->C));
+    in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)c->C, 0, 1);
+    in(c, FLOATX, "weight", times(s->E * c->O, c->C), 0, 1 / sqrt(c->C));
+    routed(c);
+    c->flops = 2.0 * c->S * c->C * c->O;
+    return c;
+}
+static void run_expert_down_backward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    if (d->expert_down_backward)
+        d->expert_down_backward(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &plan, c->f, c->C, c->F, c->from);
+    else {
+        d->parallel_linear_backward_input(b[3], b[4], b[5], &plan, c->F, c->C, GROUPED, c->from);
+        d->activation_backward(b[0], b[1], b[2], b[3], b[6], b[7], &plan, GROUPED, c->f, c->S, c->F);
+    }
+}
+static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) {
+    Case *c = BEGIN(expert_down_backward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[dout_rows], s->name, s->C,
+                    s->F);
+    c->f = f, c->from = dout_rows, c->F = s->F, c->O = f == SWIGLU ? 2 * s->F : s->F;
+    out(c, FLOATX, "dpre", times(c->S, c->O), 12, 2 * sum_error(c->C));
+    out(c, FLOATX, "wact", times(c->S, c->F), 8, 0);
+    out(c, REAL, "dweight", (size_t)c->S, 12, sum_error(c->F) + 2 * sum_error(c->C));
+    add(c, SCRATCH, FLOATX, "da", times(c->S, c->F), NULL)->moved = 0;
+    in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)c->C, 0, 1);
+    in(c, FLOATX, "down", times(s->E * c->C, c->F), 0, 1 / sqrt(c->C));
+    in(c, FLOATX, "pre", times(c->S, c->O), 0, 1);
+    in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
+    routed(c);
+    c->flops = 2.0 * c->S * c->C * c->F;
     return c;
 }
 
@@ -644,7 +696,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         if (all) {
             DO(matmul_forward(s, N, C, 2*F, exact));
             for (int how = SET; how <= ADD; how++) DO(matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
-            DO(matmul_backward_weight(s, N, C, 2*F, exact));
+            for (int how = SET; how <= ADD; how++) DO(matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
             for (int from = BY_TOKEN; from <= GROUPED; from++)
                 for (int to = BY_TOKEN; to <= GROUPED; to++) {
                     const Rows f = (Rows)from, t = (Rows)to;
@@ -652,8 +704,9 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
                     if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, bias, exact));
                     if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, !bias, exact));
                     if (to != BY_TOKEN) DO(parallel_linear_backward_input(s, C, 2*F, t, f, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, exact));
-                    DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, ADD, exact));
+                    DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, bias ? ADD : SET, exact));
                 }
             for (int rows = BY_SLOT; rows <= GROUPED; rows++)
                 for (int given = 0; given < 4; given++)
@@ -666,7 +719,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         for (int i = 0; i < 3; i++) {
             DO(matmul_forward(s, dense[i].rows, dense[i].C, dense[i].O, 0));
             DO(matmul_backward_input(s, dense[i].rows, dense[i].C, dense[i].O, i == 2 ? SET : ADD, 0));
-            DO(matmul_backward_weight(s, dense[i].rows, dense[i].C, dense[i].O, 0));
+            DO(matmul_backward_weight(s, dense[i].rows, dense[i].C, dense[i].O, SET, 0));
         }
         const struct { int C, O; Rows inp, out, dinp, dout; } expert[] = {
             { C,   2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },   /* up */
@@ -677,7 +730,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         for (int i = 0; i < 4; i++) {
             DO(parallel_linear_forward(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].out, 0, 0));
             DO(parallel_linear_backward_input(s, expert[i].C, expert[i].O, expert[i].dinp, expert[i].dout, 0));
-            DO(parallel_linear_backward_weight(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].dout, 0, 0));
+            DO(parallel_linear_backward_weight(s, expert[i].C, expert[i].O, expert[i].inp, expert[i].dout, 0, SET, 0));
         }
         DO(combine_forward(s, GROUPED, 1, 0, 0));
         DO(combine_forward(s, GROUPED, 0, 0, 0));
@@ -704,6 +757,10 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         for (int rows = all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED;
              rows <= (!all && f == IDENTITY ? BY_SLOT : GROUPED); rows++)
             DO(activation_backward(s, (Activation)f, (Rows)rows));
+        for (int rows = BY_TOKEN; rows <= (all ? GROUPED : BY_TOKEN) && f != IDENTITY; rows++) {
+            DO(expert_up_forward(s, (Activation)f, (Rows)rows));
+            DO(expert_down_backward(s, (Activation)f, (Rows)rows));
+        }
     }
     for (int order = HEADS_TILED; order <= (all ? HEADS_GROUPED : HEADS_TILED); order++) {
         DO(attention_forward(s, (HeadOrder)order));

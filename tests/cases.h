@@ -14,8 +14,8 @@
 #include "../llmc/base.h"
 
 enum { MOST_BUFFERS = 16, GUARD = 256 };                /* bytes of canary on each side of a buffer */
-typedef enum { INPUT, OUTPUT, UPDATE } Role;            /* read; overwritten; read and written */
-typedef enum { FLOATX, REAL, INTEGER, BYTE } Kind;       /* BYTE: of a struct or a key, as the host has them */
+typedef enum { INPUT, SCRATCH, OUTPUT, UPDATE } Role;   /* read; of no interest; overwritten; read and written */
+typedef enum { FLOATX, REAL, INTEGER, BYTE } Kind;      /* BYTE: of a struct or a key, as the host has them */
 
 /* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values, and those of sums
  * made in real. Both 0: the same bits, once the expected value is rounded to the device's type. */
@@ -24,7 +24,7 @@ typedef struct {
     Role role;
     Kind kind;
     size_t n, moved;                    /* elements; elements that have to be read, if not all */
-    double *value;                      /* what it holds before the call; NULL for OUTPUT, which starts as NaN */
+    double *value;                      /* what it holds before the call; NULL for OUTPUT and SCRATCH, which start as NaN */
     double stored, summed;
 } Buffer;
 

@@ -364,7 +364,7 @@ static void check_surroundings(const Placed *p) {
         const Buffer *b = &c->buffer[i];
         if (!b->name) continue;
         if (!case_guard(p, i)) check(0, "%s %s: wrote outside of %s", p->dev->name, c->what, b->name);
-        if (b->role == OUTPUT || (b->role == UPDATE && !c->unchanged)) continue;
+        if (b->role == SCRATCH || b->role == OUTPUT || (b->role == UPDATE && !c->unchanged)) continue;
         double *now_there = case_read(p, i);
         int same = 1;
         for (size_t j = 0; j < b->n; j++)                   /* NaN is a legitimate input */
@@ -398,7 +398,7 @@ static void against_naive(Case *c, const Device *dev) {
     dev->sync();
     for (int i = 0; i < c->buffers; i++) {
         const Buffer *b = &c->buffer[i];
-        if (b->role != INPUT && v[i]) {
+        if (b->role >= OUTPUT && v[i]) {
             double *got = case_read(&p, i);                 /* 1e-12: hundreds of roundings of 1e-16, on both sides */
             compare(b, got, v[i], b->stored + b->summed > 0 ? 1e-12 : 0, dev->name, c->what);
             free(got);
@@ -418,7 +418,7 @@ static void check_repeats(const Placed *first) {
     first->dev->sync();
     omp_set_num_threads(1);
     for (int i = 0; i < first->c->buffers; i++) {
-        if (first->c->buffer[i].role == INPUT || !first->at[i]) continue;
+        if (first->c->buffer[i].role < OUTPUT || !first->at[i]) continue;
         void *a = case_bits(first, i, &n), *b = case_bits(&again, i, &n);
         check(!memcmp(a, b, n), "%s %s: %s, the same bits with one thread and two", first->dev->name,
               first->c->what, first->c->buffer[i].name);
@@ -440,7 +440,7 @@ static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
     check_surroundings(&got);
     for (int i = 0; i < c->buffers; i++) {
         const Buffer *b = &c->buffer[i];
-        if (b->role == INPUT || !got.at[i]) continue;
+        if (b->role < OUTPUT || !got.at[i]) continue;
         const double bound = bound_of(b, dev);
         Case one = { .buffer = { *b }, .buffers = 1 };
         one.buffer[0].value = case_read(&want, i);

@@ -83,7 +83,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     for (int s = 0; s < steps; s++) {
         int bad;
         const Waits before = dev->waits();
-        dev->zero(m.grads, m.manifest.total * dev->real_size);
+        model_start_step(&m);
         model_batch(&m, tokens, targets, B, T);
         model_forward(&m);
         model_loss(&m, 1.0f / (float)N, 1);

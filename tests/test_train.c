@@ -343,7 +343,7 @@ static void add_gradients(Model *m, int first, int B, int T, int of, int micro) 
     free(tokens);
 }
 static void step(Trainee *t, int number, int B, int T) {
-    t->m.dev->zero(t->m.grads, t->m.manifest.total * t->m.dev->real_size);
+    model_start_step(&t->m);
     add_gradients(&t->m, number * B, B, T, B, 0);
     optimizer_set(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
                                          .decay = 0.1f, .clip = 1 });
@@ -364,7 +364,7 @@ static void accumulation(void) {
             const int count = parts ? PARTS : 1;
             open_trainee(&t, dev->name, &c, B / count, T, count, 7);
             n = t.m.manifest.total;
-            dev->zero(t.m.grads, n * dev->real_size);
+            model_start_step(&t.m);
             for (int i = 0; i < count; i++) add_gradients(&t.m, i * B / count, B / count, T, B, i);
             g[parts] = mem_alloc(n * sizeof **g);
             dev->reals_to_double(g[parts], t.m.grads, n);

@@ -356,10 +356,11 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* Every row of e has used W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] += dy^T x, a product over the rows;
+/* Every row of e has used W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product over the rows;
  * and db[e] += their sum of dy. */
-static void parallel_linear_backward_weight(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
-                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows) {
+static void parallel_linear_backward_weight(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
+    if (how == SET) memset(dweight, 0, (size_t)plan->E * (size_t)O * (size_t)C * sizeof *dweight);
     Product p = { .kind = WEIGHT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) },
                   .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight, .how = ADD,
                   .start = plan->start, .E = plan->E, .C = C, .O = O };
@@ -398,11 +399,12 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
                     .out = dinp, .how = how, .start = start, .E = 1, .C = C, .O = O });
 }
 
-/* dW += dout^T inp */
-static void matmul_backward_weight(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O) {
+/* dW = dout^T inp, or dW += dout^T inp */
+static void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
+                                   Write how) {
     int start[2];
     Plan plan = one_expert(start, N);
-    parallel_linear_backward_weight(dweight, NULL, dout, inp, &plan, C, O, GROUPED, GROUPED);
+    parallel_linear_backward_weight(dweight, NULL, dout, inp, &plan, C, O, GROUPED, GROUPED, how);
 }
 
 PART(matmul) {

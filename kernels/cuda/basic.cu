@@ -449,6 +449,8 @@ static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
 
 extern "C" {
 void DEVICE(matmul)(Device *d);
+void DEVICE(matmul_portable)(Device *d);
+void DEVICE(hopper)(Device *d);
 void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
@@ -480,4 +482,18 @@ PART(device) {
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(optimizer)(d);
+#if defined(PRECISION_BF16)
+    DEVICE(hopper)(d);                                      // after what it may have to call instead
+#endif
 }
+
+#if defined(PRECISION_BF16)
+// The same with nothing that only newer GPUs have: what runs on Ampere, to be tested and timed anywhere.
+PART(portable) {
+    DEVICE(device)(d);
+    d->name = DEVICE_NAME "-portable";
+    DEVICE(matmul_portable)(d);
+    d->expert_up_forward = NULL;
+    d->expert_down_backward = NULL;
+}
+#endif

@@ -1,6 +1,6 @@
 // context.cu: the GPU, its stream and its errors; compiled once. All calls of the runtime that create something are
 // here and in basic.cu (memory).
-#include "impl.cuh"
+#include "hopper.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -142,4 +142,28 @@ void cuda_record_free(Recording *r) {
     cuda_sync();
     CUDA_CHECK(cudaGraphExecDestroy((cudaGraphExec_t)r));
     mine.recordings--;
+}
+
+// ---- bulk copies ------------------------------------------------------------------------------------------
+
+bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
+                uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
+    static thread_local decltype(&cuTensorMapEncodeTiled) encode;
+    if (!encode) {                                          // the driver's function, without linking with the driver
+        void *f = NULL;
+        cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found)) return false;
+#else
+        if (cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &found)) return false;
+#endif
+        if (found != cudaDriverEntryPointSuccess) return false;
+        encode = (decltype(encode))f;
+    }
+    const uint64_t size = (uint64_t)element_size, extent[3] = { columns, rows, planes };
+    const uint64_t stride[2] = { pitch * size, (planes > 1 ? plane : rows * pitch) * size };
+    const uint32_t box[3] = { (uint32_t)box_columns, (uint32_t)box_rows, 1 }, step[3] = { 1, 1, 1 };
+    return encode(map, element_size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, (void *)base,
+                  (const cuuint64_t *)extent, (const cuuint64_t *)stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

@@ -34,67 +34,7 @@
 // A few rows (decoding) take few_rows, which is all about reading weights. For dense products cuBLASLt is asked first
 // (dense.cu). Each choice depends on sizes and alignment only.
 #include "dense.cuh"
-#include "ptx.cuh"
-
-typedef enum { FORWARD, INPUT, WEIGHT } Kind;
-
-typedef struct {
-    const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
-    void *c;                                // floatX; WEIGHT: real
-    const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
-    bool add;                               // c += (WEIGHT: always) or c =
-    const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
-    int E, rows, C, O;                      // rows: of all experts
-} Product;
-
-template <Kind kind> struct Out { typedef floatX type; };
-template <> struct Out<WEIGHT> { typedef real type; };
-
-template <Kind kind> __host__ __device__ static inline int columns_of(const Product &p) { return kind == FORWARD ? p.O : p.C; }
-
-// ---- which tile of which expert is a block's ----------------------------------------------------------------------------
-
-// The last expert e with start[e]/height + e*step <= x, found by a whole warp: 32 candidates at a time.
-__device__ static int last_expert(const int *start, int E, int x, int height, int step) {
-    int e = 0;
-    for (int n = E; n > 1;) {
-        const int stride = (n + 31) / 32, mine = threadIdx.x % 32 * stride;
-        const unsigned yes = __ballot_sync(0xffffffffu, mine < n && start[e + mine] / height + (e + mine) * step <= x);
-        const int skip = (__popc(yes) - 1) * stride;            // lane 0 always says yes
-        e += skip;
-        n = min(stride, n - skip);
-    }
-    return e;
-}
-
-// Expert, its first row and their number; first row and column of the tile in the expert's c. No tile: m < 0.
-typedef struct { int expert, first, rows, m, n; } Place;
-
-// Rows of tiles are numbered over all experts, those of e from start[e]/HEIGHT + e on. That leaves each expert room for
-// start[e+1]/HEIGHT - start[e]/HEIGHT + 1 of them, enough wherever it begins, and one too many at times; all in all
-// rows/HEIGHT + E; and to find e from the number takes no table, only a search in start.
-// A band of 8 rows of tiles is done column by column, so that blocks that run together share what they read.
-template <Kind kind, int HEIGHT, int WIDTH> __device__ static Place place_of(const Product &p) {
-    const int across = (columns_of<kind>(p) + WIDTH - 1) / WIDTH;
-    const int down = kind == WEIGHT ? (p.O + HEIGHT - 1) / HEIGHT : p.rows / HEIGHT + p.E;
-    const int tile = kind == WEIGHT ? (int)blockIdx.x % (down * across) : (int)blockIdx.x;
-    const int band = tile / (8 * across), within = tile % (8 * across), tall = min(8, down - band * 8);
-    int i = band * 8 + within % tall;
-    Place at;
-    at.expert = kind == WEIGHT ? blockIdx.x / (down * across) : p.start ? last_expert(p.start, p.E, i, HEIGHT, 1) : 0;
-    at.first = p.start ? p.start[at.expert] : 0;
-    at.rows = p.start ? p.start[at.expert + 1] - at.first : p.rows;
-    if (kind != WEIGHT) i -= at.first / HEIGHT + at.expert;
-    at.m = i * HEIGHT;
-    at.n = within / tall * WIDTH;
-    if (at.rows == 0 || (kind != WEIGHT && at.m >= at.rows)) at.m = -1;
-    return at;
-}
-
-template <Kind kind, int HEIGHT, int WIDTH> static unsigned blocks_for(const Product &p) {
-    const size_t across = divide_up((size_t)columns_of<kind>(p), WIDTH);
-    return (unsigned)(across * (kind == WEIGHT ? p.E * divide_up((size_t)p.O, HEIGHT) : (size_t)(p.rows / HEIGHT + p.E)));
-}
+#include "product.cuh"
 
 #if defined(PRECISION_BF16)
 // ---- bf16: tiles of 128 x 128 or 128 x 256 on the tensor cores ----------------------------------------------------------
@@ -181,7 +121,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
         for (int i = 0; i < BATCH; i++) {                       // all reads before the first write: they wait together
             const int r = first + i * ROWS_AT_ONCE, m = at.m + r, row = kind != WEIGHT ? list[r] : m < p.O ? m : -1;
             to[i] = row < 0 ? NULL : (Four *)(c + (size_t)row * columns);
-            if (to[i] && (kind == WEIGHT || p.add)) old[i] = *to[i];
+            if (to[i] && p.add) old[i] = *to[i];
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
@@ -189,7 +129,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
                 const float4 s = *(const float4 *)&shared[(first + i * ROWS_AT_ONCE) * PITCH + column];
                 const float x[4] = { s.x, s.y, s.z, s.w };
                 Four v;
-                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (kind == WEIGHT || p.add ? (float)old[i].x[q] : bias[q]));
+                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (p.add ? (float)old[i].x[q] : bias[q]));
                 *to[i] = v;
             }
     }
@@ -204,7 +144,7 @@ template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) v
     extern __shared__ __align__(1024) unsigned char shared[];
     int *list = (int *)(shared + STAGES * STAGE);
     const int thread = threadIdx.x, warp = thread / 32;
-    const Place at = place_of<kind, BM, BN>(p);
+    const Place at = place_of<kind, BM, BN>(p, blockIdx.x);
     if (at.m < 0) return;
 
     const int k = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows, steps = (k + BK - 1) / BK;
@@ -312,10 +252,10 @@ template <Kind kind> static bool wide_tiles(const Product &p) {
 // A block: 64 x 64 of c by 256 threads, each 4 x 4 of it, in steps of 16 of k. The next step's numbers are read into registers
 // while this step's are multiplied. In shared memory k is the slow dimension for both operands, widened to float.
 enum { PLAIN = 64, PLAIN_K = 16 };
-template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const Product p) {
+template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const __grid_constant__ Product p) {
     typedef typename Out<kind>::type T;
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
-    const Place at = place_of<kind, PLAIN, PLAIN>(p);
+    const Place at = place_of<kind, PLAIN, PLAIN>(p, blockIdx.x);
     if (at.m < 0) return;
     const int M = kind == WEIGHT ? p.O : at.rows, N = columns_of<kind>(p);
     const int K = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows;
@@ -371,7 +311,7 @@ template <Kind kind> static __global__ __launch_bounds__(256) void plain_product
             const int n = at.n + low * 4 + j;
             if (n >= N) continue;
             float was = 0;
-            if (kind == WEIGHT || p.add) was = (float)c[n];
+            if (p.add) was = (float)c[n];
             else if (kind == FORWARD && p.bias) was = R(p.bias[at.expert * O + n]);
             c[n] = (T)(sum[i][j] + was);
         }
@@ -441,8 +381,12 @@ void bias_gradient(real *dbias, const floatX *dout, const int *row, const int *s
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
-template <Kind kind> static void multiply(const Product &p) {
-    if (p.rows == 0) return;
+// portable: only with instructions that every GPU since Ampere has, for the device of that name.
+template <Kind kind, bool portable> static void multiply(const Product &p) {
+    if (p.rows == 0) {
+        if (kind == WEIGHT && !p.add) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * sizeof(real), context()->stream));
+        return;
+    }
     if (kind == FORWARD && p.rows <= FEW) {
         const bool vectors = p.C % VECTOR == 0 && ((uintptr_t)p.a | (uintptr_t)p.b) % 16 == 0;
         const size_t groups = p.start ? (size_t)p.rows : 1;
@@ -450,6 +394,7 @@ template <Kind kind> static void multiply(const Product &p) {
         return;
     }
 #if defined(PRECISION_BF16)
+    if (!portable && (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p))) return;
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);
@@ -459,73 +404,67 @@ template <Kind kind> static void multiply(const Product &p) {
     LAUNCH(plain_product<kind>, (blocks_for<kind, PLAIN, PLAIN>(p)), 256, 0, p);
 }
 
-static Product dense(const floatX *a, const floatX *b, void *c, int rows, int C, int O) {
-    Product p = {};
-    p.a = a, p.b = b, p.c = c, p.E = 1, p.rows = rows, p.C = C, p.O = O;
-    return p;
-}
-
-static const int *rows_of(const Plan *plan, Rows rows) {
-    return rows == GROUPED ? NULL : rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row;
-}
-
-static Product routed(const floatX *a, const floatX *b, void *c, const Plan *plan, int C, int O) {
-    Product p = dense(a, b, c, plan->N * plan->K, C, O);
-    p.start = plan->start, p.E = plan->E;
-    return p;
-}
-
 // out = inp W^T. To cuBLAS, which thinks in columns, that is out^T (O,N) = W inp^T, and a matrix by rows is its transpose.
+template <bool portable>
 static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O) {
     if (N > FEW && dense_product(out, false, false, weight, true, inp, false, O, N, C)) return;
-    multiply<FORWARD>(dense(inp, weight, out, N, C, O));
+    multiply<FORWARD, portable>(dense(inp, weight, out, N, C, O));
 }
 
 // dinp = dout W, or +=
+template <bool portable>
 static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how) {
     if (N > 0 && dense_product(dinp, false, how == ADD, weight, false, dout, false, C, N, O)) return;
     Product p = dense(dout, weight, dinp, N, C, O);
     p.add = how == ADD;
-    multiply<INPUT>(p);
+    multiply<INPUT, portable>(p);
 }
 
-// dW += dout^T inp
-static void matmul_backward_weight(ACC real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O) {
-    if (N > 0 && dense_product(dweight, true, true, inp, false, dout, true, C, O, N)) return;
-    multiply<WEIGHT>(dense(dout, inp, dweight, N, C, O));
+// dW = dout^T inp, or +=
+template <bool portable>
+static void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how) {
+    if (N > 0 && dense_product(dweight, true, how == ADD, inp, false, dout, true, C, O, N)) return;
+    Product p = dense(dout, inp, dweight, N, C, O);
+    p.add = how == ADD;
+    multiply<WEIGHT, portable>(p);
 }
 
 // For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T + b[e],
+template <bool portable>
 static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                                     const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows) {
     Product p = routed(inp, weight, out, plan, C, O);
     p.a_row = rows_of(plan, inp_rows), p.c_row = rows_of(plan, out_rows), p.bias = bias;
-    multiply<FORWARD>(p);
+    multiply<FORWARD, portable>(p);
 }
 
 // dx = dy W[e],
+template <bool portable>
 static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                            const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows) {
     Product p = routed(dout, weight, dinp, plan, C, O);
     p.a_row = rows_of(plan, dout_rows), p.c_row = rows_of(plan, dinp_rows);
-    multiply<INPUT>(p);
+    multiply<INPUT, portable>(p);
 }
 
-// dW[e] += the sum over its rows of dy^T x, and db[e] += that of dy.
-static void parallel_linear_backward_weight(ACC real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
-                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows) {
+// dW[e] = the sum over its rows of dy^T x, or +=, and db[e] += that of dy.
+template <bool portable>
+static void parallel_linear_backward_weight(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     Product p = routed(dout, inp, dweight, plan, C, O);
-    p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows);
-    multiply<WEIGHT>(p);
+    p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows), p.add = how == ADD;
+    multiply<WEIGHT, portable>(p);
     if (!dbias || !p.rows) return;
     LAUNCH(bias_gradient, (unsigned)(p.E * divide_up((size_t)O, 32)), 256, 0, dbias, dout, p.a_row, p.start, O);
 }
 
-PART(matmul) {
-    d->matmul_forward = matmul_forward;
-    d->matmul_backward_input = matmul_backward_input;
-    d->matmul_backward_weight = matmul_backward_weight;
-    d->parallel_linear_forward = parallel_linear_forward;
-    d->parallel_linear_backward_input = parallel_linear_backward_input;
-    d->parallel_linear_backward_weight = parallel_linear_backward_weight;
+template <bool portable> static void fill(Device *d) {
+    d->matmul_forward = matmul_forward<portable>;
+    d->matmul_backward_input = matmul_backward_input<portable>;
+    d->matmul_backward_weight = matmul_backward_weight<portable>;
+    d->parallel_linear_forward = parallel_linear_forward<portable>;
+    d->parallel_linear_backward_input = parallel_linear_backward_input<portable>;
+    d->parallel_linear_backward_weight = parallel_linear_backward_weight<portable>;
 }
+PART(matmul) { fill<false>(d); }
+PART(matmul_portable) { fill<true>(d); }

@@ -64,3 +64,5 @@ __device__ static inline float sqrt_approx(float x) {
     asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// The number in the lower (0) or upper (1) half of such a register.
+__device__ static inline float unpack_bf16(uint32_t r, int half) { return __uint_as_float(half ? r & 0xffff0000u : r << 16); }

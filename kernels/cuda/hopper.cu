@@ -1,0 +1,683 @@
+// hopper.cu: the products of matmul.cu by Hopper's own instructions (sm_90a, bf16). What they compute, and which operand is
+// which in the three kinds, stands there; instructions in hopper.cuh; here is how the SMs are kept busy.
+//
+//   block        384 threads, one block to an SM, which makes tile after tile (tile i, i + blocks, ...): what a tile costs
+//                besides its multiplications, finding it, filling the pipeline, storing it, happens while others multiply.
+//   producer     The first warpgroup brings operands to shared memory, always some steps of 64 of k ahead, also across
+//                tiles. Boxes come by bulk copy: one thread orders them. Gathered rows come by cp.async, 16 bytes a thread,
+//                each row from where it lies; rows past the expert's last are zeros, for which nothing is read. (Reading some
+//                valid row instead is the expensive way: all SMs would ask for the same line of L2.)
+//   consumers    Two warpgroups, each with 64 x 256 sums of the tile, which is 128 x 256: a smaller one cannot be fed, as
+//                shared memory gives 128 bytes a clock. While the tensor cores work on a step its successor is queued.
+//   barriers     For every stage of the ring one "full" and one "empty". What the tile is travels with its first stage.
+//   store        A warpgroup turns its sums into bf16 (or keeps floats, for the gradients of weights) slab by slab in shared
+//                memory, from where bulk stores take them. The last tile of an expert may not write into the rows of the
+//                next, and rows that are scattered have no box: those are stored row by row, 128 bytes of each.
+//
+// Gradients of weights sum over the rows of an expert, so rows are k: both operands lie across, tails of the expert are zeros
+// in one of the operands, and sums are added to what is there by the memory itself. The gathered operand takes the side of
+// 128; if that is the input, the tile is made transposed and stored so.
+#include "product.cuh"
+#include "hopper.cuh"
+#include "slope.cuh"
+
+#if defined(PRECISION_BF16)
+
+enum { BM = 128, BK = 64, THREADS = 384, A_BYTES = BM * BK * 2, SLAB = 8192, STARTS = 424 };
+
+// Shared memory: `stages` of a and b, `slabs` of 8 KB for each consumer, barriers, what each stage's tile is, and plan->start
+// if it fits, as every tile has to find its expert.
+template <int BN_, int stages_, int slabs_> struct RingOf {
+    static constexpr int BN = BN_, stages = stages_, slabs = slabs_, stage = A_BYTES + BN * BK * 2;
+    static constexpr int first_slab = stages * stage, barriers = first_slab + 2 * slabs * SLAB;
+    static constexpr int info = barriers + (stages + 8) * 16, starts = info + stages * 16;
+    static constexpr int bytes = starts + STARTS * 4 + 1024;
+    static_assert(bytes <= 232448, "what a block can have");
+};
+typedef RingOf<256, 4, 2> Wide;
+typedef RingOf<128, 6, 2> Narrow;
+typedef RingOf<256, 3, 5> Backward;                   // of an expert's nonlinearity: its slabs also bring what is needed
+
+#if defined(HOPPER)
+// The block's shared memory and the barriers in it.
+template <typename Ring> struct Shared {
+    uint32_t base;
+    unsigned char *generic;
+    __device__ Shared(unsigned char *raw) {
+        const uint32_t at = shared_address(raw), skip = -at & 1023;             // the swizzle counts from multiples of 1024
+        base = at + skip, generic = raw + skip;
+    }
+    __device__ uint32_t a(int stage) const { return base + stage * Ring::stage; }
+    __device__ uint32_t b(int stage) const { return a(stage) + A_BYTES; }
+    // A warp's part of its consumer's slab i: 16 rows.
+    __device__ uint32_t slab(int i) const {
+        const int warp = threadIdx.x / 32 - 4;
+        return base + Ring::first_slab + (warp / 4 * Ring::slabs + i) * SLAB + warp % 4 * SLAB / 4;
+    }
+    __device__ unsigned char *at(uint32_t address) const { return generic + (address - base); }
+    __device__ uint32_t full(int stage) const { return base + Ring::barriers + stage * 16; }
+    __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
+    __device__ uint32_t brought(int i) const { return full(Ring::stages) + (threadIdx.x / 32 - 4) * 16 + i * 8; }      // to this warp
+    __device__ int4 &info(int stage) const { return *(int4 *)(generic + Ring::info + stage * 16); }
+    // Opens the barriers; returns where start can be read.
+    __device__ const int *open(int producers, const int *start, int E) const {
+        int *near = (int *)(generic + Ring::starts);
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < Ring::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8);
+            for (int i = 0; i < 16; i++) barrier_init(full(Ring::stages) + i * 8, 1);
+            barrier_init_done();
+        }
+        const bool fits = start && E < STARTS;
+        if (fits) for (int i = threadIdx.x; i <= E; i += THREADS) near[i] = start[i];
+        __syncthreads();
+        return fits ? near : start;
+    }
+};
+// Where in the ring somebody is.
+template <typename Ring> struct Position {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ void next(void) { if (++stage == Ring::stages) stage = 0, parity ^= 1; }
+};
+
+// A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already.
+template <typename Ring, int a_across, int b_across>
+__device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const Shared<Ring> &s, Position<Ring> &at, int steps, int mine) {
+    const bool speaks = threadIdx.x % 32 == 0;                                  // for its warp
+    int before = -1;
+    for (int step = 0; step < steps; step++, at.next()) {
+        if (step) barrier_wait(s.full(at.stage), at.parity);
+        const uint32_t a = s.a(at.stage) + mine * 8192, b = s.b(at.stage);
+        pin(sum);
+        wgmma_fence();
+#pragma unroll
+        for (int k16 = 0; k16 < 4; k16++)
+            wgmma<Ring::BN, a_across, b_across>(sum, operand(a + k16 * (a_across ? 2048 : 32), !a_across),
+                                             operand(b + k16 * (b_across ? 2048 : 32), !b_across), step | k16);
+        wgmma_commit();
+        wgmma_wait<1>();                                                        // the step before is done
+        if (before >= 0 && speaks) barrier_arrive(s.empty(before));
+        before = at.stage;
+    }
+    wgmma_wait<0>();
+    pin(sum);
+    if (speaks) barrier_arrive(s.empty(before));
+}
+
+// The producer of FORWARD and INPUT: tiles of rows of one expert, 128 x BN of c. halves: the tile's columns are twice BN/2,
+// from n and from columns + n on (gate and up).
+template <Kind kind, typename Ring, bool gather, bool halves>
+__device__ static void produce_rows(const Shared<Ring> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
+                                    int tiles) {
+    enum { BN = Ring::BN };
+    if (!gather && threadIdx.x >= 32) return;
+    const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
+    Position<Ring> at;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place to = place_of<kind, BM, halves ? BN / 2 : BN>(p, tile);
+        if (to.m < 0) continue;
+        const int chunk = thread % 8, first = to.first + to.m, end = to.first + to.rows;
+        const floatX *row[8];
+        if (gather)
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int r = first + thread / 8 + 16 * i;
+                row[i] = r < end ? p.a + (size_t)p.a_row[r] * k + chunk * 8 : NULL;
+            }
+        for (int step = 0; step < steps; step++, at.next()) {
+            barrier_wait(s.empty(at.stage), at.parity ^ 1);
+            if (thread == 0) {
+                s.info(at.stage) = make_int4(to.expert, first, end, to.n);
+                barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
+                if (kind == FORWARD)
+                    for (int half = 0; half <= halves; half++)
+                        bulk_load(s.b(at.stage) + half * BN * 64, b_map, s.full(at.stage), step * BK, half * p.O + to.n, to.expert);
+                else for (int c = 0; c < BN; c += 64)
+                    bulk_load(s.b(at.stage) + c * 128, b_map, s.full(at.stage), to.n + c, step * BK, to.expert);
+                if (!gather) bulk_load(s.a(at.stage), a_map, s.full(at.stage), step * BK, first, 0);
+            }
+            if (gather) {
+                const bool inside = step * BK + chunk * 8 < k;
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int r = thread / 8 + 16 * i;
+                    cp_async(s.a(at.stage) + r * 128 + ((chunk ^ r % 8) << 4), row[i] ? row[i] + step * BK : p.a, inside && row[i]);
+                }
+                barrier_arrive_copied(s.full(at.stage));
+            }
+        }
+    }
+    barrier_wait(s.empty(at.stage), at.parity ^ 1);                             // no more tiles: a stage that says so
+    if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
+    if (gather) barrier_arrive(s.full(at.stage));
+}
+
+// A warp has 16 rows of the tile, and stores them alone: no other warp waits for it. Its part of a slab: 16 rows x 64 columns in
+// bf16, swizzled. Where this thread's part of columns 16j.. lies, for stmatrix and ldmatrix: registers 0-3 are then sums 8j ..
+// 8j+7 of its 32, packed by two.
+__device__ static inline uint32_t fragment(uint32_t slab, int j) {
+    const int lane = threadIdx.x % 32, r = lane % 16;
+    return slab + r * 128 + (((2 * j + lane / 16) ^ r % 8) << 4);
+}
+__device__ static inline void put(uint32_t slab, int j, const float *x) {
+    stmatrix(fragment(slab, j), pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+}
+// The slab's rows, first.. in the tile's order, to column n on of a matrix of so many columns: as a box, or if the rows are
+// scattered (row_of) or not all before `end`, each to where it lies.
+__device__ static inline void store_slab(uint32_t slab, const unsigned char *rows, const CUtensorMap *map, floatX *to,
+                                         const int *row_of, int columns, int n, int width, int first, int end) {
+    const int lane = threadIdx.x % 32, chunk = lane % 8;
+    const bool box = !row_of && first + 16 <= end;
+    if (box) publish();
+    __syncwarp();
+    if (box) {
+        if (lane == 0) bulk_store(map, slab, n, first, 0), bulk_commit();
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = lane / 8 + 4 * i;
+        if (first + row >= end || chunk * 8 >= width) break;
+        const size_t where = row_of ? row_of[first + row] : first + row;
+        *(int4 *)(to + where * columns + n + chunk * 8) = *(const int4 *)(rows + row * 128 + ((chunk ^ row % 8) << 4));
+    }
+}
+// Before a slab is filled again: all but the newest `pending` of this warp's stores have read theirs.
+template <int pending> __device__ static inline void slab_free(void) {
+    if (threadIdx.x % 32 == 0) bulk_wait_read<pending>();
+    __syncwarp();
+}
+#endif
+
+// FORWARD and INPUT. tiles: of the worst case.
+template <Kind kind, typename Ring, bool gather> static __global__ __launch_bounds__(THREADS, 1)
+void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                  const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles) {
+#if defined(HOPPER)
+    extern __shared__ unsigned char raw[];
+    const Shared<Ring> s(raw);
+    Product p = given;
+    p.start = s.open(gather ? 1 + 128 : 1, p.start, p.E);
+    if (threadIdx.x < 128) {
+        give_registers<gather ? 56 : 40>();
+        produce_rows<kind, Ring, gather, false>(s, &a_map, &b_map, p, tiles);
+        return;
+    }
+    take_registers<gather ? 224 : 232>();
+    const int columns = columns_of<kind>(p), steps = ((kind == FORWARD ? p.C : p.O) + BK - 1) / BK;
+    const int thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
+    Position<Ring> at;
+    for (int turn = 0;;) {
+        barrier_wait(s.full(at.stage), at.parity);
+        const int4 to = s.info(at.stage);                                       // expert, first row, last + 1, column
+        if (to.x < 0) break;
+        float sum[Ring::BN / 2];
+        multiply_steps<Ring, 0, kind == INPUT>(sum, s, at, steps, mine);
+
+        const int first = to.y + mine * 64 + thread / 32 * 16;                  // of this warp's rows
+#pragma unroll
+        for (int c = 0; c < Ring::BN / 64; c++) {
+            const int n = to.w + c * 64;
+            if (n >= columns) break;
+            const uint32_t slab = s.slab(turn++ & 1);
+            slab_free<1>();
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float *x = &sum[c * 32 + j * 8];
+                if (kind == FORWARD && p.bias)
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
+                        if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
+                    }
+                if (kind == INPUT && p.add)                                     // dense: rows lie in order
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int row = first + thread % 32 / 4 + i % 2 * 8, column = n + j * 16 + i / 2 * 8 + thread % 4 * 2;
+                        if (row >= to.z || column >= columns) continue;
+                        const uint32_t old = *(const uint32_t *)((floatX *)p.c + (size_t)row * columns + column);
+                        x[2 * i] += unpack_bf16(old, 0), x[2 * i + 1] += unpack_bf16(old, 1);
+                    }
+                put(slab, j, x);
+            }
+            store_slab(slab, s.at(slab), &c_map, (floatX *)p.c, p.c_row, columns, n, columns - n, first, to.z);
+        }
+    }
+    if (thread % 32 == 0) bulk_wait<0>();
+#endif
+}
+
+// The first half of a gated expert, pre = inp up^T and act = silu(gate) * up of it: a tile has 128 columns of gate and the same
+// 128 of up, so that both of a pair are the same thread's. p.O is F, c is pre. act is made of pre as it is stored, rounded.
+static __global__ __launch_bounds__(THREADS, 1)
+void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
+               const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act, int tiles) {
+#if defined(HOPPER)
+    extern __shared__ unsigned char raw[];
+    const Shared<Wide> s(raw);
+    Product p = given;
+    p.start = s.open(1 + 128, p.start, p.E);
+    if (threadIdx.x < 128) {
+        give_registers<56>();
+        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles);
+        return;
+    }
+    take_registers<224>();
+    const int F = p.O, steps = (p.C + BK - 1) / BK, thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
+    Position<Wide> at;
+    for (int turn = 0;;) {
+        barrier_wait(s.full(at.stage), at.parity);
+        const int4 to = s.info(at.stage);
+        if (to.x < 0) break;
+        float sum[128];
+        multiply_steps<Wide, 0, 0>(sum, s, at, steps, mine);
+
+        const int first = to.y + mine * 64 + thread / 32 * 16;
+#pragma unroll
+        for (int c = 0; c < 6; c++) {                                           // of each 64 columns: gate, up, act
+            const int n = to.w + c / 3 * 64, what = c % 3;
+            if (n >= F) break;
+            const uint32_t slab = s.slab(turn++ & 1);
+            slab_free<1>();
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float *gate = &sum[c / 3 * 32 + j * 8], *up = gate + 64;
+                float x[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    x[i] = what == 0 ? gate[i] : what == 1 ? up[i] : slope_of<SWIGLU>(R(X(gate[i])), R(X(up[i]))).act;
+                put(slab, j, x);
+            }
+            if (what < 2) store_slab(slab, s.at(slab), &pre_map, (floatX *)p.c, NULL, 2 * F, n + what * F, 64, first, to.z);
+            else store_slab(slab, s.at(slab), &act_map, act, NULL, F, n, 64, first, to.z);
+        }
+    }
+    if (thread % 32 == 0) bulk_wait<0>();
+#endif
+}
+
+// The second half of a gated expert, backwards: da = dout down, a product of which nothing is stored, and with it what
+// activation_backward makes: dpre, wact, and the gradients of the router weights, of which a tile has a part: the sum over its
+// columns, in `part` (tiles across, rows). p.C is F. 64 columns at a time: gate and up come by bulk copy, two ahead, the first
+// ones while the product is still being made, and dpre leaves from the same slabs.
+typedef struct { floatX *dpre, *wact; real *part; const real *weight; const int *slot_of_row; } DownBackward;
+static __global__ __launch_bounds__(THREADS, 1)
+void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
+                          const __grid_constant__ CUtensorMap dpre_map, const __grid_constant__ CUtensorMap wact_map,
+                          const __grid_constant__ Product given, const __grid_constant__ DownBackward e, int tiles) {
+#if defined(HOPPER)
+    enum { BN = Backward::BN };
+    extern __shared__ unsigned char raw[];
+    const Shared<Backward> s(raw);
+    Product p = given;
+    p.start = s.open(1 + 128, p.start, p.E);
+    if (threadIdx.x < 128) {
+        give_registers<56>();
+        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles);
+        return;
+    }
+    take_registers<224>();
+    const int F = p.C, steps = (p.O + BK - 1) / BK, thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
+    const int lane = thread % 32, row = lane / 4;                               // and 8 more: the two of a thread in its warp's 16
+    const uint32_t acts = s.slab(4);
+    uint32_t parity[2] = { 0, 0 };
+    Position<Backward> at;
+    for (;;) {
+        barrier_wait(s.full(at.stage), at.parity);
+        const int4 to = s.info(at.stage);
+        if (to.x < 0) break;
+        const int first = to.y + mine * 64 + thread / 32 * 16, wide = min(BN / 64, (F - to.w) / 64);
+        auto bring = [&](int c) {                                               // when the slabs' last stores have left them
+            bulk_wait_read<0>();
+            barrier_expect(s.brought(c % 2), SLAB / 2);
+            for (int i = 0; i < 2; i++)
+                bulk_load(s.slab(c % 2 * 2 + i), &pre_map, s.brought(c % 2), to.w + c * 64 + i * F, first, 0);
+        };
+        if (lane == 0) for (int c = 0; c < 2 && c < wide; c++) bring(c);
+        float w[2], dot[2] = { 0, 0 };
+#pragma unroll
+        for (int h = 0; h < 2; h++) w[h] = first + row + 8 * h < to.z ? e.weight[e.slot_of_row[first + row + 8 * h]] : 0;
+        float da[BN / 2];
+        multiply_steps<Backward, 0, 1>(da, s, at, steps, mine);
+
+#pragma unroll
+        for (int c = 0; c < BN / 64; c++) {
+            if (c >= wide) break;
+            const uint32_t gates = s.slab(c % 2 * 2), ups = s.slab(c % 2 * 2 + 1);
+            const int n = to.w + c * 64;
+            barrier_wait(s.brought(c % 2), parity[c % 2]);
+            parity[c % 2] ^= 1;
+            slab_free<0>();                                                     // of the last wact
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t gate[4], up[4];
+                float dgate[8], dup[8], wact[8];
+                ldmatrix(gate, fragment(gates, j));
+                ldmatrix(up, fragment(ups, j));
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int h = i / 2 % 2;
+                    const float d = da[c * 32 + j * 8 + i];
+                    const Slope x = slope_of<SWIGLU>(unpack_bf16(gate[i / 2], i % 2), unpack_bf16(up[i / 2], i % 2));
+                    dot[h] += d * x.act;
+                    dgate[i] = w[h] * d * x.dgate, dup[i] = w[h] * d * x.dup, wact[i] = w[h] * x.act;
+                }
+                put(gates, j, dgate);
+                put(ups, j, dup);
+                put(acts, j, wact);
+            }
+            store_slab(gates, s.at(gates), &dpre_map, e.dpre, NULL, 2 * F, n, 64, first, to.z);
+            store_slab(ups, s.at(ups), &dpre_map, e.dpre, NULL, 2 * F, n + F, 64, first, to.z);
+            store_slab(acts, s.at(acts), &wact_map, e.wact, NULL, F, n, 64, first, to.z);
+            __syncwarp();                                                       // rows that were stored one by one are read
+            if (lane == 0 && c + 2 < wide) bring(c + 2);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            dot[h] += __shfl_xor_sync(0xffffffffu, dot[h], 1);
+            dot[h] += __shfl_xor_sync(0xffffffffu, dot[h], 2);
+            const int r = first + row + 8 * h;
+            if (thread % 4 == 0 && r < to.z) e.part[(size_t)(to.w / BN) * p.rows + r] = dot[h];
+        }
+    }
+    if (thread % 32 == 0) bulk_wait<0>();
+#endif
+}
+
+// The parts of each row's gradient, added in order.
+static __global__ void add_parts(real *dweight, const real *part, const int *slot_of_row, int rows, int parts) {
+    const size_t r = global_index();
+    if (r >= rows) return;
+    real sum = 0;
+    for (int i = 0; i < parts; i++) sum += part[(size_t)i * rows + r];
+    dweight[slot_of_row[r]] = sum;
+}
+
+// WEIGHT: c[e] = or += the sum over the rows of e of left^T right, left (.,P), right (.,Q), in tiles of 128 of P x 256 of Q.
+// c (E,P,Q), or transposed (E,Q,P). Row i of left lies at left_row[i], or at i if that is NULL; of right, gather or not.
+typedef struct {
+    const floatX *left, *right;
+    const int *left_row, *right_row, *start;
+    float *c;
+    int E, rows, P, Q, splits;              // splits: each has its share of every expert's rows, and a c of its own
+    bool add;
+} Outer;
+
+template <bool gather, bool transposed> static __global__ __launch_bounds__(THREADS, 1)
+void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_constant__ CUtensorMap c_map,
+                    const __grid_constant__ Outer p) {
+#if defined(HOPPER)
+    enum { BN = 256 };
+    extern __shared__ unsigned char raw[];
+    const Shared<Wide> s(raw);
+    const int across = (p.Q + BN - 1) / BN, down = (p.P + BM - 1) / BM, tiles = p.E * across * down * p.splits;
+    const int thread = threadIdx.x % 128;
+    const int *start = s.open(1 + 128, p.start, p.E);
+    Position<Wide> at;
+
+    if (threadIdx.x < 128) {
+        give_registers<gather ? 88 : 56>();
+        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+            const int plane = tile / (across * down), m = tile % down * BM, n = tile % (across * down) / down * BN;
+            const int e = plane % p.E, begin = start ? start[e] : 0, after = start ? start[e + 1] : p.rows;
+            const int share = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;
+            const int first = min(begin + plane / p.E * share, after), end = min(first + share, after);
+            // A thread copies 16 bytes of 8 of the 64 rows of a step of left, and of 16 of them of right.
+            const int chunk = thread % 16, wide = thread % 32;
+            const floatX *left = p.left + m + chunk * 8, *right = p.right + n + wide * 8;
+            const bool in_left = m + chunk * 8 < p.P, in_right = n + wide * 8 < p.Q;
+            int left_row[8], right_row[16];
+            auto find = [&](int k) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int r = k + thread / 16 + 8 * i;
+                    left_row[i] = r >= end || !in_left ? -1 : p.left_row ? p.left_row[r] : r;
+                }
+                if (gather)
+#pragma unroll
+                    for (int i = 0; i < 16; i++) {
+                        const int r = k + thread / 32 + 4 * i;
+                        right_row[i] = r >= end || !in_right ? -1 : p.right_row[r];
+                    }
+            };
+            find(first);
+            // An expert without rows has nothing to add; but where its gradient is set, a stage of zeros says so.
+            for (int k = first, last = p.add ? end : max(end, first + 1); k < last; k += BK, at.next()) {
+                barrier_wait(s.empty(at.stage), at.parity ^ 1);
+                if (thread == 0) {
+                    s.info(at.stage) = make_int4(plane, m, n, (last - first + BK - 1) / BK);
+                    if (gather) barrier_arrive(s.full(at.stage));
+                    else {
+                        barrier_expect(s.full(at.stage), BN * BK * 2);
+                        for (int c = 0; c < BN; c += 64)
+                            bulk_load(s.b(at.stage) + c * 128, &right_map, s.full(at.stage), n + c, k, 0);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int r = thread / 16 + 8 * i;
+                    cp_async(s.a(at.stage) + chunk / 8 * 8192 + r * 128 + ((chunk % 8 ^ r % 8) << 4),
+                             left + (int64_t)max(left_row[i], 0) * p.P, left_row[i] >= 0);
+                }
+                if (gather)
+#pragma unroll
+                    for (int i = 0; i < 16; i++) {
+                        const int r = thread / 32 + 4 * i;
+                        cp_async(s.b(at.stage) + wide / 8 * 8192 + r * 128 + ((wide % 8 ^ r % 8) << 4),
+                                 right + (int64_t)max(right_row[i], 0) * p.Q, right_row[i] >= 0);
+                    }
+                barrier_arrive_copied(s.full(at.stage));
+                find(k + BK);                                                   // of the next step, while this one is under way
+            }
+        }
+        barrier_wait(s.empty(at.stage), at.parity ^ 1);
+        if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
+        barrier_arrive(s.full(at.stage));
+        return;
+    }
+
+    take_registers<gather ? 208 : 224>();
+    const int mine = threadIdx.x / 128 - 1, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
+    for (;;) {
+        barrier_wait(s.full(at.stage), at.parity);
+        const int4 to = s.info(at.stage);                                       // plane of c, first of P, of Q, steps
+        if (to.x < 0) break;
+        float sum[BN / 2];
+        multiply_steps<Wide, 1, 1>(sum, s, at, to.w, mine);
+
+        const int m = to.y + mine * 64 + warp * 16 + g;
+        if (!p.add) {
+            // Straight to memory: a quad of threads has 8 columns of a row, a whole sector; transposed, 8 threads of a column.
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                if (m + 8 * h >= p.P) break;
+                float *c = p.c + (size_t)to.x * p.P * p.Q;
+#pragma unroll
+                for (int j = 0; j < BN / 8; j++) {
+                    const int n = to.z + j * 8 + q * 2;
+                    const float *x = &sum[j * 4 + h * 2];
+                    if (n >= p.Q) break;
+                    if (!transposed) *(float2 *)(c + (size_t)(m + 8 * h) * p.Q + n) = make_float2(x[0], x[1]);
+                    else c[(size_t)n * p.P + m + 8 * h] = x[0], c[(size_t)(n + 1) * p.P + m + 8 * h] = x[1];
+                }
+            }
+            continue;
+        }
+        // The memory adds: it gets 32 columns at a time, 64 x 32 floats, or the two halves of P of their transpose.
+#pragma unroll
+        for (int c = 0; c < BN / 32; c++) {
+            const int n = to.z + c * 32, first = to.y + mine * 64;
+            if (n >= p.Q || first >= p.P) break;
+            const uint32_t slab = s.slab(c & 1) - warp * (SLAB / 4);            // the whole consumer's
+            unsigned char *out = s.at(slab);
+            if (thread == 0) bulk_wait_read<1>();
+            meet(1 + mine, 128);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float *x = &sum[c * 16 + j * 4 + h * 2];
+                    const int row = warp * 16 + h * 8 + g, column = j * 8 + q * 2;
+                    if (!transposed)
+                        *(float2 *)(out + row * 128 + ((column / 4 ^ row % 8) << 4) + column % 4 * 4) = make_float2(x[0], x[1]);
+                    else
+#pragma unroll
+                        for (int i = 0; i < 2; i++)
+                            *(float *)(out + row / 32 * 4096 + (column + i) * 128 + ((row % 32 / 4 ^ (column + i) % 8) << 4)
+                                       + row % 4 * 4) = x[i];
+                }
+            publish();
+            meet(1 + mine, 128);
+            if (thread == 0) {
+                if (!transposed) bulk_add(&c_map, slab, n, first, to.x);
+                else {
+                    bulk_add(&c_map, slab, first, n, to.x);
+                    if (first + 32 < p.P) bulk_add(&c_map, slab + 4096, first + 32, n, to.x);
+                }
+                bulk_commit();
+            }
+        }
+        if (thread == 0) bulk_wait_read<0>();                                   // so that the next tile may begin with slab 0
+    }
+    if (thread == 0) bulk_wait<0>();
+#endif
+}
+
+// ---- the host's side ----------------------------------------------------------------------------------------------------
+
+static bool can_use(const Product &p) {
+    return context()->arch == 90 && p.C % 8 == 0 && p.O % 8 == 0 && p.rows
+        && ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.c) % 16 == 0;
+}
+
+// Matrices of rows; weights, a plane each expert. Boxes of 64 columns.
+static bool map_rows(CUtensorMap *map, const floatX *x, int rows, int columns, int box) {
+    return tensor_map(map, x, 2, (uint64_t)columns, (uint64_t)rows, 1, (uint64_t)columns, 0, 64, box);
+}
+static bool map_weights(CUtensorMap *map, const Product &p, int O, int box) {
+    return tensor_map(map, p.b, 2, (uint64_t)p.C, (uint64_t)O, (uint64_t)p.E, (uint64_t)p.C, (uint64_t)p.C * O, 64, box);
+}
+static void allow_shared(const void *kernel, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+template <Kind kind, typename Ring, bool gather> static bool launch_rows(const Product &p) {
+    const int k = kind == FORWARD ? p.C : p.O, columns = columns_of<kind>(p);
+    CUtensorMap a = {}, b, c;
+    if ((!gather && !map_rows(&a, p.a, p.rows, k, BM)) || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Ring::BN : (int)BK)
+        || !map_rows(&c, (floatX *)p.c, p.rows, columns, 16)) return false;
+    auto *kernel = grouped_rows<kind, Ring, gather>;
+    allow_shared((const void *)kernel, Ring::bytes);
+    const int tiles = (int)blocks_for<kind, BM, Ring::BN>(p);
+    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Ring::bytes, a, b, c, p, tiles);
+    return true;
+}
+template <Kind kind> static bool rows_product(const Product &p) {
+    if (!can_use(p) || (p.add && p.start)) return false;
+    const bool wide = columns_of<kind>(p) > 128 && blocks_for<kind, BM, 256>(p) > (unsigned)context()->sm_count;
+    if (p.a_row) return wide ? launch_rows<kind, Wide, true>(p) : launch_rows<kind, Narrow, true>(p);
+    return wide ? launch_rows<kind, Wide, false>(p) : launch_rows<kind, Narrow, false>(p);
+}
+bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
+bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
+
+// c = or += the sum of its parts, in order.
+static __global__ void add_planes(float *c, const float *part, size_t n, int parts, bool add) {
+    const size_t i = global_index();
+    if (i >= n) return;
+    float sum = add ? c[i] : 0;
+    for (int k = 0; k < parts; k++) sum += part[k * n + i];
+    c[i] = sum;
+}
+
+// In how many shares to sum when there are too few tiles to keep all SMs busy to the end: the fewest rounds of tiles, each as
+// long as its share, if that pays for joining the parts. By the 132 SMs of a full GPU, whatever this one has: sums must not
+// depend on it.
+static int shares(size_t tiles, int rows_of_expert) {
+    int best = 1;
+    double least = 1e30;
+    for (int n = 1; n <= 8 && (n == 1 || rows_of_expert / n >= 512); n++) {
+        const double time = (double)divide_up(tiles * n, 132) / n * (1 + 0.08 * (n - 1));
+        if (time < least) least = time, best = n;
+    }
+    return best;
+}
+
+template <bool gather, bool transposed> static bool launch_weight(Outer o) {
+    const uint64_t P = (uint64_t)o.P, Q = (uint64_t)o.Q, width = transposed ? P : Q, height = transposed ? Q : P;
+    const size_t n = (size_t)o.E * P * Q, tiles = o.E * divide_up(P, BM) * divide_up(Q, 256);
+    float *const whole = o.c;
+    const bool add = o.add;
+    o.splits = shares(tiles, o.rows / o.E);
+    if (o.splits > 1) o.c = (float *)workspace(o.splits * n * sizeof(float)), o.add = false;
+    CUtensorMap right = {}, c = {};
+    if ((!gather && !map_rows(&right, o.right, o.rows, o.Q, BK))
+        || (o.add && !tensor_map(&c, o.c, 4, width, height, (uint64_t)o.E, width, P * Q, 32, transposed ? 32 : 64))) return false;
+    auto *kernel = grouped_weight<gather, transposed>;
+    allow_shared((const void *)kernel, Wide::bytes);
+    LAUNCH(kernel, (unsigned)min(tiles * o.splits, (size_t)context()->sm_count), THREADS, Wide::bytes, right, c, o);
+    if (o.splits > 1) LAUNCH(add_planes, (unsigned)divide_up(n, 256), 256, 0, whole, o.c, n, o.splits, add);
+    return true;
+}
+bool hopper_weight(const Product &p) {
+    if (!can_use(p)) return false;
+    const bool transposed = p.b_row && !p.a_row;                                // c is (O,C): a's side is O
+    Outer o = {};
+    o.start = p.start, o.E = p.E, o.rows = p.rows, o.add = p.add, o.c = (float *)p.c;
+    o.left  = transposed ? p.b : p.a, o.left_row  = transposed ? p.b_row : p.a_row, o.P = transposed ? p.C : p.O;
+    o.right = transposed ? p.a : p.b, o.right_row = transposed ? p.a_row : p.b_row, o.Q = transposed ? p.O : p.C;
+    if (o.right_row) return launch_weight<true, false>(o);
+    return transposed ? launch_weight<false, true>(o) : launch_weight<false, false>(o);
+}
+
+static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX *weight, const Plan *plan, Activation f,
+                              int C, int F, Rows inp_rows) {
+    Product p = routed(inp, weight, pre, plan, C, F);
+    p.a_row = rows_of(plan, inp_rows);
+    CUtensorMap b, pre_map, act_map;
+    if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p) || (uintptr_t)act % 16 || !map_weights(&b, p, 2 * F, 128)
+        || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&act_map, act, p.rows, F, 16)) return false;
+    allow_shared((const void *)expert_up, Wide::bytes);
+    const int tiles = (int)blocks_for<FORWARD, BM, 128>(p);
+    LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Wide::bytes, b, pre_map, act_map, p, act, tiles);
+    return true;
+}
+static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *dout, const floatX *down,
+                                 const floatX *pre, const real *weight, const Plan *plan, Activation f, int C, int F,
+                                 Rows dout_rows) {
+    Product p = routed(dout, down, wact, plan, F, C);
+    p.a_row = rows_of(plan, dout_rows);
+    CUtensorMap b, pre_map, dpre_map, wact_map;
+    if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p) || ((uintptr_t)pre | (uintptr_t)dpre) % 16 || !map_weights(&b, p, C, BK)
+        || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&dpre_map, dpre, p.rows, 2 * F, 16)
+        || !map_rows(&wact_map, wact, p.rows, F, 16)) return false;
+    const int parts = (int)divide_up(F, Backward::BN), tiles = (int)blocks_for<INPUT, BM, Backward::BN>(p);
+    real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
+    allow_shared((const void *)expert_down_backward, Backward::bytes);
+    LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, pre_map, dpre_map, wact_map,
+           p, DownBackward{ dpre, wact, part, weight, plan->slot_of_row }, tiles);
+    LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, p.rows, parts);
+    return true;
+}
+
+// Where a compound operation is not for these sizes or this GPU, its parts are called, as the table documents.
+static Device parts;
+static void expert_up_or_parts(OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
+                               Activation f, int C, int F, Rows inp_rows) {
+    if (up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows)) return;
+    parts.parallel_linear_forward(pre, inp, weight, NULL, plan, C, f == SWIGLU ? 2 * F : F, inp_rows, GROUPED);
+    parts.activation_forward(act, pre, f, plan->N * plan->K, F);
+}
+static void expert_down_or_parts(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da, const floatX *dout,
+                                 const floatX *down, const floatX *pre, const real *weight, const Plan *plan, Activation f,
+                                 int C, int F, Rows dout_rows) {
+    if (down_backward(dpre, wact, dweight, dout, down, pre, weight, plan, f, C, F, dout_rows)) return;
+    parts.parallel_linear_backward_input(da, dout, down, plan, F, C, GROUPED, dout_rows);
+    parts.activation_backward(dpre, wact, dweight, da, pre, weight, plan, GROUPED, f, plan->N * plan->K, F);
+}
+PART(hopper) {
+    d->expert_up_forward = expert_up_or_parts;
+    d->expert_down_backward = expert_down_or_parts;
+    parts = *d;
+}
+#endif
