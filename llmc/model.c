@@ -297,7 +297,7 @@ void model_free(Model *m) {
 /* ---- the order in which it runs ------------------------------------------------------------------------ */
 
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->B, m->T, m->recompute, m->forced, m->used_vocab, (double)m->dropout,
+    const double all[] = { m->B, m->T, m->recompute, m->forced, m->used_vocab, m->fresh, (double)m->dropout,
                            (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }
@@ -312,8 +312,13 @@ static void shape_batch(Model *m, int B, int T) {
     m->dev->upload(m->position, position, N * sizeof *position);
     free(position);
 }
+static void begin_batch(Model *m) {
+    m->fresh = m->started;
+    m->started = 0;
+}
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
     shape_batch(m, B, T);
+    begin_batch(m);
     m->dev->upload(m->tokens, tokens, (size_t)m->N * sizeof *tokens);
     if (targets) m->dev->upload(m->targets, targets, (size_t)m->N * sizeof *targets);
 }
@@ -329,6 +334,7 @@ void model_begin_micro(Model *m, int micro) {
     m->dev->copy(m->tokens, m->step_tokens + first, N * sizeof *m->tokens);
     m->dev->copy(m->targets, m->step_targets + first, N * sizeof *m->targets);
     m->dev->copy(m->key, m->step_keys + micro, sizeof *m->key);
+    begin_batch(m);
     m->last_micro = micro == m->micro_batches - 1;
 }
 void model_end_micro(Model *m, int micro) {

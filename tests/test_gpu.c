@@ -72,7 +72,7 @@ static void one_update(void *trainee) {
 static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, int record, int *recorded) {
     const int B = 2, T = c->context, N = B * T;
     int *tokens = mem_alloc(2 * MICRO * (size_t)N * sizeof *tokens), *targets = tokens + MICRO * N, bad;
-    Replay batch = { .off = !record }, update = { .off = !record };
+    Replay batch[2] = { { .off = !record }, { .off = !record } }, update = { .off = !record };     /* [1]: the first */
     uint64_t keys[MICRO], hash = 0;
     Trainee t;
     model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, NULL);
@@ -88,10 +88,10 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
         for (int i = 0; i < MICRO; i++) keys[i] = random_key((uint64_t)step, (uint64_t)i);
         model_send(&t.m, tokens, targets, keys, B, T);
         optimizer_set(&t.o, &t.m, (AdamW){ .lr = 1e-2f / (float)(step + 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f });
-        dev->zero(t.m.grads, t.m.manifest.total * dev->real_size);
+        model_start_step(&t.m);
         for (int i = 0; i < MICRO; i++) {
             model_begin_micro(&t.m, i);
-            replay_run(&batch, dev, model_state(&t.m), one_batch, &t);
+            replay_run(&batch[t.m.fresh], dev, model_state(&t.m), one_batch, &t);
             model_end_micro(&t.m, i);
         }
         replay_run(&update, dev, 0, one_update, &t);
@@ -106,8 +106,9 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     dev->download(w, t.m.params, bytes);
     hash = hash_bytes(hash, w, bytes);
     free(w);
-    *recorded = batch.recording && update.recording;
-    replay_free(&batch, dev);
+    *recorded = batch[0].recording && batch[1].recording && update.recording;
+    replay_free(&batch[0], dev);
+    replay_free(&batch[1], dev);
     replay_free(&update, dev);
     model_free(&t.m);
     free(tokens);

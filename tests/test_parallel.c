@@ -54,7 +54,7 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
         }
     model_send(m, tokens, targets, keys, B, T);
     optimizer_set(o, m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 0.5f });
-    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
+    model_start_step(m);
     for (int micro = 0; micro < t->micro_batches; micro++) {
         const int stumble = rank == 1 && step + 1 == t->stumbles;
         model_begin_micro(m, micro);
