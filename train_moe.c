@@ -542,7 +542,6 @@ static void send_step(Run *r) {
 static void micro_batch(void *run) {
     Run *r = run;
     Model *m = &r->model;
-    if (m->fresh) model_start_step(m);
     model_forward(m);
     parallel_sum_loads(m);
     model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
@@ -564,8 +563,8 @@ static void train_step(Run *r) {
     Model *m = &r->model;
     send_step(r);
     m->dropout = r->s.dropout;
+    model_start_step(m);
     for (int micro = 0; micro < r->micro_batches; micro++) {
-        m->fresh = micro == 0;                              /* two kinds of work: the first sets gradients, the others add */
         model_begin_micro(m, micro);
         replay_run(&r->replay_micro[!m->fresh][m->parallel && m->last_micro], m->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);

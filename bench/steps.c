@@ -17,7 +17,6 @@ typedef struct {
 
 static void forward_backward(void *bench) {
     Model *m = &((Bench *)bench)->m;
-    model_start_step(m);
     model_forward(m);
     model_loss(m, 1.0f / (float)m->N, 1);
     model_router_losses(m);
@@ -37,7 +36,7 @@ static double step(Bench *b, int number) {
     const int64_t before = waits(dev);
     model_send(m, b->tokens, b->tokens + 1, &key, m->B, m->T);
     optimizer_set(&b->o, m, (AdamW){ .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = 1 });
-    m->fresh = 1;
+    model_start_step(m);
     model_begin_micro(m, 0);
     replay_run(&b->batch, dev, model_state(m), forward_backward, b);
     model_end_micro(m, 0);

@@ -442,7 +442,7 @@ void model_start_step(Model *m) {
         const int set = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
         if (!set) m->dev->zero(gradient, t->count * m->dev->real_size);
     }
-    m->fresh = 1;
+    m->started = 1;
 }
 
 void model_router_losses(Model *m) {
@@ -470,5 +470,4 @@ void model_backward(Model *m, float scale) {
     if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, m->key, 0, NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
     parallel_gradients(m, 0);
-    m->fresh = 0;
 }

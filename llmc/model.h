@@ -83,7 +83,8 @@ struct Model {
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
-    int       fresh;                    /* 1: nothing of this step is in the gradients yet, */
+    int       started;                  /* 1: the next batch is the first of a step */
+    int       fresh;                    /* 1: this one is: nothing of the step is in the gradients yet, */
     Write     write;                    /* so that products set them instead of adding */
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
 
@@ -132,7 +133,7 @@ void model_initialize(Model *m, uint64_t seed);
 void model_free(Model *m);
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
-void model_start_step(Model *m);                            /* gradients count from here */
+void model_start_step(Model *m);                            /* gradients count from the next batch on */
 /* Or all micro-batches of a step at once, (micro-batches, B, T) and their keys for dropout; then one after the other is
  * made the batch, and its loss put aside for model_found. Between the two nothing comes from the host. */
 void model_send(Model *m, const int *tokens, const int *targets, const uint64_t *keys, int B, int T);
