@@ -1,12 +1,22 @@
 #!/usr/bin/env python3
-"""Times the SMoE MLP layer of peers on the sizes of bench/layers.c, in the same way: median of 9, router excluded.
+"""The SMoE MLP layer of peers beside ours, on the twelve sizes of bench/layers.c: times, and their ratio.
 
-    python3 bench/peers.py [--path FOLDER_WITH_scattermoe] [FILTER]
+    python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [FILTER]
 
-Needs a GPU and PyTorch; times ScatterMoE (GLUMLP, forward; forward + backward) when it can be imported, and says so
-when not. To compare, run it in the same session as ./bench_moe -layers 1: clocks move with temperature, ratios do not.
+Needs a GPU and PyTorch. --path names folders where peers can be imported from; one that cannot be is skipped, with a
+line that says why. FILTER picks sizes by name, as for bench_moe.
+
+A layer is routing metadata, up projection, SwiGLU, down projection and weighted sum; the router itself (logits and top-k)
+is left out for everyone. Each peer first has to agree with plain PyTorch in its output and all gradients; only then is it
+timed. Backward is (forward and backward) - forward. Clocks move with temperature, so for each size our layer is timed
+by ./bench_moe before and after the peers, in a process of its own, and ratios are of times taken within seconds. Peers
+are timed by the GPU's clock with launches queued ahead, so that Python costs them nothing; ours by the host's, launch by
+launch. Ours adds gradients of weights to f32, peers overwrite bf16.
+
+SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
+compile at once, with few tokens, and then a lock lets one after the other have the GPU to be timed.
 """
-import statistics, sys, time
+import argparse, fcntl, os, re, statistics, subprocess, sys, tempfile
 
 SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
          ("1.4B n=512", 40960, 768, 512, 64, 4),
@@ -21,63 +31,235 @@ SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
          ("120B n=1024", 32768, 4096, 1024, 128, 8),
          ("120B n=2048", 32768, 4096, 2048, 64, 4)]
 
+# ---- the peers ----------------------------------------------------------------------------------------------------------
+# Each takes the weights, up (E,2F,C) with gate rows first and down (E,C,F), and returns layer(x, p, expert) -> out, its
+# own two tensors of weights, and a function that puts a gradient of its up into the order above.
 
-def median_ms(work, torch):
+
+def scattermoe(up, down, K):
+    """Tan et al. 2024: every product gathers its rows; the expanded output is kept for the router's gradient."""
+    from scattermoe.mlp import GLUMLP
+    E, C, F = down.shape
+    swap = lambda w: torch.cat([w[:, F:], w[:, :F]], 1)         # gate rows come second there
+    layer = GLUMLP(C, F, E, K, activation=torch.nn.SiLU()).to(up.device, up.dtype)
+    layer.experts.weight.data, layer.output_experts.weight.data = swap(up), down.clone()
+    return (lambda x, p, expert: layer(x, p.to(x.dtype), expert),
+            [layer.experts.weight, layer.output_experts.weight], swap)
+
+
+def sonicmoe(up, down, K):
+    """Guo et al. 2025. What its moe_TC_softmax_topk_layer does after the router, with its default kernels."""
+    import sonicmoe.functional as sonic
+    from sonicmoe.count_cumsum import count_cumsum
+    from sonicmoe.enums import ActivationType
+    E, C, F = down.shape
+    weave = lambda w: torch.stack([w[:, :F], w[:, F:]], 2).reshape(w.shape)        # gate and up rows in turn
+    unweave = lambda w: torch.cat([w[:, 0::2], w[:, 1::2]], 1)
+    w1, w2 = weave(up).requires_grad_(), down.clone().requires_grad_()
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def layer(x, p, expert):
+        N, f = x.shape[0], ActivationType.SWIGLU
+        _, start = count_cumsum(expert.view(-1), E, do_cumsum=True)
+        start, gather, scatter, reverse, per_token = sonic.TC_topk_router_metadata(expert, start, K)
+        act, pre = sonic._UpProjection.apply(x, w1.permute(1, 2, 0), None, start, N * K, K, stream, gather, scatter,
+                                             reverse, per_token, False, f, False)
+        return sonic._DownProjection.apply(act, pre, w2.permute(1, 2, 0), None, p, start, N, K, stream, gather, scatter,
+                                           reverse, per_token, False, f)
+    return layer, [w1, w2], unweave
+
+
+def grouped_mm(up, down, K):
+    """What PyTorch itself offers: rows copied into expert order, torch._grouped_mm, copied back; the rest compiled."""
+    torch._grouped_mm
+    E, C, F = down.shape
+    w1, w2 = up.clone().requires_grad_(), down.clone().requires_grad_()
+    every = torch.arange(E, device=up.device)
+
+    @torch.compile(dynamic=True)
+    def swiglu(pre):
+        gate, value = pre.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * value
+
+    @torch.compile(dynamic=True)
+    def weighted_sum(rows, p):
+        return (rows.view(*p.shape, -1) * p.unsqueeze(-1)).sum(1).to(rows.dtype)
+
+    def layer(x, p, expert):
+        by_expert, slot = expert.view(-1).sort(stable=True)
+        row = torch.empty_like(slot).scatter_(0, slot, torch.arange(len(slot), device=slot.device))
+        end = torch.searchsorted(by_expert, every.to(by_expert.dtype), right=True).int()
+        pre = torch._grouped_mm(x.index_select(0, slot // K), w1.transpose(1, 2), offs=end)
+        out = torch._grouped_mm(swiglu(pre), w2.transpose(1, 2), offs=end)
+        return weighted_sum(out.index_select(0, row), p)
+    return layer, [w1, w2], lambda w: w
+
+
+PEERS = [("ScatterMoE", scattermoe), ("SonicMoE", sonicmoe), ("torch._grouped_mm", grouped_mm)]
+
+# ---- checking and timing ------------------------------------------------------------------------------------------------
+
+
+def inputs(N, C, F, E, K):
+    torch.manual_seed(1)
+    normal = lambda scale, *shape: (scale * torch.randn(*shape, device="cuda")).bfloat16()
+    p, expert = torch.topk(torch.rand(N, E, device="cuda"), K)
+    return (normal(0.2, N, C).requires_grad_(), torch.softmax(p, -1).requires_grad_(), expert.int(),
+            normal(0.2, N, C), normal(0.02, E, 2 * F, C), normal(0.02, E, C, F))
+
+
+def reference(x, p, expert, up, down):
+    """By definition, in f32: for each expert, the tokens that chose it."""
+    F, out = down.shape[2], torch.zeros_like(x)
+    for e in range(len(up)):
+        n, k = torch.nonzero(expert == e, as_tuple=True)
+        pre = x[n] @ up[e].T
+        act = torch.nn.functional.silu(pre[:, :F]) * pre[:, F:]
+        out = out.index_add(0, n, p[n, k, None] * (act @ down[e].T))
+    return out
+
+
+def largest_error(make):
+    """Of the output and of the gradients of x, p and both weights, relative to the norm."""
+    x, p, expert, dout, up, down = inputs(1024, 768, 256, 32, 4)
+    layer, weights, order = make(up, down, 4)
+    exact = [t.detach().float().requires_grad_() for t in (x, p, up, down)]
+    want = reference(exact[0], exact[1], expert, exact[2], exact[3])
+    want = [want, *torch.autograd.grad(want, exact, dout.float())]
+    got = layer(x, p, expert)
+    got = [got, *torch.autograd.grad(got, [x, p, *weights], dout)]
+    got[3] = order(got[3])
+    errors = [((g.float() - w).norm() / w.norm()).item() for g, w in zip(got, want)]
+    return max(errors, key=lambda e: e if e == e else float("inf"))
+
+
+def median_ms(work):
     for _ in range(3):
         work()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(9)]
+    for begin, end in events:
+        begin.record()
         work()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in events)
+
+
+def time_peer(make, size):
+    N, C, F, E, K = size
+    x, p, expert, dout, up, down = inputs(*size)
+    layer, weights, _ = make(up, down, K)
+    del up, down
+
+    def forward():
+        with torch.no_grad():
+            layer(x, p, expert)
+
+    def both():
+        for t in (x, p, *weights):
+            t.grad = None
+        layer(x, p, expert).backward(dout)
+    f = median_ms(forward)
+    return f, median_ms(both) - f
+
+
+def time_ours(program, name):
+    torch.cuda.empty_cache()
+    done = subprocess.run([program, "-d", "cuda-bf16", "-e", "layers", name], capture_output=True, text=True)
+    ms = re.search(re.escape(name) + r" .*?([\d.]+) \+ +([\d.]+) ms", done.stdout)
+    if not ms:
+        sys.exit(f"{program} did not time {name}: {(done.stdout + done.stderr)[-300:]}")
+    return float(ms[1]), float(ms[2])
+
+
+def check_peers(wanted):
+    """The peers that can be imported and are right."""
+    peers = []
+    for name, make in PEERS:
+        if wanted and name not in wanted:
+            continue
+        try:
+            error = largest_error(make)
+        except Exception as e:                  # a peer may fail in any way of its own: not installed, too new a compiler
+            print(f"{name}: skipped: {type(e).__name__}: {str(e)[:300]}", flush=True)
+            continue
+        right = error <= 2e-2                   # a few roundings to bf16 in a row; a wrong layer is off by 1
+        print(f"{name}: error {error:.1e} against plain PyTorch in f32{'' if right else ': WRONG, not timed'}", flush=True)
+        if right:
+            peers.append(name)
+    return peers
+
+
+def compare(name, size, lock, ours, wanted):
+    """One size, in a process of its own: prints a line for us and for each peer that the lock's file names."""
+    N, C, F, E, K = size
+    try:
+        if not wanted or "SonicMoE" in wanted:
+            time_peer(sonicmoe, (1024, *size[1:]))          # only to compile; an error comes again and is shown then
+    except Exception:
+        pass
+    torch.cuda.empty_cache()
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    peers = lock.read().split("\n")
+    work, rows = 6 * N * K * F * C / 1e9, []
+    before = time_ours(ours, name) if ours else None
+    for peer, make in PEERS:
+        if peer not in peers:
+            continue
+        try:
+            rows.append((peer, *time_peer(make, size)))
+        except Exception as e:
+            print(f"{name:12s} {peer}: failed: {type(e).__name__}: {str(e)[:200]}", flush=True)
+        torch.cuda.empty_cache()
+    if ours:
+        rows.insert(0, ("this project", *(statistics.mean(t) for t in zip(before, time_ours(ours, name)))))
+    for peer, f, b in rows:
+        ratios = ""
+        if ours and peer != "this project":
+            _, f0, b0 = rows[0]
+            ratios = f"   {f / f0:5.2f} / {b / b0:5.2f} / {(f + b) / (f0 + b0):5.2f}"
+        print(f"{name:12s} {peer:18s} {f:8.3f} + {b:8.3f}      {work / f:6.1f} / {2 * work / b:6.1f} / "
+              f"{3 * work / (f + b):6.1f}{ratios}", flush=True)
 
 
 def main():
-    args = sys.argv[1:]
-    if "--path" in args:
-        sys.path.insert(0, args[args.index("--path") + 1])
-        del args[args.index("--path"):args.index("--path") + 2]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--path", action="append", default=[])
+    parser.add_argument("--ours", default="./bench_moe")
+    parser.add_argument("--peer", action="append", default=[], help="only these: " + ", ".join(n for n, _ in PEERS))
+    parser.add_argument("--lock", help=argparse.SUPPRESS)       # of the processes that this one starts
+    parser.add_argument("filter", nargs="?", default="")
+    args = parser.parse_args()
+    sys.path[:0] = args.path
+    global torch
     try:
         import torch
-        from scattermoe.mlp import GLUMLP
     except ImportError as e:
-        print(f"no peer to time: {e}")
+        return print(f"no peer to time: {e}")
+    if not torch.cuda.is_available():
+        return print("no peer to time: PyTorch sees no GPU")
+    ours = args.ours if os.path.exists(args.ours) else None
+    if args.lock:
+        for name, *size in SIZES:
+            if name == args.filter:
+                compare(name, size, open(args.lock), ours, args.peer)
         return
-    print(f"ScatterMoE on {torch.cuda.get_device_name()}, PyTorch {torch.__version__}: "
-          "TFLOP/s forward / backward / both")
-    for name, N, C, F, E, K in SIZES:
-        if args and args[0] not in name:
-            continue
-        torch.manual_seed(1)
-        layer = GLUMLP(C, F, E, K, activation=torch.nn.SiLU()).to("cuda", torch.bfloat16)
-        with torch.no_grad():
-            for p in layer.parameters():
-                p.normal_(0, 0.02)
-        x = (0.2 * torch.randn(N, C, device="cuda")).bfloat16().requires_grad_()
-        dout = (0.2 * torch.randn(N, C, device="cuda")).bfloat16()
-        p, expert = torch.topk(torch.rand(N, E, device="cuda"), K)
-        p = torch.softmax(p, -1).bfloat16().requires_grad_()
 
-        def forward():
-            with torch.no_grad():
-                layer(x, p, expert)
-
-        def both():
-            layer.zero_grad(set_to_none=True)
-            x.grad = p.grad = None
-            layer(x, p, expert).backward(dout)
-
-        try:
-            work, f, fb = 6 * N * K * F * C / 1e9, median_ms(forward, torch), median_ms(both, torch)
-            print(f"{name:12s} {N},{C},{F},{E},{K}  {f:8.3f} + {fb - f:8.3f} ms  "
-                  f"{work / f:6.1f} / {2 * work / (fb - f):6.1f} / {3 * work / fb:6.1f} TFLOP/s", flush=True)
-        except Exception as e:
-            print(f"{name:12s} failed: {str(e)[:200]}", flush=True)
-        del layer, x, dout, p, expert
-        torch.cuda.empty_cache()
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of 9", flush=True)
+    given = sys.argv[1:]
+    if args.filter:
+        given.remove(args.filter)
+    with tempfile.NamedTemporaryFile("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)        # until it is known which peers are right
+        children = [subprocess.Popen([sys.executable, __file__, *given, "--lock", lock.name, name])
+                    for name, *_ in SIZES if args.filter in name]
+        lock.write("\n".join(check_peers(args.peer)))
+        lock.flush()
+        print(f"{'':12s} {'':18s} forward + backward ms   TFLOP/s forward / backward / both   "
+              "peer's time / ours, f / b / both", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        for child in children:
+            child.wait()
 
 
 main()
