@@ -42,10 +42,13 @@ KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kerne
 CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
 LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*.c) kernels/devices.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
+BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c))
+# kernels/ladder is for tests and benchmarks; the programs do without.
+LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 CASES   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/cases.c))
 
-.PHONY: all test test_gpu cuda_check quick bench mutate data help size clean found
+.PHONY: all test test_gpu cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -60,10 +63,10 @@ run_tests: $(B)/run_tests
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
-$(B)/bench/bench_moe: $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c)) $(CASES) $(LIBRARY)
+$(B)/bench/bench_moe: $(BENCH) $(CASES) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
-$(B)/run_tests: $(TESTS) $(LIBRARY)
+$(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 
@@ -86,7 +89,7 @@ $(CUDA_ONCE:%=$(B)/%.o): $(B)/%.o: %.cu Makefile
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
--include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(B)/train_moe.o $(B)/infer_moe.o $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c)))
+-include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(LADDER) $(B)/train_moe.o $(B)/infer_moe.o $(BENCH))
 
 found:
 	@echo "compiler $(CC), $(if $(HAVE_ARCH),-march=$(ARCH),no -march=$(ARCH): generic code), OpenMP $(if $(HAVE_OMP),found,not found: one thread)"
@@ -98,16 +101,17 @@ test: run_tests train_moe infer_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 	@./run_tests && sh tests/test_programs.sh
 # On a machine with a GPU: every kernel of every device, and a training step in lockstep.
 test_gpu: run_tests train_moe infer_moe
-	@./run_tests kernels model comm gpu
+	@./run_tests kernels model comm gpu ladder
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest kind of instructions used, with warnings as
 # errors; and the compiler's report must show no spilled registers.
-CHECKS := $(foreach p,BF16 F32,$(patsubst %.cu,build/check/$p/%.txt,$(wildcard kernels/cuda/*.cu)))
+CHECKS := $(foreach p,BF16 F32,$(patsubst %.cu,build/check/$p/%.txt,$(wildcard kernels/cuda/*.cu))) \
+          $(patsubst %.cu,build/check/BF16/%.txt,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu))
 cuda_check: $(CHECKS)
 	@! grep -hE "bytes spill stores" $(CHECKS) | grep -vE " 0 bytes spill stores, 0 bytes spill loads" || { echo "kernels spill registers: see build/check"; exit 1; }
 	@echo "CUDA: $(words $(CHECKS)) objects compile for sm_80 and sm_90a without warnings or spills"
 define check
-build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh)
+build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh kernels/ladder/*.h kernels/ladder/*/*.cuh)
 	@mkdir -p $$(@D)
 	@echo "  check $$<, $1"
 	$(Q)$(NVCC) -std=c++17 -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
@@ -118,6 +122,12 @@ quick: run_tests
 	@./run_tests files data kernels model reference
 bench: bench_moe
 	@./bench_moe
+# Times every rung of kernels/ladder, once they have all passed, and keeps the table.
+ladder: run_tests bench_moe
+	@./run_tests ladder
+	@{ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; ./bench_moe -d cuda-bf16 -e ladder; } > bench/results/ladder.new
+	@mv bench/results/ladder.new bench/results/ladder.txt
+	@cat bench/results/ladder.txt
 mutate:
 	python3 tests/mutate.py
 
@@ -127,6 +137,7 @@ help:
 	@echo 'make test          all tests that need no GPU (about a minute)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make bench         time of every operation, as a share of what this machine can do'
+	@echo 'make ladder        what each idea of kernels/ladder is worth on the GPU here'
 	@echo 'make mutate        breaks one line of each backward pass and expects the tests to notice'
 	@echo 'make size          lines per folder'
 	@echo 'make clean         removes what was built'

@@ -191,14 +191,6 @@ typedef struct {
     double amount[GROUPS], time[GROUPS];
 } Bench;
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, ascending);
-    return x[n / 2];
-}
 /* Times w and, by turns, what it is compared with, if there is something; 0 for that if not. */
 typedef struct { double time, fastest, slowest, other; } Timing;
 static Timing time_beside(Work *w, Work *other, double seconds) {
@@ -267,7 +259,8 @@ static const char *const usage =
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
     "                         e512k10 (default for GPUs); layers: whole layers of published sizes; steps: whole\n"
-    "                         training steps; ranks: what several GPUs do together\n"
+    "                         training steps; ranks: what several GPUs do together; ladder: the\n"
+    "                         rungs of kernels/ladder\n"
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
@@ -297,14 +290,15 @@ int main(int argc, char **argv) {
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
-    const int layers = size && !strcmp(size, "layers"), steps = size && !strcmp(size, "steps");
-    const int ranks = size && !strcmp(size, "ranks");
-    int known = !size || layers || steps || ranks;
+    static const char *const whole[] = { "layers", "steps", "ranks", "ladder" };
+    enum { LAYERS, STEPS, RANKS, LADDER, WHOLE };
+    int known = !size, what = -1;
+    for (int i = 0; i < WHOLE && size; i++) if (!strcmp(size, whole[i])) known = 1, what = i;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
     if (!b.dev) fail(EXIT_USAGE, "device %s: this build has none of that name", device);
-    if (ranks) {                                            /* their threads open the devices */
+    if (what == RANKS) {                                            /* their threads open the devices */
         bench_ranks(b.dev, b.seconds);
         return EXIT_DONE;
     }
@@ -327,9 +321,10 @@ int main(int argc, char **argv) {
             warn("starting threads takes %.0f us on average: other programs use these cores, do "
                  "not trust the times", wait * 1e6);
     }
-    if (layers) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
-    if (steps) bench_steps(b.dev);
-    for (int i = 0; i < SIZES && !layers && !steps; i++) {
+    if (what == LAYERS) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
+    if (what == STEPS) bench_steps(b.dev);
+    if (what == LADDER) bench_ladder(b.dev);
+    for (int i = 0; i < SIZES && what < 0; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;
         if (!b.list)
@@ -342,6 +337,6 @@ int main(int argc, char **argv) {
         print_groups(&b, s->name);
     }
     work_close(&b.copying);
-    if (!b.done && !b.list && !layers && !steps) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
+    if (!b.done && !b.list && what < 0) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
     return EXIT_DONE;
 }

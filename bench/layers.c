@@ -126,6 +126,10 @@ static int ascending(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
+double median(double *x, int n) {
+    qsort(x, (size_t)n, sizeof *x, ascending);
+    return x[n / 2];
+}
 static double median_ms(Layer *l, void (*work)(Layer *)) {
     enum { RUNS = 9 };
     double ms[RUNS];
@@ -138,8 +142,7 @@ static double median_ms(Layer *l, void (*work)(Layer *)) {
         l->dev->sync();
         ms[i] = 1e3 * (now() - start);
     }
-    qsort(ms, RUNS, sizeof *ms, ascending);
-    return ms[RUNS / 2];
+    return median(ms, RUNS);
 }
 
 void bench_layers(const Device *dev, const char *filter, int shrink) {

@@ -1,4 +1,4 @@
-/* layers.h: the time of whole layers, as papers report it, and of whole training steps. */
+/* layers.h: the time of whole layers, as papers report it; of whole training steps; of the rungs of kernels/ladder. */
 #ifndef LAYERS_H
 #define LAYERS_H
 #include "../kernels/kernels.h"
@@ -10,4 +10,7 @@ void bench_layers(const Device *dev, const char *filter, int shrink);
 
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
+void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
+
+double median(double *x, int n);                /* sorts x */
 #endif

@@ -30,4 +30,5 @@ void test_parallel(void);
 void test_report(void);
 void test_comm(void);
 void test_gpu(void);
+void test_ladder(void);                                     /* in test_kernels.c */
 #endif

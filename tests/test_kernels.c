@@ -10,6 +10,7 @@
  * MOE_TEST_QUICK=1 keeps the small shapes: enough for mutate.py to tell right from wrong. */
 #include "test.h"
 #include "cases.h"
+#include "../kernels/ladder/ladder.h"
 #include "../llmc/safetensors.h"
 #include <math.h>
 #include <stdio.h>
@@ -37,8 +38,11 @@ static const Shape small[] = {
     { "one",        1, 301, 261, 150,  5, 1,  67, 2, 1, 34, ONE },
     { "ladder",     8,  73,  37,  97,  9, 1,  21, 1, 2, 10, LADDER },
     { "real",       2, 128, 128, 256,  8, 2, 128, 2, 2, 32, MIXED },
+}, tiles[] = {                                   /* for the ladder: rows of 16 bytes, several tiles, full and not, on all sides */
+    { "tiles",      8,  73, 264,  40,  9, 1,  72, 2, 2, 72, LADDER },
+    { "tiles",      1, 200, 128,  40,  2, 2, 136, 1, 3, 128, MIXED },
 };
-enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large };
+enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large, TILES = sizeof tiles / sizeof *tiles };
 
 /* Sizes that single operations treat in another way (`only`: how their names begin): rows as wide as a GPU's block of
  * threads and wider, more rows than all its blocks take at a time, tails of vectors, tokens enough for a lane each. */
@@ -946,3 +950,24 @@ void test_kernels(void) {
     }
     omp_set_num_threads(threads);
 }
+
+/* ---- the ladder: every rung of kernels/ladder on the cases of its operation ------------------------------- */
+
+#ifdef WITH_CUDA
+static void check_rungs(Case *c, void *gpu) {
+    const Rung *rung;
+    for (int i = 0; (rung = ladder_list(i)); i++) {
+        const Device dev = ladder_device(gpu, rung);
+        if (!strcmp(c->op, rung->op)) against_oracle(c, &dev, device_find("cpu-f64"));
+    }
+}
+void test_ladder(void) {
+    Device gpu = *device_find("cuda-bf16");
+    if (gpu.open()) { skip("there is no GPU here"); return; }
+    for (int i = 0; i < SMALL; i++) each_case(&small[i], 1, check_rungs, &gpu);
+    for (int i = 0; i < LARGE; i++) each_case(&large[i], 1, check_rungs, &gpu);
+    for (int i = 0; i < TILES; i++) each_case(&tiles[i], 1, check_rungs, &gpu);
+}
+#else
+void test_ladder(void) { skip("the rungs run on GPUs, and this build has no CUDA"); }
+#endif

@@ -1,0 +1,71 @@
+// 2_tiled.cu: softmax as the keys pass, so that scores need not be kept (Dao et al. 2022, arXiv 2205.14135).
+//
+// A softmax needs the largest score of a row before the first exp; but a wrong maximum is easily mended. With `top` the
+// largest score so far, keep sum = sum_j exp(s_j - top) and out = sum_j exp(s_j - top) v_j. When a larger score shows up,
+// multiply both by exp(top - new top) and go on. At the end out / sum is the result, and lse = top + log(sum).
+//
+// A block owns 32 queries of one head and lets keys and values pass in tiles of 32 through shared memory, each read once for
+// 32 queries. Four threads share a query: each has every fourth number of its q and of its out, in registers. Nothing of
+// size T x T exists any more. The limit is now reading shared memory: one number for each multiply-add.
+#include "rung.cuh"
+
+enum { QUERIES = 32, KEYS = 32, THREADS = 4 * QUERIES };
+
+// PART: numbers of a head in one thread; D <= 4*PART.
+template <int PART> static __global__ __launch_bounds__(THREADS) void tiled(const Attention a) {
+    __shared__ float k[KEYS][4 * PART], v[KEYS][4 * PART];
+    int first;
+    const Head at = my_queries<QUERIES>(a, &first);
+    const int t = first + threadIdx.x / 4, part = threadIdx.x % 4, end = min(first + QUERIES, a.T);
+    float q[PART], out[PART] = {}, top = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < PART; i++) {
+        const int d = 4 * i + part;
+        q[i] = t < a.T && d < a.D ? R(a.q[query_row(a, at, t) * a.D + d]) * a.scale : 0;
+    }
+    for (int j0 = 0; j0 < end; j0 += KEYS) {
+        for (int i = threadIdx.x; i < KEYS * 4 * PART; i += THREADS) {
+            const int j = i / (4 * PART), d = i % (4 * PART);
+            const bool inside = j0 + j < a.T && d < a.D;
+            k[j][d] = inside ? R(key(a, at, j0 + j)[d]) : 0;
+            v[j][d] = inside ? R(key(a, at, j0 + j)[a.G * a.D + d]) : 0;
+        }
+        __syncthreads();
+        float s[KEYS], most = top;
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            float dot = 0;
+#pragma unroll
+            for (int i = 0; i < PART; i++) dot += q[i] * k[j][4 * i + part];
+            dot += __shfl_xor_sync(0xffffffffu, dot, 1);
+            dot += __shfl_xor_sync(0xffffffffu, dot, 2);
+            s[j] = j0 + j <= t ? dot : -INFINITY;
+            most = fmaxf(most, s[j]);
+        }
+        const float shrink = expf(top - most);              // of the first tile: exp(-infinity) = 0
+        top = most;
+        sum *= shrink;
+#pragma unroll
+        for (int i = 0; i < PART; i++) out[i] *= shrink;
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            const float p = expf(s[j] - top);
+            sum += p;
+#pragma unroll
+            for (int i = 0; i < PART; i++) out[i] += p * v[j][4 * i + part];
+        }
+        __syncthreads();
+    }
+    if (t >= a.T) return;
+    if (part == 0) a.lse[query_row(a, at, t)] = top + logf(sum);
+#pragma unroll
+    for (int i = 0; i < PART; i++)
+        if (4 * i + part < a.D) a.out[query_row(a, at, t) * a.D + 4 * i + part] = X(out[i] / sum);
+}
+
+ATTENTION(attention_tiled) {
+    const Attention a = attention(out, lse, q, kv, order, B, T, G, Q, D);
+    if (D <= 64) LAUNCH(tiled<16>, tiles<QUERIES>(a), THREADS, 0, a);
+    else if (D <= 128) LAUNCH(tiled<32>, tiles<QUERIES>(a), THREADS, 0, a);
+    else attention_naive(out, lse, q, kv, order, B, T, G, Q, D);
+}

@@ -1,0 +1,47 @@
+// rung.cuh: what all rungs of causal attention share: the arguments, where the rows of a head lie, and how a tile of rows
+// comes to shared memory. The formula, for query t of a head, is
+//
+//     s_j = q.k_j / sqrt(D) for j <= t,    p = softmax(s),    out = sum_j p_j v_j,    lse = log sum_j exp(s_j)
+#pragma once
+#include "../../cuda/ptx.cuh"
+extern "C" {
+#include "../ladder.h"
+}
+
+typedef struct {
+    floatX *out;
+    real *lse;
+    const floatX *q, *kv;
+    HeadOrder order;
+    int B, T, G, Q, D;
+    float scale;                                            // 1 / sqrt(D)
+    bool vectors;                                           // rows are multiples of 16 bytes
+} Attention;
+
+static inline Attention attention(floatX *out, real *lse, const floatX *q, const floatX *kv, HeadOrder order,
+                                  int B, int T, int G, int Q, int D) {
+    const bool vectors = D % VECTOR == 0 && ((uintptr_t)q | (uintptr_t)kv) % 16 == 0;
+    return { out, lse, q, kv, order, B, T, G, Q, D, 1 / sqrtf((float)D), vectors };
+}
+
+// One of the Q*G query heads of a sequence.
+typedef struct { int b, h; } Head;
+// The row (b, t, h) of lse; times D, that of q and out. From t to t+1 it is Q*G further.
+__host__ __device__ static inline size_t query_row(const Attention &a, Head at, int t) {
+    return ((size_t)at.b * a.T + t) * a.Q * a.G + at.h;
+}
+// The key j that this head reads; its value is G*D elements behind it. From j to j+1 it is 2*G*D further.
+__host__ __device__ static inline const floatX *key(const Attention &a, Head at, int j) {
+    const int g = a.order == HEADS_TILED ? at.h % a.G : at.h / a.Q;
+    return a.kv + (((size_t)at.b * a.T + j) * 2 * a.G + g) * a.D;
+}
+
+// Blocks of `size` queries each: which one is mine?
+template <int size> __device__ static inline Head my_queries(const Attention &a, int *first) {
+    const int tiles = (a.T + size - 1) / size, head = blockIdx.x / tiles;
+    *first = (int)(blockIdx.x % tiles) * size;
+    return { head / (a.Q * a.G), head % (a.Q * a.G) };
+}
+template <int size> static inline unsigned tiles(const Attention &a) {
+    return (unsigned)(divide_up((size_t)a.T, size) * a.B * a.Q * a.G);
+}

@@ -1,0 +1,34 @@
+/* ladder.h: how the fast kernels came about. For an operation of the Device table, a ladder of implementations, each
+ * with one idea more than the one before; the last rung is what kernels/cuda/ runs. A rung takes the arguments of its
+ * operation, for bf16, and is held to the same cases (run_tests ladder). README.md: the ideas; `make ladder`: the times. */
+#ifndef LADDER_H
+#define LADDER_H
+#include "../kernels.h"
+
+/* The two operations that have ladders, as in kernels.h. */
+#define PARALLEL_LINEAR(name) \
+    void name(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, const Plan *plan, \
+              int C, int O, Rows inp_rows, Rows out_rows)
+#define ATTENTION(name) \
+    void name(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, HeadOrder order, \
+              int B, int T, int G, int Q, int D)
+
+PARALLEL_LINEAR(parallel_linear_naive);
+PARALLEL_LINEAR(parallel_linear_tiled);
+PARALLEL_LINEAR(parallel_linear_tensor_cores);
+PARALLEL_LINEAR(parallel_linear_pipelined);
+PARALLEL_LINEAR(parallel_linear_portable);
+ATTENTION(attention_naive);
+ATTENTION(attention_tiled);
+ATTENTION(attention_tensor_cores);
+ATTENTION(attention_portable);
+
+typedef struct {
+    const char *op, *file, *idea;           /* op: the field of Device */
+    PARALLEL_LINEAR((*parallel_linear));    /* one of the two; none: the device's own */
+    ATTENTION((*attention));
+} Rung;
+
+const Rung *ladder_list(int i);             /* the i-th rung, an operation's in order; NULL past the end */
+Device ladder_device(const Device *base, const Rung *rung);     /* base, with this rung for its operation */
+#endif

@@ -1,0 +1,22 @@
+// 1_naive.cu: a thread for each number of out.
+//
+// It finds its expert and walks along a row of inp and a row of weight. Right, and hopeless: two numbers are read for every
+// multiply-add, and neighbouring threads read from different rows of weight, so that of each 32 bytes fetched 2 are used
+// at a time. Nothing is wrong with the arithmetic; it waits.
+#include "rung.cuh"
+
+static __global__ void naive(const Product p) {
+    const size_t i = global_index();
+    const int row = (int)(i / p.O), column = (int)(i % p.O);
+    if (row >= p.S) return;
+    const int expert = last_expert(p, row, 1, 0);
+    const floatX *x = inp_at(p, row), *w = weight_at(p, expert, column);
+    float sum = 0;
+    for (int c = 0; c < p.C; c++) sum += R(x[c]) * R(w[c]);
+    store(p, expert, row, column, sum);
+}
+
+PARALLEL_LINEAR(parallel_linear_naive) {
+    const Product p = product(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+    LAUNCH(naive, (unsigned)divide_up((size_t)p.S * O, 256), 256, 0, p);
+}

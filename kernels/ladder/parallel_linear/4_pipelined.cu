@@ -1,0 +1,60 @@
+// 4_pipelined.cu: the next steps are on their way while this one is multiplied.
+//
+// cp.async copies 16 bytes from global to shared memory in the background, past the registers. Shared memory holds 4 steps:
+// one is multiplied, up to three are under way, and the tensor cores wait only when memory as a whole is too slow. A step
+// needs one barrier: it says that this step's copies have arrived for all, and equally that all are done with the step
+// before, whose place the next copies take.
+//
+// Each thread copies the same 4 rows of either operand in every step, so it looks up where a gathered row lies once for
+// the whole tile: after that, a scattered row costs what a neighbouring one costs. Rows that do not exist are copied as
+// zeros by the instruction itself.
+#include "warp_tile.cuh"
+
+enum { STAGES = 4, ROWS = SIDE * 4 / THREADS, SHARED = STAGES * 2 * TILE * (int)sizeof(floatX) };      // 80 KB
+
+static __global__ __launch_bounds__(THREADS) void pipelined(const Product p) {
+    extern __shared__ __align__(16) floatX shared[];        // for each stage x, then w
+    const Tile t = my_tile<SIDE, SIDE>(p);
+    if (t.rows <= 0) return;
+
+    const int first = threadIdx.x / 4, chunk = threadIdx.x % 4 * 8;
+    const floatX *inp[ROWS], *weight[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const int r = first + i * THREADS / 4;
+        inp[i] = r < t.rows ? inp_at(p, t.row + r) + chunk : NULL;
+        weight[i] = t.column + r < p.O ? weight_at(p, t.expert, t.column + r) + chunk : NULL;
+    }
+    auto copy = [&](int step) {
+        floatX *x = shared + step % STAGES * 2 * TILE + first * PITCH + chunk, *w = x + TILE;
+        const bool inside = step * DEPTH + chunk < p.C;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int down = i * THREADS / 4 * PITCH;
+            cp_async(shared_address(x + down), inp[i] + step * DEPTH, inside && inp[i]);
+            cp_async(shared_address(w + down), weight[i] + step * DEPTH, inside && weight[i]);
+        }
+        cp_async_commit();                                  // beyond the end too: of zeros
+    };
+
+    float sum[4][8][4] = {};
+    for (int step = 0; step < STAGES - 1; step++) copy(step);
+    for (int step = 0; step * DEPTH < p.C; step++) {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads();
+        copy(step + STAGES - 1);
+        const floatX *x = shared + step % STAGES * 2 * TILE;
+        multiply(sum, x, x + TILE);
+    }
+    store_tile(p, t, sum);
+}
+
+PARALLEL_LINEAR(parallel_linear_pipelined) {
+    const Product p = product(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+    if (!p.vectors) {                                       // cp.async takes 16 bytes or nothing
+        parallel_linear_tensor_cores(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+        return;
+    }
+    CUDA_CHECK(cudaFuncSetAttribute(pipelined, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED));
+    LAUNCH(pipelined, (tiles<SIDE, SIDE>(p)), THREADS, SHARED, p);
+}
