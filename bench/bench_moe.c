@@ -291,7 +291,7 @@ int main(int argc, char **argv) {
         else b.filter = argv[i];
 
     static const char *const whole[] = { "layers", "steps", "ranks", "ladder" };
-    enum { LAYERS, STEPS, RANKS, LADDER, WHOLE };
+    enum { LAYERS, STEPS, RANKS, RUNGS, WHOLE };
     int known = !size, what = -1;
     for (int i = 0; i < WHOLE && size; i++) if (!strcmp(size, whole[i])) known = 1, what = i;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
@@ -323,7 +323,7 @@ int main(int argc, char **argv) {
     }
     if (what == LAYERS) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
     if (what == STEPS) bench_steps(b.dev);
-    if (what == LADDER) bench_ladder(b.dev);
+    if (what == RUNGS) bench_ladder(b.dev);
     for (int i = 0; i < SIZES && what < 0; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;
