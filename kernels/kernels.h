@@ -87,6 +87,14 @@ typedef enum { REAL_MOMENTS, FLOATX_MOMENTS } Moments;      /* what m and v are 
 typedef struct Recording Recording;     /* work that can be replayed; the device's own */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
 
+/* How the next token is drawn: from the most likely ones, as few as have probability top_p together, at most top_k, none
+ * less likely than min_p times the largest. */
+typedef struct {
+    float temperature;                  /* 0: the most likely token */
+    float top_p, min_p;                 /* 1, 0: off */
+    int   top_k;                        /* 0: off */
+} Sampler;
+
 typedef struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
@@ -107,6 +115,11 @@ typedef struct Device {
     void  (*to_double)(double *host, const floatX *src, size_t n);
     void  (*reals_from_double)(real *dst, const double *host, size_t n);
     void  (*reals_to_double)(double *host, const real *src, size_t n);
+
+    /* post: a copy to the host begins when its turn comes; collect: waits for it, and for nothing that was queued after
+     * it. slot: 0 or 1, so that two can be under way. */
+    void  (*post)(int slot, const void *src, size_t bytes);
+    void  (*collect)(void *host, int slot, size_t bytes);
 
     Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
 
@@ -236,6 +249,18 @@ typedef struct Device {
                                HeadOrder order, int B, int T, int G, int Q, int D);
     /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
+
+    /* ---- sample: the next token of each sequence -----------------------------------------------------------
+     * token (N)   logits (N,V), of which the first `used` columns take part   key, position (N)
+     * With p = softmax(logits / temperature), in descending order, of equal logits the lower id first: tokens are kept as
+     * the Sampler says, and one is drawn in proportion to p by random_uniform(key[n], position[n] + 1). Without limits
+     * the order is that of ids. NaN is never chosen; if nothing can be, token 0.
+     * Source: Holtzman et al. 2019, arXiv 1904.09751 (top-p); Nguyen et al. 2024, arXiv 2407.01082 (min-p).
+     * error: exact */
+    void (*sample)(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s,
+                   int N, int V, int used);
+    /* advance: row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: the tokens are the next to be read */
+    void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
      * logits (N,V), with gradient they become scale * dloss/dlogits in place; only the first `used` columns take part

@@ -402,6 +402,10 @@ void model_logits(Model *m, int first, int count) {
     m->dev->matmul_forward(m->s.logits, row(m, m->final, first), m->p.head, count, m->config.channels, m->config.vocab);
 }
 
+void model_next(Model *m, floatX *logits) {
+    m->dev->matmul_forward(logits, m->final, m->p.head, m->N, m->config.channels, m->config.vocab);
+}
+
 /* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */
 void model_loss(Model *m, float scale, int gradient) {
     const Device *dev = m->dev;

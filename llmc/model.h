@@ -136,6 +136,7 @@ void model_forward(Model *m);                               /* up to m->final */
 void model_loss(Model *m, float scale, int gradient);
 void model_backward(Model *m, float scale);      /* from m->dfinal; scale: of the routers' losses (1/micro-batches) */
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
+void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
 
 /* What a step has left, on the host: the fields of Model of the same names. One read, which waits for the device. */
 typedef struct { double *step_losses, *losses, *squares; int *load; } Found;

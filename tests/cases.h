@@ -62,6 +62,7 @@ struct Case {
     uint64_t key;
     AdamW adamw;  int updates;  Moments moments;
     Segment segment[3];
+    Sampler sampler;
 };
 
 /* Calls visit with every case of a shape, and frees the case after. all: every variant; 0: those a model uses. */
