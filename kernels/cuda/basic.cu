@@ -471,7 +471,9 @@ void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(decode)(Device *d);
 void DEVICE(sample)(Device *d);
+void DEVICE(few)(Device *d);
 }
 PART(device) {
     *d = Device();
@@ -498,5 +500,7 @@ PART(device) {
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(optimizer)(d);
+    DEVICE(decode)(d);
     DEVICE(sample)(d);
+    DEVICE(few)(d);
 }
