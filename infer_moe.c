@@ -119,6 +119,7 @@ typedef struct {
     size_t     stop_bytes;
     int        colored, terminal;
     int64_t    prompt_tokens, steps, tokens;    /* read; passes of decoding, and tokens they made in all sequences */
+    int64_t    positions;                       /* of the cache that these passes have looked at, in each sequence */
     double     prompt_time, time;
 } Run;
 
@@ -470,48 +471,123 @@ static int all_done(const Run *r) {
     return 1;
 }
 
-/* Sample a token of every sequence, read it, print what the first sequence has of text. Sequences that have ended
- * stay in the batch, unheard, until all have. */
-static void decode(Run *r, int ends) {
+/* From here on tokens are drawn anew: what is drawn is a function of the seed, the sequence and how often. */
+static void set_sampler(Run *r) {
     const Settings *s = &r->s;
-    const int B = s->sequences, eos = ends && r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
-    int *next = mem_alloc((size_t)B * sizeof *next), expert = -1;
+    uint64_t *key = mem_alloc((size_t)s->sequences * sizeof *key);
+    for (int b = 0; b < s->sequences; b++)
+        key[b] = random_key(random_key((uint64_t)s->seed, (uint64_t)b), (uint64_t)r->rounds);
+    decoder_draw(&r->d, (Sampler){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p,
+                                   .top_k = s->top_k }, key);
+    free(key);
+}
+
+/* A token of every sequence has been read. Sequences that have ended stay in the batch, unheard, until all have. */
+static void take(Run *r, const int *tokens, int expert, int eos) {
+    for (int b = 0; b < r->s.sequences; b++) {
+        Stream *o = &r->stream[b];
+        const size_t length = o->text.length;
+        if (o->done) continue;
+        r->tokens++;
+        if (tokens[b] == eos) o->done = 1;
+        else {
+            stream_token(r, o, tokens[b], expert);
+            stream_stop(r, o, o->text.length - length);
+        }
+    }
+    r->steps++;
+}
+
+/* A full context: a token is drawn from what is there, and read when there is room again. */
+static void step_over(Run *r, int *tokens, int *expert) {
+    decoder_sample(&r->d, tokens);
+    read_tokens(r, tokens, 1, expert);
+    set_sampler(r);
+}
+
+/* Draws and reads tokens, and prints what the first sequence has of text. A GPU is kept busy: it is told to make a dozen
+ * tokens more before the last dozen is looked at, so that it never waits for the host. If the text then turns out to have
+ * ended before, what was read in vain is forgotten. */
+static void decode(Run *r, int ends) {
+    enum { DOZEN = 12 };
+    const Settings *s = &r->s;
+    Decoder *d = &r->d;
+    const size_t B = (size_t)s->sequences;
+    const int eos = ends && r->tokenizer ? tokenizer_eos(r->tokenizer) : -1, ahead = r->dev->is_gpu && !r->view.main;
+    int *tokens = mem_alloc(B * DOZEN * sizeof *tokens), count[2] = { 0 }, expert = -1;
+    int64_t left = s->tokens > 0 ? s->tokens : INT64_MAX;           /* to be queued */
+    int read = d->length;                                           /* positions whose tokens have been looked at */
     const double start = now();
-    for (int made = 0; (s->tokens <= 0 || made < s->tokens) && !interrupts && !all_done(r); made += s->tokens > 0) {
-        if (s->tokens == 0 && r->d.length == r->room) break;
-        for (int b = 0; b < B; b++) {
-            const uint64_t key = random_key(random_key((uint64_t)s->seed, (uint64_t)b), (uint64_t)r->rounds);
-            next[b] = decoder_sample(&r->d, b,
-                                     &(Sampler){ .temperature = s->temperature, .top_p = s->top_p,
-                                                 .min_p = s->min_p, .top_k = s->top_k, .key = key });
+    set_sampler(r);
+    for (int slot = 0; !interrupts && !all_done(r); slot ^= 1) {
+        const int room = r->room - d->length, most = ahead ? DOZEN : 1, n = most < room ? most : room;
+        const int older = ahead ? slot ^ 1 : slot;
+        count[slot] = left < n ? (int)left : n;
+        left -= count[slot];
+        if (count[slot]) decoder_queue(d, count[slot], slot);
+        else if (!count[older]) {
+            if (!left || s->tokens == 0) break;
+            step_over(r, tokens, &expert);
+            left--;
+            take(r, tokens, expert, eos);
+            r->positions += read = d->length;
         }
-        read_tokens(r, next, 1, &expert);
-        for (int b = 0; b < B; b++) {
-            Stream *o = &r->stream[b];
-            const size_t length = o->text.length;
-            if (o->done) continue;
-            r->tokens++;
-            if (next[b] == eos) o->done = 1;
-            else {
-                stream_token(r, o, next[b], expert);
-                stream_stop(r, o, o->text.length - length);
-            }
+        if (count[older]) decoder_collect(d, tokens, older);
+        if (count[older] && r->view.main) view_read(&r->view, tokens, 1, &expert);
+        for (int i = 0; i < count[older] && !all_done(r); i++, read++) {
+            for (size_t b = 0; b < B; b++) r->window[b * (size_t)r->room + (size_t)read] = tokens[(size_t)i * B + b];
+            take(r, tokens + (size_t)i * B, expert, eos);
+            r->positions += read + 1;
         }
+        count[older] = 0;
         stream_print(r, &r->stream[0], 0);
-        r->steps++;
     }
     r->time += now() - start;
-    free(next);
+    if (read < d->length) {
+        for (size_t b = 0; b < B; b++) tokens[b] = r->window[b * (size_t)r->room + (size_t)read - 1];
+        decoder_rewind(d, tokens, read);
+    }
+    free(tokens);
 }
 
 static double per(double x, double y) { return y > 0 ? x / y : 0; }
 
+/* Bytes that a token of one sequence has to bring to where it is computed: the weights it uses, which of a table of embeddings
+ * that is not the head too is next to nothing, and the keys and values of what was before it. */
+static double bytes_per_token(const Run *r) {
+    const Config *c = &r->config;
+    const double weights = (double)config_active(c, r->d.model.manifest.learnable)
+                         - (c->tied ? 0 : (double)c->vocab * c->channels);
+    const double row = 2.0 * c->layers * c->kv_heads * c->head_size;
+    return (weights + row * per((double)r->positions, (double)r->steps)) * (double)r->dev->floatX_size;
+}
+
+/* What memory can do: bytes read and written by large copies, a second. 0: there is no room to find out. */
+static double copy_rate(const Device *dev) {
+    enum { TIMES = 20 };
+    const size_t bytes = (size_t)1 << 28;
+    char *a = dev->alloc(2 * bytes);
+    double start = 0;
+    for (int i = -2; a && i < TIMES; i++) {
+        if (i <= 0) { dev->sync(); start = now(); }
+        dev->copy(a, a + bytes, bytes);
+    }
+    dev->sync();
+    const double time = now() - start;
+    dev->release(a);
+    return a ? per(2.0 * TIMES * (double)bytes, time) : 0;
+}
+
 static void report(const Run *r) {
-    const double bytes = (double)config_active(&r->config, r->d.model.manifest.learnable) * (double)r->dev->floatX_size;
+    const double bytes = bytes_per_token(r), rate = per(bytes * (double)r->steps, r->time);
     say(r, "prompt %lld tokens, %.0f tokens/s | generated %lld tokens, %.0f tokens/s, %.2f ms/token",
         (long long)r->prompt_tokens, per((double)r->prompt_tokens, r->prompt_time), (long long)r->tokens,
         per((double)r->tokens, r->time), per(1000 * r->time, (double)r->steps));
-    if (r->s.sequences == 1) say(r, ", %.1f GB/s of weights", per(bytes * (double)r->steps, r->time) / 1e9);
+    if (r->s.sequences == 1) say(r, " of %.1f MB of weights and cache: %.1f GB/s", bytes / 1e6, rate / 1e9);
+    if (r->s.sequences == 1 && r->dev->is_gpu && r->s.verbose && r->steps) {
+        const double copy = copy_rate(r->dev);
+        if (copy > 0) say(r, ", %.1f%% of the %.0f GB/s of a copy", 100 * rate / copy, copy / 1e9);
+    }
     if (r->slides)
         say(r, " | the context of %d was full %d time%s, and its last half read again", r->room, r->slides,
             r->slides > 1 ? "s" : "");

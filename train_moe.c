@@ -636,20 +636,21 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
 
 static void show_sample(Run *r) {
     Decoder *d = &r->decoder;
-    const Sampler sampler = { .temperature = 0.8f, .top_p = 0.95f,
-                              .key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step) };
+    const uint64_t key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
     const int room = d->model.cache_room, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0;
     const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
     int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens);
     int count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
     decoder_reset(d);
+    decoder_draw(d, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }, &key);
     while (count < r->s.sample_length) {
         if (d->length == room) {                                     /* the context is full: keep its last half */
             const int half = room / 2;
             decoder_reset(d);
             decoder_feed(d, tokens + count - half, half);
         } else decoder_feed(d, &token, 1);
-        token = tokens[count++] = decoder_sample(d, 0, &sampler);
+        decoder_sample(d, &token);
+        tokens[count++] = token;
     }
     if (r->tokenizer) {
         size_t bytes;

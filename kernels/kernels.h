@@ -95,6 +95,14 @@ typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited
 typedef struct Comm Comm;               /* one rank among several, and */
 typedef struct Peers Peers;             /* how their hosts reach each other: kernels/comm.h */
 
+/* How the next token is drawn: from the most likely ones, as few as have probability top_p together, at most top_k, none
+ * less likely than min_p times the largest. */
+typedef struct {
+    float temperature;                  /* 0: the most likely token */
+    float top_p, min_p;                 /* 1, 0: off */
+    int   top_k;                        /* 0: off */
+} Sampler;
+
 typedef struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
@@ -117,6 +125,11 @@ typedef struct Device {
     void  (*to_double)(double *host, const floatX *src, size_t n);
     void  (*reals_from_double)(real *dst, const double *host, size_t n);
     void  (*reals_to_double)(double *host, const real *src, size_t n);
+
+    /* post: a copy to the host begins when its turn comes; collect: waits for it, and for nothing that was queued after
+     * it. slot: 0 or 1, so that two can be under way. */
+    void  (*post)(int slot, const void *src, size_t bytes);
+    void  (*collect)(void *host, int slot, size_t bytes);
 
     Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
 
@@ -262,6 +275,41 @@ typedef struct Device {
                                HeadOrder order, int B, int T, int G, int Q, int D);
     /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
+
+    /* ---- a few tokens: a layer of decoding in five launches ------------------------------------------------
+     * The operations above, several at a time and rounded as they round, for devices where starting them one by one would
+     * take longer than the work. NULL elsewhere. few_fits: are these for N tokens of C channels with experts of width F
+     * (and all other widths multiples of F or C)? If not, call what they are made of.
+     *
+     * few_in: x = rmsnorm_forward(inp, norm); expert, weight = router_forward(x router^T, bias);
+     *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
+     *   router NULL: E = K = 1. plain_w NULL: P = 0. next: NULL, or what few_out will need, next_size elements for each
+     *   expert: those of the chosen experts are asked for in advance.
+     * few_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
+     *   bias (O), or NULL. expert and weight NULL: one expert. out may be residual. early: expert was there before
+     *   the operation before this one was queued.
+     * few_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_decode. kv (B,2,G,D)  row (B) */
+    int  (*few_fits)(int N, int C, int F, int E, int K);
+    void (*few_in )(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
+                    const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores,
+                    const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
+                    int N, int C, int E, int K, int O, int P);
+    void (*few_out)(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
+                    const floatX *w, const floatX *bias, int early, int N, int E, int K, int C, int O);
+    void (*few_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
+                          const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D);
+
+    /* ---- sample: the next token of each sequence -----------------------------------------------------------
+     * token (N)   logits (N,V), of which the first `used` columns take part   key, position (N)
+     * With p = softmax(logits / temperature), in descending order, of equal logits the lower id first: tokens are kept as
+     * the Sampler says, and one is drawn in proportion to p by random_uniform(key[n], position[n] + 1). Without limits
+     * the order is that of ids. NaN is never chosen; if nothing can be, token 0.
+     * Source: Holtzman et al. 2019, arXiv 1904.09751 (top-p); Nguyen et al. 2024, arXiv 2407.01082 (min-p).
+     * error: exact */
+    void (*sample)(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s,
+                   int N, int V, int used);
+    /* advance: row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: the tokens are the next to be read */
+    void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
      * logits (N,V), with gradient they become scale * dloss/dlogits in place; only the first `used` columns take part

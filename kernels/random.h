@@ -20,4 +20,7 @@ ON_BOTH static inline uint64_t random_bits(uint64_t key, uint64_t index) {
 ON_BOTH static inline uint64_t random_key(uint64_t seed, uint64_t purpose) {
     return random_bits(random_bits(seed, purpose), 0x6D6F65);
 }
+ON_BOTH static inline double random_uniform(uint64_t key, uint64_t index) {      /* [0,1) */
+    return (double)(random_bits(key, index) >> 11) * (1.0 / 9007199254740992.0);  /* 2^-53 */
+}
 #endif

@@ -43,6 +43,23 @@ void attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, float
         dev->matmul_forward(out, a->mixed, p->output, N, Q*G*D, C);
 }
 
+/* The same for a token of each of a few sequences, from the residual stream to the residual stream. */
+void attention_layer_few(Model *m, LayerActs *a, const LayerParams *p, floatX *out, const floatX *resid, int layer) {
+    const Device *dev = m->dev;
+    const Config *c = &m->config;
+    const int A = c->attention_experts, X = c->attention_topk;
+    const int N = m->N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
+    const int H = A > 1 ? G*D : Q*G*D;                      /* width of an expert's heads */
+
+    /* 1 to 3, 4 and 5, 6 and 7. */
+    dev->few_in(a->q, a->kv, a->att.expert, a->att.weight, resid, p->att_norm, (float)c->norm_eps, p->att_router,
+                a->att.bias, (Scores)c->scores, p->query, p->kv, p->output, (size_t)C * (size_t)H, IDENTITY,
+                N, C, A, X, H, 2*G*D);
+    dev->few_attention(a->mixed, m->cache[layer], a->q, a->kv, m->rope, m->position, m->cache_row, head_order(c), m->B,
+                       m->cache_room, G, Q, D);
+    dev->few_out(out, resid, a->mixed, a->att.expert, a->att.weight, p->output, p->att_bias, 1, N, A, X, H, C);
+}
+
 void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx,
                               const floatX *dout, const floatX *x, float scale) {
     const Device *dev = m->dev;

@@ -6,59 +6,108 @@
 
 int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int room, const Model *weights_of) {
     const int chunk = 4096 / sequences > 1 ? 4096 / sequences : 1;
+    const size_t B = (size_t)sequences;
+    Model *m = &d->model;
     *d = (Decoder){ .sequences = sequences, .chunk = chunk < room ? chunk : room };
-    model_plan_inference(&d->model, dev, c, sequences, d->chunk, room, weights_of);
-    if (!model_allocate(&d->model)) return 0;
-    d->logits = mem_alloc((size_t)sequences * (size_t)c->vocab * sizeof *d->logits);
-    d->order = mem_alloc((size_t)c->vocab * sizeof *d->order);
-    return 1;
+    model_plan_inference(m, dev, c, sequences, d->chunk, room, weights_of);
+    arena_add(&m->arena, MEM_SHARED, "next logits", &d->logits, B * (size_t)c->vocab * dev->floatX_size);
+    arena_add(&m->arena, MEM_DATA, "drawn tokens", &d->log, B * (size_t)room * sizeof *d->log);
+    arena_add(&m->arena, MEM_DATA, "sampling keys", &d->keys, B * sizeof *d->keys);
+    return model_allocate(m);
 }
 void decoder_close(Decoder *d) {
+    replay_free(&d->replay, d->model.dev);
     model_free(&d->model);
-    free(d->logits);
-    free(d->order);
 }
 void decoder_reset(Decoder *d) { d->length = 0; }
 
-/* One pass of T tokens per sequence: into an empty cache any T up to the chunk, later one at a time. */
-static void pass(Decoder *d, const int *tokens, int stride, int T) {
+static floatX *row(const Model *m, const floatX *x, size_t row, int width) {
+    return (floatX *)((char *)x + row * (size_t)width * m->dev->floatX_size);
+}
+
+/* The model on m->tokens, up to the logits after the last token of every sequence. */
+static void forward(Decoder *d) {
+    Model *m = &d->model;
+    const int V = m->config.vocab, C = m->config.channels, B = d->sequences, T = m->T;
+    model_forward(m);
+    if (T == 1) model_next(m, d->logits);
+    else for (int b = 0; b < B; b++)
+        m->dev->matmul_forward(row(m, d->logits, (size_t)b, V), row(m, m->final, (size_t)(b*T + T - 1), C), m->p.head,
+                               1, C, V);
+}
+
+/* Where the next T tokens of each sequence are and go. */
+static void place(Decoder *d, int from, int T) {
     Model *m = &d->model;
     const int B = d->sequences, N = B * T;
-    int few[3 * 64], *batch = N <= 64 ? few : mem_alloc((size_t)N * 3 * sizeof *batch);
-    int *position = batch + N, *row = position + N;
+    int *position = mem_alloc((size_t)N * 2 * sizeof *position), *at = position + N;
     for (int b = 0; b < B; b++)
         for (int t = 0; t < T; t++) {
-            batch[b*T + t] = tokens[(size_t)b * (size_t)stride + (size_t)t];
-            position[b*T + t] = d->length + t;
-            row[b*T + t] = b * m->cache_room + d->length + t;
+            position[b*T + t] = from + t;
+            at[b*T + t] = b * m->cache_room + from + t;
         }
     m->B = B;
     m->T = T;
     m->N = N;
-    m->dev->upload(m->tokens, batch, (size_t)N * sizeof *batch);
     m->dev->upload(m->position, position, (size_t)N * sizeof *position);
-    m->dev->upload(m->cache_row, row, (size_t)N * sizeof *row);
-    model_forward(m);
-    d->length += T;
-    if (batch != few) free(batch);
+    m->dev->upload(m->cache_row, at, (size_t)N * sizeof *at);
+    free(position);
 }
 
 int decoder_feed(Decoder *d, const int *tokens, int count) {
     Model *m = &d->model;
-    const int V = m->config.vocab;
+    const size_t B = (size_t)d->sequences;
     if (count > m->cache_room - d->length) return 0;
-    for (int t = 0, T; t < count; t += T) {
+    for (int t = 0, T; t < count; t += T) {                 /* into an empty cache many at a time, later one */
         T = d->length ? 1 : count < d->chunk ? count : d->chunk;
-        pass(d, tokens + t, count, T);
+        int *batch = mem_alloc(B * (size_t)T * sizeof *batch);
+        for (size_t b = 0; b < B; b++)
+            memcpy(batch + b * (size_t)T, tokens + b * (size_t)count + t, (size_t)T * sizeof *batch);
+        m->dev->upload(m->tokens, batch, B * (size_t)T * sizeof *batch);
+        place(d, d->length, T);
+        forward(d);
+        d->length += T;
+        free(batch);
     }
-    for (int b = 0; count && b < d->sequences; b++) {
-        model_logits(m, b * m->T + m->T - 1, 1);
-        m->dev->to_double(d->logits + (size_t)b * (size_t)V, m->s.logits, (size_t)V);
-    }
+    if (count && m->T > 1) place(d, d->length - 1, 1);      /* where steps go on from */
     return 1;
 }
 
-int decoder_sample(Decoder *d, int b, const Sampler *s) {
-    return sample_token(s, d->logits + (size_t)b * (size_t)d->model.config.vocab, d->model.used_vocab,
-                        d->order, (uint64_t)d->length);
+void decoder_draw(Decoder *d, Sampler s, const uint64_t *key) {
+    d->sampler = s;
+    d->model.dev->upload(d->keys, key, (size_t)d->sequences * sizeof *key);
+}
+
+static void draw(Decoder *d) {
+    const Model *m = &d->model;
+    m->dev->sample(m->tokens, d->logits, d->keys, m->position, d->sampler, d->sequences, m->config.vocab, m->used_vocab);
+}
+void decoder_sample(Decoder *d, int *tokens) {
+    draw(d);
+    d->model.dev->download(tokens, d->model.tokens, (size_t)d->sequences * sizeof *tokens);
+}
+
+static void step(void *decoder) {
+    Decoder *d = decoder;
+    const Model *m = &d->model;
+    draw(d);
+    m->dev->advance(m->position, m->cache_row, d->log, m->tokens, d->sequences);
+    forward(d);
+}
+void decoder_queue(Decoder *d, int count, int slot) {
+    const Device *dev = d->model.dev;
+    const size_t B = (size_t)d->sequences, from = (size_t)d->length;
+    const uint64_t state = hash_bytes(model_state(&d->model), &d->sampler, sizeof d->sampler);
+    for (int i = 0; i < count; i++) replay_run(&d->replay, dev, state, step, d);
+    dev->post(slot, d->log + from * B, (size_t)count * B * sizeof *d->log);
+    d->posted[slot] = count;
+    d->length += count;
+}
+void decoder_collect(Decoder *d, int *tokens, int slot) {
+    d->model.dev->collect(tokens, slot, (size_t)d->posted[slot] * (size_t)d->sequences * sizeof *tokens);
+}
+
+void decoder_rewind(Decoder *d, const int *tokens, int length) {
+    d->length = length - 1;
+    decoder_feed(d, tokens, 1);
 }

@@ -1,17 +1,22 @@
 /* decode.h: generating with a key/value cache. B sequences advance together; each
- * has read the same number of tokens. */
+ * has read the same number of tokens. Tokens are drawn on the device and read there: the host
+ * queues steps and is told what came of them later. */
 #ifndef DECODE_H
 #define DECODE_H
+#include "device.h"
 #include "model.h"
-#include "sample.h"
 
 typedef struct {
     Model   model;
-    int     length;                     /* positions in the cache, of each sequence */
-    double *logits;                     /* (B, V) after the last token fed; only ids below used_vocab count */
-    int    *order;                      /* room for sample_token */
+    int     length;                     /* positions in the cache, of each sequence, once all that is queued is done */
     int     chunk;                      /* tokens per sequence that one pass can read into an empty cache */
     int     sequences;                  /* B */
+    floatX *logits;                     /* (B,V) after the last token read */
+    int    *log;                        /* (room,B) the tokens that were drawn, by position */
+    uint64_t *keys;                     /* (B) */
+    Sampler sampler;
+    Replay  replay;                     /* of a step */
+    int     posted[2];                  /* tokens of each sequence that are on their way to the host */
 } Decoder;
 
 /* Memory for `sequences` of up to `room` positions; 0 if the device does not have it. weights_of: see model.h. With
@@ -24,7 +29,18 @@ void decoder_reset(Decoder *d);                             /* forget everything
  * 0, having read nothing, if they do not fit into the cache. */
 int  decoder_feed(Decoder *d, const int *tokens, int count);
 
-/* The next token of sequence b by its sampler; position = number of tokens read, so
- * a sequence is a function of the key. */
-int  decoder_sample(Decoder *d, int b, const Sampler *s);
+/* How tokens are drawn from now on; key (B), of each sequence. A token is a function of the logits, of the key and of the
+ * number of tokens before it. */
+void decoder_draw(Decoder *d, Sampler s, const uint64_t *key);
+
+/* The next token of every sequence, tokens (B), which is not read yet. Waits for it. */
+void decoder_sample(Decoder *d, int *tokens);
+
+/* Queues `count` steps, each of which draws the next token of every sequence and reads it; they must fit into the cache.
+ * slot: 0 or 1, under which decoder_collect asks for these tokens, (count,B), and waits for them alone. */
+void decoder_queue(Decoder *d, int count, int slot);
+void decoder_collect(Decoder *d, int *tokens, int slot);
+
+/* Forgets all but the first `length` positions, the last of which are read again: tokens (B). */
+void decoder_rewind(Decoder *d, const int *tokens, int length);
 #endif

@@ -359,6 +359,13 @@ void found_free(Found *f) {
     free(f->load);
 }
 
+int model_few(const Model *m) {
+    const Config *c = &m->config;
+    return m->mode == MODEL_INFER && m->cache && m->T == 1 && m->dev->few_fits && !m->forced
+        && m->dev->few_fits(m->N, c->channels, c->width, c->experts, c->topk)
+        && m->dev->few_fits(m->N, c->channels, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
+}
+
 static void block_forward(Model *m, int l, const floatX *resid) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels;
@@ -366,6 +373,11 @@ static void block_forward(Model *m, int l, const floatX *resid) {
     const float eps = (float)m->config.norm_eps;
     LayerActs *a = &m->acts[l];
     const LayerParams *p = &m->lp[l];
+    if (model_few(m)) {
+        attention_layer_few(m, a, p, a->mid, resid, l);
+        moe_layer_few(m, a, p, a->out, a->mid);
+        return;
+    }
 
     dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
     attention_layer_forward(m, a, p, m->s.branch, a->att_normed, l);
@@ -406,6 +418,7 @@ void model_forward(Model *m) {
     dev->embed_forward(m->encoded, m->tokens, m->p.embed, N, C);
     if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, m->dropout, m->key, 0, (size_t)N * (size_t)C);
     for (int l = 0; l < L; l++) block_forward(m, l, l ? m->acts[l-1].out : m->encoded);
+    if (model_few(m)) return;                               /* the norm is model_next's */
     dev->rmsnorm_forward(m->final, m->final_rstd, m->acts[L-1].out, m->p.final_norm, (float)m->config.final_eps, N, C);
 }
 
@@ -415,6 +428,16 @@ static floatX *row(const Model *m, floatX *x, int first) {
 }
 void model_logits(Model *m, int first, int count) {
     m->dev->matmul_forward(m->s.logits, row(m, m->final, first), m->p.head, count, m->config.channels, m->config.vocab);
+}
+
+void model_next(Model *m, floatX *logits) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, V = m->config.vocab;
+    if (model_few(m))
+        dev->few_in(logits, NULL, NULL, NULL, m->acts[m->config.layers - 1].out, m->p.final_norm,
+                    (float)m->config.final_eps, NULL, NULL, TOPK_SOFTMAX, m->p.head, NULL, NULL, 0, IDENTITY,
+                    N, C, 1, 1, V, 0);
+    else dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
 }
 
 /* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */

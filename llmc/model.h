@@ -148,6 +148,8 @@ void model_router_losses(Model *m);              /* of every router; after paral
  * the sum over the ranks, or this rank's shard of it is (parallel.h). */
 void model_backward(Model *m, float scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
+void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
+int  model_few(const Model *m);                             /* decoding: does this batch take the few_* operations? */
 
 /* What a step has left, on the host: the fields of Model of the same names. One read, which waits for the device. */
 typedef struct { double *step_losses, *losses, *squares; int *load; } Found;
@@ -163,7 +165,9 @@ void attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT 
                               const floatX *x, int layer);
 void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx,
                               const floatX *dout, const floatX *x, float scale);
+void attention_layer_few(Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *resid, int layer);
 void moe_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *x);
+void moe_layer_few(Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *resid);
 void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
                         const floatX *x, float scale);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);

@@ -5,9 +5,6 @@
 #include <math.h>
 #include "../kernels/random.h"
 
-static inline double random_uniform(uint64_t key, uint64_t index) {      /* [0,1) */
-    return (double)(random_bits(key, index) >> 11) * 0x1p-53;
-}
 static inline double random_normal(uint64_t key, uint64_t index) {       /* Box and Muller */
     return sqrt(-2 * log(1 - random_uniform(key, 2 * index)))
         * cos(6.283185307179586 * random_uniform(key, 2 * index + 1));

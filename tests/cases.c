@@ -620,6 +620,34 @@ static Case *cache_store(const Shape *s) {
     return c;
 }
 
+/* ---- sampling ------------------------------------------------------------------------------------------ */
+
+CALL(sample, b[0], b[1], (const uint64_t *)b[2], b[3], c->sampler, c->N, c->s.V, c->used)
+static Case *sample(const Shape *s, int rows, Sampler sampler) {
+    Case *c = BEGIN(sample, s, 0, "t=%g p=%g m=%g k=%d N=%d V=%d", (double)sampler.temperature, (double)sampler.top_p,
+                    (double)sampler.min_p, sampler.top_k, rows, s->V);
+    c->N = rows;
+    c->sampler = sampler;
+    c->used = s->V - (s->V > 2);
+    add(c, OUTPUT, INTEGER, "token", (size_t)rows, NULL);
+    in(c, FLOATX, "logits", times(rows, s->V), 0, 2);
+    integers(c, "key", times(2, rows), INT32_MAX);          /* pairs of them are read as 64-bit numbers */
+    integers(c, "position", (size_t)rows, 1000);
+    return c;
+}
+CALL(advance, b[0], b[1], b[2], b[3], c->N)
+static Case *advance(const Shape *s) {
+    Case *c = BEGIN(advance, s, 0, "N=%d", s->B);
+    c->N = s->B;
+    integers(c, "position", (size_t)c->N, 5);
+    integers(c, "row", (size_t)c->N, 1000);
+    integers(c, "log", times(7, c->N), 1000);
+    for (int i = 0; i < 3; i++) c->buffer[i].role = UPDATE;
+    c->buffer[2].moved = (size_t)c->N / 2;                                  /* one row written, never read */
+    integers(c, "token", (size_t)c->N, s->V);
+    return c;
+}
+
 /* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
 CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
@@ -820,6 +848,15 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     DO(cross_entropy(s, head_rows, 0, 0, all));
     DO(cross_entropy(s, head_rows, 1, 0, all));
     if (all) DO(cross_entropy(s, head_rows, 1, 1, all));
+    DO(sample(s, head_rows, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }));
+    DO(sample(s, head_rows, (Sampler){ .temperature = 0, .top_p = 1 }));
+    if (all) {
+        DO(sample(s, head_rows, (Sampler){ .temperature = 1, .top_p = 1 }));
+        DO(sample(s, head_rows, (Sampler){ .temperature = 1.5f, .top_p = 1, .top_k = 5 }));
+        DO(sample(s, head_rows, (Sampler){ .temperature = 3, .top_p = 0.9f, .top_k = 40, .min_p = 0.1f }));
+        DO(sample(s, head_rows, (Sampler){ .temperature = 2, .top_p = 0 }));
+    }
+    DO(advance(s));
     DO(sum(s));
     DO(squares(s, 3));
     if (all) DO(squares(s, MOST_SEGMENTS));

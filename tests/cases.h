@@ -64,6 +64,7 @@ struct Case {
     uint64_t key;
     AdamW adamw;  int updates;  Moments moments;
     Segment segment[MOST_SEGMENTS];
+    Sampler sampler;
 };
 
 /* Calls visit with every case of a shape, and frees the case after. all: every variant, to be checked; 0: those that a

@@ -8,7 +8,11 @@
  * lean: without master weights, and with moments in floatX. */
 double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash);
 
-/* With a cache as without one, all at once: `first` tokens of each sequence together, then singly to the T-th. The
+/* With a cache as without one, all at once: `first` tokens of each of B sequences together, then singly to the T-th. The
  * largest error of the logits of a token. */
-double decoding_error(const Device *dev, const Config *c, int T, int first);
+double decoding_error(const Device *dev, const Config *c, int B, int T, int first);
+
+/* Tokens that are drawn and read on the device, many steps ahead, are those that are drawn and read one at a time; also
+ * after some have been forgotten. */
+int steps_agree(const Device *dev, const Config *c, int B, Sampler s);
 #endif

@@ -11,6 +11,7 @@
 #include "test.h"
 #include "cases.h"
 #include "../kernels/ladder/ladder.h"
+#include "../llmc/random.h"
 #include "../llmc/safetensors.h"
 #include <math.h>
 #include <stdio.h>
@@ -309,6 +310,40 @@ static void naive_attention_decode(const Case *c, double **v) {
 static void naive_cache_store(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];
 }
+/* Takes the most likely of those that are left until enough are kept, then again until the draw is reached. */
+static void naive_sample(const Case *c, double **v) {
+    const Sampler s = c->sampler;
+    const int limits = s.top_k || s.top_p < 1 || s.min_p > 0, greedy = !(s.temperature > 0);
+    double *p = mem_alloc((size_t)c->used * sizeof *p);
+    int *order = mem_alloc((size_t)c->used * sizeof *order);
+    for (int n = 0; n < c->N; n++) {
+        const double *x = v[1] + n*c->s.V;
+        const uint64_t key = (uint64_t)v[2][2*n] | (uint64_t)v[2][2*n + 1] << 32;
+        double all = 0, kept = 0, sum = 0;
+        int count = 0, i;
+        for (i = 0; i < c->used; i++) {
+            int rank = 0;
+            for (int j = 0; j < c->used; j++) rank += x[j] > x[i] || (x[j] == x[i] && j < i);
+            order[limits || greedy ? rank : i] = i;
+            all += p[i] = exp(greedy ? 0 : x[i] / (double)s.temperature);
+        }
+        while (count < c->used && (!count || !limits || ((!s.top_k || count < s.top_k) && kept < (double)s.top_p * all
+                                                         && p[order[count]] >= (double)s.min_p * p[order[0]])))
+            kept += p[order[count++]];
+        const double draw = kept * random_uniform(key, (uint64_t)v[3][n] + 1);
+        for (i = 0; i < count - 1 && (sum += p[order[i]]) <= draw; i++);
+        v[0][n] = order[greedy ? 0 : i];
+    }
+    free(order);
+    free(p);
+}
+static void naive_advance(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) {
+        v[0][n]++;
+        v[1][n]++;
+        v[2][(int)v[0][n]*c->N + n] = v[3][n];
+    }
+}
 static void naive_cross_entropy(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {
         double *x = v[1] + n*c->s.V, sum = 0, relative = 0;
@@ -355,8 +390,8 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(parallel_linear_forward), NAIVE(parallel_linear_backward_input), NAIVE(parallel_linear_backward_weight),
     NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan), NAIVE(router_bias), NAIVE(combine_forward),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
-    NAIVE(attention_decode), NAIVE(cache_store), NAIVE(cross_entropy), NAIVE(sum), NAIVE(squares), NAIVE(adamw),
-    NAIVE(set_master)
+    NAIVE(attention_decode), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
+    NAIVE(squares), NAIVE(adamw), NAIVE(set_master)
 };
 
 /* ---- comparing ----------------------------------------------------------------------------------------- */

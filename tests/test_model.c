@@ -172,11 +172,11 @@ static void bad_gradient(void) {
     free(after);
 }
 
-double decoding_error(const Device *dev, const Config *c, int T, int first) {
-    enum { B = 3 };
+double decoding_error(const Device *dev, const Config *c, int B, int T, int first) {
     const size_t N = (size_t)(B * T), V = (size_t)c->vocab;
-    int *tokens = mem_alloc(N * sizeof *tokens), *head = mem_alloc(N * sizeof *head), next[B];
-    double *full = mem_alloc(N * V * sizeof *full), worst = 0;
+    int *tokens = mem_alloc(N * sizeof *tokens), *head = mem_alloc(N * sizeof *head);
+    int *next = mem_alloc((size_t)B * sizeof *next);
+    double *full = mem_alloc(N * V * sizeof *full), *logits = mem_alloc((size_t)B * V * sizeof *logits), worst = 0;
     Model m;
     Decoder d;
     model_plan_training(&m, dev, c, B, T, 0, 1, NULL);
@@ -193,24 +193,65 @@ double decoding_error(const Device *dev, const Config *c, int T, int first) {
     for (int t = first; t <= T; t++) {
         for (int b = 0; b < B; b++) next[b] = tokens[b * T + t - 1];
         check(t == first ? decoder_feed(&d, head, first) : decoder_feed(&d, next, 1), "fits");
+        dev->to_double(logits, d.logits, (size_t)B * V);
         for (int b = 0; b < B; b++) {
-            const double error = relative_error(d.logits + (size_t)b * V, full + (size_t)(b * T + t - 1) * V, V);
+            const double error = relative_error(logits + (size_t)b * V, full + (size_t)(b * T + t - 1) * V, V);
             if (!(error <= worst)) worst = error;
         }
     }
     check(!decoder_feed(&d, tokens, 1), "a full cache takes no more");
     decoder_close(&d);
     model_free(&m);
-    free(tokens); free(head); free(full);
+    free(tokens); free(head); free(full); free(logits); free(next);
     return worst;
+}
+
+int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
+    enum { FIRST = 3, STEPS = 12, BACK = 7 };
+    const size_t row = (size_t)B;
+    int *head = mem_alloc(FIRST * row * sizeof *head), *one = mem_alloc(STEPS * row * sizeof *one);
+    int *many = mem_alloc(2 * STEPS * row * sizeof *many), same = 1;
+    uint64_t *key = mem_alloc(row * sizeof *key);
+    Model m;
+    Decoder d;
+    model_plan_inference(&m, dev, c, 1, 1, 0, NULL);
+    check(model_allocate(&m) && decoder_open(&d, dev, c, B, FIRST + STEPS, &m), "memory");
+    model_initialize(&m, 5);
+    for (int i = 0; i < FIRST * B; i++) head[i] = (int)(uniform() * c->vocab);
+    for (int b = 0; b < B; b++) key[b] = (uint64_t)(uniform() * 1e15);
+    decoder_draw(&d, s, key);
+    check(decoder_feed(&d, head, FIRST), "fits");
+    for (int i = 0; i < STEPS; i++) {
+        decoder_sample(&d, one + (size_t)i * row);
+        check(decoder_feed(&d, one + (size_t)i * row, 1), "fits");
+    }
+    decoder_reset(&d);
+    check(decoder_feed(&d, head, FIRST), "fits");
+    decoder_queue(&d, 5, 0);
+    decoder_queue(&d, STEPS - 5, 1);
+    decoder_collect(&d, many, 0);
+    decoder_collect(&d, many + 5 * row, 1);
+    same &= !memcmp(one, many, STEPS * row * sizeof *one);
+    decoder_rewind(&d, many + (STEPS - 1 - BACK) * row, FIRST + STEPS - BACK);
+    check(d.length == FIRST + STEPS - BACK, "some are forgotten");
+    decoder_queue(&d, BACK, 0);
+    decoder_collect(&d, many, 0);
+    same &= !memcmp(one + (STEPS - BACK) * row, many, BACK * row * sizeof *one);
+    decoder_close(&d);
+    model_free(&m);
+    free(head); free(one); free(many); free(key);
+    return same;
 }
 
 static void decoding(const char *descriptor, int scores) {
     const Config c = config_of(descriptor, scores, SWIGLU, 1);
     const int T = 12;
     for (int first = 1; first <= T; first += first < 3 ? 1 : 4)
-        check_error(decoding_error(device_find("cpu-f32"), &c, T, first), 1e-4,
+        check_error(decoding_error(device_find("cpu-f32"), &c, 3, T, first), 1e-4,
                     "%s: decoding after %d tokens at once as without a cache", descriptor, first);
+    for (int B = 1; B <= 4; B += 3)
+        check(steps_agree(device_find("cpu-f32"), &c, B, (Sampler){ .temperature = 1, .top_p = 0.9f }),
+              "%s: %d sequences, drawn ahead or singly", descriptor, B);
 }
 
 /* The memory promise: an SMoE MLP layer keeps its input and the experts'

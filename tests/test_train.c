@@ -10,7 +10,6 @@
 #include "../llmc/log.h"
 #include "../llmc/options.h"
 #include "../llmc/random.h"
-#include "../llmc/sample.h"
 #include "../llmc/schedule.h"
 #include <fcntl.h>
 #include <math.h>
@@ -66,17 +65,20 @@ static void schedules(void) {
 
 /* ---- sampling ------------------------------------------------------------------------------------------ */
 
-static int draw(Sampler s, const double *logits, int count, uint64_t position) {
-    double copy[64];
-    int order[64];
-    memcpy(copy, logits, (size_t)count * sizeof *copy);
-    return sample_token(&s, copy, count, order, position);
+typedef struct { float temperature, top_p, min_p; int top_k; uint64_t key; } Draw;
+static int draw(Draw s, const double *logits, int count, uint64_t position) {
+    const Device *dev = device_find("cpu-f64");
+    const Sampler sampler = { .temperature = s.temperature, .top_p = s.top_p, .min_p = s.min_p, .top_k = s.top_k };
+    const int before = (int)position - 1;
+    int token;
+    dev->sample(&token, (const floatX *)logits, &s.key, &before, sampler, 1, count, count);
+    return token;
 }
 
 /* The tokens order[0..n-1] must be drawn in proportion to p, and no others: 20000 draws, counted, and the
  * largest distance from what is expected in standard deviations of such a count (and one more draw, for
  * tokens that are hardly ever drawn). */
-static void proportions(const char *what, Sampler s, const double *logits, const double *p, const int *order,
+static void proportions(const char *what, Draw s, const double *logits, const double *p, const int *order,
                         int count, int n) {
     enum { DRAWS = 20000 };
     int seen[64] = { 0 };
@@ -105,8 +107,8 @@ static void sampling(void) {
     for (int i = 0; i < V; i++) sum += p[i] = exp(logits[i]);
     for (int i = 0; i < V; i++) p[i] /= sum;
 
-    const Sampler plain = { .temperature = 1, .top_p = 1, .key = (uint64_t)(uniform() * 1e15) };
-    Sampler s = plain;
+    const Draw plain = { .temperature = 1, .top_p = 1, .key = (uint64_t)(uniform() * 1e15) };
+    Draw s = plain;
     proportions("draws follow the softmax", s, logits, p, order, V, V);
     s.top_k = 3;
     proportions("top-k draws from the k most likely", s, logits, p, order, V, 3);
@@ -134,11 +136,11 @@ static void sampling(void) {
     const double holes[5] = { NAN, -INFINITY, 0.5, NAN, 0.4 }, boundless[4] = { 0, 1, INFINITY, 2 };
     int greedy = 1, none = 1, one = 1, cold = 1, strict = 1, same = 1, differs = 0, moves = 0;
     for (uint64_t i = 0; i < 200; i++) {
-        greedy &= draw((Sampler){ .temperature = 0, .top_p = 1, .key = i }, logits, V, i) == order[0];
-        none   &= draw((Sampler){ .temperature = 1, .top_p = 0, .key = i }, logits, V, i) == order[0];
-        one    &= draw((Sampler){ .temperature = 9, .top_p = 1, .top_k = 1, .key = i }, logits, V, i) == order[0];
-        strict &= draw((Sampler){ .temperature = 1, .top_p = 1, .min_p = 1, .key = i }, logits, V, i) == order[0];
-        cold   &= draw((Sampler){ .temperature = 1e-30f, .top_p = 1, .key = i }, logits, V, i) == order[0];
+        greedy &= draw((Draw){ .temperature = 0, .top_p = 1, .key = i }, logits, V, i) == order[0];
+        none   &= draw((Draw){ .temperature = 1, .top_p = 0, .key = i }, logits, V, i) == order[0];
+        one    &= draw((Draw){ .temperature = 9, .top_p = 1, .top_k = 1, .key = i }, logits, V, i) == order[0];
+        strict &= draw((Draw){ .temperature = 1, .top_p = 1, .min_p = 1, .key = i }, logits, V, i) == order[0];
+        cold   &= draw((Draw){ .temperature = 1e-30f, .top_p = 1, .key = i }, logits, V, i) == order[0];
         s = plain;
         s.key++;
         same    &= draw(plain, even, V, i) == draw(plain, even, V, i);
@@ -152,18 +154,18 @@ static void sampling(void) {
     check(cold, "a temperature near 0 too, without overflow");
     check(same && moves > 100 && differs > 100, "a draw is a function of key and position, and of both");
 
-    check(draw((Sampler){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
-          && draw((Sampler){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
-    check(draw(plain, nothing, 4, 0) == 0 && draw((Sampler){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
+    check(draw((Draw){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
+          && draw((Draw){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
+    check(draw(plain, nothing, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
                                                   nothing, 4, 0) == 0,
                                                   "when everything is masked it is token 0");
-    check(draw(plain, nans, 4, 0) == 0 && draw((Sampler){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0,
+    check(draw(plain, nans, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0,
           "when everything is NaN as well");
     check(draw(plain, boundless, 4, 0) == 2, "an infinite logit wins");
     int right = 1, seen[2] = { 0 };
     for (uint64_t i = 0; i < 500; i++) {
         const int a = draw(plain, holes, 5, i);
-        const int b = draw((Sampler){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i },
+        const int b = draw((Draw){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i },
                            holes, 5, i);
         right &= (a == 2 || a == 4) && (b == 2 || b == 4);
         seen[0] += a == 4;

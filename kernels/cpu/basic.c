@@ -39,6 +39,15 @@ static void download(void *host, const void *src, size_t bytes) {
     waited.reads++;
     copy(host, src, bytes);
 }
+static _Thread_local void *posted[2];
+static void post(int slot, const void *src, size_t bytes) {
+    free(posted[slot]);
+    copy(posted[slot] = malloc(bytes + 1), src, bytes);
+}
+static void collect(void *host, int slot, size_t bytes) {
+    waited.reads++;
+    copy(host, posted[slot], bytes);
+}
 static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
 static void from_double(floatX *dst, const double *host, size_t n) {
     for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]);
@@ -186,11 +195,13 @@ void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(optimizer)(Device *d);
 void DEVICE(loopback)(Device *d);
+void DEVICE(sample)(Device *d);
 PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
         .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
         .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
+        .post = post, .collect = collect,
         .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .embed_forward = embed_forward, .embed_backward = embed_backward,
@@ -204,4 +215,5 @@ PART(device) {
     DEVICE(attention)(d);
     DEVICE(optimizer)(d);
     DEVICE(loopback)(d);
+    DEVICE(sample)(d);
 }

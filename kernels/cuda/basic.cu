@@ -61,6 +61,24 @@ static void upload(void *dst, const void *host, size_t bytes) {
         piece_send((char *)dst + at, n);
     }
 }
+
+// What goes to the host without its waiting lands in pinned memory, and an event says when.
+static thread_local struct { void *at; size_t room; cudaEvent_t landed; } letters[2];
+static void post(int slot, const void *src, size_t bytes) {
+    auto &l = letters[slot];
+    if (!l.landed) CUDA_CHECK(cudaEventCreateWithFlags(&l.landed, cudaEventDisableTiming));
+    if (bytes > l.room) {
+        if (l.at) CUDA_CHECK(cudaFreeHost(l.at));
+        CUDA_CHECK(cudaMallocHost(&l.at, l.room = bytes));
+    }
+    CUDA_CHECK(cudaMemcpyAsync(l.at, src, bytes, cudaMemcpyDeviceToHost, context()->stream));
+    CUDA_CHECK(cudaEventRecord(l.landed, context()->stream));
+}
+static void collect(void *host, int slot, size_t bytes) {
+    context()->waited.reads++;
+    CUDA_CHECK(cudaEventSynchronize(letters[slot].landed));
+    memcpy(host, letters[slot].at, bytes);
+}
 static void copy(void *dst, const void *src, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, context()->stream));
 }
@@ -475,6 +493,9 @@ void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(decode)(Device *d);
+void DEVICE(sample)(Device *d);
+void DEVICE(few)(Device *d);
 }
 PART(device) {
     *d = Device();
@@ -489,6 +510,7 @@ PART(device) {
     d->copy = copy;                           d->zero = zero;
     d->from_double = from_double;             d->to_double = to_double;
     d->reals_from_double = reals_from_double; d->reals_to_double = reals_to_double;
+    d->post = post;                           d->collect = collect;
     d->waits = cuda_waits;                    d->record_begin = cuda_record_begin;
     d->record_end = cuda_record_end;          d->replay = cuda_replay;
     d->record_free = cuda_record_free;
@@ -502,6 +524,9 @@ PART(device) {
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(optimizer)(d);
+    DEVICE(decode)(d);
+    DEVICE(sample)(d);
+    DEVICE(few)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after what it may have to call instead
 #endif

@@ -1,6 +1,6 @@
 // expert.cu: the nonlinearity inside an expert, and with it the gradient of the router's weight. Why both are
 // in one place, and the formulas, stand in kernels/cpu/expert.c.
-#include "slope.cuh"
+#include "expert.cuh"
 
 
 // A block is a rectangle of rows and units of W columns. Moves 3*M*F elements (gated) or 2*M*F.

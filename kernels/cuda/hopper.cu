@@ -19,7 +19,7 @@
 // 128; if that is the input, the tile is made transposed and stored so.
 #include "product.cuh"
 #include "hopper.cuh"
-#include "slope.cuh"
+#include "expert.cuh"
 
 #if defined(PRECISION_BF16)
 

@@ -73,6 +73,19 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
         CUDA_CHECK(cudaGetLastError()); \
     } } while (0)
 
+// The same for a kernel that begins before the one before it has ended (ptx.cuh, let_next_start). Where the GPU cannot do
+// that, it begins after.
+#define LAUNCH_EARLY(kernel, grid, block, shared, ...) do { \
+    cudaLaunchAttribute early_ = {}; \
+    early_.id = cudaLaunchAttributeProgrammaticStreamSerialization; \
+    early_.val.programmaticStreamSerializationAllowed = 1; \
+    cudaLaunchConfig_t config_ = {}; \
+    config_.gridDim = dim3(grid), config_.blockDim = dim3(block), config_.dynamicSmemBytes = (shared); \
+    config_.stream = context()->stream, config_.attrs = &early_, config_.numAttrs = context()->arch >= 90; \
+    if (config_.gridDim.x && config_.gridDim.y && config_.gridDim.z) \
+        CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__)); \
+    } while (0)
+
 // Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; }
 #define PART(part) extern "C" void DEVICE(part)(Device *d); extern "C" void DEVICE(part)(Device *d)
 

@@ -61,6 +61,25 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
 // The number in the lower (0) or upper (1) half of such a register.
 __device__ static inline float unpack_bf16(uint32_t r, int half) { return __uint_as_float(half ? r & 0xffff0000u : r << 16); }
 
+// Programmatic dependent launch (sm_90): a kernel launched by LAUNCH_EARLY may begin while the one before it in the stream
+// is still running, as soon as all blocks of that one have said let_next_start or ended. What it does then, before
+// wait_for_previous, may touch nothing that a kernel writes.
+__device__ static inline void let_next_start(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ static inline void wait_for_previous(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// 128 bytes on their way to the L2 cache, without waiting.
+__device__ static inline void prefetch_line(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p)));
+}
+
 // The square root to about one unit in the last place, without the corrections that round it exactly.
 __device__ static inline float sqrt_approx(float x) {
     float y;

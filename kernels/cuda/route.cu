@@ -5,10 +5,8 @@
 // memory. A token's logits belong to one warp: lane l has experts l, l+32, ... of them, also in shared
 // memory, so that lanes need no barriers.
 #include "ptx.cuh"
+#include "route.cuh"
 #include "sort.cuh"
-
-__device__ static inline real sigmoid(real x) { return 1 / (1 + expf(-x)); }
-__device__ static inline real log_sigmoid(real x) { return x < 0 ? x - log1pf(expf(x)) : -log1pf(expf(-x)); }
 
 // The distribution over all experts that the balance loss looks at, of the warp's token; each lane fills in
 // its experts. Sigmoids are normalized as a softmax of their logarithms, which stays right where all of them
@@ -29,78 +27,15 @@ __device__ static void probabilities(real *p, const floatX *x, real lse, Scores 
 
 // ---- router -----------------------------------------------------------------------------------------------
 
-// Unsigned integers in the order of the floats; 0 is below all of them.
-__device__ static inline unsigned ordered(real x) {
-    const unsigned bits = __float_as_uint(x + 0.0f);        // -0 becomes +0: they are equal
-    const unsigned image = bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-    return image ? image : 1;
-}
-typedef struct { unsigned score, logit, expert; } Best;
-// The best of a lane's experts that are not taken. Experts come in ascending order, so of equal ones the
-// lower stays.
-__device__ static Best best_of_lane(const unsigned *score, const floatX *x, int E) {
-    Best best = { 0, 0, ALL };
-    for (int e = threadIdx.x; e < E; e += 32) {
-        if (score[e] < best.score || !score[e]) continue;
-        const unsigned logit = ordered(R(x[e]));
-        if (score[e] > best.score || logit > best.logit) best = { score[e], logit, (unsigned)e };
-    }
-    return best;
-}
-
-// One warp per token. K times: every lane names its best, the warp finds the best of those by score, then
-// logit, then lower id, and its owner strikes it out and looks for its next. Without a bias scores are in the
-// order of the logits, and those are compared. Moves E*N floatX and 8*K*N bytes; the time goes into K rounds
-// of three warp-wide reductions.
+// A warp is a token's (choose_experts, route.cuh). Moves E*N floatX and 8*K*N bytes; the time goes into K rounds of
+// three warp-wide reductions.
 static __global__ void router_forward_kernel(int *expert, real *weight, real *lse, const floatX *logits,
         const real *bias, Scores scores, int forced, int N, int E, int K) {
     extern __shared__ unsigned shared_scores[];             // (warps,E)
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    const int lane = threadIdx.x;
     if (n >= N) return;
-    unsigned *score = shared_scores + threadIdx.y * E;
-    const floatX *x = logits + n*E;
-    int *chosen = expert + n*K;
-    real *w = weight + n*K, max = -INFINITY, sum = 0;
-
-    for (int e = lane; e < E; e += 32) max = fmaxf(max, R(x[e]));
-    max = warp_max(max);
-    for (int e = lane; e < E; e += 32) sum += expf(R(x[e]) - max);
-    const real l = max + logf(warp_sum(sum));
-    if (lane == 0) lse[n] = l;
-
-    if (forced)
-        for (int k = lane; k < K; k += 32) chosen[k] = (int)((n*K + k) % E);
-    else {
-        for (int e = lane; e < E; e += 32) {
-            const real v = R(x[e]);
-            const real s = scores == SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v;
-            score[e] = ordered(bias ? s + bias[e] : v);
-        }
-        Best best = best_of_lane(score, x, E);
-        for (int k = 0; k < K; k++) {
-            const unsigned top = __reduce_max_sync(ALL, best.score);
-            const unsigned logit = __reduce_max_sync(ALL, best.score == top ? best.logit : 0);
-            const bool mine = best.score == top && best.logit == logit;
-            const unsigned e = __reduce_min_sync(ALL, mine ? best.expert : ALL);
-            if (lane == 0) chosen[k] = (int)e;
-            if (lane != e % 32) continue;
-            score[e] = 0;
-            best = best_of_lane(score, x, E);
-        }
-    }
-    __syncwarp();                                           // chosen is there for all lanes
-
-    auto value = [&](int k) {
-        const real v = R(x[chosen[k]]);
-        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
-    };
-    real top = -INFINITY, kept = 0;
-    for (int k = lane; k < K; k += 32) top = fmaxf(top, value(k));
-    top = scores == SOFTMAX_TOPK ? l : warp_max(top);
-    for (int k = lane; k < K; k += 32) kept += w[k] = expf(value(k) - top);
-    kept = warp_sum(kept);
-    if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
+    choose_experts(expert + n*K, weight + n*K, lse + n, logits + n*E, bias, shared_scores + threadIdx.y * E, scores,
+            forced, n, E, K);
 }
 // The same for many tokens, of which every lane has one: then nothing has to be agreed on, and the time of a token is
 // that of some 25 instructions per expert, not of K rounds of a warp. An expert's score, logit and number are packed

@@ -1,11 +1,11 @@
-// slope.cuh: the nonlinearities of experts and their derivatives, for expert.cu and for products that apply them on their way.
+// expert.cuh: the nonlinearities of experts, for expert.cu and few.cu.
 //
 // exp and division are the fast ones of the GPU where results are stored as bf16 (errors of 1e-6 against a
 // bound of 8 * 2^-8), and the exact ones for float.
 #pragma once
 #include "impl.cuh"
 
-__device__ static inline real sigmoid(real x) {
+__device__ static inline real fast_sigmoid(real x) {
     return sizeof(floatX) == 2 ? __fdividef(1, 1 + __expf(-x)) : 1 / (1 + expf(-x));
 }
 
@@ -13,11 +13,11 @@ __device__ static inline real sigmoid(real x) {
 typedef struct { real act, dgate, dup; } Slope;
 template<Activation f> __device__ static inline Slope slope_of(real g, real up) {
     if (f == SWIGLU) {                                      // silu(g) = g s:  silu' = s (1 + g (1 - s))
-        const real s = sigmoid(g), silu = g * s;
+        const real s = fast_sigmoid(g), silu = g * s;
         return { silu * up, up * s * (1 + g * (1 - s)), silu };
     }
     if (f == GELU) {                                        // g sigmoid(2u), u = sqrt(2/pi) (g + 0.044715 g^3)
-        const real c = 0.7978845608028654f, a = 0.044715f, s = sigmoid(2 * c * (g + a * g * g * g));
+        const real c = 0.7978845608028654f, a = 0.044715f, s = fast_sigmoid(2 * c * (g + a * g * g * g));
         const real t = 2 * s - 1;
         return { g * s, s + g / 2 * (1 - t * t) * c * (1 + 3 * a * g * g), 0 };
     }

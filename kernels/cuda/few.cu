@@ -1,0 +1,351 @@
+// few.cu: the products of a few tokens (decoding). Each is over in a few microseconds, so that what counts is how soon its
+// weights are on their way, and how many kernels follow each other: a layer takes five.
+//
+//     few_in            norm, router, choice of experts, product, activation; beside it a plain product (keys and values)
+//     few_attention     (decode.cu)
+//     few_out           product, weighted sum over experts, residual
+//     few_in, few_out   the same for the MLP
+//
+// Whatever is small is done by every block for itself instead of once for all, because handing it from one kernel to the
+// next takes longer. Where values are rounded, they are rounded as by the operations that these are made of.
+//
+// A kernel that runs for two microseconds also waits for its own instructions: loops that run once or twice are not unrolled.
+//
+// Kernels begin early (LAUNCH_EARLY): before the last one has ended a block may ask for weights that do not depend on it.
+// Weights of chosen experts do; few_in, which knows the choice first, sends for those that few_out is going to need.
+#include "expert.cuh"
+#include "ptx.cuh"
+#include "route.cuh"
+
+enum {
+    MOST = 4,                       // tokens; with more than that tensor cores are faster
+    WARPS = 8, THREADS = 32 * WARPS,
+    IN_AHEAD = 3, OUT_AHEAD = 4,    // 16-byte loads of each row that a lane has under way: as registers allow
+    LIMIT = 40 << 10                // bytes of shared memory
+};
+
+// 16 bytes of numbers as they were loaded, four registers, until each is needed.
+struct Raw { uint32_t x[4]; };
+__device__ static inline Raw load_raw(const floatX *p) {
+    const uint4 v = *(const uint4 *)p;
+    return { { v.x, v.y, v.z, v.w } };
+}
+__device__ static inline float element(const Raw &v, int i) {
+    return __uint_as_float(sizeof(floatX) == 4 ? v.x[i] : i % 2 ? v.x[i / 2] & 0xffff0000u : v.x[i / 2] << 16);
+}
+
+// As many as registers allow for N tokens.
+__host__ __device__ constexpr int blocks_on_sm(int N) { return N == 1 ? 3 : 2; }
+
+// The experts that N tokens have chosen, each once, in the order in which they first occur: active[a]; and for each the slot
+// of every token that has it, or -1: slot[a*N + n]. Returns how many. By a whole block; N*K is at most THREADS, a slot for
+// every thread, which looks whether one before it has the same expert.
+__device__ static int active_experts(short *active, short *slot, const int *expert, int N, int K) {
+    __shared__ int of_warp[WARPS];
+    const int i = threadIdx.x, warp = i / 32;
+    bool first = i < N * K;
+#pragma unroll 1
+    for (int j = 0; j < i && first; j++) first = expert[j] != expert[i];
+    const unsigned firsts = __ballot_sync(ALL, first);
+    if (i % 32 == 0) of_warp[warp] = __popc(firsts);
+    __syncthreads();
+    int count = 0, a = __popc(firsts & ((1u << i % 32) - 1));
+#pragma unroll 1
+    for (int w = 0; w < WARPS; w++) { if (w < warp) a += of_warp[w]; count += of_warp[w]; }
+    if (first) active[a] = (short)expert[i];
+#pragma unroll 1
+    for (int n = 0; first && n < N; n++) {
+        int at = -1;
+#pragma unroll 1
+        for (int k = 0; k < K; k++) if (expert[n*K + k] == expert[i]) at = n*K + k;
+        slot[a*N + n] = (short)at;
+    }
+    __syncthreads();
+    return count;
+}
+
+// A stride of a row of weights, from `from` on; all its loads are under way together, those of several rows as well.
+template <int AHEAD> __device__ static inline void load_stride(Raw (&w)[AHEAD], const floatX *row, int from, int C) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) if (from + i * 32 * VECTOR < C) w[i] = load_raw(row + from + i * 32 * VECTOR);
+}
+// sum[r][n] += <stride of row r, that of row at[n] of x>. at[n] < 0: left out. `own`: x is by token, row n stands for at[n].
+template <int ROWS, int NT, bool own, int AHEAD> __device__ static inline
+void add_stride(float sum[ROWS][NT], const Raw (&w)[ROWS][AHEAD], const floatX *x, const int at[NT], int from, int C) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (from + i * 32 * VECTOR < C)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                if (at[n] >= 0) {
+                    const Raw v = load_raw(x + (size_t)(own ? n : at[n]) * C + from + i * 32 * VECTOR);
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++)
+                        for (int j = 0; j < VECTOR; j++) sum[r][n] += element(w[r][i], j) * element(v, j);
+                }
+}
+// sum[r][n] = <row r, row at[n] of x> over C elements, by a warp; every lane gets it. The first stride is in w already.
+template <int ROWS, int NT, bool own, int AHEAD> __device__ static inline
+void products(float sum[ROWS][NT], Raw (&w)[ROWS][AHEAD], const floatX *const row[ROWS], const floatX *x, const int at[NT],
+              int C) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) sum[r][n] = 0;
+#pragma unroll 1
+    for (int from = lane * VECTOR; ; ) {
+        add_stride<ROWS, NT, own, AHEAD>(sum, w, x, at, from, C);
+        if ((from += AHEAD * 32 * VECTOR) - lane * VECTOR >= C) break;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) load_stride(w[r], row[r], from, C);
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) if (at[n] >= 0) sum[r][n] = warp_sum(sum[r][n]);
+}
+
+typedef struct {
+    floatX *out, *plain;
+    int *expert;
+    real *weight;
+    const floatX *inp, *norm, *router, *w, *plain_w, *next;
+    const real *bias;
+    size_t next_size;                       // elements of next[e]
+    float eps;
+    Scores scores;
+    Activation f;
+    int N, C, E, K, O, P;
+} In;
+
+// A unit of work is a pair of rows of a weight, for all tokens that have its expert; a warp takes one after another. For a
+// gated expert the two are gate and up of the same output, else neighbours. Reads (rows of the active experts + P) * C
+// elements, once; norm and router are read by every block, but from L2.
+template <int NT, bool gated> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT)) void few_in_kernel(const In p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    floatX *const x = (floatX *)shared, *const logits = x + p.N * p.C;                  // (N,C) (N,E)
+    unsigned *const score = (unsigned *)(logits + (p.N * p.E + 7) / 8 * 8);             // (N,E)
+    int *const expert = (int *)(score + p.N * p.E);                                     // (N,K)
+    real *const weight = (real *)(expert + p.N * p.K);                                  // (N,K)
+    short *const active = (short *)(weight + p.N * p.K), *const slot = active + p.N * p.K;   // (N*K) (N*K,N)
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = lane * VECTOR, C = p.C;
+    const int pairs = (p.O + !gated) / (gated ? 1 : 2);
+
+    // What does not depend on the kernel before: the norm's weights, and of every warp a row of the router.
+    let_next_start();
+    Raw norm[IN_AHEAD], router[1][IN_AHEAD];
+    load_stride(norm, p.norm, first, C);
+    if (p.router) load_stride(router[0], p.router + (size_t)(warp % p.E) * C, first, C);
+#pragma unroll 1
+    for (unsigned i = global_index() * 128; i < (size_t)p.P * C * sizeof(floatX); i += gridDim.x * THREADS * 128)
+        prefetch_line((const char *)p.plain_w + i);
+    wait_for_previous();
+
+#pragma unroll 1
+    for (int n = warp; n < p.N; n += WARPS) {                           // as rmsnorm_forward (basic.cu)
+        const floatX *from = p.inp + (size_t)n * C;
+        Raw v[IN_AHEAD];
+        real sum = 0;
+        auto add_squares = [&](const Raw &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
+        load_stride(v, from, first, C);
+#pragma unroll
+        for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) add_squares(v[i]);
+#pragma unroll 1
+        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) add_squares(load_raw(from + c));
+        const real rstd = 1 / sqrtf(warp_sum(sum) / C + p.eps);
+        auto scale = [&](const Raw &y, const Raw &by, int c) {
+            Vec to;
+            for (int j = 0; j < VECTOR; j++) to.x[j] = X(R(X(element(y, j) * rstd)) * element(by, j));
+            store_vec(x + n * C + c, to);
+        };
+#pragma unroll
+        for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) scale(v[i], norm[i], first + i * 32 * VECTOR);
+#pragma unroll 1
+        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) scale(load_raw(from + c), load_raw(p.norm + c), c);
+    }
+    __syncthreads();
+
+    int count = 1;
+    if (p.router) {
+#pragma unroll 1
+        for (int i = warp; i < p.N * p.E; i += WARPS) {
+            const floatX *row[1] = { p.router + (size_t)(i % p.E) * C };
+            const int token[1] = { i / p.E };
+            float sum[1][1];
+            if (i != warp || warp >= p.E) load_stride(router[0], row[0], first, C);
+            products<1, 1, false, IN_AHEAD>(sum, router, row, x, token, C);
+            if (lane == 0) logits[i] = X(sum[0][0]);
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int n = warp; n < p.N; n += WARPS) {
+            choose_experts(expert + n * p.K, weight + n * p.K, NULL, logits + n * p.E, p.bias, score + n * p.E, p.scores, 0,
+                           n, p.E, p.K);
+            __syncwarp();
+#pragma unroll 1
+            for (int i = n * p.K + lane; i < (n + 1) * p.K && blockIdx.x == 0; i += 32) {
+                p.expert[i] = expert[i];
+                p.weight[i] = weight[i];
+            }
+        }
+        __syncthreads();
+        count = NT == 1 ? p.K : active_experts(active, slot, expert, p.N, p.K);
+    }
+
+    const int routed = count * pairs, units = routed + (p.P + 1) / 2;
+#pragma unroll 1
+    for (int u = blockIdx.x * WARPS + warp; u < units; u += gridDim.x * WARPS) {
+        const bool plain = u >= routed;
+        const int a = plain ? 0 : u / pairs, width = plain ? p.P : p.O;
+        const int o = plain ? (u - routed) * 2 : gated ? u - a * pairs : (u - a * pairs) * 2;
+        const int second = gated && !plain ? o + width : min(o + 1, width - 1);
+        const size_t e = plain || !p.router ? 0 : NT == 1 ? expert[a] : active[a];
+        const floatX *from = plain ? p.plain_w : p.w + e * p.O * (gated ? 2 : 1) * C;
+        const floatX *row[2] = { from + (size_t)o * C, from + (size_t)second * C };
+        int to[NT];                                                     // row of the result
+#pragma unroll
+        for (int n = 0; n < NT; n++) to[n] = n >= p.N ? -1 : plain || !p.router ? n : NT == 1 ? a : slot[a * p.N + n];
+        Raw w[2][IN_AHEAD];
+        load_stride(w[0], row[0], first, C);
+        load_stride(w[1], row[1], first, C);
+        float sum[2][NT];
+        products<2, NT, true, IN_AHEAD>(sum, w, row, x, to, C);
+        if (lane) continue;
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
+            if (to[n] < 0) continue;
+            if (gated && !plain) *result = X(slope_of<SWIGLU>(R(X(sum[0][n])), R(X(sum[1][n]))).act);
+            else for (int r = 0; r < 2 && o + r < width; r++) {
+                const real pre = R(X(sum[r][n]));
+                result[r] = X(plain || p.f == IDENTITY ? pre
+                            : p.f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act);
+            }
+        }
+    }
+
+    if (!p.next || !p.router) return;
+    const unsigned lines = (unsigned)divide_up(p.next_size * sizeof(floatX), 128);
+#pragma unroll 1
+    for (int a = 0; a < count; a++) {
+        const floatX *of = p.next + (NT == 1 ? expert[a] : active[a]) * p.next_size;
+#pragma unroll 1
+        for (unsigned i = (unsigned)global_index(); i < lines; i += gridDim.x * THREADS)
+            prefetch_line((const char *)of + (size_t)i * 128);
+    }
+}
+
+typedef struct {
+    floatX *out;
+    const floatX *residual, *inp, *w, *bias;
+    const int *expert;
+    const real *weight;
+    bool early;                             // the experts were known before the kernel before this one began
+    int N, E, K, C, O, rows;                // rows: of the result, for each block
+} Out;
+
+// A block: `rows` columns of the result, for all tokens. A warp makes the product of one row of one active expert with the
+// tokens that have it; when all are there, a thread for each (row, token) adds up. Reads C * O elements of each active expert.
+template <int NT> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT)) void few_out_kernel(const Out p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
+    real *const answer = (real *)shared;                                                // (rows,S)
+    real *const weight = answer + p.rows * S;                                           // (S)
+    int *const expert = (int *)(weight + S);                                            // (S)
+    short *const active = (short *)(expert + S), *const slot = active + S;              // (S) (S,N)
+
+    // The first row of every warp is on its way before the kernel before has ended, if it is known which.
+    auto expert_at = [&](int a) { return p.expert ? __ldcg(p.expert + a) : 0; };
+    Raw w[1][OUT_AHEAD];
+    const bool ahead = NT == 1 ? p.early || !p.expert : !p.expert;
+    const int lane = threadIdx.x % 32, tasks = rows * (NT == 1 ? p.K : 1);
+    if (ahead && warp < tasks)
+        load_stride(w[0], p.w + ((size_t)expert_at(warp / rows) * p.O + first + warp % rows) * p.C, lane * VECTOR, p.C);
+    let_next_start();
+    wait_for_previous();
+
+    // So is what the sum needs, before the products.
+    const int mine = threadIdx.x % rows, token = threadIdx.x / rows;    // rows * N is at most 32
+    const size_t to = (size_t)token * p.O + first + mine;
+    const real old = token < p.N ? R(p.residual[to]) : 0, bias = token < p.N && p.bias ? R(p.bias[first + mine]) : 0;
+    const real share = threadIdx.x < S && p.expert ? p.weight[threadIdx.x] : 1;
+
+    int count = NT == 1 ? p.K : 1;
+    if (NT > 1 && p.expert) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < S; i += THREADS) expert[i] = p.expert[i];
+        __syncthreads();
+        count = active_experts(active, slot, expert, p.N, p.K);
+    }
+#pragma unroll 1
+    for (int i = warp; i < rows * count; i += WARPS) {
+        const int r = i % rows, a = i / rows;
+        const size_t e = !p.expert ? 0 : NT == 1 ? expert_at(a) : active[a];
+        const floatX *row[1] = { p.w + (e * p.O + first + r) * p.C };
+        if (!ahead || i != warp) load_stride(w[0], row[0], lane * VECTOR, p.C);
+        int from[NT];                                                   // row of the input
+#pragma unroll
+        for (int n = 0; n < NT; n++) from[n] = n >= p.N ? -1 : !p.expert ? n : NT == 1 ? a : slot[a * p.N + n];
+        float sum[1][NT];
+        products<1, NT, false, OUT_AHEAD>(sum, w, row, p.inp, from, p.C);
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            if (lane == 0 && from[n] >= 0) answer[r * S + from[n]] = R(X(sum[0][n]));
+    }
+    if (threadIdx.x < S) weight[threadIdx.x] = share;
+    __syncthreads();
+    if (token >= p.N) return;
+    real sum = bias;
+#pragma unroll 1
+    for (int k = 0; k < p.K; k++) sum += weight[token * p.K + k] * answer[mine * S + token * p.K + k];
+    p.out[to] = X(old + R(X(sum)));
+}
+
+// ---- the table's functions ----------------------------------------------------------------------------------------------
+
+static size_t in_shared(int N, int C, int E, int K) {
+    const size_t S = (size_t)N * K, logits = divide_up((size_t)N * E, 8) * 8;
+    return ((size_t)N * C + logits) * sizeof(floatX) + 4 * (size_t)N * E + 8 * S + 2 * S * (N + 1);
+}
+
+// All widths must be whole vectors (those of experts' inputs as well); more than a few tokens are a case for other kernels;
+// and what every block does for itself must be small.
+static int few_fits(int N, int C, int F, int E, int K) {
+    return N <= MOST && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && (size_t)E * C <= 1 << 16
+        && in_shared(N, C, E, K) <= LIMIT;
+}
+
+static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
+
+static void few_in(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
+                   const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores, const floatX *w,
+                   const floatX *plain_w, const floatX *next, size_t next_size, Activation f, int N, int C, int E, int K,
+                   int O, int P) {
+    typedef void Kernel(In);
+    static Kernel *const kernels[2][2] = { { few_in_kernel<1, false>,    few_in_kernel<1, true> },
+                                           { few_in_kernel<MOST, false>, few_in_kernel<MOST, true> } };
+    const In p = { out, plain, expert, weight, inp, norm, router, w, plain_w, next, bias, next_size, eps, scores, f,
+                   N, C, E, K, O, P };
+    const size_t pairs = f == SWIGLU ? O : divide_up(O, 2), units = most_active(N, E, K) * pairs + divide_up(P, 2);
+    const size_t blocks = divide_up(units, WARPS), most = (size_t)context()->sm_count * blocks_on_sm(N);
+    if (!N) return;
+    LAUNCH_EARLY(kernels[N > 1][f == SWIGLU], (unsigned)(blocks < most ? blocks : most), THREADS,
+                 in_shared(N, C, E, K), p);
+}
+
+static void few_out(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
+                    const floatX *w, const floatX *bias, int early, int N, int E, int K, int C, int O) {
+    const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
+    const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
+    const Out p = { out, residual, inp, w, bias, expert, weight, early != 0, N, E, K, C, O, rows };
+    auto kernel = N > 1 ? few_out_kernel<MOST> : few_out_kernel<1>;
+    if (!N) return;
+    LAUNCH_EARLY(kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
+}
+
+PART(few) {
+    d->few_fits = few_fits;
+    d->few_in = few_in;
+    d->few_out = few_out;
+}

@@ -1,0 +1,270 @@
+// sample.cu: the next token from its logits, without leaving the GPU. What is kept and what is drawn stands in
+// kernels/cpu/sample.c.
+//
+// "In descending order" asks for a sort of the vocabulary, and it takes none. Both questions, where the kept tokens end and
+// which of them is drawn, are: in a sequence of numbers with masses, which is the first at which their sum reaches a target?
+// A histogram of the highest digit of those numbers says which digit it has; a histogram of the next digit, of those
+// numbers only, says which that is; and so on. The number of a token is its logit, the largest first, and then its id, so
+// that no two are equal; without limits it is the id alone, and the order of ids does as well.
+//
+// A mass is the probability relative to the largest, times 2^40, as a whole number: sums of whole numbers are exact, in
+// whatever order blocks come to add to a histogram. The probability is a double, so that this and the CPU's sampler, which
+// adds in another order, draw the same token but once in a billion times.
+#include "ptx.cuh"
+#include "route.cuh"
+#include "../random.h"
+
+typedef unsigned long long u64;
+enum {
+    THREADS = 256, EACH = 4, CHUNK = THREADS * EACH,        // tokens of a block
+    DIGIT = 11, BINS = 1 << DIGIT, PER_THREAD = BINS / THREADS,
+    GROUP = 64                                              // sequences that are done together
+};
+struct Histogram { u64 mass[BINS]; unsigned count[BINS]; };
+struct Search {                                             // of one sequence
+    u64 all, target, before;                                // mass of all tokens; to be reached; of lower numbers
+    u64 prefix;                                             // the digits found
+    unsigned most, passed;                                  // tokens to be kept at most; those of lower numbers
+    float max;
+    int best, decided;                                      // the most likely token; 1: it is the answer
+};
+struct Top { float logit; int token; };                     // a block's largest
+
+struct Task {
+    int *token;
+    Search *search;                                         // (N)
+    Histogram *histograms;                                  // (N,passes)
+    Top *tops;                                              // (N,blocks)
+    const floatX *logits;
+    const uint64_t *key;
+    const int *position;
+    Sampler s;
+    int V, used, sorted, id_bits, bits, passes;             // bits: of a number
+};
+__device__ static inline int shift_after(const Task &t, int level) { return max(t.bits - DIGIT * (level + 1), 0); }
+
+static __device__ unsigned arrivals[GROUP];                 // blocks that are done with a pass; 0 between launches
+
+// Is this the last block of its sequence to come here? Then it sees what all the others have written.
+__device__ static bool last_block(void) {
+    __shared__ int last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(&arrivals[blockIdx.y], 1) == gridDim.x - 1;
+    __syncthreads();
+    if (last && threadIdx.x == 0) arrivals[blockIdx.y] = 0;
+    __threadfence();
+    return last;
+}
+
+// The larger of two, of equal ones the lower id; token -1: none.
+__device__ static inline Top better(Top a, Top b) {
+    return a.token < 0 || (b.token >= 0 && (b.logit > a.logit || (b.logit == a.logit && b.token < a.token))) ? b : a;
+}
+__device__ static Top best_of_block(Top mine) {
+    __shared__ Top of_warp[THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        mine = better(mine, { __shfl_xor_sync(ALL, mine.logit, step), __shfl_xor_sync(ALL, mine.token, step) });
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; w++) mine = better(mine, of_warp[w]);
+    return mine;
+}
+
+// The largest logit: of each block, then by the last block of all; which also clears the histograms, with the others.
+static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
+    const int n = blockIdx.y;
+    let_next_start();
+    wait_for_previous();
+    Top mine = { 0, -1 };
+    for (int j = 0; j < EACH; j++) {
+        const int i = blockIdx.x * CHUNK + j * THREADS + threadIdx.x;
+        const float x = i < t.used ? R(t.logits[(size_t)n * t.V + i]) : NAN;
+        if (x == x && x > -INFINITY) mine = better(mine, { x, i });
+    }
+    for (int p = 0; p < t.passes; p++)
+        for (int b = blockIdx.x * THREADS + threadIdx.x; b < BINS; b += gridDim.x * THREADS) {
+            Histogram &h = t.histograms[n * t.passes + p];
+            h.mass[b] = h.count[b] = 0;
+        }
+    mine = best_of_block(mine);
+    if (threadIdx.x == 0) t.tops[(size_t)n * gridDim.x + blockIdx.x] = mine;
+    if (!last_block()) return;
+    mine = { 0, -1 };
+    for (int b = threadIdx.x; b < gridDim.x; b += THREADS) mine = better(mine, t.tops[(size_t)n * gridDim.x + b]);
+    __syncthreads();
+    mine = best_of_block(mine);
+    if (threadIdx.x) return;
+    Search s = {};
+    s.best = max(mine.token, 0);
+    s.max = mine.logit;
+    s.decided = t.s.temperature <= 0 || mine.token < 0 || mine.logit == INFINITY;
+    t.search[n] = s;
+    if (s.decided) t.token[n] = s.best;
+}
+
+// The first digit, of `width` bits, at which before + the sum of its bins reaches the target, or the tokens are as many as
+// may be; by a whole block. Goes there: `before`, `passed` and `prefix` follow. *reached: the mass with that digit.
+__device__ static void follow(Search *s, u64 *reached, const Histogram &h, int width) {
+    __shared__ u64 mass_of_warp[THREADS / 32];
+    __shared__ unsigned count_of_warp[THREADS / 32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = threadIdx.x * PER_THREAD;
+    u64 mass = 0;
+    unsigned count = 0;
+    for (int b = 0; b < PER_THREAD; b++) { mass += h.mass[first + b]; count += h.count[first + b]; }
+    u64 mass_to = mass;
+    unsigned count_to = count;
+    for (int d = 1; d < 32; d *= 2) {
+        const u64 m = __shfl_up_sync(ALL, mass_to, d);
+        const unsigned c = __shfl_up_sync(ALL, count_to, d);
+        if (lane >= d) { mass_to += m; count_to += c; }
+    }
+    if (lane == 31) { mass_of_warp[warp] = mass_to; count_of_warp[warp] = count_to; }
+    const Search was = *s;
+    __syncthreads();
+    u64 before = was.before + mass_to - mass, all = was.before;
+    unsigned passed = was.passed + count_to - count;
+    for (int w = 0; w < THREADS / 32; w++) {
+        if (w < warp) { before += mass_of_warp[w]; passed += count_of_warp[w]; }
+        all += mass_of_warp[w];
+    }
+    const u64 target = min(was.target, all);                // limits that cut nothing
+    for (int b = 0; b < PER_THREAD; b++) {
+        const u64 to = before + h.mass[first + b];
+        const unsigned taken = passed + h.count[first + b];
+        if (before < target && passed < was.most && (to >= target || taken >= was.most)) {
+            s->before = before;
+            s->passed = passed;
+            s->prefix = was.prefix << width | (first + b);
+            *reached = to;
+        }
+        before = to;
+        passed = taken;
+    }
+    __syncthreads();
+}
+
+// Begins the second walk, to the token that is drawn from a mass `kept`.
+__device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
+    const u64 at = (u64)(random_uniform(t.key[n], (uint64_t)t.position[n] + 1) * (double)kept);
+    s->target = min(at, kept - 1) + 1;
+    s->before = s->prefix = 0;
+    s->most = ALL;
+    s->passed = 0;
+}
+
+// One digit of one walk: a histogram of the tokens whose higher digits are those found so far; the last block then finds this
+// digit. Reads the logits, which are in L2.
+static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, int level, bool drawing) {
+    __shared__ unsigned low[BINS], middle[BINS], high[BINS], counts[BINS];  // masses in parts of 16 bits, which add up to 26
+    __shared__ Search s;
+    __shared__ u64 reached, all, kept;
+    const int n = blockIdx.y;
+    let_next_start();
+    for (int b = threadIdx.x; b < BINS; b += THREADS) low[b] = middle[b] = high[b] = counts[b] = 0;
+    if (threadIdx.x == 0) all = kept = 0;
+    wait_for_previous();
+    if (threadIdx.x == 0) s = t.search[n];
+    __syncthreads();
+    if (s.decided) return;
+
+    const int shift = shift_after(t, level), above = level ? shift_after(t, level - 1) : t.bits, width = above - shift;
+    u64 mine = 0;
+    for (int j = 0; j < EACH; j++) {
+        const int i = blockIdx.x * CHUNK + j * THREADS + threadIdx.x;
+        const float x = i < t.used ? R(t.logits[(size_t)n * t.V + i]) : NAN;
+        const double p = x == x ? exp(((double)x - (double)s.max) / (double)t.s.temperature) : 0;
+        const u64 mass = (u64)(p * (double)((u64)1 << 40) + 0.5);
+        mine += mass;
+        if (!mass || p < (double)t.s.min_p) continue;
+        const u64 logit = t.sorted ? (u64)(~ordered(x) >> (sizeof(floatX) == 2 ? 16 : 0)) : 0;
+        const u64 number = logit << t.id_bits | (unsigned)i;
+        if (level && number >> above != s.prefix) continue;
+        const unsigned digit = (unsigned)(number >> shift) & ((1u << width) - 1);
+        atomicAdd(&low[digit], (unsigned)mass & 0xffff);
+        atomicAdd(&middle[digit], (unsigned)mass >> 16);
+        atomicAdd(&high[digit], (unsigned)(mass >> 32));
+        atomicAdd(&counts[digit], 1);
+    }
+    __syncthreads();
+    Histogram &h = t.histograms[n * t.passes + pass];
+    for (int b = threadIdx.x; b < BINS; b += THREADS)
+        if (counts[b]) {
+            atomicAdd(&h.mass[b], low[b] + ((u64)middle[b] << 16) + ((u64)high[b] << 32));
+            atomicAdd(&h.count[b], counts[b]);
+        }
+    if (!level) {
+        if (mine) atomicAdd(&all, mine);
+        __syncthreads();
+        if (threadIdx.x == 0) atomicAdd(&t.search[n].all, all);
+    }
+    if (!last_block()) return;
+
+    if (!level) {                                           // what is to be reached is known only now
+        u64 sum = 0;
+        for (int b = threadIdx.x; b < BINS; b += THREADS) sum += h.mass[b];
+        atomicAdd(&kept, sum);
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            if (drawing) draw(&s, t, n, kept);
+            else {
+                s.target = max((u64)ceil((double)t.s.top_p * (double)t.search[n].all), (u64)1);
+                s.most = t.s.top_k > 0 ? t.s.top_k : ALL;
+            }
+        }
+        __syncthreads();
+    }
+    follow(&s, &reached, h, width);
+    if (shift == 0 && !drawing) {
+        if (threadIdx.x == 0) draw(&s, t, n, reached);
+        __syncthreads();
+        follow(&s, &reached, t.histograms[n * t.passes], DIGIT);
+    }
+    if (threadIdx.x) return;
+    t.search[n] = s;
+    if (shift == 0 && drawing) t.token[n] = (int)(s.prefix & (((u64)1 << t.id_bits) - 1));
+}
+
+static void sample(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s, int N, int V,
+                   int used) {
+    const bool limits = s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
+    const size_t blocks = divide_up((size_t)used, CHUNK);
+    Task t = {};
+    t.s = s, t.V = V, t.used = used, t.sorted = limits;
+    while (used > (int64_t)1 << t.id_bits) t.id_bits++;
+    t.bits = max(t.id_bits + (limits ? (int)sizeof(floatX) * 8 : 0), 1);
+    const int levels = (t.bits + DIGIT - 1) / DIGIT, greedy = s.temperature <= 0;
+    t.passes = greedy ? 0 : limits ? 2 * levels : levels;
+    const size_t each = sizeof *t.histograms * t.passes + sizeof *t.search + blocks * sizeof *t.tops;
+    for (int from = 0; from < N; from += GROUP) {
+        const int n = N - from < GROUP ? N - from : GROUP;
+        const dim3 grid((unsigned)blocks, (unsigned)n);
+        t.histograms = (Histogram *)workspace(each * n);
+        t.search = (Search *)(t.histograms + (size_t)n * t.passes);
+        t.tops = (Top *)(t.search + n);
+        t.token = token + from, t.key = key + from, t.position = position + from, t.logits = logits + (size_t)from * V;
+        LAUNCH_EARLY(find_max, grid, THREADS, 0, t);
+        for (int pass = 0; pass < t.passes; pass++) {
+            const bool drawing = !limits || pass >= levels;
+            if (pass != levels || !limits) LAUNCH_EARLY(walk, grid, THREADS, 0, t, pass, pass % levels, drawing);
+        }
+    }
+}
+
+// One thread for each sequence.
+static __global__ void advance_kernel(int *position, int *row, int *log, const int *token, int N) {
+    const size_t n = global_index();
+    let_next_start();
+    wait_for_previous();
+    if (n >= N) return;
+    row[n]++;
+    log[(size_t)++position[n] * N + n] = token[n];
+}
+static void advance(int *position, int *row, int *log, const int *token, int N) {
+    LAUNCH_EARLY(advance_kernel, (unsigned)divide_up((size_t)N, 256), 256, 0, position, row, log, token, N);
+}
+
+PART(sample) {
+    d->sample = sample;
+    d->advance = advance;
+}
