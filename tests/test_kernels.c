@@ -37,8 +37,14 @@ static const Shape small[] = {
     { "one",        1, 301, 261, 150,  5, 1,  67, 2, 1, 34, ONE },
     { "ladder",     8,  73,  37,  97,  9, 1,  21, 1, 2, 10, LADDER },
     { "real",       2, 128, 128, 256,  8, 2, 128, 2, 2, 32, MIXED },
+}, heads[] = {                                          /* for attention in bf16, which has kernels of its own */
+    { "heads 64",   2, 215,   6,   9,  3, 1,   5, 2, 3,  64, MIXED },    /* Q no power of 2: tiles are not filled */
+    { "heads 64",   1, 129,   6,   9,  3, 1,   5, 1, 8,  64, MIXED },
+    { "heads 128",  3, 390,   6,   9,  3, 1,   5, 3, 1, 128, MIXED },    /* several tiles of queries and of keys */
+    { "heads 128",  2,  65,   6,   9,  3, 1,   5, 2, 2, 128, MIXED },
 };
-enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large };
+enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large,
+       HEADED = sizeof heads / sizeof *heads };
 
 /* ---- the definitions, as loops in double ---------------------------------------------------------------------
  * v[i] is buffer i of the case; an output it leaves NULL is not compared. */
@@ -782,6 +788,13 @@ static void check_case(Case *c, void *context) {
     if (is_small) check_gradients(c, f64);
     if (is_small) check_cross_entropy_gradient(c, f64);
 }
+static void check_heads(Case *c, void *context) {
+    const Device *dev;
+    (void)context;
+    if (strncmp(c->op, "attention", 9)) return;
+    for (int i = 0; (dev = device_list(i)); i++)
+        if (dev->floatX_size == 2 && !dev->open()) against_oracle(c, dev, device_find("cpu-f64"));
+}
 void test_kernels(void) {
     const char *quick = getenv("MOE_TEST_QUICK");
     const Device *dev;
@@ -795,5 +808,6 @@ void test_kernels(void) {
         is_small = s->B * s->T * s->F < 10000;              /* finite differences call the forward hundreds of times */
         each_case(s, 1, check_case, &is_small);
     }
+    for (int i = 0; i < (quick && *quick == '1' ? 0 : HEADED); i++) each_case(&heads[i], 1, check_heads, NULL);
     omp_set_num_threads(threads);
 }

@@ -459,6 +459,7 @@ void DEVICE(hopper)(Device *d);
 void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
+void DEVICE(attention_hopper)(Device *d);
 void DEVICE(optimizer)(Device *d);
 }
 PART(device) {
@@ -481,6 +482,7 @@ PART(device) {
     DEVICE(route)(d);
     DEVICE(expert)(d);
     DEVICE(attention)(d);
+    DEVICE(attention_hopper)(d);
     DEVICE(optimizer)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after what it may have to call instead
@@ -493,6 +495,7 @@ PART(portable) {
     DEVICE(device)(d);
     d->name = DEVICE_NAME "-portable";
     DEVICE(matmul_portable)(d);
+    DEVICE(attention)(d);
     d->expert_up_forward = NULL;
     d->expert_down_backward = NULL;
 }
