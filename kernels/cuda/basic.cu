@@ -492,6 +492,7 @@ void DEVICE(hopper)(Device *d);
 void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
+void DEVICE(attention_hopper)(Device *d);
 void DEVICE(optimizer)(Device *d);
 void DEVICE(decode)(Device *d);
 void DEVICE(sample)(Device *d);
@@ -523,6 +524,7 @@ PART(device) {
     DEVICE(route)(d);
     DEVICE(expert)(d);
     DEVICE(attention)(d);
+    DEVICE(attention_hopper)(d);
     DEVICE(optimizer)(d);
     DEVICE(decode)(d);
     DEVICE(sample)(d);
@@ -538,6 +540,7 @@ PART(portable) {
     DEVICE(device)(d);
     d->name = DEVICE_NAME "-portable";
     DEVICE(matmul_portable)(d);
+    DEVICE(attention)(d);
     d->expert_up_forward = NULL;
     d->expert_down_backward = NULL;
 }

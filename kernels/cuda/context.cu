@@ -93,8 +93,8 @@ void *workspace(size_t bytes) {
     return mine.workspace;
 }
 
-bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
-                uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
+bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
+                   const uint64_t *pitch, const uint32_t *box) {
     static thread_local decltype(&cuTensorMapEncodeTiled) encode;
     if (!encode) {                                          // the driver's function, without linking with the driver
         void *f = NULL;
@@ -107,12 +107,20 @@ bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t c
         if (found != cudaDriverEntryPointSuccess) return false;
         encode = (decltype(encode))f;
     }
-    const uint64_t size = (uint64_t)element_size, extent[3] = { columns, rows, planes };
-    const uint64_t stride[2] = { pitch * size, (planes > 1 ? plane : rows * pitch) * size };
-    const uint32_t box[3] = { (uint32_t)box_columns, (uint32_t)box_rows, 1 }, step[3] = { 1, 1, 1 };
-    return encode(map, element_size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, (void *)base,
-                  (const cuuint64_t *)extent, (const cuuint64_t *)stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    const uint32_t step[5] = { 1, 1, 1, 1, 1 };
+    uint64_t bytes[4] = {};
+    for (int i = 0; i + 1 < rank; i++) bytes[i] = pitch[i] * (uint64_t)element_size;
+    return encode(map, element_size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                  (uint32_t)rank, (void *)base, (const cuuint64_t *)extent, (const cuuint64_t *)bytes, box, step,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
+                uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
+    const uint64_t extent[] = { columns, rows, planes }, pitches[] = { pitch, planes > 1 ? plane : rows * pitch };
+    const uint32_t box[] = { (uint32_t)box_columns, (uint32_t)box_rows, 1 };
+    return tensor_map_of(map, base, element_size, 3, extent, pitches, box);
 }
 
 // ---- waiting ----------------------------------------------------------------------------------------------

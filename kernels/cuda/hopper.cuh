@@ -24,6 +24,9 @@
 // of 16 bytes. Floats: box_columns 32, element size 4. False: the driver has no such thing.
 bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
                 uint64_t pitch, uint64_t plane, int box_columns, int box_rows);
+// The same for any rank up to 5: extents and box innermost first; pitch[i] elements from one to the next of dimension i + 1.
+bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
+                   const uint64_t *pitch, const uint32_t *box);
 
 #if defined(HOPPER)
 
@@ -71,6 +74,21 @@ __device__ static inline void bulk_store(const CUtensorMap *map, uint32_t from, 
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
                  :: "l"(map), "r"(from), "r"(column), "r"(row), "r"(plane) : "memory");
 }
+// Of a map of rank 5. `at`: the other coordinates.
+__device__ static inline void bulk_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int4 at) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+                 :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w) : "memory");
+}
+__device__ static inline void bulk_store(const CUtensorMap *map, uint32_t from, int column, int4 at) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];"
+                 :: "l"(map), "r"(from), "r"(column), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w) : "memory");
+}
+// No box: bytes that lie one after the other, a multiple of 16.
+__device__ static inline void bulk_load(uint32_t to, const void *from, uint32_t barrier, int bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(to), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier) : "memory");
+}
 // The memory's own value plus ours, added where it lies.
 __device__ static inline void bulk_add(const CUtensorMap *map, uint32_t from, int column, int row, int plane) {
     asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4}], [%1];"
@@ -93,6 +111,19 @@ __device__ static inline void stmatrix(uint32_t row, uint32_t a, uint32_t b, uin
                  :: "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// 16 bytes, or two floats, at an address of shared memory.
+__device__ static inline Vec load_shared(uint32_t address) {
+    union { int4 bits; Vec vec; } x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.bits.x), "=r"(x.bits.y), "=r"(x.bits.z), "=r"(x.bits.w) : "r"(address) : "memory");
+    return x.vec;
+}
+__device__ static inline float2 load_shared_pair(uint32_t address) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+    return x;
+}
+
 // ---- registers --------------------------------------------------------------------------------------------------------------
 
 template <int count> __device__ static inline void take_registers(void) {
@@ -106,12 +137,16 @@ template <int count> __device__ static inline void give_registers(void) {
 //
 // In shared memory an operand is a tile of rows of 128 bytes, swizzled as bulk copies leave it, at a multiple of 1024 bytes.
 //   along k   a row is one m (or n), its 64 numbers are 64 of k. The next 16 of k: 32 bytes on.
-//   across    a row is one k, its 64 numbers are 64 of m (or n); more than 64 lie in further such slabs of 64 of k, 8192
-//             bytes apart. The next 16 of k: 2048 bytes on. The instruction transposes.
+//   across    a row is one k, its 64 numbers are 64 of m (or n); more than 64 lie in further such slabs, `slab`
+//             bytes apart (8192 if they have 64 of k). The next 16 of k: 2048 bytes on. The instruction transposes.
 // The sums of thread t of the warpgroup, with w = t/32, g = t%32/4, q = t%4:  d[4j + 2h + c] is row 16w + g + 8h, column
 // 8j + 2q + c.
-__device__ static inline uint64_t operand(uint32_t address, bool along) {
-    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(along ? 1 : 8192 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+__device__ static inline uint64_t operand(uint32_t address, bool along, int slab = 8192) {
+    return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(along ? 1 : slab >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+// The same, `bytes` further on.
+__device__ static inline uint64_t further(uint64_t operand, int bytes) {
+    return operand >> 32 << 32 | ((uint32_t)operand + (uint32_t)(bytes >> 4));
 }
 // Before the first wgmma after registers of d (or of a) were touched.
 __device__ static inline void wgmma_fence(void)  { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -123,6 +158,10 @@ template <int pending> __device__ static inline void wgmma_wait(void) {
 template <int count> __device__ static inline void pin(float (&d)[count]) {
 #pragma unroll
     for (int i = 0; i < count; i++) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+template <int count> __device__ static inline void pin(uint32_t (&d)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; i++) asm volatile("" : "+r"(d[i]) :: "memory");
 }
 
 #define TEN(a) ",%" #a "0,%" #a "1,%" #a "2,%" #a "3,%" #a "4,%" #a "5,%" #a "6,%" #a "7,%" #a "8,%" #a "9"
@@ -151,5 +190,18 @@ __device__ static inline void wgmma(float (&d)[N / 2], uint64_t x, uint64_t y, i
     if constexpr (N == 192) WGMMA(192, LIST96,  F96, "%96", "%97", "%98", "%99", "%100");
     if constexpr (N == 256) WGMMA(256, LIST128, F128,
                                   "%128", "%129", "%130", "%131", "%132");
+}
+
+// The first factor from registers: x[0..3] are, of rows as those of d, columns 2q + {0,1} of row g, of row g + 8, and 8 columns
+// on. So sums of 16 columns, rounded by pairs as they lie, are a factor again.
+#define WGMMA_REGISTERS(n, list, registers, a, b, add, tb) \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add ", 0;\n\t" \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list "}, {" a "}, " b ", p, 1, 1, " tb ";\n\t}" \
+                 : registers : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "l"(y), "r"(accumulate), "n"(y_across))
+template <int N, int y_across>
+__device__ static inline void wgmma(float (&d)[N / 2], const uint32_t *x, uint64_t y, int accumulate) {
+    static_assert(N == 64 || N == 128, "one of these");
+    if constexpr (N == 64)  WGMMA_REGISTERS(64,  LIST32, F32(0), "%32, %33, %34, %35", "%36", "%37", "%38");
+    if constexpr (N == 128) WGMMA_REGISTERS(128, LIST64, F64, "%64, %65, %66, %67", "%68", "%69", "%70");
 }
 #endif
