@@ -1,6 +1,7 @@
 /* bench_moe.c: how fast is every operation, and how fast could it be?
  *
  *   bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]
+ *   bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]]         a whole training step instead: step.c
  *
  * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
  * tested. Each line says how long an operation took, how much that is in bytes or in multiply-adds, and what share of
@@ -256,12 +257,15 @@ static double product_rate(const Device *dev) {
 
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
+    "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]]\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
     "                         e512k10 (default for GPUs); layers: whole layers of published sizes; steps: whole\n"
     "                         training steps; ranks: what several GPUs do together; ladder: the\n"
     "                         rungs of kernels/ladder\n"
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
+    "  -s, -step, --step      each operation of a training step of a model such as m12, and of SEQUENCES (16; on a CPU 1)\n"
+    "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
 
@@ -273,9 +277,21 @@ static int is(const char *arg, const char *letter, const char *name) {
     return !strcmp(arg, letter) || !strcmp(arg, name);
 }
 
+/* MODEL[,SEQUENCES[,TOKENS]]: descriptors have no commas. */
+static void step_of(const Device *dev, const char *text, double product_rate, double copy_rate) {
+    char model[128];
+    int B = dev->is_gpu ? 16 : 1, T = 1024, used = 0;
+    const size_t n = strcspn(text, ",");
+    snprintf(model, sizeof model, "%.*s", (int)n, text);
+    if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &B, &used, &T, &used) < 1 || text[n + (size_t)used] || B < 1 || T < 1))
+        fail(EXIT_USAGE, "-step %s: not MODEL,SEQUENCES,TOKENS\n%s", text, usage);
+    bench_step(dev, model, B, T, product_rate, copy_rate);
+}
+
 int main(int argc, char **argv) {
-    const char *device = "cpu-f32", *size = NULL;
+    const char *device = "cpu-f32", *size = NULL, *step = NULL;
     static Bench b = { .seconds = 0.1 };
+    double copy_rate = 0;
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); return EXIT_DONE; }
         else if (is(argv[i], "-d", "--device")) device = value_of(argc, argv, &i);
@@ -286,7 +302,8 @@ int main(int argc, char **argv) {
             b.seconds = strtod(text, &end);
             if (end == text || *end || !(b.seconds >= 0 && b.seconds <= 3600))
                 fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
-        } else if (is(argv[i], "-l", "--list")) b.list = 1;
+        } else if (is(argv[i], "-s", "--step") || is(argv[i], "-step", "-step")) step = value_of(argc, argv, &i);
+        else if (is(argv[i], "-l", "--list")) b.list = 1;
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
@@ -295,6 +312,7 @@ int main(int argc, char **argv) {
     int known = !size, what = -1;
     for (int i = 0; i < WHOLE && size; i++) if (!strcmp(size, whole[i])) known = 1, what = i;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
+    if (step && (size || b.filter || b.list)) fail(EXIT_USAGE, "-step goes with -d only\n%s", usage);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
     if (!b.dev) fail(EXIT_USAGE, "device %s: this build has none of that name", device);
@@ -314,8 +332,8 @@ int main(int argc, char **argv) {
         if (b.flops_peak > 0)
             printf("%.1f GFLOP/s (%s), ", b.flops_peak / 1e9, b.dev->is_gpu ? "dense product of 8192 x 8192 x 8192"
                    : b.dev->real_size == 8 ? "f64 multiply-adds in registers" : "f32 multiply-adds in registers");
-        printf("%.1f GB/s (copy, read + write)\n",
-               2 * (double)out_of_cache / time_beside(&b.copying, NULL, 0.2).time / 1e9);
+        copy_rate = 2 * (double)out_of_cache / time_beside(&b.copying, NULL, 0.2).time;
+        printf("%.1f GB/s (copy, read + write)\n", copy_rate / 1e9);
         double wait = b.dev->is_gpu ? 0 : start_threads();
         if (wait > 0)
             warn("starting threads takes %.0f us on average: other programs use these cores, do "
@@ -324,7 +342,8 @@ int main(int argc, char **argv) {
     if (what == LAYERS) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
     if (what == STEPS) bench_steps(b.dev);
     if (what == RUNGS) bench_ladder(b.dev);
-    for (int i = 0; i < SIZES && what < 0; i++) {
+    if (step) step_of(b.dev, step, b.flops_peak, copy_rate);
+    for (int i = 0; i < SIZES && what < 0 && !step; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;
         if (!b.list)
@@ -337,6 +356,6 @@ int main(int argc, char **argv) {
         print_groups(&b, s->name);
     }
     work_close(&b.copying);
-    if (!b.done && !b.list && what < 0) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
+    if (!b.done && !b.list && what < 0 && !step) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b.filter);
     return EXIT_DONE;
 }

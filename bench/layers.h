@@ -11,6 +11,8 @@ void bench_layers(const Device *dev, const char *filter, int shrink);
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
+/* One training step, operation by operation (step.c). product_rate: flop/s; copy_rate: bytes/s, read and written. */
+void bench_step(const Device *dev, const char *descriptor, int B, int T, double product_rate, double copy_rate);
 
 double median(double *x, int n);                /* sorts x */
 #endif

@@ -132,6 +132,10 @@ typedef struct Device {
     void  (*collect)(void *host, int slot, size_t bytes);
 
     Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
+    /* mark(i) notes the moment when all work queued before it is done; after sync, elapsed tells the seconds between
+     * two of them. i counts from 0. NULL on a CPU, where calls return when their work is done. */
+    void   (*mark)(int i);
+    double (*elapsed)(int from, int to);
 
     /* ---- recording: work is queued once without being done, then done as a whole as often as wanted ---------------
      * Starting a kernel costs the host microseconds; starting a recording of a thousand of them costs as much as one.

@@ -515,6 +515,7 @@ PART(device) {
     d->waits = cuda_waits;                    d->record_begin = cuda_record_begin;
     d->record_end = cuda_record_end;          d->replay = cuda_replay;
     d->record_free = cuda_record_free;
+    d->mark = cuda_mark;                      d->elapsed = cuda_elapsed;
     d->embed_forward = embed_forward;         d->embed_backward = embed_backward;
     d->rmsnorm_forward = rmsnorm_forward;     d->rmsnorm_backward = rmsnorm_backward;
     d->rope_table = rope_table;               d->rope = rope;

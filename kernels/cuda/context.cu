@@ -136,6 +136,22 @@ void cuda_read(void *host, const void *src, size_t bytes) {
 }
 Waits cuda_waits(void) { return mine.waited; }
 
+static thread_local cudaEvent_t *events;
+static thread_local int event_count;
+void cuda_mark(int i) {
+    for (; event_count <= i; event_count++) {
+        if (event_count % 1024 == 0) events = (cudaEvent_t *)realloc(events, (event_count + 1024) * sizeof *events);
+        if (!events) CUDA_CHECK(cudaErrorMemoryAllocation);
+        CUDA_CHECK(cudaEventCreate(&events[event_count]));
+    }
+    CUDA_CHECK(cudaEventRecord(events[i], mine.stream));
+}
+double cuda_elapsed(int from, int to) {
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, events[from], events[to]));
+    return 1e-3 * ms;
+}
+
 // ---- recording --------------------------------------------------------------------------------------------
 // What is queued on a stream in capture mode becomes a graph instead of being done. The mode is the thread's own: other
 // threads, with other GPUs, are not disturbed. A Recording is the runtime's own handle of an executable graph.

@@ -50,6 +50,10 @@ void  cuda_sync(void);
 void  cuda_read(void *host, const void *src, size_t bytes);
 Waits cuda_waits(void);
 
+// Moments in the stream, by events: declared in kernels.h.
+void   cuda_mark(int i);
+double cuda_elapsed(int from, int to);
+
 // Recording by stream capture (context.cu); declared in kernels.h.
 const char *cuda_record_begin(void);
 Recording  *cuda_record_end(const char **why);

@@ -1,0 +1,299 @@
+/* step.c: bench_moe -step m12: where does the time of a training step go, and how near is each part to its limit?
+ *
+ * The model runs on a Device that is the given one, but for one thing: each operation that a step uses first notes, from
+ * its arguments, how many multiply-adds it does (as flop, two each) and how many bytes it has to move at least, and
+ * afterwards marks the moment. On a CPU that is the clock; on a GPU an event in the queue, so that the host can run ahead
+ * and nothing waits between operations. The limit of an operation is the longer of flop / peak and bytes / copy rate,
+ * both measured just before. What is in a cache already can beat the limit by bytes.
+ *
+ * All calls of one operation with the same sizes are one line. A line's time is the sum over its calls, of each the
+ * median of several steps. */
+#include "layers.h"
+#include "../llmc/optim.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RUNS = 5, MOST_LINES = 512, MOST_CALLS = 1 << 16 };
+
+typedef struct {
+    const char *op;
+    char   sizes[64];
+    double flop, bytes;                 /* of one call */
+    int    calls;
+    double seconds;                     /* of all calls */
+} Line;
+
+static struct {
+    const Device *inner;
+    double fx, re, parameters;          /* bytes of a floatX and of a real; elements of all tensors */
+    Line   line[MOST_LINES];
+    int    lines, call[MOST_CALLS], calls;          /* call: its line */
+    double *end;                        /* CPU: when each call ended; [0]: when the first began */
+} p;
+
+/* ---- noting ---------------------------------------------------------------------------------------------- */
+
+static void mark(int i) {
+    if (p.inner->mark) p.inner->mark(i);
+    else p.end[i] = now();
+}
+static double elapsed(int from, int to) {
+    return p.inner->mark ? p.inner->elapsed(from, to) : p.end[to] - p.end[from];
+}
+static void note(const char *op, double flop, double bytes, const char *format, ...) PRINTF(4, 5);
+static void note(const char *op, double flop, double bytes, const char *format, ...) {
+    Line line = { .op = op, .flop = flop, .bytes = bytes };
+    va_list args;
+    int i = 0;
+    va_start(args, format);
+    vsnprintf(line.sizes, sizeof line.sizes, format, args);
+    va_end(args);
+    while (i < p.lines && (strcmp(p.line[i].op, op) || strcmp(p.line[i].sizes, line.sizes))) i++;
+    if (i == MOST_LINES || p.calls == MOST_CALLS - 1) fail(EXIT_USAGE, "a step of this model has too many operations");
+    if (i == p.lines) p.line[p.lines++] = line;
+    p.call[p.calls++] = i;
+}
+
+/* An operation as kernels.h declares it, then the names of its arguments, flop and bytes, and a line's sizes. */
+#define NOTED(op, parameters, arguments, flop, bytes, ...) \
+    static void noted_##op parameters { \
+        note(#op, flop, bytes, __VA_ARGS__); \
+        p.inner->op arguments; \
+        mark(p.calls); \
+    }
+
+static const char *const rows_name[] = { "token", "slot", "grouped" };
+static double rows_in(const Plan *plan, Rows rows) { return (double)plan->N * (rows == BY_TOKEN ? 1 : plan->K); }
+static double slots(const Plan *plan) { return (double)plan->N * plan->K; }
+static double times(double a, double b) { return a * b; }
+static double pre_of(Activation f) { return f == SWIGLU ? 2 : 1; }
+static double fewer(double a, double b) { return a < b ? a : b; }
+
+/* ---- the operations of a step, in the order of kernels.h -------------------------------------------------- */
+
+NOTED(copy, (void *dst, const void *src, size_t bytes), (dst, src, bytes), 0, 2 * (double)bytes, "%zu bytes", bytes)
+NOTED(zero, (void *dst, size_t bytes), (dst, bytes), 0, (double)bytes, "%zu bytes", bytes)
+NOTED(embed_forward, (floatX *out, const int *token, const floatX *weight, int N, int C), (out, token, weight, N, C),
+      0, N * (4 + 2 * C * p.fx), "N=%d C=%d", N, C)
+NOTED(embed_backward, (real *dweight, const floatX *dout, const int *token, int N, int V, int C),
+      (dweight, dout, token, N, V, C), 0, N * (4 + C * p.fx) + 2 * fewer(N, V) * C * p.re, "N=%d C=%d", N, C)
+NOTED(rmsnorm_forward, (floatX *out, real *rstd, const floatX *inp, const floatX *weight, float eps, int N, int C),
+      (out, rstd, inp, weight, eps, N, C), 0, N * (2 * C * p.fx + p.re), "N=%d C=%d", N, C)
+NOTED(rmsnorm_backward, (floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, const floatX *weight,
+                         const real *rstd, int N, int C), (dinp, dweight, dout, inp, weight, rstd, N, C),
+      0, N * (4 * C * p.fx + p.re), "N=%d C=%d", N, C)
+NOTED(rope, (floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D),
+      (x, table, position, direction, N, stride, heads, D), 0, N * (4 + 2 * times(heads, D) * p.fx),
+      "N=%d heads=%d D=%d", N, heads, D)
+NOTED(residual, (floatX *out, const floatX *residual, const floatX *branch, float rate, const uint64_t *key, int place,
+                 size_t n), (out, residual, branch, rate, key, place, n), 0, 3 * (double)n * p.fx, "n=%zu", n)
+NOTED(dropout, (floatX *out, const floatX *inp, float rate, const uint64_t *key, int place, size_t n),
+      (out, inp, rate, key, place, n), 0, 2 * (double)n * p.fx, "n=%zu", n)
+#define PRODUCT(N, C, O) (times(N, C) + times(N, O) + times(C, O))
+NOTED(matmul_forward, (floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O),
+      (out, inp, weight, N, C, O), 2 * times(N, C) * O, PRODUCT(N, C, O) * p.fx, "N=%d C=%d O=%d", N, C, O)
+NOTED(matmul_backward_input, (floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how),
+      (dinp, dout, weight, N, C, O, how), 2 * times(N, C) * O, (PRODUCT(N, C, O) + (how == ADD) * times(N, C)) * p.fx,
+      "N=%d C=%d O=%d%s", N, C, O, how == ADD ? " ADD" : "")
+NOTED(matmul_backward_weight, (real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how),
+      (dweight, dout, inp, N, C, O, how), 2 * times(N, C) * O,
+      times(N, C + O) * p.fx + times(C, O) * (how == ADD ? 2 : 1) * p.re, "N=%d C=%d O=%d%s", N, C, O,
+      how == ADD ? " ADD" : "")
+NOTED(parallel_linear_forward, (floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                                const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows),
+      (out, inp, weight, bias, plan, C, O, inp_rows, out_rows), 2 * slots(plan) * C * O,
+      (rows_in(plan, inp_rows) * C + slots(plan) * O + times(C, O) * plan->E) * p.fx,
+      "S=%d E=%d C=%d O=%d %s>%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[out_rows])
+NOTED(parallel_linear_backward_input, (floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan,
+                                       int C, int O, Rows dinp_rows, Rows dout_rows),
+      (dinp, dout, weight, plan, C, O, dinp_rows, dout_rows), 2 * slots(plan) * C * O,
+      (rows_in(plan, dout_rows) * O + slots(plan) * C + times(C, O) * plan->E) * p.fx,
+      "S=%d E=%d C=%d O=%d %s<%s", plan->N * plan->K, plan->E, C, O, rows_name[dinp_rows], rows_name[dout_rows])
+NOTED(parallel_linear_backward_weight, (real *dweight, real *dbias, const floatX *dout, const floatX *inp,
+                                        const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how),
+      (dweight, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, how), 2 * slots(plan) * C * O,
+      (rows_in(plan, inp_rows) * C + rows_in(plan, dout_rows) * O) * p.fx
+          + times(C, O) * plan->E * (how == ADD ? 2 : 1) * p.re,
+      "S=%d E=%d C=%d O=%d %s,%s%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[dout_rows],
+      how == ADD ? " ADD" : "")
+NOTED(expert_up_forward, (floatX *pre, floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
+                          Activation f, int C, int F, Rows inp_rows), (pre, act, inp, weight, plan, f, C, F, inp_rows),
+      2 * slots(plan) * C * F * pre_of(f),
+      (rows_in(plan, inp_rows) * C + slots(plan) * F * (1 + pre_of(f)) + times(C, F) * pre_of(f) * plan->E) * p.fx,
+      "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[inp_rows])
+NOTED(expert_down_backward, (floatX *dpre, floatX *wact, real *dweight, floatX *da, const floatX *dout,
+                             const floatX *down, const floatX *pre, const real *weight, const Plan *plan, Activation f,
+                             int C, int F, Rows dout_rows),
+      (dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows), 2 * slots(plan) * C * F,
+      (rows_in(plan, dout_rows) * C + slots(plan) * F * (1 + 2 * pre_of(f)) + times(C, F) * plan->E) * p.fx
+          + 2 * slots(plan) * p.re, "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[dout_rows])
+NOTED(router_forward, (int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores,
+                       int forced, int N, int E, int K), (expert, weight, lse, logits, bias, scores, forced, N, E, K),
+      0, N * (E * p.fx + K * (4 + p.re) + p.re), "N=%d E=%d K=%d", N, E, K)
+NOTED(router_backward, (floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
+                        const floatX *logits, const int *load, float balance, float zloss, int tokens, Scores scores,
+                        int N, int E, int K),
+      (dlogits, dweight, weight, lse, expert, logits, load, balance, zloss, tokens, scores, N, E, K),
+      0, N * (2 * E * p.fx + K * (4 + 2 * p.re) + p.re), "N=%d E=%d K=%d", N, E, K)
+NOTED(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
+      "S=%d E=%d", plan->N * plan->K, plan->E)
+NOTED(router_losses, (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores,
+                      int N, int E, int K), (loss, logits, lse, load, tokens, scores, N, E, K),
+      0, N * (E * p.fx + p.re), "N=%d E=%d", N, E)
+NOTED(router_bias, (real *bias, const int *load, float rate, int E), (bias, load, rate, E),
+      0, E * (4 + 2 * p.re), "E=%d", E)
+NOTED(combine_forward, (floatX *out, const floatX *inp, const real *weight, const floatX *bias, const Plan *plan,
+                        int C, Rows rows), (out, inp, weight, bias, plan, C, rows),
+      0, (slots(plan) + plan->N) * C * p.fx + slots(plan) * ((weight ? p.re : 0) + (rows == GROUPED ? 4 : 0)),
+      "S=%d C=%d %s%s", plan->N * plan->K, C, rows_name[rows], weight ? " weight" : "")
+NOTED(activation_forward, (floatX *act, const floatX *pre, Activation f, int M, int F), (act, pre, f, M, F),
+      0, times(M, F) * (1 + pre_of(f)) * p.fx, "M=%d F=%d", M, F)
+NOTED(activation_backward, (floatX *dpre, floatX *wact, real *dweight, const floatX *da, const floatX *pre,
+                            const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F),
+      (dpre, wact, dweight, da, pre, weight, plan, rows, f, M, F),
+      0, times(M, F) * (2 + 2 * pre_of(f)) * p.fx + (weight ? 2 * M * p.re : 0), "M=%d F=%d", M, F)
+NOTED(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * p.fx,
+      "N=%d C=%d", N, C)
+#define PAIRS (times(B, Q) * G * T * (T + 1.0) / 2)             /* (query, key) that see each other */
+#define HEADS (times(B, T) * G * D)                             /* elements of the keys; Q times as many of the queries */
+NOTED(attention_forward, (floatX *out, real *lse, const floatX *q, const floatX *kv, HeadOrder order,
+                          int B, int T, int G, int Q, int D), (out, lse, q, kv, order, B, T, G, Q, D),
+      4 * PAIRS * D, HEADS * (2 * Q + 2) * p.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
+NOTED(attention_backward, (floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
+                           const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D),
+      (dq, dkv, dout, out, lse, q, kv, order, B, T, G, Q, D),
+      10 * PAIRS * D, HEADS * (4 * Q + 4) * p.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
+NOTED(cross_entropy, (real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used),
+      (loss, logits, target, scale, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * p.fx, "N=%d V=%d", N, V)
+NOTED(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * p.re, "n=%zu", n)
+NOTED(squares, (real *out, const real *x, const Segment *segments, int count), (out, x, segments, count),
+      0, p.parameters * p.re, "n=%.0f", p.parameters)
+NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad, const real *squares,
+              const Segment *segments, int count, const AdamW *a),
+      (weight, master, m, v, moments, grad, squares, segments, count, a),
+      0, p.parameters * (p.re + (master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == REAL_MOMENTS ? p.re : p.fx)),
+      "n=%.0f", p.parameters)
+
+/* ---- a step ------------------------------------------------------------------------------------------------ */
+
+static Device noting(const Device *dev) {
+    Device d = *dev;
+#define NOTE(op) d.op = noted_##op
+    NOTE(copy); NOTE(zero); NOTE(embed_forward); NOTE(embed_backward); NOTE(rmsnorm_forward); NOTE(rmsnorm_backward);
+    NOTE(rope); NOTE(residual); NOTE(dropout); NOTE(matmul_forward); NOTE(matmul_backward_input);
+    NOTE(matmul_backward_weight); NOTE(parallel_linear_forward); NOTE(parallel_linear_backward_input);
+    NOTE(parallel_linear_backward_weight); NOTE(router_forward); NOTE(router_backward); NOTE(route_plan);
+    NOTE(router_losses); NOTE(router_bias); NOTE(combine_forward); NOTE(activation_forward);
+    NOTE(activation_backward); NOTE(bias_backward); NOTE(attention_forward); NOTE(attention_backward);
+    if (dev->expert_up_forward) NOTE(expert_up_forward);
+    if (dev->expert_down_backward) NOTE(expert_down_backward);
+    NOTE(cross_entropy); NOTE(sum); NOTE(squares); NOTE(adamw);
+    return d;
+}
+
+/* What train_moe does between reading a batch and reading the loss. */
+static void step(Model *m, Optimizer *o) {
+    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
+    model_begin_micro(m, 0);
+    model_forward(m);
+    model_loss(m, 1.0f / (float)m->N, 1);
+    model_backward(m, 1);
+    model_end_micro(m, 0);
+    optimizer_update(o, m);
+}
+/* Keeps a GPU busy until the host is ahead, so that no operation waits to be started. */
+static void get_ahead(const Model *m, double copy_rate) {
+    const double seconds = 30e-3, bytes = (double)m->manifest.total * (double)m->dev->real_size;
+    for (double done = 0; p.inner->is_gpu && done < seconds; done += bytes / copy_rate)
+        p.inner->zero(m->grads, m->manifest.total * p.inner->real_size);
+}
+
+static int slower_first(const void *a, const void *b) {
+    const double x = ((const Line *)a)->seconds, y = ((const Line *)b)->seconds;
+    return (x < y) - (x > y);
+}
+/* Returns the flop that were counted. */
+static double print_lines(double product_rate, double copy_rate) {
+    double total = 0, limits = 0, flop = 0, bytes = 0;
+    qsort(p.line, (size_t)p.lines, sizeof *p.line, slower_first);
+    for (int i = 0; i < p.lines; i++) total += p.line[i].seconds;
+    printf("%-32s %-40s %5s %10s %7s %10s %10s  %-8s %5s\n", "operation", "sizes", "calls", "ms", "share",
+           "GFLOP", "MB", "limit", "of it");
+    for (int i = 0; i < p.lines; i++) {
+        const Line *l = &p.line[i];
+        const double compute = l->calls * l->flop / product_rate, memory = l->calls * l->bytes / copy_rate;
+        const double limit = compute > memory ? compute : memory;
+        limits += limit, flop += l->calls * l->flop, bytes += l->calls * l->bytes;
+        printf("%-32s %-40s %5d %10.4f %6.2f%% %10.2f %10.2f  %-8s %4.0f%%\n", l->op, l->sizes, l->calls,
+               1e3 * l->seconds, 100 * l->seconds / total, l->calls * l->flop / 1e9, l->calls * l->bytes / 1e6,
+               compute > memory ? "compute" : "bytes", 100 * limit / l->seconds);
+    }
+    printf("%-32s %-40s %5d %10.4f %6.2f%% %10.2f %10.2f  %-8s %4.0f%%\n", "all", "", p.calls, 1e3 * total, 100.0,
+           flop / 1e9, bytes / 1e6, "", 100 * limits / total);
+    return flop;
+}
+
+void bench_step(const Device *dev, const char *descriptor, int B, int T, double product_rate, double copy_rate) {
+    static Model m;
+    static Optimizer o;
+    Config c;
+    Error e;
+    const Device noted = noting(dev);
+    const int N = B * T;
+    if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
+    c.vocab = 50304;
+    c.context = T;
+    if (!config_check(&c, &e)) fail(EXIT_USAGE, "%s: %s", descriptor, e.text);
+    model_plan_training(&m, dev, &c, B, T, 0, 1, NULL);
+    optimizer_plan(&o, &m, 1, REAL_MOMENTS);
+    if (!model_allocate(&m)) fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory",
+                                  descriptor, B, T, dev->name);
+    model_initialize(&m, 1);
+    optimizer_start(&o, &m);
+    m.balance_coef = 0.01f;
+    int *tokens = mem_alloc((size_t)N * sizeof *tokens);
+    uint64_t random = 1;
+    for (int i = 0; i < N; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        tokens[i] = (int)((random >> 33) % 50257);
+    }
+    p.inner = dev, p.fx = (double)dev->floatX_size, p.re = (double)dev->real_size;
+    p.parameters = (double)m.manifest.total;
+    p.end = mem_alloc(MOST_CALLS * sizeof *p.end);
+
+    double whole[RUNS], *took = NULL;
+    for (int run = -2; run < 2 * RUNS; run++) {             /* two to warm up, then as usual and noted by turns */
+        const int noting_now = run >= 0 && run % 2;
+        m.dev = noting_now ? &noted : dev;
+        model_send(&m, tokens, tokens, &random, B, T);
+        optimizer_set(&o, &m, (AdamW){ .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = 1 });
+        dev->sync();
+        if (noting_now) get_ahead(&m, copy_rate);
+        p.calls = 0;
+        const double start = now();
+        if (noting_now) mark(0);
+        step(&m, &o);
+        dev->sync();
+        if (run >= 0 && !noting_now) whole[run / 2] = now() - start;
+        if (!noting_now) continue;
+        if (!took) took = mem_alloc((size_t)p.calls * RUNS * sizeof *took);
+        for (int i = 0; i < p.calls; i++) took[i * RUNS + run / 2] = elapsed(i, i + 1);
+    }
+    for (int i = 0; i < p.calls; i++) {
+        p.line[p.call[i]].calls++;
+        p.line[p.call[i]].seconds += median(took + i * RUNS, RUNS);
+    }
+    const double usual = median(whole, RUNS);
+    printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters: %.3f ms, %.0f tokens/s\n", descriptor,
+           dev->name, B, T, c.vocab, p.parameters / 1e6, 1e3 * usual, N / usual);
+    const double counted = print_lines(product_rate, copy_rate), formula = config_flops(&c, T) * N;
+    if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / T))       /* 1/T: the diagonal */
+        warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);
+    free(took);
+    free(p.end);
+    free(tokens);
+    model_free(&m);
+}
