@@ -15,6 +15,7 @@ static const Rung rungs[] = {
     ATTEND(attention_tiled, "ladder/attention/2_tiled.cu", "softmax as the keys pass: no scores in memory"),
     ATTEND(attention_tensor_cores, "ladder/attention/3_tensor_cores.cu", "mma for both products, weights in registers"),
     ATTEND(attention_portable, "cuda/attention.cu", "query heads packed, cp.async, longest tiles first"),
+    ATTEND(NULL, "cuda/attention_hopper.cu", "on sm_90: wgmma and bulk copies"),
 };
 
 const Rung *ladder_list(int i) { return i >= 0 && i < (int)(sizeof rungs / sizeof *rungs) ? &rungs[i] : NULL; }
