@@ -185,7 +185,7 @@ static void fuzz_json(double seconds) {
     static const char seed[] = "{\"a\":[1,2.5,-3e-7,true,null,\"x\\ud83d\\ude00\\n\"],"
                                "\"b\":{\"c\":[[],{}],\"d\":\"\xC3\xA9\"},\"e\":9223372036854775807}";
     size_t tried = 0, accepted = 0, silent = 0;
-    for (double end = now() + seconds; now() < end; tried++) {
+    for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
         size_t bytes;
         char *text = mutate(seed, sizeof seed - 1, &bytes);
         Error e = { "" };
@@ -527,7 +527,7 @@ static void fuzz_safetensors(double seconds) {
     write_tensors(path, sizeof header - 1, header, sizeof header - 1, 12);
     Error e = { "" };
     char *seed = file_read(path, &size, &e);
-    for (double end = now() + seconds; now() < end; tried++) {
+    for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
         size_t bytes, total = 0;
         char *text = mutate(seed, size, &bytes);
         FILE *f = fopen(path, "wb");
@@ -818,7 +818,7 @@ static void fuzz_tokenizer(double seconds) {
                                 "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
                                 "\"decoder\":{\"type\":\"ByteLevel\"}");
     size_t size = strlen(seed), tried = 0, accepted = 0, bad = 0;
-    for (double end = now() + seconds; now() < end; tried++) {
+    for (double end = now() + seconds; now() < end || tried <= 100; tried++) {
         size_t bytes;
         char *text = mutate(seed, size, &bytes);
         Error e = { "" };
