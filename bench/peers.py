@@ -11,7 +11,7 @@ is left out for everyone. Each peer first has to agree with plain PyTorch in its
 timed. Backward is (forward and backward) - forward. Clocks move with temperature, so for each size our layer is timed
 by ./bench_moe before and after the peers, in a process of its own, and ratios are of times taken within seconds. Peers
 are timed by the GPU's clock with launches queued ahead, so that Python costs them nothing; ours by the host's, launch by
-launch. Ours adds gradients of weights to f32, peers overwrite bf16.
+launch. Ours writes gradients of weights in f32, peers in bf16.
 
 SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
 compile at once, with few tokens, and then a lock lets one after the other have the GPU to be timed.
