@@ -2,26 +2,28 @@
 #include "ladder.h"
 #include <stddef.h>
 
-#define LINEAR(function, file, idea) { "parallel_linear_forward", file, idea, function, NULL }
-#define ATTEND(function, file, idea) { "attention_forward", file, idea, NULL, function }
+#define LINEAR(function, file, idea) { "parallel_linear_forward", file, idea, function, NULL, NULL }
+#define ATTEND(function, file, idea) { "attention_forward", file, idea, NULL, function, NULL }
+#define LINEAR_OF(device, file, idea) { "parallel_linear_forward", file, idea, NULL, NULL, device }
+#define ATTEND_OF(device, file, idea) { "attention_forward", file, idea, NULL, NULL, device }
 static const Rung rungs[] = {
     LINEAR(parallel_linear_naive, "ladder/parallel_linear/1_naive.cu", "a thread for each number of out"),
     LINEAR(parallel_linear_tiled, "ladder/parallel_linear/2_tiled.cu", "tiles in shared memory and registers"),
     LINEAR(parallel_linear_tensor_cores, "ladder/parallel_linear/3_tensor_cores.cu", "mma: a warp multiplies matrices"),
     LINEAR(parallel_linear_pipelined, "ladder/parallel_linear/4_pipelined.cu", "cp.async: copy ahead while multiplying"),
-    LINEAR(parallel_linear_portable, "cuda/matmul.cu", "operands in registers a step ahead; swizzle; order of tiles"),
-    LINEAR(NULL, "cuda/hopper.cu", "on sm_90: wgmma and bulk copies, a warp that only copies"),
+    LINEAR_OF("cuda-bf16-portable", "cuda/matmul.cu", "operands in registers a step ahead; swizzle; order of tiles"),
+    LINEAR_OF("cuda-bf16", "cuda/hopper.cu", "on sm_90: wgmma and bulk copies, a warp that only copies"),
     ATTEND(attention_naive, "ladder/attention/1_naive.cu", "the formula, scores in memory"),
     ATTEND(attention_tiled, "ladder/attention/2_tiled.cu", "softmax as the keys pass: no scores in memory"),
     ATTEND(attention_tensor_cores, "ladder/attention/3_tensor_cores.cu", "mma for both products, weights in registers"),
-    ATTEND(attention_portable, "cuda/attention.cu", "query heads packed, cp.async, longest tiles first"),
-    ATTEND(NULL, "cuda/attention_hopper.cu", "on sm_90: wgmma and bulk copies"),
+    ATTEND_OF("cuda-bf16-portable", "cuda/attention.cu", "query heads packed, cp.async, longest tiles first"),
+    ATTEND_OF("cuda-bf16", "cuda/attention_hopper.cu", "on sm_90: wgmma and bulk copies"),
 };
 
 const Rung *ladder_list(int i) { return i >= 0 && i < (int)(sizeof rungs / sizeof *rungs) ? &rungs[i] : NULL; }
 
 Device ladder_device(const Device *base, const Rung *rung) {
-    Device d = *base;
+    Device d = rung->device ? *device_find(rung->device) : *base;
     d.name = rung->file;
     if (rung->parallel_linear) d.parallel_linear_forward = rung->parallel_linear;
     if (rung->attention) d.attention_forward = rung->attention;

@@ -17,16 +17,15 @@ PARALLEL_LINEAR(parallel_linear_naive);
 PARALLEL_LINEAR(parallel_linear_tiled);
 PARALLEL_LINEAR(parallel_linear_tensor_cores);
 PARALLEL_LINEAR(parallel_linear_pipelined);
-PARALLEL_LINEAR(parallel_linear_portable);
 ATTENTION(attention_naive);
 ATTENTION(attention_tiled);
 ATTENTION(attention_tensor_cores);
-ATTENTION(attention_portable);
 
 typedef struct {
     const char *op, *file, *idea;           /* op: the field of Device */
-    PARALLEL_LINEAR((*parallel_linear));    /* one of the two; none: the device's own */
+    PARALLEL_LINEAR((*parallel_linear));    /* one of the two, */
     ATTENTION((*attention));
+    const char *device;                     /* or what this device does */
 } Rung;
 
 const Rung *ladder_list(int i);             /* the i-th rung, an operation's in order; NULL past the end */
