@@ -60,7 +60,7 @@ static const Option options[] = {
     { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,
       "1: go on with the run in the folder; 0, when given: discard it" },
     { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "8",                   1,    1e6,   NULL,
-      "sequences per micro-batch (B)" },
+      "sequences per micro-batch (B) of a rank; unless given, ranks share the default" },
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T: gradients accumulate; 0: B*T" },
@@ -374,6 +374,8 @@ static void plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
     if (s->total) fit_batch(r);
+    else if (!option_given(options, OPTIONS, r->given, "b") && !r->restored)      /* the default batch is a step's: it is shared */
+        s->batch = s->batch > ranks ? s->batch / ranks : 1;
     const int64_t micro = (int64_t)s->batch * s->seq * ranks;
     if (micro / ranks > 1 << 28)
         fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
