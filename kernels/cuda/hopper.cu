@@ -10,13 +10,17 @@
 //   consumers    Two warpgroups, each with 64 x 256 sums of the tile, which is 128 x 256: a smaller one cannot be fed, as
 //                shared memory gives 128 bytes a clock. While the tensor cores work on a step its successor is queued.
 //   barriers     For every stage of the ring one "full" and one "empty". What the tile is travels with its first stage.
-//   store        A warpgroup turns its sums into bf16 (or keeps floats, for the gradients of weights) slab by slab in shared
-//                memory, from where bulk stores take them. The last tile of an expert may not write into the rows of the
-//                next, and rows that are scattered have no box: those are stored row by row, 128 bytes of each.
+//   store        A warp turns its 16 rows of sums into bf16, slab by slab in shared memory, from where bulk stores take them; it
+//                waits for no other warp. The last tile of an expert may not write into the rows of the next, and rows that are
+//                scattered have no box: those are stored row by row, 128 bytes of each.
 //
-// Gradients of weights sum over the rows of an expert, so rows are k: both operands lie across, tails of the expert are zeros
-// in one of the operands, and sums are added to what is there by the memory itself. The gathered operand takes the side of
-// 128; if that is the input, the tile is made transposed and stored so.
+// Gradients of weights sum over the rows of an expert, so rows are k: both operands lie across, and tails of the expert are
+// zeros in one of the operands. The gathered operand takes the side of 128; if that is the input, the tile is made transposed
+// and stored so. Sums are floats, which go straight from registers to memory; where they are to be added to what is there, the
+// memory adds. Too few tiles to keep all SMs busy are cut along the rows.
+//
+// Two more kernels do an expert's nonlinearity on their way: expert_up after the product, expert_down_backward before the
+// next one. Then neither activations nor their gradients travel to memory and back between two kernels.
 #include "product.cuh"
 #include "hopper.cuh"
 #include "expert.cuh"
