@@ -1,0 +1,40 @@
+#!/bin/sh
+# gpu.sh: the GPU figures of README.md, measured on the first GPU of this machine; the tests come first, and without them nothing
+# is timed. About four minutes on an H200.
+#   make train_moe infer_moe run_tests bench_moe && sh bench/gpu.sh | tee bench/results/NAME.txt
+# Beside it: bench/peers.py (other implementations of the layer), bench/scaling.sh (several GPUs).
+set -u
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+echo "# $(git describe --always --dirty 2> /dev/null), $(date -u +%Y-%m-%d)"
+./run_tests kernels model gpu ladder > "$work/tests" 2>&1; code=$?
+grep FAIL "$work/tests"; tail -1 "$work/tests"
+[ $code = 0 ] || exit 1
+
+# Random tokens below 50,176, and one that is 50,256: the speed does not depend on what is learned.
+{ head -c 8000000 /dev/urandom | LC_ALL=C tr -d '\304-\377' | head -c 4000000; printf '\120\304'; } > "$work/train.bin"
+head -c 400000 "$work/train.bin" > "$work/val.bin"
+tokens="-i $work/train.bin -j $work/val.bin -ng 1 -v 1000000 -s 0 -nb 0 -m 1"
+
+echo; echo "## training, 64 x 1024 tokens a step: median of 20 steps"
+for model in d12 m12 m12:e64k8f256; do
+    ./train_moe $tokens -e $model -b 64 -t 1024 -d 65536 -x 1000000 -o "$work/speed" > "$work/said" 2>&1 & run=$!
+    until grep -q '^s:28 ' "$work/speed/main.log" 2> /dev/null; do kill -0 $run 2> /dev/null || { grep error "$work/said"; break; }; sleep 0.1; done
+    kill -9 $run 2> /dev/null; wait $run 2> /dev/null
+    grep '"event": "step"' "$work/speed/log.jsonl" | sed 's/^.*"ms": \([0-9.]*\).*$/\1/' | tail -n +9 | sort -n |
+        awk -v m=$model '{ x[NR] = $1 } END { ms = x[int((NR + 1) / 2)]; printf "%-14s %8.2f ms (%.2f - %.2f) %9.0f tokens/s\n", m, ms, x[1], x[NR], 65536000 / ms }'
+    rm -rf "$work/speed"
+done
+./bench_moe -d cuda-bf16 -e steps | tail -2
+
+for device in cuda-bf16 cuda-bf16-portable; do echo; echo "## ./bench_moe -d $device -e layers"; ./bench_moe -d $device -e layers | tail -12; done
+echo; echo "## attention"; ./bench_moe -d cuda-bf16 -e c2048k8 attention_ | grep 'ms ('
+for model in m12 m12:e64k8f256; do echo; echo "## ./bench_moe -d cuda-bf16 -step $model"; ./bench_moe -d cuda-bf16 -step $model | tail -n +7; done
+
+echo; echo "## decoding m12"
+./train_moe $tokens -e m12 -x 1 -b 2 -t 1024 -d 2048 -o "$work/m12" > "$work/said" 2>&1 || tail -2 "$work/said"
+for n in 1 2 4 8 16; do printf '%2d sequences: ' $n; ./infer_moe "$work/m12" -i "1 2 3" -n 600 -t 0 -s 1 -r $n 2>&1 > /dev/null | tail -1; done
+
+echo; echo "## the default run, three seeds"
+for seed in 1337 1 2; do ./train_moe -ng 1 -sd $seed -o "$work/default$seed" 2>&1 | grep -E 'best val|^time|fingerprint' | sed "s/^/seed $seed: /"; done
