@@ -167,17 +167,19 @@ __device__ static inline void put(uint32_t slab, int j, const float *x) {
     stmatrix(fragment(slab, j), pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
 // The slab's rows, first.. in the tile's order, to column n on of a matrix of so many columns: as a box, or if the rows are
-// scattered (row_of) or not all before `end`, each to where it lies.
+// scattered (row_of) or not all before `end`, each to where it lies. Either way a group of stores, so that counting groups
+// is counting slabs.
 __device__ static inline void store_slab(uint32_t slab, const unsigned char *rows, const CUtensorMap *map, floatX *to,
                                          const int *row_of, int columns, int n, int width, int first, int end) {
     const int lane = threadIdx.x % 32, chunk = lane % 8;
     const bool box = !row_of && first + 16 <= end;
     if (box) publish();
     __syncwarp();
-    if (box) {
-        if (lane == 0) bulk_store(map, slab, n, first, 0), bulk_commit();
-        return;
+    if (lane == 0) {
+        if (box) bulk_store(map, slab, n, first, 0);
+        bulk_commit();
     }
+    if (box) return;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int row = lane / 8 + 4 * i;
