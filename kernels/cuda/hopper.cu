@@ -130,6 +130,7 @@ __device__ static void produce_rows(const Shared<Ring> &s, const CUtensorMap *a_
             }
         for (int step = 0; step < steps; step++, at.next()) {
             barrier_wait(s.empty(at.stage), at.parity ^ 1);
+            if (!gather) __syncwarp();                                          // lanes that order nothing may not fall behind
             if (thread == 0) {
                 s.info(at.stage) = make_int4(to.expert, first, end, to.n);
                 barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
