@@ -376,7 +376,8 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
             store_slab(gates, s.at(gates), &dpre_map, e.dpre, NULL, 2 * F, n, 64, first, to.z);
             store_slab(ups, s.at(ups), &dpre_map, e.dpre, NULL, 2 * F, n + F, 64, first, to.z);
             store_slab(acts, s.at(acts), &wact_map, e.wact, NULL, F, n, 64, first, to.z);
-            __syncwarp();                                                       // rows that were stored one by one are read
+            if (first + 16 > to.z) publish();                                   // rows that were stored one by one are read,
+            __syncwarp();                                                       // and what comes by bulk copy lies over them
             if (lane == 0 && c + 2 < wide) bring(c + 2);
         }
 #pragma unroll
