@@ -543,13 +543,7 @@ static void send_step(Run *r) {
 }
 static void micro_batch(void *run) {
     Run *r = run;
-    Model *m = &r->model;
-    model_forward(m);
-    parallel_sum_loads(m);
-    model_loss(m, 1.0f / (float)tokens_per_step(r), 1);
-    parallel_await_loads(m);
-    model_router_losses(m);
-    model_backward(m, 1.0f / (float)(r->micro_batches * r->parallel.ranks));
+    model_learn(&r->model, 1.0f / (float)tokens_per_step(r), 1.0f / (float)(r->micro_batches * r->parallel.ranks));
 }
 static void update(void *run) {
     Run *r = run;
@@ -557,7 +551,7 @@ static void update(void *run) {
     optimizer_update(&r->optimizer, m);
     for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
         at = router_width(m, i, &experts);
-        m->dev->router_bias((real *)((char *)m->bias + (size_t)at * m->dev->real_size), m->load + at, r->s.bias_rate,
+        m->dev->router_bias(real_at(m, m->bias, (size_t)at), m->load + at, r->s.bias_rate,
                             experts);
     }
 }

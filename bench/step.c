@@ -9,7 +9,7 @@
  * All calls of one operation with the same sizes are one line. A line's time is the sum over its calls, of each the
  * median of several steps. */
 #include "layers.h"
-#include "../llmc/optim.h"
+#include "trainee.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -195,14 +195,12 @@ static Device noting(const Device *dev) {
 }
 
 /* What train_moe does between reading a batch and reading the loss. */
-static void step(Model *m, Optimizer *o) {
-    m->dev->zero(m->grads, m->manifest.total * m->dev->real_size);
-    model_begin_micro(m, 0);
-    model_forward(m);
-    model_loss(m, 1.0f / (float)m->N, 1);
-    model_backward(m, 1);
-    model_end_micro(m, 0);
-    optimizer_update(o, m);
+static void step(Trainee *t) {
+    model_start_step(&t->m);
+    model_begin_micro(&t->m, 0);
+    trainee_learn(&t->m);
+    model_end_micro(&t->m, 0);
+    optimizer_update(&t->o, &t->m);
 }
 /* Keeps a GPU busy until the host is ahead, so that no operation waits to be started. */
 static void get_ahead(const Model *m, double copy_rate) {
@@ -237,8 +235,8 @@ static double print_lines(double product_rate, double copy_rate) {
 }
 
 void bench_step(const Device *dev, const char *descriptor, int B, int T, double product_rate, double copy_rate) {
-    static Model m;
-    static Optimizer o;
+    static Trainee t;
+    Model *const m = &t.m;
     Config c;
     Error e;
     const Device noted = noting(dev);
@@ -247,35 +245,23 @@ void bench_step(const Device *dev, const char *descriptor, int B, int T, double 
     c.vocab = 50304;
     c.context = T;
     if (!config_check(&c, &e)) fail(EXIT_USAGE, "%s: %s", descriptor, e.text);
-    model_plan_training(&m, dev, &c, B, T, 0, 1, NULL);
-    optimizer_plan(&o, &m, 1, REAL_MOMENTS);
-    if (!model_allocate(&m)) fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory",
-                                  descriptor, B, T, dev->name);
-    model_initialize(&m, 1);
-    optimizer_start(&o, &m);
-    m.balance_coef = 0.01f;
-    int *tokens = mem_alloc((size_t)N * sizeof *tokens);
-    uint64_t random = 1;
-    for (int i = 0; i < N; i++) {
-        random = random * 6364136223846793005u + 1442695040888963407u;
-        tokens[i] = (int)((random >> 33) % 50257);
-    }
+    if (!trainee_open(&t, dev, &c, B, T))
+        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, dev->name);
     p.inner = dev, p.fx = (double)dev->floatX_size, p.re = (double)dev->real_size;
-    p.parameters = (double)m.manifest.total;
+    p.parameters = (double)m->manifest.total;
     p.end = mem_alloc(MOST_CALLS * sizeof *p.end);
 
     double whole[RUNS], *took = NULL;
     for (int run = -2; run < 2 * RUNS; run++) {             /* two to warm up, then as usual and noted by turns */
         const int noting_now = run >= 0 && run % 2;
-        m.dev = noting_now ? &noted : dev;
-        model_send(&m, tokens, tokens, &random, B, T);
-        optimizer_set(&o, &m, (AdamW){ .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = 1 });
+        m->dev = noting_now ? &noted : dev;
+        trainee_send(&t, run);
         dev->sync();
-        if (noting_now) get_ahead(&m, copy_rate);
+        if (noting_now) get_ahead(m, copy_rate);
         p.calls = 0;
         const double start = now();
         if (noting_now) mark(0);
-        step(&m, &o);
+        step(&t);
         dev->sync();
         if (run >= 0 && !noting_now) whole[run / 2] = now() - start;
         if (!noting_now) continue;
@@ -294,6 +280,5 @@ void bench_step(const Device *dev, const char *descriptor, int B, int T, double 
         warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);
     free(took);
     free(p.end);
-    free(tokens);
-    model_free(&m);
+    trainee_close(&t);
 }

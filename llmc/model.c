@@ -235,7 +235,6 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
     plan(m, 1);
 }
 
-static real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
 static void bind_route(Model *m, Route *r, int router, int E, int K) {
     const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
     r->plan.E = E;
@@ -446,7 +445,7 @@ void model_loss(Model *m, float scale, int gradient) {
     const int N = m->N, C = m->config.channels, V = m->config.vocab;
     for (int n = 0; n < N; n += m->head_rows) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
-        real *loss = (real *)((char *)m->loss + (size_t)n * dev->real_size);
+        real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
         dev->cross_entropy(loss, m->s.logits, m->targets + n, scale, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
@@ -461,7 +460,7 @@ void model_loss(Model *m, float scale, int gradient) {
 void model_start_step(Model *m) {
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        real *gradient = (real *)((char *)m->grads + t->offset * m->dev->real_size);
+        real *gradient = real_at(m, m->grads, t->offset);
         const int set = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
         if (!set) m->dev->zero(gradient, t->count * m->dev->real_size);
     }
@@ -493,4 +492,13 @@ void model_backward(Model *m, float scale) {
     if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, m->key, 0, NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
     parallel_gradients(m, 0);
+}
+
+void model_learn(Model *m, float loss_scale, float router_scale) {
+    model_forward(m);
+    parallel_sum_loads(m);
+    model_loss(m, loss_scale, 1);
+    parallel_await_loads(m);
+    model_router_losses(m);
+    model_backward(m, router_scale);
 }

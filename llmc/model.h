@@ -120,6 +120,9 @@ struct Model {
     floatX **cache;  int cache_room;  int *cache_row;   /* decoding: L caches (B, cache_room, 2,G,D); NULL when not */
 };
 
+/* Element i of an array of reals. */
+static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
+
 /* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
  * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. */
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
@@ -147,6 +150,9 @@ void model_router_losses(Model *m);              /* of every router; after paral
 /* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. After the last of a step m->grads is
  * the sum over the ranks, or this rank's shard of it is (parallel.h). */
 void model_backward(Model *m, float scale);
+/* All of these for one batch of training, in the order in which ranks need them; the arguments are those of model_loss and
+ * model_backward. */
+void model_learn(Model *m, float loss_scale, float router_scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
 int  model_few(const Model *m);                             /* decoding: does this batch take the few_* operations? */

@@ -17,8 +17,6 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments) {
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
 }
 
-static real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
-
 void optimizer_start(Optimizer *o, Model *m) {
     Segment *host = mem_alloc((size_t)o->tensors * sizeof *host);
     for (int i = 0; i < o->tensors; i++) host[i] = manifest_segment(&m->manifest, i, o->shards, o->shard);

@@ -34,9 +34,7 @@ double parallel_sum(const Parallel *p, double x) {
 /* ---- in a step ------------------------------------------------------------------------------------------ */
 
 static Comm *comm_of(const Model *m) { return m->parallel ? m->parallel->comm : NULL; }
-static real *grads_of(const Model *m, const Range *r) {
-    return (real *)((char *)m->grads + r->offset * m->dev->real_size);
-}
+static real *grads_of(const Model *m, const Range *r) { return real_at(m, m->grads, r->offset); }
 
 void parallel_sum_loads(Model *m) {
     Comm *c = comm_of(m);

@@ -60,10 +60,7 @@ enum { MICRO = 3, STEPS = 5 };
 typedef struct { Model m; Optimizer o; } Trainee;
 static void one_batch(void *trainee) {
     Model *m = &((Trainee *)trainee)->m;
-    model_forward(m);
-    model_loss(m, 1.0f / (float)(MICRO * m->N), 1);
-    model_router_losses(m);
-    model_backward(m, 1.0f / MICRO);
+    model_learn(m, 1.0f / (float)(MICRO * m->N), 1.0f / MICRO);
 }
 static void one_update(void *trainee) {
     Trainee *t = trainee;

@@ -58,12 +58,7 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
     for (int micro = 0; micro < t->micro_batches; micro++) {
         const int stumble = rank == 1 && step + 1 == t->stumbles;
         model_begin_micro(m, micro);
-        model_forward(m);
-        parallel_sum_loads(m);
-        model_loss(m, stumble ? NAN : 1.0f / (float)all, 1);
-        parallel_await_loads(m);
-        model_router_losses(m);
-        model_backward(m, 1.0f / (float)(t->micro_batches * t->ranks));
+        model_learn(m, stumble ? NAN : 1.0f / (float)all, 1.0f / (float)(t->micro_batches * t->ranks));
         model_end_micro(m, micro);
     }
     optimizer_update(o, m);

@@ -56,12 +56,9 @@ __device__ static inline void barrier_wait(uint32_t barrier, uint32_t parity) {
                  :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// Named barriers 1..15 of the block (0 is __syncthreads): `threads` of them meet; or one side only announces itself.
+// Named barriers 1..15 of the block (0 is __syncthreads): `threads` of its threads meet.
 __device__ static inline void meet(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-__device__ static inline void announce(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 // ---- bulk copies: a box at (column, row, plane) of a map ------------------------------------------------------------------
