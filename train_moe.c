@@ -30,7 +30,7 @@
 /* ---- settings ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments;
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *rounding;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
           max_bad, show_loads, master, sharded, ranks, process, processes, port, join_seconds, silence_seconds;
@@ -91,6 +91,8 @@ static const Option options[] = {
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
       "balance by a selection bias that moves so much a step (try 1e-3 with -ra 0)" },
+    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|score|balanced|up|down",
+      "in training, give every MLP expert a multiple of 128 rows" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
       "1: route round robin, for speed measurements; does not learn to route" },
     { "watching",  "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
@@ -348,6 +350,8 @@ static void choose_model(Run *r) {
         if (is_model || r->from) warn("sequences of %d tokens; the model was made for %d", s->seq, c->context);
         c->context = s->seq;
     }
+    c->rounding = rounding_by_name(s->rounding);
+    if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
@@ -485,6 +489,10 @@ static void allocate(Run *r) {
     const int records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
     for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !records;
     r->replay_update.off = !records;
+    const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
+    if (r->config.rounding && rows < 2 * TILE && r->leads)
+        warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding sends a large part of them "
+             "elsewhere. Larger micro-batches (-b, -t) or fewer experts would do", s->rounding, rows, TILE);
     if (s->forced && r->leads)
         warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
@@ -559,6 +567,7 @@ static void train_step(Run *r) {
     Model *m = &r->model;
     send_step(r);
     m->dropout = r->s.dropout;
+    m->rounds = 1;
     model_start_step(m);
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
@@ -589,6 +598,35 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
 
 /* ---- watching ------------------------------------------------------------------------------------------ */
 
+/* Of the rows of all tiles that a step's last micro-batch multiplied on this rank, those that belong to no token: as tokens
+ * chose, and as it was rounded. */
+static void show_tile_waste(Run *r) {
+    const Model *m = &r->model;
+    const Config *c = &m->config;
+    const size_t bytes = ((size_t)c->experts + 1) * sizeof(int);
+    int *chosen = mem_alloc(bytes), *start = mem_alloc(bytes);
+    double rows[2] = { 0, 0 }, tiles[2] = { 0, 0 };
+    for (int l = 0; l < c->layers; l++) {
+        m->dev->download(chosen, m->acts[l].mlp.own_load, (size_t)c->experts * sizeof(int));
+        m->dev->download(start, m->acts[l].mlp.plan.start, bytes);
+        for (int e = 0; e < c->experts; e++)
+            for (int i = 0; i < 2; i++) {
+                const int count = i ? start[e + 1] - start[e] : chosen[e];
+                rows[i] += count;
+                tiles[i] += (count + TILE - 1) / TILE * TILE;
+            }
+    }
+    free(chosen);
+    free(start);
+    for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
+    log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows an expert", 100 * tiles[0], 100 * tiles[1],
+             rows[0] / c->layers / c->experts);
+    char *event = text_format("{\"event\": \"tiles\", \"step\": %lld, \"waste_chosen\": %.4f, \"waste_rounded\": %.4f}",
+                              (long long)r->progress.step, tiles[0], tiles[1]);
+    log_event(&r->log, event);
+    free(event);
+}
+
 static int validate(Run *r, int show_loads) {                       /* 1 if it is the best so far */
     const Settings *s = &r->s;
     Model *m = &r->model;
@@ -599,6 +637,7 @@ static int validate(Run *r, int show_loads) {                       /* 1 if it i
     if (s->val_batches >= 0 && s->val_batches < batches) batches = s->val_batches;
     const int N = s->batch * s->seq;
     m->dropout = 0;
+    m->rounds = 0;
     if (m->routers) m->dev->zero(m->own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
     for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {       /* ranks deal the batches out */
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
@@ -814,6 +853,7 @@ static int train(Run *r) {                                           /* 1: ran t
         p->seconds += now() - start;
 
         world_phase(r->parallel.peers, "what comes between steps", 0);
+        if (validates && r->config.rounding) show_tile_waste(r);
         if (validates && validate(r, s->show_loads) && s->keep_best && r->leads
             && !checkpoint_save_best(s->out, &r->model, p->step, r->tokenizer, &e))
             warn("the best weights were not saved: %s", e.text);
@@ -860,6 +900,7 @@ static int gradient_check(const Run *r) {
     Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute,
                 .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
                 .dropout = s->dropout, .seed = (uint64_t)s->seed };
+    c.config.tile = 4;                                      /* few tokens */
     double worst, worst_device = 0;
     puts("gradient check: every tensor against finite differences, cpu-f64");
     int bad = check_gradients(&c, 1e-6, stdout, 1, &worst);

@@ -57,7 +57,7 @@ static int layer_open(Layer *l, const Device *dev, Size z) {
     *l = (Layer){ .dev = dev, .z = z, .S = z.N * z.K };
     const size_t X = dev->floatX_size, Re = dev->real_size, N = (size_t)z.N, C = (size_t)z.C, F = (size_t)z.F;
     const size_t E = (size_t)z.E, S = (size_t)l->S;
-    l->plan = (Plan){ .N = z.N, .E = z.E, .K = z.K,
+    l->plan = (Plan){ .N = z.N, .E = z.E, .K = z.K, .S = l->S,
                       .start = take(l, (E + 1) * sizeof(int)), .slot_of_row = take(l, S * sizeof(int)),
                       .token_of_row = take(l, S * sizeof(int)), .row_of_slot = take(l, S * sizeof(int)) };
     l->expert = take(l, S * sizeof(int));

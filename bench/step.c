@@ -134,12 +134,16 @@ NOTED(router_forward, (int *expert, real *weight, real *lse, const floatX *logit
                        int forced, int N, int E, int K), (expert, weight, lse, logits, bias, scores, forced, N, E, K),
       0, N * (E * p.fx + K * (4 + p.re) + p.re), "N=%d E=%d K=%d", N, E, K)
 NOTED(router_backward, (floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert,
-                        const floatX *logits, const int *load, float balance, float zloss, int tokens, Scores scores,
-                        int N, int E, int K),
-      (dlogits, dweight, weight, lse, expert, logits, load, balance, zloss, tokens, scores, N, E, K),
+                        const int *first, const floatX *logits, const int *load, float balance, float zloss, int tokens,
+                        Scores scores, int N, int E, int K),
+      (dlogits, dweight, weight, lse, expert, first, logits, load, balance, zloss, tokens, scores, N, E, K),
       0, N * (2 * E * p.fx + K * (4 + 2 * p.re) + p.re), "N=%d E=%d K=%d", N, E, K)
 NOTED(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
       "S=%d E=%d", plan->N * plan->K, plan->E)
+NOTED(route_round, (Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits, const real *lse,
+                    Scores scores, Rounding rule, int tile, const uint64_t *key, int place),
+      (plan, load, expert, weight, choice, logits, lse, scores, rule, tile, key, place),
+      0, plan->N * (plan->E * p.fx + p.re + 4) + slots(plan) * (5 * 4 + p.re), "S=%d E=%d", plan->N * plan->K, plan->E)
 NOTED(router_losses, (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores,
                       int N, int E, int K), (loss, logits, lse, load, tokens, scores, N, E, K),
       0, N * (E * p.fx + p.re), "N=%d E=%d", N, E)
@@ -185,7 +189,7 @@ static Device noting(const Device *dev) {
     NOTE(copy); NOTE(zero); NOTE(embed_forward); NOTE(embed_backward); NOTE(rmsnorm_forward); NOTE(rmsnorm_backward);
     NOTE(rope); NOTE(residual); NOTE(dropout); NOTE(matmul_forward); NOTE(matmul_backward_input);
     NOTE(matmul_backward_weight); NOTE(parallel_linear_forward); NOTE(parallel_linear_backward_input);
-    NOTE(parallel_linear_backward_weight); NOTE(router_forward); NOTE(router_backward); NOTE(route_plan);
+    NOTE(parallel_linear_backward_weight); NOTE(router_forward); NOTE(router_backward); NOTE(route_plan); NOTE(route_round);
     NOTE(router_losses); NOTE(router_bias); NOTE(combine_forward); NOTE(activation_forward);
     NOTE(activation_backward); NOTE(bias_backward); NOTE(attention_forward); NOTE(attention_backward);
     if (dev->expert_up_forward) NOTE(expert_up_forward);

@@ -18,7 +18,8 @@
  *        G key/value heads, Q query heads per key/value head, D head size.
  *
  * A slot is a (token, choice) pair: slot s = n*K + k. A row is a place in expert order: the rows of expert e are
- * [start[e], start[e+1]), and within an expert they keep slot order.
+ * [start[e], start[e+1]), and within an expert they keep slot order. Where routing is rounded (Rounding) tokens own as many
+ * slots as experts took them, and S is the most there can be: buffers have S rows, of which start[E] are used.
  *
  * Error bounds are relative to the same operation in f64 on the same inputs, and hold for f32 (unit: eps = 2^-24)
  * and bf16 (eps = 2^-8, one rounding of each stored value) alike; "exact" means bit for bit. */
@@ -43,10 +44,11 @@ typedef enum {
 
 /* One router's decision about one batch, as every ParallelLinear of its layer needs it. Filled by route_plan. */
 typedef struct {
-    int N, E, K;
+    int N, E, K, S;
     int *start;                         /* (E+1)  rows of expert e: start[e] .. start[e+1]-1 */
-    int *slot_of_row, *token_of_row;    /* (S)    token = slot / K */
+    int *slot_of_row, *token_of_row;    /* (S)    token = slot / K, unless rounded */
     int *row_of_slot;                   /* (S)    the inverse of slot_of_row */
+    int *first;                         /* (N+1)  slots of token n: first[n] .. first[n+1]-1; NULL: n*K .. n*K + K-1 */
 } Plan;
 
 /* The nonlinearity of an expert. `pre` is what the up projection makes: gate and up halves for the gated kind. */
@@ -65,6 +67,19 @@ typedef enum {
     SOFTMAX_TOPK,                       /* weight = p of the chosen, sums to less than one (OLMoE, Switch) */
     SIGMOID_TOPK                        /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
 } Scores;
+
+/* Products take rows by the tile, and an expert's last one is seldom full. Rounding the routing to whole tiles makes it so
+ * while a model is trained. Of an expert that f tokens chose, with lo <= f <= hi the multiples of the tile around f, it keeps */
+typedef enum {
+    ROUND_OFF,                          /* f */
+    ROUND_NEAREST,                      /* the nearer one; lo in the middle */
+    ROUND_STOCHASTIC,                   /* hi with probability (f - lo) / tile: f on average */
+    ROUND_SCORE,                        /* the same of probabilities instead of tokens: what the tokens have that lo would
+                                         * drop, over that of them and those that hi would add */
+    ROUND_BALANCED,                     /* the one with which all experts up to here, together, are nearest to their choices */
+    ROUND_UP, ROUND_DOWN                /* hi; lo */
+} Rounding;
+enum { TILE = 128 };                    /* rows that the products of a GPU take at a time */
 
 /* Which key/value head a query head attends with. */
 typedef enum {
@@ -208,16 +223,28 @@ typedef struct Device {
      * expert (N,K) by descending score + bias   weight (N,K)   lse (N) log sum exp of the logits, for the losses
      * forced: slot s takes expert s mod E instead (benchmarks: perfect balance)
      * backward: dlogits from dweight, plus the gradients of balance * balance_loss and zloss * z_loss (see
-     * router_losses), load counted as constant.   error: expert exact, the rest 8 eps_f32 */
+     * router_losses), load counted as constant. first: the plan's, or NULL.   error: expert exact, the rest 8 eps_f32 */
     void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
                             Scores scores, int forced, int N, int E, int K);
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
-                            const int *expert, const floatX *logits, const int *load, float balance,
+                            const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);
 
     /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------------------------
-     * fills plan (whose arrays the caller owns; N, E, K set) and load (E), slots per expert.   error: exact */
+     * fills plan (whose arrays the caller owns; N, E, K, S set) and load (E), slots per expert.   error: exact */
     void (*route_plan)(OUT Plan *plan, OUT int *load, const int *expert);
+
+    /* ---- route_round: a plan whose experts have whole tiles ---------------------------------------------------------
+     * choice (N,K) is router_forward's. Every expert ranks all tokens: those that chose it before those that did not; then by
+     * score, logit - lse (SIGMOID_TOPK: logit) as a float without its last bit; then the lower token. It keeps as many of
+     * the first as the rule says; or, if there are fewer than hi tokens at all, those that chose it. A token's slots are the
+     * experts that keep it, in ascending order, maybe none.
+     * fills plan, with first; expert (S), weight (S) as in router_forward, over the experts that keep the token; load (E):
+     * choices per expert. key: of this batch, in device memory; place: every router has a number of its own.
+     * Source: Guo et al. 2025, SonicMoE, arXiv 2512.14080.   error: weight 8 eps_f32, the rest exact */
+    void (*route_round)(OUT Plan *plan, OUT int *load, OUT int *expert, OUT real *weight, const int *choice,
+                        const floatX *logits, const real *lse, Scores scores, Rounding rule, int tile,
+                        const uint64_t *key, int place);
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z -------------------------------------------------------------
      * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect balance. p is the
@@ -232,7 +259,7 @@ typedef struct Device {
     void (*router_bias)(ACC real *bias, const int *load, float rate, int E);
 
     /* ---- combine: out[n] = sum_k weight[n,k] inp[slot n*K+k] + bias -------------------------------------------------
-     * out (N,C)  inp (S,C), BY_SLOT or GROUPED   weight (N,K), or NULL for ones   bias (C), or NULL
+     * out (N,C)  inp (S,C), BY_SLOT or GROUPED   weight (S), or NULL for ones   bias (C), or NULL
      * With weight NULL it is the backward of a BY_TOKEN input.   error: (K+1) eps_f32 + eps */
     void (*combine_forward)(OUT floatX *out, const floatX *inp, const real *weight, const floatX *bias,
                             const Plan *plan, int C, Rows rows);
@@ -244,7 +271,7 @@ typedef struct Device {
      *     dpre = w * da * f'(pre)      dweight = <da, act>      wact = w * act  (what dW needs)
      * act is recomputed from pre, so neither it nor the expert's output has to be kept. (The last product has no
      * bias: it would add <dout, bias> to dweight.)
-     * weight and dweight (S) are indexed by slot whatever `rows` is. plan, weight
+     * weight and dweight (S) are indexed by slot whatever `rows` is; M = S. plan, weight
      * and dweight NULL: w = 1, M rows (dense).
      * dpre may be da (IDENTITY) or pre.   Source: SonicMoE, arXiv 2512.14080, section 4.   error: 8 eps */
     void (*activation_forward )(OUT floatX *act, const floatX *pre, Activation f, int M, int F);

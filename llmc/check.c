@@ -30,6 +30,7 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
     b->m.balance_coef = c->balance;
     b->m.z_coef = c->z;
     b->m.dropout = c->dropout;
+    b->m.rounds = 1;
     const uint64_t key = random_key(c->seed, 3);
     dev->upload(b->m.key, &key, sizeof key);
     b->weights = mem_alloc(b->m.manifest.total * sizeof *b->weights);
@@ -84,12 +85,16 @@ static uint64_t choices(const Probe *b) {
     for (int l = 0; l < m->config.layers; l++) {
         const Route *both[2] = { &m->acts[l].att, &m->acts[l].mlp };
         for (int i = 0; i < 2; i++) {
-            const size_t bytes = (size_t)m->N * (size_t)both[i]->plan.K * sizeof(int);
+            const Plan *p = &both[i]->plan;
+            const size_t begin = (size_t)p->E + 1;
             if (!both[i]->expert) continue;
-            int *expert = mem_alloc(bytes);
-            m->dev->download(expert, both[i]->expert, bytes);
-            h = hash_bytes(h, expert, bytes);
-            free(expert);
+            int *rows = mem_alloc((begin + (size_t)p->S) * sizeof *rows);      /* where experts' rows begin, and whose they are */
+            m->dev->download(rows, p->start, begin * sizeof *rows);
+            m->dev->download(rows + begin, p->token_of_row, (size_t)rows[p->E] * sizeof *rows);
+            h = hash_bytes(h, rows, (begin + (size_t)rows[p->E]) * sizeof *rows);
+            m->dev->download(rows, both[i]->own_load, (size_t)p->E * sizeof *rows);
+            h = hash_bytes(h, rows, (size_t)p->E * sizeof *rows);
+            free(rows);
         }
     }
     return h;

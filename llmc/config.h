@@ -23,6 +23,7 @@ typedef struct {
     int scores, activation;         /* enums Scores and Activation */
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
+    int rounding, tile;             /* enum Rounding of the MLP's routing while it is trained, and to multiples of what */
     double rope_theta, norm_eps, final_eps, init_std;
 } Config;
 
@@ -39,6 +40,7 @@ const char *scores_name(int s);
 const char *activation_name(int a);
 int         scores_by_name(const char *name);                       /* -1 if unknown */
 int         activation_by_name(const char *name);
+int         rounding_by_name(const char *name);
 
 /* any family; refuses what would change the mathematics */
 int  config_from_json(Config *c, const JsonValue *root, Error *e);

@@ -76,6 +76,16 @@ static void describe_model(Manifest *m, const Config *c) {
 typedef enum { KEEP, NORM, LAYER } Lifetime;
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
 
+/* Rounding may give every expert rows up to the next multiple of the tile; all tokens are the most that it can have. */
+int mlp_slots(const Config *c, int N, int rounds) {
+    const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts;
+    const int64_t most = rounds && c->rounding && c->experts > 1 ? chosen + (int64_t)c->experts * (c->tile - 1) : chosen;
+    return (int)(most < all ? most : all);
+}
+static int can_round(const Model *m) {
+    return m->mode == MODEL_TRAIN && m->config.rounding && m->config.experts > 1;
+}
+
 static int is_shared(const Model *m, Lifetime life) {
     return m->mode == MODEL_INFER || (life == NORM && m->recompute >= 1) || (life == LAYER && m->recompute >= 2);
 }
@@ -91,7 +101,7 @@ static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
     const size_t N = (size_t)m->N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
     const size_t Q = (size_t)c->query_heads;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1;
+    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->N, m->mode == MODEL_TRAIN);
     LayerActs *s = &m->shared;
 
 #define ACT(life, field, bytes) act(m, pass, life, #field, &a->field, &s->field, bytes)
@@ -104,16 +114,17 @@ static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     ACT(LAYER, mid,        N*C*X);
     ACT(NORM,  mlp_normed, N*C*X);
     ACT(KEEP,  mlp_rstd,   N*Re);
-    ACT(LAYER, pre,        N*(size_t)c->topk*gate*(size_t)c->width*X);
+    ACT(LAYER, pre,        S*gate*(size_t)c->width*X);
     if (c->experts > 1 && c->shared_width)
     ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,  out,        N*C*X);
-#define ROUTE(r, experts, topk) do { const size_t E = (size_t)(experts), K = (size_t)(topk), S = N*K; \
-    ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S*Re); \
-    ACT(KEEP, r.expert, S*I);             ACT(KEEP, r.plan.start, (E+1)*I);  ACT(KEEP, r.plan.slot_of_row, S*I); \
-    ACT(KEEP, r.plan.token_of_row, S*I);  ACT(KEEP, r.plan.row_of_slot, S*I); } while (0)
-    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, c->attention_topk);
-    if (c->experts > 1)           ROUTE(mlp, c->experts, c->topk);
+#define ROUTE(r, experts, slots) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
+    ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S_*Re); \
+    ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
+    ACT(KEEP, r.plan.token_of_row, S_*I); ACT(KEEP, r.plan.row_of_slot, S_*I); } while (0)
+    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, N*(size_t)c->attention_topk);
+    if (c->experts > 1)           ROUTE(mlp, c->experts, S);
+    if (can_round(m))             ACT(KEEP, mlp.first, (N+1)*I);
 #undef ROUTE
 #undef ACT
 }
@@ -127,23 +138,25 @@ static void describe_scratch(Model *m) {
     const size_t GD = (size_t)(c->kv_heads * c->head_size);
     const size_t QGD = (size_t)c->query_heads * GD, F = (size_t)c->width;
     const size_t Fs = c->experts > 1 ? (size_t)c->shared_width : 0;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1, K = (size_t)c->topk, most = max(K, (size_t)c->attention_topk);
     const int train = m->mode == MODEL_TRAIN;
+    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->N, train);
+    const size_t most = max(S, N * (size_t)c->attention_topk);
     Scratch *s = &m->s;
 
 #define SHARED(field, bytes) arena_add(&m->arena, MEM_SHARED, #field, &s->field, bytes)
     SHARED(branch, N*C*X);
-    SHARED(rows, N*most*C*X);
-    SHARED(act, max(QGD, max(K*F, Fs)) * N*X);
+    SHARED(rows, most*C*X);
+    SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
     if (train) {
-        SHARED(dact, max(K*F, Fs) * N*X);
-        SHARED(dpre, max(K*F, Fs) * gate*N*X);
+        SHARED(dact, max(S*F, N*Fs) * X);
+        SHARED(dpre, max(S*F, N*Fs) * gate*X);
         SHARED(dq, N*QGD*X);
         SHARED(dmixed, N*QGD*X);
         SHARED(dkv, N*2*GD*X);
         SHARED(dlogits, N*(size_t)(c->experts > c->attention_experts ? c->experts : c->attention_experts)*X);
-        SHARED(dweight, N*most*Re);
+        SHARED(dweight, most*Re);
+        if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed, N*C*X);
         SHARED(dresid, N*C*X);
     }
@@ -239,6 +252,7 @@ static void bind_route(Model *m, Route *r, int router, int E, int K) {
     const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
     r->plan.E = E;
     r->plan.K = K;
+    r->place = 2 * m->config.layers + 1 + router;           /* dropout's come before */
     r->load = m->load + at;
     r->own_load = m->own_load + at;
     r->losses = real_at(m, m->losses, (size_t)router * 2);
@@ -296,7 +310,7 @@ void model_free(Model *m) {
 /* ---- the order in which it runs ------------------------------------------------------------------------ */
 
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->B, m->T, m->recompute, m->forced, m->used_vocab, m->fresh, (double)m->dropout,
+    const double all[] = { m->B, m->T, m->recompute, m->forced, m->rounds, m->used_vocab, m->fresh, (double)m->dropout,
                            (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }

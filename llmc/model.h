@@ -34,9 +34,11 @@ typedef struct { MODEL_TENSORS(real) }   ModelGrads;
 
 typedef struct {                        /* one router's work on one batch */
     floatX *logits;                     /* (N,E) */
-    real   *lse, *weight;               /* (N) (N,K) */
-    int    *expert;                     /* (N,K) */
+    real   *lse, *weight;               /* (N) (S) */
+    int    *expert;                     /* (S) */
     Plan    plan;
+    int    *first;                      /* (N+1) plan.first where routing is rounded; NULL: it never is */
+    int     place;                      /* a number of its own, of what is drawn at random */
     int    *own_load, *load;            /* (E)  into Model.own_load, Model.load */
     real   *losses;                     /* (2)  balance and z, into Model.losses */
     real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias */
@@ -63,6 +65,7 @@ typedef struct {                      /* one layer at a time uses these */
     floatX *dpre;                     /* (S,2F) */
     floatX *dq, *dmixed, *dkv;        /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
     floatX *dlogits;  real *dweight;  /* (N,E) (S) */
+    int    *choice;                   /* (N,K) what tokens chose, before it is rounded */
     floatX *dnormed, *dresid;         /* (N,C) (N,C) */
     floatX *logits;                   /* (head_rows, V) a chunk of the head's output */
 } Scratch;
@@ -78,6 +81,7 @@ struct Model {
     int       B, T, N;                  /* this batch: sequences, tokens in each, B*T; at most what was planned for */
     int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
+    int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
     const Parallel *parallel;           /* the other ranks of this run; NULL: there are none */
     int       ranks, last_micro;        /* how many in all; 1: after this micro-batch the step's gradients are complete */
     int       head_rows;                /* tokens whose logits exist at one time */
@@ -165,6 +169,7 @@ void  found_free(Found *f);
 uint64_t model_state(const Model *m);   /* a number of all that these functions' work depends on, besides device memory */
 
 int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
+int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
 
 /* The layers. dx and dout are gradients of x and out; weights' gradients accumulate. */
 void attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out,

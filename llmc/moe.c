@@ -30,7 +30,7 @@ void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->mlp;
-    const int S = m->N * c->topk, C = c->channels, F = c->width, P = pre_width(c, F);
+    const int C = c->channels, F = c->width, P = pre_width(c, F);
     const Activation f = (Activation)c->activation;
     if (c->experts == 1) { mlp_forward(m, a->pre, p->up, p->down, out, x, F); return; }
 
@@ -41,7 +41,7 @@ void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out
     if (dev->expert_up_forward) dev->expert_up_forward(a->pre, m->s.act, x, p->up, &r->plan, f, C, F, BY_TOKEN);
     else {
         dev->parallel_linear_forward(a->pre, x, p->up, NULL, &r->plan, C, P, BY_TOKEN, GROUPED);
-        dev->activation_forward(m->s.act, a->pre, f, S, F);
+        dev->activation_forward(m->s.act, a->pre, f, r->plan.S, F);
     }
     dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, NULL, &r->plan, F, C, GROUPED, GROUPED);
 
@@ -82,7 +82,7 @@ void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->mlp;
-    const int N = m->N, S = N * c->topk, C = c->channels, F = c->width, P = pre_width(c, F);
+    const int N = m->N, C = c->channels, F = c->width, P = pre_width(c, F);
     const Activation f = (Activation)c->activation;
     if (c->experts == 1) { mlp_backward(m, a->pre, p->up, p->down, g->up, g->down, dx, dout, x, F, SET); return; }
 
@@ -93,7 +93,7 @@ void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads
                                   C, F, BY_TOKEN);
     else {
         dev->parallel_linear_backward_input(m->s.dact, dout, p->down, &r->plan, F, C, GROUPED, BY_TOKEN);
-        dev->activation_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, a->pre, r->weight, &r->plan, GROUPED, f, S, F);
+        dev->activation_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, a->pre, r->weight, &r->plan, GROUPED, f, r->plan.S, F);
     }
     dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN,
                                          m->write);

@@ -6,13 +6,20 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
     const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
     const Scores scores = (Scores)m->config.scores;
 
+    const int rounds = m->rounds && r->first;
+    int *choice = rounds ? m->s.choice : r->expert;
+
     /* 1. Every token scores every expert and keeps the best K. */
     dev->matmul_forward(r->logits, x, router, N, C, E);
-    dev->router_forward(r->expert, r->weight, r->lse, r->logits, r->bias, scores, m->forced, N, E, K);
+    dev->router_forward(choice, r->weight, r->lse, r->logits, r->bias, scores, m->forced, N, E, K);
 
-    /* 2. The slots are sorted by expert: each expert owns consecutive rows. */
+    /* 2. The slots are sorted by expert: each expert owns consecutive rows, if asked for whole tiles of them. */
     r->plan.N = N;
-    dev->route_plan(&r->plan, r->own_load, r->expert);
+    r->plan.S = rounds ? mlp_slots(&m->config, N, 1) : N * K;
+    r->plan.first = rounds ? r->first : NULL;
+    if (!rounds) dev->route_plan(&r->plan, r->own_load, r->expert);
+    else dev->route_round(&r->plan, r->own_load, r->expert, r->weight, choice, r->logits, r->lse, scores,
+                          (Rounding)m->config.rounding, m->config.tile, m->key, r->place);
 }
 
 /* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them. */
@@ -27,7 +34,7 @@ void route_backward(Model *m, Route *r, const floatX *router, real *drouter, flo
     const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
 
     /* 1 */
-    dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->logits, r->load,
+    dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->plan.first, r->logits, r->load,
                          m->balance_coef * scale, m->z_coef * scale, N * m->ranks, (Scores)m->config.scores, N, E, K);
     dev->matmul_backward_input(dx, m->s.dlogits, router, N, C, E, ADD);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, m->write);

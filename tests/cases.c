@@ -14,6 +14,14 @@ uint64_t case_seed = 1;
 typedef void Call(const Device *d, const Case *c, void *const *b);
 static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 };
 
+/* Slots before token n. */
+static int slots_before(const Shape *s, int n) {
+    if (s->routing != VARIED) return n * s->K;
+    int count = 0;
+    for (int i = 0; i < n; i++) count += (int)(random_bits(case_seed, (uint64_t)i) % (uint64_t)(s->K + 1));
+    return count;
+}
+
 static Case *begin(const char *op, Call *call, const Shape *s, int exact, const char *format, ...) PRINTF(5, 6);
 static Case *begin(const char *op, Call *call, const Shape *s, int exact, const char *format, ...) {
     Case *c = mem_alloc(sizeof *c);
@@ -28,7 +36,7 @@ static Case *begin(const char *op, Call *call, const Shape *s, int exact, const 
     c->exact = exact;
     c->plan = -1;
     c->N = s->B * s->T;
-    c->S = c->N * s->K;
+    c->S = slots_before(s, c->N);
     c->C = s->C;
     c->eps = 1e-5f;
     return c;
@@ -99,14 +107,14 @@ static double *chosen(const Shape *s) {
     const uint64_t key = hash_bytes(case_seed, s->name, strlen(s->name));
     double *expert = mem_alloc((size_t)N * (size_t)K * sizeof *expert);
     int next = 0, left = ladder[0];
-    for (int i = 0; i < N * K; i++) {
+    for (int n = 0, i = 0; n < N; n++) for (const int from = i, to = i + slots_before(s, n + 1) - slots_before(s, n); i < to; i++) {
         int e = (int)(random_bits(key, (uint64_t)i) % (uint64_t)E);
         if (s->routing == ONE) e = E / 2;
         if (s->routing == HALF) e |= 1;
         if (s->routing == LADDER) { while (!left) left = ladder[++next]; left--; e = next; }
         for (int again = 1; again && s->routing != ONE; ) {                 /* not one that this token has already */
             again = 0;
-            for (int j = i / K * K; j < i; j++) again |= (int)expert[j] == e;
+            for (int j = from; j < i; j++) again |= (int)expert[j] == e;
             if (again) e = (e + (s->routing == HALF ? 2 : 1)) % E;
         }
         expert[i] = e;
@@ -119,8 +127,13 @@ static double *chosen(const Shape *s) {
     return expert;
 }
 /* Its plan: an expert's rows begin after those of lower experts, and slots take them in order. `moved`: which of
- * its four buffers the operation has to read. */
+ * its first four buffers the operation has to read. */
 enum { START = 1, SLOT_OF_ROW = 2, TOKEN_OF_ROW = 4, ROW_OF_SLOT = 8 };
+static void first_slots(Case *c) {
+    double *first = mem_alloc(((size_t)c->N + 1) * sizeof *first);
+    for (int n = 0; n <= c->N; n++) first[n] = slots_before(&c->s, n);
+    add(c, INPUT, INTEGER, "first", (size_t)c->N + 1, first);
+}
 static void routed(Case *c, int moved) {
     const int S = c->S, E = c->s.E;
     double *expert = chosen(&c->s), *start = mem_alloc((size_t)(E + 1) * sizeof *start);
@@ -128,10 +141,11 @@ static void routed(Case *c, int moved) {
     double *row = mem_alloc((size_t)S * sizeof *row), *next = mem_alloc((size_t)E * sizeof *next);
     for (int i = 0; i < S; i++) start[(int)expert[i] + 1]++;
     for (int e = 0; e < E; e++) start[e + 1] += next[e] = start[e];
-    for (int i = 0; i < S; i++) {
-        const int at = (int)next[(int)expert[i]]++;
-        slot[at] = i, token[at] = i / c->s.K, row[i] = at;
-    }
+    for (int n = 0, i = 0; n < c->N; n++)
+        for (const int to = slots_before(&c->s, n + 1); i < to; i++) {
+            const int at = (int)next[(int)expert[i]]++;
+            slot[at] = i, token[at] = n, row[i] = at;
+        }
     free(next);
     c->plan = c->buffers;
     add(c, INPUT, INTEGER, "start", (size_t)E + 1, start);
@@ -139,6 +153,7 @@ static void routed(Case *c, int moved) {
     add(c, INPUT, INTEGER, "token_of_row", (size_t)S, token);
     add(c, INPUT, INTEGER, "row_of_slot", (size_t)S, row);
     for (int i = 0; i < 4; i++) if (!(moved >> i & 1)) c->buffer[c->plan + i].moved = 0;
+    if (c->s.routing == VARIED) first_slots(c);
     free(expert);
 }
 static void load(Case *c, int times) {
@@ -150,12 +165,13 @@ static void load(Case *c, int times) {
 
 /* One function per operation that turns buffers and arguments into the call. */
 static Plan plan_at(const Case *c, void *const *b) {
-    Plan p = { c->N, c->s.E, c->s.K, NULL, NULL, NULL, NULL };
+    Plan p = { .N = c->N, .E = c->s.E, .K = c->s.K, .S = c->S };
     if (c->plan < 0) return p;
     p.start = b[c->plan];
     p.slot_of_row = b[c->plan + 1];
     p.token_of_row = b[c->plan + 2];
     p.row_of_slot = b[c->plan + 3];
+    if (c->s.routing == VARIED) p.first = b[c->plan + 4];
     return p;
 }
 #define CALL(op, ...) static void run_##op(const Device *d, const Case *c, void *const *b) { \
@@ -414,7 +430,7 @@ static Case *router_losses(const Shape *s, Scores scores) {
     load(c, 3);
     return c;
 }
-CALL(router_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->balance, c->zloss, c->tokens, c->scores,
+CALL(router_backward, b[0], b[1], b[2], b[3], b[4], c->s.routing == VARIED ? b[8] : NULL, b[5], b[6], c->balance, c->zloss, c->tokens, c->scores,
      c->N, c->s.E, c->s.K)
 static Case *router_backward(const Shape *s, Scores scores, float balance, float zloss) {
     Case *c = BEGIN(router_backward, s, 0, "%s %s balance=%g z=%g N=%d E=%d K=%d", scores_name[scores], s->name,
@@ -432,6 +448,7 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     double *dloss = mem_alloc(2 * sizeof *dloss);              /* not passed: how the gradient check learns of them */
     dloss[0] = balance, dloss[1] = zloss;
     add(c, INPUT, REAL, "dloss", 2, dloss);
+    if (s->routing == VARIED) first_slots(c);
     c->forward[0] = router_forward(s, scores, 0, 0, 0);
     c->forward[1] = router_losses(s, scores);
     return c;
@@ -446,6 +463,36 @@ static Case *route_plan(const Shape *s) {
     out(c, INTEGER, "row_of_slot", (size_t)c->S, 0, 0);
     out(c, INTEGER, "load", (size_t)s->E, 0, 0);
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
+    return c;
+}
+/* Buffers have room for more rows than there are in the end; what is left of them is made zeros. */
+static void run_route_round(const Device *d, const Case *c, void *const *b) {
+    Plan plan = plan_at(c, b);
+    plan.first = b[4];
+    for (int i = 1; i < 8; i++)
+        if (i != 4 && i != 5) d->zero(b[i], c->buffer[i].n * (i == 7 ? d->real_size : sizeof(int)));
+    d->route_round(&plan, b[5], b[6], b[7], b[8], b[9], b[10], c->scores, c->rule, c->tile, b[11], c->place);
+}
+static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
+    static const char *const rules[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+    const int N = s->B * s->T, tile = N < 200 ? 4 : TILE;
+    Case *c = BEGIN(route_round, s, 0, "%s %s %s N=%d E=%d K=%d tile=%d", rules[rule], scores_name[scores], s->name, N, s->E, s->K,
+                    tile);
+    double *expert = chosen(s);
+    c->plan = 0, c->scores = scores, c->rule = rule, c->tile = tile, c->place = 7;
+    c->S += s->E * (tile - 1);
+    out(c, INTEGER, "start", (size_t)s->E + 1, 0, 0);
+    out(c, INTEGER, "slot_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "token_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "row_of_slot", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "first", (size_t)N + 1, 0, 0);
+    out(c, INTEGER, "load", (size_t)s->E, 0, 0);
+    out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
+    out(c, REAL, "weight", (size_t)c->S, 0, 8);
+    add(c, INPUT, INTEGER, "choice", times(N, s->K), expert);
+    lse_of(c, logits_of(c, 1.5));
+    c->key = key_of(c, "key");
+    bytes(c, "key", &c->key, sizeof c->key);
     return c;
 }
 CALL(router_bias, b[0], b[1], c->rate, c->s.E)
@@ -826,6 +873,9 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         DO(router_backward(s, (Scores)scores, 0, 1));
     }
     DO(route_plan(s));
+    for (int rule = ROUND_NEAREST; rule <= (all ? ROUND_DOWN : ROUND_NEAREST); rule++)
+        for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++)
+            DO(route_round(s, (Scores)scores, (Rounding)rule));
     DO(router_bias(s));
 
     for (int f = SWIGLU; f <= IDENTITY; f++) {

@@ -33,6 +33,7 @@ typedef enum {                  /* which experts the tokens of a case choose */
     MIXED,                      /* K different ones at random */
     ONE,                        /* all the same one */
     HALF,                       /* the odd-numbered ones; the others get nothing */
+    VARIED,                     /* none to K different ones, as when routing is rounded */
     LADDER                      /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9 */
 } Routing;
 enum { LADDER_TOKENS = 0 + 1 + 7 + 63 + 64 + 65 + 127 + 128 + 129 };
@@ -47,7 +48,7 @@ struct Case {
     int exact;                          /* inputs are multiples of 1/128: sums have no error, whatever their order */
     int unchanged;                      /* the operation must refuse: UPDATE buffers keep their contents */
     Buffer buffer[MOST_BUFFERS];        /* as the operation takes them */
-    int buffers, plan;                  /* plan: the first of the plan's four buffers, or -1 */
+    int buffers, plan;                  /* plan: the first of the plan's buffers, or -1 */
     void (*call)(const Device *d, const Case *c, void *const *b);
     double flops;                       /* 0: limited by memory */
     Case *forward[2];                   /* if this is a backward: of what. Owned */
@@ -65,6 +66,7 @@ struct Case {
     AdamW adamw;  int updates;  Moments moments;
     Segment segment[MOST_SEGMENTS];
     Sampler sampler;
+    Rounding rule;  int tile;
 };
 
 /* Calls visit with every case of a shape, and frees the case after. all: every variant, to be checked; 0: those that a

@@ -63,6 +63,12 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "odd E",     1, 2077,     4,      5,  67,  3,   1, 1, 1, 2, MIXED }, "route" },
     { { "all of E",  1, 2500,     4,      5,   8,  8,   1, 1, 1, 2, MIXED }, "route" },
     { { "one of E", 40,  110,     4,      5,  40,  1,   1, 1, 1, 2, ONE   }, "route_plan" },
+    { { "skewed",    1, 2100,     4,      5,  40,  2,   1, 1, 1, 2, HALF  }, "route_round" },
+    { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "combine" },
+    { { "varied",    3,   70,     4,      5,  16,  7,  72, 1, 1, 2, VARIED }, "activation_backward" },
+    { { "varied",    3,   70,     4,      5,  70,  7,   1, 1, 1, 2, VARIED }, "router_backward" },
+    { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "parallel_linear" },
+    { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "expert" },
     { { "K = 11",    1,   70,   264,      5,  16, 11,   1, 1, 1, 2, MIXED }, "combine" },
     { { "K = 16",    1,   70,   264,      5,  24, 16,   1, 1, 1, 2, MIXED }, "combine" },
     { { "F = 8",     1,  501,     4,      5,   5,  3,   8, 1, 1, 2, MIXED }, "activation" },
@@ -239,6 +245,74 @@ static void naive_route_plan(const Case *c, double **v) {
     }
     v[0][c->s.E] = row;
 }
+/* Of every expert's tokens, those are kept before which there are fewer than it is to have. */
+static float score_of(const Case *c, double **v, int n, int e) {
+    float score = (float)(v[9][n*c->s.E + e] - (c->scores == SIGMOID_TOPK ? 0 : v[10][n]));
+    uint32_t bits;
+    memcpy(&bits, &score, sizeof bits);
+    bits &= ~1u;
+    memcpy(&score, &bits, sizeof score);
+    return score;
+}
+static int chose(const Case *c, double **v, int n, int e) {
+    int yes = 0;
+    for (int k = 0; k < K_of(c); k++) yes |= (int)v[8][n*K_of(c) + k] == e;
+    return yes;
+}
+static void naive_route_round(const Case *c, double **v) {
+    const int E = c->s.E, N = c->N, T = c->tile;
+    const uint64_t draws = splitmix64(splitmix64(c->key + ((uint64_t)c->place + 1) * 0x9E3779B97F4A7C15u)
+                                      + 0x6D6F66 * 0x9E3779B97F4A7C15u);
+    int *rank = mem_alloc(((size_t)N + 1) * sizeof *rank), error = 0, row = 0, slot = 0;
+    char *kept = mem_alloc((size_t)N * (size_t)E + 1);
+    for (int e = 0; e < E; e++) {
+        double lost = 0, gained = 0;
+        int f = 0, rows;
+        for (int n = 0; n < N; n++) f += chose(c, v, n, e);
+        const int lo = f / T * T, hi = (f + T - 1) / T * T;
+        for (int n = 0; n < N; n++) {
+            const int mine = chose(c, v, n, e);
+            const double p = c->scores == SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
+            rank[n] = 0;
+            for (int i = 0; i < N; i++) {
+                const int its = chose(c, v, i, e);
+                const float a = score_of(c, v, i, e), b = score_of(c, v, n, e);
+                rank[n] += its > mine || (its == mine && (a > b || (a == b && i < n)));
+            }
+            if (rank[n] >= lo && rank[n] < hi) { if (mine) lost += p; else gained += p; }
+        }
+        const double u = (double)(splitmix64(draws + ((uint64_t)e + 1) * 0x9E3779B97F4A7C15u) >> 11) / 9007199254740992.0;
+        switch (c->rule) {
+        case ROUND_NEAREST:    rows = hi - f < f - lo ? hi : lo; break;
+        case ROUND_STOCHASTIC: rows = f > lo && floor(u * T) >= hi - f ? hi : lo; break;
+        case ROUND_SCORE:      rows = u * (lost + gained) < lost ? hi : lo; break;
+        case ROUND_BALANCED:   rows = abs(error + hi - f) < abs(error + lo - f) ? hi : lo; break;
+        case ROUND_UP:         rows = hi; break;
+        default:               rows = lo;
+        }
+        if (hi > N) rows = f; else error += rows - f;
+        v[0][e] = row;
+        v[5][e] = f;
+        for (int n = 0; n < N; n++) if (rank[n] < rows) { v[2][row++] = n; kept[n*E + e] = 1; }
+    }
+    v[0][E] = row;
+    for (int n = 0; n < N; n++) {
+        double sum = 0;
+        v[4][n] = slot;
+        for (int e = 0; e < E; e++) {
+            if (!kept[n*E + e]) continue;
+            for (row = (int)v[0][e]; (int)v[2][row] != n; row++);
+            v[1][row] = slot;
+            v[3][slot] = row;
+            v[6][slot] = e;
+            sum += v[7][slot++] = c->scores == SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
+        }
+        for (int s = (int)v[4][n]; s < slot && c->scores != SOFTMAX_TOPK; s++) v[7][s] /= sum;
+    }
+    v[4][N] = slot;
+    free(rank);
+    free(kept);
+}
 static void naive_router_bias(const Case *c, double **v) {
     for (int e = 0; e < c->s.E; e++) {
         double more = v[1][e] * c->s.E - c->S;              /* than the mean, in whole numbers */
@@ -392,7 +466,8 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(residual), NAIVE(dropout),
     NAIVE(matmul_forward), NAIVE(matmul_backward_input), NAIVE(matmul_backward_weight),
     NAIVE(parallel_linear_forward), NAIVE(parallel_linear_backward_input), NAIVE(parallel_linear_backward_weight),
-    NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan), NAIVE(router_bias), NAIVE(combine_forward),
+    NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan), NAIVE(route_round), NAIVE(router_bias),
+    NAIVE(combine_forward),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
     NAIVE(attention_decode), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
     NAIVE(squares), NAIVE(adamw), NAIVE(set_master)
@@ -922,6 +997,112 @@ static void adamw_in_shards(const Device *dev) {
     dev->release(grad), dev->release(squares), dev->release(segments), dev->release(settings);
     free(got[0]), free(got[1]);
 }
+/* What rounding promises, whatever the router says: logits that prefer some experts by far, sizes that divide nothing. */
+static int *read_ints(const Device *dev, const int *from, int n) {
+    int *x = mem_alloc((size_t)n * sizeof *x);
+    dev->download(x, from, (size_t)n * sizeof *x);
+    return x;
+}
+static void rounding_promises(const Device *dev, int try) {
+    const int E = 1 + (int)(uniform() * 40), K = 1 + (int)(uniform() * (E < 9 ? E : 9)), tile = 1 << (int)(uniform() * 8);
+    /* also: few more tokens than a tile, so that the busiest experts cannot be rounded */
+    const int N = (int)(try % 2 ? uniform() * uniform() * 700 : tile * (1 + uniform())), S = N*K + E*tile, C = 3;
+    const Rounding rule = (Rounding)(ROUND_NEAREST + try / 2 % ROUND_DOWN);
+    const Scores scores = (Scores)(try / 2 / ROUND_DOWN % 3);
+    const double skew = 4 * uniform();
+    const uint64_t key[2] = { (uint64_t)(uniform() * 1e15), 5 };
+    double *x = mem_alloc((size_t)(N*E + S*C + 1) * sizeof *x), *w = mem_alloc((size_t)S * sizeof *w);
+    int **at[] = { NULL, NULL, NULL, NULL, NULL, NULL, NULL }, *v[7];
+    const int size[] = { E + 1, S, S, S, N + 1, E, S };
+    Plan p = { .N = N, .E = E, .K = K, .S = S };
+    int *load, *expert, *choice = dev->alloc((size_t)(N*K + 1) * sizeof(int)), wrong = 0, unweighted = 0, sum = 0;
+    at[0] = &p.start, at[1] = &p.slot_of_row, at[2] = &p.token_of_row, at[3] = &p.row_of_slot, at[4] = &p.first;
+    at[5] = &load, at[6] = &expert;
+    for (int i = 0; i < 7; i++) *at[i] = dev->alloc((size_t)(size[i] + 1) * sizeof(int));
+    real *weight = dev->alloc((size_t)S * dev->real_size + 8), *lse = dev->alloc((size_t)N * dev->real_size + 8);
+    floatX *logits = dev->alloc((size_t)(N*E + 1) * dev->floatX_size), *out = dev->alloc((size_t)(N*C + 1) * dev->floatX_size);
+    floatX *ones = dev->alloc((size_t)(S*C + 1) * dev->floatX_size);
+    uint64_t *keys = dev->alloc(sizeof key);
+    for (int i = 0; i < N*E; i++) x[i] = normal() - skew * (i * 7 % E) / E;
+    dev->from_double(logits, x, (size_t)(N*E));
+    for (int i = 0; i < S*C; i++) x[i] = 1;
+    dev->from_double(ones, x, (size_t)(S*C));
+    dev->upload(keys, key, sizeof key);
+    dev->router_forward(choice, weight, lse, logits, NULL, scores, 0, N, E, K);
+    dev->route_round(&p, load, expert, weight, choice, logits, lse, scores, rule, tile, keys, 3);
+    dev->combine_forward(out, ones, weight, NULL, &p, C, GROUPED);
+    for (int i = 0; i < 7; i++) v[i] = read_ints(dev, *at[i], size[i]);
+    int *chosen = read_ints(dev, choice, N*K);
+    dev->reals_to_double(w, weight, (size_t)S);
+    dev->to_double(x, logits, (size_t)(N*E));
+    const int *start = v[0], *slot_of_row = v[1], *token_of_row = v[2], *row_of_slot = v[3], *first = v[4];
+    wrong += start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > S;
+    for (int e = 0; e < E && !wrong; e++) {
+        const int f = v[5][e], rows = start[e + 1] - start[e], whole = (f + tile - 1) / tile * tile <= N;
+        sum += whole ? rows - f : 0;
+        wrong += whole ? rows % tile != 0 : rows != f;
+        wrong += abs(rows - f) >= tile + !whole || (rule == ROUND_NEAREST && 2 * abs(rows - f) > tile)
+              || (rule == ROUND_UP && rows < f) || (rule == ROUND_DOWN && rows > f) || (rule == ROUND_BALANCED && 2 * abs(sum) > tile);
+        float least[2] = { INFINITY, INFINITY }, most[2] = { -INFINITY, -INFINITY };   /* kept, left out; of those that did not choose and did */
+        for (int n = 0, r = start[e]; n < N && !wrong; n++) {
+            int mine = 0;
+            double now_lse = 0;
+            const int kept = r < start[e + 1] && token_of_row[r] == n, slot = kept ? slot_of_row[r] : 0;
+            for (int k = 0; k < K; k++) mine |= chosen[n*K + k] == e;
+            if (scores != SIGMOID_TOPK) for (int i = 0; i < E; i++) now_lse += exp(x[n*E + i]);
+            const float score = (float)(x[n*E + e] - (scores == SIGMOID_TOPK ? 0 : log(now_lse)));
+            if (kept) least[mine] = fminf(least[mine], score); else most[mine] = fmaxf(most[mine], score);
+            wrong += kept && (row_of_slot[slot] != r || v[6][slot] != e || slot < first[n] || slot >= first[n + 1]
+                              || (slot > first[n] && v[6][slot - 1] >= e));
+            wrong += kept != mine && mine == (rows >= f);   /* drops who chose it only to have fewer, adds others only to have more */
+            r += kept;
+        }
+        for (int mine = 0; mine < 2; mine++) wrong += least[mine] < most[mine] - 1e-5f;
+    }
+    check(!wrong, "%s route_round: rule %d keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, rule, N, E, K, tile, skew);
+    dev->to_double(x, out, (size_t)(N*C));
+    for (int n = 0; n < N && !wrong; n++) {
+        double total = 0;
+        for (int s = first[n]; s < first[n + 1]; s++) total += w[s];
+        unweighted += !(fabs(total - x[n*C]) < 1e-2) || (first[n] == first[n + 1] && x[n*C] != 0)
+                   || (scores != SOFTMAX_TOPK && first[n] < first[n + 1] && !(fabs(total - 1) < 1e-5));
+    }
+    check(!unweighted, "%s route_round: weights of what a token has; nothing for those that have nothing, N=%d", dev->name, N);
+    for (int i = 0; i < 7; i++) { free(v[i]); dev->release(*at[i]); }
+    dev->release(weight), dev->release(lse), dev->release(logits), dev->release(out), dev->release(ones), dev->release(keys);
+    dev->release(choice);
+    free(chosen), free(x), free(w);
+}
+/* By chance, but on average by as many as chose the expert: the mean of many draws, within five deviations. */
+static void rounding_by_chance(const Device *dev) {
+    enum { N = 64, E = 4, TILE_OF = 16, S = N + E * TILE_OF, DRAWS = 400 };
+    double x[N * E], rows = 0;
+    Plan p = { .N = N, .E = E, .K = 1, .S = S };
+    int **at[] = { &p.start, &p.slot_of_row, &p.token_of_row, &p.row_of_slot, &p.first, NULL, NULL, NULL };
+    int *load, *expert, *choice;
+    at[5] = &load, at[6] = &expert, at[7] = &choice;
+    for (int i = 0; i < 8; i++) *at[i] = dev->alloc((S + 1) * sizeof(int));
+    real *weight = dev->alloc(S * dev->real_size), *lse = dev->alloc(N * dev->real_size);
+    floatX *logits = dev->alloc(N * E * dev->floatX_size);
+    uint64_t *key = dev->alloc(sizeof *key);
+    for (int i = 0; i < N * E; i++) x[i] = i % E == i / E % 11 % E;     /* 21 tokens choose the last but one, each as much as the others */
+    dev->from_double(logits, x, N * E);
+    dev->router_forward(choice, weight, lse, logits, NULL, TOPK_SOFTMAX, 0, N, E, 1);
+    int *chose = read_ints(dev, choice, N), f = 0, start[E + 1];
+    for (int n = 0; n < N; n++) f += chose[n] == E - 2;
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        dev->upload(key, &i, sizeof i);
+        dev->route_round(&p, load, expert, weight, choice, logits, lse, TOPK_SOFTMAX, ROUND_STOCHASTIC, TILE_OF, key, 3);
+        dev->download(start, p.start, sizeof start);
+        rows += (double)(start[E - 1] - start[E - 2]) / DRAWS;
+    }
+    check(f % TILE_OF != 0, "%d tokens are no whole tiles", f);
+    check_error(fabs(rows - f), 5 * TILE_OF / 2 / sqrt(DRAWS), "%s route_round: by chance %.2f rows on average where %d were chosen",
+                dev->name, rows, f);
+    for (int i = 0; i < 8; i++) dev->release(*at[i]);
+    dev->release(weight), dev->release(lse), dev->release(logits), dev->release(key);
+    free(chose);
+}
 static void against_reference(const Device *dev) {
     /* outputs: so that none is forgotten */
     static const struct { const char *only; Shape shape; int outputs; } part[] = {
@@ -978,6 +1159,8 @@ void test_kernels(void) {
     for (int i = 0; (dev = device_list(i)); i++) if (!dev->open(0)) {
         against_reference(dev);
         stochastic_rounding(dev);
+        for (int try = 0; try < 2 * 3 * 3 * ROUND_DOWN; try++) rounding_promises(dev, try);
+        rounding_by_chance(dev);
     }
     for (int i = 0; i < SMALL + (quick && *quick == '1' ? 0 : LARGE); i++) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];

@@ -37,20 +37,38 @@ static const struct { const char *descriptor; int scores, activation, tied, reco
     { "u2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, RELU2,  0, 2, 0.3f },
 };
 
+/* The rules of rounding, each with another kind of model. */
+static const struct { const char *descriptor; int scores, activation, recompute; Rounding rule; } rounded[] = {
+    { "m2:c16h4d4e5k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
+    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_SCORE },
+    { "m2:c16h4d4e5k1f12a1",       SOFTMAX_TOPK, GELU,   2, ROUND_STOCHASTIC },
+    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_BALANCED },
+    { "m2:c16h4d4e6k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_UP },
+    { "u2:c16h4d4e6k2f12a1",       SOFTMAX_TOPK, SWIGLU, 0, ROUND_DOWN },
+};
+
+static void gradients_of(Check *c, const char *name) {
+    /* The second derivative of relu^2 jumps: a difference across a jump is wrong by its step, not its 4th power. */
+    const double bound = c->config.activation == RELU2 ? 1e-4 : 1e-6;
+    double worst;
+    c->B = 2, c->T = 7, c->samples = 8, c->balance = 0.3f, c->z = 0.1f, c->seed = (uint64_t)(uniform() * 1e9);
+    const int bad = check_gradients(c, bound, stdout, 0, &worst);
+    check(bad == 0, "%s: gradients of all tensors against finite differences, %d bad, worst %.1e", name, bad, worst);
+    const int differ = check_devices(c, device_find("cpu-f32"), device_find("cpu-f64"), 1e-4, stdout, 0, &worst);
+    check(differ == 0, "%s: cpu-f32 agrees with cpu-f64, worst %.1e", name, worst);
+}
 static void gradients(void) {
     for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
-        double worst;
         Check c = { .config = config_of(grid[i].descriptor, grid[i].scores, grid[i].activation, grid[i].tied),
-                    .B = 2, .T = 7, .recompute = grid[i].recompute,
-                    .samples = 8, .balance = 0.3f, .z = 0.1f, .dropout = grid[i].dropout,
-                    .seed = (uint64_t)(uniform() * 1e9) };
-        /* The second derivative of relu^2 jumps: a difference across a jump is wrong by its step, not its 4th power. */
-        const double bound = grid[i].activation == RELU2 ? 1e-4 : 1e-6;
-        const int bad = check_gradients(&c, bound, stdout, 0, &worst);
-        check(bad == 0, "%s: gradients of all tensors against finite differences, %d bad, worst %.1e",
-              grid[i].descriptor, bad, worst);
-        const int differ = check_devices(&c, device_find("cpu-f32"), device_find("cpu-f64"), 1e-4, stdout, 0, &worst);
-        check(differ == 0, "%s: cpu-f32 agrees with cpu-f64, worst %.1e", grid[i].descriptor, worst);
+                    .recompute = grid[i].recompute, .dropout = grid[i].dropout };
+        gradients_of(&c, grid[i].descriptor);
+    }
+    for (size_t i = 0; i < sizeof rounded / sizeof *rounded; i++) {
+        Check c = { .config = config_of(rounded[i].descriptor, rounded[i].scores, rounded[i].activation, 1),
+                    .recompute = rounded[i].recompute };
+        c.config.rounding = rounded[i].rule;
+        c.config.tile = 4;                                  /* of 14 tokens */
+        gradients_of(&c, rounded[i].descriptor);
     }
 }
 
@@ -74,6 +92,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     if (!model_allocate(&m)) return NAN;
     m.balance_coef = 0.01f;
     m.z_coef = 0.001f;
+    m.rounds = 1;
     model_initialize(&m, 3);
     optimizer_start(&o, &m);
     for (int n = 0; n < N; n++) {
@@ -132,6 +151,12 @@ static void training(void) {
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 2, &layers);
     check(kept == norms && kept == layers, "recomputing gives the same bits as keeping");
+    Config by_chance = c;
+    by_chance.rounding = ROUND_STOCHASTIC;
+    by_chance.tile = 8;
+    check_error(overfit(device_find("cpu-f32"), &by_chance, 120, 0, 0, &norms), 0.1, "also with routing rounded by chance");
+    overfit(device_find("cpu-f32"), &by_chance, 120, 2, 0, &layers);
+    check(norms == layers && norms != kept, "and recomputing rounds alike");
 }
 
 /* A NaN in one weight: the update does not happen, the tensor is named, and the rest of the state is as it was. */

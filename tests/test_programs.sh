@@ -181,6 +181,7 @@ same_run whole again "-y 0 starts over"
 ok "and the old run is gone" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
 
 expect 0 'total ' $some -o new -x 0
+expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0
 expect 0 'parameters ' $train $data -e m12:e64k8f256 -x 0
 ok "-x 0 creates nothing" [ ! -e new -a ! -e out ]
 
@@ -413,6 +414,10 @@ last=$(tail -2 overfit/main.log | sed -n 's/s:300 trl:\([0-9.]*\).*/\1/p')
 ok "-a 1 learns one batch by heart: $last" awk "BEGIN { exit !($last < 0.05) }"
 expect 0 'routes\|round robin' $train $data $model -b 4 -t 32 -x 5 -m 1 -s 0 -rf 1 -o forced
 ok "-rf 1: every expert gets the same" [ "$(grep -c 'max:1.00 dead:0' forced/main.log)" = 5 ]
+expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -rt stochastic -o rounded
+cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
+resume 0 'step    8/8' rounded2
+same_run rounded rounded2 "routing rounded by chance, resumed"
 for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16' cpu-f64; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice

@@ -45,6 +45,7 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
 static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da, const floatX *pre,
                                 const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
     const int wide = f == SWIGLU ? 2 : 1;
+    if (plan && plan->start[plan->E] < M) M = plan->start[plan->E];
     #pragma omp parallel for PARALLEL_IF((size_t)M*F*8)
     for (int m = 0; m < M; m++) {
         const size_t slot = plan && rows == GROUPED ? (size_t)plan->slot_of_row[m] : (size_t)m;

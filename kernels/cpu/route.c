@@ -1,5 +1,6 @@
 /* route.c: which tokens go to which experts, what that costs, and how the experts' answers come back together. */
 #include "impl.h"
+#include "../round.h"
 #include <stdlib.h>
 
 static inline real sigmoid(real x) { return 1 / (1 + exp(-x)); }
@@ -18,9 +19,24 @@ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int
     for (int e = 0; e < E; e++) p[e] /= sum;
 }
 
+/* The slots of token n begin here, and end where those of the next begin. */
+static inline size_t first_slot(const int *first, int n, int K) { return first ? (size_t)first[n] : (size_t)n*K; }
+
 /* ---- router -----------------------------------------------------------------------------------------------
  * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, which is the same order but for the bias. Where
  * two of those round to the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
+
+/* Of the K chosen experts of a token with logits x. A softmax over them, of logits or of log sigmoids; or what they have of
+ * the softmax over all. */
+static void choice_weights(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
+    real max = 0, kept = 0;
+    for (int k = 0; k < K; k++) {
+        w[k] = scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
+        if (k == 0 || w[k] > max) max = w[k];
+    }
+    for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse : max));
+    if (scores != SOFTMAX_TOPK) for (int k = 0; k < K; k++) w[k] /= kept;
+}
 
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
                            Scores scores, int forced, int N, int E, int K) {
@@ -31,7 +47,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
         for (int n = 0; n < N; n++) {
             const floatX *x = logits + (size_t)n*E;
             int *chosen = expert + (size_t)n*K;
-            real *w = weight + (size_t)n*K, max = R(x[0]), sum = 0, kept = 0;
+            real max = R(x[0]), sum = 0;
             for (int e = 1; e < E; e++) if (R(x[e]) > max) max = R(x[e]);
             for (int e = 0; e < E; e++) sum += exp(R(x[e]) - max);
             lse[n] = max + log(sum);
@@ -51,12 +67,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
                 }
                 chosen[k] = forced ? (int)(((size_t)n*K + (size_t)k) % (size_t)E) : best;
             }
-            for (int k = 0; k < K; k++) {                /* a softmax over the chosen, of logits or of log sigmoids */
-                w[k] = scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
-                if (k == 0 || w[k] > max) max = w[k];
-            }
-            for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse[n] : max));
-            if (scores != SOFTMAX_TOPK) for (int k = 0; k < K; k++) w[k] /= kept;
+            choice_weights(weight + (size_t)n*K, chosen, K, x, lse[n], scores);
         }
         free(score);
     }
@@ -72,7 +83,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
  *    or through the normalized sigmoid p_e = s_e / y: dl_i = (dp_i - sum_j p_j dp_j) p_i (1 - s_i).
  *  - z: mean of lse^2, and dlse/dl_i = softmax_i: dl_i = zloss 2 lse / N softmax_i. */
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
-                            const int *expert, const floatX *logits, const int *load, float balance,
+                            const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K) {
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
     {
@@ -80,8 +91,9 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
         #pragma omp for
         for (int n = 0; n < N; n++) {
             const floatX *x = logits + (size_t)n*E;
-            const int *chosen = expert + (size_t)n*K;
-            const real *w = weight + (size_t)n*K, *dw = dweight + (size_t)n*K;
+            const size_t slot = first_slot(first, n, K), count = first_slot(first, n + 1, K) - slot;
+            const int *chosen = expert + slot;
+            const real *w = weight + slot, *dw = dweight + slot;
             real dot = 0, pull = 0;
 
             probabilities(p, x, lse[n], scores, E);
@@ -91,10 +103,10 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
                 d[e] = (real)balance * E / ((real)K * N * tokens) * ((real)load[e] - pull) * slope;
                 d[e] += (real)zloss * 2 * lse[n] / N * exp(R(x[e]) - lse[n]);
             }
-            for (int k = 0; k < K; k++) dot += w[k] * dw[k];
+            for (size_t k = 0; k < count; k++) dot += w[k] * dw[k];
             if (scores == SOFTMAX_TOPK)
                 for (int e = 0; e < E; e++) d[e] -= p[e] * dot;
-            for (int k = 0; k < K; k++)
+            for (size_t k = 0; k < count; k++)
                 d[chosen[k]] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
                               : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))
                               :                          w[k] * (dw[k] - dot);
@@ -107,7 +119,7 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
 /* ---- plan: a stable counting sort ---------------------------------------------------------------------- */
 
 static void route_plan(Plan *plan, int *load, const int *expert) {
-    const int S = plan->N * plan->K, E = plan->E, K = plan->K;
+    const int S = plan->S, E = plan->E, K = plan->K;
     int *start = plan->start;
     memset(load, 0, (size_t)E * sizeof *load);
     for (int s = 0; s < S; s++) load[expert[s]]++;
@@ -121,6 +133,71 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
     }
     for (int e = E; e > 0; e--) start[e] = start[e - 1];    /* ...and has then moved to where expert e + 1 begins */
     start[0] = 0;
+}
+
+/* ---- rounding ------------------------------------------------------------------------------------------
+ * An expert's tokens are those whose rank reaches a limit, the r-th largest rank. */
+
+/* Bit by bit: the largest number that r of the n different ones reach, or one that exactly those reach. */
+static uint64_t nth_largest(const uint64_t *x, int n, int r) {
+    uint64_t limit = 0;
+    if (r == 0) return UINT64_MAX;
+    for (uint64_t bit = 1ull << 63; bit; bit /= 2) {
+        int reach = 0;
+        for (int i = 0; i < n; i++) reach += x[i] >= (limit | bit);
+        if (reach >= r) limit |= bit;
+        if (reach == r) break;
+    }
+    return limit;
+}
+
+static void route_round(Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits,
+                        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int place) {
+    const int N = plan->N, E = plan->E, K = plan->K;
+    const uint64_t draws = random_key(*key, (uint64_t)place);
+    uint64_t *rank = malloc(((size_t)N + 1) * sizeof *rank);
+    int before = 0, row = 0, *first = plan->first;
+    memset(load, 0, (size_t)E * sizeof *load);
+    memset(first, 0, ((size_t)N + 1) * sizeof *first);
+    for (size_t s = 0; s < (size_t)N*K; s++) load[choice[s]]++;
+    for (int e = 0; e < E; e++) {
+        uint64_t mass[2] = { 0, 0 };                        /* gained, lost */
+        for (int n = 0; n < N; n++) {
+            const real x = R(logits[(size_t)n*E + e]);
+            int chose = 0;
+            for (int k = 0; k < K; k++) chose |= choice[(size_t)n*K + k] == e;
+            rank[n] = rank_of(chose, (float)(scores == SIGMOID_TOPK ? x : x - lse[n]), n);
+        }
+        if (rule == ROUND_SCORE && can_round(load[e], N, tile)) {
+            const uint64_t up = nth_largest(rank, N, round_up(load[e], tile));
+            const uint64_t down = nth_largest(rank, N, round_down(load[e], tile));
+            for (int n = 0; n < N; n++) {
+                const real x = R(logits[(size_t)n*E + e]);
+                if (rank[n] < up || rank[n] >= down) continue;
+                mass[rank[n] >> 63] += fixed_point((double)(scores == SIGMOID_TOPK ? sigmoid(x) : exp(x - lse[n])));
+            }
+        }
+        const int rows = rounded(rule, load[e], before, mass[1], mass[0], N, tile, draws, e);
+        const uint64_t limit = nth_largest(rank, N, rows);
+        before += can_round(load[e], N, tile) ? load[e] : 0;
+        plan->start[e] = row;
+        for (int n = 0; n < N; n++) if (rank[n] >= limit) { plan->token_of_row[row++] = n; first[n + 1]++; }
+    }
+    plan->start[E] = row;
+    free(rank);
+
+    for (int n = 0; n < N; n++) first[n + 1] += first[n];
+    for (int e = 0; e < E; e++)
+        for (int r = plan->start[e]; r < plan->start[e + 1]; r++) {     /* first[n] doubles as the token's next slot */
+            const int slot = first[plan->token_of_row[r]]++;
+            expert[slot] = e;
+            plan->slot_of_row[r] = slot;
+            plan->row_of_slot[slot] = r;
+        }
+    for (int n = N; n > 0; n--) first[n] = first[n - 1];
+    first[0] = 0;
+    for (int n = 0; n < N; n++)
+        choice_weights(weight + first[n], expert + first[n], first[n + 1] - first[n], logits + (size_t)n*E, lse[n], scores);
 }
 
 /* ---- losses and bias ----------------------------------------------------------------------------------- */
@@ -172,8 +249,8 @@ static void combine_forward(floatX *out, const floatX *inp, const real *weight, 
             int wide = C - from < WIDE ? C - from : WIDE;
             real sum[WIDE];
             for (int c = 0; c < wide; c++) sum[c] = bias ? R(bias[from + c]) : 0;
-            for (int k = 0; k < K; k++) {
-                size_t s = (size_t)n*K + (size_t)k, row = rows == GROUPED ? (size_t)plan->row_of_slot[s] : s;
+            for (size_t s = first_slot(plan->first, n, K); s < first_slot(plan->first, n + 1, K); s++) {
+                size_t row = rows == GROUPED ? (size_t)plan->row_of_slot[s] : s;
                 const floatX *x = inp + row*C + from;
                 real w = weight ? weight[s] : 1;
                 for (int c = 0; c < wide; c++) sum[c] += w * R(x[c]);
@@ -184,6 +261,7 @@ static void combine_forward(floatX *out, const floatX *inp, const real *weight, 
 
 PART(route) {
     d->router_forward = router_forward;  d->router_backward = router_backward;
-    d->route_plan = route_plan;          d->router_losses = router_losses;
+    d->route_plan = route_plan;          d->route_round = route_round;
+    d->router_losses = router_losses;
     d->router_bias = router_bias;        d->combine_forward = combine_forward;
 }
