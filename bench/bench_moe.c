@@ -1,7 +1,8 @@
 /* bench_moe.c: how fast is every operation, and how fast could it be?
  *
  *   bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]
- *   bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]]         a whole training step instead: step.c
+ *   bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE]
+ *                                                                  a whole training step instead: step.c
  *
  * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
  * tested. Each line says how long an operation took, how much that is in bytes or in multiply-adds, and what share of
@@ -257,7 +258,7 @@ static double product_rate(const Device *dev) {
 
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
-    "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]]\n"
+    "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE]\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
     "                         e512k10 (default for GPUs); layers: whole layers of published sizes; steps: whole\n"
@@ -266,6 +267,7 @@ static const char *const usage =
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -s, -step, --step      each operation of a training step of a model such as m12, and of SEQUENCES (16; on a CPU 1)\n"
     "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit\n"
+    "  -r N, -mw N, -mo TYPE  of the step, as train_moe's: what is recomputed (0), master weights (1), moments (f32)\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
 
@@ -278,19 +280,29 @@ static int is(const char *arg, const char *letter, const char *name) {
 }
 
 /* MODEL[,SEQUENCES[,TOKENS]]: descriptors have no commas. */
-static void step_of(const Device *dev, const char *text, double product_rate, double copy_rate) {
+static void step_of(const Device *dev, const char *text, Lesson l, double product_rate, double copy_rate) {
     char model[128];
-    int B = dev->is_gpu ? 16 : 1, T = 1024, used = 0;
+    int used = 0;
     const size_t n = strcspn(text, ",");
     snprintf(model, sizeof model, "%.*s", (int)n, text);
-    if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &B, &used, &T, &used) < 1 || text[n + (size_t)used] || B < 1 || T < 1))
+    l.B = dev->is_gpu ? 16 : 1, l.T = 1024;
+    if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &l.B, &used, &l.T, &used) < 1 || text[n + (size_t)used] || l.B < 1 || l.T < 1))
         fail(EXIT_USAGE, "-step %s: not MODEL,SEQUENCES,TOKENS\n%s", text, usage);
-    bench_step(dev, model, B, T, product_rate, copy_rate);
+    bench_step(dev, model, l, product_rate, copy_rate);
+}
+/* One of the words; its number. */
+static int choice(int argc, char **argv, int *i, const char *const *words) {
+    const char *option = argv[*i], *word = value_of(argc, argv, i);
+    for (int k = 0; words[k]; k++) if (!strcmp(word, words[k])) return k;
+    fail(EXIT_USAGE, "%s %s: unknown\n%s", option, word, usage);
 }
 
 int main(int argc, char **argv) {
     const char *device = "cpu-f32", *size = NULL, *step = NULL;
     static Bench b = { .seconds = 0.1 };
+    static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
+    static const char *const moments[] = { "f32", "bf16", NULL };
+    Lesson lesson = { .master = 1 };
     double copy_rate = 0;
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); return EXIT_DONE; }
@@ -303,6 +315,9 @@ int main(int argc, char **argv) {
             if (end == text || *end || !(b.seconds >= 0 && b.seconds <= 3600))
                 fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
         } else if (is(argv[i], "-s", "--step") || is(argv[i], "-step", "-step")) step = value_of(argc, argv, &i);
+        else if (!strcmp(argv[i], "-r")) lesson.recompute = choice(argc, argv, &i, numbers);
+        else if (!strcmp(argv[i], "-mw")) lesson.master = choice(argc, argv, &i, yes);
+        else if (!strcmp(argv[i], "-mo")) lesson.moments = (Moments)choice(argc, argv, &i, moments);
         else if (is(argv[i], "-l", "--list")) b.list = 1;
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
@@ -342,7 +357,7 @@ int main(int argc, char **argv) {
     if (what == LAYERS) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
     if (what == STEPS) bench_steps(b.dev);
     if (what == RUNGS) bench_ladder(b.dev);
-    if (step) step_of(b.dev, step, b.flops_peak, copy_rate);
+    if (step) step_of(b.dev, step, lesson, b.flops_peak, copy_rate);
     for (int i = 0; i < SIZES && what < 0 && !step; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;

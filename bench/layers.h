@@ -1,7 +1,7 @@
 /* layers.h: the time of whole layers, as papers report it; of whole training steps; of the rungs of kernels/ladder. */
 #ifndef LAYERS_H
 #define LAYERS_H
-#include "../kernels/kernels.h"
+#include "trainee.h"
 
 /* The SMoE MLP layer at twelve published sizes (SonicMoE, arXiv 2512.14080, figure 7), forward and backward without the
  * router's own products: plan, up, activation, down, combine; and back. Prints ms and TFLOP/s (6 and 12
@@ -12,7 +12,7 @@ void bench_layers(const Device *dev, const char *filter, int shrink);
 void bench_steps(const Device *dev);
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
 /* One training step, operation by operation (step.c). product_rate: flop/s; copy_rate: bytes/s, read and written. */
-void bench_step(const Device *dev, const char *descriptor, int B, int T, double product_rate, double copy_rate);
+void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate);
 
 double median(double *x, int n);                /* sorts x */
 #endif

@@ -238,19 +238,20 @@ static double print_lines(double product_rate, double copy_rate) {
     return flop;
 }
 
-void bench_step(const Device *dev, const char *descriptor, int B, int T, double product_rate, double copy_rate) {
+void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate) {
     static Trainee t;
     Model *const m = &t.m;
     Config c;
     Error e;
     const Device noted = noting(dev);
-    const int N = B * T;
+    const int B = l.B, T = l.T, N = B * T;
     if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = 50304;
     c.context = T;
     if (!config_check(&c, &e)) fail(EXIT_USAGE, "%s: %s", descriptor, e.text);
-    if (!trainee_open(&t, dev, &c, B, T))
-        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, dev->name);
+    if (!trainee_open(&t, dev, &c, l))
+        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo bf16 save some",
+             descriptor, B, T, (double)t.m.arena.total / 1e9, dev->name);
     p.inner = dev, p.fx = (double)dev->floatX_size, p.re = (double)dev->real_size;
     p.parameters = (double)m->manifest.total;
     p.end = mem_alloc(MOST_CALLS * sizeof *p.end);
@@ -277,8 +278,8 @@ void bench_step(const Device *dev, const char *descriptor, int B, int T, double 
         p.line[p.call[i]].seconds += median(took + i * RUNS, RUNS);
     }
     const double usual = median(whole, RUNS);
-    printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters: %.3f ms, %.0f tokens/s\n", descriptor,
-           dev->name, B, T, c.vocab, p.parameters / 1e6, 1e3 * usual, N / usual);
+    printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
+           descriptor, dev->name, B, T, c.vocab, p.parameters / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
     const double counted = print_lines(product_rate, copy_rate), formula = config_flops(&c, T) * N;
     if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / T))       /* 1/T: the diagonal */
         warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);

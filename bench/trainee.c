@@ -3,14 +3,36 @@
 #include "../llmc/random.h"
 #include <stdlib.h>
 
-int trainee_open(Trainee *t, const Device *dev, const Config *c, int B, int T) {
-    *t = (Trainee){ .tokens = mem_alloc((size_t)(B * T + 1) * sizeof *t->tokens) };
-    for (int n = 0; n <= B * T; n++) t->tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c->vocab);
-    model_plan_training(&t->m, dev, c, B, T, 0, 1, NULL);
-    optimizer_plan(&t->o, &t->m, 1, REAL_MOMENTS);
+/* model_initialize, but only the first million values of a tensor are drawn, and then repeated: drawing billions would take
+ * longer than the steps. */
+static void initialize(Model *m) {
+    enum { DRAWN = 1 << 20 };
+    const size_t size = m->dev->floatX_size;
+    double *values = mem_alloc(DRAWN * sizeof *values);
+    for (int i = 0; i < m->manifest.count; i++) {
+        Tensor t = m->manifest.at[i];
+        char *to = (char *)m->params + t.offset * size;
+        const size_t all = t.count;
+        if (t.count > DRAWN) t.count = DRAWN;
+        manifest_initial(&t, 1, values);
+        m->dev->from_double((floatX *)(void *)to, values, t.count);
+        for (size_t at = t.count, more; at < all; at += more) {
+            more = all - at < at ? all - at : at;
+            m->dev->copy(to + at * size, to, more * size);
+        }
+    }
+    free(values);
+}
+
+int trainee_open(Trainee *t, const Device *dev, const Config *c, Lesson l) {
+    const int N = l.B * l.T;
+    *t = (Trainee){ .tokens = mem_alloc((size_t)(N + 1) * sizeof *t->tokens) };
+    for (int n = 0; n <= N; n++) t->tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c->vocab);
+    model_plan_training(&t->m, dev, c, l.B, l.T, l.recompute, 1, NULL);
+    optimizer_plan(&t->o, &t->m, l.master, l.moments);
     if (!model_allocate(&t->m)) return 0;
     t->m.balance_coef = 0.01f;
-    model_initialize(&t->m, 1);
+    initialize(&t->m);
     optimizer_start(&t->o, &t->m);
     return 1;
 }

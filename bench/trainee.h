@@ -4,8 +4,9 @@
 #include "../llmc/optim.h"
 
 typedef struct { Model m; Optimizer o; int *tokens; } Trainee;
+typedef struct { int B, T, recompute, master; Moments moments; } Lesson;     /* as train_moe's -b -t -r -mw -mo */
 
-int  trainee_open(Trainee *t, const Device *dev, const Config *c, int B, int T);     /* 0: the device has no room for it */
+int  trainee_open(Trainee *t, const Device *dev, const Config *c, Lesson l);         /* 0: the device has no room for it */
 void trainee_send(Trainee *t, int number);          /* what a step needs of the host; then model_start_step, and so on */
 void trainee_learn(void *model);                    /* model_learn of the whole step's one batch */
 void trainee_close(Trainee *t);
