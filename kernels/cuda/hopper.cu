@@ -424,59 +424,60 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     Position<Wide> at;
 
     if (threadIdx.x < 128) {
-        give_registers<gather ? 88 : 56>();
+        give_registers<gather ? 72 : 56>();
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             const int plane = tile / (across * down), m = tile % down * BM, n = tile % (across * down) / down * BN;
             const int e = plane % p.E, begin = start ? start[e] : 0, after = start ? start[e + 1] : p.rows;
             const int share = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;
             const int first = min(begin + plane / p.E * share, after), end = min(first + share, after);
-            // A thread copies 16 bytes of 8 of the 64 rows of a step of left, and of 16 of them of right.
-            const int chunk = thread % 16, wide = thread % 32;
-            const floatX *left = p.left + m + chunk * 8, *right = p.right + n + wide * 8;
-            const bool in_left = m + chunk * 8 < p.P, in_right = n + wide * 8 < p.Q;
-            int left_row[8], right_row[16];
-            auto find = [&](int k) {
+            // A thread copies 16 bytes of every 64 columns of 4 of the 64 rows of a step. Where those lie it asks two steps
+            // before: the answer takes as long as half a step, and a step may not wait for it.
+            enum { EACH = BK / 16, AHEAD = 2 };
+            const int chunk = thread % 8, place = thread / 8;
+            const floatX *left = p.left + m + chunk * 8, *right = p.right + n + chunk * 8;
+            int left_row[AHEAD][EACH], right_row[AHEAD][EACH];
+            auto find = [&](int turn, int k) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const int r = k + thread / 16 + 8 * i;
-                    left_row[i] = r >= end || !in_left ? -1 : p.left_row ? p.left_row[r] : r;
+                for (int i = 0; i < EACH; i++) {
+                    const int r = k + place + 16 * i;
+                    left_row[turn][i] = r >= end ? -1 : p.left_row ? p.left_row[r] : r;
+                    if (gather) right_row[turn][i] = r >= end ? -1 : p.right_row[r];
                 }
-                if (gather)
-#pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        const int r = k + thread / 32 + 4 * i;
-                        right_row[i] = r >= end || !in_right ? -1 : p.right_row[r];
-                    }
             };
-            find(first);
+#pragma unroll
+            for (int turn = 0; turn < AHEAD; turn++) find(turn, first + turn * BK);
             // An expert without rows has nothing to add; but where its gradient is set, a stage of zeros says so.
-            for (int k = first, last = p.add ? end : max(end, first + 1); k < last; k += BK, at.next()) {
-                barrier_wait(s.empty(at.stage), at.parity ^ 1);
-                if (thread == 0) {
-                    s.info(at.stage) = make_int4(plane, m, n, (last - first + BK - 1) / BK);
-                    if (gather) barrier_arrive(s.full(at.stage));
-                    else {
-                        barrier_expect(s.full(at.stage), BN * BK * 2);
+            for (int k = first, last = p.add ? end : max(end, first + 1); k < last;)
+#pragma unroll
+                for (int turn = 0; turn < AHEAD && k < last; turn++, k += BK, at.next()) {
+                    barrier_wait(s.empty(at.stage), at.parity ^ 1);
+                    if (thread == 0) {
+                        s.info(at.stage) = make_int4(plane, m, n, (last - first + BK - 1) / BK);
+                        if (gather) barrier_arrive(s.full(at.stage));
+                        else {
+                            barrier_expect(s.full(at.stage), BN * BK * 2);
+                            for (int c = 0; c < BN; c += 64)
+                                bulk_load(s.b(at.stage) + c * 128, &right_map, s.full(at.stage), n + c, k, 0);
+                        }
+                    }
+#pragma unroll
+                    for (int i = 0; i < EACH; i++) {
+                        const int r = place + 16 * i, l = left_row[turn][i];
+                        const uint32_t to = r * 128 + ((chunk ^ r % 8) << 4);
+                        const floatX *from = left + (int64_t)max(l, 0) * p.P;
+#pragma unroll
+                        for (int c = 0; c < BM; c += 64)
+                            cp_async(s.a(at.stage) + c * 128 + to, from + c, l >= 0 && m + chunk * 8 + c < p.P);
+                        if (!gather) continue;
+                        const int q = right_row[turn][i];
+                        from = right + (int64_t)max(q, 0) * p.Q;
+#pragma unroll
                         for (int c = 0; c < BN; c += 64)
-                            bulk_load(s.b(at.stage) + c * 128, &right_map, s.full(at.stage), n + c, k, 0);
+                            cp_async(s.b(at.stage) + c * 128 + to, from + c, q >= 0 && n + chunk * 8 + c < p.Q);
                     }
+                    barrier_arrive_copied(s.full(at.stage));
+                    find(turn, k + AHEAD * BK);
                 }
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const int r = thread / 16 + 8 * i;
-                    cp_async(s.a(at.stage) + chunk / 8 * 8192 + r * 128 + ((chunk % 8 ^ r % 8) << 4),
-                             left + (int64_t)max(left_row[i], 0) * p.P, left_row[i] >= 0);
-                }
-                if (gather)
-#pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        const int r = thread / 32 + 4 * i;
-                        cp_async(s.b(at.stage) + wide / 8 * 8192 + r * 128 + ((wide % 8 ^ r % 8) << 4),
-                                 right + (int64_t)max(right_row[i], 0) * p.Q, right_row[i] >= 0);
-                    }
-                barrier_arrive_copied(s.full(at.stage));
-                find(k + BK);                                                   // of the next step, while this one is under way
-            }
         }
         barrier_wait(s.empty(at.stage), at.parity ^ 1);
         if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
@@ -484,7 +485,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
         return;
     }
 
-    take_registers<gather ? 208 : 224>();
+    take_registers<gather ? 216 : 224>();
     const int mine = threadIdx.x / 128 - 1, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
     for (;;) {
         barrier_wait(s.full(at.stage), at.parity);
