@@ -490,9 +490,9 @@ static void allocate(Run *r) {
     for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !records;
     r->replay_update.off = !records;
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
-    if (r->config.rounding && rows < 2 * TILE && r->leads)
+    if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
         warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding sends a large part of them "
-             "elsewhere. Larger micro-batches (-b, -t) or fewer experts would do", s->rounding, rows, TILE);
+             "elsewhere. Larger micro-batches (-b, -t) or fewer experts would do", s->rounding, rows, ROW_TILE);
     if (s->forced && r->leads)
         warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
 }
@@ -613,7 +613,7 @@ static void show_tile_waste(Run *r) {
             for (int i = 0; i < 2; i++) {
                 const int count = i ? start[e + 1] - start[e] : chosen[e];
                 rows[i] += count;
-                tiles[i] += (count + TILE - 1) / TILE * TILE;
+                tiles[i] += (count + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
             }
     }
     free(chosen);

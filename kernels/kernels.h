@@ -79,7 +79,7 @@ typedef enum {
     ROUND_BALANCED,                     /* the one with which all experts up to here, together, are nearest to their choices */
     ROUND_UP, ROUND_DOWN                /* hi; lo */
 } Rounding;
-enum { TILE = 128 };                    /* rows that the products of a GPU take at a time */
+enum { ROW_TILE = 128 };                    /* rows that the products of a GPU take at a time */
 
 /* Which key/value head a query head attends with. */
 typedef enum {

@@ -63,7 +63,7 @@ int config_parse(Config *c, const char *text, Error *e) {
     }
 #define FIELD(letter, otherwise) (value[letter - 'a'] ? value[letter - 'a'] : (otherwise))
     const int small = layers == 4 && !value['c' - 'a'], mixture = kind != 'd';
-    *c = (Config){ .layers = (int)layers, .universal = kind == 'u', .tied = 1, .scores = TOPK_SOFTMAX, .tile = TILE,
+    *c = (Config){ .layers = (int)layers, .universal = kind == 'u', .tied = 1, .scores = TOPK_SOFTMAX, .tile = ROW_TILE,
                    .activation = SWIGLU, .rope_theta = 10000, .norm_eps = 1e-6, .final_eps = 1e-6,
                    .init_std = 0.02 };
     c->channels = FIELD('c', small ? 128 : (int)(64 * layers));
@@ -228,7 +228,7 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
     if (!f) return error_set(e, "config.json: model_type \"%s\"; known are jetmoe, mixtral, llama and smoe", type);
     const JsonValue *rope = json_get(root, "rope_parameters");
     int heads = 0;
-    *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = TILE,
+    *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = ROW_TILE,
                    .scores = TOPK_SOFTMAX };
     for (int i = 0; i < KEYS; i++) {
         if (!(keys[i].families & f)) continue;

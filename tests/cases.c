@@ -475,7 +475,7 @@ static void run_route_round(const Device *d, const Case *c, void *const *b) {
 }
 static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
     static const char *const rules[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
-    const int N = s->B * s->T, tile = N < 200 ? 4 : TILE;
+    const int N = s->B * s->T, tile = N < 200 ? 4 : ROW_TILE;
     Case *c = BEGIN(route_round, s, 0, "%s %s %s N=%d E=%d K=%d tile=%d", rules[rule], scores_name[scores], s->name, N, s->E, s->K,
                     tile);
     double *expert = chosen(s);
