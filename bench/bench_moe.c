@@ -263,7 +263,7 @@ static const char *const usage =
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
     "                         e512k10 (default for GPUs); layers: whole layers of published sizes; steps: whole\n"
     "                         training steps; ranks: what several GPUs do together; ladder: the\n"
-    "                         rungs of kernels/ladder\n"
+    "                         rungs of kernels/ladder; rounding: a layer with each rule of -rt\n"
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -s, -step, --step      each operation of a training step of a model such as m12, and of SEQUENCES (16; on a CPU 1)\n"
     "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit\n"
@@ -322,8 +322,8 @@ int main(int argc, char **argv) {
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
-    static const char *const whole[] = { "layers", "steps", "ranks", "ladder" };
-    enum { LAYERS, STEPS, RANKS, RUNGS, WHOLE };
+    static const char *const whole[] = { "layers", "steps", "ranks", "ladder", "rounding" };
+    enum { LAYERS, STEPS, RANKS, RUNGS, ROUNDED, WHOLE };
     int known = !size, what = -1;
     for (int i = 0; i < WHOLE && size; i++) if (!strcmp(size, whole[i])) known = 1, what = i;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
@@ -357,6 +357,7 @@ int main(int argc, char **argv) {
     if (what == LAYERS) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
     if (what == STEPS) bench_steps(b.dev);
     if (what == RUNGS) bench_ladder(b.dev);
+    if (what == ROUNDED) bench_rounding(b.dev);
     if (step) step_of(b.dev, step, lesson, b.flops_peak, copy_rate);
     for (int i = 0; i < SIZES && what < 0 && !step; i++) {
         const Shape *s = &sizes[i].s;

@@ -10,6 +10,7 @@ void bench_layers(const Device *dev, const char *filter, int shrink);
 
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
+void bench_rounding(const Device *dev);         /* rounding.c */
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
 /* One training step, operation by operation (step.c). product_rate: flop/s; copy_rate: bytes/s, read and written. */
 void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate);

@@ -33,14 +33,17 @@ static void lockstep(const Device *dev) {
     const Device *twin = device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f64");
     /* Few tokens in bf16, so that a batch is found in which rounding sends none to another expert. */
     const int T = dev->floatX_size == 2 ? 16 : 48;
-    for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
+    for (size_t i = 0; i < 2 * sizeof grid / sizeof *grid; i++) {           /* each plain and, by some rule, rounded */
+        const size_t rounds = i >= sizeof grid / sizeof *grid, at = i % (sizeof grid / sizeof *grid);
         double worst;
-        Check c = { .config = small(grid[i].descriptor, 48), .B = 1, .T = T, .recompute = grid[i].recompute,
-                    .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = grid[i].dropout, .seed = 100 * i };
-        c.config.scores = grid[i].scores;
-        c.config.activation = grid[i].activation;
+        Check c = { .config = small(grid[at].descriptor, 48), .B = 1, .T = T, .recompute = grid[at].recompute,
+                    .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = grid[at].dropout, .seed = 100 * i };
+        c.config.scores = grid[at].scores;
+        c.config.activation = grid[at].activation;
+        c.config.rounding = rounds ? 1 + (int)at % ROUND_DOWN : ROUND_OFF;
+        c.config.tile = 4;
         const int bad = check_devices(&c, dev, twin, dev->floatX_size == 2 ? 3e-2 : 1e-4, stdout, 0, &worst);
-        check(bad == 0, "%s: %s in step with %s, %d bad tensors, worst %.1e", grid[i].descriptor, dev->name,
+        check(bad == 0, "%s%s: %s in step with %s, %d bad tensors, worst %.1e", grid[at].descriptor, rounds ? " rounded" : "", dev->name,
               twin->name, bad, worst);
     }
 }
@@ -77,6 +80,7 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     check(model_allocate(&t.m), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;
+    t.m.rounds = 1;
     model_initialize(&t.m, 3);
     optimizer_start(&t.o, &t.m);
     for (int step = 0; step < STEPS; step++) {
@@ -117,6 +121,8 @@ static void recording(const Device *dev) {
         Config c = small(grid[i].descriptor, 48);
         c.scores = grid[i].scores;
         c.activation = grid[i].activation;
+        c.rounding = (int)(2 * i) % (ROUND_DOWN + 1);       /* also off */
+        c.tile = 16;
         const uint64_t expected = trained(dev, &c, grid[i].recompute, grid[i].dropout, 0, &plain);
         const uint64_t hash = trained(dev, &c, grid[i].recompute, grid[i].dropout, 1, &recorded);
         check(recorded && !plain, "%s: %s: a step is recorded when asked for", dev->name, grid[i].descriptor);

@@ -490,6 +490,7 @@ void DEVICE(matmul)(Device *d);
 void DEVICE(matmul_portable)(Device *d);
 void DEVICE(hopper)(Device *d);
 void DEVICE(route)(Device *d);
+void DEVICE(round)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(attention_hopper)(Device *d);
@@ -523,6 +524,7 @@ PART(device) {
     d->bias_backward = bias_backward;
     DEVICE(matmul)(d);
     DEVICE(route)(d);
+    DEVICE(round)(d);
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(attention_hopper)(d);

@@ -21,13 +21,13 @@ template<Activation f, int W> static __global__ void forward_kernel(floatX *act,
 
 // A row has a warp (8 rows to a block), or a block of up to 256 threads if it is longer; the dot product of
 // its da and act is the only thing that is shared. slot_of_row NULL: row m is slot m. A thread reads what it
-// is going to overwrite before it does so: dpre may be pre, or da where they have the same shape. Moves 6*M*F
-// elements (gated) or 4*M*F.
+// is going to overwrite before it does so: dpre may be pre, or da where they have the same shape. end: end_of.
+// Moves 6*M*F elements (gated) or 4*M*F.
 template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact,
         real *dweight, const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row,
-        int M, int F) {
+        const int *end, int M, int F) {
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (m >= M) return;
+    if (m >= M || (end && m >= *end)) return;
     const size_t slot = slot_of_row ? slot_of_row[m] : m, at = m*F * (f == SWIGLU ? 2 : 1);
     const floatX *gate = pre + at;
     floatX *dgate = dpre + at;
@@ -67,11 +67,11 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
 static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da,
         const floatX *pre, const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
     static void (*const kernels[4][2])(floatX *, floatX *, real *, const floatX *, const floatX *,
-            const real *, const int *, int, int) = KINDS(backward_kernel);
+            const real *, const int *, const int *, int, int) = KINDS(backward_kernel);
     const bool w = wide(F, dpre, wact, da, pre);
     const dim3 block = row_threads(w ? F / VECTOR : F, 4, 256);
     LAUNCH(kernels[f][w], divide_up(M, block.y), block, 0, dpre, wact, dweight, da, pre, weight,
-            plan && rows == GROUPED ? plan->slot_of_row : NULL, M, F);
+            plan && rows == GROUPED ? plan->slot_of_row : NULL, plan ? end_of(plan) : NULL, M, F);
 }
 
 PART(expert) {

@@ -5,6 +5,9 @@
 #pragma once
 #include "impl.cuh"
 
+// How many rows of a plan are used, where that may be fewer than S; NULL: all.
+static inline const int *end_of(const Plan *plan) { return plan->first ? plan->start + plan->E : NULL; }
+
 __device__ static inline real fast_sigmoid(real x) {
     return sizeof(floatX) == 2 ? __fdividef(1, 1 + __expf(-x)) : 1 / (1 + expf(-x));
 }

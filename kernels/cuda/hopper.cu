@@ -393,9 +393,9 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
 }
 
 // The parts of each row's gradient, added in order.
-static __global__ void add_parts(real *dweight, const real *part, const int *slot_of_row, int rows, int parts) {
+static __global__ void add_parts(real *dweight, const real *part, const int *slot_of_row, const int *end, int rows, int parts) {
     const size_t r = global_index();
-    if (r >= rows) return;
+    if (r >= rows || (end && r >= *end)) return;
     real sum = 0;
     for (int i = 0; i < parts; i++) sum += part[(size_t)i * rows + r];
     dweight[slot_of_row[r]] = sum;
@@ -665,7 +665,8 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     allow_shared((const void *)expert_down_backward, Backward::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, pre_map, dpre_map, wact_map,
            p, DownBackward{ dpre, wact, part, weight, plan->slot_of_row }, tiles);
-    LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, p.rows, parts);
+    LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), p.rows,
+           parts);
     return true;
 }
 
@@ -675,14 +676,14 @@ static void expert_up_or_parts(OUT floatX *pre, OUT floatX *act, const floatX *i
                                Activation f, int C, int F, Rows inp_rows) {
     if (up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows)) return;
     parts.parallel_linear_forward(pre, inp, weight, NULL, plan, C, f == SWIGLU ? 2 * F : F, inp_rows, GROUPED);
-    parts.activation_forward(act, pre, f, plan->N * plan->K, F);
+    parts.activation_forward(act, pre, f, plan->S, F);
 }
 static void expert_down_or_parts(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da, const floatX *dout,
                                  const floatX *down, const floatX *pre, const real *weight, const Plan *plan, Activation f,
                                  int C, int F, Rows dout_rows) {
     if (down_backward(dpre, wact, dweight, dout, down, pre, weight, plan, f, C, F, dout_rows)) return;
     parts.parallel_linear_backward_input(da, dout, down, plan, F, C, GROUPED, dout_rows);
-    parts.activation_backward(dpre, wact, dweight, da, pre, weight, plan, GROUPED, f, plan->N * plan->K, F);
+    parts.activation_backward(dpre, wact, dweight, da, pre, weight, plan, GROUPED, f, plan->S, F);
 }
 PART(hopper) {
     d->expert_up_forward = expert_up_or_parts;

@@ -75,7 +75,7 @@ static inline const int *rows_of(const Plan *plan, Rows rows) {
 }
 
 static inline Product routed(const floatX *a, const floatX *b, void *c, const Plan *plan, int C, int O) {
-    Product p = dense(a, b, c, plan->N * plan->K, C, O);
+    Product p = dense(a, b, c, plan->S, C, O);
     p.start = plan->start, p.E = plan->E;
     return p;
 }

@@ -181,7 +181,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
 // for the chosen ones, a lane each: they are different experts. balance and zloss come with their constant
 // factors. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
-        const real *lse, const int *expert, const floatX *logits, const int *load_of, real balance,
+        const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
         real zloss, Scores scores, int N, int E, int K) {
     extern __shared__ real shared_p[];                      // (warps,E)
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -189,13 +189,14 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     if (n >= N) return;
     real *p = shared_p + threadIdx.y * E;
     const floatX *x = logits + n*E;
-    const int *chosen = expert + n*K;
-    const real *w = weight + n*K, *dw = dweight + n*K, l = lse[n];
+    const size_t slot = first ? first[n] : n*K;
+    const int *chosen = expert + slot, count = first ? first[n + 1] - (int)slot : K;
+    const real *w = weight + slot, *dw = dweight + slot, l = lse[n];
     real pull = 0, dot = 0;
 
     probabilities(p, x, l, scores, E);
     for (int e = lane; e < E; e += 32) pull += p[e] * (real)load_of[e];
-    for (int k = lane; k < K; k += 32) dot += w[k] * dw[k];
+    for (int k = lane; k < count; k += 32) dot += w[k] * dw[k];
     pull = warp_sum(pull);
     dot = warp_sum(dot);
     for (int e = lane; e < E; e += 32) {                    // from here on p[e] is the gradient
@@ -206,7 +207,7 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
         p[e] = d;
     }
     __syncwarp();
-    for (int k = lane; k < K; k += 32) {
+    for (int k = lane; k < count; k += 32) {
         const int e = chosen[k];
         p[e] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
               : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
@@ -216,18 +217,18 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     for (int e = lane; e < E; e += 32) dlogits[n*E + e] = X(p[e]);
 }
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
-        const int *expert, const floatX *logits, const int *load, float balance, float zloss, int tokens,
-        Scores scores, int N, int E, int K) {
+        const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss,
+        int tokens, Scores scores, int N, int E, int K) {
     const unsigned warps = warps_for(E);
     LAUNCH(router_backward_kernel, divide_up(N, warps), dim3(32, warps), warps * E * sizeof(real), dlogits,
-            dweight, weight, lse, expert, logits, load, balance * E / ((real)K * N * tokens), zloss * 2 / N,
+            dweight, weight, lse, expert, first, logits, load, balance * E / ((real)K * N * tokens), zloss * 2 / N,
             scores, N, E, K);
 }
 
 // ---- plan: slots sorted by expert -------------------------------------------------------------------------
 
 static void route_plan(Plan *plan, int *load, const int *expert) {
-    const int S = plan->N * plan->K;
+    const int S = plan->S;
     const Sorted to = { plan->slot_of_row, plan->row_of_slot, plan->token_of_row, plan->K, plan->start, load };
     DEVICE(sort)(to, expert, NULL, S, plan->E, 0, (int *)workspace(DEVICE(sort_scratch)(S, plan->E) * sizeof(int)));
 }
@@ -317,11 +318,13 @@ template<int W, int COUNT> __device__ static void add_rows(real *sum, const floa
 }
 // A block is a rectangle of tokens and units of W columns; a thread gathers its columns of the token's K rows
 // and adds them up in float. Gathering needs no atomics, and nothing but the result is written. row_of_slot
-// NULL: the rows are in the order of slots. Moves (K+1)*N*C elements.
+// NULL: the rows are in the order of slots. first: the plan's. Moves (K+1)*N*C elements.
 template<int W> static __global__ void combine_kernel(floatX *out, const floatX *inp, const real *weight,
-        const floatX *bias, const int *row_of_slot, int N, int K, int C) {
+        const floatX *bias, const int *row_of_slot, const int *first, int N, int K, int C) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) return;
+    const size_t slot = first ? first[n] : n*K;
+    if (first) K = first[n + 1] - (int)slot;
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         real sum[W] = {};
         if (bias) {
@@ -329,9 +332,9 @@ template<int W> static __global__ void combine_kernel(floatX *out, const floatX 
             for (int i = 0; i < W; i++) sum[i] = R(b.x[i]);
         }
         int k = 0;
-        for (; k + 4 <= K; k += 4) add_rows<W, 4>(sum, inp + c, weight, row_of_slot, n*K + k, C);
-        if (k + 2 <= K)          { add_rows<W, 2>(sum, inp + c, weight, row_of_slot, n*K + k, C); k += 2; }
-        if (k < K)                 add_rows<W, 1>(sum, inp + c, weight, row_of_slot, n*K + k, C);
+        for (; k + 4 <= K; k += 4) add_rows<W, 4>(sum, inp + c, weight, row_of_slot, slot + k, C);
+        if (k + 2 <= K)          { add_rows<W, 2>(sum, inp + c, weight, row_of_slot, slot + k, C); k += 2; }
+        if (k < K)                 add_rows<W, 1>(sum, inp + c, weight, row_of_slot, slot + k, C);
         Pack<W> to;
         for (int i = 0; i < W; i++) to.x[i] = X(sum[i]);
         store(out + n*C + c, to);
@@ -343,7 +346,7 @@ static void combine_forward(floatX *out, const floatX *inp, const real *weight, 
     const dim3 block = rectangle(w ? C / VECTOR : C);
     auto kernel = w ? combine_kernel<VECTOR> : combine_kernel<1>;
     LAUNCH(kernel, divide_up(plan->N, block.y), block, 0, out, inp, weight, bias,
-            rows == GROUPED ? plan->row_of_slot : NULL, plan->N, plan->K, C);
+            rows == GROUPED ? plan->row_of_slot : NULL, plan->first, plan->N, plan->K, C);
 }
 
 PART(route) {

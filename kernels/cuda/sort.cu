@@ -50,20 +50,6 @@ static __global__ void count_kernel(int *table, const int *key, const int *from,
     }
 }
 
-// The sum of x over the threads of the block before this one; *total: over all.
-__device__ static int block_scan(int x, int *total) {
-    __shared__ int of_warp[32];
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int warps = blockDim.x * blockDim.y / 32;
-    int sum = x, before = 0;
-    for (int d = 1; d < 32; d *= 2) { const int up = __shfl_up_sync(ALL, sum, d); if (lane >= d) sum += up; }
-    __syncthreads();                                        // the last sums have been read
-    if (lane == 31) of_warp[warp] = sum;
-    __syncthreads();
-    *total = 0;
-    for (int i = 0; i < warps; i++) { if (i < warp) before += of_warp[i]; *total += of_warp[i]; }
-    return before + sum - x;
-}
 // One block per digit.
 static __global__ void __launch_bounds__(SCAN_THREADS) scan_kernel(int *table, int *sums, int tiles) {
     int *row = table + (size_t)blockIdx.x * tiles;

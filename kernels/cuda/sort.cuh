@@ -2,6 +2,21 @@
 #pragma once
 #include "impl.cuh"
 
+// The sum of x over the threads of the block before this one; *total: over all.
+__device__ static inline int block_scan(int x, int *total) {
+    __shared__ int of_warp[32];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int warps = blockDim.x * blockDim.y / 32;
+    int sum = x, before = 0;
+    for (int d = 1; d < 32; d *= 2) { const int up = __shfl_up_sync(ALL, sum, d); if (lane >= d) sum += up; }
+    __syncthreads();                                        // the last sums have been read
+    if (lane == 31) of_warp[warp] = sum;
+    __syncthreads();
+    *total = 0;
+    for (int i = 0; i < warps; i++) { if (i < warp) before += of_warp[i]; *total += of_warp[i]; }
+    return before + sum - x;
+}
+
 // What is wanted of a sort; NULL if not.
 typedef struct {
     int *order;             // (n)  the elements, sorted

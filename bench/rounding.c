@@ -1,0 +1,77 @@
+/* rounding.c: what whole tiles are worth: an SMoE MLP layer with few rows an expert, its routing plain and rounded by each rule. The
+ * layer is the model's own, with router and plan; what those take is also told apart. */
+#include "layers.h"
+#include "../llmc/model.h"
+#include "../llmc/random.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *const rules[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+enum { RULES = sizeof rules / sizeof *rules, RUNS = 9, PARTS = 4 };
+
+/* Normal numbers, a prime number of them again and again: no two rows are alike. */
+static void fill(const Device *dev, void *to, size_t n, uint64_t key, double scale) {
+    enum { SOME = 1048573 };
+    double *values = mem_alloc(SOME * sizeof *values);
+    const size_t some = n < SOME ? n : SOME, size = dev->floatX_size;
+    for (size_t i = 0; i < some; i++) values[i] = scale * random_normal(key, i);
+    dev->from_double(to, values, some);
+    for (size_t i = some; i < n; i += some) dev->copy((char *)to + i * size, to, (n - i < some ? n - i : some) * size);
+    free(values);
+}
+
+static void work(Model *m, int part) {
+    LayerActs *a = m->acts;
+    if (part == 0) moe_layer_forward(m, a, m->lp, m->s.branch, a->mlp_normed);
+    if (part == 1) moe_layer_backward(m, a, m->lp, m->lg, m->s.dnormed, m->s.dresid, a->mlp_normed, 1);
+    if (part == 2) route_forward(m, &a->mlp, m->lp->router, a->mlp_normed);
+    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, m->s.dnormed, a->mlp_normed, 1);
+}
+
+void bench_rounding(const Device *dev) {
+    Config c;
+    Model m;
+    Error e;
+    static double ms[RULES][PARTS][RUNS], took[RULES][PARTS];
+    double rows[RULES];
+    if (!config_parse(&c, dev->is_gpu ? "m1:c4096h32a1e256k4f1024" : "m1:c128h4a1e16k4f64", &e)) fail(EXIT_USAGE, "%s", e.text);
+    c.vocab = 256;
+    c.context = 1024;
+    c.rounding = ROUND_UP;                                  /* room for the most */
+    model_plan_training(&m, dev, &c, dev->is_gpu ? 16 : 1, c.context, 0, 1, NULL);
+    if (!model_allocate(&m)) { puts("rounding: does not fit into this device's memory"); return; }
+    const size_t NC = (size_t)m.N * (size_t)c.channels;
+    const int E = c.experts;
+    int *start = mem_alloc(((size_t)E + 1) * sizeof *start);
+    fill(dev, m.params, m.manifest.total, 1, 0.02);
+    fill(dev, m.acts->mlp_normed, NC, 2, 1);
+    fill(dev, m.s.dresid, NC, 3, 0.1);
+    m.write = SET;
+    m.balance_coef = 0.01f;
+    printf("\nSMoE MLP layer on %s, routing rounded: N,C,F,E,K = %d,%d,%d,%d,%d; median ms of %d, rules by turns\n"
+           "%-12s %8s %9s %9s %9s %9s %9s\n", dev->name, m.N, c.channels, c.width, E, c.topk, RUNS, "rule", "rows", "forward",
+           "backward", "(routing", "of them)", "÷ off");
+    for (int run = -1; run < RUNS; run++)                   /* the first is not counted */
+        for (int rule = 0; rule < RULES; rule++) {
+            m.config.rounding = rule;
+            m.rounds = rule != ROUND_OFF;
+            for (int part = 0; part < PARTS; part++) {
+                dev->sync();
+                const double begin = now();
+                work(&m, part);
+                dev->sync();
+                if (run >= 0) ms[rule][part][run] = 1e3 * (now() - begin);
+            }
+            dev->download(start, m.acts->mlp.plan.start, ((size_t)E + 1) * sizeof *start);
+            rows[rule] = start[E];
+        }
+    for (int rule = 0; rule < RULES; rule++) {
+        for (int part = 0; part < PARTS; part++) took[rule][part] = median(ms[rule][part], RUNS);
+        const double *t = took[rule], *off = took[ROUND_OFF];
+        printf("%-12s %8.0f %9.3f %9.3f %9.3f %9.3f  %5.3f forward, %5.3f backward, %5.3f both; without routing %5.3f\n", rules[rule],
+               rows[rule], t[0], t[1], t[2], t[3], off[0] / t[0], off[1] / t[1], (off[0] + off[1]) / (t[0] + t[1]),
+               (off[0] + off[1] - off[2] - off[3]) / (t[0] + t[1] - t[2] - t[3]));
+    }
+    free(start);
+    model_free(&m);
+}
