@@ -565,6 +565,9 @@ static void update(void *run) {
 }
 static void train_step(Run *r) {
     Model *m = &r->model;
+    char doing[64];
+    snprintf(doing, sizeof doing, "step %lld", (long long)r->progress.step + 1);
+    if (m->dev->doing) m->dev->doing(doing);
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = 1;

@@ -147,6 +147,9 @@ typedef struct Device {
     void  (*collect)(void *host, int slot, size_t bytes);
 
     Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
+    /* What the program is about to do, in a few words, for messages about errors of the device; kept until the next call.
+     * NULL on a CPU, which has no such errors. */
+    void  (*doing)(const char *what);
     /* mark(i) notes the moment when all work queued before it is done; after sync, elapsed tells the seconds between
      * two of them. i counts from 0. NULL on a CPU, where calls return when their work is done. */
     void   (*mark)(int i);

@@ -517,6 +517,7 @@ PART(device) {
     d->record_end = cuda_record_end;          d->replay = cuda_replay;
     d->record_free = cuda_record_free;
     d->mark = cuda_mark;                      d->elapsed = cuda_elapsed;
+    d->doing = cuda_doing;
     d->embed_forward = embed_forward;         d->embed_backward = embed_backward;
     d->rmsnorm_forward = rmsnorm_forward;     d->rmsnorm_backward = rmsnorm_backward;
     d->rope_table = rope_table;               d->rope = rope;

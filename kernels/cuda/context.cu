@@ -11,15 +11,22 @@
 
 static thread_local Context mine;
 static thread_local bool opened;
+static thread_local char doing[64] = "start";
 Context *context(void) { return &mine; }
+void cuda_doing(const char *what) { snprintf(doing, sizeof doing, "%s", what); }
 
 void cuda_fail(const char *file, int line, const char *what, cudaError_t error) {
     fflush(stdout);
-    fprintf(stderr, "error: CUDA: %s (%s), at %s:%d, %s\n",
-            cudaGetErrorString(error), cudaGetErrorName(error), file, line, what);
+    fprintf(stderr, "error: CUDA: %s (%s) at %s, in %s (%s:%d); built for %s, the GPU is sm_%d\n", cudaGetErrorString(error),
+            cudaGetErrorName(error), doing, what, file, line, BUILT_FOR, mine.arch);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
-        fprintf(stderr, "This program was built for %s, the GPU is sm_%d. "
-                "Build again on this machine, or with GPU_ARCH=%d\n", BUILT_FOR, mine.arch, mine.arch);
+        fprintf(stderr, "Build again on this machine, or with GPU_ARCH=%d\n", mine.arch);
+    else if (error == cudaErrorMemoryAllocation)
+        fprintf(stderr, "Beyond its plan the program needs some memory for the library, recordings and scratch: leave it more, "
+                "by a smaller batch (-b) or -r 2\n");
+    else
+        fprintf(stderr, "What goes wrong inside a kernel is noticed by a later call. To name the kernel: CUDA_LAUNCH_BLOCKING=1 in the "
+                "environment, and -gr 0\n");
     fflush(stderr);
     _exit(6);                                               // threads of other ranks may be anywhere
 }

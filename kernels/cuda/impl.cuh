@@ -49,6 +49,7 @@ Comm    *cuda_connect(Peers *peers, char why[256]);     // nccl.cu
 void  cuda_sync(void);
 void  cuda_read(void *host, const void *src, size_t bytes);
 Waits cuda_waits(void);
+void  cuda_doing(const char *what);     // for messages: declared in kernels.h
 
 // Moments in the stream, by events: declared in kernels.h.
 void   cuda_mark(int i);
@@ -60,7 +61,8 @@ Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
 
-// Ends the program with the first error seen: file, line, what was called, and the architectures of the build.
+// Ends the program with the first error seen: what the program was doing, file, line, what was called, the build's
+// architectures and the GPU's.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
 // Likewise, except that what cannot be recorded only spoils the recording.
 void cuda_check(const char *file, int line, const char *what, cudaError_t error);
@@ -74,7 +76,8 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
     dim3 grid_ = dim3(grid); \
     if (grid_.x && grid_.y && grid_.z) { \
         kernel<<<grid_, (block), (shared), context()->stream>>>(__VA_ARGS__); \
-        CUDA_CHECK(cudaGetLastError()); \
+        const cudaError_t e_ = cudaGetLastError(); \
+        if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, #kernel, e_); \
     } } while (0)
 
 // The same for a kernel that begins before the one before it has ended (ptx.cuh, let_next_start). Where the GPU cannot do
