@@ -9,7 +9,8 @@
  * the limit that matters to it:
  *   memory     the rate at which the device copies memory. Bytes are counted: what an operation has to read and to
  *              write at least. Its buffers exist several times and are used by turns, so that no cache holds them.
- *   products   the routed ones on a GPU: the rate of one dense product of the same size (cuBLAS, if it is there).
+ *   products   the routed ones on a GPU: the rate of one dense product of the same size (cuBLAS, if it is there), and in
+ *              bf16 that of cuBLAS's strided batch of E products of S/E rows, which lie in order.
  *              All others, and attention: on a CPU the multiply-adds that its threads do with nothing but registers, on
  *              a GPU a dense product of 8192 x 8192 x 8192.
  * A time is the median over at least 7 batches of calls, after calls that are not counted; (fastest - slowest). Batches
@@ -189,23 +190,26 @@ typedef struct {
     const char *filter, *only;
     double seconds, flops_peak;                 /* seconds: per operation; peak: 0 if unknown */
     Work copying;
+    Device even;                                /* find_ceiling */
     int list, done;
     double amount[GROUPS], time[GROUPS];
 } Bench;
 
 /* Times w and, by turns, what it is compared with, if there is something; 0 for that if not. */
-typedef struct { double time, fastest, slowest, other; } Timing;
-static Timing time_beside(Work *w, Work *other, double seconds) {
+enum { OTHERS = 2 };
+typedef struct { double time, fastest, slowest, other[OTHERS]; } Timing;
+static Timing time_beside(Work *w, Work *const other[OTHERS], double seconds) {
     enum { LEAST = 7, MOST = 1000 };
-    double took[MOST], took_other[MOST];
+    double took[MOST], took_other[OTHERS][MOST];
     int runs = 0;
     for (double spent = 0; runs < MOST && (runs < LEAST || spent < seconds); runs++) {
-        if (other) took_other[runs] = batch(other);
+        for (int i = 0; i < OTHERS; i++) if (other && other[i]) took_other[i][runs] = batch(other[i]);
         took[runs] = batch(w);
         spent += took[runs] * w->calls;
     }
-    const double m = median(took, runs);
-    return (Timing){ m, took[0], took[runs - 1], other ? median(took_other, runs) : 0 };
+    Timing t = { .time = median(took, runs), .fastest = took[0], .slowest = took[runs - 1] };
+    for (int i = 0; i < OTHERS; i++) if (other && other[i]) t.other[i] = median(took_other[i], runs);
+    return t;
 }
 static void add_to_groups(Bench *b, const Case *c, double amount, double time) {
     for (int g = 0; g < GROUPS; g++)
@@ -214,20 +218,23 @@ static void add_to_groups(Bench *b, const Case *c, double amount, double time) {
 }
 static void time_case(Case *c, void *context) {
     Bench *b = context;
-    Work w, dense = { 0 };
-    const int product = c->flops > 0, routed = c->dense && b->dev->is_gpu;
+    Work w, dense = { 0 }, even = { 0 };
+    const int product = c->flops > 0, routed = c->dense && b->dev->is_gpu, ceiling = routed && b->even.name;
     if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only))) return;
     if (b->list) { puts(c->what); return; }
-    if (!work_open(&w, c, b->dev) || (routed && !work_open(&dense, c->dense, b->dev)))
+    if (!work_open(&w, c, b->dev) || (routed && !work_open(&dense, c->dense, b->dev))
+        || (ceiling && !work_open(&even, c->even, &b->even)))
         printf("%-72s not enough memory\n", c->what);
     else {
         const double amount = product ? c->flops : case_bytes(c, b->dev);
-        const Timing t = time_beside(&w, routed ? &dense : product ? NULL : &b->copying, b->seconds);
-        const double peak = routed ? c->flops / t.other : product ? b->flops_peak : 2.0 * (double)out_of_cache / t.other;
+        Work *const beside[OTHERS] = { routed ? &dense : product ? NULL : &b->copying, ceiling ? &even : NULL };
+        const Timing t = time_beside(&w, beside, b->seconds);
+        const double peak = routed ? c->flops / t.other[0] : product ? b->flops_peak : 2.0 * (double)out_of_cache / t.other[0];
         printf("%-72s %9.4f ms (%.4f - %.4f) %9.2f %s %8.1f %s", c->what, t.time * 1e3, t.fastest * 1e3, t.slowest * 1e3,
                amount / (product ? 1e9 : 1e6), product ? "GFLOP" : "MB   ", amount / t.time / 1e9,
                product ? "GFLOP/s" : "GB/s   ");
         if (peak > 0) printf(" %4.0f %%%s", 100 * amount / t.time / peak, routed ? " of dense" : "");
+        if (ceiling) printf(", %.0f %% of a batch", 100 * t.other[1] / t.time);
         putchar('\n');
         fflush(stdout);
         add_to_groups(b, c, amount, t.time);
@@ -235,6 +242,7 @@ static void time_case(Case *c, void *context) {
     }
     work_close(&w);
     work_close(&dense);
+    work_close(&even);
 }
 static void print_groups(const Bench *b, const char *size) {
     for (int g = 0; g < GROUPS; g++)
@@ -261,13 +269,14 @@ static const char *const usage =
     "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE]\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
-    "                         e512k10 (default for GPUs); layers: whole layers of published sizes; steps: whole\n"
-    "                         training steps; ranks: what several GPUs do together; ladder: the\n"
+    "                         e512k10 (default for GPUs); layers, heads: whole layers of published sizes, MLP and\n"
+    "                         attention; steps: whole training steps; ranks: what several GPUs do together; ladder: the\n"
     "                         rungs of kernels/ladder; rounding: a layer with each rule of -rt\n"
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -s, -step, --step      each operation of a training step of a model such as m12, and of SEQUENCES (16; on a CPU 1)\n"
     "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit\n"
     "  -r N, -mw N, -mo TYPE  of the step, as train_moe's: what is recomputed (0), master weights (1), moments (f32)\n"
+    "  -w, --wait             layers: time again for each line of standard input, for bench/peers.py\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
 
@@ -303,6 +312,7 @@ int main(int argc, char **argv) {
     static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
     static const char *const moments[] = { "f32", "bf16", NULL };
     Lesson lesson = { .master = 1 };
+    int wait = 0;
     double copy_rate = 0;
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); return EXIT_DONE; }
@@ -315,6 +325,7 @@ int main(int argc, char **argv) {
             if (end == text || *end || !(b.seconds >= 0 && b.seconds <= 3600))
                 fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
         } else if (is(argv[i], "-s", "--step") || is(argv[i], "-step", "-step")) step = value_of(argc, argv, &i);
+        else if (is(argv[i], "-w", "--wait")) wait = 1;
         else if (!strcmp(argv[i], "-r")) lesson.recompute = choice(argc, argv, &i, numbers);
         else if (!strcmp(argv[i], "-mw")) lesson.master = choice(argc, argv, &i, yes);
         else if (!strcmp(argv[i], "-mo")) lesson.moments = (Moments)choice(argc, argv, &i, moments);
@@ -322,8 +333,8 @@ int main(int argc, char **argv) {
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
-    static const char *const whole[] = { "layers", "steps", "ranks", "ladder", "rounding" };
-    enum { LAYERS, STEPS, RANKS, RUNGS, ROUNDED, WHOLE };
+    static const char *const whole[] = { "layers", "heads", "steps", "ranks", "ladder", "rounding" };
+    enum { LAYERS, HEADS, STEPS, RANKS, RUNGS, ROUNDED, WHOLE };
     int known = !size, what = -1;
     for (int i = 0; i < WHOLE && size; i++) if (!strcmp(size, whole[i])) known = 1, what = i;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
@@ -336,8 +347,9 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     if (b.dev->open(0)) fail(EXIT_USAGE, "device %s: %s", device, b.dev->open(0));
+    if (!find_ceiling(&b.even, b.dev)) b.even.name = NULL;
 
-    if (!b.list) {
+    if (!b.list && !wait) {
         print_machine();
         printf("command   ");
         for (int i = 0; i < argc; i++) printf(" %s", argv[i]);
@@ -349,12 +361,12 @@ int main(int argc, char **argv) {
                    : b.dev->real_size == 8 ? "f64 multiply-adds in registers" : "f32 multiply-adds in registers");
         copy_rate = 2 * (double)out_of_cache / time_beside(&b.copying, NULL, 0.2).time;
         printf("%.1f GB/s (copy, read + write)\n", copy_rate / 1e9);
-        double wait = b.dev->is_gpu ? 0 : start_threads();
-        if (wait > 0)
+        const double late = b.dev->is_gpu ? 0 : start_threads();
+        if (late > 0)
             warn("starting threads takes %.0f us on average: other programs use these cores, do "
-                 "not trust the times", wait * 1e6);
+                 "not trust the times", late * 1e6);
     }
-    if (what == LAYERS) bench_layers(b.dev, b.filter, b.dev->is_gpu ? 1 : 64);
+    if (what == LAYERS || what == HEADS) bench_layers(b.dev, what == HEADS, b.filter, b.dev->is_gpu ? 1 : 64, wait);
     if (what == STEPS) bench_steps(b.dev);
     if (what == RUNGS) bench_ladder(b.dev);
     if (what == ROUNDED) bench_rounding(b.dev);

@@ -1,11 +1,14 @@
-/* layers.c: see layers.h. The calls are those of llmc/moe.c, on buffers of our own. */
+/* layers.c: see layers.h. The calls are those of llmc/moe.c and llmc/attention.c, on buffers of our own. */
 #include "layers.h"
+#include "../kernels/ladder/ladder.h"
 #include "../llmc/base.h"
 #include "../llmc/random.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* The attention layer beside an MLP layer has as many experts, as many of them for a token, and of the same width, which
+ * is G heads of D: 64 where C is 768, else 128. So its two products are as fine as the MLP's. Sequences of up to 4096. */
 typedef struct { const char *name; int N, C, F, E, K; } Size;
 static const Size sizes[] = {
     { "1.4B n=256",  40960, 768,  256,  128, 8 },
@@ -29,12 +32,25 @@ typedef struct {
     int    S;
     Plan   plan;
     int   *expert, *load;
-    floatX *x, *up, *down, *pre, *act, *rows, *out;             /* forward */
-    floatX *dout, *dact, *dpre, *dx;                            /* backward */
+    floatX *x, *up, *down, *pre, *act, *rows, *out;             /* forward; of attention, up is the query, down the output, */
+    floatX *dout, *dact, *dpre, *dx;                            /* pre the queries, act what attention returns. Backward */
     real   *weight, *dweight, *dup, *ddown;
+    int     heads, B, T, G, D;                                  /* attention (heads 1), and only then: */
+    floatX *to_kv, *kv, *wact, *dkv;
+    real   *dto_kv, *lse, *rope;
+    int    *position;
+    Device  limit;                                              /* see find_ceiling */
     void   *owned[MOST];
     int     count;
 } Layer;
+
+#ifdef WITH_CUDA
+int find_ceiling(Device *limit, const Device *dev) {
+    return dev->is_gpu && dev->floatX_size == 2 && ladder_uniform(limit, dev);
+}
+#else
+int find_ceiling(Device *limit, const Device *dev) { (void)limit, (void)dev; return 0; }
+#endif
 
 static void *take(Layer *l, size_t bytes) {
     void *p = l->dev->alloc(bytes);
@@ -53,8 +69,29 @@ static void fill(Layer *l, void *to, size_t n, double scale) {
     free(values);
 }
 
-static int layer_open(Layer *l, const Device *dev, Size z) {
-    *l = (Layer){ .dev = dev, .z = z, .S = z.N * z.K };
+static int attention_open(Layer *l) {
+    const Device *dev = l->dev;
+    const size_t X = dev->floatX_size, Re = dev->real_size, N = (size_t)l->z.N, C = (size_t)l->z.C, F = (size_t)l->z.F;
+    l->T = l->z.N < 4096 ? l->z.N : 4096;
+    l->B = l->z.N / l->T;
+    l->D = C == 768 ? 64 : 128;
+    l->G = l->z.F / l->D;
+    l->to_kv = take(l, 2*F*C*X);    l->dto_kv = take(l, 2*F*C*Re);    l->kv = take(l, N*2*F*X);   l->dkv = take(l, N*2*F*X);
+    l->wact = take(l, (size_t)l->S*F*X);
+    l->lse = take(l, (size_t)(l->S * l->G) * Re);
+    l->rope = take(l, (size_t)(l->T * l->D) * Re);
+    if (!(l->position = take(l, N * sizeof(int))) || l->count < 29) return 0;
+    int *position = mem_alloc(N * sizeof *position);
+    for (int n = 0; n < l->z.N; n++) position[n] = n % l->T;
+    dev->upload(l->position, position, N * sizeof *position);
+    dev->sync();
+    free(position);
+    dev->rope_table(l->rope, 10000, l->T, l->D);
+    fill(l, l->to_kv, 2*F*C, 0.02);
+    return 1;
+}
+static int layer_open(Layer *l, const Device *dev, Size z, int heads) {
+    *l = (Layer){ .dev = dev, .z = z, .S = z.N * z.K, .heads = heads };
     const size_t X = dev->floatX_size, Re = dev->real_size, N = (size_t)z.N, C = (size_t)z.C, F = (size_t)z.F;
     const size_t E = (size_t)z.E, S = (size_t)l->S;
     l->plan = (Plan){ .N = z.N, .E = z.E, .K = z.K, .S = l->S,
@@ -90,7 +127,7 @@ static int layer_open(Layer *l, const Device *dev, Size z) {
     dev->reals_from_double(l->weight, weight, S);
     free(expert);
     free(weight);
-    return 1;
+    return !heads || attention_open(l);
 }
 static void layer_close(Layer *l) { for (int i = 0; i < l->count; i++) l->dev->release(l->owned[i]); }
 
@@ -122,6 +159,48 @@ static void backward(Layer *l) {
     d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
 }
 
+static void attention_forward(Layer *l) {
+    const Device *d = l->dev;
+    const int N = l->z.N, C = l->z.C, F = l->z.F, G = l->G, K = l->z.K, D = l->D;
+    d->route_plan(&l->plan, l->load, l->expert);
+    d->parallel_linear_forward(l->pre, l->x, l->up, NULL, &l->plan, C, F, BY_TOKEN, BY_SLOT);
+    d->matmul_forward(l->kv, l->x, l->to_kv, N, C, 2*F);
+    d->rope(l->pre, l->rope, l->position, +1, N, K*F, K*G, D);
+    d->rope(l->kv, l->rope, l->position, +1, N, 2*F, G, D);
+    d->attention_forward(l->act, l->lse, l->pre, l->kv, HEADS_TILED, l->B, l->T, G, K, D);
+    d->parallel_linear_forward(l->rows, l->act, l->down, NULL, &l->plan, F, C, BY_SLOT, GROUPED);
+    d->combine_forward(l->out, l->rows, l->weight, NULL, &l->plan, C, GROUPED);
+}
+static void attention_backward(Layer *l) {
+    const Device *d = l->dev;
+    const int N = l->z.N, C = l->z.C, F = l->z.F, G = l->G, K = l->z.K, D = l->D;
+    d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, BY_SLOT, BY_TOKEN);
+    d->activation_backward(l->dact, l->wact, l->dweight, l->dact, l->act, l->weight, &l->plan, BY_SLOT, IDENTITY, l->S, F);
+    d->parallel_linear_backward_weight(l->ddown, NULL, l->dout, l->wact, &l->plan, F, C, BY_SLOT, BY_TOKEN, SET);
+    d->attention_backward(l->dpre, l->dkv, l->dact, l->act, l->lse, l->pre, l->kv, HEADS_TILED, l->B, l->T, G, K, D);
+    d->rope(l->dpre, l->rope, l->position, -1, N, K*F, K*G, D);
+    d->rope(l->dkv, l->rope, l->position, -1, N, 2*F, G, D);
+    d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, F, GROUPED, BY_SLOT);
+    d->parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->x, &l->plan, C, F, BY_TOKEN, BY_SLOT, SET);
+    d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
+    d->matmul_backward_input(l->dx, l->dkv, l->to_kv, N, C, 2*F, ADD);
+    d->matmul_backward_weight(l->dto_kv, l->dkv, l->x, N, C, 2*F, SET);
+}
+
+/* The ceiling: the routed products of a layer alone, of equal parts and with all rows in order (ladder_uniform). */
+static void uniform_forward(Layer *l) {
+    const int C = l->z.C, F = l->z.F, O = l->heads ? F : 2*F;
+    l->limit.parallel_linear_forward(l->pre, l->rows, l->up, NULL, &l->plan, C, O, GROUPED, GROUPED);
+    l->limit.parallel_linear_forward(l->rows, l->act, l->down, NULL, &l->plan, F, C, GROUPED, GROUPED);
+}
+static void uniform_backward(Layer *l) {
+    const int C = l->z.C, F = l->z.F, O = l->heads ? F : 2*F;
+    l->limit.parallel_linear_backward_input(l->dact, l->rows, l->down, &l->plan, F, C, GROUPED, GROUPED);
+    l->limit.parallel_linear_backward_weight(l->ddown, NULL, l->rows, l->act, &l->plan, F, C, GROUPED, GROUPED, SET);
+    l->limit.parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, O, GROUPED, GROUPED);
+    l->limit.parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->rows, &l->plan, C, O, GROUPED, GROUPED, SET);
+}
+
 static int ascending(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -130,33 +209,58 @@ double median(double *x, int n) {
     qsort(x, (size_t)n, sizeof *x, ascending);
     return x[n / 2];
 }
-static double median_ms(Layer *l, void (*work)(Layer *)) {
-    enum { RUNS = 9 };
-    double ms[RUNS];
-    work(l);
-    work(l);
-    l->dev->sync();
-    for (int i = 0; i < RUNS; i++) {
-        const double start = now();
-        work(l);
-        l->dev->sync();
-        ms[i] = 1e3 * (now() - start);
-    }
-    return median(ms, RUNS);
+/* Median ms of each work; they take turns, so that all have the same clocks. */
+enum { WORKS = 4, RUNS = 9 };
+typedef void Part(Layer *);
+static void time_works(Layer *l, Part *const work[WORKS], double ms[WORKS]) {
+    double took[WORKS][RUNS];
+    for (int run = -2; run < RUNS; run++)                       /* two to warm up */
+        for (int w = 0; w < WORKS; w++) {
+            if (!work[w]) continue;
+            const double start = now();
+            work[w](l);
+            l->dev->sync();
+            if (run >= 0) took[w][run] = 1e3 * (now() - start);
+        }
+    for (int w = 0; w < WORKS; w++) ms[w] = work[w] ? median(took[w], RUNS) : 0;
+}
+/* Multiply-adds of the forward pass times two, in Gflop, and those of the backward pass. */
+static void work_of(const Layer *l, double *forward_work, double *backward_work) {
+    const double products = 2.0 * l->S * l->z.F * l->z.C * (l->heads ? 2 : 3) + (l->heads ? 4.0 * l->z.N * l->z.C * l->z.F : 0);
+    const double pairs = l->heads ? (double)l->S * l->G * (l->T + 1.0) / 2 : 0;        /* of a query and a key that it sees */
+    *forward_work = (products + 4 * pairs * l->D) / 1e9;
+    *backward_work = (2 * products + 10 * pairs * l->D) / 1e9;
 }
 
-void bench_layers(const Device *dev, const char *filter, int shrink) {
-    printf("\nSMoE MLP layer on %s: median of 9; N,C,F,E,K; TFLOP/s forward / backward / both\n", dev->name);
+static void time_layer(Layer *l, int ceiling) {
+    double ms[WORKS], f_work, b_work;
+    const Size z = l->z;
+    time_works(l, (Part *const[WORKS]){ l->heads ? attention_forward : forward, l->heads ? attention_backward : backward,
+                                        ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL }, ms);
+    work_of(l, &f_work, &b_work);
+    printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s", z.name, z.N, z.C, z.F, z.E, z.K,
+           ms[0], ms[1], f_work / ms[0], b_work / ms[1], (f_work + b_work) / (ms[0] + ms[1]));
+    if (ceiling)
+        printf("  cuBLAS %8.3f + %8.3f ms, %.0f / %.0f %% of it", ms[2], ms[3], 100 * ms[2] / ms[0], 100 * ms[3] / ms[1]);
+    putchar('\n');
+    fflush(stdout);
+}
+
+void bench_layers(const Device *dev, int heads, const char *filter, int shrink, int wait) {
+    char line[8];
+
+    printf("\n%s layer on %s: median of %d; N,C,F,E,K; TFLOP/s forward / backward / both\n",
+           heads ? "Mixture-of-attention" : "SMoE MLP", dev->name, RUNS);
     for (int i = 0; i < SIZES; i++) {
         Layer l;
         Size z = sizes[i];
         if (filter && !strstr(z.name, filter)) continue;
         z.N /= shrink;
-        if (!layer_open(&l, dev, z)) printf("%-12s does not fit into this device's memory\n", z.name);
+        if (!layer_open(&l, dev, z, heads)) printf("%-12s does not fit into this device's memory\n", z.name);
         else {
-            const double work = 6.0 * l.S * z.F * z.C / 1e9, f = median_ms(&l, forward), b = median_ms(&l, backward);
-            printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s\n",
-                   z.name, z.N, z.C, z.F, z.E, z.K, f, b, work / f, 2 * work / b, 3 * work / (f + b));
+            const int ceiling = find_ceiling(&l.limit, dev) && !wait;
+            do time_layer(&l, ceiling);
+            while (wait && fgets(line, sizeof line, stdin));
         }
         fflush(stdout);
         layer_close(&l);

@@ -5,8 +5,11 @@
 
 /* The SMoE MLP layer at twelve published sizes (SonicMoE, arXiv 2512.14080, figure 7), forward and backward without the
  * router's own products: plan, up, activation, down, combine; and back. Prints ms and TFLOP/s (6 and 12
- * times S*F*C). shrink: divides the number of tokens, for slow devices. */
-void bench_layers(const Device *dev, const char *filter, int shrink);
+ * times S*F*C). heads: of each size the mixture of attention heads instead, whole but for the router (layers.c says which).
+ * In bf16 on a GPU also the layer's routed products alone, by cuBLASLt as strided batches of E equal parts, timed in turn with
+ * the layer, and their share of the layer's time. shrink: divides the number of tokens, for slow devices. wait: a layer is timed again for
+ * each line from standard input, so that others can be timed in turn with it (peers.py). */
+void bench_layers(const Device *dev, int heads, const char *filter, int shrink, int wait);
 
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
@@ -15,5 +18,7 @@ void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
 /* One training step, operation by operation (step.c). product_rate: flop/s; copy_rate: bytes/s, read and written. */
 void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate);
 
+/* dev with its routed products done by cuBLASLt as strided batches (ladder_uniform); 0 if there is no such thing. */
+int find_ceiling(Device *limit, const Device *dev);
 double median(double *x, int n);                /* sorts x */
 #endif

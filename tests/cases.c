@@ -134,7 +134,9 @@ static void first_slots(Case *c) {
     for (int n = 0; n <= c->N; n++) first[n] = slots_before(&c->s, n);
     add(c, INPUT, INTEGER, "first", (size_t)c->N + 1, first);
 }
+static int unplanned;                                       /* cases are built without */
 static void routed(Case *c, int moved) {
+    if (unplanned) return;
     const int S = c->S, E = c->s.E;
     double *expert = chosen(&c->s), *start = mem_alloc((size_t)(E + 1) * sizeof *start);
     double *slot = mem_alloc((size_t)S * sizeof *slot), *token = mem_alloc((size_t)S * sizeof *token);
@@ -781,6 +783,7 @@ void case_free(Case *c) {
     for (int i = 0; i < c->buffers; i++) free(c->buffer[i].value);
     for (int i = 0; i < 2; i++) case_free(c->forward[i]);
     case_free(c->dense);
+    case_free(c->even);
     free(c);
 }
 Case *case_product(int N, int C, int O) {
@@ -788,7 +791,7 @@ Case *case_product(int N, int C, int O) {
     to_be_timed = 1;
     return matmul_forward(&s, N, C, O, 0);
 }
-static Case *beside(Case *c, Case *dense) { c->dense = dense; return c; }
+static Case *beside(Case *c, Case *dense, Case *even) { c->dense = dense, c->even = even; return c; }
 
 void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), void *context) {
     const int N = s->B * s->T, C = s->C, E = s->E, F = s->F, G = s->G, D = s->D, Q = s->Q;
@@ -849,12 +852,17 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         };
         for (int i = 0; i < 4; i++) {
             const int S = N * s->K, in_width = expert[i].C, out_width = expert[i].O;
+            unplanned = 1;
+            Case *even[] = { parallel_linear_forward(s, in_width, out_width, GROUPED, GROUPED, 0, 0),
+                             parallel_linear_backward_input(s, in_width, out_width, GROUPED, GROUPED, 0),
+                             parallel_linear_backward_weight(s, in_width, out_width, GROUPED, GROUPED, 0, SET, 0) };
+            unplanned = 0;
             DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0, 0),
-                      matmul_forward(s, S, in_width, out_width, 0)));
+                      matmul_forward(s, S, in_width, out_width, 0), even[0]));
             DO(beside(parallel_linear_backward_input(s, in_width, out_width, expert[i].dinp, expert[i].dout, 0),
-                      matmul_backward_input(s, S, in_width, out_width, SET, 0)));
+                      matmul_backward_input(s, S, in_width, out_width, SET, 0), even[1]));
             DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, 0, SET, 0),
-                      matmul_backward_weight(s, S, in_width, out_width, SET, 0)));
+                      matmul_backward_weight(s, S, in_width, out_width, SET, 0), even[2]));
         }
         DO(combine_forward(s, GROUPED, 1, 0, 0));
         DO(combine_forward(s, GROUPED, 0, 0, 0));

@@ -52,7 +52,8 @@ struct Case {
     void (*call)(const Device *d, const Case *c, void *const *b);
     double flops;                       /* 0: limited by memory */
     Case *forward[2];                   /* if this is a backward: of what. Owned */
-    Case *dense;                        /* if this is a routed product: one of one matrix, of the same size. Owned */
+    Case *dense, *even;                 /* if this is a routed product: one of one matrix, of the same size; and itself with
+                                         * rows in order and without a plan, for ladder_uniform. Owned */
 
     int N, S, M, C, O, F;               /* the other arguments, as the operation names them */
     Rows from, to;

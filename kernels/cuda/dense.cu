@@ -13,10 +13,11 @@
 // X(name): the functions that are needed. Only their types come from the header.
 #define FUNCTIONS(X) \
     X(Create) X(MatmulDescCreate) X(MatmulDescSetAttribute) X(MatmulDescDestroy) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
-    X(MatmulPreferenceCreate) X(MatmulPreferenceSetAttribute) X(MatmulPreferenceDestroy) X(MatmulAlgoGetHeuristic) X(Matmul)
+    X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceSetAttribute) X(MatmulPreferenceDestroy) \
+    X(MatmulAlgoGetHeuristic) X(Matmul)
 
 enum { SCRATCH = 32 << 20, PLANS = 256 };
-typedef struct { int m, n, k, a_transposed, b_transposed, c_real, add, a_align, b_align, c_align; } Key;
+typedef struct { int m, n, k, batch, a_transposed, b_transposed, c_real, add, a_align, b_align, c_align; } Key;
 typedef struct {
     Key key;
     bool usable;
@@ -47,8 +48,8 @@ static bool load_library(void) {
     return lt.handle != NULL;
 }
 
-static int alignment(const void *p) {                   // the largest power of two that divides the address, up to 256
-    uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
+static int alignment(uintptr_t p) {                     // the largest power of two that divides the address, up to 256
+    const uintptr_t low = p & -p;
     return low == 0 || low > 256 ? 256 : (int)low;
 }
 
@@ -57,6 +58,15 @@ static void forget(Way *w) {
     if (w->a) lt.MatrixLayoutDestroy(w->a);
     if (w->b) lt.MatrixLayoutDestroy(w->b);
     if (w->c) lt.MatrixLayoutDestroy(w->c);
+}
+
+// A matrix by columns, or `batch` of them, one after the other.
+static bool create_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, int rows, int columns, int batch) {
+    const int64_t stride = (int64_t)rows * columns;
+    return lt.MatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, rows) == CUBLAS_STATUS_SUCCESS
+        && lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch) == CUBLAS_STATUS_SUCCESS
+        && lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride)
+           == CUBLAS_STATUS_SUCCESS;
 }
 
 // Asks the heuristic for one algorithm. Any step may fail: then there is no way.
@@ -76,9 +86,9 @@ static bool find_algorithm(Way *w) {
     bool ok = OK(MatmulDescCreate(&w->product, CUBLAS_COMPUTE_32F, CUDA_R_32F))         // f32 products too: no TF32
         && OK(MatmulDescSetAttribute(w->product, CUBLASLT_MATMUL_DESC_TRANSA, &op[k.a_transposed], sizeof *op))
         && OK(MatmulDescSetAttribute(w->product, CUBLASLT_MATMUL_DESC_TRANSB, &op[k.b_transposed], sizeof *op))
-        && OK(MatrixLayoutCreate(&w->a, type, (uint64_t)a_rows, (uint64_t)a_columns, a_rows))
-        && OK(MatrixLayoutCreate(&w->b, type, (uint64_t)b_rows, (uint64_t)b_columns, b_rows))
-        && OK(MatrixLayoutCreate(&w->c, c_type, (uint64_t)k.m, (uint64_t)k.n, k.m))
+        && create_layout(&w->a, type, a_rows, a_columns, k.batch)
+        && create_layout(&w->b, type, b_rows, b_columns, k.batch)
+        && create_layout(&w->c, c_type, k.m, k.n, k.batch)
         && OK(MatmulPreferenceCreate(&wish))
         && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch, sizeof scratch))
         && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &joins, sizeof joins))
@@ -105,10 +115,14 @@ static Way *way_for(Key key) {
 }
 
 bool dense_product(void *c, bool c_real, bool add, const floatX *a, bool a_transposed, const floatX *b, bool b_transposed,
-                   int m, int n, int k) {
+                   int m, int n, int k, int batch) {
     if (add && !c_real && sizeof(floatX) == 2) return false;    // it rounds the product before the sum (measured), we once
     if (!load_library()) return false;
-    Way *w = way_for(Key{ m, n, k, a_transposed, b_transposed, c_real, add, alignment(a), alignment(b), alignment(c) });
+    auto aligned = [&](const void *p, int rows, int columns, size_t size) {
+        return alignment((uintptr_t)p | (batch > 1 ? (size_t)rows * columns * size : 0));
+    };
+    Way *w = way_for(Key{ m, n, k, batch, a_transposed, b_transposed, c_real, add, aligned(a, m, k, sizeof *a),
+                          aligned(b, k, n, sizeof *b), aligned(c, m, n, c_real ? sizeof(real) : sizeof(floatX)) });
     if (!w->usable) return false;
     const float one = 1, beta = add;
     w->usable = lt.Matmul(lt.handle, w->product, &one, a, w->a, b, w->b, &beta, c, w->c, c, w->c, &w->algorithm,
@@ -116,5 +130,5 @@ bool dense_product(void *c, bool c_real, bool add, const floatX *a, bool a_trans
     return w->usable;
 }
 #else
-bool dense_product(void *, bool, bool, const floatX *, bool, const floatX *, bool, int, int, int) { return false; }
+bool dense_product(void *, bool, bool, const floatX *, bool, const floatX *, bool, int, int, int, int) { return false; }
 #endif

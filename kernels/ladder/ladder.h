@@ -30,4 +30,9 @@ typedef struct {
 
 const Rung *ladder_list(int i);             /* the i-th rung, an operation's in order; NULL past the end */
 Device ladder_device(const Device *base, const Rung *rung);     /* base, with this rung for its operation */
+
+/* The ceiling of ParallelLinear: base (cuda-bf16), with products by cuBLASLt of E equal parts of grouped rows, one strided
+ * batch. It takes rows as they come, so its results mean nothing unless routing is balanced and everything sorted: it is
+ * there to be timed. 0: the library is not there. */
+int ladder_uniform(Device *d, const Device *base);
 #endif

@@ -1,0 +1,41 @@
+// uniform.cu: see ladder_uniform in ladder.h. Matrices are by columns here: out^T = weight inp^T, expert by expert.
+#include "../cuda/dense.cuh"
+extern "C" {
+#include "ladder.h"
+}
+
+static void product(void *c, bool c_real, const floatX *a, bool a_transposed, const floatX *b, bool b_transposed,
+                    int m, int n, int k, int E) {
+    if (!dense_product(c, c_real, false, a, a_transposed, b, b_transposed, m, n, k, E))
+        cuda_fail(__FILE__, __LINE__, "cuBLASLt, strided batch", cudaErrorNotSupported);
+}
+static int rows_of(const Plan *plan) { return (int)((int64_t)plan->N * plan->K / plan->E); }
+
+static void forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *, const Plan *plan, int C, int O,
+                    Rows, Rows) {
+    product(out, false, weight, true, inp, false, O, rows_of(plan), C, plan->E);
+}
+static void backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan, int C, int O, Rows, Rows) {
+    product(dinp, false, weight, false, dout, false, C, rows_of(plan), O, plan->E);
+}
+static void backward_weight(real *dweight, real *, const floatX *dout, const floatX *inp, const Plan *plan, int C, int O,
+                            Rows, Rows, Write) {
+    product(dweight, true, inp, false, dout, true, C, O, rows_of(plan), plan->E);
+}
+
+int ladder_uniform(Device *d, const Device *base) {
+    enum { M = 64 };
+    floatX *x = (floatX *)base->alloc(4 * M * M * sizeof(floatX));          // a small one, to see whether it can
+    const bool there = x && dense_product(x, false, false, x + 2 * M * M, false, x + 3 * M * M, false, M, M, M / 2, 2);
+    base->sync();
+    if (x) base->release(x);
+    if (!there) return 0;
+    *d = *base;
+    d->name = "cuBLASLt";
+    d->parallel_linear_forward = forward;
+    d->parallel_linear_backward_input = backward_input;
+    d->parallel_linear_backward_weight = backward_weight;
+    d->expert_up_forward = NULL;
+    d->expert_down_backward = NULL;
+    return 1;
+}
