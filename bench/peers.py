@@ -8,10 +8,11 @@ line that says why. FILTER picks sizes by name, as for bench_moe.
 
 A layer is routing metadata, up projection, SwiGLU, down projection and weighted sum; the router itself (logits and top-k)
 is left out for everyone. Each peer first has to agree with plain PyTorch in its output and all gradients; only then is it
-timed. Backward is (forward and backward) - forward. Clocks move with temperature, so for each size our layer is timed
-by ./bench_moe before and after the peers, in a process of its own, and ratios are of times taken within seconds. Peers
+timed. Backward is (forward and backward) - forward. Clocks move with temperature and power, so all of a size take turns, us
+(./bench_moe -w, a process of its own) and each peer, for several rounds, and a time is the median of its rounds. Peers
 are timed by the GPU's clock with launches queued ahead, so that Python costs them nothing; ours by the host's, launch by
-launch. Ours writes gradients of weights in f32, peers in bf16.
+launch. Nobody's caches are emptied: one call writes more than they hold. Ours writes gradients of weights in f32, peers in
+bf16; the same multiply-adds are counted for everyone, 6 and 12 times N K F C.
 
 SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
 compile at once, with few tokens, and then a lock lets one after the other have the GPU to be timed.
@@ -133,10 +134,14 @@ def largest_error(make):
     return max(errors, key=lambda e: e if e == e else float("inf"))
 
 
+ROUNDS, CALLS = 5, 5
+
+
 def median_ms(work):
-    for _ in range(3):
-        work()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(9)]
+    """Of a few calls in a row, queued while the GPU is still busy with waiting."""
+    work()
+    torch.cuda._sleep(60_000_000)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(CALLS)]
     for begin, end in events:
         begin.record()
         work()
@@ -145,7 +150,8 @@ def median_ms(work):
     return statistics.median(begin.elapsed_time(end) for begin, end in events)
 
 
-def time_peer(make, size):
+def peer_timer(make, size):
+    """A function that times one round: ms forward, ms backward."""
     N, C, F, E, K = size
     x, p, expert, dout, up, down = inputs(*size)
     layer, weights, _ = make(up, down, K)
@@ -159,17 +165,38 @@ def time_peer(make, size):
         for t in (x, p, *weights):
             t.grad = None
         layer(x, p, expert).backward(dout)
-    f = median_ms(forward)
-    return f, median_ms(both) - f
+
+    def one_round():
+        f = median_ms(forward)
+        return f, median_ms(both) - f
+    one_round()                                     # compiles, and chooses kernels
+    return one_round
 
 
-def time_ours(program, name):
-    torch.cuda.empty_cache()
-    done = subprocess.run([program, "-d", "cuda-bf16", "-e", "layers", name], capture_output=True, text=True)
-    ms = re.search(re.escape(name) + r" .*?([\d.]+) \+ +([\d.]+) ms", done.stdout)
-    if not ms:
-        sys.exit(f"{program} did not time {name}: {(done.stdout + done.stderr)[-300:]}")
-    return float(ms[1]), float(ms[2])
+class Ours:
+    """bench_moe, which times the layer once more whenever it is asked."""
+
+    def __init__(self, program, name):
+        self.name = name
+        self.process = subprocess.Popen([program, "-d", "cuda-bf16", "-e", "layers", "-w", name], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.read()
+
+    def read(self):
+        for line in self.process.stdout:
+            ms = re.search(re.escape(self.name) + r" .*?([\d.]+) \+ +([\d.]+) ms", line)
+            if ms:
+                return float(ms[1]), float(ms[2])
+        sys.exit(f"bench_moe did not time {self.name}")
+
+    def one_round(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def check_peers(wanted):
@@ -195,24 +222,28 @@ def compare(name, size, lock, ours, wanted):
     N, C, F, E, K = size
     try:
         if not wanted or "SonicMoE" in wanted:
-            time_peer(sonicmoe, (1024, *size[1:]))          # only to compile; an error comes again and is shown then
+            peer_timer(sonicmoe, (1024, *size[1:]))         # only to compile; an error comes again and is shown then
     except Exception:
         pass
     torch.cuda.empty_cache()
     fcntl.flock(lock, fcntl.LOCK_EX)
     peers = lock.read().split("\n")
-    work, rows = 6 * N * K * F * C / 1e9, []
-    before = time_ours(ours, name) if ours else None
+    work, timers = 6 * N * K * F * C / 1e9, {}
+    if ours:
+        mine = Ours(ours, name)
+        timers["this project"] = mine.one_round
     for peer, make in PEERS:
         if peer not in peers:
             continue
         try:
-            rows.append((peer, *time_peer(make, size)))
+            timers[peer] = peer_timer(make, size)
         except Exception as e:
             print(f"{name:12s} {peer}: failed: {type(e).__name__}: {str(e)[:200]}", flush=True)
         torch.cuda.empty_cache()
+    rounds = [{who: timer() for who, timer in timers.items()} for _ in range(ROUNDS)]
+    rows = [(who, *(statistics.median(r[who][i] for r in rounds) for i in range(2))) for who in timers]
     if ours:
-        rows.insert(0, ("this project", *(statistics.mean(t) for t in zip(before, time_ours(ours, name)))))
+        mine.close()
     for peer, f, b in rows:
         ratios = ""
         if ours and peer != "this project":
@@ -245,7 +276,7 @@ def main():
                 compare(name, size, open(args.lock), ours, args.peer)
         return
 
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of 9", flush=True)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of {ROUNDS} rounds of {CALLS} calls", flush=True)
     given = sys.argv[1:]
     if args.filter:
         given.remove(args.filter)
