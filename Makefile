@@ -48,7 +48,7 @@ TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c))
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 CASES   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/cases.c))
 
-.PHONY: all test test_gpu cuda_check quick bench ladder mutate data help size clean found
+.PHONY: all test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -102,6 +102,9 @@ test: run_tests train_moe infer_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 # On a machine with a GPU: every kernel of every device, and a training step in lockstep.
 test_gpu: run_tests train_moe infer_moe
 	@./run_tests kernels model comm gpu ladder
+# The same kernels under compute-sanitizer.
+sanitize: run_tests
+	@sh tests/sanitize.sh
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest kind of instructions used, with warnings as
 # errors; and the compiler's report must show no spilled registers.
@@ -136,6 +139,7 @@ help:
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make test          all tests that need no GPU (about a minute)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
+	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (two minutes)'
 	@echo 'make bench         time of every operation, as a share of what this machine can do'
 	@echo 'make ladder        what each idea of kernels/ladder is worth on the GPU here'
 	@echo 'make mutate        breaks one line of each backward pass and expects the tests to notice'

@@ -1,7 +1,12 @@
 /* main.c: runs the groups of tests named on the command line, or all of them.
- *   run_tests [-v] [-s SEED] [GROUP ...] */
+ *   run_tests [-v] [-q] [-d DEVICE] [-s SEED] [GROUP ...]
+ * -q: quick, fewer and smaller cases. -d: only devices of this name, or of names that match a pattern ('cuda-*'), in the
+ * groups kernels, comm, gpu, soak and large. Together they make runs under compute-sanitizer short (sanitize.sh).
+ * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
 #define _POSIX_C_SOURCE 200809L
 #include "test.h"
+#include "../kernels/kernels.h"
+#include <fnmatch.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,7 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
+int quick;
 static int passed, failed, skipped, verbose;
+static const char *only_device = "*";
 static const char *group = "";
 static char folder[] = "/tmp/moe-tests-XXXXXX";
 static uint64_t state = 1;
@@ -58,6 +65,12 @@ double uniform(void) {
 }
 double normal(void) { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
 
+int is_tested(const Device *d) { return !fnmatch(only_device, d->name, 0); }
+const Device *tested_device(int i) {
+    const Device *d;
+    for (int at = 0; (d = device_list(at)); at++) if (is_tested(d) && !d->open(0) && !i--) return d;
+    return NULL;
+}
 const char *scratch(void) { return folder; }
 char *scratch_path(const char *name) { return text_format("%s/%s", folder, name); }
 
@@ -71,12 +84,16 @@ enum { GROUPS = sizeof groups / sizeof *groups };
 
 int main(int argc, char **argv) {
     uint64_t seed = (uint64_t)time(NULL);
-    int named = 0;
+    int named = 0, fault = 0;
     threads_settle(argv);
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "-v")) verbose = 1;
+        else if (!strcmp(argv[i], "-q")) quick = 1;
+        else if (!strcmp(argv[i], "-d") && i + 1 < argc) only_device = argv[++i];
+        else if (!strcmp(argv[i], "-fault")) fault = 1;
         else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
         else named++;
+    if (fault) gpu_fault();
     if (!mkdtemp(folder)) { perror(folder); return 2; }
     printf("seed %llu\n", (unsigned long long)seed);
     for (int g = 0; g < GROUPS; g++) {

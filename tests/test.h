@@ -15,6 +15,11 @@ double relative_error(const double *got, const double *expected, size_t n);
 double uniform(void);                                  /* in [0,1), from a seed printed at the start (-s to repeat) */
 double normal(void);
 
+extern int quick;                                           /* -q: fewer and smaller cases */
+struct Device;
+int is_tested(const struct Device *d);                      /* -d names it */
+const struct Device *tested_device(int i);                  /* the i-th of those, if it opens; NULL past the end */
+
 /* A folder of this run's own for files, removed at the end. */
 const char *scratch(void);
 char *scratch_path(const char *name);                       /* free() it */
@@ -30,5 +35,6 @@ void test_parallel(void);
 void test_report(void);
 void test_comm(void);
 void test_gpu(void);
+void gpu_fault(void);                                       /* not a test: ends the process as an error of a GPU does */
 void test_ladder(void);                                     /* in test_kernels.c */
 #endif

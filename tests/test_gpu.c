@@ -1,6 +1,7 @@
 /* test_gpu.c: a GPU's devices against the CPU's, a whole training step at a time. cuda-f32 is held to
  * cpu-f64, cuda-bf16 to cpu-bf16, which rounds in the same places. (Single operations: test_kernels.c,
  * which visits every device that opens.) */
+#define _POSIX_C_SOURCE 200809L
 #include "models.h"
 #include "test.h"
 #include "../llmc/check.h"
@@ -9,6 +10,9 @@
 #include "../llmc/random.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static const struct { const char *descriptor; int scores, activation, recompute; float dropout; } grid[] = {
     { "m2:c64h4e8k2f64a8x2",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
@@ -19,6 +23,8 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "u3:c64h4e4k2f64a4x2",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
     { "m2:c20h2d10e3k2f14a3x2",    TOPK_SOFTMAX, SWIGLU, 0, 0 },          /* no width is a multiple of 8 */
 };
+
+static size_t configurations(void) { return quick ? 1 : sizeof grid / sizeof *grid; }
 
 static Config small(const char *descriptor, int context) {
     Config c;
@@ -33,8 +39,8 @@ static void lockstep(const Device *dev) {
     const Device *twin = device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f64");
     /* Few tokens in bf16, so that a batch is found in which rounding sends none to another expert. */
     const int T = dev->floatX_size == 2 ? 16 : 48;
-    for (size_t i = 0; i < 2 * sizeof grid / sizeof *grid; i++) {           /* each plain and, by some rule, rounded */
-        const size_t rounds = i >= sizeof grid / sizeof *grid, at = i % (sizeof grid / sizeof *grid);
+    for (size_t i = 0; i < 2 * configurations(); i++) {                     /* each plain and, by some rule, rounded */
+        const size_t rounds = i >= configurations(), at = i % configurations();
         double worst;
         Check c = { .config = small(grid[at].descriptor, 48), .B = 1, .T = T, .recompute = grid[at].recompute,
                     .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = grid[at].dropout, .seed = 100 * i };
@@ -116,7 +122,7 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     return hash;
 }
 static void recording(const Device *dev) {
-    for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
+    for (size_t i = 0; i < configurations(); i++) {
         int recorded, plain;
         Config c = small(grid[i].descriptor, 48);
         c.scores = grid[i].scores;
@@ -135,11 +141,11 @@ static void recording(const Device *dev) {
 static void decoding(const Device *dev) {
     static const int batches[] = { 1, 3, 12, 20 };
     const int bf16 = dev->floatX_size == 2;
-    for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
+    for (size_t i = 0; i < configurations(); i++) {
         Config c = small(grid[i].descriptor, 48);
         c.scores = grid[i].scores;
         c.activation = grid[i].activation;
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < (quick ? 2 : 4); k++) {
             if (!bf16 || (i == 0 && k < 2))
                 check_error(decoding_error(dev, &c, batches[k], 40, 9), bf16 ? 5e-2 : 1e-4,
                             "%s %s: decoding %d with a cache as without one", dev->name, grid[i].descriptor, batches[k]);
@@ -171,15 +177,46 @@ static void unrecordable(const Device *dev) {
     dev->release(there);
 }
 
+/* An error of the GPU ends a process with EXIT_CUDA and says what was done, by which kernel, and for what was built. It takes
+ * a process of its own, run_tests -fault, in which a token lies far beyond the embedding. */
+void gpu_fault(void) {
+    const Device *dev = tested_device(0);
+    const int token = 1 << 30;
+    if (!dev || !dev->is_gpu) fail(EXIT_USAGE, "-fault is for GPUs");
+    int *tokens = dev->alloc(sizeof token);
+    void *out = dev->alloc(1 << 16);
+    dev->upload(tokens, &token, sizeof token);
+    dev->doing("step 7");
+    dev->embed_forward(out, tokens, out, 1, 4096);
+    dev->sync();
+    fail(EXIT_DONE, "no error");
+}
+static void faults(const Device *dev) {
+    static const char *const says[] = { "error: CUDA: ", "at step 7", "in embed_", "basic.cu", "built for sm_", "the GPU is sm_" };
+    char program[4096], text[4096];
+    const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = 0;
+    char *command = text_format("CUDA_LAUNCH_BLOCKING=1 %s -fault -d %s 2>&1", program, dev->name);
+    FILE *f = popen(command, "r");
+    const size_t got = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    const int status = f ? pclose(f) : -1;
+    text[got] = 0;
+    check(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CUDA, "%s: %s ends with code %d", dev->name, command, EXIT_CUDA);
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++)
+        check(strstr(text, says[i]) != NULL, "%s: an error says \"%s\": %s", dev->name, says[i], text);
+    free(command);
+}
+
 void test_gpu(void) {
     const Device *dev;
     int found = 0;
-    for (int i = 0; (dev = device_list(i)); i++) {
-        if (!dev->is_gpu || dev->open(0)) continue;
+    for (int i = 0; (dev = tested_device(i)); i++) {
+        if (!dev->is_gpu) continue;
         Config c = small("m2:c64h4e8k2f64a8x2", 64);
         found = 1;
         lockstep(dev);
-        learning(dev, &c);
+        if (!quick) learning(dev, &c);
+        if (!quick) faults(dev);
         recording(dev);
         unrecordable(dev);
         decoding(dev);
