@@ -101,7 +101,7 @@ test: run_tests train_moe infer_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 	@./run_tests && sh tests/test_programs.sh
 # On a machine with a GPU: every kernel of every device, and a training step in lockstep.
 test_gpu: run_tests train_moe infer_moe
-	@./run_tests kernels model comm gpu ladder
+	@./run_tests kernels model comm gpu ladder soak large
 # The same kernels under compute-sanitizer.
 sanitize: run_tests
 	@sh tests/sanitize.sh

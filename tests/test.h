@@ -37,4 +37,6 @@ void test_comm(void);
 void test_gpu(void);
 void gpu_fault(void);                                       /* not a test: ends the process as an error of a GPU does */
 void test_ladder(void);                                     /* in test_kernels.c */
+void test_soak(void);                                       /* in test_large.c */
+void test_large(void);
 #endif
