@@ -1,7 +1,7 @@
 /* main.c: runs the groups of tests named on the command line, or all of them.
  *   run_tests [-v] [-q] [-d DEVICE] [-s SEED] [GROUP ...]
  * -q: quick, fewer and smaller cases. -d: only devices of this name, or of names that match a pattern ('cuda-*'), in the
- * groups kernels, comm, gpu, soak and large. Together they make runs under compute-sanitizer short (sanitize.sh).
+ * groups kernels, comm, gpu, ladder, soak and large. Together they make runs under compute-sanitizer short (sanitize.sh).
  * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
 #define _POSIX_C_SOURCE 200809L
 #include "test.h"

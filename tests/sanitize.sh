@@ -1,6 +1,6 @@
 #!/bin/sh
 # sanitize.sh: NVIDIA's compute-sanitizer over every kernel, on small cases (run_tests -q); any report of it is a failure.
-# Each tool and device is a process of its own, all at once: mostly they wait for the host. About two minutes on 16 cores.
+# Each tool and device is two processes of their own, all at once: mostly they wait for the host. About two minutes on 16 cores.
 #
 #   memcheck     accesses outside of allocations, or misaligned      initcheck    reads of memory that nobody has written
 #   racecheck    threads of a block that use shared memory without an order between them; not what cp.async.bulk and TMA
@@ -12,17 +12,18 @@ logs=build/sanitize && rm -rf $logs && mkdir -p $logs
 export CUDA_MODULE_LOADING=LAZY OMP_NUM_THREADS=1
 for tool in $tools; do
     for device in cuda-bf16 cuda-bf16-portable cuda-f32; do
-        groups="kernels gpu comm"
-        [ $device = cuda-bf16 ] && groups="$groups ladder"
-        { compute-sanitizer --tool $tool --error-exitcode 9 ./run_tests -q -s 1 -d $device $groups > $logs/$tool-$device.txt 2>&1
-          echo $? > $logs/$tool-$device.code; } &
+        for groups in kernels "gpu comm ladder"; do
+            run=$logs/$tool-$device-${groups%% *}
+            { compute-sanitizer --tool $tool --error-exitcode 9 ./run_tests -q -s 1 -d $device $groups > $run.txt 2>&1
+              echo $? > $run.code; } &
+        done
     done
 done
 wait
 bad=0
 for code in $logs/*.code; do
     run=${code%.code}
-    printf '%-32s %s\n' "$(basename $run)" "$(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' $run.txt | tail -1 | sed 's/^=* //'), $(tail -2 $run.txt | grep passed)"
+    printf '%-40s %s\n' "$(basename $run)" "$(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' $run.txt | tail -1 | sed 's/^=* //'), $(tail -2 $run.txt | grep passed)"
     [ "$(cat $code)" = 0 ] || { bad=1; grep -m 5 -A 4 '^========= [A-Z][a-z]' $run.txt; tail -3 $run.txt; }
 done
 exit $bad

@@ -1198,6 +1198,7 @@ static void check_rungs(Case *c, void *gpu) {
 }
 void test_ladder(void) {
     Device gpu = *device_find("cuda-bf16");
+    if (!is_tested(&gpu)) return;
     if (gpu.open(0)) { skip("there is no GPU here"); return; }
     for (int i = 0; i < SMALL && !quick; i++) each_case(&small[i], 1, check_rungs, &gpu);
     for (int i = 0; i < LARGE && !quick; i++) each_case(&large[i], 1, check_rungs, &gpu);
