@@ -8,7 +8,7 @@ export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 echo "# $(git describe --always --dirty 2> /dev/null), $(date -u +%Y-%m-%d)"
-./run_tests kernels model gpu ladder > "$work/tests" 2>&1; code=$?
+./run_tests kernels model gpu ladder soak large > "$work/tests" 2>&1; code=$?
 grep FAIL "$work/tests"; tail -1 "$work/tests"
 [ $code = 0 ] || exit 1
 
@@ -29,8 +29,11 @@ done
 ./bench_moe -d cuda-bf16 -e steps | tail -2
 
 for device in cuda-bf16 cuda-bf16-portable; do echo; echo "## ./bench_moe -d $device -e layers"; ./bench_moe -d $device -e layers | tail -12; done
+echo; echo "## ./bench_moe -d cuda-bf16 -e heads"; ./bench_moe -d cuda-bf16 -e heads | tail -12
 echo; echo "## attention"; ./bench_moe -d cuda-bf16 -e c2048k8 attention_ | grep 'ms ('
 for model in m12 m12:e64k8f256; do echo; echo "## ./bench_moe -d cuda-bf16 -step $model"; ./bench_moe -d cuda-bf16 -step $model | tail -n +7; done
+seven="m16:c2048h16e64k8f1024a1,8,4096 -mw 0 -mo bf16"          # OLMoE's shape
+echo; echo "## ./bench_moe -d cuda-bf16 -step $seven"; ./bench_moe -d cuda-bf16 -step $seven | tail -n +7
 
 echo; echo "## decoding m12"
 ./train_moe $tokens -e m12 -x 1 -b 2 -t 1024 -d 2048 -o "$work/m12" > "$work/said" 2>&1 || tail -2 "$work/said"
