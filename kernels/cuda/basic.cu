@@ -49,10 +49,12 @@ static void release(void *p) {
     cuda_sync();
     CUDA_CHECK(cudaFree(p));
 }
+// Less than there is: the library, recordings and the workspace come later and want some.
 static size_t memory(void) {
+    const size_t later = (size_t)512 << 20;
     size_t available = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
-    return available;
+    return available > later ? available - later : 1;
 }
 static void upload(void *dst, const void *host, size_t bytes) {
     for (size_t at = 0, n; at < bytes; at += n) {
