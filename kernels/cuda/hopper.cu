@@ -290,10 +290,13 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
             for (int j = 0; j < 4; j++) {
                 const float *gate = &sum[c / 3 * 32 + j * 8], *up = gate + 64;
                 float x[8];
+                if (what == 2)
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    x[i] = what == 0 ? gate[i] : what == 1 ? up[i] : slope_of<SWIGLU>(R(X(gate[i])), R(X(up[i]))).act;
-                put(slab, j, x);
+                    for (int i = 0; i < 8; i++) {
+                        const uint32_t g = pack_bf16(gate[i / 2 * 2], gate[i / 2 * 2 + 1]), u = pack_bf16(up[i / 2 * 2], up[i / 2 * 2 + 1]);
+                        x[i] = slope_of<SWIGLU>(unpack_bf16(g, i % 2), unpack_bf16(u, i % 2)).act;
+                    }
+                put(slab, j, what == 0 ? gate : what == 1 ? up : x);
             }
             if (what < 2) store_slab(slab, s.at(slab), &pre_map, (floatX *)p.c, NULL, 2 * F, n + what * F, 64, first, to.z);
             else store_slab(slab, s.at(slab), &act_map, act, NULL, F, n, 64, first, to.z);

@@ -51,6 +51,13 @@ __device__ static inline float exp2_fast(float x) {
     return y;
 }
 
+// 1/x to about one unit in the last place, one instruction; 0 where it is too small to be normal.
+__device__ static inline float inverse_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Two floats rounded to bf16, as a register of an operand: the first in the lower half.
 __device__ static inline uint32_t pack_bf16(float low, float high) {
     uint32_t r;
