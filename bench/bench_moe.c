@@ -3,6 +3,7 @@
  *   bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]
  *   bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE]
  *                                                                  a whole training step instead: step.c
+ *   bench_moe [-d DEVICE] -step layers [FILTER]                    the same of the layers of -e layers
  *
  * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
  * tested. Each line says how long an operation took, how much that is in bytes or in multiply-adds, and what share of
@@ -267,6 +268,7 @@ static double product_rate(const Device *dev) {
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
     "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE]\n"
+    "       bench_moe [-d DEVICE] -step layers [FILTER]\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
     "                         e512k10 (default for GPUs); layers, heads: whole layers of published sizes, MLP and\n"
@@ -274,7 +276,8 @@ static const char *const usage =
     "                         rungs of kernels/ladder; rounding: a layer with each rule of -rt\n"
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -s, -step, --step      each operation of a training step of a model such as m12, and of SEQUENCES (16; on a CPU 1)\n"
-    "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit\n"
+    "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit;\n"
+    "                         layers: the same of the layers of -e layers\n"
     "  -r N, -mw N, -mo TYPE  of the step, as train_moe's: what is recomputed (0), master weights (1), moments (f32)\n"
     "  -w, --wait             layers: time again for each line of standard input, for bench/peers.py\n"
     "  -l, --list             names of the operations, nothing is timed\n"
@@ -338,7 +341,8 @@ int main(int argc, char **argv) {
     int known = !size, what = -1;
     for (int i = 0; i < WHOLE && size; i++) if (!strcmp(size, whole[i])) known = 1, what = i;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
-    if (step && (size || b.filter || b.list)) fail(EXIT_USAGE, "-step goes with -d only\n%s", usage);
+    const int parts = step && !strcmp(step, "layers"), shrink = 64;     /* a CPU takes a share of a layer's tokens */
+    if (step && (size || (b.filter && !parts) || b.list)) fail(EXIT_USAGE, "-step goes with -d only\n%s", usage);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", size, usage);
     b.dev = device_find(device);
     if (!b.dev) fail(EXIT_USAGE, "device %s: this build has none of that name", device);
@@ -366,11 +370,12 @@ int main(int argc, char **argv) {
             warn("starting threads takes %.0f us on average: other programs use these cores, do "
                  "not trust the times", late * 1e6);
     }
-    if (what == LAYERS || what == HEADS) bench_layers(b.dev, what == HEADS, b.filter, b.dev->is_gpu ? 1 : 64, wait);
+    if (what == LAYERS || what == HEADS) bench_layers(b.dev, what == HEADS, b.filter, b.dev->is_gpu ? 1 : shrink, wait);
     if (what == STEPS) bench_steps(b.dev);
     if (what == RUNGS) bench_ladder(b.dev);
     if (what == ROUNDED) bench_rounding(b.dev);
-    if (step) step_of(b.dev, step, lesson, b.flops_peak, copy_rate);
+    if (parts) bench_layer_parts(b.dev, b.filter, b.dev->is_gpu ? 1 : shrink, b.flops_peak, copy_rate);
+    else if (step) step_of(b.dev, step, lesson, b.flops_peak, copy_rate);
     for (int i = 0; i < SIZES && what < 0 && !step; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;

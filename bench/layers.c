@@ -266,3 +266,28 @@ void bench_layers(const Device *dev, int heads, const char *filter, int shrink, 
         layer_close(&l);
     }
 }
+
+static void both(void *layer, const Device *dev) {
+    Layer *l = layer;
+    l->dev = dev;
+    forward(l);
+    backward(l);
+}
+void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate, double copy_rate) {
+    for (int i = 0; i < SIZES; i++) {
+        Layer l;
+        Size z = sizes[i];
+        if (filter && !strstr(z.name, filter)) continue;
+        z.N /= shrink;
+        if (!layer_open(&l, dev, z, 0)) printf("%-12s does not fit into this device's memory\n", z.name);
+        else {
+            const Listed work = { .work = &l, .run = both, .spare = l.dup, .reals = (size_t)z.E * 2 * (size_t)(z.F * z.C) };
+            const double ms = 1e3 * time_operations(dev, &work, copy_rate);
+            printf("\n%s: N,C,F,E,K = %d,%d,%d,%d,%d, forward and backward %.3f ms, %.1f TFLOP/s\n", z.name, z.N, z.C, z.F,
+                   z.E, z.K, ms, 18.0 * l.S * z.F * z.C / 1e9 / ms);
+            print_operations(product_rate, copy_rate);
+        }
+        l.dev = dev;
+        layer_close(&l);
+    }
+}

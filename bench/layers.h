@@ -10,15 +10,29 @@
  * the layer, and their share of the layer's time. shrink: divides the number of tokens, for slow devices. wait: a layer is timed again for
  * each line from standard input, so that others can be timed in turn with it (peers.py). */
 void bench_layers(const Device *dev, int heads, const char *filter, int shrink, int wait);
+/* The MLP layers, forward and backward, operation by operation (below). */
+void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate, double copy_rate);
 
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
 void bench_rounding(const Device *dev);         /* rounding.c */
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
-/* One training step, operation by operation (step.c). product_rate: flop/s; copy_rate: bytes/s, read and written. */
+/* One training step, operation by operation. product_rate: flop/s; copy_rate: bytes/s, read and written. */
 void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate);
 
 /* dev with its routed products done by cuBLASLt as strided batches (ladder_uniform); 0 if there is no such thing. */
 int find_ceiling(Device *limit, const Device *dev);
+
+/* Work whose operations are timed one by one (step.c). */
+typedef struct {
+    void *work;
+    void (*run)(void *work, const Device *dev);     /* all of it, by this device */
+    void (*before)(void *work, int run);            /* what is not timed, or NULL */
+    real *spare;                                    /* some MB that may be overwritten before it begins */
+    size_t reals;
+} Listed;
+double time_operations(const Device *dev, const Listed *l, double copy_rate);   /* seconds of the work as it is */
+double print_operations(double product_rate, double copy_rate);                 /* the table; returns flop */
+
 double median(double *x, int n);                /* sorts x */
 #endif

@@ -1,6 +1,7 @@
-/* step.c: bench_moe -step m12: where does the time of a training step go, and how near is each part to its limit?
+/* step.c: bench_moe -step m12: where does the time of a training step go, and how near is each part to its limit? And of a
+ * layer: bench_moe -step layers.
  *
- * The model runs on a Device that is the given one, but for one thing: each operation that a step uses first notes, from
+ * The work is done by a Device that is the given one, but for one thing: each operation that a step uses first notes, from
  * its arguments, how many multiply-adds it does (as flop, two each) and how many bytes it has to move at least, and
  * afterwards marks the moment. On a CPU that is the clock; on a GPU an event in the queue, so that the host can run ahead
  * and nothing waits between operations. The limit of an operation is the longer of flop / peak and bytes / copy rate,
@@ -181,7 +182,7 @@ NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Moments moments, c
       0, p.parameters * (p.re + (master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == REAL_MOMENTS ? p.re : p.fx)),
       "n=%.0f", p.parameters)
 
-/* ---- a step ------------------------------------------------------------------------------------------------ */
+/* ---- any work ------------------------------------------------------------------------------------------------ */
 
 static Device noting(const Device *dev) {
     Device d = *dev;
@@ -198,27 +199,47 @@ static Device noting(const Device *dev) {
     return d;
 }
 
-/* What train_moe does between reading a batch and reading the loss. */
-static void step(Trainee *t) {
-    model_start_step(&t->m);
-    model_begin_micro(&t->m, 0);
-    trainee_learn(&t->m);
-    model_end_micro(&t->m, 0);
-    optimizer_update(&t->o, &t->m);
-}
 /* Keeps a GPU busy until the host is ahead, so that no operation waits to be started. */
-static void get_ahead(const Model *m, double copy_rate) {
-    const double seconds = 30e-3, bytes = (double)m->manifest.total * (double)m->dev->real_size;
+static void get_ahead(const Listed *l, double copy_rate) {
+    const double seconds = 30e-3, bytes = (double)l->reals * p.re;
     for (double done = 0; p.inner->is_gpu && done < seconds; done += bytes / copy_rate)
-        p.inner->zero(m->grads, m->manifest.total * p.inner->real_size);
+        p.inner->zero(l->spare, l->reals * p.inner->real_size);
+}
+
+double time_operations(const Device *dev, const Listed *l, double copy_rate) {
+    const Device noted = noting(dev);
+    double whole[RUNS], *took = NULL;
+    p.inner = dev, p.fx = (double)dev->floatX_size, p.re = (double)dev->real_size, p.lines = 0;
+    p.end = mem_alloc(MOST_CALLS * sizeof *p.end);
+    for (int run = -2; run < 2 * RUNS; run++) {             /* two to warm up, then as usual and noted by turns */
+        const int noting_now = run >= 0 && run % 2;
+        if (l->before) l->before(l->work, run);
+        dev->sync();
+        if (noting_now) get_ahead(l, copy_rate);
+        p.calls = 0;
+        const double start = now();
+        if (noting_now) mark(0);
+        l->run(l->work, noting_now ? &noted : dev);
+        dev->sync();
+        if (run >= 0 && !noting_now) whole[run / 2] = now() - start;
+        if (!noting_now) continue;
+        if (!took) took = mem_alloc((size_t)p.calls * RUNS * sizeof *took);
+        for (int i = 0; i < p.calls; i++) took[i * RUNS + run / 2] = elapsed(i, i + 1);
+    }
+    for (int i = 0; i < p.calls; i++) {
+        p.line[p.call[i]].calls++;
+        p.line[p.call[i]].seconds += median(took + i * RUNS, RUNS);
+    }
+    free(took);
+    free(p.end);
+    return median(whole, RUNS);
 }
 
 static int slower_first(const void *a, const void *b) {
     const double x = ((const Line *)a)->seconds, y = ((const Line *)b)->seconds;
     return (x < y) - (x > y);
 }
-/* Returns the flop that were counted. */
-static double print_lines(double product_rate, double copy_rate) {
+double print_operations(double product_rate, double copy_rate) {
     double total = 0, limits = 0, flop = 0, bytes = 0;
     qsort(p.line, (size_t)p.lines, sizeof *p.line, slower_first);
     for (int i = 0; i < p.lines; i++) total += p.line[i].seconds;
@@ -238,12 +259,27 @@ static double print_lines(double product_rate, double copy_rate) {
     return flop;
 }
 
+/* ---- a step ------------------------------------------------------------------------------------------------ */
+
+/* What train_moe does between reading a batch and reading the loss. */
+static void step(void *trainee, const Device *dev) {
+    Trainee *t = trainee;
+    t->m.dev = dev;
+    model_start_step(&t->m);
+    model_begin_micro(&t->m, 0);
+    trainee_learn(&t->m);
+    model_end_micro(&t->m, 0);
+    optimizer_update(&t->o, &t->m);
+}
+static void send(void *trainee, int run) {
+    trainee_send(trainee, run);
+}
+
 void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate) {
     static Trainee t;
     Model *const m = &t.m;
     Config c;
     Error e;
-    const Device noted = noting(dev);
     const int B = l.B, T = l.T, N = B * T;
     if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = 50304;
@@ -252,38 +288,13 @@ void bench_step(const Device *dev, const char *descriptor, Lesson l, double prod
     if (!trainee_open(&t, dev, &c, l))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo bf16 save some",
              descriptor, B, T, (double)t.m.arena.total / 1e9, dev->name);
-    p.inner = dev, p.fx = (double)dev->floatX_size, p.re = (double)dev->real_size;
     p.parameters = (double)m->manifest.total;
-    p.end = mem_alloc(MOST_CALLS * sizeof *p.end);
-
-    double whole[RUNS], *took = NULL;
-    for (int run = -2; run < 2 * RUNS; run++) {             /* two to warm up, then as usual and noted by turns */
-        const int noting_now = run >= 0 && run % 2;
-        m->dev = noting_now ? &noted : dev;
-        trainee_send(&t, run);
-        dev->sync();
-        if (noting_now) get_ahead(m, copy_rate);
-        p.calls = 0;
-        const double start = now();
-        if (noting_now) mark(0);
-        step(&t);
-        dev->sync();
-        if (run >= 0 && !noting_now) whole[run / 2] = now() - start;
-        if (!noting_now) continue;
-        if (!took) took = mem_alloc((size_t)p.calls * RUNS * sizeof *took);
-        for (int i = 0; i < p.calls; i++) took[i * RUNS + run / 2] = elapsed(i, i + 1);
-    }
-    for (int i = 0; i < p.calls; i++) {
-        p.line[p.call[i]].calls++;
-        p.line[p.call[i]].seconds += median(took + i * RUNS, RUNS);
-    }
-    const double usual = median(whole, RUNS);
+    const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads, .reals = m->manifest.total };
+    const double usual = time_operations(dev, &steps, copy_rate);
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
            descriptor, dev->name, B, T, c.vocab, p.parameters / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
-    const double counted = print_lines(product_rate, copy_rate), formula = config_flops(&c, T) * N;
+    const double counted = print_operations(product_rate, copy_rate), formula = config_flops(&c, T) * N;
     if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / T))       /* 1/T: the diagonal */
         warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);
-    free(took);
-    free(p.end);
     trainee_close(&t);
 }
