@@ -75,6 +75,8 @@ const char *cuda_open(int which) {
                      properties.name, mine.arch, BUILT_FOR, cudaGetErrorString(e));
         else {
             CUDA_CHECK(cudaStreamCreateWithFlags(&mine.stream, cudaStreamNonBlocking));
+            CUDA_CHECK(cudaMalloc(&mine.tickets, 2 * sizeof *mine.tickets));
+            CUDA_CHECK(cudaMemsetAsync(mine.tickets, 0, 2 * sizeof *mine.tickets, mine.stream));
             opened = true;
             return NULL;
         }

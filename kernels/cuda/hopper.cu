@@ -1,8 +1,11 @@
 // hopper.cu: the products of matmul.cu by Hopper's own instructions (sm_90a, bf16). What they compute, and which operand is
 // which in the three kinds, stands there; instructions in hopper.cuh; here is how the SMs are kept busy.
 //
-//   block        384 threads, one block to an SM, which makes tile after tile (tile i, i + blocks, ...): what a tile costs
-//                besides its multiplications, finding it, filling the pipeline, storing it, happens while others multiply.
+//   block        384 threads, one block to an SM, which makes tile after tile: what a tile costs besides its multiplications,
+//                finding it, filling the pipeline, storing it, happens while others multiply. Blocks draw the next tile when
+//                they get to it, so that neighbours, which share rows or weights, are made at the same time. (With tile i,
+//                i + blocks, ... for each, blocks run apart, since tiles without rows take no time; what one has brought to L2
+//                is gone when its neighbour asks for it, and memory is read five times.)
 //   producer     The first warpgroup brings operands to shared memory, always some steps of 64 of k ahead, also across
 //                tiles. Boxes come by bulk copy: one thread orders them. Gathered rows come by cp.async, 16 bytes a thread,
 //                each row from where it lies; rows past the expert's last are zeros, for which nothing is read. (Reading some
@@ -34,7 +37,7 @@ enum { BM = 128, BK = 64, THREADS = 384, A_BYTES = BM * BK * 2, SLAB = 8192, STA
 template <int BN_, int stages_, int slabs_> struct RingOf {
     static constexpr int BN = BN_, stages = stages_, slabs = slabs_, stage = A_BYTES + BN * BK * 2;
     static constexpr int first_slab = stages * stage, barriers = first_slab + 2 * slabs * SLAB;
-    static constexpr int info = barriers + (stages + 8) * 16, starts = info + stages * 16;
+    static constexpr int info = barriers + (stages + 8) * 16, starts = info + (stages + 1) * 16;
     static constexpr int bytes = starts + STARTS * 4 + 1024;
     static_assert(bytes <= 232448, "what a block can have");
 };
@@ -108,18 +111,38 @@ __device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const S
     if (speaks) barrier_arrive(s.empty(before));
 }
 
+// The next tile, for a producer of one warp or of four. Its first thread has drawn it; turn: 0 and 1 alternately, so that none
+// is overwritten before all have seen it.
+__device__ static inline int ticket(unsigned *tickets) { return (int)(gridDim.x + atomicAdd(tickets, 1)); }
+template <typename Ring, bool warps> __device__ static inline int tell_ticket(const Shared<Ring> &s, int drawn, int &turn) {
+    if (!warps) return __shfl_sync(ALL, drawn, 0);
+    int *told = (int *)&s.info(Ring::stages) + turn;
+    if (threadIdx.x == 0) *told = drawn;
+    meet(3, 128);
+    turn ^= 1;
+    return *told;
+}
+// Who draws no more says so; the last one leaves the counters as they were.
+__device__ static inline void return_tickets(unsigned *tickets) {
+    if (atomicInc(tickets + 1, gridDim.x - 1) == gridDim.x - 1) *tickets = 0;
+}
+
 // The producer of FORWARD and INPUT: tiles of rows of one expert, 128 x BN of c. halves: the tile's columns are twice BN/2,
 // from n and from columns + n on (gate and up).
 template <Kind kind, typename Ring, bool gather, bool halves>
 __device__ static void produce_rows(const Shared<Ring> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
-                                    int tiles) {
+                                    int tiles, unsigned *tickets) {
     enum { BN = Ring::BN };
     if (!gather && threadIdx.x >= 32) return;
     const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
+    int drawn = 0, turn = 0;
     Position<Ring> at;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Ring, gather>(s, drawn, turn)) {
         const Place to = place_of<kind, BM, halves ? BN / 2 : BN>(p, tile);
-        if (to.m < 0) continue;
+        if (to.m < 0) {
+            if (thread == 0) drawn = ticket(tickets);
+            continue;
+        }
         const int chunk = thread % 8, first = to.first + to.m, end = to.first + to.rows;
         const floatX *row[8];
         if (gather)
@@ -132,6 +155,7 @@ __device__ static void produce_rows(const Shared<Ring> &s, const CUtensorMap *a_
             barrier_wait(s.empty(at.stage), at.parity ^ 1);
             if (!gather) __syncwarp();                                          // lanes that order nothing may not fall behind
             if (thread == 0) {
+                if (step == max(steps - 3, 0)) drawn = ticket(tickets);         // it is known when this tile is done
                 s.info(at.stage) = make_int4(to.expert, first, end, to.n);
                 barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
                 if (kind == FORWARD)
@@ -152,6 +176,7 @@ __device__ static void produce_rows(const Shared<Ring> &s, const CUtensorMap *a_
             }
         }
     }
+    if (thread == 0) return_tickets(tickets);
     barrier_wait(s.empty(at.stage), at.parity ^ 1);                             // no more tiles: a stage that says so
     if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
     if (gather) barrier_arrive(s.full(at.stage));
@@ -199,7 +224,8 @@ template <int pending> __device__ static inline void slab_free(void) {
 // FORWARD and INPUT. tiles: of the worst case.
 template <Kind kind, typename Ring, bool gather> static __global__ __launch_bounds__(THREADS, 1)
 void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-                  const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles) {
+                  const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles,
+                  unsigned *tickets) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Ring> s(raw);
@@ -207,7 +233,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
     p.start = s.open(gather ? 1 + 128 : 1, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<gather ? 56 : 40>();
-        produce_rows<kind, Ring, gather, false>(s, &a_map, &b_map, p, tiles);
+        produce_rows<kind, Ring, gather, false>(s, &a_map, &b_map, p, tiles, tickets);
         return;
     }
     take_registers<gather ? 224 : 232>();
@@ -258,7 +284,8 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 // 128 of up, so that both of a pair are the same thread's. p.O is F, c is pre. act is made of pre as it is stored, rounded.
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
-               const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act, int tiles) {
+               const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act, int tiles,
+               unsigned *tickets) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Wide> s(raw);
@@ -266,7 +293,7 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles);
+        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles, tickets);
         return;
     }
     take_registers<224>();
@@ -293,7 +320,8 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
                 if (what == 2)
 #pragma unroll
                     for (int i = 0; i < 8; i++) {
-                        const uint32_t g = pack_bf16(gate[i / 2 * 2], gate[i / 2 * 2 + 1]), u = pack_bf16(up[i / 2 * 2], up[i / 2 * 2 + 1]);
+                        const int two = i / 2 * 2;
+                        const uint32_t g = pack_bf16(gate[two], gate[two + 1]), u = pack_bf16(up[two], up[two + 1]);
                         x[i] = slope_of<SWIGLU>(unpack_bf16(g, i % 2), unpack_bf16(u, i % 2)).act;
                     }
                 put(slab, j, what == 0 ? gate : what == 1 ? up : x);
@@ -314,7 +342,8 @@ typedef struct { floatX *dpre, *wact; real *part; const real *weight; const int 
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
                           const __grid_constant__ CUtensorMap dpre_map, const __grid_constant__ CUtensorMap wact_map,
-                          const __grid_constant__ Product given, const __grid_constant__ DownBackward e, int tiles) {
+                          const __grid_constant__ Product given, const __grid_constant__ DownBackward e, int tiles,
+                          unsigned *tickets) {
 #if defined(HOPPER)
     enum { BN = Backward::BN };
     extern __shared__ unsigned char raw[];
@@ -323,7 +352,7 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles);
+        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles, tickets);
         return;
     }
     take_registers<224>();
@@ -581,7 +610,7 @@ template <Kind kind, typename Ring, bool gather> static bool launch_rows(const P
     auto *kernel = grouped_rows<kind, Ring, gather>;
     allow_shared((const void *)kernel, Ring::bytes);
     const int tiles = (int)blocks_for<kind, BM, Ring::BN>(p);
-    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Ring::bytes, a, b, c, p, tiles);
+    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Ring::bytes, a, b, c, p, tiles, context()->tickets);
     return true;
 }
 template <Kind kind> static bool rows_product(const Product &p) {
@@ -651,7 +680,8 @@ static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX
         || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&act_map, act, p.rows, F, 16)) return false;
     allow_shared((const void *)expert_up, Wide::bytes);
     const int tiles = (int)blocks_for<FORWARD, BM, 128>(p);
-    LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Wide::bytes, b, pre_map, act_map, p, act, tiles);
+    LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Wide::bytes, b, pre_map, act_map, p, act, tiles,
+           context()->tickets);
     return true;
 }
 static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *dout, const floatX *down,
@@ -667,7 +697,7 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)expert_down_backward, Backward::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, pre_map, dpre_map, wact_map,
-           p, DownBackward{ dpre, wact, part, weight, plan->slot_of_row }, tiles);
+           p, DownBackward{ dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->tickets);
     LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), p.rows,
            parts);
     return true;
