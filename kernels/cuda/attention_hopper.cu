@@ -68,7 +68,8 @@ template <int STAGES> struct Ring {
         for (int i = 0; i < STAGES; i++) barrier_init(full(i), 1), barrier_init(empty(i), consumers * 4);
     }
     __device__ void await(int turn) const { barrier_wait(full(turn), turn / STAGES & 1); }
-    __device__ void release(int turn) const { if (threadIdx.x % 32 == 0) barrier_arrive(empty(turn)); }
+    // One lane speaks for its warp, after all have read what they wanted.
+    __device__ void release(int turn) const { __syncwarp(); if (threadIdx.x % 32 == 0) barrier_arrive(empty(turn)); }
     __device__ void await_empty(int turn) const { barrier_wait(empty(turn), turn / STAGES & 1 ^ 1); }
     __device__ void expect(int turn, int bytes) const { await_empty(turn), barrier_expect(full(turn), bytes); }
     __device__ void pass(int turn) const { await(turn), release(turn); }           // not needed by this warp

@@ -90,7 +90,8 @@ template <typename Ring> struct Position {
 // A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already.
 template <typename Ring, int a_across, int b_across>
 __device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const Shared<Ring> &s, Position<Ring> &at, int steps, int mine) {
-    const bool speaks = threadIdx.x % 32 == 0;                                  // for its warp
+    const bool speaks = threadIdx.x % 32 == 0;                                  // for its warp,
+    __syncwarp();                                                               // all of which has read the stage's info
     int before = -1;
     for (int step = 0; step < steps; step++, at.next()) {
         if (step) barrier_wait(s.full(at.stage), at.parity);
