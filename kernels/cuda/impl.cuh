@@ -78,7 +78,7 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
     if (grid_.x && grid_.y && grid_.z) { \
         kernel<<<grid_, (block), (shared), context()->stream>>>(__VA_ARGS__); \
         const cudaError_t e_ = cudaGetLastError(); \
-        if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, #kernel, e_); \
+        if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, __func__, e_); \
     } } while (0)
 
 // The same for a kernel that begins before the one before it has ended (ptx.cuh, let_next_start). Where the GPU cannot do
