@@ -1002,7 +1002,12 @@ void case_round(Case *c, const Device *dev) {
 /* What has to be overwritten holds nothing that could be right. */
 static void poison(const Device *dev, const Buffer *b, void *at) {
     if (!b->n) return;
-    if (b->kind != INTEGER) { put_floats(dev, b, at, &(double){ NAN }, 1); return; }
+    if (b->kind != INTEGER) {
+        double nan[1024];
+        for (int i = 0; i < 1024; i++) nan[i] = NAN;
+        put_floats(dev, b, at, nan, b->n < 1024 ? b->n : 1024);
+        return;
+    }
     double *value = mem_alloc(b->n * sizeof *value);
     for (size_t i = 0; i < b->n; i++) value[i] = -123456789;
     put(dev, b, at, value);
