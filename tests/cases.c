@@ -12,7 +12,7 @@ uint64_t case_seed = 1;
 /* ---- building a case ----------------------------------------------------------------------------------- */
 
 typedef void Call(const Device *d, const Case *c, void *const *b);
-static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 };
+static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 }, in_tiles[] = { 2*ROW_TILE, 0, ROW_TILE, 3*ROW_TILE, 0 };
 
 /* Slots before token n. */
 static int slots_before(const Shape *s, int n) {
@@ -106,12 +106,13 @@ static double *chosen(const Shape *s) {
     const int N = s->B * s->T, E = s->E, K = s->K;
     const uint64_t key = hash_bytes(case_seed, s->name, strlen(s->name));
     double *expert = mem_alloc((size_t)N * (size_t)K * sizeof *expert);
-    int next = 0, left = ladder[0];
+    const int *counts = s->routing == IN_TILES ? in_tiles : s->routing == LADDER ? ladder : NULL;
+    int next = 0, left = counts ? counts[0] : 0;
     for (int n = 0, i = 0; n < N; n++) for (const int from = i, to = i + slots_before(s, n + 1) - slots_before(s, n); i < to; i++) {
         int e = (int)(random_bits(key, (uint64_t)i) % (uint64_t)E);
         if (s->routing == ONE) e = E / 2;
         if (s->routing == HALF) e |= 1;
-        if (s->routing == LADDER) { while (!left) left = ladder[++next]; left--; e = next; }
+        if (counts) { while (!left) left = counts[++next]; left--; e = next; }
         for (int again = 1; again && s->routing != ONE; ) {                 /* not one that this token has already */
             again = 0;
             for (int j = from; j < i; j++) again |= (int)expert[j] == e;
@@ -119,7 +120,7 @@ static double *chosen(const Shape *s) {
         }
         expert[i] = e;
     }
-    for (int i = N - 1; i > 0 && s->routing == LADDER; i--) {               /* K = 1: any order of the tokens will do */
+    for (int i = N - 1; i > 0 && counts; i--) {               /* K = 1: any order of the tokens will do */
         int j = (int)(random_bits(key, (uint64_t)(N + i)) % (uint64_t)(i + 1));
         double kept = expert[i];
         expert[i] = expert[j], expert[j] = kept;

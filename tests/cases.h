@@ -34,6 +34,7 @@ typedef enum {                  /* which experts the tokens of a case choose */
     ONE,                        /* all the same one */
     HALF,                       /* the odd-numbered ones; the others get nothing */
     VARIED,                     /* none to K different ones, as when routing is rounded */
+    IN_TILES,                   /* expert e gets in_tiles[e] tokens: whole tiles. K = 1, E = 5, N = 768 */
     LADDER                      /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9 */
 } Routing;
 enum { LADDER_TOKENS = 0 + 1 + 7 + 63 + 64 + 65 + 127 + 128 + 129 };

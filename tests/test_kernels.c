@@ -66,6 +66,8 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "all of E",  1, 2500,     4,      5,   8,  8,   1, 1, 1, 2, MIXED }, "route" },
     { { "one of E", 40,  110,     4,      5,  40,  1,   1, 1, 1, 2, ONE   }, "route_plan" },
     { { "skewed",    1, 2100,     4,      5,  40,  2,   1, 1, 1, 2, HALF  }, "route_round" },
+    { { "whole",     3,  256,   136,      5,   5,  1, 128, 1, 1, 2, IN_TILES }, "parallel_linear" },
+    { { "whole",     3,  256,   136,      5,   5,  1, 128, 1, 1, 2, IN_TILES }, "expert" },
     { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "combine" },
     { { "varied",    3,   70,     4,      5,  16,  7,  72, 1, 1, 2, VARIED }, "activation_backward" },
     { { "varied",    3,   70,     4,      5,  70,  7,   1, 1, 1, 2, VARIED }, "router_backward" },
