@@ -48,7 +48,9 @@ static void lockstep(const Device *dev) {
         c.config.activation = grid[at].activation;
         c.config.rounding = rounds ? 1 + (int)at % ROUND_DOWN : ROUND_OFF;
         c.config.tile = 4;
-        const int bad = check_devices(&c, dev, twin, dev->floatX_size == 2 ? 3e-2 : 1e-4, stdout, 0, &worst);
+        /* Rounded, many tokens have one expert, whose weight of 1 has no gradient: that of the router is a sum of few. */
+        const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1 : 3e-2;
+        const int bad = check_devices(&c, dev, twin, bound, stdout, 0, &worst);
         check(bad == 0, "%s%s: %s in step with %s, %d bad tensors, worst %.1e", grid[at].descriptor, rounds ? " rounded" : "", dev->name,
               twin->name, bad, worst);
     }

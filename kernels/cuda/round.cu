@@ -17,9 +17,11 @@ static __global__ void rank_kernel(unsigned *key, int *count, const int *choice,
         Scores scores, int N, int E, int K) {
     __shared__ unsigned tile[EXPERTS][33];
     const int first = blockIdx.x * 32, from = blockIdx.y * EXPERTS, lane = threadIdx.x, y = threadIdx.y;
+    #pragma unroll 4
     for (int t = y; t < 32 && first + t < N; t += blockDim.y) {
         const floatX *x = logits + (size_t)(first + t) * E + from;
         const real l = scores == SIGMOID_TOPK ? 0 : lse[first + t];
+        #pragma unroll 2
         for (int e = lane; e < EXPERTS && from + e < E; e += 32) tile[e][t] = score_order(R(x[e]) - l);
     }
     __syncthreads();
