@@ -12,16 +12,20 @@ template<class T> __device__ static T lanes_sum(T x) {      // warp_sum for othe
 
 // ---- cross entropy ----------------------------------------------------------------------------------------
 
-// With bf16 logits the fast exp does: its relative error is about 2^-21 where the result matters, against
-// gradients stored with 2^-8, and the loss takes the logarithm of a sum of many. For float, the exact one.
-__device__ static inline real exp_of(real x) { return sizeof(floatX) == 2 ? __expf(x) : expf(x); }
+// exp(x - y). With bf16 logits the fast one does: the error is about 2^-21 where the result matters, against gradients
+// stored with 2^-8, and the loss takes the logarithm of a sum of many. For float, the exact one.
+__device__ static inline real exp_less(real x, real y) {
+    const real log2e = 1.44269504f;
+    return sizeof(floatX) == 2 ? exp2_fast((x - y) * log2e) : expf(x - y);
+}
 
 // One block per row. It brings the row into shared memory, as much of it as lets two blocks share a multiprocessor, so
 // that one computes while the other's row is on its way; what is beyond (vocabularies of more than 56 thousand in
-// bf16) is read again, out of the L2 cache. A thread works on the same places in every pass, so it waits for nobody:
-// it finds its maximum, then its sum of exp(x - maximum); the block agrees on both; then gradients overwrite the
-// logits. Moves 2*N*V elements with gradient, else N*V.
-enum { ROW_THREADS = 512 };
+// bf16) is read again, out of the L2 cache. A thread works on the same places in both passes, so it waits for nobody.
+// First, in four parts as they arrive, it keeps the maximum of what it has seen and the sum of exp(x - maximum), which
+// it scales when the maximum grows; the block agrees on both; then gradients overwrite the logits. Moves 2*N*V
+// elements with gradient, else N*V.
+enum { ROW_THREADS = 512, PARTS = 4 };
 template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
         floatX *logits, const int *target, real scale, int gradient, int V, int used, int kept) {
     extern __shared__ uint4 shared_row[];                   // (kept) elements
@@ -36,33 +40,42 @@ template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entr
         if (threadIdx.x == 0) loss[n] = 0;
         return;
     }
-    for (int v = first; v < kept; v += step) cp_async(shared_address(row + v), x + v, true);
-    cp_async_commit();
+    const int part = (kept / W + blockDim.x * PARTS - 1) / (blockDim.x * PARTS) * step;
+    #pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        for (int v = first + p * part; v < kept && v < (p + 1) * part; v += step)
+            cp_async(shared_address(row + v), x + v, true);
+        cp_async_commit();
+    }
     const real hit = R(x[goal]);                            // read by all before any of them writes
     auto at = [&](int v) { return v < kept ? load<W>(row + v) : load<W>(x + v); };
-    auto each_used = [&](auto visit) {                      // every place of this thread that takes part
-        #pragma unroll 4
-        for (int v = first; v < whole; v += step) {
-            const Pack<W> a = at(v);
-            for (int i = 0; i < W; i++) visit(R(a.x[i]));
-        }
-        if (first == whole % step && whole < used) {
-            const Pack<W> a = at(whole);
-            for (int i = 0; i < used - whole; i++) visit(R(a.x[i]));
-        }
-    };
     real max = -FLT_MAX, sum = 0;
-    cp_async_wait<0>();
-    each_used([&](real a) { max = fmaxf(max, a); });
-    each_used([&](real a) { sum += exp_of(a - max); });
+    auto add = [&](const Pack<W> &a, int count) {           // the first `count` of them
+        real top = max, more = 0;
+        #pragma unroll
+        for (int i = 0; i < W; i++) if (i < count) top = fmaxf(top, R(a.x[i]));
+        #pragma unroll
+        for (int i = 0; i < W; i++) if (i < count) more += exp_less(R(a.x[i]), top);
+        sum = sum * exp_less(max, top) + more;
+        max = top;
+    };
+    auto add_part = [&](int p, int end) {
+        #pragma unroll 2
+        for (int v = first + p * part; v < whole && v < end; v += step) add(at(v), W);
+    };
+    cp_async_wait<3>(); add_part(0, part);
+    cp_async_wait<2>(); add_part(1, 2 * part);
+    cp_async_wait<1>(); add_part(2, 3 * part);
+    cp_async_wait<0>(); add_part(3, whole);                 // and what was not kept
+    if (first == whole % step && whole < used) add(at(whole), used - whole);
     const int warps = blockDim.x / 32;
     const real warp_top = warp_max(max);
-    sum = warp_sum(sum * exp_of(max - warp_top));
+    sum = warp_sum(sum * exp_less(max, warp_top));
     if (threadIdx.x % 32 == 0) { max_of[threadIdx.x / 32] = warp_top; sum_of[threadIdx.x / 32] = sum; }
     __syncthreads();
     max = -FLT_MAX, sum = 0;
     for (int i = 0; i < warps; i++) max = fmaxf(max, max_of[i]);
-    for (int i = 0; i < warps; i++) sum += sum_of[i] * exp_of(max_of[i] - max);
+    for (int i = 0; i < warps; i++) sum += sum_of[i] * exp_less(max_of[i], max);
     if (threadIdx.x == 0) loss[n] = logf(sum) + max - hit;
     if (!gradient) return;
 
@@ -71,10 +84,10 @@ template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entr
     for (int v = first; v < V; v += step) {
         Pack<W> a = at(v);
         #pragma unroll
-        for (int i = 0; i < W; i++) a.x[i] = X(exp_of(R(a.x[i]) - max) * norm);
+        for (int i = 0; i < W; i++) a.x[i] = X(exp_less(R(a.x[i]), max) * norm);
         if (v + W > used) for (int i = 0; i < W; i++) if (v + i >= used) a.x[i] = X(0);
         store(x + v, a);
-        if (goal - v >= 0 && goal - v < W) x[goal] = X(exp_of(hit - max) * norm - scale);
+        if (goal - v >= 0 && goal - v < W) x[goal] = X(exp_less(hit, max) * norm - scale);
     }
 }
 static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
