@@ -2,27 +2,36 @@
 // together. The formulas stand in kernels/cpu/route.c.
 //
 // Routing is decided on the GPU and stays there: nothing here depends on it for the size of a grid or of
-// memory. A token's logits belong to one warp: lane l has experts l, l+32, ... of them, also in shared
-// memory, so that lanes need no barriers.
+// memory. A token's logits belong to a row of threads: 32, a warp, or 8 or 16 if experts are no more. Lane l has experts
+// l, l+32, ... of them, also in shared memory, so that lanes need no barriers.
 #include "ptx.cuh"
 #include "route.cuh"
 #include "sort.cuh"
 
-// The distribution over all experts that the balance loss looks at, of the warp's token; each lane fills in
+// Rows of threads for tokens with E experts, as many as have room for E words each.
+static dim3 token_rows(int E) {
+    const dim3 block = row_threads(E, E, 32);
+    return dim3(block.x, block.x < 32 ? block.y : warps_for(E));
+}
+__device__ static inline real row_max(real x) {             // row_sum's twin, for rows within a warp
+    for (int lane = blockDim.x / 2; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
+    return x;
+}
+// The distribution over all experts that the balance loss looks at, of the row's token; each lane fills in
 // its experts. Sigmoids are normalized as a softmax of their logarithms, which stays right where all of them
 // underflow.
 __device__ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     const int lane = threadIdx.x;
     real max = -INFINITY, sum = 0;
     if (scores != SIGMOID_TOPK) {
-        for (int e = lane; e < E; e += 32) p[e] = expf(R(x[e]) - lse);
+        for (int e = lane; e < E; e += blockDim.x) p[e] = expf(R(x[e]) - lse);
         return;
     }
-    for (int e = lane; e < E; e += 32) max = fmaxf(max, p[e] = log_sigmoid(R(x[e])));
-    max = warp_max(max);
-    for (int e = lane; e < E; e += 32) sum += p[e] = expf(p[e] - max);
-    sum = warp_sum(sum);
-    for (int e = lane; e < E; e += 32) p[e] /= sum;
+    for (int e = lane; e < E; e += blockDim.x) max = fmaxf(max, p[e] = log_sigmoid(R(x[e])));
+    max = row_max(max);
+    for (int e = lane; e < E; e += blockDim.x) sum += p[e] = expf(p[e] - max);
+    sum = row_sum(sum);
+    for (int e = lane; e < E; e += blockDim.x) p[e] /= sum;
 }
 
 // ---- router -----------------------------------------------------------------------------------------------
@@ -177,16 +186,15 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             expert, weight, lse, logits, bias, scores, forced, N, E, K);
 }
 
-// One warp per token: the gradients of balance and z loss for all experts, then those of the weights on top
+// A row of threads per token: the gradients of balance and z loss for all experts, then those of the weights on top
 // for the chosen ones, a lane each: they are different experts. balance and zloss come with their constant
-// factors. Moves 2*N*E floatX.
+// factors. Rows past the last token do its work again and store nothing. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
         real zloss, Scores scores, int N, int E, int K) {
-    extern __shared__ real shared_p[];                      // (warps,E)
-    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    extern __shared__ real shared_p[];                      // (rows,E)
+    const size_t own = (size_t)blockIdx.x * blockDim.y + threadIdx.y, n = own < N ? own : N - 1;
     const int lane = threadIdx.x;
-    if (n >= N) return;
     real *p = shared_p + threadIdx.y * E;
     const floatX *x = logits + n*E;
     const size_t slot = first ? first[n] : n*K;
@@ -195,11 +203,11 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     real pull = 0, dot = 0;
 
     probabilities(p, x, l, scores, E);
-    for (int e = lane; e < E; e += 32) pull += p[e] * (real)load_of[e];
-    for (int k = lane; k < count; k += 32) dot += w[k] * dw[k];
-    pull = warp_sum(pull);
-    dot = warp_sum(dot);
-    for (int e = lane; e < E; e += 32) {                    // from here on p[e] is the gradient
+    for (int e = lane; e < E; e += blockDim.x) pull += p[e] * (real)load_of[e];
+    for (int k = lane; k < count; k += blockDim.x) dot += w[k] * dw[k];
+    pull = row_sum(pull);
+    dot = row_sum(dot);
+    for (int e = lane; e < E; e += blockDim.x) {            // from here on p[e] is the gradient
         const bool sigmoids = scores == SIGMOID_TOPK;
         const real slope = sigmoids ? p[e] * sigmoid(-R(x[e])) : p[e], softmax = sigmoids ? expf(R(x[e]) - l) : p[e];
         real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * softmax;
@@ -207,21 +215,21 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
         p[e] = d;
     }
     __syncwarp();
-    for (int k = lane; k < count; k += 32) {
+    for (int k = lane; k < count; k += blockDim.x) {
         const int e = chosen[k];
         p[e] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
               : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
               :                          w[k] * (dw[k] - dot);
     }
     __syncwarp();
-    for (int e = lane; e < E; e += 32) dlogits[n*E + e] = X(p[e]);
+    if (own < N) for (int e = lane; e < E; e += blockDim.x) dlogits[n*E + e] = X(p[e]);
 }
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
         const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss,
         int tokens, Scores scores, int N, int E, int K) {
-    const unsigned warps = warps_for(E);
-    LAUNCH(router_backward_kernel, divide_up(N, warps), dim3(32, warps), warps * E * sizeof(real), dlogits,
-            dweight, weight, lse, expert, first, logits, load, balance * E / ((real)K * N * tokens), zloss * 2 / N,
+    const dim3 block = token_rows(E);
+    LAUNCH(router_backward_kernel, divide_up(N, block.y), block, block.y * E * sizeof(real), dlogits, dweight,
+            weight, lse, expert, first, logits, load, balance * E / ((real)K * N * tokens), zloss * 2 / N,
             scores, N, E, K);
 }
 
@@ -239,26 +247,27 @@ __device__ static double warp_sum_double(double x) {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
     return x;
 }
-// A warp takes every so-many-th token; what a token adds is a float, the sums are doubles. partial
+// A row of threads takes every so-many-th token; what a token adds is a float, the sums are doubles. partial
 // (2,blocks).
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
         const int *load_of, Scores scores, int N, int E) {
-    extern __shared__ real shared_p[];                      // (warps,E)
-    __shared__ double of_warp[2][8];
+    extern __shared__ real shared_p[];                      // (rows,E)
+    __shared__ double of_row[2][32];
     real *p = shared_p + threadIdx.y * E;
     double balance = 0, z = 0;
-    for (size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y; n < N; n += (size_t)gridDim.x * blockDim.y) {
+    for (size_t from = (size_t)blockIdx.x * blockDim.y; from < N; from += (size_t)gridDim.x * blockDim.y) {
+        const size_t own = from + threadIdx.y, n = own < N ? own : N - 1;
         real inner = 0;
         probabilities(p, logits + n*E, lse[n], scores, E);
-        for (int e = threadIdx.x; e < E; e += 32) inner += p[e] * (real)load_of[e];
-        balance += warp_sum(inner);
-        z += (double)lse[n] * (double)lse[n];
+        for (int e = threadIdx.x; e < E; e += blockDim.x) inner += p[e] * (real)load_of[e];
+        inner = row_sum(inner);
+        if (own == n) { balance += inner; z += (double)lse[n] * (double)lse[n]; }
     }
-    if (threadIdx.x == 0) { of_warp[0][threadIdx.y] = balance; of_warp[1][threadIdx.y] = z; }
+    if (threadIdx.x == 0) { of_row[0][threadIdx.y] = balance; of_row[1][threadIdx.y] = z; }
     __syncthreads();
     if (threadIdx.x >= 2 || threadIdx.y) return;
     double sum = 0;
-    for (int y = 0; y < blockDim.y; y++) sum += of_warp[threadIdx.x][y];
+    for (int y = 0; y < blockDim.y; y++) sum += of_row[threadIdx.x][y];
     partial[threadIdx.x * gridDim.x + blockIdx.x] = sum;
 }
 static __global__ void router_losses_finish_kernel(real *loss, const double *partial, int blocks,
@@ -271,11 +280,10 @@ static __global__ void router_losses_finish_kernel(real *loss, const double *par
 }
 static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
         Scores scores, int N, int E, int K) {
-    const unsigned warps = warps_for(E);
-    const size_t groups = divide_up(N, warps), blocks = groups < 512 ? groups : 512;
+    const dim3 block = token_rows(E);
+    const size_t groups = divide_up(N, block.y), blocks = groups < 512 ? groups : 512;
     double *const partial = (double *)workspace(2 * (blocks + 1) * sizeof(double));
-    LAUNCH(router_losses_kernel, blocks, dim3(32, warps), warps * E * sizeof(real), partial, logits, lse,
-            load, scores, N, E);
+    LAUNCH(router_losses_kernel, blocks, block, block.y * E * sizeof(real), partial, logits, lse, load, scores, N, E);
     LAUNCH(router_losses_finish_kernel, 1, 32, 0, loss, partial, (int)blocks,
             N ? E / ((double)K * N * tokens) : 0, N ? 1.0 / N : 0);
 }
