@@ -190,7 +190,7 @@ typedef struct Device {
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
-     * mask[i] is a function of (*key, place, i) alone: keep if hash >= p * 2^32 (kernels/cpu/basic.c). p in [0,1).
+     * mask[i] is a function of (*key, place, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/basic.c). p in [0,1).
      * key: of this batch, in device memory; NULL if p is 0. place: every place that drops has a number of its own.
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,

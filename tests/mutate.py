@@ -38,7 +38,7 @@ MUTANTS = [
     ("kernels", BASIC, "sine = direction * turn[2*i + 1]", "sine = -direction * turn[2*i + 1]"),
     ("kernels", BASIC, "turn = table + (size_t)position[n] * D", "turn = table + (size_t)n * D"),
     ("kernels", BASIC, "pow((double)theta, -2.0 * i / D)", "pow((double)theta, -1.0 * i / D)"),
-    ("kernels", BASIC, "return random_bits(key, i - 1) >> 32 >= least;", "return random_bits(key, i) >> 32 >= least;"),
+    ("kernels", BASIC, "return random_16(key, i) >= least;", "return random_16(key, i + 1) >= least;"),
     ("kernels", BASIC, "kept(here, i, least) ? R(inp[i]) * scale", "!kept(here, i, least) ? R(inp[i]) * scale"),
     ("kernels", BASIC, "X(R(residual[i]) + (stays ? R(branch[i]) * scale : 0))", "X(R(residual[i]) + (stays ? R(branch[i]) : 0))"),
     # products, in each layout

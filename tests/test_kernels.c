@@ -136,8 +136,7 @@ static void naive_rope(const Case *c, double **v) {
                 *im = a * turn[1] * c->direction + b * turn[0];
             }
 }
-/* Element i is kept if the upper half of splitmix64's number is large enough. Seeded
- * with 0, its first number is known. */
+/* Element i is kept if its quarter of splitmix64's number i / 4 is large enough. Seeded with 0, the first number is known. */
 static uint64_t splitmix64(uint64_t state) {
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
     state = (state ^ state >> 27) * 0x94D049BB133111EBu;
@@ -146,8 +145,9 @@ static uint64_t splitmix64(uint64_t state) {
 static double dropped(const Case *c, size_t i, double x) {
     const uint64_t golden = 0x9E3779B97F4A7C15u;
     const uint64_t here = splitmix64(splitmix64(c->key + ((uint64_t)c->place + 1) * golden) + 0x6D6F66 * golden);
-    double draw = (double)(splitmix64(here + i * golden) >> 32);
-    return draw < floor((double)c->p * 4294967296.0) ? 0 : x / (1 - (double)c->p);
+    const uint64_t four = splitmix64(here + (i / 4 + 1) * golden);
+    double draw = (double)(four / (uint64_t)pow(2, i % 4 * 16.0) % 65536);
+    return draw < floor((double)c->p * 65536) ? 0 : x / (1 - (double)c->p);
 }
 static void naive_residual(const Case *c, double **v) {
     for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = v[1][i] + dropped(c, i, v[2][i]);

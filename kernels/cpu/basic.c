@@ -157,11 +157,11 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 
 /* ---- residual and dropout ---------------------------------------------------------------------------------
  * The mask is a hash of (key, place, i): nothing is stored, backward asks again, and no device or thread count changes
- * it. The upper half of the hash decides. */
+ * it. A number of 16 bits decides. */
 
-static inline int kept(uint64_t key, uint64_t i, uint32_t least) { return random_bits(key, i - 1) >> 32 >= least; }
+static inline int kept(uint64_t key, uint64_t i, uint32_t least) { return random_16(key, i) >= least; }
 static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
-    const uint32_t least = (uint32_t)((double)p * 4294967296.0);
+    const uint32_t least = (uint32_t)((double)p * 65536);
     const real scale = (real)1 / ((real)1 - (real)p);
     const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
     #pragma omp parallel for PARALLEL_IF(n)
@@ -169,7 +169,7 @@ static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key
 }
 static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
                      int place, size_t n) {
-    const uint32_t least = (uint32_t)((double)p * 4294967296.0);
+    const uint32_t least = (uint32_t)((double)p * 65536);
     const real scale = (real)1 / ((real)1 - (real)p);
     const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
     #pragma omp parallel for PARALLEL_IF(n)

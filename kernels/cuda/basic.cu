@@ -4,8 +4,8 @@
 // All of them move bytes and hardly compute. What makes such a kernel fast: 16 bytes per load and store,
 // several loads of each thread under way at once, every byte moved once. W is how many elements a thread
 // takes at a time: VECTOR (16 bytes), or 1 where a width or a pointer does not allow that.
+#include "join.cuh"
 #include "sort.cuh"
-#include "../random.h"
 #include <math.h>
 #include <string.h>
 
@@ -422,32 +422,30 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 
 // ---- residual and dropout ---------------------------------------------------------------------------------
 
-// A thread has W elements, the last one maybe fewer. residual NULL: dropout alone. The mask is bit for bit that
-// of kernels/cpu/basic.c. Moves 3*n elements, or 2*n.
-template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual,
-        const floatX *branch, uint32_t least, real scale, const uint64_t *key, int place, size_t n) {
+// A thread has W elements. residual NULL: dropout alone. Moves 3*n elements, or 2*n.
+template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual, const floatX *branch,
+        Dropout dropout, size_t n) {
     const size_t from = global_index() * W;
-    const uint64_t here = least ? random_key(*key, place) : 0;
-    auto value = [&](floatX old, floatX x, size_t i) {
-        const real kept = least == 0 || random_bits(here, i - 1) >> 32 >= least ? R(x) * scale : 0;
-        return X(residual ? R(old) + kept : kept);
-    };
+    const uint64_t here = drop_key(dropout);
     if (from + W <= n) {
         Pack<W> x = load<W>(branch + from), old = residual ? load<W>(residual + from) : x;
-        #pragma unroll
-        for (int i = 0; i < W; i++) x.x[i] = value(old.x[i], x.x[i], from + i);
+        real sum[W];
+        for (int i = 0; i < W; i++) sum[i] = R(x.x[i]);
+        drop<W>(sum, dropout, here, from);
+        for (int i = 0; i < W; i++) x.x[i] = X(residual ? R(old.x[i]) + sum[i] : sum[i]);
         store(out + from, x);
     } else
-        for (size_t i = from; i < n; i++) out[i] = value(residual ? residual[i] : branch[i], branch[i], i);
+        for (size_t i = from; i < n; i++) {                 // the last few
+            real x = R(branch[i]);
+            drop<1>(&x, dropout, here, i);
+            out[i] = X(residual ? R(residual[i]) + x : x);
+        }
 }
 static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
         int place, size_t n) {
-    const uint32_t least = (uint32_t)((double)p * 4294967296.0);
-    const real scale = (real)1 / ((real)1 - (real)p);
     const bool w = wide(0, out, residual, branch);
     auto kernel = w ? drop_kernel<VECTOR> : drop_kernel<1>;
-    LAUNCH(kernel, divide_up(n, 256 * (w ? VECTOR : 1)), 256, 0, out, residual, branch, least, scale, key,
-            place, n);
+    LAUNCH(kernel, divide_up(n, 256 * (w ? VECTOR : 1)), 256, 0, out, residual, branch, dropout_of(p, key, place), n);
 }
 static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
     residual(out, NULL, inp, p, key, place, n);
