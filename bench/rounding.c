@@ -20,12 +20,21 @@ static void fill(const Device *dev, void *to, size_t n, uint64_t key, double sca
     free(values);
 }
 
+/* What the model's joins do with it, but for the norm. */
+static void add_up(Model *m, Sum s) {
+    const int N = m->N, C = m->config.channels;
+    if (s.plan) m->dev->combine_forward(m->s.dnormed[0], s.rows, s.weight, s.bias, s.plan, C, GROUPED);
+    for (int i = 0; i < s.products; i++)
+        m->dev->matmul_backward_input(m->s.branch, s.product[i].dout, s.product[i].weight, N, C, s.product[i].O, SET);
+}
 static void work(Model *m, int part) {
     LayerActs *a = m->acts;
-    if (part == 0) moe_layer_forward(m, a, m->lp, m->s.branch, a->mlp_normed);
-    if (part == 1) moe_layer_backward(m, a, m->lp, m->lg, m->s.dnormed, m->s.dresid, a->mlp_normed, 1);
+    Sum s = { 0 };
+    if (part == 0) s = moe_layer_forward(m, a, m->lp, a->mlp_normed);
+    if (part == 1) s = moe_layer_backward(m, a, m->lp, m->lg, m->s.dresid, a->mlp_normed, 1);
     if (part == 2) route_forward(m, &a->mlp, m->lp->router, a->mlp_normed);
-    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, m->s.dnormed, a->mlp_normed, 1);
+    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, &s, a->mlp_normed, 1);
+    add_up(m, s);
 }
 
 void bench_rounding(const Device *dev) {

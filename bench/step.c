@@ -160,6 +160,18 @@ NOTED(activation_backward, (floatX *dpre, floatX *wact, real *dweight, const flo
                             const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F),
       (dpre, wact, dweight, da, pre, weight, plan, rows, f, M, F),
       0, times(M, F) * (2 + 2 * pre_of(f)) * p.fx + (weight ? 2 * M * p.re : 0), "M=%d F=%d", M, F)
+NOTED(join_forward, (floatX *out, real *rstd, floatX *resid, const floatX *residual, const floatX *inp, const real *weight,
+                     const floatX *bias, const Plan *plan, float rate, const uint64_t *key, int place, const floatX *norm,
+                     float eps, int N, int C),
+      (out, rstd, resid, residual, inp, weight, bias, plan, rate, key, place, norm, eps, N, C),
+      0, times(N, C) * ((plan ? plan->K : 1) + 3) * p.fx + (plan ? slots(plan) * (4 + p.re) : 0) + N * p.re,
+      "N=%d K=%d C=%d", N, plan ? plan->K : 1, C)
+NOTED(join_backward, (floatX *dresid, real *dnorm, real *dbias, const floatX *inp, const Plan *plan, const floatX *more,
+                      const floatX *more_still, const floatX *resid, const floatX *norm, const real *rstd, int N, int C),
+      (dresid, dnorm, dbias, inp, plan, more, more_still, resid, norm, rstd, N, C),
+      0, times(N, C) * ((plan ? plan->K : inp != NULL) + (more != NULL) + (more_still != NULL) + 3) * p.fx
+          + (plan ? 4 * slots(plan) : 0) + N * p.re,
+      "N=%d K=%d+%d C=%d%s", N, plan ? plan->K : inp != NULL, (more != NULL) + (more_still != NULL), C, dbias ? " bias" : "")
 NOTED(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * p.fx,
       "N=%d C=%d", N, C)
 #define PAIRS (times(B, Q) * G * T * (T + 1.0) / 2)             /* (query, key) that see each other */
@@ -193,6 +205,8 @@ static Device noting(const Device *dev) {
     NOTE(parallel_linear_backward_weight); NOTE(router_forward); NOTE(router_backward); NOTE(route_plan); NOTE(route_round);
     NOTE(router_losses); NOTE(router_bias); NOTE(combine_forward); NOTE(activation_forward);
     NOTE(activation_backward); NOTE(bias_backward); NOTE(attention_forward); NOTE(attention_backward);
+    if (dev->join_forward) NOTE(join_forward);
+    if (dev->join_backward) NOTE(join_backward);
     if (dev->expert_up_forward) NOTE(expert_up_forward);
     if (dev->expert_down_backward) NOTE(expert_down_backward);
     NOTE(cross_entropy); NOTE(sum); NOTE(squares); NOTE(adamw);

@@ -293,6 +293,20 @@ typedef struct Device {
                                  const floatX *dout, const floatX *down, const floatX *pre, const real *weight,
                                  const Plan *plan, Activation f, int C, int F, Rows dout_rows);
 
+    /* ---- where one half of a layer ends and the next begins; NULL where a device has only the parts -----------
+     * inp: rows (S,C) GROUPED, or, plan NULL, (N,C).
+     * join_forward:  branch = combine_forward(inp, weight, bias, plan), residual(resid, residual, branch, p, key, place),
+     *                rmsnorm_forward(out, rstd, resid, norm, eps). Without a plan there is no weight.
+     * join_backward: dout = combine_forward(inp, plan) + more + more_still, each NULL if there is none,
+     *                rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then bias_backward(dbias, dresid) if dbias.
+     * error: of the parts */
+    void (*join_forward )(OUT floatX *out, OUT real *rstd, OUT floatX *resid, const floatX *residual, const floatX *inp,
+                          const real *weight, const floatX *bias, const Plan *plan, float p, const uint64_t *key,
+                          int place, const floatX *norm, float eps, int N, int C);
+    void (*join_backward)(ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, const floatX *inp, const Plan *plan,
+                          const floatX *more, const floatX *more_still, const floatX *resid, const floatX *norm,
+                          const real *rstd, int N, int C);
+
     /* ---- bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------- */
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);
 

@@ -6,7 +6,7 @@
 
 static HeadOrder head_order(const Config *c) { return c->attention_experts > 1 ? HEADS_TILED : HEADS_GROUPED; }
 
-void attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out, const floatX *x, int layer) {
+Sum attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const floatX *x, int layer) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->att;
@@ -36,11 +36,12 @@ void attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, float
     }
 
     /* 6. Back to C channels by the same experts, and 7. summed by the router's weights. */
-    if (mixture) {
-        dev->parallel_linear_forward(m->s.rows, a->mixed, p->output, NULL, &r->plan, G*D, C, BY_SLOT, GROUPED);
-        dev->combine_forward(out, m->s.rows, r->weight, p->att_bias, &r->plan, C, GROUPED);
-    } else
-        dev->matmul_forward(out, a->mixed, p->output, N, Q*G*D, C);
+    if (!mixture) {
+        dev->matmul_forward(m->s.branch, a->mixed, p->output, N, Q*G*D, C);
+        return (Sum){ .rows = m->s.branch };
+    }
+    dev->parallel_linear_forward(m->s.rows, a->mixed, p->output, NULL, &r->plan, G*D, C, BY_SLOT, GROUPED);
+    return (Sum){ .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->att_bias };
 }
 
 /* The same for a token of each of a few sequences, from the residual stream to the residual stream. */
@@ -60,17 +61,17 @@ void attention_layer_few(Model *m, LayerActs *a, const LayerParams *p, floatX *o
     dev->few_out(out, resid, a->mixed, a->att.expert, a->att.weight, p->output, p->att_bias, 1, N, A, X, H, C);
 }
 
-void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx,
-                              const floatX *dout, const floatX *x, float scale) {
+Sum attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, const floatX *dout,
+                             const floatX *x, float scale) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->att;
     const int mixture = c->attention_experts > 1;
     const int N = m->N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
+    Sum dx = { 0 };
 
     /* 7, 6. As in moe.c, with experts whose nonlinearity is the identity. */
     if (mixture) {
-        if (p->att_bias) dev->bias_backward(g->att_bias, dout, N, C);
         dev->parallel_linear_backward_input(m->s.dmixed, dout, p->output, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
         dev->activation_backward(m->s.dmixed, m->s.act, m->s.dweight, m->s.dmixed, a->mixed, r->weight,
                                  &r->plan, BY_SLOT, IDENTITY, N*Q, G*D);
@@ -94,14 +95,15 @@ void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Laye
         dev->parallel_linear_backward_input(m->s.rows, m->s.dq, p->query, &r->plan, C, G*D, GROUPED, BY_SLOT);
         dev->parallel_linear_backward_weight(g->query, NULL, m->s.dq, x, &r->plan, C, G*D, BY_TOKEN, BY_SLOT,
                                              m->write);
-        dev->combine_forward(dx, m->s.rows, NULL, NULL, &r->plan, C, GROUPED);
+        dx.rows = m->s.rows, dx.plan = &r->plan;
     } else {
-        dev->matmul_backward_input(dx, m->s.dq, p->query, N, C, Q*G*D, SET);
+        sum_product(&dx, m->s.dq, p->query, Q*G*D);
         dev->matmul_backward_weight(g->query, m->s.dq, x, N, C, Q*G*D, m->write);
     }
-    dev->matmul_backward_input(dx, m->s.dkv, p->kv, N, C, 2*G*D, ADD);
+    sum_product(&dx, m->s.dkv, p->kv, 2*G*D);
     dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D, m->write);
 
     /* 2, 1 */
-    if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, dx, x, scale);
+    if (mixture) route_backward(m, &a->att, p->att_router, g->att_router, &dx, x, scale);
+    return dx;
 }

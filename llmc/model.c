@@ -157,7 +157,9 @@ static void describe_scratch(Model *m) {
         SHARED(dlogits, N*(size_t)(c->experts > c->attention_experts ? c->experts : c->attention_experts)*X);
         SHARED(dweight, most*Re);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
-        SHARED(dnormed, N*C*X);
+        SHARED(dnormed[0], N*C*X);
+        if (m->dev->join_backward)
+        SHARED(dnormed[1], N*C*X);
         SHARED(dresid, N*C*X);
     }
 #undef SHARED
@@ -379,50 +381,94 @@ int model_few(const Model *m) {
         && m->dev->few_fits(m->N, c->channels, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
 
-static void block_forward(Model *m, int l, const floatX *resid) {
+/* The end of a half: resid = residual + drop(sum of s), and that normalized for what comes next. */
+static void join_forward(Model *m, floatX *normed, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
+                         int place, const floatX *norm, double eps) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels;
-    const size_t NC = (size_t)N * (size_t)C;
-    const float eps = (float)m->config.norm_eps;
-    LayerActs *a = &m->acts[l];
+    const floatX *branch = s->plan ? m->s.branch : s->rows;
+    if (dev->join_forward) {
+        dev->join_forward(normed, rstd, resid, residual, s->rows, s->weight, s->bias, s->plan, m->dropout, m->key, place,
+                          norm, (float)eps, N, C);
+        return;
+    }
+    if (s->plan) dev->combine_forward(m->s.branch, s->rows, s->weight, s->bias, s->plan, C, GROUPED);
+    dev->residual(resid, residual, branch, m->dropout, m->key, place, (size_t)N * (size_t)C);
+    dev->rmsnorm_forward(normed, rstd, resid, norm, (float)eps, N, C);
+}
+/* And back: dx is the gradient of what was normalized. The residual stream passes its gradient (m->s.dresid) on
+ * unchanged and each half adds its own. dbias: of the half before, unless dropout comes first. */
+static void join_backward(Model *m, real *dnorm, real *dbias, const Sum *dx, const floatX *resid, const floatX *norm,
+                          const real *rstd) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels, at_once = dev->join_backward != NULL;
+    floatX *sum = m->s.dnormed[0], *addend[2] = { sum, at_once ? m->s.dnormed[1] : sum };
+    if (m->dropout > 0) dbias = NULL;
+    if (!at_once && dx->plan) dev->combine_forward(sum, dx->rows, NULL, NULL, dx->plan, C, GROUPED);
+    for (int i = 0; i < dx->products; i++)
+        dev->matmul_backward_input(addend[i], dx->product[i].dout, dx->product[i].weight, N, C, dx->product[i].O,
+                                   at_once || (!dx->rows && i == 0) ? SET : ADD);
+    if (at_once) {
+        dev->join_backward(m->s.dresid, dnorm, dbias, dx->rows, dx->plan, dx->products > 0 ? addend[0] : NULL,
+                           dx->products > 1 ? addend[1] : NULL, resid, norm, rstd, N, C);
+        return;
+    }
+    dev->rmsnorm_backward(m->s.dresid, dnorm, dx->rows && !dx->plan ? dx->rows : sum, resid, norm, rstd, N, C);
+    if (dbias) dev->bias_backward(dbias, m->s.dresid, N, C);
+}
+
+/* From a->att_normed to the next layer's, or to m->final. again: only what backward needs is made once more. */
+static void block_forward(Model *m, int l, const floatX *resid, int again) {
+    const Config *c = &m->config;
+    LayerActs *a = &m->acts[l], *next = a + 1;
     const LayerParams *p = &m->lp[l];
+    const int last = l == c->layers - 1;
     if (model_few(m)) {
         attention_layer_few(m, a, p, a->mid, resid, l);
         moe_layer_few(m, a, p, a->out, a->mid);
         return;
     }
 
-    dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
-    attention_layer_forward(m, a, p, m->s.branch, a->att_normed, l);
-    dev->residual(a->mid, resid, m->s.branch, m->dropout, m->key, 2*l + 1, NC);
+    Sum answer = attention_layer_forward(m, a, p, a->att_normed, l);
+    join_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, resid, &answer, 2*l + 1, p->mlp_norm, c->norm_eps);
 
-    dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, p->mlp_norm, eps, N, C);
-    moe_layer_forward(m, a, p, m->s.branch, a->mlp_normed);
-    dev->residual(a->out, a->mid, m->s.branch, m->dropout, m->key, 2*l + 2, NC);
+    answer = moe_layer_forward(m, a, p, a->mlp_normed);
+    if (again) return;
+    if (last) join_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, m->p.final_norm, c->final_eps);
+    else join_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, m->lp[l+1].att_norm, c->norm_eps);
 }
 
-/* m->s.dresid: on entry the gradient of the layer's output, on return that of its input. The residual stream passes
- * it on unchanged and each branch adds its own. */
+/* The gradient of a half's answer: that of the stream, through dropout. */
+static const floatX *half_backward(Model *m, real *dbias, int place) {
+    const Device *dev = m->dev;
+    const int N = m->N, C = m->config.channels;
+    if (!(m->dropout > 0)) return m->s.dresid;
+    dev->dropout(m->s.branch, m->s.dresid, m->dropout, m->key, place, (size_t)N * (size_t)C);
+    if (dbias) dev->bias_backward(dbias, m->s.branch, N, C);
+    return m->s.branch;
+}
+
+/* m->s.dresid: on entry the gradient of the layer's output, on return that of its input. */
 static void block_backward(Model *m, int l, const floatX *resid, float scale) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels;
-    const size_t NC = (size_t)N * (size_t)C;
     const float eps = (float)m->config.norm_eps;
     LayerActs *a = &m->acts[l];
     const LayerParams *p = &m->lp[l];
     LayerGrads *g = &m->lg[l];
-    floatX *dresid = m->s.dresid, *dbranch = m->dropout > 0 ? m->s.branch : dresid;
+    Sum dx;
 
-    if (m->recompute >= 2) block_forward(m, l, resid);
+    if (m->recompute >= 2) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
+    if (m->recompute >= 2) block_forward(m, l, resid, 1);
     if (m->recompute == 1) dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, p->mlp_norm, eps, N, C);
-    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 2, NC);
-    moe_layer_backward(m, a, p, g, m->s.dnormed, dbranch, a->mlp_normed, scale);
-    dev->rmsnorm_backward(dresid, g->mlp_norm, m->s.dnormed, a->mid, p->mlp_norm, a->mlp_rstd, N, C);
+    const floatX *dout = half_backward(m, g->mlp_bias, 2*l + 2);
+    dx = moe_layer_backward(m, a, p, g, dout, a->mlp_normed, scale);
+    join_backward(m, g->mlp_norm, g->att_bias, &dx, a->mid, p->mlp_norm, a->mlp_rstd);
 
     if (m->recompute == 1) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
-    if (m->dropout > 0) dev->dropout(dbranch, dresid, m->dropout, m->key, 2*l + 1, NC);
-    attention_layer_backward(m, a, p, g, m->s.dnormed, dbranch, a->att_normed, scale);
-    dev->rmsnorm_backward(dresid, g->att_norm, m->s.dnormed, resid, p->att_norm, a->att_rstd, N, C);
+    dout = half_backward(m, g->att_bias, 2*l + 1);
+    dx = attention_layer_backward(m, a, p, g, dout, a->att_normed, scale);
+    join_backward(m, g->att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, resid, p->att_norm, a->att_rstd);
 }
 
 void model_forward(Model *m) {
@@ -430,9 +476,10 @@ void model_forward(Model *m) {
     const int N = m->N, C = m->config.channels, L = m->config.layers;
     dev->embed_forward(m->encoded, m->tokens, m->p.embed, N, C);
     if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, m->dropout, m->key, 0, (size_t)N * (size_t)C);
-    for (int l = 0; l < L; l++) block_forward(m, l, l ? m->acts[l-1].out : m->encoded);
-    if (model_few(m)) return;                               /* the norm is model_next's */
-    dev->rmsnorm_forward(m->final, m->final_rstd, m->acts[L-1].out, m->p.final_norm, (float)m->config.final_eps, N, C);
+    if (!model_few(m))                                      /* which has norms of its own */
+        dev->rmsnorm_forward(m->acts[0].att_normed, m->acts[0].att_rstd, m->encoded, m->lp[0].att_norm,
+                             (float)m->config.norm_eps, N, C);
+    for (int l = 0; l < L; l++) block_forward(m, l, l ? m->acts[l-1].out : m->encoded, 0);
 }
 
 /* Rows first.. of an (N,C) matrix. */
@@ -495,8 +542,8 @@ void model_backward(Model *m, float scale) {
     const int N = m->N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
     const size_t NC = (size_t)N * (size_t)C;
     dev->zero(m->s.dresid, NC * dev->floatX_size);
-    dev->rmsnorm_backward(m->s.dresid, m->g.final_norm, m->dfinal, m->acts[L-1].out, m->p.final_norm,
-                          m->final_rstd, N, C);
+    join_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out, m->p.final_norm,
+                  m->final_rstd);
     parallel_gradients(m, m->manifest.range_count - 1);
     for (int l = L-1; l >= 0; l--) {
         m->write = m->fresh && (l == L-1 || !m->config.universal) ? SET : ADD;

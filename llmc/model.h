@@ -59,16 +59,30 @@ typedef struct {                        /* what a layer's forward leaves for its
 } LayerActs;
 
 typedef struct {                      /* one layer at a time uses these */
-    floatX *branch;                   /* (N,C)   what a block adds to the residual stream; in backward, its gradient */
+    floatX *branch;                   /* (N,C)   what a half of a layer adds to the residual stream; in backward, its gradient */
     floatX *rows;                     /* (S,C)   expert outputs; in backward, gradients of expert inputs */
     floatX *act, *dact;               /* (S,F)   also attention: (N, Q*G*D) */
     floatX *dpre;                     /* (S,2F) */
     floatX *dq, *dmixed, *dkv;        /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
     floatX *dlogits;  real *dweight;  /* (N,E) (S) */
     int    *choice;                   /* (N,K) what tokens chose, before it is rounded */
-    floatX *dnormed, *dresid;         /* (N,C) (N,C) */
+    floatX *dnormed[2], *dresid;      /* (N,C)   two addends of the one, where they can be added later */
     floatX *logits;                   /* (head_rows, V) a chunk of the head's output */
 } Scratch;
+
+/* What a half of a layer leaves for its end: its answer, or the gradient of what it read, before it is summed (join_forward,
+ * join_backward in kernels.h). Products are not made yet: dout (N,O) times weight (O,C). */
+typedef struct { const floatX *dout, *weight; int O; } Product;
+typedef struct {
+    const floatX *rows;                 /* (S,C) grouped, or, without a plan, (N,C); NULL: none */
+    const Plan   *plan;
+    const real   *weight;               /* (S)  NULL: ones */
+    const floatX *bias;                 /* (C)  NULL: zeros */
+    Product product[2];  int products;
+} Sum;
+static inline void sum_product(Sum *s, const floatX *dout, const floatX *weight, int O) {
+    s->product[s->products++] = (Product){ dout, weight, O };
+}
 
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 
@@ -171,18 +185,17 @@ uint64_t model_state(const Model *m);   /* a number of all that these functions'
 int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
 
-/* The layers. dx and dout are gradients of x and out; weights' gradients accumulate. */
-void attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out,
-                              const floatX *x, int layer);
-void attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx,
-                              const floatX *dout, const floatX *x, float scale);
+/* The two halves of a layer. Forward returns the answer to x; backward, with dout the gradient of that answer, that of x.
+ * Weights' gradients accumulate. */
+Sum  attention_layer_forward (Model *m, LayerActs *a, const LayerParams *p, const floatX *x, int layer);
+Sum  attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, const floatX *dout,
+                              const floatX *x, float scale);
 void attention_layer_few(Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *resid, int layer);
-void moe_layer_forward (Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *x);
+Sum  moe_layer_forward (Model *m, LayerActs *a, const LayerParams *p, const floatX *x);
 void moe_layer_few(Model *m, LayerActs *a, const LayerParams *p, OUT floatX *out, const floatX *resid);
-void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, OUT floatX *dx, const floatX *dout,
-                        const floatX *x, float scale);
+Sum  moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, const floatX *dout, const floatX *x,
+                        float scale);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
 void route_losses  (Model *m, Route *r);
-void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC floatX *dx, const floatX *x,
-                    float scale);
+void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC Sum *dx, const floatX *x, float scale);
 #endif

@@ -15,24 +15,27 @@ static void mlp_forward(Model *m, floatX *pre, const floatX *up, const floatX *d
     dev->matmul_forward(out, m->s.act, down, N, F, C);
 }
 static void mlp_backward(Model *m, const floatX *pre, const floatX *up, const floatX *down, real *dup, real *ddown,
-                         floatX *dx, const floatX *dout, const floatX *x, int F, Write how) {
+                         Sum *dx, const floatX *dout, const floatX *x, int F) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, P = pre_width(&m->config, F);
     dev->matmul_backward_input(m->s.dact, dout, down, N, F, C, SET);
     dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, pre, NULL, NULL, BY_TOKEN,
                              (Activation)m->config.activation, N, F);
     dev->matmul_backward_weight(ddown, dout, m->s.act, N, F, C, m->write);
-    dev->matmul_backward_input(dx, m->s.dpre, up, N, C, P, how);
+    sum_product(dx, m->s.dpre, up, P);
     dev->matmul_backward_weight(dup, m->s.dpre, x, N, C, P, m->write);
 }
 
-void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out, const floatX *x) {
+Sum moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const floatX *x) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->mlp;
     const int C = c->channels, F = c->width, P = pre_width(c, F);
     const Activation f = (Activation)c->activation;
-    if (c->experts == 1) { mlp_forward(m, a->pre, p->up, p->down, out, x, F); return; }
+    if (c->experts == 1) {
+        mlp_forward(m, a->pre, p->up, p->down, m->s.branch, x, F);
+        return (Sum){ .rows = m->s.branch };
+    }
 
     /* 1, 2. Choose experts; sort the slots by expert. */
     route_forward(m, &a->mlp, p->router, x);
@@ -46,13 +49,14 @@ void moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, floatX *out
     dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, NULL, &r->plan, F, C, GROUPED, GROUPED);
 
     /* 4. Each token adds up what its K experts answered, by weight. */
-    dev->combine_forward(out, m->s.rows, r->weight, p->mlp_bias, &r->plan, C, GROUPED);
+    if (!c->shared_width)
+        return (Sum){ .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->mlp_bias };
+    dev->combine_forward(m->s.branch, m->s.rows, r->weight, p->mlp_bias, &r->plan, C, GROUPED);
 
     /* 5. The shared expert sees every token. */
-    if (c->shared_width) {
-        mlp_forward(m, a->shared_pre, p->shared_up, p->shared_down, m->s.rows, x, c->shared_width);
-        dev->residual(out, out, m->s.rows, 0, NULL, 0, (size_t)m->N * (size_t)C);
-    }
+    mlp_forward(m, a->shared_pre, p->shared_up, p->shared_down, m->s.rows, x, c->shared_width);
+    dev->residual(m->s.branch, m->s.branch, m->s.rows, 0, NULL, 0, (size_t)m->N * (size_t)C);
+    return (Sum){ .rows = m->s.branch };
 }
 
 /* The same for a token of each of a few sequences, from the residual stream to the residual stream. */
@@ -77,17 +81,20 @@ void moe_layer_few(Model *m, LayerActs *a, const LayerParams *p, floatX *out, co
 
 /* Neither the experts' answers nor their activations were kept: activation_backward recomputes the latter from a->pre
  * and has the gradient of the router weights fall out of the former's gradient (kernels/cpu/expert.c). */
-void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, floatX *dx, const floatX *dout,
-                        const floatX *x, float scale) {
+Sum moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, const floatX *dout, const floatX *x,
+                       float scale) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->mlp;
-    const int N = m->N, C = c->channels, F = c->width, P = pre_width(c, F);
+    const int C = c->channels, F = c->width, P = pre_width(c, F);
     const Activation f = (Activation)c->activation;
-    if (c->experts == 1) { mlp_backward(m, a->pre, p->up, p->down, g->up, g->down, dx, dout, x, F, SET); return; }
+    Sum dx = { 0 };
+    if (c->experts == 1) {
+        mlp_backward(m, a->pre, p->up, p->down, g->up, g->down, &dx, dout, x, F);
+        return dx;
+    }
 
     /* 4, 3. The gradient of the sum is the same for all K experts: they read it where it lies, by token. */
-    if (p->mlp_bias) dev->bias_backward(g->mlp_bias, dout, N, C);
     if (dev->expert_down_backward)
         dev->expert_down_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, r->weight, &r->plan, f,
                                   C, F, BY_TOKEN);
@@ -100,13 +107,14 @@ void moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads
     dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, &r->plan, C, P, GROUPED, GROUPED);
     dev->parallel_linear_backward_weight(g->up, NULL, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED,
                                          m->write);
-    dev->combine_forward(dx, m->s.rows, NULL, NULL, &r->plan, C, GROUPED);
+    dx.rows = m->s.rows, dx.plan = &r->plan;
 
     /* 2, 1 */
-    route_backward(m, &a->mlp, p->router, g->router, dx, x, scale);
+    route_backward(m, &a->mlp, p->router, g->router, &dx, x, scale);
 
     /* 5 */
     if (c->shared_width)
-        mlp_backward(m, a->shared_pre, p->shared_up, p->shared_down, g->shared_up, g->shared_down, dx, dout,
-                     x, c->shared_width, ADD);
+        mlp_backward(m, a->shared_pre, p->shared_up, p->shared_down, g->shared_up, g->shared_down, &dx, dout, x,
+                     c->shared_width);
+    return dx;
 }

@@ -29,13 +29,13 @@ void route_losses(Model *m, Route *r) {
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
-void route_backward(Model *m, Route *r, const floatX *router, real *drouter, floatX *dx, const floatX *x, float scale) {
+void route_backward(Model *m, Route *r, const floatX *router, real *drouter, Sum *dx, const floatX *x, float scale) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
 
     /* 1 */
     dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->plan.first, r->logits, r->load,
                          m->balance_coef * scale, m->z_coef * scale, N * m->ranks, (Scores)m->config.scores, N, E, K);
-    dev->matmul_backward_input(dx, m->s.dlogits, router, N, C, E, ADD);
+    sum_product(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, m->write);
 }

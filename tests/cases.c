@@ -607,6 +607,66 @@ static Case *bias_backward(const Shape *s, int exact) {
     return c;
 }
 
+static void run_join_forward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    const Plan *given = c->plan < 0 ? NULL : &plan;
+    if (d->join_forward) {
+        d->join_forward(b[0], b[1], b[2], b[4], b[5], b[6], b[7], given, c->p, b[8], PLACE, b[9], c->eps, c->N, c->C);
+        return;
+    }
+    if (given) d->combine_forward(b[3], b[5], b[6], b[7], given, c->C, GROUPED);
+    d->residual(b[2], b[4], given ? b[3] : b[5], c->p, b[8], PLACE, times(c->N, c->C));
+    d->rmsnorm_forward(b[0], b[1], b[2], b[9], c->eps, c->N, c->C);
+}
+static Case *join_forward(const Shape *s, int routes, float p) {
+    Case *c = BEGIN(join_forward, s, 0, "%s p=%g %s C=%d", routes ? "grouped" : "token", (double)p, s->name, s->C);
+    const size_t rows = (size_t)(routes ? c->S : c->N);
+    c->p = p, c->key = 0x123456789abcdef;
+    out(c, FLOATX, "out", times(c->N, c->C), 8, s->K + 1);
+    out(c, REAL, "rstd", (size_t)c->N, 3, 8);                       /* of a stream that was rounded twice */
+    out(c, FLOATX, "resid", times(c->N, c->C), 3, s->K + 5);
+    add(c, SCRATCH, FLOATX, "branch", times(c->N, c->C), NULL)->moved = 0;
+    in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1);
+    if (routes) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
+    if (routes) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
+    in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
+    if (routes) routed(c, ROW_OF_SLOT);
+    return c;
+}
+static void run_join_backward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    const Plan *given = c->plan < 0 ? NULL : &plan;
+    if (d->join_backward) {
+        d->join_backward(b[0], b[1], b[2], b[4], given, b[5], b[6], b[7], b[8], b[9], c->N, c->C);
+        return;
+    }
+    if (given) d->combine_forward(b[3], b[4], NULL, NULL, given, c->C, GROUPED);
+    else if (b[4]) d->copy(b[3], b[4], times(c->N, c->C) * d->floatX_size);
+    else d->zero(b[3], times(c->N, c->C) * d->floatX_size);
+    for (int i = 5; i < 7; i++) if (b[i]) d->residual(b[3], b[3], b[i], 0, NULL, 0, times(c->N, c->C));
+    d->rmsnorm_backward(b[0], b[1], b[3], b[7], b[8], b[9], c->N, c->C);
+    if (b[2]) d->bias_backward(b[2], b[0], c->N, c->C);
+}
+static Case *join_backward(const Shape *s, int routes, int inp, int more, int bias) {
+    Case *c = BEGIN(join_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
+                    more > 1 ? " + 2" : more ? " + 1" : "", bias ? " bias" : "", s->name, s->C);
+    const size_t rows = (size_t)(routes ? c->S : c->N);
+    acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, s->K + 3);
+    acc(c, REAL, "dnorm", (size_t)c->C, 0, 1, 16, s->K + 3);        /* of products that were rounded */
+    if (bias) acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 16, c->N + 1); else absent(c);
+    add(c, SCRATCH, FLOATX, "dout", times(c->N, c->C), NULL)->moved = 0;
+    if (inp) in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1); else absent(c);
+    for (int i = 0; i < 2; i++)
+        if (i < more) in(c, FLOATX, i ? "more_still" : "more", times(c->N, c->C), 0, 1); else absent(c);
+    in(c, FLOATX, "resid", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
+    in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
+    if (routes) routed(c, ROW_OF_SLOT);
+    return c;
+}
+
 /* ---- attention ----------------------------------------------------------------------------------------- */
 
 static const char *const order_name[] = { "tiled", "grouped" };
@@ -897,6 +957,17 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
             DO(expert_up_forward(s, (Activation)f, (Rows)rows));
             DO(expert_down_backward(s, (Activation)f, (Rows)rows));
         }
+    }
+    DO(join_forward(s, 1, 0));
+    DO(join_forward(s, 0, 0));
+    if (all) for (int routes = 0; routes < 2; routes++) DO(join_forward(s, routes, 0.3f));
+    DO(join_backward(s, 1, 1, 1, 1));                       /* an MLP of experts, a mixture of attention heads, */
+    DO(join_backward(s, 1, 1, 2, 1));
+    DO(join_backward(s, 0, 0, 2, 0));                       /* plain attention */
+    if (all) for (int bias = 0; bias < 2; bias++) {
+        DO(join_backward(s, 1, 1, 0, bias));
+        DO(join_backward(s, 0, 1, 0, bias));
+        DO(join_backward(s, 0, 0, 1, bias));
     }
     for (int order = HEADS_TILED; order <= (all ? HEADS_GROUPED : HEADS_TILED); order++) {
         DO(attention_forward(s, (HeadOrder)order));

@@ -264,110 +264,6 @@ static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, const fl
     LAUNCH(kernel, divide_up(N, block.y), block, 0, out, rstd, inp, weight, eps, N, C);
 }
 
-// out[c] += the sum of column c of partial (rows,C). A block has 32 columns; each of its warps adds every
-// 32nd row, and then their sums are added in order.
-static __global__ void add_rows_kernel(real *out, const real *partial, int rows, int C) {
-    __shared__ real part[32][32];
-    const int c = blockIdx.x * 32 + threadIdx.x;
-    real sum = 0;
-    #pragma unroll 8
-    for (int row = threadIdx.y; row < rows; row += 32) if (c < C) sum += partial[(size_t)row*C + c];
-    part[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y || c >= C) return;
-    sum = 0;
-    for (int y = 0; y < 32; y++) sum += part[y][threadIdx.x];
-    out[c] += sum;
-}
-
-// dinp and a block's share of dweight, in one pass. The block is as wide as a row, so a thread has the same
-// VECTOR columns of every row: their weights and their part of dweight stay in its registers. It takes ROWS rows
-// at a time, all loads at once, and threadIdx.y others do so beside it; one barrier serves the dot products of
-// all of them, for the sums of the next rows go elsewhere. Shares are rows of `partial` (blocks,C), added by
-// add_rows_kernel. Moves 4*N*C elements, dinp being read and written, and 2*blocks*C reals.
-enum { ROWS = 1 };
-static __global__ void __launch_bounds__(1024) rmsnorm_backward_kernel(floatX *dinp, real *partial,
-        const floatX *dout, const floatX *inp, const floatX *weight, const real *rstd, int N, int C) {
-    __shared__ real of_warp[2][ROWS][32], gathered[1024 * VECTOR];
-    const int c = threadIdx.x * VECTOR, warps = blockDim.x / 32;        // of a row
-    const int first = threadIdx.y * warps, warp = first + threadIdx.x / 32;
-    const bool mine = c < C;
-    const int together = blockDim.y * ROWS;
-    Vec w = {};
-    real share[VECTOR] = {};
-    if (mine) w = load_vec(weight + c);
-    for (size_t from = (size_t)blockIdx.x * together, turn = 0; from < N; from += (size_t)gridDim.x * together, turn ^= 1) {
-        Vec x[ROWS] = {}, dy[ROWS] = {}, dx[ROWS] = {};
-        real r[ROWS] = {};
-        #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const size_t n = from + threadIdx.y * ROWS + j, at = n*C + c;
-            if (n < N) r[j] = rstd[n];
-            if (n < N && mine) { x[j] = load_vec(inp + at); dy[j] = load_vec(dout + at); dx[j] = load_vec(dinp + at); }
-        }
-        #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            real dot = 0;
-            for (int i = 0; i < VECTOR; i++) dot += R(dy[j].x[i]) * R(w.x[i]) * R(x[j].x[i]);
-            dot = warp_sum(dot);
-            if (threadIdx.x % 32 == 0) of_warp[turn][j][warp] = dot;
-        }
-        __syncthreads();
-        #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const size_t n = from + threadIdx.y * ROWS + j;
-            real dot = 0;
-            for (int i = 0; i < warps; i++) dot += of_warp[turn][j][first + i];
-            const real k = r[j] * r[j] * r[j] / C * dot;
-            for (int i = 0; i < VECTOR; i++) {
-                const real d = R(dy[j].x[i]), a = R(x[j].x[i]);
-                dx[j].x[i] = X(R(dx[j].x[i]) + (r[j] * d * R(w.x[i]) - k * a));
-                share[i] += d * R(X(a * r[j]));
-            }
-            if (n < N && mine) store_vec(dinp + n*C + c, dx[j]);
-        }
-    }
-    const int width = blockDim.x * VECTOR;
-    for (int i = 0; i < VECTOR; i++) gathered[threadIdx.y * width + c + i] = share[i];
-    __syncthreads();
-    for (int to = threadIdx.y * blockDim.x + threadIdx.x; to < C; to += blockDim.x * blockDim.y) {
-        real sum = 0;
-        for (int y = 0; y < blockDim.y; y++) sum += gathered[y * width + to];
-        partial[(size_t)blockIdx.x * C + to] = sum;
-    }
-}
-// The same for rows of any width and address: a block reads each of its rows twice, and its share lies in memory.
-static __global__ void rmsnorm_backward_plain_kernel(floatX *dinp, real *partial, const floatX *dout,
-        const floatX *inp, const floatX *weight, const real *rstd, int N, int C) {
-    real *const share = partial + (size_t)blockIdx.x * C;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) share[c] = 0;
-    for (size_t n = blockIdx.x; n < N; n += gridDim.x) {
-        const floatX *x = inp + n*C, *dy = dout + n*C;
-        floatX *dx = dinp + n*C;
-        const real r = rstd[n];
-        real dot = 0;
-        for (int c = threadIdx.x; c < C; c += blockDim.x) dot += R(dy[c]) * R(weight[c]) * R(x[c]);
-        const real k = r * r * r / C * row_sum(dot);
-        for (int c = threadIdx.x; c < C; c += blockDim.x) {
-            dx[c] = X(R(dx[c]) + (r * R(dy[c]) * R(weight[c]) - k * R(x[c])));
-            share[c] += R(dy[c]) * R(X(R(x[c]) * r));
-        }
-    }
-}
-static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
-        const floatX *weight, const real *rstd, int N, int C) {
-    enum { BLOCKS = 528 };                                  // two or four for each multiprocessor of an H100
-    const unsigned x = (unsigned)divide_up(C, 32 * VECTOR) * 32;
-    const bool fits = wide(C, dinp, dout, inp, weight) && x <= 1024;
-    const dim3 block = fits ? dim3(x, x < 512 ? 512 / x : 1) : dim3(256);
-    const size_t groups = divide_up(N, fits ? block.y * ROWS : 1), blocks = groups < BLOCKS ? groups : BLOCKS;
-    if (!N) return;
-    real *const partial = (real *)workspace(blocks * C * sizeof(real));
-    auto kernel = fits ? rmsnorm_backward_kernel : rmsnorm_backward_plain_kernel;
-    LAUNCH(kernel, blocks, block, 0, dinp, partial, dout, inp, weight, rstd, N, C);
-    LAUNCH(add_rows_kernel, divide_up(C, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, C);
-}
-
 // ---- rope -------------------------------------------------------------------------------------------------
 
 // Cosines and sines come from the host: in double, and the same bits on every device. The frequency of pair i
@@ -451,46 +347,13 @@ static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key
     residual(out, NULL, inp, p, key, place, n);
 }
 
-// ---- bias -------------------------------------------------------------------------------------------------
-
-// Sums of columns. A block has 32 units of columns and 8 rows at a time, 4 of which a thread has under way;
-// its sum over every gridDim.y-th group of rows becomes a row of `partial` (gridDim.y,C). Reads N*C elements.
-template<int W> static __global__ void bias_backward_kernel(real *partial, const floatX *dout, int N, int C) {
-    __shared__ real part[8][32 * W];
-    const int c = (blockIdx.x * 32 + threadIdx.x) * W;
-    real sum[W] = {};
-    if (c < C) {
-        #pragma unroll 4
-        for (size_t n = blockIdx.y * 8 + threadIdx.y; n < N; n += gridDim.y * 8) {
-            const Pack<W> d = load<W>(dout + n*C + c);
-            for (int i = 0; i < W; i++) sum[i] += R(d.x[i]);
-        }
-    }
-    for (int i = 0; i < W; i++) part[threadIdx.y][threadIdx.x * W + i] = sum[i];
-    __syncthreads();
-    const int column = threadIdx.y * 32 + threadIdx.x, to = blockIdx.x * 32 * W + column;
-    if (column >= 32 * W || to >= C) return;
-    real total = 0;
-    for (int y = 0; y < 8; y++) total += part[y][column];
-    partial[(size_t)blockIdx.y * C + to] = total;
-}
-static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
-    const bool w = wide(C, dout);
-    const size_t across = divide_up(w ? C / VECTOR : C, 32), most = across < 1024 ? 1024 / across : 1;
-    const size_t groups = divide_up(N, 32), down = groups < most ? groups : most;
-    if (!N) return;
-    real *const partial = (real *)workspace(down * C * sizeof(real));
-    auto kernel = w ? bias_backward_kernel<VECTOR> : bias_backward_kernel<1>;
-    LAUNCH(kernel, dim3(across, down), dim3(32, 8), 0, partial, dout, N, C);
-    LAUNCH(add_rows_kernel, divide_up(C, 32), dim3(32, 32), 0, dbias, partial, (int)down, C);
-}
-
 extern "C" {
 void DEVICE(matmul)(Device *d);
 void DEVICE(matmul_portable)(Device *d);
 void DEVICE(hopper)(Device *d);
 void DEVICE(route)(Device *d);
 void DEVICE(round)(Device *d);
+void DEVICE(join)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(attention_hopper)(Device *d);
@@ -519,13 +382,13 @@ PART(device) {
     d->mark = cuda_mark;                      d->elapsed = cuda_elapsed;
     d->doing = cuda_doing;
     d->embed_forward = embed_forward;         d->embed_backward = embed_backward;
-    d->rmsnorm_forward = rmsnorm_forward;     d->rmsnorm_backward = rmsnorm_backward;
+    d->rmsnorm_forward = rmsnorm_forward;
     d->rope_table = rope_table;               d->rope = rope;
     d->residual = residual;                   d->dropout = dropout;
-    d->bias_backward = bias_backward;
     DEVICE(matmul)(d);
     DEVICE(route)(d);
     DEVICE(round)(d);
+    DEVICE(join)(d);
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(attention_hopper)(d);

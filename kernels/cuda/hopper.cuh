@@ -56,11 +56,6 @@ __device__ static inline void barrier_wait(uint32_t barrier, uint32_t parity) {
                  :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// Named barriers 1..15 of the block (0 is __syncthreads): `threads` of its threads meet.
-__device__ static inline void meet(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-
 // ---- bulk copies: a box at (column, row, plane) of a map ------------------------------------------------------------------
 
 __device__ static inline void bulk_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row, int plane) {

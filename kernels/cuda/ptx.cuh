@@ -82,6 +82,11 @@ __device__ static inline void wait_for_previous(void) {
 #endif
 }
 
+// Named barriers 1..15 of the block (0 is __syncthreads): `threads` of its threads meet.
+__device__ static inline void meet(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // 128 bytes on their way to the L2 cache, without waiting.
 __device__ static inline void prefetch_line(const void *p) {
     asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p)));
