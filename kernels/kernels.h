@@ -313,7 +313,7 @@ typedef struct Device {
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
      * A mixture of attention heads is Q = K: its slots are packed query heads, keys and values are never repeated.
-     * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps forward, 32 eps backward */
+     * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps + 8 eps_f32 forward, 32 eps backward */
     void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,

@@ -678,7 +678,7 @@ static Case *attention_forward(const Shape *s, HeadOrder order) {
     Case *c = BEGIN(attention_forward, s, 0, HEADS, HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
-    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 0);                     /* weights p rounded, then the sum */
+    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* weights p rounded, then the sum */
     out(c, REAL, "lse", times(c->N, H), 0, 8);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
