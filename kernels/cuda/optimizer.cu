@@ -94,7 +94,7 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, float s
         int V, int used) {
     const bool w = wide(V, logits);
     const int units = w ? V / VECTOR : V, room = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
-    const int kept = !w ? 0 : V < room ? V : room / VECTOR * VECTOR;
+    const int kept = !w || !gradient ? 0 : V < room ? V : room / VECTOR * VECTOR;     // read once: not at all
     const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
     auto kernel = w ? cross_entropy_kernel<VECTOR> : cross_entropy_kernel<1>;
     if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
