@@ -2,16 +2,18 @@
 // together. The formulas stand in kernels/cpu/route.c.
 //
 // Routing is decided on the GPU and stays there: nothing here depends on it for the size of a grid or of
-// memory. A token's logits belong to a row of threads: 32, a warp, or 8 or 16 if experts are no more. Lane l has experts
-// l, l+32, ... of them, also in shared memory, so that lanes need no barriers.
+// memory. A token's logits belong to a row of threads: 8, 16 or 32, so that each has up to 8 of the experts if that is enough:
+// lane l those that are l modulo their number, also in shared memory, and lanes need no barriers.
 #include "ptx.cuh"
 #include "route.cuh"
 #include "sort.cuh"
 
-// Rows of threads for tokens with E experts, as many as have room for E words each.
+// Rows of threads for tokens with E experts, as many as have room in shared memory, where a row has `pitch` words: those of
+// several tokens that a warp reads at once lie in different banks.
+__host__ __device__ static inline int pitch(int E) { return E % 32 ? E : E + 8; }
 static dim3 token_rows(int E) {
-    const dim3 block = row_threads(E, E, 32);
-    return dim3(block.x, block.x < 32 ? block.y : warps_for(E));
+    const dim3 block = row_threads(divide_up(E, 8), E, 32);
+    return dim3(block.x, block.x < 32 ? block.y : warps_for(pitch(E)));
 }
 __device__ static inline real row_max(real x) {             // row_sum's twin, for rows within a warp
     for (int lane = blockDim.x / 2; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
@@ -192,10 +194,10 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
         real zloss, Scores scores, int N, int E, int K) {
-    extern __shared__ real shared_p[];                      // (rows,E)
+    extern __shared__ real shared_p[];                      // (rows,pitch)
     const size_t own = (size_t)blockIdx.x * blockDim.y + threadIdx.y, n = own < N ? own : N - 1;
     const int lane = threadIdx.x;
-    real *p = shared_p + threadIdx.y * E;
+    real *p = shared_p + threadIdx.y * pitch(E);
     const floatX *x = logits + n*E;
     const size_t slot = first ? first[n] : n*K;
     const int *chosen = expert + slot, count = first ? first[n + 1] - (int)slot : K;
@@ -228,7 +230,7 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
         const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss,
         int tokens, Scores scores, int N, int E, int K) {
     const dim3 block = token_rows(E);
-    LAUNCH(router_backward_kernel, divide_up(N, block.y), block, block.y * E * sizeof(real), dlogits, dweight,
+    LAUNCH(router_backward_kernel, divide_up(N, block.y), block, block.y * pitch(E) * sizeof(real), dlogits, dweight,
             weight, lse, expert, first, logits, load, balance * E / ((real)K * N * tokens), zloss * 2 / N,
             scores, N, E, K);
 }
@@ -251,9 +253,9 @@ __device__ static double warp_sum_double(double x) {
 // (2,blocks).
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
         const int *load_of, Scores scores, int N, int E) {
-    extern __shared__ real shared_p[];                      // (rows,E)
+    extern __shared__ real shared_p[];                      // (rows,pitch)
     __shared__ double of_row[2][32];
-    real *p = shared_p + threadIdx.y * E;
+    real *p = shared_p + threadIdx.y * pitch(E);
     double balance = 0, z = 0;
     for (size_t from = (size_t)blockIdx.x * blockDim.y; from < N; from += (size_t)gridDim.x * blockDim.y) {
         const size_t own = from + threadIdx.y, n = own < N ? own : N - 1;
@@ -283,7 +285,7 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
     const dim3 block = token_rows(E);
     const size_t groups = divide_up(N, block.y), blocks = groups < 512 ? groups : 512;
     double *const partial = (double *)workspace(2 * (blocks + 1) * sizeof(double));
-    LAUNCH(router_losses_kernel, blocks, block, block.y * E * sizeof(real), partial, logits, lse, load, scores, N, E);
+    LAUNCH(router_losses_kernel, blocks, block, block.y * pitch(E) * sizeof(real), partial, logits, lse, load, scores, N, E);
     LAUNCH(router_losses_finish_kernel, 1, 32, 0, loss, partial, (int)blocks,
             N ? E / ((double)K * N * tokens) : 0, N ? 1.0 / N : 0);
 }
