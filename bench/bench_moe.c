@@ -272,14 +272,14 @@ static const char *const usage =
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, ...\n"
     "  -e, --size SIZE        m4, m12 (default for CPUs), c768k2, c2048k8, c4096k16, e64k2, e128k8, e256k16,\n"
     "                         e512k10 (default for GPUs); layers, heads: whole layers of published sizes, MLP and\n"
-    "                         attention; steps: whole training steps; ranks: what several GPUs do together; ladder: the\n"
-    "                         rungs of kernels/ladder; rounding: a layer with each rule of -rt\n"
+    "                         attention; attention: it alone; steps: whole training steps; ranks: what several GPUs do\n"
+    "                         together; ladder: the rungs of kernels/ladder; rounding: a layer with each rule of -rt\n"
     "  -t, --time SECONDS     for each operation, at least 7 batches (default 0.1)\n"
     "  -s, -step, --step      each operation of a training step of a model such as m12, and of SEQUENCES (16; on a CPU 1)\n"
     "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit;\n"
     "                         layers: the same of the layers of -e layers\n"
     "  -r N, -mw N, -mo TYPE  of the step, as train_moe's: what is recomputed (0), master weights (1), moments (f32)\n"
-    "  -w, --wait             layers: time again for each line of standard input, for bench/peers.py\n"
+    "  -w, --wait             layers, attention: time again for each line of standard input, for bench/peers.py\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
 
@@ -336,8 +336,8 @@ int main(int argc, char **argv) {
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
 
-    static const char *const whole[] = { "layers", "heads", "steps", "ranks", "ladder", "rounding" };
-    enum { LAYERS, HEADS, STEPS, RANKS, RUNGS, ROUNDED, WHOLE };
+    static const char *const whole[] = { "layers", "heads", "attention", "steps", "ranks", "ladder", "rounding" };
+    enum { LAYERS, HEADS, ATTENTION, STEPS, RANKS, RUNGS, ROUNDED, WHOLE };
     int known = !size, what = -1;
     for (int i = 0; i < WHOLE && size; i++) if (!strcmp(size, whole[i])) known = 1, what = i;
     for (int i = 0; i < SIZES; i++) known |= size && !strcmp(size, sizes[i].s.name);
@@ -371,6 +371,7 @@ int main(int argc, char **argv) {
                  "not trust the times", late * 1e6);
     }
     if (what == LAYERS || what == HEADS) bench_layers(b.dev, what == HEADS, b.filter, b.dev->is_gpu ? 1 : shrink, wait);
+    if (what == ATTENTION) bench_attention(b.dev, b.filter, wait);
     if (what == STEPS) bench_steps(b.dev);
     if (what == RUNGS) bench_ladder(b.dev);
     if (what == ROUNDED) bench_rounding(b.dev);

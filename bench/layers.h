@@ -1,4 +1,5 @@
-/* layers.h: the time of whole layers, as papers report it; of whole training steps; of the rungs of kernels/ladder. */
+/* layers.h: the time of whole layers and of attention, as papers report it; of whole training steps; of the rungs of
+ * kernels/ladder. */
 #ifndef LAYERS_H
 #define LAYERS_H
 #include "trainee.h"
@@ -12,6 +13,9 @@
 void bench_layers(const Device *dev, int heads, const char *filter, int shrink, int wait);
 /* The MLP layers, forward and backward, operation by operation (below). */
 void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate, double copy_rate);
+
+/* Attention alone: ms and TFLOP/s (4 and 10 for each visible (query, key) pair and element of a head). */
+void bench_attention(const Device *dev, const char *filter, int wait);
 
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);

@@ -2,6 +2,7 @@
 """The SMoE MLP layer of peers beside ours, on the twelve sizes of bench/layers.c: times, and their ratio.
 
     python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [FILTER]
+    python3 bench/peers.py --attention [--ours ./bench_moe] [FILTER]
 
 Needs a GPU and PyTorch. --path names folders where peers can be imported from; one that cannot be is skipped, with a
 line that says why. FILTER picks sizes by name, as for bench_moe.
@@ -16,6 +17,9 @@ bf16; the same multiply-adds are counted for everyone, 6 and 12 times N K F C.
 
 SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
 compile at once, with few tokens, and then a lock lets one after the other have the GPU to be timed.
+
+--attention: causal attention beside cuDNN's, and the FlashAttention-2 that PyTorch has, on the sizes of
+bench/attention.c, by turns likewise. All times are the GPU's own, of ten calls in a row.
 """
 import argparse, fcntl, os, re, statistics, subprocess, sys, tempfile
 
@@ -31,6 +35,13 @@ SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
          ("120B n=512", 32768, 4096, 512, 256, 16),
          ("120B n=1024", 32768, 4096, 1024, 128, 8),
          ("120B n=2048", 32768, 4096, 2048, 64, 4)]
+ATTENTION = [("D=128 T=1024", 16, 1024, 16, 1, 128),
+             ("D=128 T=4096", 4, 4096, 16, 1, 128),
+             ("D=128 T=16384", 1, 16384, 16, 1, 128),
+             ("D=64 T=1024", 16, 1024, 16, 1, 64),
+             ("D=64 T=4096", 4, 4096, 16, 1, 64),
+             ("D=64 T=16384", 1, 16384, 16, 1, 64),
+             ("m12", 64, 1024, 6, 2, 64)]
 
 # ---- the peers ----------------------------------------------------------------------------------------------------------
 # Each takes the weights, up (E,2F,C) with gate rows first and down (E,C,F), and returns layer(x, p, expert) -> out, its
@@ -174,11 +185,11 @@ def peer_timer(make, size):
 
 
 class Ours:
-    """bench_moe, which times the layer once more whenever it is asked."""
+    """bench_moe, which times once more whenever it is asked."""
 
-    def __init__(self, program, name):
+    def __init__(self, program, what, name):
         self.name = name
-        self.process = subprocess.Popen([program, "-d", "cuda-bf16", "-e", "layers", "-w", name], text=True,
+        self.process = subprocess.Popen([program, "-d", "cuda-bf16", "-e", what, "-w", name], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.read()
 
@@ -230,7 +241,7 @@ def compare(name, size, lock, ours, wanted):
     peers = lock.read().split("\n")
     work, timers = 6 * N * K * F * C / 1e9, {}
     if ours:
-        mine = Ours(ours, name)
+        mine = Ours(ours, "layers", name)
         timers["this project"] = mine.one_round
     for peer, make in PEERS:
         if peer not in peers:
@@ -253,11 +264,59 @@ def compare(name, size, lock, ours, wanted):
               f"{3 * work / (f + b):6.1f}{ratios}", flush=True)
 
 
+# ---- attention ----------------------------------------------------------------------------------------------------------
+
+
+def attention_timer(backend, B, T, G, Q, D):
+    """As peer_timer, but a call is ten: Python then queues faster than they run. Forward leaves what backward needs."""
+    from torch.nn.attention import sdpa_kernel
+    heads = lambda n: torch.randn(B, T, n, D, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    q, k, v = [heads(n).requires_grad_() for n in (Q * G, G, G)]
+    dout = heads(Q * G)
+
+    def forward():
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=Q > 1)
+
+    def one_round():
+        with sdpa_kernel(backend):
+            out = forward()
+            backward = lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+            return tuple(median_ms(lambda: [work() for _ in range(10)]) / 10 for work in (forward, backward))
+    one_round()
+    return one_round
+
+
+def compare_attention(ours, wanted):
+    from torch.nn.attention import SDPBackend
+    print(f"cuDNN {torch.backends.cudnn.version()}\n{'':13s} {'':18s} forward + backward ms   TFLOP/s forward / backward   "
+          "peer's time / ours, f / b", flush=True)
+    for name, B, T, G, Q, D in ATTENTION:
+        if wanted not in name:
+            continue
+        mine = Ours(ours, "attention", name)
+        timers = {"this project": mine.one_round}
+        for peer, backend in ("cuDNN", SDPBackend.CUDNN_ATTENTION), ("FlashAttention-2", SDPBackend.FLASH_ATTENTION):
+            try:
+                timers[peer] = attention_timer(backend, B, T, G, Q, D)
+            except Exception as e:
+                print(f"{name:13s} {peer}: failed: {type(e).__name__}: {str(e)[:200]}", flush=True)
+        rounds = [{who: timer() for who, timer in timers.items()} for _ in range(ROUNDS)]
+        mine.close()
+        f0, b0 = 0, 0
+        for who in timers:
+            f, b = (statistics.median(r[who][i] for r in rounds) for i in range(2))
+            flop = 2 * B * Q * G * D * T * (T + 1) / 1e9
+            ratios = f"   {f / f0:5.2f} / {b / b0:5.2f}" if f0 else ""
+            f0, b0 = f0 or f, b0 or b
+            print(f"{name:13s} {who:18s} {f:8.3f} + {b:8.3f}      {flop / f:6.1f} / {2.5 * flop / b:6.1f}{ratios}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--path", action="append", default=[])
     parser.add_argument("--ours", default="./bench_moe")
     parser.add_argument("--peer", action="append", default=[], help="only these: " + ", ".join(n for n, _ in PEERS))
+    parser.add_argument("--attention", action="store_true")
     parser.add_argument("--lock", help=argparse.SUPPRESS)       # of the processes that this one starts
     parser.add_argument("filter", nargs="?", default="")
     args = parser.parse_args()
@@ -277,6 +336,8 @@ def main():
         return
 
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of {ROUNDS} rounds of {CALLS} calls", flush=True)
+    if args.attention:
+        return compare_attention(ours, args.filter) if ours else print(f"{args.ours}: not built")
     given = sys.argv[1:]
     if args.filter:
         given.remove(args.filter)

@@ -1,0 +1,91 @@
+/* attention.c: see layers.h. Whole calls, so backward has its delta and whatever else it needs inside. */
+#include "layers.h"
+#include "../llmc/base.h"
+#include "../llmc/random.h"
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct { const char *name; int B, T, G, Q, D; } Size;
+static const Size sizes[] = {
+    { "D=128 T=1024",  16, 1024,  16, 1, 128 },
+    { "D=128 T=4096",  4,  4096,  16, 1, 128 },
+    { "D=128 T=16384", 1,  16384, 16, 1, 128 },
+    { "D=64 T=1024",   16, 1024,  16, 1, 64 },
+    { "D=64 T=4096",   4,  4096,  16, 1, 64 },
+    { "D=64 T=16384",  1,  16384, 16, 1, 64 },
+    { "m12",           64, 1024,  6,  2, 64 },                  /* what a step of m12 has, 64 sequences of it */
+};
+enum { SIZES = sizeof sizes / sizeof *sizes, RUNS = 9 };
+
+typedef struct {
+    const Device *dev;
+    Size   z;
+    floatX *q, *kv, *out, *dout, *dq, *dkv;
+    real   *lse;
+} Heads;
+
+static floatX *normal(const Device *dev, size_t n) {
+    enum { SOME = 1 << 20 };                                    /* again and again: enough to be random */
+    static double value[SOME];
+    floatX *to = dev->alloc(n * dev->floatX_size);
+    for (size_t i = SOME; i-- && !value[0];) value[i] = random_normal(1, i);
+    for (size_t i = 0; to && i < n; i += SOME)
+        dev->from_double((void *)((char *)to + i * dev->floatX_size), value, n - i < SOME ? n - i : SOME);
+    return to;
+}
+static void heads_close(Heads *h) {
+    void *all[] = { h->q, h->kv, h->out, h->dout, h->dq, h->dkv, h->lse };
+    for (int i = 0; i < 7; i++) if (all[i]) h->dev->release(all[i]);
+}
+static int heads_open(Heads *h, const Device *dev, Size z) {
+    const size_t rows = (size_t)z.B * (size_t)z.T * (size_t)z.G, Q = (size_t)z.Q, D = (size_t)z.D, X = dev->floatX_size;
+    *h = (Heads){ dev, z, normal(dev, rows*Q*D), normal(dev, rows*2*D), dev->alloc(rows*Q*D*X), normal(dev, rows*Q*D),
+                  dev->alloc(rows*Q*D*X), dev->alloc(rows*2*D*X), dev->alloc(rows*Q*dev->real_size) };
+    return h->q && h->kv && h->out && h->dout && h->dq && h->dkv && h->lse;
+}
+static void forward(Heads *h) {
+    h->dev->attention_forward(h->out, h->lse, h->q, h->kv, HEADS_TILED, h->z.B, h->z.T, h->z.G, h->z.Q, h->z.D);
+}
+static void backward(Heads *h) {
+    h->dev->attention_backward(h->dq, h->dkv, h->dout, h->out, h->lse, h->q, h->kv, HEADS_TILED, h->z.B, h->z.T, h->z.G,
+                               h->z.Q, h->z.D);
+}
+/* Of a call, where calls are queued ahead. The first batch only warms up. */
+static double median_ms(Heads *h, void (*work)(Heads *)) {
+    const Device *d = h->dev;
+    const int calls = d->is_gpu ? 10 : 1;
+    double ms[RUNS], end[RUNS + 1];
+    for (int i = 0; i <= RUNS; i++) {
+        for (int c = 0; c < calls; c++) work(h);
+        if (d->mark) d->mark(i);
+        else end[i] = now();
+    }
+    d->sync();
+    for (int i = 0; i < RUNS; i++) ms[i] = 1e3 / calls * (d->mark ? d->elapsed(i, i + 1) : end[i + 1] - end[i]);
+    return median(ms, RUNS);
+}
+
+static void time_heads(Heads *h) {
+    const Size z = h->z;
+    const double flop = 2.0 * z.B * z.G * z.Q * z.D * z.T * (z.T + 1.0) / 1e9;
+    const double f = median_ms(h, forward), b = median_ms(h, backward);
+    printf("%-13s %2d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s\n", z.name, z.B, z.T, z.G, z.Q, z.D,
+           f, b, flop / f, 2.5 * flop / b, 3.5 * flop / (f + b));
+    fflush(stdout);
+}
+
+void bench_attention(const Device *dev, const char *filter, int wait) {
+    char line[8];
+    printf("\ncausal attention on %s: medians of %d; B,T,G,Q,D; TFLOP/s forward / backward / both\n", dev->name, RUNS);
+    for (int i = 0; i < SIZES; i++) {
+        Size z = sizes[i];
+        Heads h;
+        if (filter && !strstr(z.name, filter)) continue;
+        if (!dev->is_gpu) z.B = 1, z.T = 1024;
+        if (!heads_open(&h, dev, z)) printf("%-13s does not fit into this device's memory\n", z.name);
+        else do time_heads(&h);
+             while (wait && fgets(line, sizeof line, stdin));
+        heads_close(&h);
+    }
+}
