@@ -578,6 +578,7 @@ static void train_step(Run *r) {
         model_end_micro(m, micro);
     }
     replay_run(&r->replay_update, m->dev, 0, update, r);
+    parallel_gather_weights(m);
 }
 
 /* The one place where a step is read back. */
@@ -679,6 +680,7 @@ static void show_sample(Run *r) {
     const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
     int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens);
     int count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
+    parallel_await_all_weights(&r->model);
     decoder_reset(d);
     decoder_draw(d, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }, &key);
     while (count < r->s.sample_length) {
@@ -796,6 +798,7 @@ static uint64_t fingerprint(const Model *m) {
     const size_t size = m->dev->floatX_size;
     char *weights = mem_alloc(m->manifest.total * size);
     uint64_t h = 0;
+    parallel_await_all_weights(m);
     m->dev->download(weights, m->params, m->manifest.total * size);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];

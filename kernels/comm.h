@@ -9,7 +9,7 @@
  *   - all ranks call it, in the same order, with the same sizes;
  *   - it is queued on a communication stream of the rank's own: it starts when all that the rank had queued on its
  *     device before the call is done, and work queued after the call runs beside it. Nothing queued later may touch x
- *     until join();
+ *     until join(), or await();
  *   - no allocation and no waiting of the host, so it can be captured in a CUDA graph. (The loopback has no
  *     stream: there the call itself waits for the other ranks.)
  *   - all ranks get the same bits. The loopback adds in rank order, so that the sum does not depend on how ranks are
@@ -43,6 +43,10 @@ struct Comm {
     void (*all_gather     )(Comm *c, void *x, size_t bytes);
     /* What is queued on the device from now on starts after all communication queued so far. Does not wait itself. */
     void (*join )(Comm *c);
+    /* join in two parts: what is queued on the device after await(i) starts after all communication queued before the last
+     * note(i). i counts from 0. note cannot be recorded, await can: a replay awaits the last note before it. */
+    void (*note )(Comm *c, int i);
+    void (*await)(Comm *c, int i);
     const char *(*error)(Comm *c);                  /* why it will never finish, or NULL; any thread may ask */
     void (*close)(Comm *c);                         /* when all ranks are through; waits for what is queued */
 };

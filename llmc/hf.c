@@ -1,5 +1,6 @@
 /* hf.c: see hf.h. What the tensors are called in the file is the manifest's business (tensor.h, manifest_piece). */
 #include "hf.h"
+#include "parallel.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,6 +185,7 @@ int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, ui
     void *buffer = mem_alloc(BUFFER * size);
     SafetensorsWriter *w = safetensors_create(path, tensors, count, notes, 2, e);
     int ok = w != NULL;
+    parallel_await_all_weights(m);
     for (k = 0; k < count && ok; k++)
         for (size_t i = 0; i < pieces[k].count && ok; i += BUFFER) {
             const size_t n = pieces[k].count - i < BUFFER ? pieces[k].count - i : BUFFER;

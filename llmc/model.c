@@ -434,6 +434,7 @@ static void block_forward(Model *m, int l, const floatX *resid, int again) {
 
     answer = moe_layer_forward(m, a, p, a->mlp_normed);
     if (again) return;
+    parallel_await_weights(m, l + 2 < m->manifest.range_count ? l + 2 : m->manifest.range_count - 1);     /* of what comes next */
     if (last) join_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, m->p.final_norm, c->final_eps);
     else join_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, m->lp[l+1].att_norm, c->norm_eps);
 }
@@ -474,8 +475,10 @@ static void block_backward(Model *m, int l, const floatX *resid, float scale) {
 void model_forward(Model *m) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, L = m->config.layers;
+    parallel_await_weights(m, 0);
     dev->embed_forward(m->encoded, m->tokens, m->p.embed, N, C);
     if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, m->dropout, m->key, 0, (size_t)N * (size_t)C);
+    parallel_await_weights(m, 1);
     if (!model_few(m))                                      /* which has norms of its own */
         dev->rmsnorm_forward(m->acts[0].att_normed, m->acts[0].att_rstd, m->encoded, m->lp[0].att_norm,
                              (float)m->config.norm_eps, N, C);

@@ -40,7 +40,6 @@ void optimizer_update(Optimizer *o, Model *m) {
     parallel_sum_found(m);
     m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->squares, o->segments, o->tensors,
                   o->settings);
-    parallel_gather_weights(m);
 }
 
 double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {

@@ -75,9 +75,15 @@ void parallel_gather_weights(Model *m) {
     for (int i = 0; i < m->manifest.range_count; i++) {
         const Range *r = &m->manifest.ranges[i];
         c->all_gather(c, (char *)m->params + r->offset * X, r->count / (size_t)c->size * X);
+        c->note(c, i);
     }
-    c->join(c);
 }
+void parallel_await_weights(const Model *m, int range) {
+    Comm *c = comm_of(m);
+    if (c && m->parallel->sharded) c->await(c, range);
+}
+
+void parallel_await_all_weights(const Model *m) { parallel_await_weights(m, m->manifest.range_count - 1); }
 
 /* ---- threads -------------------------------------------------------------------------------------------- */
 

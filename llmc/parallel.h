@@ -36,7 +36,12 @@ void parallel_await_loads(Model *m);            /* what is computed from now on 
 /* The gradients of this range are complete, here. After range 0, the last: what is computed from now on may use the sums. */
 void parallel_gradients(Model *m, int range);
 void parallel_sum_found(Model *m);              /* what ranks found apart in a step: losses, and their part of squares */
-void parallel_gather_weights(Model *m);         /* after each rank has updated its pieces */
+/* After each rank has updated its pieces. The ranges come in the order in which forward uses them, while it runs: what is
+ * computed from an await on may use the range's weights, and those of the ranges before it. Not recorded: who waits for it
+ * is the next step. */
+void parallel_gather_weights(Model *m);
+void parallel_await_weights(const Model *m, int range);
+void parallel_await_all_weights(const Model *m);            /* before anything but model_forward reads them */
 
 /* Runs work(run, 0) ... work(run, count - 1), each in a host thread of its own, the first in the caller's. OpenMP's
  * threads are dealt out among them. */

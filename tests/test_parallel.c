@@ -62,6 +62,7 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
         model_end_micro(m, micro);
     }
     optimizer_update(o, m);
+    parallel_gather_weights(m);
     free(tokens);
 }
 
@@ -117,6 +118,7 @@ static void member(void *team, int local) {
 
     /* every rank has the same weights, and rank 0 can have the state of all */
     size_t bytes;
+    parallel_await_all_weights(&m);
     void *weights = packed(&m, m.params, dev->floatX_size, &bytes);
     uint64_t mine = hash_bytes(0, weights, bytes), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
     parallel.peers->exchange(parallel.peers, hashes, &mine, sizeof mine);

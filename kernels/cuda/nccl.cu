@@ -75,6 +75,8 @@ struct Nccl : Comm {
     NcclComm     group;                     // NULL: this rank is alone
     cudaStream_t stream;
     cudaEvent_t  queued, done;              // of the device's stream, of this one
+    cudaEvent_t *noted;                     // (notes)
+    int          notes;
     char         label[32];
 };
 
@@ -115,6 +117,22 @@ static void join(Comm *c) {
     CUDA_CHECK(cudaEventRecord(g->done, g->stream));
     CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->done, 0));
 }
+static void note(Comm *c, int i) {
+    Nccl *g = (Nccl *)c;
+    if (!g->group) return;
+    for (; g->notes <= i; g->notes++) {
+        g->noted = (cudaEvent_t *)realloc(g->noted, (g->notes + 1) * sizeof *g->noted);
+        if (!g->noted) CUDA_CHECK(cudaErrorMemoryAllocation);
+        CUDA_CHECK(cudaEventCreateWithFlags(&g->noted[g->notes], cudaEventDisableTiming));
+    }
+    CUDA_CHECK(cudaEventRecord(g->noted[i], g->stream));
+}
+// While work is recorded the event is none of its own: a node of the graph that waits for whatever it is when replayed.
+static void await(Comm *c, int i) {
+    Nccl *g = (Nccl *)c;
+    if (i < g->notes)
+        CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->noted[i], context()->recording ? cudaEventWaitExternal : 0));
+}
 static const char *error(Comm *c) {
     Nccl *g = (Nccl *)c;
     int state = NCCL_SUCCESS;
@@ -129,6 +147,8 @@ static void leave(Comm *c) {
         nccl_check(g, nccl.CommDestroy(g->group), "leaving");
         CUDA_CHECK(cudaEventDestroy(g->queued));
         CUDA_CHECK(cudaEventDestroy(g->done));
+        for (int i = 0; i < g->notes; i++) CUDA_CHECK(cudaEventDestroy(g->noted[i]));
+        free(g->noted);
         CUDA_CHECK(cudaStreamDestroy(g->stream));
         context()->connected = false;
     }
@@ -168,6 +188,7 @@ static Nccl *comm_new(Peers *peers) {
     n->all_reduce = all_reduce;               n->all_reduce_ints = all_reduce_ints;
     n->reduce_scatter = reduce_scatter;       n->all_gather = all_gather;
     n->join = join;                           n->error = error;
+    n->note = note;                           n->await = await;
     n->close = leave;                         n->name = n->label;
     strcpy(n->label, "alone");
     return n;
