@@ -3,15 +3,15 @@
  * The rate is that of the link of one GPU, each way: whatever the algorithm, a rank has to send and receive
  * (R-1)/R of the whole x for a reduce-scatter or an all-gather, and twice that for an all-reduce. */
 #include "ranks.h"
-#include "../llmc/base.h"
+#include "layers.h"
+#include "trainee.h"
 #include "../llmc/parallel.h"
 #include "../llmc/random.h"
-#include "../llmc/world.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { World *world; const Device *dev; double seconds; } Setup;
+typedef struct { World *world; const Device *dev; double seconds, alone; } Setup;    /* alone: ms of one rank's step */
 typedef struct {                            /* one rank */
     const Device *dev;
     Comm  *comm;
@@ -123,16 +123,67 @@ static void run_rank(void *setup, int local) {
     b.comm->close(b.comm);
 }
 
+/* ---- weak scaling: a training step in which every rank has a batch of its own ----------------------------- */
+
+enum { STEPS = 15 };
+
+static double one_step(Trainee *t, int number) {
+    Model *m = &t->m;
+    const double start = now();
+    trainee_send(t, number);
+    model_start_step(m);
+    model_begin_micro(m, 0);
+    trainee_learn(m);
+    model_end_micro(m, 0);
+    optimizer_update(&t->o, m);
+    parallel_gather_weights(m);
+    Found f = model_found(m);
+    found_free(&f);
+    return 1e3 * (now() - start);
+}
+
+static void train_rank(void *setup, int local) {
+    Setup *s = setup;
+    const int ranks = world_size(s->world), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
+    const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
+    Parallel p = { .ranks = ranks, .sharded = ranks > 1 };
+    Trainee t;
+    Config c;
+    Error e;
+    double ms[STEPS];
+    parallel_connect(&p, s->dev, local % s->dev->count(), s->world, local);
+    if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
+    c.vocab = gpu ? 50304 : 256;
+    c.context = T;
+    if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, REAL_MOMENTS, ranks > 1 ? &p : NULL }))
+        fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
+    for (int i = 0; i < 3; i++) one_step(&t, i);
+    for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t, i);
+    if (!p.rank) {
+        const double middle = median(ms, STEPS);
+        if (ranks == 1) s->alone = middle;
+        printf("%d rank%s %s, %d x %d tokens on each: %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f\n", ranks,
+               ranks > 1 ? "s," : ", ", descriptor, B, T, middle, ms[0], ms[STEPS - 1], ranks * B * T / middle * 1e3,
+               s->alone / middle);
+        fflush(stdout);
+    }
+    parallel_disconnect(&p);
+    trainee_close(&t);
+}
+
+/* The same for each number of ranks. */
+static void with_ranks(Setup *s, int ranks, void (*work)(void *setup, int local)) {
+    const WorldOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "", .settings = "" };
+    Error e;
+    if (!(s->world = world_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
+    parallel_run(ranks, work, s);
+    world_leave(s->world);
+}
 void bench_ranks(const Device *dev, double seconds) {
     const int most = dev->is_gpu ? dev->count() : 4;
-    Error e;
+    Setup s = { .dev = dev, .seconds = seconds };
     if (most < 2) puts("ranks: there is only one GPU");
-    for (int ranks = 2; ranks <= most; ranks *= 2) {
-        const WorldOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "",
-                                 .settings = "" };
-        Setup s = { world_join(&o, &e), dev, seconds };
-        if (!s.world) fail(EXIT_PEER, "%s", e.text);
-        parallel_run(ranks, run_rank, &s);
-        world_leave(s.world);
-    }
+    for (int ranks = 2; ranks <= most; ranks *= 2) with_ranks(&s, ranks, run_rank);
+    puts("");
+    for (int ranks = 1; ranks <= most; ranks *= 2) with_ranks(&s, ranks, train_rank);
 }

@@ -28,7 +28,7 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, Lesson l) {
     const int N = l.B * l.T;
     *t = (Trainee){ .tokens = mem_alloc((size_t)(N + 1) * sizeof *t->tokens) };
     for (int n = 0; n <= N; n++) t->tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c->vocab);
-    model_plan_training(&t->m, dev, c, l.B, l.T, l.recompute, 1, NULL);
+    model_plan_training(&t->m, dev, c, l.B, l.T, l.recompute, 1, l.parallel);
     optimizer_plan(&t->o, &t->m, l.master, l.moments);
     if (!model_allocate(&t->m)) return 0;
     t->m.balance_coef = 0.01f;
@@ -45,7 +45,7 @@ void trainee_send(Trainee *t, int number) {
 
 void trainee_learn(void *model) {
     Model *m = model;
-    model_learn(m, 1.0f / (float)m->N, 1);
+    model_learn(m, 1.0f / (float)(m->N * m->ranks), 1.0f / (float)m->ranks);
 }
 
 void trainee_close(Trainee *t) {

@@ -4,7 +4,10 @@
 #include "../llmc/optim.h"
 
 typedef struct { Model m; Optimizer o; int *tokens; } Trainee;
-typedef struct { int B, T, recompute, master; Moments moments; } Lesson;     /* as train_moe's -b -t -r -mw -mo */
+typedef struct {
+    int B, T, recompute, master; Moments moments;   /* as train_moe's -b -t -r -mw -mo */
+    const Parallel *parallel;                       /* other ranks that train along; NULL: none */
+} Lesson;
 
 int  trainee_open(Trainee *t, const Device *dev, const Config *c, Lesson l);         /* 0: the device has no room for it */
 void trainee_send(Trainee *t, int number);          /* what a step needs of the host; then model_start_step, and so on */
