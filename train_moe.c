@@ -33,7 +33,7 @@ typedef struct {
     const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *rounding;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
-          max_bad, show_loads, master, sharded, ranks, process, processes, port, join_seconds, silence_seconds;
+          max_bad, show_loads, master, sharded, ordered, ranks, process, processes, port, join_seconds, silence_seconds;
     const char *address;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
@@ -118,6 +118,8 @@ static const Option options[] = {
       "record a step's work once and replay it: 0 never, 1 on a GPU, 2 also on several" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(sharded),       "1",                   0,    1,     NULL,
       "1: ranks share the optimizer's state (ZeRO-1); 0: each has all of it" },
+    { "machine",   "rp", "reproducible",     OPTION_INT,   AT(ordered),       "0",                   0,    1,     NULL,
+      "1: with the same -b and -d, the same bits on any number of ranks; slower" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
       "of weights, order of the data, dropout and samples" },
     { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,
@@ -397,7 +399,9 @@ static void plan(Run *r) {
              "Smaller steps (-b, -t, -d), or a number of them (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
-                        ranks > 1 ? &r->parallel : NULL);
+                        ranks > 1 || s->ordered ? &r->parallel : NULL);
+    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || moments(s) == FLOATX_MOMENTS))
+        fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16, which round by the place in memory; with more ranks there is more padding");
     if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, moments(s));
@@ -586,9 +590,9 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1 };
     Found f = model_found(m);
-    for (int i = 0; i < r->micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    for (int i = 0; i < m->turns; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
     t.norm = optimizer_norm(&r->optimizer, f.squares, bad_tensor);
-    for (int i = 0; i < 2 * m->routers; i++) f.losses[i] /= r->parallel.ranks;
+    for (int i = 0; i < 2 * m->routers && !m->ordered; i++) f.losses[i] /= r->parallel.ranks;
     if (m->routers) router_stats(&t, m, f.load, f.losses);
     found_free(&f);
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
@@ -946,6 +950,7 @@ static void join_ranks(Run *r) {
         r->parallel.ranks = world_size(r->world);
     }
     r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
+    r->parallel.ordered = s->ordered;
     free(settings.at);
 }
 

@@ -366,6 +366,7 @@ typedef struct Device {
     void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
                           int V, int used);
     void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
+    void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */
 
     /* ---- optimizer ----------------------------------------------------------------------------------------
      * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)

@@ -182,7 +182,7 @@ static int head_chunk(const Model *m) {
 
 static size_t loads(const Model *m) { return (size_t)m->routers * (size_t)router_experts(&m->config); }
 static size_t found_reals(const Model *m) {
-    return (size_t)m->micro_batches + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
+    return (size_t)m->turns + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
 }
 
 /* What training and generating have in common. */
@@ -200,6 +200,9 @@ static void plan(Model *m, int micro_batches) {
     Arena *a = &m->arena;
     if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
     if (train) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.total * Re);
+    if (m->ordered) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->sums, m->manifest.total * Re);
+    if (m->ordered && m->ranks > 1)
+        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->gathered, (size_t)m->ranks * GATHERED * Re);
     m->lp = mem_alloc(L * sizeof *m->lp);
     m->lg = mem_alloc(L * sizeof *m->lg);
     m->acts = mem_alloc(L * sizeof *m->acts);
@@ -218,6 +221,7 @@ static void plan(Model *m, int micro_batches) {
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &m->key, sizeof *m->key);
     m->micro_batches = micro_batches;
+    m->turns = micro_batches * m->ranks;
     if (train) {
         arena_add(a, MEM_DATA, "tokens of a step", &m->step_tokens, (size_t)micro_batches*N*I);
         arena_add(a, MEM_DATA, "targets of a step", &m->step_targets, (size_t)micro_batches*N*I);
@@ -240,7 +244,7 @@ static void plan(Model *m, int micro_batches) {
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
                          const Parallel *parallel) {
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute,
-                  .parallel = parallel, .ranks = parallel ? parallel->ranks : 1 };
+                  .parallel = parallel, .ranks = parallel ? parallel->ranks : 1, .ordered = parallel && parallel->ordered };
     plan(m, micro_batches);
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
@@ -255,8 +259,8 @@ static void bind_route(Model *m, Route *r, int router, int E, int K) {
     r->plan.E = E;
     r->plan.K = K;
     r->place = 2 * m->config.layers + 1 + router;           /* dropout's come before */
-    r->load = m->load + at;
     r->own_load = m->own_load + at;
+    r->load = m->ordered ? r->own_load : m->load + at;
     r->losses = real_at(m, m->losses, (size_t)router * 2);
     r->bias = real_at(m, m->bias, at);
 }
@@ -274,7 +278,7 @@ int model_allocate(Model *m) {
     if (m->grads) manifest_bind(&m->manifest, -1, &m->g, m->grads, dev->real_size);
     if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
     m->step_losses = (real *)m->found;
-    m->losses = real_at(m, m->step_losses, (size_t)m->micro_batches);
+    m->losses = real_at(m, m->step_losses, (size_t)m->turns);
     m->squares = real_at(m, m->losses, (size_t)(2 * m->routers));
     m->load = (int *)(m->found + found_reals(m) * dev->real_size);
     if (m->ranks == 1) m->own_load = m->load;
@@ -349,11 +353,15 @@ void model_begin_micro(Model *m, int micro) {
     m->dev->copy(m->tokens, m->step_tokens + first, N * sizeof *m->tokens);
     m->dev->copy(m->targets, m->step_targets + first, N * sizeof *m->targets);
     m->dev->copy(m->key, m->step_keys + micro, sizeof *m->key);
+    if (micro == 0 && m->ranks > 1) m->dev->zero(m->step_losses, (size_t)m->turns * m->dev->real_size);
+    if (micro == 0 && m->ordered) m->dev->zero(m->sums, m->manifest.total * m->dev->real_size);
+    if (micro > 0 && m->ordered) model_start_step(m);
     begin_batch(m);
     m->last_micro = micro == m->micro_batches - 1;
 }
 void model_end_micro(Model *m, int micro) {
-    m->dev->copy(real_at(m, m->step_losses, (size_t)micro), m->loss_sum, m->dev->real_size);
+    const int turn = micro * m->ranks + (m->parallel ? m->parallel->rank : 0);
+    m->dev->copy(real_at(m, m->step_losses, (size_t)turn), m->loss_sum, m->dev->real_size);
 }
 
 Found model_found(const Model *m) {
@@ -363,7 +371,7 @@ Found model_found(const Model *m) {
     m->dev->download(host, m->found, bytes + load);
     for (size_t i = 0; i < reals; i++)
         f.step_losses[i] = m->dev->real_size == sizeof(double) ? ((double *)host)[i] : (double)((float *)host)[i];
-    f.losses = f.step_losses + m->micro_batches;
+    f.losses = f.step_losses + m->turns;
     f.squares = f.losses + 2 * m->routers;
     memcpy(f.load, host + bytes, load);
     free(host);
@@ -531,6 +539,7 @@ void model_start_step(Model *m) {
     m->started = 1;
 }
 
+int model_counted(const Model *m) { return m->ordered ? m->N : m->N * m->ranks; }
 void model_router_losses(Model *m) {
     for (int l = 0; l < m->config.layers; l++) {
         if (m->config.attention_experts > 1) route_losses(m, &m->acts[l].att);
@@ -560,7 +569,7 @@ void model_backward(Model *m, float scale) {
 
 void model_learn(Model *m, float loss_scale, float router_scale) {
     model_forward(m);
-    parallel_sum_loads(m);
+    if (!m->ordered) parallel_sum_loads(m);
     model_loss(m, loss_scale, 1);
     parallel_await_loads(m);
     model_router_losses(m);

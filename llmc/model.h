@@ -98,6 +98,7 @@ struct Model {
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
     const Parallel *parallel;           /* the other ranks of this run; NULL: there are none */
     int       ranks, last_micro;        /* how many in all; 1: after this micro-batch the step's gradients are complete */
+    int       ordered;                  /* 1: the same bits on any number of ranks */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
@@ -110,6 +111,7 @@ struct Model {
     Manifest  manifest;
     Arena     arena;
     floatX   *params;  real *grads;     /* (manifest.total) each */
+    real     *sums, *gathered;          /* if ordered: (manifest.total), (ranks, GATHERED) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
     ModelGrads  g;  LayerGrads  *lg;
 
@@ -125,18 +127,21 @@ struct Model {
     real   *rope;                       /* (context, D/2, 2) */
     real   *loss;                       /* (N) */
     real   *loss_sum;                   /* (1) of this micro-batch */
-    int     micro_batches, routers;     /* routers: 2 a layer, or fewer; arrays over all of them: */
+    int     micro_batches, turns;       /* of a step, on this rank and on all of them: turn = micro * ranks + rank */
+    int     routers;                    /* 2 a layer, or fewer; arrays over all of them: */
     real   *bias;                       /* (routers, E) */
     int    *own_load;                   /* (routers, E) of this rank; the same memory as load when it is the only one */
 
     char   *found;                      /* what a step leaves for the host, in one piece of memory: */
-    real   *step_losses;                /* (micro-batches) sums of loss */
+    real   *step_losses;                /* (turns) sums of loss */
     real   *losses;                     /* (routers, 2) */
     real   *squares;                    /* (tensors + 1) the optimizer's: squared norms of the gradients */
     int    *load;                       /* (routers, E) slots per expert in the last micro-batch, of all ranks */
 
     floatX **cache;  int cache_room;  int *cache_row;   /* decoding: L caches (B, cache_room, 2,G,D); NULL when not */
 };
+
+enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
 
 /* Element i of an array of reals. */
 static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
@@ -155,6 +160,7 @@ void model_free(Model *m);
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
 void model_start_step(Model *m);                            /* gradients count from the next batch on */
+int  model_counted(const Model *m);                         /* tokens whose slots are counted in a router's load */
 /* Or all micro-batches of a step at once, (micro-batches, B, T) and their keys for dropout; then one after the other is
  * made the batch, and its loss put aside for model_found. Between the two nothing comes from the host. */
 void model_send(Model *m, const int *tokens, const int *targets, const uint64_t *keys, int B, int T);

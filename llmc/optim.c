@@ -14,14 +14,20 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments) {
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * each);
     if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
+    arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
 }
 
-void optimizer_start(Optimizer *o, Model *m) {
-    Segment *host = mem_alloc((size_t)o->tensors * sizeof *host);
-    for (int i = 0; i < o->tensors; i++) host[i] = manifest_segment(&m->manifest, i, o->shards, o->shard);
-    m->dev->upload(o->segments, host, (size_t)o->tensors * sizeof *host);
+static void upload_segments(Segment *to, const Model *m, int shards, int shard) {
+    const size_t count = (size_t)m->manifest.count;
+    Segment *host = mem_alloc(count * sizeof *host);
+    for (size_t i = 0; i < count; i++) host[i] = manifest_segment(&m->manifest, (int)i, shards, shard);
+    m->dev->upload(to, host, count * sizeof *host);
     free(host);
+}
+void optimizer_start(Optimizer *o, Model *m) {
+    upload_segments(o->segments, m, o->shards, o->shard);
+    upload_segments(o->summed, m, m->ordered ? 1 : o->shards, m->ordered ? 0 : o->shard);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
         const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
@@ -36,7 +42,7 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     m->dev->upload(o->settings, &a, sizeof a);
 }
 void optimizer_update(Optimizer *o, Model *m) {
-    m->dev->squares(m->squares, m->grads, o->segments, o->tensors);
+    m->dev->squares(m->squares, m->grads, o->summed, o->tensors);
     parallel_sum_found(m);
     m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->squares, o->segments, o->tensors,
                   o->settings);

@@ -8,6 +8,7 @@ typedef struct {
     Moments  moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's share of each */
+    Segment *summed;          /* (tensors) what it has the sum of gradients of: segments, or the whole tensors if ordered */
     AdamW   *settings;        /* of this update, on the device */
     int      tensors;
     int      shards, shard;   /* parts that the state is in, each on another rank (parallel.h), and which this is */

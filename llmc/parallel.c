@@ -49,9 +49,30 @@ void parallel_await_loads(Model *m) {
     if (c && m->routers) c->join(c);
 }
 
+/* m->sums += the gradients of all ranks, rank by rank: of as many elements at a time as m->gathered has room for. */
+static void add_in_order(Model *m) {
+    const Device *dev = m->dev;
+    const size_t Re = dev->real_size, total = m->manifest.total, ranks = (size_t)m->ranks;
+    Comm *c = comm_of(m);
+    if (!c) dev->accumulate(m->sums, m->grads, total);
+    for (size_t from = 0; from < total && c; from += GATHERED) {
+        const size_t n = total - from < GATHERED ? total - from : GATHERED;
+        dev->copy(real_at(m, m->gathered, (size_t)c->rank * n), real_at(m, m->grads, from), n * Re);
+        c->all_gather(c, m->gathered, n * Re);
+        c->join(c);
+        for (size_t r = 0; r < ranks; r++)
+            dev->accumulate(real_at(m, m->sums, from), real_at(m, m->gathered, r * n), n);
+    }
+    if (m->last_micro) dev->copy(m->grads, m->sums, total * Re);
+}
+
 void parallel_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
     const Range *r = &m->manifest.ranges[range];
+    if (m->ordered) {
+        if (range == 0) add_in_order(m);
+        return;
+    }
     if (!c || !m->last_micro) return;
     if (m->parallel->sharded) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
     else                      c->all_reduce(c, grads_of(m, r), r->count);
@@ -59,12 +80,20 @@ void parallel_gradients(Model *m, int range) {
 }
 
 /* step_losses, losses and squares lie one after the other. Where the optimizer is not sharded, every rank has the
- * squares of the whole sum of gradients already. */
+ * squares of the whole sum of gradients already. If ordered, losses and loads of routers are those of the step's last
+ * micro-batch, which the last rank had. */
 void parallel_sum_found(Model *m) {
     Comm *c = comm_of(m);
     if (!c) return;
-    const size_t losses = (size_t)(m->micro_batches + 2 * m->routers), squares = (size_t)m->manifest.count + 1;
-    c->all_reduce(c, m->step_losses, losses + (m->parallel->sharded ? squares : 0));
+    const size_t losses = (size_t)(m->turns + 2 * m->routers), squares = (size_t)m->manifest.count + 1;
+    const size_t loads = m->routers ? (size_t)m->routers * (size_t)router_experts(&m->config) : 0;
+    if (m->ordered && c->rank == c->size - 1) m->dev->copy(m->load, m->own_load, loads * sizeof *m->load);
+    else if (m->ordered) {
+        m->dev->zero(m->load, loads * sizeof *m->load);
+        m->dev->zero(m->losses, (size_t)(2 * m->routers) * m->dev->real_size);
+    }
+    if (m->ordered && loads) c->all_reduce_ints(c, m->load, loads);
+    c->all_reduce(c, m->step_losses, losses + (m->parallel->sharded && !m->ordered ? squares : 0));
     c->join(c);
 }
 

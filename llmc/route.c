@@ -22,10 +22,11 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
                           (Rounding)m->config.rounding, m->config.tile, m->key, r->place);
 }
 
-/* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them. */
+/* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them, or, if
+ * the result is not to depend on the number of ranks, those of this rank's micro-batch. */
 void route_losses(Model *m, Route *r) {
     const int N = m->N, E = r->plan.E, K = r->plan.K;
-    m->dev->router_losses(r->losses, r->logits, r->lse, r->load, N * m->ranks, (Scores)m->config.scores, N, E, K);
+    m->dev->router_losses(r->losses, r->logits, r->lse, r->load, model_counted(m), (Scores)m->config.scores, N, E, K);
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
@@ -35,7 +36,7 @@ void route_backward(Model *m, Route *r, const floatX *router, real *drouter, Sum
 
     /* 1 */
     dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->plan.first, r->logits, r->load,
-                         m->balance_coef * scale, m->z_coef * scale, N * m->ranks, (Scores)m->config.scores, N, E, K);
+                         m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
     sum_product(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, m->write);
 }

@@ -797,6 +797,13 @@ static void segments(Case *c, size_t n, int count) {
     for (int i = 0; i < c->buffers; i++) if (c->buffer[i].n == n) c->buffer[i].moved = sum;
     bytes(c, "segments", c->segment, (size_t)count * sizeof *c->segment);
 }
+CALL(accumulate, b[0], b[1], c->buffer[0].n)
+static Case *accumulate(const Shape *s) {
+    Case *c = BEGIN(accumulate, s, 0, "n=%d", s->E * s->C * s->F);
+    acc(c, REAL, "acc", times(s->E * s->C, s->F), 0, 1, 0, 1);
+    in(c, REAL, "x", times(s->E * s->C, s->F), 0, 1);
+    return c;
+}
 CALL(squares, b[0], b[1], b[2], c->count)
 static Case *squares(const Shape *s, int count) {
     Case *c = BEGIN(squares, s, 0, "segments=%d n=%d", count, s->E * s->C * s->F);
@@ -988,6 +995,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     }
     DO(advance(s));
     DO(sum(s));
+    DO(accumulate(s));
     DO(squares(s, 3));
     if (all) DO(squares(s, MOST_SEGMENTS));
     for (int kind = REAL_MOMENTS; kind <= FLOATX_MOMENTS; kind++) {

@@ -443,6 +443,7 @@ static void naive_cross_entropy(const Case *c, double **v) {
     }
 }
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
+static void naive_accumulate(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][i] += v[1][i]; }
 static void naive_squares(const Case *c, double **v) {
     for (int s = 0; s < c->count; s++)
         for (size_t i = 0; i < c->segment[s].count; i++) {
@@ -480,7 +481,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(combine_forward),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
     NAIVE(attention_decode), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
-    NAIVE(squares), NAIVE(adamw), NAIVE(set_master)
+    NAIVE(accumulate), NAIVE(squares), NAIVE(adamw), NAIVE(set_master)
 };
 
 /* ---- comparing ----------------------------------------------------------------------------------------- */

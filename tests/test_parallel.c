@@ -15,7 +15,8 @@ enum { SEQUENCES = 12, T = 8, STEPS = 30, TOGETHER = 3 + 1 };    /* TOGETHER: we
 
 typedef struct {                        /* ranks that train together, and what they found */
     const char *device, *model;
-    int ranks, sharded, micro_batches, recompute, steps;
+    int ranks, sharded, ordered, micro_batches, recompute, steps;
+    float dropout;
     int stumbles;                       /* the step, from 1 on, at which rank 1 finds a gradient that is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     World *world;
@@ -45,7 +46,9 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
     const int B = SEQUENCES / t->ranks / t->micro_batches, N = B * T, all = SEQUENCES * T;
     int *tokens = mem_alloc((size_t)(2 * t->micro_batches * N) * sizeof *tokens);
     int *targets = tokens + t->micro_batches * N;
-    uint64_t keys[4] = { 0 };
+    uint64_t keys[SEQUENCES];
+    for (int micro = 0; micro < t->micro_batches; micro++)
+        keys[micro] = random_key(12, (uint64_t)((step * t->micro_batches + micro) * t->ranks + rank));
     for (int micro = 0; micro < t->micro_batches; micro++)
         for (int n = 0; n < N; n++) {
             const uint64_t of_step = (uint64_t)((micro * t->ranks + rank) * N + n), key = random_key(11, (uint64_t)step);
@@ -74,18 +77,19 @@ static void member(void *team, int local) {
     Model m;
     Optimizer o;
     Progress p = { .best_step = -1 };
-    Parallel parallel = { .ranks = t->ranks, .sharded = t->sharded };
+    Parallel parallel = { .ranks = t->ranks, .sharded = t->sharded, .ordered = t->ordered };
     parallel_connect(&parallel, dev, 0, t->world, local);
     const int rank = parallel.rank;
     if (!config_parse(&c, t->model, &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = 40;
     c.context = T;
     model_plan_training(&m, dev, &c, SEQUENCES / t->ranks / t->micro_batches, T, t->recompute, t->micro_batches,
-                        t->ranks > 1 ? &parallel : NULL);
+                        t->ranks > 1 || t->ordered ? &parallel : NULL);
     optimizer_plan(&o, &m, 1, REAL_MOMENTS);
     if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for a small model");
     m.balance_coef = 0.1f;
     m.z_coef = 0.01f;
+    m.dropout = t->dropout;
     model_initialize(&m, 5);
     optimizer_start(&o, &m);
     if (t->from) {
@@ -99,10 +103,10 @@ static void member(void *team, int local) {
         optimizer_norm(&o, f.squares, &t->bad[rank]);
         if (rank == 0) {
             t->loss[step] = t->balance[step] = t->z[step] = 0;
-            for (int i = 0; i < t->micro_batches; i++) t->loss[step] += f.step_losses[i] / (SEQUENCES * T);
+            for (int i = 0; i < m.turns; i++) t->loss[step] += f.step_losses[i] / (SEQUENCES * T);
             for (int i = 0; i < m.routers; i++) {
-                t->balance[step] += f.losses[2*i] / (m.routers * t->ranks);
-                t->z[step] += f.losses[2*i + 1] / (m.routers * t->ranks);
+                t->balance[step] += f.losses[2*i] / (m.routers * (t->ordered ? 1 : t->ranks));
+                t->z[step] += f.losses[2*i + 1] / (m.routers * (t->ordered ? 1 : t->ranks));
             }
             t->load[step] = m.routers ? f.load[0] : 0;
         }
@@ -196,6 +200,40 @@ static void any_number_of_ranks(void) {
     }
 }
 
+/* Ordered: 12 micro-batches of one sequence, dealt out to 1, 2, 3 and 4 ranks, are the same step. */
+static void same_bits(void) {
+    static const struct { const char *device, *model; int recompute; float dropout; } runs[] = {
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2", 0, 0.1f },
+        { "cpu-f32",  "d2:c16h4f20",           0, 0 },
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        Team one = { .device = runs[i].device, .model = runs[i].model, .recompute = runs[i].recompute, .dropout = runs[i].dropout,
+                     .micro_batches = SEQUENCES, .steps = STEPS, .ranks = 1, .ordered = 1 };
+        play(&one);
+        check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
+              one.loss[STEPS - 1]);
+        for (int ranks = 2; ranks <= 4; ranks++) {
+            Team many = one;
+            int same = 1;
+            memset(many.kept, 0, sizeof many.kept);
+            many.ranks = ranks;
+            many.sharded = ranks != 3;
+            many.micro_batches = SEQUENCES / ranks;
+            play(&many);
+            for (int k = 0; k < TOGETHER && one.kept[k]; k++)
+                same &= one.kept_bytes[k] == many.kept_bytes[k] && !memcmp(one.kept[k], many.kept[k], one.kept_bytes[k]);
+            check(many.agree && same, "%s %s: 12 micro-batches on %d ranks end with the same bits as on one", one.device,
+                  one.model, ranks);
+            check(!memcmp(many.loss, one.loss, sizeof one.loss) && !memcmp(many.balance, one.balance, sizeof one.balance)
+                  && !memcmp(many.z, one.z, sizeof one.z) && !memcmp(many.load, one.load, sizeof one.load),
+                  "and so are losses, balance and loads of all %d steps", STEPS);
+            dismiss(&many);
+        }
+        dismiss(&one);
+    }
+}
+
 static void shares(void) {
     Team t[2] = { { .device = "cpu-bf16", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 1, .steps = 1 } };
     t[1] = t[0];
@@ -264,6 +302,7 @@ static void skipped_together(void) {
 
 void test_parallel(void) {
     any_number_of_ranks();
+    same_bits();
     shares();
     resumed_elsewhere("cpu-f32", 1e-5);
     resumed_elsewhere("cpu-bf16", 2e-2);

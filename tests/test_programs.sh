@@ -330,6 +330,15 @@ for n in 2 3 4; do
 done
 expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
 alike r1 r4z0 "4 ranks, each with the whole state"
+ordered="$shared -rp 1 -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3"              # 4 micro-batches, whoever does them
+expect 0 fingerprint $ordered -ng 1 -o o1
+for n in 2 4; do
+    expect 0 fingerprint $ordered -ng $n -z $((n / 4)) -o o$n
+    same_run o1 o$n "-rp 1: $n ranks are one rank"
+done
+expect 0 fingerprint $shared -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3 -ng 4 -o o4plain
+ok "and without it the bits are others" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
+expect 2 'round by the place in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
 rm -rf r4/state/step-00000040 && cp -r r4 r43 && cp -r r4 r41
 expect 0 'step-00000020 at step 20' $train -o r4 -y 1 -ng 4
 expect 0 '-b 2 instead of 3' $train -o r43 -y 1 -ng 3

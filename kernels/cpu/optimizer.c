@@ -55,6 +55,10 @@ static double sum_of(const real *x, size_t n, int squared) {
     return total;
 }
 static void sum(real *out, const real *inp, size_t n) { *out = (real)sum_of(inp, n, 0); }
+static void accumulate(real *acc, const real *x, size_t n) {
+    #pragma omp parallel for simd PARALLEL_IF(n)
+    for (size_t i = 0; i < n; i++) acc[i] += x[i];
+}
 static void squares(real *out, const real *x, const Segment *segments, int count) {
     double total = 0;
     for (int i = 0; i < count; i++) {
@@ -101,5 +105,5 @@ static void set_master(real *master, const floatX *weight, size_t n) {
 
 PART(optimizer) {
     d->cross_entropy = cross_entropy;  d->sum = sum;  d->squares = squares;
-    d->adamw = adamw;                  d->set_master = set_master;
+    d->adamw = adamw;                  d->set_master = set_master;    d->accumulate = accumulate;
 }

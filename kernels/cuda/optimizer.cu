@@ -330,6 +330,21 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Moments moment
                segments, count, a, all % 16 == 0);
 }
 
+// A thread adds 4 elements, or the last few one by one. Moves 12 bytes an element.
+static __global__ void accumulate_kernel(real *acc, const real *x, size_t n, int aligned) {
+    const size_t from = global_index() * 4;
+    if (aligned && from + 4 <= n) {
+        Some<real, 4> sum = some<4>(acc + from);
+        const Some<real, 4> more = some<4>(x + from);
+        for (int i = 0; i < 4; i++) sum.x[i] += more.x[i];
+        *(Some<real, 4> *)(acc + from) = sum;
+    } else
+        for (size_t i = from; i < n && i < from + 4; i++) acc[i] += x[i];
+}
+static void accumulate(real *acc, const real *x, size_t n) {
+    LAUNCH(accumulate_kernel, divide_up(n, THREADS * 4), THREADS, 0, acc, x, n, ((uintptr_t)acc | (uintptr_t)x) % 16 == 0);
+}
+
 // A thread converts W elements, the last one maybe fewer.
 template<int W> static __global__ void set_master_kernel(real *master, const floatX *weight, size_t n) {
     const size_t from = global_index() * W;
@@ -349,5 +364,5 @@ static void set_master(real *master, const floatX *weight, size_t n) {
 
 PART(optimizer) {
     d->cross_entropy = cross_entropy;  d->sum = sum;  d->squares = squares;
-    d->adamw = adamw;                  d->set_master = set_master;
+    d->adamw = adamw;                  d->set_master = set_master;    d->accumulate = accumulate;
 }
