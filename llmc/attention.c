@@ -2,7 +2,7 @@
  * each of which owns a query projection and an output projection; keys and values come from one projection that all
  * share, so the cache and the cost of attention do not grow with the number of experts. With one expert it is plain
  * attention. Source: Zhang et al. 2022, arXiv 2210.05144; the form is JetMoE's, arXiv 2404.07413. */
-#include "model.h"
+#include "parallel.h"
 
 static HeadOrder head_order(const Config *c) { return c->attention_experts > 1 ? HEADS_TILED : HEADS_GROUPED; }
 
@@ -83,6 +83,7 @@ Sum attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Layer
     }
 
     /* 5 */
+    parallel_send_gradients(m);
     dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, head_order(c),
                             m->B, m->T, G, Q, D);
 

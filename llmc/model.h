@@ -99,6 +99,7 @@ struct Model {
     const Parallel *parallel;           /* the other ranks of this run; NULL: there are none */
     int       ranks, last_micro;        /* how many in all; 1: after this micro-batch the step's gradients are complete */
     int       ordered;                  /* 1: the same bits on any number of ranks */
+    int       due;                      /* 1 + the range of gradients that is complete and not yet on its way to other ranks; 0: none */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;

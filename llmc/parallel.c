@@ -66,17 +66,23 @@ static void add_in_order(Model *m) {
     if (m->last_micro) dev->copy(m->grads, m->sums, total * Re);
 }
 
-void parallel_gradients(Model *m, int range) {
+void parallel_send_gradients(Model *m) {
     Comm *c = comm_of(m);
-    const Range *r = &m->manifest.ranges[range];
-    if (m->ordered) {
-        if (range == 0) add_in_order(m);
-        return;
-    }
-    if (!c || !m->last_micro) return;
+    if (!c || !m->due) return;
+    const Range *r = &m->manifest.ranges[m->due - 1];
     if (m->parallel->sharded) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
     else                      c->all_reduce(c, grads_of(m, r), r->count);
-    if (range == 0) c->join(c);
+    m->due = 0;
+}
+void parallel_gradients(Model *m, int range) {
+    Comm *c = comm_of(m);
+    if (m->ordered && range == 0) add_in_order(m);
+    if (m->ordered || !c || !m->last_micro) return;
+    parallel_send_gradients(m);
+    m->due = range + 1;
+    if (range > 0) return;
+    parallel_send_gradients(m);
+    c->join(c);
 }
 
 /* step_losses, losses and squares lie one after the other. Where the optimizer is not sharded, every rank has the
