@@ -39,7 +39,7 @@ LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $
 # kernels/cpu is compiled once for each number type; the rest once.
 PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
-CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl
+CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
 LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*.c) kernels/devices.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))

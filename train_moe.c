@@ -493,6 +493,7 @@ static void allocate(Run *r) {
     const int records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
     for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !records;
     r->replay_update.off = !records;
+    if (!records) parallel_share(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
         warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding sends a large part of them "

@@ -157,14 +157,16 @@ static void train_rank(void *setup, int local) {
     c.context = T;
     if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, REAL_MOMENTS, ranks > 1 ? &p : NULL }))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
-    for (int i = 0; i < 3; i++) one_step(&t, i);
-    for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t, i);
-    if (!p.rank) {
+    for (int shared = 0; shared <= (ranks > 1 && gpu); shared++) {
+        if (shared) parallel_share(&t.m);
+        for (int i = 0; i < 3; i++) one_step(&t, i);
+        for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t, i);
+        if (p.rank) continue;
         const double middle = median(ms, STEPS);
         if (ranks == 1) s->alone = middle;
-        printf("%d rank%s %s, %d x %d tokens on each: %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f\n", ranks,
-               ranks > 1 ? "s," : ", ", descriptor, B, T, middle, ms[0], ms[STEPS - 1], ranks * B * T / middle * 1e3,
-               s->alone / middle);
+        printf("%d rank%s %s, %d x %d tokens on each%s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f\n", ranks,
+               ranks > 1 ? "s," : ", ", descriptor, B, T, shared ? ", by copy engines:" : ranks > 1 ? ", by kernels:     " : ":                 ", middle, ms[0], ms[STEPS - 1],
+               ranks * B * T / middle * 1e3, s->alone / middle);
         fflush(stdout);
     }
     parallel_disconnect(&p);

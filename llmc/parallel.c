@@ -36,6 +36,14 @@ double parallel_sum(const Parallel *p, double x) {
 static Comm *comm_of(const Model *m) { return m->parallel ? m->parallel->comm : NULL; }
 static real *grads_of(const Model *m, const Range *r) { return real_at(m, m->grads, r->offset); }
 
+void parallel_share(const Model *m) {
+    Comm *c = comm_of(m);
+    size_t most = 0;
+    for (int i = 0; i < m->manifest.range_count; i++)
+        if (m->manifest.ranges[i].count > most) most = m->manifest.ranges[i].count;
+    if (c) c->share(c, m->arena.base, m->arena.total, most / (size_t)c->size);
+}
+
 void parallel_sum_loads(Model *m) {
     Comm *c = comm_of(m);
     if (!c || !m->routers) return;

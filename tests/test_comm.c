@@ -157,24 +157,30 @@ static double expected_sum(const Device *dev, int size, size_t i) {
     return wide;
 }
 
-typedef struct { const Device *dev; Comm *(*connect)(Peers *peers, char why[256]); } Means;
+typedef struct { const Device *dev; Comm *(*connect)(Peers *peers, char why[256]); int threads; } Means;
 
-/* Returns how many things were wrong. On a GPU the order of the sum is NCCL's, so there is a bound. */
+/* Returns how many things were wrong. On a GPU the order of the sum is NCCL's, so there is a bound; unless the memory is
+ * shared, and ranks are threads: then it is that of the ranks. */
 static int operations(Peers *p, const void *argument) {
     const Means *means = argument;
     const Device *dev = means->dev;
     const size_t counts[] = { 0, 1, 7, 1000, 130003 };
-    const double bound = dev->is_gpu ? 0x1p-10 : 0;          /* values are below 2^13 */
     char why[256];
     int bad = 0;
     const char *closed = dev->open(p->rank % dev->count());
     Comm *c = closed ? NULL : means->connect(p, why);
     if (!c) { fprintf(stderr, "%s\n", closed ? closed : why); return 1; }
     bad += c->rank != p->rank || c->size != p->size || c->peers != p;
-    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
-        const size_t n = counts[k], total = n * (size_t)p->size;
+    const size_t room = 3 * 130016 * (size_t)p->size * dev->real_size;
+    char *arena = dev->alloc(room);
+    for (size_t k = 0; k < 2 * (sizeof counts / sizeof *counts); k++) {
+        const int shared = k >= sizeof counts / sizeof *counts;
+        const size_t n = counts[k % (sizeof counts / sizeof *counts)], total = n * (size_t)p->size;
         double *host = mem_alloc(total * sizeof *host + 8);
-        real *x = dev->alloc(total * dev->real_size);
+        real *x = (real *)arena, *second = (real *)(arena + room / 3 / 64 * 64);
+        const double bound = dev->is_gpu ? 0x1p-10 : 0;      /* values are below 2^13 */
+        const double bound_of_shards = shared && means->threads ? 0 : bound;
+        if (shared && n == 0) c->share(c, arena, room, 130003);
         for (size_t i = 0; i < total; i++) host[i] = value(p->rank, i);
         dev->reals_from_double(x, host, total);
         c->all_reduce(c, x, n);
@@ -184,13 +190,17 @@ static int operations(Peers *p, const void *argument) {
 
         for (size_t i = 0; i < total; i++) host[i] = value(p->rank, i);
         dev->reals_from_double(x, host, total);
+        dev->reals_from_double(second, host, total);
         c->reduce_scatter(c, x, n);
+        c->reduce_scatter(c, second, n);
         c->join(c);
-        dev->reals_to_double(host, x, total);
-        for (size_t i = n * (size_t)p->rank; i < n * (size_t)(p->rank + 1); i++)
-            bad += !(fabs(host[i] - expected_sum(dev, p->size, i)) <= bound);
+        for (int turn = 0; turn < 2; turn++) {
+            dev->reals_to_double(host, turn ? second : x, total);
+            for (size_t i = n * (size_t)p->rank; i < n * (size_t)(p->rank + 1); i++)
+                bad += !(fabs(host[i] - expected_sum(dev, p->size, i)) <= bound_of_shards);
+        }
 
-        unsigned char *bytes = mem_alloc(total + 8), *y = dev->alloc(total + 8);
+        unsigned char *bytes = mem_alloc(total + 8), *y = (unsigned char *)arena + 2 * (room / 3 / 64 * 64);
         memset(bytes + n * (size_t)p->rank, 17 + p->rank, n);
         dev->upload(y, bytes, total);
         c->all_gather(c, y, n);
@@ -205,8 +215,6 @@ static int operations(Peers *p, const void *argument) {
         c->join(c);
         dev->download(ints, z, n * sizeof *z);
         for (size_t i = 0; i < n; i++) bad += ints[i] != (int)i * 3 * p->size + p->size * (p->size - 1) / 2;
-        dev->release(x);
-        dev->release(y);
         dev->release(z);
         free(host);
         free(bytes);
@@ -224,6 +232,7 @@ static int operations(Peers *p, const void *argument) {
     world_barrier(p);
     bad += c->error(c) != NULL;
     c->close(c);
+    dev->release(arena);
     return bad;
 }
 
@@ -233,7 +242,7 @@ static const struct { int processes, ranks[4]; } layouts[] = {
     { 2, { 1, 1 } }, { 3, { 1, 1, 1 } }, { 4, { 1, 1, 1, 1 } }, { 2, { 2, 2 } }, { 2, { 1, 3 } }, { 3, { 2, 1, 1 } },
 };
 static void every_operation(const Device *dev) {
-    const Means means = { dev, dev->connect };
+    const Means means = { dev, dev->connect, 0 };
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const int port = free_port(), processes = layouts[i].processes;
         pid_t pid[4];
@@ -257,7 +266,7 @@ Comm *nccl_connect(Peers *peers, char why[256]);            /* kernels/cuda/nccl
 static void every_gpu(const Device *dev) {
     const int gpus = dev->count() < 8 ? dev->count() : 8;
     for (int ranks = 1; ranks <= gpus; ranks++) {
-        const Means means = { dev, ranks == 1 ? nccl_connect : dev->connect };
+        const Means means = { dev, ranks == 1 ? nccl_connect : dev->connect, 1 };
         check(!run_process(options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs", dev->name, ranks);
     }
     if (gpus < 2) skip("%s: several GPUs, there is only %d", dev->name, gpus);

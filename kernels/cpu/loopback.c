@@ -22,6 +22,7 @@ static void all_gather(Comm *c, void *x, size_t bytes) {
     if (c->size > 1) c->peers->exchange(c->peers, x, (char *)x + (size_t)c->rank * bytes, bytes);
 }
 static void join(Comm *c) { (void)c; }
+static void share(Comm *c, void *base, size_t bytes, size_t most) { (void)c, (void)base, (void)bytes, (void)most; }
 static void at_once(Comm *c, int i) { (void)c, (void)i; }
 static const char *error(Comm *c) { (void)c; return NULL; }
 static void close(Comm *c) { free(c); }
@@ -31,7 +32,7 @@ static Comm *connect(Peers *peers, char why[256]) {
     if (!c) { strcpy(why, "out of host memory"); return NULL; }
     *c = (Comm){ .name = "loopback", .rank = peers->rank, .size = peers->size, .peers = peers,
                  .all_reduce = all_reduce, .all_reduce_ints = all_reduce_ints, .reduce_scatter = reduce_scatter,
-                 .all_gather = all_gather, .join = join, .note = at_once, .await = at_once, .error = error, .close = close };
+                 .all_gather = all_gather, .share = share, .join = join, .note = at_once, .await = at_once, .error = error, .close = close };
     return c;
 }
 

@@ -7,9 +7,8 @@
 //
 // A communicator is used by its rank's thread alone. If a rank is lost the others' kernels wait for ever: the thread
 // that watches (llmc/world.c) ends the process, which is why nothing here has a timeout.
-#include "impl.cuh"
+#include "copies.cuh"
 extern "C" {
-#include "../comm.h"
 Comm *nccl_connect(Peers *peers, char why[256]);
 }
 #include <dlfcn.h>
@@ -77,6 +76,7 @@ struct Nccl : Comm {
     cudaEvent_t  queued, done;              // of the device's stream, of this one
     cudaEvent_t *noted;                     // (notes)
     int          notes;
+    Copies       *copies;                   // for what lies in shared memory; NULL: there is none
     char         label[32];
 };
 
@@ -99,15 +99,23 @@ static void sum(Comm *c, void *x, size_t n, NcclType type) {
 }
 static void all_reduce(Comm *c, real *x, size_t n)     { sum(c, x, n, NCCL_FLOAT); }
 static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT); }
+// Recorded work is replayed with the numbers it was recorded with, and copies count.
+static bool by_copies(const Nccl *g, const void *x, size_t bytes) {
+    return g->copies && !context()->recording && copies_know(g->copies, x, bytes * g->size);
+}
 static void reduce_scatter(Comm *c, real *x, size_t n) {
     Nccl *g = (Nccl *)c;
-    if (g->group)
+    if (by_copies(g, x, n * sizeof *x)) {
+        copies_finish(g->copies);
+        copies_scatter(g->copies, after_queued(g), x, n);
+    } else if (g->group)
         nccl_check(g, nccl.ReduceScatter(x, x + (size_t)c->rank * n, n, NCCL_FLOAT, NCCL_SUM, g->group,
                                          after_queued(g)), "reduce-scatter");
 }
 static void all_gather(Comm *c, void *x, size_t bytes) {
     Nccl *g = (Nccl *)c;
-    if (g->group)
+    if (by_copies(g, x, bytes)) copies_gather(g->copies, after_queued(g), x, bytes);
+    else if (g->group)
         nccl_check(g, nccl.AllGather((char *)x + (size_t)c->rank * bytes, x, bytes, NCCL_BYTE, g->group,
                                      after_queued(g)), "all-gather");
 }
@@ -116,6 +124,11 @@ static void join(Comm *c) {
     if (!g->group) return;
     CUDA_CHECK(cudaEventRecord(g->done, g->stream));
     CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->done, 0));
+    if (g->copies) copies_finish(g->copies);
+}
+static void share(Comm *c, void *base, size_t bytes, size_t most) {
+    Nccl *g = (Nccl *)c;
+    if (g->group && !g->copies) g->copies = copies_open(c->peers, base, bytes, most);
 }
 static void note(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
@@ -130,6 +143,7 @@ static void note(Comm *c, int i) {
 // While work is recorded the event is none of its own: a node of the graph that waits for whatever it is when replayed.
 static void await(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
+    if (g->copies) copies_finish(g->copies);
     if (i < g->notes)
         CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->noted[i], context()->recording ? cudaEventWaitExternal : 0));
 }
@@ -144,6 +158,7 @@ static void leave(Comm *c) {
     Nccl *g = (Nccl *)c;
     if (g->group) {
         CUDA_CHECK(cudaStreamSynchronize(g->stream));
+        if (g->copies) copies_close(g->copies);
         nccl_check(g, nccl.CommDestroy(g->group), "leaving");
         CUDA_CHECK(cudaEventDestroy(g->queued));
         CUDA_CHECK(cudaEventDestroy(g->done));
@@ -187,6 +202,7 @@ static Nccl *comm_new(Peers *peers) {
     n->rank = peers->rank;                    n->size = peers->size;
     n->all_reduce = all_reduce;               n->all_reduce_ints = all_reduce_ints;
     n->reduce_scatter = reduce_scatter;       n->all_gather = all_gather;
+    n->share = share;
     n->join = join;                           n->error = error;
     n->note = note;                           n->await = await;
     n->close = leave;                         n->name = n->label;

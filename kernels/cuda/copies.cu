@@ -1,0 +1,160 @@
+// copies.cu: see copies.cuh; compiled once.
+//
+// A collective kernel needs multiprocessors, and takes them from a product whose blocks stay on all of them for as long as it
+// runs (hopper.cu): those of its blocks that found no place begin when the others end, and the product takes twice its
+// time. So while one runs beside the backward pass as much is lost as if nothing ran beside it. A copy engine needs none. Where one
+// process drives all GPUs, every rank knows the addresses of all, and pushes to each what is that one's:
+//
+//   all-gather      its own shard, into the same place there
+//   reduce-scatter  that one's shard, into its stage: (size, n), a place for each sender. The owner then adds, in rank order, so that
+//                   the sum depends on nothing but the order of ranks: x_0 + x_1 + ... One reading of all, at the rate of memory.
+//
+// In between, streams wait for each other without the host: a stream can write a number into memory, here or there, when
+// what was queued before is done, and wait until one is there. Each rank has two flags from every other: "ready", my
+// memory may be written to; "done", yours has been. The number is that of the operation, so that nothing has to be reset. Rank r
+// begins with r + 1: in every round each GPU sends to one and receives from one.
+#include "copies.cuh"
+#include <cuda.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+struct Place {                              // what a rank tells all others
+    uint64_t process;
+    char     *base;
+    real     *stage;                        // (size, most)
+    unsigned *flags;                        // (2, size)
+    int      device, able;
+};
+struct Copies {
+    int      rank, size;
+    size_t   bytes, most;
+    Place    *at;                           // (size)
+    unsigned number;                        // of the last operation
+    real     *pending;                      // the last reduce-scatter's x, if it has not been added up,
+    size_t   n;
+    cudaEvent_t sent;                       // and when all of it has come
+};
+enum Flag { READY, DONE };
+
+static decltype(&cuStreamWriteValue32) write_value;
+static decltype(&cuStreamWaitValue32) wait_value;
+static bool find(const char *name, void *at) {
+    void *f = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    if (cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &found)) return false;
+#else
+    if (cudaGetDriverEntryPoint(name, &f, cudaEnableDefault, &found)) return false;
+#endif
+    memcpy(at, &f, sizeof f);
+    return found == cudaDriverEntryPointSuccess;
+}
+static uint64_t this_process(void) {
+    static const uint64_t mark = [] {
+        timespec t;
+        clock_gettime(CLOCK_REALTIME, &t);
+        return (uint64_t)getpid() << 40 ^ (uint64_t)t.tv_sec << 30 ^ (uint64_t)t.tv_nsec;
+    }();
+    return mark;
+}
+
+Copies *copies_open(Peers *peers, void *base, size_t bytes, size_t most) {
+    static const bool can_signal = find("cuStreamWriteValue32", &write_value) && find("cuStreamWaitValue32", &wait_value);
+    const size_t size = peers->size, stage = size * most * sizeof(real), flags = 2 * size * sizeof(unsigned);
+    Place mine = {};
+    mine.process = this_process(), mine.base = (char *)base, mine.device = context()->device, mine.able = can_signal;
+    Copies *c = (Copies *)calloc(1, sizeof *c);
+    Place *at = (Place *)calloc(size, sizeof *at);
+    mine.able &= c && at && cudaMalloc(&mine.stage, stage + flags) == cudaSuccess;
+    if (mine.able) {
+        mine.flags = (unsigned *)((char *)mine.stage + stage);
+        CUDA_CHECK(cudaMemset(mine.flags, 0, flags));
+        CUDA_CHECK(cudaStreamSynchronize(0));
+    }
+    for (int round = 0; round < 2; round++) {               // who is where? can all reach all?
+        peers->exchange(peers, at, &mine, sizeof mine);
+        for (int r = 0; r < (int)size; r++) {
+            mine.able &= at[r].able && at[r].process == mine.process;
+            if (!mine.able || round || r == peers->rank) continue;
+            const cudaError_t e = cudaDeviceEnablePeerAccess(at[r].device, 0);
+            mine.able = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
+        }
+    }
+    cudaGetLastError();                                     // of what could not be had
+    if (mine.able) {
+        c->rank = peers->rank, c->size = (int)size, c->bytes = bytes, c->most = most, c->at = at;
+        CUDA_CHECK(cudaEventCreateWithFlags(&c->sent, cudaEventDisableTiming));
+        return c;
+    }
+    cudaFree(mine.stage);
+    free(at);
+    free(c);
+    return NULL;
+}
+void copies_close(Copies *c) {
+    CUDA_CHECK(cudaEventDestroy(c->sent));
+    CUDA_CHECK(cudaFree(c->at[c->rank].stage));
+    free(c->at);
+    free(c);
+}
+bool copies_know(const Copies *c, const void *x, size_t bytes) {
+    const char *base = c->at[c->rank].base;
+    return (const char *)x >= base && (const char *)x + bytes <= base + c->bytes;
+}
+
+// Rank `to` hears in the stream's turn that this rank has come so far; and this one waits for rank `from`.
+static void tell(const Copies *c, cudaStream_t stream, int to, Flag flag) {
+    if (write_value(stream, (CUdeviceptr)(c->at[to].flags + flag * c->size + c->rank), c->number, CU_STREAM_WRITE_VALUE_DEFAULT))
+        CUDA_CHECK(cudaErrorUnknown);
+}
+static void hear(const Copies *c, cudaStream_t stream, int from, Flag flag) {
+    if (wait_value(stream, (CUdeviceptr)(c->at[c->rank].flags + flag * c->size + from), c->number, CU_STREAM_WAIT_VALUE_GEQ))
+        CUDA_CHECK(cudaErrorUnknown);
+}
+// Everyone sends `bytes` to everyone: there(r) is where on rank r, from(r) is what.
+template<class There, class From> static void push(Copies *c, cudaStream_t stream, size_t bytes, There there, From from) {
+    c->number++;
+    for (int i = 1; i < c->size; i++) tell(c, stream, (c->rank + i) % c->size, READY);
+    for (int i = 1; i < c->size; i++) {
+        const int to = (c->rank + i) % c->size;
+        hear(c, stream, to, READY);
+        if (bytes) CUDA_CHECK(cudaMemcpyAsync(there(to), from(to), bytes, cudaMemcpyDefault, stream));
+        tell(c, stream, to, DONE);
+    }
+    for (int i = 1; i < c->size; i++) hear(c, stream, (c->rank + i) % c->size, DONE);
+}
+
+void copies_gather(Copies *c, cudaStream_t stream, void *x, size_t bytes) {
+    char *const mine = (char *)x + c->rank * bytes;
+    push(c, stream, bytes, [=](int to) { return c->at[to].base + (mine - c->at[c->rank].base); }, [=](int) { return mine; });
+}
+
+void copies_scatter(Copies *c, cudaStream_t stream, real *x, size_t n) {
+    push(c, stream, n * sizeof *x, [=](int to) { return c->at[to].stage + c->rank * n; }, [=](int to) { return x + to * n; });
+    CUDA_CHECK(cudaEventRecord(c->sent, stream));
+    c->pending = x, c->n = n;
+}
+
+// x = stage[0] + stage[1] + ..., with x itself in its rank's turn. A thread adds W elements. Moves 4 bytes (size + 1) an element.
+template<int W> static __global__ void add_shards(real *x, const real *stage, size_t n, int rank, int size) {
+    const size_t i = global_index() * W;
+    if (i >= n) return;
+    Reals<W> sum;
+    for (int r = 0; r < size; r++) {
+        const Reals<W> a = *(const Reals<W> *)((r == rank ? x : stage + r * n) + i);
+#pragma unroll
+        for (int j = 0; j < W; j++) sum.x[j] = r ? sum.x[j] + a.x[j] : a.x[j];
+    }
+    *(Reals<W> *)(x + i) = sum;
+}
+void copies_finish(Copies *c) {
+    if (!c->pending) return;
+    real *x = c->pending + c->rank * c->n;
+    const bool four = c->n % 4 == 0 && (uintptr_t)x % 16 == 0;
+    CUDA_CHECK(cudaStreamWaitEvent(context()->stream, c->sent, 0));
+    if (four) LAUNCH(add_shards<4>, (unsigned)divide_up(c->n, 1024), 256, 0, x, c->at[c->rank].stage, c->n, c->rank, c->size);
+    else      LAUNCH(add_shards<1>, (unsigned)divide_up(c->n, 256), 256, 0, x, c->at[c->rank].stage, c->n, c->rank, c->size);
+    c->pending = NULL;
+}
