@@ -177,6 +177,7 @@ typedef struct {
     Progress   progress;
     Log        log;
     Replay     replay_micro[2][2], replay_update; /* of micro-batches: [sets or adds][sums gradients over ranks besides] */
+    int        records;                 /* 1: steps are recorded */
     Checkpoint *from;                   /* what is resumed, until it is loaded */
     int        micro_batches, samples_wanted;     /* micro_batches: of each rank */
     int       *inputs, *targets;        /* (micro_batches,B,T) */
@@ -490,10 +491,10 @@ static void allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
-    const int records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
-    for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !records;
-    r->replay_update.off = !records;
-    if (!records) parallel_share(&r->model);
+    r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
+    for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !r->records;
+    r->replay_update.off = !r->records;
+    if (!r->records) parallel_share(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
         warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding sends a large part of them "
@@ -562,6 +563,7 @@ static void update(void *run) {
     Run *r = run;
     Model *m = &r->model;
     optimizer_update(&r->optimizer, m);
+    if (r->records) parallel_gather_weights(m, 0);
     for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
         at = router_width(m, i, &experts);
         m->dev->router_bias(real_at(m, m->bias, (size_t)at), m->load + at, r->s.bias_rate,
@@ -583,7 +585,7 @@ static void train_step(Run *r) {
         model_end_micro(m, micro);
     }
     replay_run(&r->replay_update, m->dev, 0, update, r);
-    parallel_gather_weights(m);
+    if (!r->records) parallel_gather_weights(m, 1);
 }
 
 /* The one place where a step is read back. */

@@ -136,7 +136,7 @@ static double one_step(Trainee *t, int number) {
     trainee_learn(m);
     model_end_micro(m, 0);
     optimizer_update(&t->o, m);
-    parallel_gather_weights(m);
+    parallel_gather_weights(m, 1);
     Found f = model_found(m);
     found_free(&f);
     return 1e3 * (now() - start);

@@ -13,7 +13,8 @@
  *   - no allocation and no waiting of the host, so it can be captured in a CUDA graph. (The loopback has no
  *     stream: there the call itself waits for the other ranks.)
  *   - all ranks get the same bits. The loopback adds in rank order, so that the sum does not depend on how ranks are
- *     spread over processes; NCCL's order depends on the sizes and on the machine, and is the same in every run;
+ *     spread over processes, and so does reduce_scatter of shared memory (kernels/cuda/copies.cu); NCCL's order depends on the
+ *     sizes and on the machine, and is the same in every run;
  *   - with size 1 nothing happens at all;
  *   - a rank that is lost never makes it return an error: llmc/world.h watches all ranks and ends the process. */
 #ifndef COMM_H
@@ -47,7 +48,7 @@ struct Comm {
     /* What is queued on the device from now on starts after all communication queued so far. Does not wait itself. */
     void (*join )(Comm *c);
     /* join in two parts: what is queued on the device after await(i) starts after all communication queued before the last
-     * note(i). i counts from 0. note cannot be recorded, await can: a replay awaits the last note before it. */
+     * note(i), if there was one. i counts from 0. Not for recorded work: a replay does not know what was noted since. */
     void (*note )(Comm *c, int i);
     void (*await)(Comm *c, int i);
     const char *(*error)(Comm *c);                  /* why it will never finish, or NULL; any thread may ask */

@@ -111,15 +111,16 @@ void parallel_sum_found(Model *m) {
     c->join(c);
 }
 
-void parallel_gather_weights(Model *m) {
+void parallel_gather_weights(Model *m, int behind) {
     Comm *c = comm_of(m);
     const size_t X = m->dev->floatX_size;
     if (!c || !m->parallel->sharded) return;
     for (int i = 0; i < m->manifest.range_count; i++) {
         const Range *r = &m->manifest.ranges[i];
         c->all_gather(c, (char *)m->params + r->offset * X, r->count / (size_t)c->size * X);
-        c->note(c, i);
+        if (behind) c->note(c, i);
     }
+    if (!behind) c->join(c);
 }
 void parallel_await_weights(const Model *m, int range) {
     Comm *c = comm_of(m);

@@ -51,10 +51,10 @@ void parallel_gradients(Model *m, int range);
  * their part, and who waits for a place is late with all of it. */
 void parallel_send_gradients(Model *m);
 void parallel_sum_found(Model *m);              /* what ranks found apart in a step: losses, and their part of squares */
-/* After each rank has updated its pieces. The ranges come in the order in which forward uses them, while it runs: what is
- * computed from an await on may use the range's weights, and those of the ranges before it. Not recorded: who waits for it
- * is the next step. */
-void parallel_gather_weights(Model *m);
+/* After each rank has updated its pieces. behind 1: the ranges come in the order in which forward uses them, while it runs: what
+ * is computed from an await on may use the range's weights, and those of the ranges before it. 0: what is computed from now on
+ * may use all of them; that way it can be recorded. */
+void parallel_gather_weights(Model *m, int behind);
 void parallel_await_weights(const Model *m, int range);
 void parallel_await_all_weights(const Model *m);            /* before anything but model_forward reads them */
 

@@ -65,7 +65,7 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
         model_end_micro(m, micro);
     }
     optimizer_update(o, m);
-    parallel_gather_weights(m);
+    parallel_gather_weights(m, step % 2);
     free(tokens);
 }
 

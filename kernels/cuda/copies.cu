@@ -77,7 +77,7 @@ Copies *copies_open(Peers *peers, void *base, size_t bytes, size_t most) {
         peers->exchange(peers, at, &mine, sizeof mine);
         for (int r = 0; r < (int)size; r++) {
             mine.able &= at[r].able && at[r].process == mine.process;
-            if (!mine.able || round || r == peers->rank) continue;
+            if (!mine.able || round || at[r].device == mine.device) continue;
             const cudaError_t e = cudaDeviceEnablePeerAccess(at[r].device, 0);
             mine.able = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
         }

@@ -140,12 +140,10 @@ static void note(Comm *c, int i) {
     }
     CUDA_CHECK(cudaEventRecord(g->noted[i], g->stream));
 }
-// While work is recorded the event is none of its own: a node of the graph that waits for whatever it is when replayed.
 static void await(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
     if (g->copies) copies_finish(g->copies);
-    if (i < g->notes)
-        CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->noted[i], context()->recording ? cudaEventWaitExternal : 0));
+    if (i < g->notes) CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->noted[i], 0));
 }
 static const char *error(Comm *c) {
     Nccl *g = (Nccl *)c;
