@@ -491,10 +491,9 @@ static void allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
-    r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
     for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !r->records;
     r->replay_update.off = !r->records;
-    if (!r->records) parallel_share(&r->model);
+    parallel_share(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
         warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding sends a large part of them "
@@ -954,6 +953,8 @@ static void join_ranks(Run *r) {
     }
     r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
     r->parallel.ordered = s->ordered;
+    r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
+    r->parallel.shares = r->dev->is_gpu && r->launch.processes == 1 && !r->records;
     free(settings.at);
 }
 

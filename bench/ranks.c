@@ -146,7 +146,7 @@ static void train_rank(void *setup, int local) {
     Setup *s = setup;
     const int ranks = world_size(s->world), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
     const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
-    Parallel p = { .ranks = ranks, .sharded = ranks > 1 };
+    Parallel p = { .ranks = ranks, .sharded = ranks > 1, .shares = gpu };
     Trainee t;
     Config c;
     Error e;

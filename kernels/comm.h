@@ -42,9 +42,10 @@ struct Comm {
     void (*reduce_scatter )(Comm *c, real *x, size_t n);
     /* Shard r of x comes from rank r, where it already lies in its place.   x (size, bytes) */
     void (*all_gather     )(Comm *c, void *x, size_t bytes);
-    /* Optional, once and outside of recordings: x of the last two will lie in these bytes, which are laid out alike on all ranks; most: the
-     * largest n. Then there may be a way that leaves the multiprocessors alone. Waits for the other hosts. */
-    void (*share)(Comm *c, void *base, size_t bytes, size_t most);
+    /* Optional, once and outside of recordings: x of the last two will lie in these bytes, which are laid out alike on all ranks.
+     * stage (size, most): in them, too; most: the largest n. Then there may be a way that leaves the multiprocessors alone. Waits for
+     * the other hosts. */
+    void (*share)(Comm *c, void *base, size_t bytes, real *stage, size_t most);
     /* What is queued on the device from now on starts after all communication queued so far. Does not wait itself. */
     void (*join )(Comm *c);
     /* join in two parts: what is queued on the device after await(i) starts after all communication queued before the last

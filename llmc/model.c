@@ -200,6 +200,8 @@ static void plan(Model *m, int micro_batches) {
     Arena *a = &m->arena;
     if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
     if (train) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.total * Re);
+    if (m->parallel && m->parallel->shares && m->parallel->sharded)
+        arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->stage, manifest_largest(&m->manifest) * Re);
     if (m->ordered) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->sums, m->manifest.total * Re);
     if (m->ordered && m->ranks > 1)
         arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->gathered, (size_t)m->ranks * GATHERED * Re);

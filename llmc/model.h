@@ -113,6 +113,7 @@ struct Model {
     Arena     arena;
     floatX   *params;  real *grads;     /* (manifest.total) each */
     real     *sums, *gathered;          /* if ordered: (manifest.total), (ranks, GATHERED) */
+    real     *stage;                    /* where ranks share: what others have found of a range, (largest range) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
     ModelGrads  g;  LayerGrads  *lg;
 

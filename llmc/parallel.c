@@ -38,10 +38,7 @@ static real *grads_of(const Model *m, const Range *r) { return real_at(m, m->gra
 
 void parallel_share(const Model *m) {
     Comm *c = comm_of(m);
-    size_t most = 0;
-    for (int i = 0; i < m->manifest.range_count; i++)
-        if (m->manifest.ranges[i].count > most) most = m->manifest.ranges[i].count;
-    if (c) c->share(c, m->arena.base, m->arena.total, most / (size_t)c->size);
+    if (c && m->stage) c->share(c, m->arena.base, m->arena.total, m->stage, manifest_largest(&m->manifest) / (size_t)c->size);
 }
 
 void parallel_sum_loads(Model *m) {

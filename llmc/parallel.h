@@ -30,6 +30,7 @@ struct Parallel {
     int    rank, ranks;
     int    sharded;                     /* 1: the optimizer's state is */
     int    ordered;                     /* 1: the same bits on any number of ranks */
+    int    shares;                      /* 1: one process drives all ranks, so they might reach each other's memory */
     Peers *peers;                       /* the other hosts, */
     Comm  *comm;                        /* and their devices: NULL while only planning, and for a rank that is alone */
 };
@@ -40,7 +41,7 @@ void parallel_connect(Parallel *p, const Device *dev, int which, World *world, i
 void parallel_disconnect(Parallel *p);
 double parallel_sum(const Parallel *p, double x);       /* over all ranks, in their order */
 
-void parallel_share(const Model *m);            /* after model_allocate, if steps are not recorded: ranges may go the shortest way */
+void parallel_share(const Model *m);            /* after model_allocate, where ranks share: ranges may go the shortest way */
 void parallel_sum_loads(Model *m);              /* after model_forward: m->load = sum of all m->own_load */
 void parallel_await_loads(Model *m);            /* what is computed from now on may use m->load */
 /* The gradients of this range are complete, here. After range 0, the last: what is computed from now on may use the sums,

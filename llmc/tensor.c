@@ -38,6 +38,11 @@ void manifest_end_range(Manifest *m) {
     m->ranges = mem_grow(m->ranges, (size_t)(m->range_count + 1) * sizeof *m->ranges);
     m->ranges[m->range_count++] = (Range){ .offset = from, .count = m->total - from };
 }
+size_t manifest_largest(const Manifest *m) {
+    size_t most = 0;
+    for (int i = 0; i < m->range_count; i++) if (m->ranges[i].count > most) most = m->ranges[i].count;
+    return most;
+}
 void manifest_free(Manifest *m) {
     free(m->at);
     free(m->ranges);

@@ -40,6 +40,7 @@ enum { NO_DECAY, DECAY };
 void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
+size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
 void manifest_free(Manifest *m);
 
 /* Points every field of layer `layer` (or -1) in a struct of pointers at its place

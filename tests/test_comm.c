@@ -172,7 +172,8 @@ static int operations(Peers *p, const void *argument) {
     if (!c) { fprintf(stderr, "%s\n", closed ? closed : why); return 1; }
     bad += c->rank != p->rank || c->size != p->size || c->peers != p;
     const size_t room = 3 * 130016 * (size_t)p->size * dev->real_size;
-    char *arena = dev->alloc(room);
+    const size_t most = 130016;
+    char *arena = dev->alloc(room + most * (size_t)p->size * dev->real_size);     /* and the stage */
     for (size_t k = 0; k < 2 * (sizeof counts / sizeof *counts); k++) {
         const int shared = k >= sizeof counts / sizeof *counts;
         const size_t n = counts[k % (sizeof counts / sizeof *counts)], total = n * (size_t)p->size;
@@ -180,7 +181,7 @@ static int operations(Peers *p, const void *argument) {
         real *x = (real *)arena, *second = (real *)(arena + room / 3 / 64 * 64);
         const double bound = dev->is_gpu ? 0x1p-10 : 0;      /* values are below 2^13 */
         const double bound_of_shards = shared && means->threads ? 0 : bound;
-        if (shared && n == 0) c->share(c, arena, room, 130003);
+        if (shared && n == 0) c->share(c, arena, room, (real *)(arena + room), most);
         for (size_t i = 0; i < total; i++) host[i] = value(p->rank, i);
         dev->reals_from_double(x, host, total);
         c->all_reduce(c, x, n);

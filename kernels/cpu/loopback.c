@@ -22,7 +22,9 @@ static void all_gather(Comm *c, void *x, size_t bytes) {
     if (c->size > 1) c->peers->exchange(c->peers, x, (char *)x + (size_t)c->rank * bytes, bytes);
 }
 static void join(Comm *c) { (void)c; }
-static void share(Comm *c, void *base, size_t bytes, size_t most) { (void)c, (void)base, (void)bytes, (void)most; }
+static void share(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
+    (void)c, (void)base, (void)bytes, (void)stage, (void)most;
+}
 static void at_once(Comm *c, int i) { (void)c, (void)i; }
 static const char *error(Comm *c) { (void)c; return NULL; }
 static void close(Comm *c) { free(c); }

@@ -23,13 +23,13 @@
 struct Place {                              // what a rank tells all others
     uint64_t process;
     char     *base;
-    real     *stage;                        // (size, most)
+    real     *stage;                        // (size, n)
     unsigned *flags;                        // (2, size)
     int      device, able;
 };
 struct Copies {
     int      rank, size;
-    size_t   bytes, most;
+    size_t   bytes;
     Place    *at;                           // (size)
     unsigned number;                        // of the last operation
     real     *pending;                      // the last reduce-scatter's x, if it has not been added up,
@@ -60,16 +60,16 @@ static uint64_t this_process(void) {
     return mark;
 }
 
-Copies *copies_open(Peers *peers, void *base, size_t bytes, size_t most) {
+Copies *copies_open(Peers *peers, void *base, size_t bytes, real *stage) {
     static const bool can_signal = find("cuStreamWriteValue32", &write_value) && find("cuStreamWaitValue32", &wait_value);
-    const size_t size = peers->size, stage = size * most * sizeof(real), flags = 2 * size * sizeof(unsigned);
+    const size_t size = peers->size, flags = 2 * size * sizeof(unsigned);
     Place mine = {};
-    mine.process = this_process(), mine.base = (char *)base, mine.device = context()->device, mine.able = can_signal;
+    mine.process = this_process(), mine.base = (char *)base, mine.stage = stage, mine.device = context()->device;
     Copies *c = (Copies *)calloc(1, sizeof *c);
     Place *at = (Place *)calloc(size, sizeof *at);
-    mine.able &= c && at && cudaMalloc(&mine.stage, stage + flags) == cudaSuccess;
+    if (!c || !at) CUDA_CHECK(cudaErrorMemoryAllocation);
+    mine.able = can_signal && cudaMalloc(&mine.flags, flags) == cudaSuccess;
     if (mine.able) {
-        mine.flags = (unsigned *)((char *)mine.stage + stage);
         CUDA_CHECK(cudaMemset(mine.flags, 0, flags));
         CUDA_CHECK(cudaStreamSynchronize(0));
     }
@@ -84,18 +84,18 @@ Copies *copies_open(Peers *peers, void *base, size_t bytes, size_t most) {
     }
     cudaGetLastError();                                     // of what could not be had
     if (mine.able) {
-        c->rank = peers->rank, c->size = (int)size, c->bytes = bytes, c->most = most, c->at = at;
+        c->rank = peers->rank, c->size = (int)size, c->bytes = bytes, c->at = at;
         CUDA_CHECK(cudaEventCreateWithFlags(&c->sent, cudaEventDisableTiming));
         return c;
     }
-    cudaFree(mine.stage);
+    cudaFree(mine.flags);
     free(at);
     free(c);
     return NULL;
 }
 void copies_close(Copies *c) {
     CUDA_CHECK(cudaEventDestroy(c->sent));
-    CUDA_CHECK(cudaFree(c->at[c->rank].stage));
+    CUDA_CHECK(cudaFree(c->at[c->rank].flags));
     free(c->at);
     free(c);
 }

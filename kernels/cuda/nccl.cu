@@ -77,6 +77,7 @@ struct Nccl : Comm {
     cudaEvent_t *noted;                     // (notes)
     int          notes;
     Copies       *copies;                   // for what lies in shared memory; NULL: there is none
+    size_t       most;                      // n of what its stage has room for
     char         label[32];
 };
 
@@ -105,7 +106,7 @@ static bool by_copies(const Nccl *g, const void *x, size_t bytes) {
 }
 static void reduce_scatter(Comm *c, real *x, size_t n) {
     Nccl *g = (Nccl *)c;
-    if (by_copies(g, x, n * sizeof *x)) {
+    if (n <= g->most && by_copies(g, x, n * sizeof *x)) {
         copies_finish(g->copies);
         copies_scatter(g->copies, after_queued(g), x, n);
     } else if (g->group)
@@ -126,9 +127,9 @@ static void join(Comm *c) {
     CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->done, 0));
     if (g->copies) copies_finish(g->copies);
 }
-static void share(Comm *c, void *base, size_t bytes, size_t most) {
+static void share(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
     Nccl *g = (Nccl *)c;
-    if (g->group && !g->copies) g->copies = copies_open(c->peers, base, bytes, most);
+    if (g->group && !g->copies) g->copies = copies_open(c->peers, base, bytes, stage), g->most = most;
 }
 static void note(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
