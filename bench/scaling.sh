@@ -40,21 +40,23 @@ for n in $RANKS; do
     done
 done
 
-# One global batch of 48 sequences on all numbers of ranks, of the text of this project.
+# One global batch of 48 sequences on all numbers of ranks, of the text of this project: with the same micro-batches in the same
+# order (-rp 1), and as usual.
 cat llmc/*.c > "$work/text.txt"
-echo; echo "type       ranks   largest and mean difference of $LOSSES losses from those of one rank; fingerprint, of two runs"
-for device in $DEVICE-f32 $DEVICE-bf16; do
+echo; echo "type       options        ranks   largest and mean difference of $LOSSES losses from those of one rank; fingerprint, of two runs"
+for device in $DEVICE-f32 $DEVICE-bf16; do for ordered in 1 0; do
     for n in $RANKS; do
+        options="-rp $ordered -b $((48 / (ordered ? most : n)))"
         for turn in 1 2; do
-            "$train" -i "$work/text.txt" -e m4 -b $((48 / n)) -t 128 -d 6144 -x "$LOSSES" -v 1000000 -m 1 -s 0 -nb 0 -dr 0 -dv "$device" \
+            "$train" -i "$work/text.txt" -e m4 $options -t 128 -d 6144 -x "$LOSSES" -v 1000000 -m 1 -s 0 -nb 0 -dr 0 -dv "$device" \
                 -ng "$n" -o "$work/$device-$n" -y 0 > "$work/said" 2>&1 || tail -3 "$work/said"
             sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$work/$device-$n/log.jsonl" > "$work/print$turn"
         done
         grep '"event": "step"' "$work/$device-$n/log.jsonl" | sed 's/^.*"loss": \([^,]*\),.*$/\1/' > "$work/losses-$n"
-        paste "$work/losses-${RANKS%% *}" "$work/losses-$n" | awk -v d="$device" -v n="$n" -v f="$(cat "$work/print1" "$work/print2" | tr '\n' ' ')" \
-            '{ x = $1 - $2; if (x < 0) x = -x; s += x; if (x > m) m = x } END { printf "%-10s %5d   %.1e %.1e   %s\n", d, n, m, s / NR, f }'
+        paste "$work/losses-${RANKS%% *}" "$work/losses-$n" | awk -v d="$device" -v o="$options" -v n="$n" -v f="$(cat "$work/print1" "$work/print2" | tr '\n' ' ')" \
+            '{ x = $1 - $2; if (x < 0) x = -x; s += x; if (x > m) m = x } END { printf "%-10s %-14s %5d   %.1e %.1e   %s\n", d, o, n, m, s / NR, f }'
     done
-done
+done; done
 
 # Two processes with half of the GPUs each; one is killed.
 [ "$most" -ge 2 ] || exit 0
