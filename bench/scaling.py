@@ -3,27 +3,29 @@
 GPUs. Predictions from the formulas there; replace the inputs below by what was measured and run it again.
   python3 bench/scaling.py"""
 
-# ---- inputs: measured on one GPU, or ASSUMED until measured on several ---------------------------------------------
+# ---- inputs: measured on one GPU and on four (bench/results/h200-ranks.txt), or ASSUMED until measured on several nodes --
 GPUS_PER_NODE = 8
-NVLINK = 0.80 * 450e9        # B/s each way per GPU. ASSUMED: 80 % of the nominal 450 GB/s of NVLink 4
+NVLINK = 306e9               # B/s each way per GPU. Measured: 4 x H200, reduce-scatter and all-gather of 268 MB
 NETWORK = 0.85 * 50e9        # B/s each way per GPU. ASSUMED: 85 % of 400 Gb/s InfiniBand, one adapter a GPU
-HOP_NVLINK = 2e-6            # s a ring needs from GPU to GPU. ASSUMED
+HOP_NVLINK = 3e-6            # s a ring needs from GPU to GPU. Measured: an all-gather of 66 kB on 4 takes 8.6 us
 HOP_NETWORK = 8e-6           # s from node to node. ASSUMED
-BESIDE = 0.12                # share of the compute rate lost while a reduction runs beside it. ASSUMED: 16 of 132 SMs
-JITTER = 0.01                # of the step, waiting for the slowest rank. ASSUMED
+BESIDE_COPIES = 0.15         # share of its time that a hidden collective costs all the same. Measured: by copy engines, and
+BESIDE_KERNELS = 0.35        # by kernels, which take multiprocessors
+JITTER = 0.042               # of the computing: the slowest GPU, and waiting for each other. Measured: 4 x H200, nothing exchanged
 HOST = 100e-6                # s a step for what hosts agree on; 1 us more for each process. ASSUMED (loopback: 20 us)
-MEMORY = 3.9e12              # B/s of AdamW's 30 bytes a parameter. Measured: H200, bench/results
+MEMORY = 3.95e12             # B/s of AdamW's 30 bytes a parameter, and of adding gradients. Measured: H200
 MODELS = [                   # name, parameters, of the embedding, layers, tokens/s on one GPU with the update left out
-    ("m12",             329.0e6,  38.6e6, 12, 65536 / (181.5e-3 - 30 * 329.0e6 / MEMORY)),   # measured: H200, portable kernels
-    ("m12:e64k8f256",   556.0e6,  38.6e6, 12, 65536 / (198.0e-3 - 30 * 556.0e6 / MEMORY)),   # measured: H200, portable kernels
-    ("7B (OLMoE shape)", 6816e6, 103.0e6, 16, 300e12 / 7274.5e6),       # ASSUMED 300 TFLOP/s of 7,274 Mflop a token,
-]                                                                       # from the measured rates of its layers
+    ("m12",             329.0e6,  38.6e6, 12, 65536 / (132.2e-3 - 30 * 329.0e6 / MEMORY)),   # measured: H200
+    ("m12:e64k8f256",   556.0e6,  38.6e6, 12, 65536 / (143.8e-3 - 30 * 556.0e6 / MEMORY)),   # measured: H200
+    ("7B (OLMoE shape)", 6816e6, 103.0e6, 16, 32768 / (0.95 * 543.8e-3)),   # measured: H200; 5 % of its step were AdamW's
+]
 MICRO = 32768                # tokens of a micro-batch: B 32, T 1024
 GLOBAL = 4 << 20             # tokens of a step where the step is fixed
 
 
 def collective(bytes_, W):
-    """A reduce-scatter or all-gather of so many bytes in a ring: W - 1 pieces pass every link one after the other."""
+    """A reduce-scatter or all-gather of so many bytes: by copy engines inside a node, else in a ring, where W - 1 pieces pass
+    every link one after the other."""
     nodes = max(1, W // GPUS_PER_NODE)
     rate = NVLINK if nodes == 1 else min(NVLINK, GPUS_PER_NODE * NETWORK)   # each of 8 rings leaves a node by its own adapter
     hops = (W - 1) * HOP_NVLINK if nodes == 1 else nodes * ((GPUS_PER_NODE - 1) * HOP_NVLINK + HOP_NETWORK)
@@ -37,11 +39,17 @@ def step(n, embedding, layers, rate, W, tokens):
     if W == 1:
         return compute + update, 0.0
     each = (n - embedding) / (layers + 1)
-    hidden = (layers + 1) * collective(4 * each, W)                     # gradients of all ranges but the embedding
-    backward = 0.6 * min(tokens, MICRO) / rate                          # of the last micro-batch, from its first layer on
-    gather = (layers + 1) * collective(2 * each, W) + collective(2 * embedding, W)
-    exposed = max(0, hidden - backward) + collective(4 * embedding, W) + gather + HOST + 1e-6 * max(1, W // GPUS_PER_NODE)
-    return compute * (1 + JITTER) + BESIDE * min(hidden, backward) + update + exposed, exposed
+    micro = min(tokens, MICRO) / rate
+    reduce, backward = (layers + 1) * collective(4 * each, W), 0.6 * micro   # of the last micro-batch, from its first layer on
+    gather, forward = (layers + 1) * collective(2 * each, W), 0.3 * micro    # of the first
+    exposed = max(0, reduce - backward) + max(0, gather - forward) + collective(4 * embedding, W) + collective(2 * embedding, W) \
+        + HOST + 1e-6 * max(1, W // GPUS_PER_NODE)
+    beside = min(reduce, backward) + min(gather, forward)
+    if W <= GPUS_PER_NODE:
+        beside = BESIDE_COPIES * beside + 4 * n * (W + 1) / W / MEMORY
+    else:
+        beside = BESIDE_KERNELS * beside
+    return compute * (1 + JITTER) + beside + update + exposed, exposed
 
 
 for fixed in (False, True):

@@ -47,8 +47,8 @@ void parallel_await_loads(Model *m);            /* what is computed from now on 
 /* The gradients of this range are complete, here. After range 0, the last: what is computed from now on may use the sums,
  * if this was the step's last micro-batch. */
 void parallel_gradients(Model *m, int range);
-/* They begin to travel with the next range, or here: attention calls it, because a reduction by a kernel does least harm there. It takes
- * multiprocessors; blocks of attention take their work piece by piece and share it among fewer, those of a product have each
+/* They begin to travel with the next range, or here: attention calls it, because a reduction by a kernel does least harm there. It
+ * takes multiprocessors; blocks of attention take their work piece by piece and share it among fewer, those of some products have each
  * their part, and who waits for a place is late with all of it. */
 void parallel_send_gradients(Model *m);
 void parallel_sum_found(Model *m);              /* what ranks found apart in a step: losses, and their part of squares */

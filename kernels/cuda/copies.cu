@@ -1,9 +1,9 @@
 // copies.cu: see copies.cuh; compiled once.
 //
-// A collective kernel needs multiprocessors, and takes them from a product whose blocks stay on all of them for as long as it
-// runs (hopper.cu): those of its blocks that found no place begin when the others end, and the product takes twice its
-// time. So while one runs beside the backward pass as much is lost as if nothing ran beside it. A copy engine needs none. Where one
-// process drives all GPUs, every rank knows the addresses of all, and pushes to each what is that one's:
+// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all of them for as long as they
+// run. Where each of those has its part of the work (grouped_weight in hopper.cu), blocks that found no place begin when the others
+// end, and it takes twice its time: beside the backward pass as much is lost as if nothing ran beside it. A copy engine needs none.
+// Where one process drives all GPUs, every rank knows the addresses of all, and pushes to each what is that one's:
 //
 //   all-gather      its own shard, into the same place there
 //   reduce-scatter  that one's shard, into its stage: (size, n), a place for each sender. The owner then adds, in rank order, so that
