@@ -33,7 +33,7 @@ typedef struct {
     const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *rounding;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
-          max_bad, show_loads, master, sharded, ordered, ranks, process, processes, port, join_seconds, silence_seconds;
+          max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
     const char *address;
     float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
 } Settings;
@@ -118,6 +118,8 @@ static const Option options[] = {
       "record a step's work once and replay it: 0 never, 1 on a GPU, 2 also on several" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(sharded),       "1",                   0,    1,     NULL,
       "1: ranks share the optimizer's state (ZeRO-1); 0: each has all of it" },
+    { "machine",   "ce", "copy-engines",     OPTION_INT,   AT(copies),        "1",                   0,    1,     NULL,
+      "1: GPUs of one process exchange by copy engines where they can; 0: by NCCL's kernels" },
     { "machine",   "rp", "reproducible",     OPTION_INT,   AT(ordered),       "0",                   0,    1,     NULL,
       "1: with the same -b and -d, the same bits on any number of ranks; slower" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
@@ -954,7 +956,7 @@ static void join_ranks(Run *r) {
     r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
     r->parallel.ordered = s->ordered;
     r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
-    r->parallel.shares = r->dev->is_gpu && r->launch.processes == 1 && !r->records;
+    r->parallel.shares = s->copies && r->dev->is_gpu && r->launch.processes == 1 && !r->records;
     free(settings.at);
 }
 
