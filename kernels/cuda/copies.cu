@@ -12,7 +12,8 @@
 // In between, streams wait for each other without the host: a stream can write a number into memory, here or there, when
 // what was queued before is done, and wait until one is there. Each rank has two flags from every other: "ready", my
 // memory may be written to; "done", yours has been. The number is that of the operation, so that nothing has to be reset. Rank r
-// begins with r + 1: in every round each GPU sends to one and receives from one.
+// begins with r + 1: in every round each GPU sends to one and receives from one. CUDA does not see this waiting, so it must not be between
+// streams of one GPU, whose work it may put into one queue.
 #include "copies.cuh"
 #include <cuda.h>
 #include <stdlib.h>
@@ -77,7 +78,7 @@ Copies *copies_open(Peers *peers, void *base, size_t bytes, real *stage) {
         peers->exchange(peers, at, &mine, sizeof mine);
         for (int r = 0; r < (int)size; r++) {
             mine.able &= at[r].able && at[r].process == mine.process;
-            if (!mine.able || round || at[r].device == mine.device) continue;
+            if (!mine.able || round || r == peers->rank) continue;
             const cudaError_t e = cudaDeviceEnablePeerAccess(at[r].device, 0);
             mine.able = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
         }
