@@ -48,7 +48,8 @@ static const Shape small[] = {
 enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large, TILES = sizeof tiles / sizeof *tiles };
 
 /* Sizes that single operations treat in another way (`only`: how their names begin): rows as wide as a GPU's block of
- * threads and wider, more rows than all its blocks take at a time, tails of vectors, tokens enough for a lane each. */
+ * threads and wider, more rows than all its blocks take at a time, tails of vectors, tokens enough for a lane each, more
+ * tiles than blocks and some of them without rows. */
 static const struct { Shape s; const char *only; } special[] = {
     { { "tall",      1, 4200,   136,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
     { { "full",      1,   37,  4096,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
@@ -79,6 +80,8 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "varied",    3,   70,     4,      5,  70,  7,   1, 1, 1, 2, VARIED }, "router_backward" },
     { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "parallel_linear" },
     { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "expert" },
+    { { "many",      1, 1100,   72,      5, 150,  2,  64, 1, 1, 2, MIXED }, "parallel_linear_forward" },
+    { { "many",      1, 1100,   72,      5, 150,  2,  64, 1, 1, 2, MIXED }, "expert" },
     { { "K = 11",    1,   70,   264,      5,  16, 11,   1, 1, 1, 2, MIXED }, "combine" },
     { { "K = 16",    1,   70,   264,      5,  24, 16,   1, 1, 1, 2, MIXED }, "combine" },
     { { "F = 8",     1,  501,     4,      5,   5,  3,   8, 1, 1, 2, MIXED }, "activation" },
