@@ -404,7 +404,8 @@ static void plan(Run *r) {
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
                         ranks > 1 || s->ordered ? &r->parallel : NULL);
     if (s->ordered && r->dev->floatX_size == 2 && (!s->master || moments(s) == FLOATX_MOMENTS))
-        fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16, which round by the place in memory; with more ranks there is more padding");
+        fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16, which round by the place in memory; "
+             "with more ranks there is more padding");
     if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, moments(s));

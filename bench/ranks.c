@@ -163,9 +163,10 @@ static void train_rank(void *setup, int local) {
         for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t, i);
         if (p.rank) continue;
         const double middle = median(ms, STEPS);
+        const char *way = shared ? ", by copy engines:" : ranks > 1 ? ", by kernels:" : ":";
         if (ranks == 1) s->alone = middle;
-        printf("%d rank%s %s, %d x %d tokens on each%s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f\n", ranks,
-               ranks > 1 ? "s," : ", ", descriptor, B, T, shared ? ", by copy engines:" : ranks > 1 ? ", by kernels:     " : ":                 ", middle, ms[0], ms[STEPS - 1],
+        printf("%d rank%s, %s, %d x %d tokens on each%-18s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f\n",
+               ranks, ranks > 1 ? "s" : "", descriptor, B, T, way, middle, ms[0], ms[STEPS - 1],
                ranks * B * T / middle * 1e3, s->alone / middle);
         fflush(stdout);
     }

@@ -13,8 +13,8 @@
  *   - no allocation and no waiting of the host, so it can be captured in a CUDA graph. (The loopback has no
  *     stream: there the call itself waits for the other ranks.)
  *   - all ranks get the same bits. The loopback adds in rank order, so that the sum does not depend on how ranks are
- *     spread over processes, and so does reduce_scatter of shared memory (kernels/cuda/copies.cu); NCCL's order depends on the
- *     sizes and on the machine, and is the same in every run;
+ *     spread over processes, and so does reduce_scatter of shared memory (kernels/cuda/copies.cu); NCCL's order
+ *     depends on the sizes and on the machine, and is the same in every run;
  *   - with size 1 nothing happens at all;
  *   - a rank that is lost never makes it return an error: llmc/world.h watches all ranks and ends the process. */
 #ifndef COMM_H
@@ -42,14 +42,15 @@ struct Comm {
     void (*reduce_scatter )(Comm *c, real *x, size_t n);
     /* Shard r of x comes from rank r, where it already lies in its place.   x (size, bytes) */
     void (*all_gather     )(Comm *c, void *x, size_t bytes);
-    /* Optional, once and outside of recordings: x of the last two will lie in these bytes, which are laid out alike on all ranks.
-     * stage (size, most): in them, too; most: the largest n. Then there may be a way that leaves the multiprocessors alone. Waits for
-     * the other hosts. */
+    /* Optional, once and outside of recordings: x of the last two will lie in these bytes, which are laid out alike
+     * on all ranks. stage (size, most): in them, too; most: the largest n. Then there may be a way that leaves the
+     * multiprocessors alone. Waits for the other hosts. */
     void (*share)(Comm *c, void *base, size_t bytes, real *stage, size_t most);
     /* What is queued on the device from now on starts after all communication queued so far. Does not wait itself. */
     void (*join )(Comm *c);
-    /* join in two parts: what is queued on the device after await(i) starts after all communication queued before the last
-     * note(i), if there was one. i counts from 0. Not for recorded work: a replay does not know what was noted since. */
+    /* join in two parts: what is queued on the device after await(i) starts after all communication queued before the
+     * last note(i), if there was one. i counts from 0. Not for recorded work: a replay does not know what was noted
+     * since. */
     void (*note )(Comm *c, int i);
     void (*await)(Comm *c, int i);
     const char *(*error)(Comm *c);                  /* why it will never finish, or NULL; any thread may ask */

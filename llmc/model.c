@@ -444,7 +444,7 @@ static void block_forward(Model *m, int l, const floatX *resid, int again) {
 
     answer = moe_layer_forward(m, a, p, a->mlp_normed);
     if (again) return;
-    parallel_await_weights(m, l + 2 < m->manifest.range_count ? l + 2 : m->manifest.range_count - 1);     /* of what comes next */
+    parallel_await_weights(m, l + 2 < m->manifest.range_count ? l + 2 : m->manifest.range_count - 1);     /* the next norm's */
     if (last) join_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, m->p.final_norm, c->final_eps);
     else join_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, m->lp[l+1].att_norm, c->norm_eps);
 }

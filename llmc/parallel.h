@@ -11,13 +11,14 @@
  * dealt out afterwards (all-gather). A rank sends (W-1)/W of 4 bytes a gradient and of 2 (bf16) or 4 a weight; without
  * sharding it is twice (W-1)/W of 4 (all-reduce).   Source: Rajbhandari et al. 2020, arXiv 1910.02054.
  *
- * Ordered: the same bits on any number of ranks, as long as a micro-batch has the same size: of M micro-batches in a step it makes
- * no difference who does which. Each one's gradient is found apart from the others, and they are added up one after the
- * other, g_0 + g_1 + ... + g_(M-1): after each round of micro-batches every rank gets the gradients of all ranks, and adds them
- * to its own sum in their order. Then all have the whole sum, of which norm and update are the same everywhere. Balance is
- * that of each micro-batch alone. This sends (W-1) 4 bytes a parameter for every micro-batch, behind nothing, and
- * needs 4 bytes a parameter more on each rank: it is for finding out whether two runs are the same. Without it, a sum in another
- * order is another last bit, sooner or later another expert for some token, and a hundred steps later another loss.
+ * Ordered: the same bits on any number of ranks, as long as a micro-batch has the same size: of M micro-batches in a
+ * step it makes no difference who does which. Each one's gradient is found apart from the others, and they are added
+ * up one after the other, g_0 + g_1 + ... + g_(M-1): after each round of micro-batches every rank gets the gradients
+ * of all ranks, and adds them to its own sum in their order. Then all have the whole sum, of which norm and update
+ * are the same everywhere. Balance is that of each micro-batch alone. This sends (W-1) 4 bytes a parameter for every
+ * micro-batch, behind nothing, and needs 4 bytes a parameter more on each rank: it is for finding out whether two
+ * runs are the same. Without it, a sum in another order is another last bit, sooner or later another expert for some
+ * token, and a hundred steps later another loss.
  *
  * All ranks call these functions in the same order. Those of a model do nothing in one without other ranks. */
 #ifndef PARALLEL_H
@@ -47,14 +48,14 @@ void parallel_await_loads(Model *m);            /* what is computed from now on 
 /* The gradients of this range are complete, here. After range 0, the last: what is computed from now on may use the sums,
  * if this was the step's last micro-batch. */
 void parallel_gradients(Model *m, int range);
-/* They begin to travel with the next range, or here: attention calls it, because a reduction by a kernel does least harm there. It
- * takes multiprocessors; blocks of attention take their work piece by piece and share it among fewer, those of some products have each
- * their part, and who waits for a place is late with all of it. */
+/* They begin to travel with the next range, or here: attention calls it, because a reduction by a kernel does least
+ * harm there. It takes multiprocessors; blocks of attention take their work piece by piece and share it among fewer,
+ * those of some products have each their part, and who waits for a place is late with all of it. */
 void parallel_send_gradients(Model *m);
 void parallel_sum_found(Model *m);              /* what ranks found apart in a step: losses, and their part of squares */
-/* After each rank has updated its pieces. behind 1: the ranges come in the order in which forward uses them, while it runs: what
- * is computed from an await on may use the range's weights, and those of the ranges before it. 0: what is computed from now on
- * may use all of them; that way it can be recorded. */
+/* After each rank has updated its pieces. behind 1: the ranges come in the order in which forward uses them, while it
+ * runs: what is computed from an await on may use the range's weights, and those of the ranges before it. 0: what is
+ * computed from now on may use all of them; that way it can be recorded. */
 void parallel_gather_weights(Model *m, int behind);
 void parallel_await_weights(const Model *m, int range);
 void parallel_await_all_weights(const Model *m);            /* before anything but model_forward reads them */

@@ -1,19 +1,21 @@
 // copies.cu: see copies.cuh; compiled once.
 //
-// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all of them for as long as they
-// run. Where each of those has its part of the work (grouped_weight in hopper.cu), blocks that found no place begin when the others
-// end, and it takes twice its time: beside the backward pass as much is lost as if nothing ran beside it. A copy engine needs none.
-// Where one process drives all GPUs, every rank knows the addresses of all, and pushes to each what is that one's:
+// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all of them for as long
+// as they run. Where each of those has its part of the work (grouped_weight in hopper.cu), blocks that found no place
+// begin when the others end, and it takes twice its time: beside the backward pass as much is lost as if nothing ran
+// beside it. A copy engine needs none. Where one process drives all GPUs, every rank knows the addresses of all, and
+// pushes to each what is that one's:
 //
 //   all-gather      its own shard, into the same place there
-//   reduce-scatter  that one's shard, into its stage: (size, n), a place for each sender. The owner then adds, in rank order, so that
-//                   the sum depends on nothing but the order of ranks: x_0 + x_1 + ... One reading of all, at the rate of memory.
+//   reduce-scatter  that one's shard, into its stage: (size, n), a place for each sender. The owner then adds, in rank
+//                   order, so that the sum depends on nothing else: x_0 + x_1 + ... One reading of all, at the rate
+//                   of memory.
 //
-// In between, streams wait for each other without the host: a stream can write a number into memory, here or there, when
-// what was queued before is done, and wait until one is there. Each rank has two flags from every other: "ready", my
-// memory may be written to; "done", yours has been. The number is that of the operation, so that nothing has to be reset. Rank r
-// begins with r + 1: in every round each GPU sends to one and receives from one. CUDA does not see this waiting, so it must not be between
-// streams of one GPU, whose work it may put into one queue.
+// In between, streams wait for each other without the host: a stream can write a number into memory, here or there,
+// when what was queued before is done, and wait until one is there. Each rank has two flags from every other:
+// "ready", my memory may be written to; "done", yours has been. The number is that of the operation, so that nothing
+// has to be reset. Rank r begins with r + 1: in every round each GPU sends to one and receives from one. CUDA does
+// not see this waiting, so it must not be between streams of one GPU, whose work it may put into one queue.
 #include "copies.cuh"
 #include <cuda.h>
 #include <stdlib.h>
@@ -138,7 +140,8 @@ void copies_scatter(Copies *c, cudaStream_t stream, real *x, size_t n) {
     c->pending = x, c->n = n;
 }
 
-// x = stage[0] + stage[1] + ..., with x itself in its rank's turn. A thread adds W elements. Moves 4 bytes (size + 1) an element.
+// x = stage[0] + stage[1] + ..., with x itself in its rank's turn. A thread adds W elements. Moves 4 bytes (size + 1)
+// an element.
 template<int W> static __global__ void add_shards(real *x, const real *stage, size_t n, int rank, int size) {
     const size_t i = global_index() * W;
     if (i >= n) return;

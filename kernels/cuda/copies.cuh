@@ -6,8 +6,8 @@ extern "C" {
 }
 
 struct Copies;
-// All ranks together, each with its own memory, laid out alike: `bytes` from `base` on, of which x of the operations and stage
-// are parts. NULL on all of them if it cannot be on one: other processes, no way from GPU to GPU.
+// All ranks together, each with its own memory, laid out alike: `bytes` from `base` on, of which x of the operations
+// and stage are parts. NULL on all of them if it cannot be on one: other processes, no way from GPU to GPU.
 Copies *copies_open(Peers *peers, void *base, size_t bytes, real *stage);
 void    copies_close(Copies *c);                            // when everything that was queued is done
 bool    copies_know(const Copies *c, const void *x, size_t bytes);
