@@ -17,6 +17,9 @@ void bench_layer_parts(const Device *dev, const char *filter, int shrink, double
 /* Attention alone: ms and TFLOP/s (4 and 10 for each visible (query, key) pair and element of a head). */
 void bench_attention(const Device *dev, const char *filter, int wait);
 
+/* Attention alone: ms and TFLOP/s (4 and 10 for each visible (query, key) pair and element of a head). */
+void bench_attention(const Device *dev, const char *filter, int wait);
+
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
 void bench_rounding(const Device *dev);         /* rounding.c */
