@@ -16,8 +16,8 @@
 //   registers    p and ds are made where the next product wants its first factor: in registers. They never go to
 //                shared memory.
 //   backward     two kernels, one that owns queries and makes dq, one that owns keys and makes dk and dv, 7 products
-//                instead of 5: no sum has two owners. (One kernel would have to add dq in memory, in an order that
-//                somebody keeps.)
+//                instead of 5: no sum has two owners. (One kernel, which adds dq in memory, tile after tile in a fixed
+//                order, was no faster: docs/LOG.md.)
 #include "hopper.cuh"
 
 #if defined(PRECISION_BF16)
@@ -26,18 +26,20 @@
 #define LN2   0.69314718f
 
 // pairs: B*G; count: packed rows of a pair, T*Q; fold: rows of a token, if they lie at another distance than tokens do,
-// else 1; fill: rows in a box, 64 or a little less.
-struct Heads { HeadOrder order; int T, G, Q, pairs, count, fold, fill; };
+// else 1; fill: rows in a box, 64 or a little less; boxes: of a pair.
+struct Heads { HeadOrder order; int T, G, Q, pairs, count, fold, fill, boxes; };
 
-// The work on a (sequence, key/value head) pair is cut into `tiles`. Pairs are taken `group` at a time: their keys
-// stay in L2.
-struct Order { int tiles, group; };
+// The work on a (sequence, key/value head) pair is cut into `tiles`. Pairs are taken `group` at a time, in the first `more`
+// groups one more, and of a group's tiles the largest first: so their keys stay in L2.
+struct Order { int tiles, group, more; };
 struct Work { int tile, g, b, pair; };
 [[maybe_unused]] static __device__ unsigned next_number;        // 0 between kernels: the last to ask sets it back
 
 // What backward keeps of a box of rows between its two kernels: lse in powers of two, and delta. Rows that do not
 // exist have an infinite lse, which makes their p zero.
 struct Stats { float lse[64], delta[64]; };
+// Where in them row `in` of the box is: a thread of hopper_keys reads its four columns of 16 at once.
+[[maybe_unused]] __device__ static inline int stat_of(int in) { return in/16*16 + in%8/2*4 + in/8%2*2 + in%2; }
 
 #if defined(HOPPER)
 
@@ -51,29 +53,13 @@ __device__ static inline unsigned take_number(Heads h, Order o) {
 }
 __device__ static inline Work work_of(unsigned number, Heads h, Order o) {
     if (number >= (unsigned)(h.pairs * o.tiles)) return { -1, 0, 0, 0 };
-    const int first = (int)number / (o.group * o.tiles) * o.group, in = (int)number - first * o.tiles;
-    const int width = min(o.group, h.pairs - first), pair = first + in % width;
+    const int at = (int)number / o.tiles, wide = o.more * (o.group + 1), width = o.group + (at < wide);
+    const int first = at < wide ? at / width * width : wide + (at - wide) / width * width, in = (int)number - first*o.tiles;
+    const int pair = first + in % width;
     return { o.tiles - 1 - in / width, pair % h.G, pair / h.G, pair };
 }
 
 template <bool b> struct Bool { static constexpr bool value = b; };
-
-// A ring of buffers, used in turns: turn t is in buffer t % STAGES. Each has a barrier "full", at which the producer
-// and its copies arrive, and one "empty", at which a lane of every consumer warp does.
-template <int STAGES> struct Ring {
-    uint32_t barriers;
-    __device__ uint32_t full(int turn) const { return barriers + turn % STAGES * 8; }
-    __device__ uint32_t empty(int turn) const { return full(turn) + STAGES * 8; }
-    __device__ void open(int consumers) const {
-        for (int i = 0; i < STAGES; i++) barrier_init(full(i), 1), barrier_init(empty(i), consumers * 4);
-    }
-    __device__ void await(int turn) const { barrier_wait(full(turn), turn / STAGES & 1); }
-    // One lane speaks for its warp, after all have read what they wanted.
-    __device__ void release(int turn) const { __syncwarp(); if (threadIdx.x % 32 == 0) barrier_arrive(empty(turn)); }
-    __device__ void await_empty(int turn) const { barrier_wait(empty(turn), turn / STAGES & 1 ^ 1); }
-    __device__ void expect(int turn, int bytes) const { await_empty(turn), barrier_expect(full(turn), bytes); }
-    __device__ void pass(int turn) const { await(turn), release(turn); }           // not needed by this warp
-};
 
 // The producer orders a box of rows, slab by slab: of the packed rows from `box` on, or of the keys (which 0) or
 // values (1).
@@ -174,20 +160,69 @@ soften(float (&s)[COUNT], float (&top)[2], float (&sum)[2], float (&shrink)[2], 
         sum[i/2%2] += s[i];
     }
 }
+
+// ---- tiles of rows: what forward and the first half of backward have in common --------------------------------------------
+//
+// A tile is a box of 64 rows for each consumer, past which the keys and values that they see come in tiles of their own,
+// first to last, so that blocks of one pair read the same ones at about the same time. If a pair's boxes do not make up
+// whole tiles, the first tile lacks some, which has least work; boxes before the first have negative numbers.
+
+// Of a consumer: its box; how many tiles of keys come past, how many of them its rows see some of, and how many all of;
+// the last keys that this thread's two rows see, counted from its first column.
+struct View { int box, all, end, whole, sees[2]; };
+
+template <class At> __device__ static inline int first_box(Heads h, Order o, Work w) {
+    return h.boxes - (o.tiles - w.tile) * At::CONSUMERS;
+}
+template <class At> __device__ static inline View view_of(Heads h, Order o, Work w, int mine) {
+    const int first = first_box<At>(h, o, w), box = first + mine, lane = threadIdx.x % 32;
+    const int row = box*h.fill + threadIdx.x % 128 / 32 * 16 + lane/4;
+    return { box, key_tiles(h, (first + At::CONSUMERS) * h.fill, At::KEYS), key_tiles(h, (box + 1) * h.fill, At::KEYS),
+             (box*h.fill / h.Q + 1) / At::KEYS, { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 } };
+}
+
+// The producer: tiles of rows in q_ring, of keys and values in theirs. rows(n, w, box) orders the n-th tile's boxes, and
+// more(n, w, box) what is needed later.
+template <int D, class At, class Rows, class More> __device__ static inline void
+bring(const CUtensorMap *kv_map, uint32_t base, Ring<At::STAGES> q_ring, Ring<At::TILES> k_ring, Ring<At::TILES> v_ring,
+      Work *work, Heads h, Order order, Rows rows, More more) {
+    unsigned number = take_number(h, order);
+    for (int n = 0, turn = 0;; n++) {
+        const Work w = work_of(number, h, order);
+        const int box = first_box<At>(h, order, w);
+        auto load = [&](Ring<At::TILES> ring, int tiles, int i, int which) {
+            ring.expect(turn, At::tile);
+            load_keys<D, At::KEYS>(base + tiles + turn % At::TILES * At::tile, kv_map, ring.full(turn), i*At::KEYS, which, w);
+        };
+        if (w.tile >= 0) {
+            number = take_number(h, order);
+            load(k_ring, At::k, 0, 0);
+        }
+        q_ring.await_empty(n);
+        work[n & 1] = w;
+        if (w.tile < 0) { barrier_arrive(q_ring.full(n)); break; }
+        rows(n, w, box);
+        load(v_ring, At::v, 0, 1);
+        more(n, w, box);
+        turn++;
+        for (int i = 1, end = key_tiles(h, (box + At::CONSUMERS) * h.fill, At::KEYS); i < end; i++, turn++) {
+            load(k_ring, At::k, i, 0);
+            load(v_ring, At::v, i, 1);
+        }
+    }
+}
 #endif
 
 // ---- forward ------------------------------------------------------------------------------------------------------------
 
 template <int D> struct Forward {
-    static constexpr int KEYS = 128, CONSUMERS = D == 64 ? 3 : 2, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int KEYS = 128, TILES = 2, STAGES = 1, CONSUMERS = D == 64 ? 3 : 2, THREADS = 128 * (CONSUMERS + 1);
     static constexpr int box = 64 * D * 2, tile = KEYS * D * 2;                 // bytes of a consumer's rows, of a tile of keys
     static constexpr int q = 0, out = CONSUMERS * box, k = 2 * out, v = k + 2 * tile, bytes = v + 2 * tile + 1024;
 };
 
-// hopper_forward: a tile is 64 rows for each consumer, past which the tiles of 128 keys and values come, first to
-// last, so that blocks of one pair read the same ones at about the same time. A consumer stops at the last key that
-// its own rows see. 4*D flop per visible (row, key) pair, 32 KB * D/64 read from L2 for 64 * CONSUMERS rows and 128
-// keys.
+// hopper_forward: a consumer stops at the last key that its own rows see. 4*D flop per visible (row, key) pair, 32 KB *
+// D/64 read from L2 for 64 * CONSUMERS rows and 128 keys.
 template <int D> __global__ static void __launch_bounds__(Forward<D>::THREADS, 1)
 hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
                const __grid_constant__ CUtensorMap out_map, float *lse, Heads h, Order order) {
@@ -196,45 +231,26 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
     enum { KEYS = At::KEYS, CONSUMERS = At::CONSUMERS };
     extern __shared__ unsigned char raw[];
     __shared__ uint64_t barriers[10];
-    __shared__ Work work;
+    __shared__ Work work[2];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     const Ring<1> q_ring = { shared_address(barriers) };
     const Ring<2> k_ring = { q_ring.barriers + 16 }, v_ring = { q_ring.barriers + 48 };
     const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     if (threadIdx.x == 0) {
-        q_ring.open(CONSUMERS), k_ring.open(CONSUMERS), v_ring.open(CONSUMERS);
+        q_ring.open(CONSUMERS * 4), k_ring.open(CONSUMERS * 4), v_ring.open(CONSUMERS * 4);
         barrier_init_done();
     }
     __syncthreads();
 
     if (mine < 0) {
         give_registers<CONSUMERS == 2 ? 40 : 32>();
-        if (threadIdx.x) return;
-        unsigned number = take_number(h, order);
-        for (int n = 0, turn = 0;; n++) {
-            const Work w = work_of(number, h, order);
-            auto load = [&](const Ring<2> &ring, int tiles, int i, int which) {
-                ring.expect(turn, At::tile);
-                load_keys<D, KEYS>(base + tiles + turn % 2 * At::tile, &kv_map, ring.full(turn), i*KEYS, which, w);
-            };
-            if (w.tile >= 0) {
-                number = take_number(h, order);
-                load(k_ring, At::k, 0, 0);
-            }
-            q_ring.await_empty(n);
-            work = w;
-            if (w.tile < 0) { barrier_arrive(q_ring.full(n)); break; }
+        auto rows = [&](int n, Work w, int box) {
             barrier_expect(q_ring.full(n), CONSUMERS * h.fill * D * 2);
             #pragma unroll
-            for (int i = 0; i < CONSUMERS; i++)
-                load_rows<D>(base + At::q + i*At::box, &q_map, q_ring.full(n), w.tile * CONSUMERS + i, h, w);
-            load(v_ring, At::v, 0, 1);
-            turn++;
-            for (int i = 1, end = key_tiles(h, (w.tile + 1) * CONSUMERS * h.fill, KEYS); i < end; i++, turn++) {
-                load(k_ring, At::k, i, 0);
-                load(v_ring, At::v, i, 1);
-            }
-        }
+            for (int i = 0; i < CONSUMERS; i++) load_rows<D>(base + At::q + i*At::box, &q_map, q_ring.full(n), box + i, h, w);
+        };
+        auto none = [](int, Work, int) {};
+        if (threadIdx.x == 0) bring<D, At>(&kv_map, base, q_ring, k_ring, v_ring, work, h, order, rows, none);
         return;
     }
 
@@ -243,13 +259,16 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
     const float c = LOG2E / sqrtf((float)D);
     for (int n = 0, turn = 0;; n++) {
         q_ring.await(n);
-        Work w = work;
+        Work w = work[n & 1];
         w.tile = uniform(w.tile);
         if (w.tile < 0) break;
-        const int r0 = (w.tile * CONSUMERS + mine) * h.fill, row = r0 + warp*16 + lane/4;
-        const int all = key_tiles(h, (w.tile + 1) * CONSUMERS * h.fill, KEYS), end = key_tiles(h, r0 + h.fill, KEYS);
-        const int whole = (r0 / h.Q + 1) / KEYS;                        // so many tiles all of these rows see all of
-        const int sees[2] = { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 };
+        const View view = view_of<At>(h, order, w, mine);
+        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.pass(turn), v_ring.pass(turn); };
+        if (view.box < 0) {
+            q_ring.release(n);
+            pass(view.all);
+            continue;
+        }
         float o[D / 2], s[KEYS / 2], top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, shrink[2];
         uint32_t p[KEYS / 4];
         #pragma unroll
@@ -264,9 +283,9 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
             multiply_registers<D, KEYS>(o, p, base + At::v + at % 2 * At::tile);
         };
         auto weigh = [&](int i) {
-            const int last[2] = { sees[0] - i*KEYS, sees[1] - i*KEYS };
-            if (i < whole) soften<false>(s, top, sum, shrink, last, c);
-            else           soften<true>(s, top, sum, shrink, last, c);
+            const int last[2] = { view.sees[0] - i*KEYS, view.sees[1] - i*KEYS };
+            if (i < view.whole) soften<false>(s, top, sum, shrink, last, c);
+            else                soften<true>(s, top, sum, shrink, last, c);
         };
         scores(turn);
         wgmma_wait<0>();
@@ -274,7 +293,7 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         k_ring.release(turn);
         weigh(0);
         round_pairs(p, s);
-        for (int i = 1; i < end; i++) {
+        for (int i = 1; i < view.end; i++) {
             turn++;
             scores(turn);
             values(turn - 1);
@@ -295,13 +314,13 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         wgmma_wait<0>();
         pin(o);
         v_ring.release(turn++);
-        for (int i = end; i < all; i++, turn++) k_ring.pass(turn), v_ring.pass(turn);   // for the others' rows
+        pass(view.all - view.end);                                      // for the others' rows
 
         #pragma unroll
         for (int i = 0; i < 2; i++) {
             sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
             sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
-            const int in = warp*16 + lane/4 + 8*i, r = r0 + in;
+            const int in = warp*16 + lane/4 + 8*i, r = view.box*h.fill + in;
             if (lane%4 == 0 && in < h.fill && r < h.count)
                 lse[lse_at(h, w, r)] = (top[i] + log2f(sum[i])) * LN2;
             sum[i] = 1 / sum[i];
@@ -316,7 +335,7 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         if (thread == 0) {
             #pragma unroll
             for (int d = 0; d < D; d += 64)
-                bulk_store(&out_map, out_mine + d*128, d, make_int4(0, r0 / h.fold, w.g, w.b));
+                bulk_store(&out_map, out_mine + d*128, d, make_int4(0, view.box*h.fill / h.fold, w.g, w.b));
             bulk_commit();
         }
     }
@@ -327,73 +346,57 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
 // ---- backward -----------------------------------------------------------------------------------------------------------
 
 template <int D> struct Queries {
-    static constexpr int KEYS = 128, STAGES = D == 64 ? 2 : 1, box = 64 * D * 2, tile = KEYS * D * 2;
-    static constexpr int q = 0, dout = 2 * box * STAGES, out = 2 * dout, k = out + 2 * box;
-    static constexpr int v = k + 2 * tile, bytes = v + 2 * tile + 1024;
+    static constexpr int KEYS = 64, TILES = 4, STAGES = D == 64 ? 2 : 1, CONSUMERS = D == 64 ? 3 : 2;
+    static constexpr int THREADS = 128 * (CONSUMERS + 1), box = 64 * D * 2, tile = KEYS * D * 2;
+    static constexpr int q = 0, dout = CONSUMERS * box * STAGES, out = 2 * dout, k = out + CONSUMERS * box;
+    static constexpr int v = k + TILES * tile, bytes = v + TILES * tile + 1024;
 };
 
-// hopper_queries: a tile is 64 rows of q, do and out for each of two consumers, past which its keys and values come
-// as in forward:  p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), dq += ds k.  delta = do . out is
-// made on the way and left in `stats` for hopper_keys. The place of out is also that from which dq is stored. 6*D
-// flop per pair.
-template <int D> __global__ static void __launch_bounds__(384, 1)
+// hopper_queries: of rows it needs q, do and out:  p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta),
+// dq += ds k.  delta = do . out is made on the way and left in `stats` for hopper_keys. The place of out is also that
+// from which dq is stored. s and dp of the next keys are queued before dq of these, so that the exponentials wait for
+// nothing else. 6*D flop per pair.
+template <int D> __global__ static void __launch_bounds__(Queries<D>::THREADS, 1)
 hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
                const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap kv_map,
                const __grid_constant__ CUtensorMap dq_map, Stats *stats, const float *lse, Heads h, Order order) {
 #if defined(HOPPER)
     typedef Queries<D> At;
-    enum { KEYS = At::KEYS, STAGES = At::STAGES };
+    enum { KEYS = At::KEYS, STAGES = At::STAGES, TILES = At::TILES, CONSUMERS = At::CONSUMERS };
     extern __shared__ unsigned char raw[];
-    __shared__ uint64_t barriers[14];
+    __shared__ uint64_t barriers[2 + 4*TILES + 2*STAGES];
     __shared__ Work work[2];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
     const Ring<1> out_ring = { shared_address(barriers) };
-    const Ring<2> k_ring = { out_ring.barriers + 16 }, v_ring = { out_ring.barriers + 48 };
-    const Ring<At::STAGES> q_ring = { out_ring.barriers + 80 };
+    const Ring<TILES> k_ring = { out_ring.barriers + 16 }, v_ring = { k_ring.barriers + TILES*16 };
+    const Ring<STAGES> q_ring = { v_ring.barriers + TILES*16 };
     const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     if (threadIdx.x == 0) {
-        q_ring.open(2), out_ring.open(2), k_ring.open(2), v_ring.open(2);
+        q_ring.open(CONSUMERS * 4), out_ring.open(CONSUMERS * 4), k_ring.open(CONSUMERS * 4), v_ring.open(CONSUMERS * 4);
         barrier_init_done();
     }
     __syncthreads();
 
     if (mine < 0) {
-        give_registers<40>();
-        if (threadIdx.x) return;
-        unsigned number = take_number(h, order);
-        for (int n = 0, turn = 0;; n++) {
-            const Work w = work_of(number, h, order);
-            auto load = [&](const Ring<2> &ring, int tiles, int i, int which) {
-                ring.expect(turn, At::tile);
-                load_keys<D, KEYS>(base + tiles + turn % 2 * At::tile, &kv_map, ring.full(turn), i*KEYS, which, w);
-            };
-            if (w.tile >= 0) {
-                number = take_number(h, order);
-                load(k_ring, At::k, 0, 0);
+        give_registers<CONSUMERS == 2 ? 40 : 32>();
+        auto rows = [&](int n, Work w, int box) {
+            barrier_expect(q_ring.full(n), CONSUMERS * 2 * h.fill * D * 2);
+            for (int i = 0; i < CONSUMERS; i++) {
+                const uint32_t to = base + (n % STAGES * CONSUMERS + i)*At::box;
+                load_rows<D>(to + At::q, &q_map, q_ring.full(n), box + i, h, w);
+                load_rows<D>(to + At::dout, &dout_map, q_ring.full(n), box + i, h, w);
             }
-            q_ring.await_empty(n);
-            work[n & 1] = w;
-            if (w.tile < 0) { barrier_arrive(q_ring.full(n)); break; }
-            barrier_expect(q_ring.full(n), 4 * h.fill * D * 2);
-            for (int i = 0; i < 2; i++) {
-                const uint32_t to = base + (n % STAGES * 2 + i)*At::box;
-                load_rows<D>(to + At::q, &q_map, q_ring.full(n), w.tile*2 + i, h, w);
-                load_rows<D>(to + At::dout, &dout_map, q_ring.full(n), w.tile*2 + i, h, w);
-            }
-            load(v_ring, At::v, 0, 1);
-            out_ring.expect(n, 2 * h.fill * D * 2);
-            for (int i = 0; i < 2; i++)
-                load_rows<D>(base + At::out + i*At::box, &out_map, out_ring.full(n), w.tile*2 + i, h, w);
-            turn++;
-            for (int i = 1, end = key_tiles(h, (w.tile + 1) * 2 * h.fill, KEYS); i < end; i++, turn++) {
-                load(k_ring, At::k, i, 0);
-                load(v_ring, At::v, i, 1);
-            }
-        }
+        };
+        auto outs = [&](int n, Work w, int box) {
+            const uint32_t to = base + At::out;
+            out_ring.expect(n, CONSUMERS * h.fill * D * 2);
+            for (int i = 0; i < CONSUMERS; i++) load_rows<D>(to + i*At::box, &out_map, out_ring.full(n), box + i, h, w);
+        };
+        if (threadIdx.x == 0) bring<D, At>(&kv_map, base, q_ring, k_ring, v_ring, work, h, order, rows, outs);
         return;
     }
 
-    take_registers<232>();
+    take_registers<CONSUMERS == 2 ? 232 : 160>();
     const uint32_t out_mine = base + At::out + mine*At::box;
     const float c = LOG2E / sqrtf((float)D);
     for (int n = 0, turn = 0;; n++) {
@@ -401,48 +404,66 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         Work w = work[n & 1];
         w.tile = uniform(w.tile);
         if (w.tile < 0) break;
-        const uint32_t q_mine = base + At::q + (n % STAGES * 2 + mine)*At::box, dout_mine = q_mine + At::dout - At::q;
-        const int r0 = (w.tile*2 + mine) * h.fill, row = r0 + warp*16 + lane/4;
-        const int end = key_tiles(h, (w.tile + 1) * 2 * h.fill, KEYS), whole = (r0 / h.Q + 1) / KEYS;
-        const int sees[2] = { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 };
+        const uint32_t q_mine = base + At::q + (n % STAGES * CONSUMERS + mine)*At::box, dout_mine = q_mine + At::dout - At::q;
+        const View view = view_of<At>(h, order, w, mine);
+        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.pass(turn), v_ring.pass(turn); };
+        if (view.box < 0) {
+            q_ring.release(n), out_ring.pass(n);
+            pass(view.all);
+            continue;
+        }
         float dq[D / 2], s[KEYS / 2], dp[KEYS / 2], top[2], delta[2];
         uint32_t ds[KEYS / 4];
         #pragma unroll
         for (int i = 0; i < D / 2; i++) dq[i] = 0;
+        pin(dq);
         out_ring.await(n);
-        Stats &of = stats[((size_t)w.pair*order.tiles + w.tile)*2 + mine];
+        Stats &of = stats[(size_t)w.pair*h.boxes + view.box];
         #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int in = warp*16 + lane/4 + 8*i, r = r0 + in;
+            const int in = warp*16 + lane/4 + 8*i, r = view.box*h.fill + in;
             const bool exists = in < h.fill && r < h.count;
             top[i] = exists ? lse[lse_at(h, w, r)] * LOG2E : INFINITY;
             delta[i] = row_product<D>(dout_mine, out_mine, in);
-            if (lane%4 == 0) of.lse[in] = top[i], of.delta[in] = exists ? delta[i] : 0;
+            if (lane%4 == 0) of.lse[stat_of(in)] = top[i], of.delta[stat_of(in)] = exists ? delta[i] : 0;
         }
-        for (int i = 0; i < end; i++, turn++) {
-            k_ring.await(turn);
-            multiply_along<KEYS, D>(s, q_mine, base + At::k + turn % 2 * At::tile);
-            v_ring.await(turn);
-            multiply_along<KEYS, D>(dp, dout_mine, base + At::v + turn % 2 * At::tile);
-            wgmma_wait<1>();
-            pin(s);
+        auto scores = [&](int at) {
+            k_ring.await(at);
+            multiply_along<KEYS, D>(s, q_mine, base + At::k + at % TILES * At::tile);
+            v_ring.await(at);
+            multiply_along<KEYS, D>(dp, dout_mine, base + At::v + at % TILES * At::tile);
+        };
+        auto step = [&](int i, auto last) {                             // last: no scores after these
             #pragma unroll
             for (int j = 0; j < KEYS / 2; j++) s[j] = exp2_fast(s[j] * c - top[j/2%2]);
-            if (i >= whole)
+            if (i >= view.whole)
                 #pragma unroll
-                for (int j = 0; j < KEYS / 2; j++) if (j/4*8 + j%2 > sees[j/2%2] - i*KEYS) s[j] = 0;
+                for (int j = 0; j < KEYS / 2; j++) if (j/4*8 + j%2 > view.sees[j/2%2] - i*KEYS) s[j] = 0;
             wgmma_wait<0>();
-            pin(dp);
+            pin(dp), pin(dq), pin(ds);
             v_ring.release(turn);
+            if (i) k_ring.release(turn - 1);
             #pragma unroll
             for (int j = 0; j < KEYS / 2; j++) s[j] *= dp[j] - delta[j/2%2];
             round_pairs(ds, s);
-            multiply_registers<D, KEYS>(dq, ds, base + At::k + turn % 2 * At::tile);
-            wgmma_wait<0>();
-            pin(dq);
-            k_ring.release(turn);
-        }
+            if constexpr (!last.value) scores(turn + 1);
+            multiply_registers<D, KEYS>(dq, ds, base + At::k + turn % TILES * At::tile);
+            if constexpr (!last.value) {
+                wgmma_wait<2>();
+                pin(s);
+            }
+            turn++;
+        };
+        scores(turn);
+        wgmma_wait<1>();
+        pin(s);
+        for (int i = 0; i + 1 < view.end; i++) step(i, Bool<false>());
+        step(view.end - 1, Bool<true>());
+        wgmma_wait<0>();
+        pin(dq);
+        k_ring.release(turn - 1);
         q_ring.release(n);
+        pass(view.all - view.end);                                      // for the others' rows
         #pragma unroll
         for (int j = 0; j < D / 2; j++) dq[j] *= c * LN2;
         meet(1 + mine, 128);                                            // all have read their rows of out
@@ -452,7 +473,7 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         if (thread == 0) {
             #pragma unroll
             for (int d = 0; d < D; d += 64)
-                bulk_store(&dq_map, out_mine + d*128, d, make_int4(0, r0 / h.fold, w.g, w.b));
+                bulk_store(&dq_map, out_mine + d*128, d, make_int4(0, view.box*h.fill / h.fold, w.g, w.b));
             bulk_commit();
             bulk_wait_read<0>();
         }
@@ -478,7 +499,7 @@ template <int D> struct Keys {
 template <int D> __global__ static void __launch_bounds__(384, 1)
 hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
             const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dkv_map,
-            const Stats *stats, int boxes, Heads h, Order order) {
+            const Stats *stats, Heads h, Order order) {
 #if defined(HOPPER)
     typedef Keys<D> At;
     enum { STAGES = At::STAGES, TILES = At::TILES };
@@ -489,9 +510,8 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
     const Ring<TILES> k_ring = { shared_address(barriers) };
     const Ring<STAGES> ring = { k_ring.barriers + TILES*16 };
     const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const int steps = (h.count + h.fill - 1) / h.fill;
     if (threadIdx.x == 0) {
-        k_ring.open(2), ring.open(2);
+        k_ring.open(8), ring.open(8);
         barrier_init_done();
     }
     if (h.fill < 64) {                                                  // rows that no copy brings are factors too: zeros
@@ -519,12 +539,12 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
             for (int i = 0; i < 4; i++)
                 load_keys<D, 64>(base + At::k + (n % TILES * 4 + i)*At::box, &kv_map, k_ring.full(n),
                                  w.tile*128 + i%2*64, i/2, w);
-            for (int i = w.tile*128 * h.Q / h.fill; i < steps; i++, turn++) {
+            for (int i = w.tile*128 * h.Q / h.fill; i < h.boxes; i++, turn++) {
                 const int s = turn % STAGES;
                 ring.expect(turn, 2 * h.fill * D * 2 + (int)sizeof(Stats));
                 load_rows<D>(base + At::q + s*At::box, &q_map, ring.full(turn), i, h, w);
                 load_rows<D>(base + At::dout + s*At::box, &dout_map, ring.full(turn), i, h, w);
-                bulk_load(base + At::stats + s*(int)sizeof(Stats), stats + (size_t)w.pair*boxes + i, ring.full(turn),
+                bulk_load(base + At::stats + s*(int)sizeof(Stats), stats + (size_t)w.pair*h.boxes + i, ring.full(turn),
                           (int)sizeof(Stats));
             }
         }
@@ -544,23 +564,24 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
         uint32_t first[16], second[16];                                 // p and ds as factors
         #pragma unroll
         for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
+        pin(dk), pin(dv);
         auto scores = [&](int at) {
             ring.await(at);
             multiply_along<64, D>(p, k_mine, base + At::q + at % STAGES * At::box);
         };
         auto step = [&](int i, auto last) {                             // last: no scores after these
             const int s = turn % STAGES;
-            const uint32_t of = base + At::stats + s*(int)sizeof(Stats) + lane%4 * 8;
+            const uint32_t of = base + At::stats + s*(int)sizeof(Stats) + lane%4 * 16;
             if constexpr (At::AHEAD) wgmma_wait<0>();
             else scores(turn);
             multiply_along<64, D>(dp, v_mine, base + At::dout + s*At::box);
             if constexpr (!At::AHEAD) wgmma_wait<1>();
             pin(p);
             #pragma unroll
-            for (int j = 0; j < 32; j += 4) {
-                const float2 lse = load_shared_pair(of + 8*j);
+            for (int j = 0; j < 32; j += 8) {
+                const float4 lse = load_shared_floats(of + 8*j);
                 #pragma unroll
-                for (int e = 0; e < 4; e++) p[j + e] = exp2_fast(p[j + e] * c - (e%2 ? lse.y : lse.x));
+                for (int e = 0; e < 8; e++) p[j + e] = exp2_fast(p[j + e] * c - (e < 4 ? e%2 ? lse.y : lse.x : e%2 ? lse.w : lse.z));
             }
             if ((k0 + 63) * h.Q > i * h.fill)                           // the first row does not see the last key
                 #pragma unroll
@@ -571,10 +592,10 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
             wgmma_wait<1>();
             pin(dp);
             #pragma unroll
-            for (int j = 0; j < 32; j += 4) {
-                const float2 delta = load_shared_pair(of + 8*j + (int)offsetof(Stats, delta));
+            for (int j = 0; j < 32; j += 8) {
+                const float4 delta = load_shared_floats(of + 8*j + (int)offsetof(Stats, delta));
                 #pragma unroll
-                for (int e = 0; e < 4; e++) p[j + e] *= dp[j + e] - (e%2 ? delta.y : delta.x);
+                for (int e = 0; e < 8; e++) p[j + e] *= dp[j + e] - (e < 4 ? e%2 ? delta.y : delta.x : e%2 ? delta.w : delta.z);
             }
             round_pairs(second, p);
             multiply_registers<D, 64>(dk, second, base + At::q + s*At::box);
@@ -589,11 +610,11 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
         };
 
         int i = tile*128 * h.Q / h.fill;
-        const int seen = min(k0 * h.Q / h.fill, steps);                 // the rows before see no key of mine
+        const int seen = min(k0 * h.Q / h.fill, h.boxes);                 // the rows before see no key of mine
         for (; i < seen; i++) ring.pass(turn++);
-        if (i < steps) {
+        if (i < h.boxes) {
             if (At::AHEAD) scores(turn);
-            for (; i + 1 < steps; i++) step(i, Bool<false>());
+            for (; i + 1 < h.boxes; i++) step(i, Bool<false>());
             step(i, Bool<true>());
         }
         const Work w = work[n & 1];                                     // read before it may be overwritten
@@ -637,15 +658,17 @@ static bool map_keys(CUtensorMap *map, const void *x, Heads h, int D, int keys) 
     return tensor_map_of(map, x, 2, 5, extent, pitch, box);
 }
 static Heads heads_of(HeadOrder order, int B, int T, int G, int Q) {
-    const int fold = order == HEADS_TILED ? 1 : Q;
-    return { order, T, G, Q, B*G, T*Q, fold, 64 / fold * fold };
+    const int fold = order == HEADS_TILED ? 1 : Q, fill = 64 / fold * fold;
+    return { order, T, G, Q, B*G, T*Q, fold, fill, (int)divide_up((size_t)T*Q, (size_t)fill) };
 }
-// Pairs are taken in groups of about four tiles for every SM: few, so that their keys are still in L2 when they are
-// read again, yet enough for the largest tiles of the last group to be done before its small ones run out.
+// A group has up to four tiles for every SM: so few that its keys are still in L2 when they are read again, yet enough for
+// the largest tiles of the last group to be done before its small ones run out. Groups are equal, give or take a pair, or
+// the last could be a remainder that leaves most SMs idle.
 static Order order_of(Heads h, int count, int tile) {
     const int tiles = (int)divide_up((size_t)count, (size_t)tile);
-    const int group = (int)divide_up((size_t)4 * context()->sm_count, (size_t)tiles);
-    return { tiles, group < h.pairs ? group : h.pairs };
+    const size_t all = (size_t)h.pairs * (size_t)tiles, groups = divide_up(all, (size_t)4 * context()->sm_count);
+    const int n = groups < (size_t)h.pairs ? (int)groups : h.pairs;
+    return { tiles, h.pairs / n, h.pairs % n };
 }
 static unsigned blocks_for(Heads h, Order o) { return (unsigned)min(o.tiles * h.pairs, context()->sm_count); }
 static bool can_use(const void *a, const void *b, const void *c, const void *d, int B, int T, int Q, int D) {
@@ -658,7 +681,7 @@ template <int D> static bool launch_forward(floatX *out, float *lse, const float
     CUtensorMap q_map, kv_map, out_map;
     if (!map_rows(&q_map, q, h, D) || !map_rows(&out_map, out, h, D) || !map_keys(&kv_map, kv, h, D, At::KEYS))
         return false;
-    const Order order = order_of(h, h.count, At::CONSUMERS * h.fill);
+    const Order order = order_of(h, h.boxes, At::CONSUMERS);
     auto *kernel = hopper_forward<D>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::bytes));
     LAUNCH(kernel, blocks_for(h, order), At::THREADS, At::bytes, q_map, kv_map, out_map, lse, h, order);
@@ -677,20 +700,20 @@ static void attention_forward(floatX *out, float *lse, const floatX *q, const fl
 
 template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
                                              const floatX *q, const floatX *kv, Heads h) {
-    CUtensorMap q_map, dout_map, out_map, dq_map, kv_map, kv_half_map, dkv_map;
+    CUtensorMap q_map, dout_map, out_map, dq_map, kv_map, dkv_map;
     if (!map_rows(&q_map, q, h, D) || !map_rows(&dout_map, dout, h, D) || !map_rows(&out_map, out, h, D)
-        || !map_rows(&dq_map, dq, h, D) || !map_keys(&kv_map, kv, h, D, Queries<D>::KEYS)
-        || !map_keys(&kv_half_map, kv, h, D, 64) || !map_keys(&dkv_map, dkv, h, D, 64)) return false;
-    const Order by_rows = order_of(h, h.count, 2 * h.fill), by_keys = order_of(h, h.T, 128);
-    Stats *stats = (Stats *)workspace((size_t)by_rows.tiles * 2 * h.pairs * sizeof *stats);
+        || !map_rows(&dq_map, dq, h, D) || !map_keys(&kv_map, kv, h, D, 64) || !map_keys(&dkv_map, dkv, h, D, 64))
+        return false;
+    const Order by_rows = order_of(h, h.boxes, Queries<D>::CONSUMERS), by_keys = order_of(h, h.T, 128);
+    Stats *stats = (Stats *)workspace((size_t)h.boxes * h.pairs * sizeof *stats);
     auto *queries = hopper_queries<D>;
     auto *keys = hopper_keys<D>;
     CUDA_CHECK(cudaFuncSetAttribute(queries, cudaFuncAttributeMaxDynamicSharedMemorySize, Queries<D>::bytes));
     CUDA_CHECK(cudaFuncSetAttribute(keys, cudaFuncAttributeMaxDynamicSharedMemorySize, Keys<D>::bytes));
-    LAUNCH(queries, blocks_for(h, by_rows), 384, Queries<D>::bytes,
+    LAUNCH(queries, blocks_for(h, by_rows), Queries<D>::THREADS, Queries<D>::bytes,
            q_map, dout_map, out_map, kv_map, dq_map, stats, lse, h, by_rows);
     LAUNCH(keys, blocks_for(h, by_keys), 384, Keys<D>::bytes,
-           q_map, dout_map, kv_half_map, dkv_map, stats, by_rows.tiles * 2, h, by_keys);
+           q_map, dout_map, kv_map, dkv_map, stats, h, by_keys);
     return true;
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,

@@ -56,6 +56,23 @@ __device__ static inline void barrier_wait(uint32_t barrier, uint32_t parity) {
                  :: "r"(barrier), "r"(parity) : "memory");
 }
 
+// A ring of buffers, used in turns: turn t is in buffer t % STAGES. Each has a barrier "full", at which a producer and its
+// copies arrive, and one "empty", at which a lane of every consumer warp does.
+template <int STAGES> struct Ring {
+    uint32_t barriers;
+    __device__ uint32_t full(int turn) const { return barriers + turn % STAGES * 8; }
+    __device__ uint32_t empty(int turn) const { return full(turn) + STAGES * 8; }
+    __device__ void open(int warps) const {
+        for (int i = 0; i < STAGES; i++) barrier_init(full(i), 1), barrier_init(empty(i), warps);
+    }
+    __device__ void await(int turn) const { barrier_wait(full(turn), turn / STAGES & 1); }
+    // One lane speaks for its warp, after all have read what they wanted.
+    __device__ void release(int turn) const { __syncwarp(); if (threadIdx.x % 32 == 0) barrier_arrive(empty(turn)); }
+    __device__ void await_empty(int turn) const { barrier_wait(empty(turn), turn / STAGES & 1 ^ 1); }
+    __device__ void expect(int turn, int bytes) const { await_empty(turn), barrier_expect(full(turn), bytes); }
+    __device__ void pass(int turn) const { await(turn), release(turn); }           // not needed by this warp
+};
+
 // ---- bulk copies: a box at (column, row, plane) of a map ------------------------------------------------------------------
 
 __device__ static inline void bulk_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row, int plane) {
@@ -103,16 +120,16 @@ __device__ static inline void stmatrix(uint32_t row, uint32_t a, uint32_t b, uin
                  :: "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// 16 bytes, or two floats, at an address of shared memory.
+// 16 bytes, or four floats, at an address of shared memory.
 __device__ static inline Vec load_shared(uint32_t address) {
     union { int4 bits; Vec vec; } x;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x.bits.x), "=r"(x.bits.y), "=r"(x.bits.z), "=r"(x.bits.w) : "r"(address) : "memory");
     return x.vec;
 }
-__device__ static inline float2 load_shared_pair(uint32_t address) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+__device__ static inline float4 load_shared_floats(uint32_t address) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(address) : "memory");
     return x;
 }
 
