@@ -13,6 +13,7 @@
 #include "test.h"
 #include "cases.h"
 #include "../kernels/ladder/ladder.h"
+#include "../llmc/model.h"
 #include "../llmc/random.h"
 #include "../llmc/safetensors.h"
 #include <math.h>
@@ -1051,7 +1052,8 @@ static void rounding_promises(const Device *dev, int try) {
     dev->reals_to_double(w, weight, (size_t)S);
     dev->to_double(x, logits, (size_t)(N*E));
     const int *start = v[0], *slot_of_row = v[1], *token_of_row = v[2], *row_of_slot = v[3], *first = v[4];
-    wrong += start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > S;
+    const Config c = { .experts = E, .topk = K, .tile = tile, .rounding = (int)rule };
+    wrong += start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1);
     for (int e = 0; e < E && !wrong; e++) {
         const int f = v[5][e], rows = start[e + 1] - start[e], whole = (f + tile - 1) / tile * tile <= N;
         sum += whole ? rows - f : 0;
