@@ -464,16 +464,29 @@ static void print_plan(const Run *r) {
     fflush(stdout);
 }
 
-static void out_of_memory(const Run *r) {
+/* Ends the program with the options that would make the run fit, what saves most first. */
+static _Noreturn void out_of_memory(const Run *r) {
+    enum { WAYS = 4 };
     const size_t room = r->dev->memory(), need = r->model.arena.total;
-    Text hint = { 0 };
     const Settings *s = &r->s;
-    if (room && memory_with(r, s->batch, 2, s->master, moments(s)) <= room) text_add(&hint, "-r 2 would fit");
-    for (int b = s->batch / 2; b >= 1 && room && !hint.at; b /= 2)
-        if (memory_with(r, b, s->recompute, s->master, moments(s)) <= room)
-            text_add(&hint, "-b %d would fit (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
-    if (room && !hint.at && r->dev->floatX_size == 2 && memory_with(r, s->batch, 2, 0, FLOATX_MOMENTS) <= room)
-        text_add(&hint, "-r 2 -mw 0 -mo bf16 would fit");
+    int b = s->batch / 2;
+    while (b > 1 && memory_with(r, b, s->recompute, s->master, moments(s)) > room) b /= 2;
+    char smaller[96];
+    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
+    struct { const char *options; int batch, recompute, lean; size_t bytes; } way[WAYS] = {
+        { "-mw 0 -mo bf16", s->batch, s->recompute, 1, 0 }, { "-r 2", s->batch, 2, 0, 0 },
+        { "-r 2 -mw 0 -mo bf16", s->batch, 2, 1, 0 },       { smaller, b, s->recompute, 0, 0 } };
+    for (int i = 0; i < WAYS; i++)
+        if (way[i].batch && (!way[i].lean || r->dev->floatX_size == 2))
+            way[i].bytes = memory_with(r, way[i].batch, way[i].recompute, way[i].lean ? 0 : s->master,
+                                       way[i].lean ? FLOATX_MOMENTS : moments(s));
+    Text hint = { 0 };
+    for (int best; best = -1, room; way[best].bytes = 0) {
+        for (int i = 0; i < WAYS; i++)
+            if (way[i].bytes && way[i].bytes <= room && (best < 0 || way[i].bytes < way[best].bytes)) best = i;
+        if (best < 0) break;
+        text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", way[best].options, (double)way[best].bytes / 1e6);
+    }
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
          hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
