@@ -139,7 +139,7 @@ help:
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make test          all tests that need no GPU (about a minute)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
-	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (two minutes)'
+	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
 	@echo 'make bench         time of every operation, as a share of what this machine can do'
 	@echo 'make ladder        what each idea of kernels/ladder is worth on the GPU here'
 	@echo 'make mutate        breaks one line of each backward pass and expects the tests to notice'

@@ -1,6 +1,6 @@
 #!/bin/sh
 # sanitize.sh: NVIDIA's compute-sanitizer over every kernel, on small cases (run_tests -q); any report of it is a failure.
-# Each tool and device is two processes of their own, all at once: mostly they wait for the host. About two minutes on 16 cores.
+# Each tool and device is two processes of their own, all at once: mostly they wait for the host. A few minutes on 16 cores.
 #
 #   memcheck     accesses outside of allocations, or misaligned      initcheck    reads of memory that nobody has written
 #   racecheck    threads of a block that use shared memory without an order between them, and copies, bulk ones too; not
