@@ -464,17 +464,19 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             const int share = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;
             const int first = min(begin + plane / p.E * share, after), end = min(first + share, after);
             // A thread copies 16 bytes of every 64 columns of 4 of the 64 rows of a step. Where those lie it asks two steps
-            // before: the answer takes as long as half a step, and a step may not wait for it.
+            // before: a step may not wait for the answer. Nor is there time for many instructions; so the end of a row is
+            // compared, not its beginning, bytes are counted in 32 bits, and boxes are ordered when the warp is done.
             enum { EACH = BK / 16, AHEAD = 2 };
-            const int chunk = thread % 8, place = thread / 8;
-            const floatX *left = p.left + m + chunk * 8, *right = p.right + n + chunk * 8;
-            int left_row[AHEAD][EACH], right_row[AHEAD][EACH];
+            const int chunk = thread % 8, place = thread / 8, left_in = p.P - m - chunk * 8, right_in = p.Q - n - chunk * 8;
+            const char *left = (const char *)(p.left + m + chunk * 8), *right = (const char *)(p.right + n + chunk * 8);
+            const uint32_t left_pitch = p.P * (uint32_t)sizeof(floatX), right_pitch = p.Q * (uint32_t)sizeof(floatX);
+            uint32_t left_row[AHEAD][EACH], right_row[AHEAD][EACH];
             auto find = [&](int turn, int k) {
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {
                     const int r = k + place + 16 * i;
-                    left_row[turn][i] = r >= end ? -1 : p.left_row ? p.left_row[r] : r;
-                    if (gather) right_row[turn][i] = r >= end ? -1 : p.right_row[r];
+                    left_row[turn][i] = r < end && p.left_row ? p.left_row[r] : r;
+                    if (gather) right_row[turn][i] = r < end ? p.right_row[r] : r;
                 }
             };
 #pragma unroll
@@ -484,6 +486,24 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
 #pragma unroll
                 for (int turn = 0; turn < AHEAD && k < last; turn++, k += BK, at.next()) {
                     barrier_wait(s.empty(at.stage), at.parity ^ 1);
+#pragma unroll
+                    for (int i = 0; i < EACH; i++) {
+                        const int r = place + 16 * i;
+                        const bool inside = k + r < end;
+                        const uint32_t to = r * 128 + ((chunk ^ r % 8) << 4);
+                        const char *from = left + (uint64_t)left_row[turn][i] * left_pitch;
+#pragma unroll
+                        for (int c = 0; c < BM; c += 64)
+                            cp_async(s.a(at.stage) + c * 128 + to, from + c * sizeof(floatX), inside && c < left_in);
+                        if (!gather) continue;
+                        from = right + (uint64_t)right_row[turn][i] * right_pitch;
+#pragma unroll
+                        for (int c = 0; c < BN; c += 64)
+                            cp_async(s.b(at.stage) + c * 128 + to, from + c * sizeof(floatX), inside && c < right_in);
+                    }
+                    barrier_arrive_copied(s.full(at.stage));
+                    find(turn, k + AHEAD * BK);
+                    __syncwarp();                                               // or all warps would walk through what one orders
                     if (thread == 0) {
                         s.info(at.stage) = make_int4(plane, m, n, (last - first + BK - 1) / BK);
                         if (gather) barrier_arrive(s.full(at.stage));
@@ -493,23 +513,6 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                                 bulk_load(s.b(at.stage) + c * 128, &right_map, s.full(at.stage), n + c, k, 0);
                         }
                     }
-#pragma unroll
-                    for (int i = 0; i < EACH; i++) {
-                        const int r = place + 16 * i, l = left_row[turn][i];
-                        const uint32_t to = r * 128 + ((chunk ^ r % 8) << 4);
-                        const floatX *from = left + (int64_t)max(l, 0) * p.P;
-#pragma unroll
-                        for (int c = 0; c < BM; c += 64)
-                            cp_async(s.a(at.stage) + c * 128 + to, from + c, l >= 0 && m + chunk * 8 + c < p.P);
-                        if (!gather) continue;
-                        const int q = right_row[turn][i];
-                        from = right + (int64_t)max(q, 0) * p.Q;
-#pragma unroll
-                        for (int c = 0; c < BN; c += 64)
-                            cp_async(s.b(at.stage) + c * 128 + to, from + c, q >= 0 && n + chunk * 8 + c < p.Q);
-                    }
-                    barrier_arrive_copied(s.full(at.stage));
-                    find(turn, k + AHEAD * BK);
                 }
         }
         barrier_wait(s.empty(at.stage), at.parity ^ 1);
