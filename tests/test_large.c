@@ -64,7 +64,7 @@ static void soak_decoding(const Device *dev, int B) {
     Config c;
     Error e;
     Decoder d;
-    check(config_parse(&c, "m4:c768h12e16k2f256a8x2", &e), "%s", e.text);
+    if (!config_parse(&c, "m4:c768h12e16k2f256a8x2", &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = VOCAB;
     c.context = FIRST + STEPS;
     check(decoder_open(&d, dev, &c, B, c.context, NULL), "memory to decode");
