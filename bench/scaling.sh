@@ -2,10 +2,10 @@
 # scaling.sh: what docs/scaling.md predicts, measured on the GPUs of this machine: weak scaling over 1, 2, 4, ... of them,
 # the same losses on any number, the same bits twice, and the time until all is over when a process is killed.
 #   make train_moe && sh bench/scaling.sh | tee bench/results/scaling.txt
-# Settings by environment: RANKS="1 2 4"  MODEL=m12:e64k8f256  BATCH=32  SEQ=1024  STEPS=40  DEVICE=cuda  LOSSES=200
+# Settings by environment: RANKS="1 2 4"  MODEL=m12:e64k8f256  BATCH=32  SEQ=1024  STEPS=40  DEVICE=cuda  LOSSES=200  PATIENCE=60 (s)
 set -u
 RANKS=${RANKS:-$(n=$(nvidia-smi -L | wc -l); r=1; while [ $r -le "$n" ]; do printf '%s ' $r; r=$((2 * r)); done)}
-MODEL=${MODEL:-m12:e64k8f256} BATCH=${BATCH:-32} SEQ=${SEQ:-1024} STEPS=${STEPS:-40} DEVICE=${DEVICE:-cuda} LOSSES=${LOSSES:-200}
+MODEL=${MODEL:-m12:e64k8f256} BATCH=${BATCH:-32} SEQ=${SEQ:-1024} STEPS=${STEPS:-40} DEVICE=${DEVICE:-cuda} LOSSES=${LOSSES:-200} PATIENCE=${PATIENCE:-60}
 train=$(pwd)/train_moe
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 most=$(echo $RANKS | tr ' ' '\n' | sort -n | tail -1)
@@ -22,7 +22,12 @@ timed() {                               # timed FOLDER OPTIONS...
     folder=$1; shift
     "$train" -i "$work/train.bin" -j "$work/val.bin" -e "$MODEL" -b "$BATCH" -t "$SEQ" -d 0 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" \
         "$@" -o "$folder" > "$work/said" 2>&1 & run=$!
-    until grep -q "^s:$STEPS " "$folder/main.log" 2> /dev/null; do kill -0 $run 2> /dev/null || { grep error "$work/said"; return 1; }; sleep 0.1; done
+    until=$(($(date +%s) + PATIENCE))
+    until grep -q "^s:$STEPS " "$folder/main.log" 2> /dev/null; do
+        kill -0 $run 2> /dev/null || { grep error "$work/said"; return 1; }
+        [ "$(date +%s)" -lt $until ] || { kill -9 $run; wait $run 2> /dev/null; echo "$* did not get on"; return 1; }
+        sleep 0.1
+    done
     kill -9 $run; wait $run 2> /dev/null; return 0
 }
 
