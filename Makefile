@@ -97,7 +97,7 @@ found:
 data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
-test: run_tests train_moe infer_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
+test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 	@./run_tests && sh tests/test_programs.sh
 # On a machine with a GPU: every kernel of every device, and a training step in lockstep.
 test_gpu: run_tests train_moe infer_moe

@@ -16,12 +16,13 @@ launch. Nobody's caches are emptied: one call writes more than they hold. Ours w
 bf16; the same multiply-adds are counted for everyone, 6 and 12 times N K F C.
 
 SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
-compile at once, with few tokens, and then a lock lets one after the other have the GPU to be timed.
+compile at once, with few tokens. When all have, for compilers at work leave no core to start launches in time, a lock lets
+one after the other have the GPU to be timed.
 
 --attention: causal attention beside cuDNN's, and the FlashAttention-2 that PyTorch has, on the sizes of
 bench/attention.c, by turns likewise. All times are the GPU's own, of ten calls in a row.
 """
-import argparse, fcntl, os, re, statistics, subprocess, sys, tempfile
+import argparse, fcntl, os, re, select, statistics, subprocess, sys, tempfile
 
 SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
          ("1.4B n=512", 40960, 768, 512, 64, 4),
@@ -228,7 +229,7 @@ def check_peers(wanted):
     return peers
 
 
-def compare(name, size, lock, ours, wanted):
+def compare(name, size, lock, compiled, ours, wanted):
     """One size, in a process of its own: prints a line for us and for each peer that the lock's file names."""
     N, C, F, E, K = size
     try:
@@ -237,6 +238,7 @@ def compare(name, size, lock, ours, wanted):
     except Exception:
         pass
     torch.cuda.empty_cache()
+    os.write(compiled, b"+")
     fcntl.flock(lock, fcntl.LOCK_EX)
     peers = lock.read().split("\n")
     work, timers = 6 * N * K * F * C / 1e9, {}
@@ -317,7 +319,8 @@ def main():
     parser.add_argument("--ours", default="./bench_moe")
     parser.add_argument("--peer", action="append", default=[], help="only these: " + ", ".join(n for n, _ in PEERS))
     parser.add_argument("--attention", action="store_true")
-    parser.add_argument("--lock", help=argparse.SUPPRESS)       # of the processes that this one starts
+    parser.add_argument("--lock", help=argparse.SUPPRESS)       # of the processes that this one starts, and where
+    parser.add_argument("--compiled", type=int, help=argparse.SUPPRESS)     # they say that they have compiled
     parser.add_argument("filter", nargs="?", default="")
     args = parser.parse_args()
     sys.path[:0] = args.path
@@ -332,7 +335,7 @@ def main():
     if args.lock:
         for name, *size in SIZES:
             if name == args.filter:
-                compare(name, size, open(args.lock), ours, args.peer)
+                compare(name, size, open(args.lock), args.compiled, ours, args.peer)
         return
 
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of {ROUNDS} rounds of {CALLS} calls", flush=True)
@@ -342,13 +345,18 @@ def main():
     if args.filter:
         given.remove(args.filter)
     with tempfile.NamedTemporaryFile("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)        # until it is known which peers are right
-        children = [subprocess.Popen([sys.executable, __file__, *given, "--lock", lock.name, name])
-                    for name, *_ in SIZES if args.filter in name]
+        fcntl.flock(lock, fcntl.LOCK_EX)        # until it is known which peers are right, and all have compiled
+        hear, say = os.pipe()
+        children = [subprocess.Popen([sys.executable, __file__, *given, "--lock", lock.name, "--compiled", str(say), name],
+                                     pass_fds=[say]) for name, *_ in SIZES if args.filter in name]
         lock.write("\n".join(check_peers(args.peer)))
         lock.flush()
         print(f"{'':12s} {'':18s} forward + backward ms   TFLOP/s forward / backward / both   "
               "peer's time / ours, f / b / both", flush=True)
+        compiled = 0
+        while compiled < sum(child.poll() is None for child in children):       # one that died says nothing
+            if select.select([hear], [], [], 1)[0]:
+                compiled += len(os.read(hear, len(children)))
         fcntl.flock(lock, fcntl.LOCK_UN)
         for child in children:
             child.wait()

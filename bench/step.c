@@ -305,6 +305,7 @@ void bench_step(const Device *dev, const char *descriptor, Lesson l, double prod
     p.parameters = (double)m->manifest.total;
     const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads, .reals = m->manifest.total };
     const double usual = time_operations(dev, &steps, copy_rate);
+    m->dev = dev;                                               /* and not the one that notes, which is gone */
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
            descriptor, dev->name, B, T, c.vocab, p.parameters / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
     const double counted = print_operations(product_rate, copy_rate), formula = config_flops(&c, T) * N;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_programs.sh: the two programs as their users meet them: what bad input gets, and what stops, kills, full disks and
-# damaged files do to a run. Runs from the repository root after `make train_moe infer_moe`; needs a POSIX shell only,
+# damaged files do to a run. Runs from the repository root after `make train_moe infer_moe bench_moe`; needs a POSIX shell only,
 # and tries a little more as root (a small disk) and with python3 (the logs as JSON).
 #   sh tests/test_programs.sh [-k]        -k: keep the folder with all runs
 set -u
@@ -478,6 +478,9 @@ theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole
 ok "infer_moe -x is the trainer's validation: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "and so are its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
+
+# The benchmark of a step: its table has a last line, and it ends well.
+expect 0 'all  .*100.00%' "$root/bench_moe" -step m1:c64f32,1,16
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

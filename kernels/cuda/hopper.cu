@@ -533,6 +533,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
         const int m = to.y + mine * 64 + warp * 16 + g;
         if (!p.add) {
             // Straight to memory: a quad of threads has 8 columns of a row, a whole sector; transposed, 8 threads of a column.
+            // L2 is told that nobody will read it soon, to keep the operands.
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 if (m + 8 * h >= p.P) break;
@@ -542,8 +543,8 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                     const int n = to.z + j * 8 + q * 2;
                     const float *x = &sum[j * 4 + h * 2];
                     if (n >= p.Q) break;
-                    if (!transposed) *(float2 *)(c + (size_t)(m + 8 * h) * p.Q + n) = make_float2(x[0], x[1]);
-                    else c[(size_t)n * p.P + m + 8 * h] = x[0], c[(size_t)(n + 1) * p.P + m + 8 * h] = x[1];
+                    if (!transposed) __stcs((float2 *)(c + (size_t)(m + 8 * h) * p.Q + n), make_float2(x[0], x[1]));
+                    else __stcs(c + (size_t)n * p.P + m + 8 * h, x[0]), __stcs(c + (size_t)(n + 1) * p.P + m + 8 * h, x[1]);
                 }
             }
             continue;
