@@ -423,9 +423,9 @@ static int use_path(Data *d, int use, const char *given, Error *e) {
     return ok;
 }
 
-/* Files are scanned side by side: a hundred shards of 200 MB are worth several cores. */
+/* Files are scanned side by side: a hundred shards of 200 MB are worth several cores. What is said is about the first bad one. */
 static int scan_all(Data *d, Error *e) {
-    int all = d->parts[0] + d->parts[1], ok = 1;
+    int all = d->parts[0] + d->parts[1], bad = all;
 #ifdef _OPENMP
     #pragma omp parallel for schedule(dynamic)
 #endif
@@ -436,9 +436,9 @@ static int scan_all(Data *d, Error *e) {
 #ifdef _OPENMP
         #pragma omp critical
 #endif
-        { ok = 0; *e = mine; }
+        if (i < bad) bad = i, *e = mine;
     }
-    return ok;
+    return bad == all;
 }
 
 static void describe(Data *d) {
