@@ -1,7 +1,6 @@
 /* attention.c: see layers.h. Whole calls, so backward has its delta and whatever else it needs inside. */
 #include "layers.h"
 #include "../llmc/base.h"
-#include "../llmc/random.h"
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,12 +25,8 @@ typedef struct {
 } Heads;
 
 static floatX *normal(const Device *dev, size_t n) {
-    enum { SOME = 1 << 20 };                                    /* again and again: enough to be random */
-    static double value[SOME];
     floatX *to = dev->alloc(n * dev->floatX_size);
-    for (size_t i = SOME; i-- && !value[0];) value[i] = random_normal(1, i);
-    for (size_t i = 0; to && i < n; i += SOME)
-        dev->from_double((void *)((char *)to + i * dev->floatX_size), value, n - i < SOME ? n - i : SOME);
+    if (to) fill_normal(dev, to, n, 1, 1);
     return to;
 }
 static void heads_close(Heads *h) {

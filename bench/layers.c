@@ -57,17 +57,17 @@ static void *take(Layer *l, size_t bytes) {
     if (p) l->owned[l->count++] = p;
     return p;
 }
-/* Normal numbers, a megabyte of them again and again: enough to be random, fast enough to make. */
-static void fill(Layer *l, void *to, size_t n, double scale) {
-    enum { SOME = 1 << 20 };
+void fill_normal(const Device *dev, floatX *to, size_t n, uint64_t key, double scale) {
+    enum { SOME = 1048573 };
     double *values = mem_alloc(SOME * sizeof *values);
-    const size_t some = n < SOME ? n : SOME, size = l->dev->floatX_size;
-    for (size_t i = 0; i < some; i++) values[i] = scale * random_normal(7 + (uint64_t)l->count, i);
-    l->dev->from_double(to, values, some);
+    const size_t some = n < SOME ? n : SOME, size = dev->floatX_size;
+    for (size_t i = 0; i < some; i++) values[i] = scale * random_normal(key, i);
+    dev->from_double(to, values, some);
     for (size_t i = some; i < n; i += some)
-        l->dev->copy((char *)to + i * size, to, (n - i < some ? n - i : some) * size);
+        dev->copy((char *)to + i * size, to, (n - i < some ? n - i : some) * size);
     free(values);
 }
+static void fill(Layer *l, floatX *to, size_t n, double scale) { fill_normal(l->dev, to, n, 7 + (uint64_t)l->count, scale); }
 
 static int attention_open(Layer *l) {
     const Device *dev = l->dev;

@@ -17,9 +17,6 @@ void bench_layer_parts(const Device *dev, const char *filter, int shrink, double
 /* Attention alone: ms and TFLOP/s (4 and 10 for each visible (query, key) pair and element of a head). */
 void bench_attention(const Device *dev, const char *filter, int wait);
 
-/* Attention alone: ms and TFLOP/s (4 and 10 for each visible (query, key) pair and element of a head). */
-void bench_attention(const Device *dev, const char *filter, int wait);
-
 /* Training steps of m12 (on a CPU, m4), queued anew each time and recorded: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
 void bench_rounding(const Device *dev);         /* rounding.c */
@@ -42,4 +39,6 @@ double time_operations(const Device *dev, const Listed *l, double copy_rate);   
 double print_operations(double product_rate, double copy_rate);                 /* the table; returns flop */
 
 double median(double *x, int n);                /* sorts x */
+/* Normal numbers times scale, a prime number of them again and again: enough to be random, no two rows alike, soon made. */
+void fill_normal(const Device *dev, floatX *to, size_t n, uint64_t key, double scale);
 #endif

@@ -2,23 +2,10 @@
  * layer is the model's own, with router and plan; what those take is also told apart. */
 #include "layers.h"
 #include "../llmc/model.h"
-#include "../llmc/random.h"
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const rules[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
-enum { RULES = sizeof rules / sizeof *rules, RUNS = 9, PARTS = 4 };
-
-/* Normal numbers, a prime number of them again and again: no two rows are alike. */
-static void fill(const Device *dev, void *to, size_t n, uint64_t key, double scale) {
-    enum { SOME = 1048573 };
-    double *values = mem_alloc(SOME * sizeof *values);
-    const size_t some = n < SOME ? n : SOME, size = dev->floatX_size;
-    for (size_t i = 0; i < some; i++) values[i] = scale * random_normal(key, i);
-    dev->from_double(to, values, some);
-    for (size_t i = some; i < n; i += some) dev->copy((char *)to + i * size, to, (n - i < some ? n - i : some) * size);
-    free(values);
-}
+enum { RULES = ROUND_DOWN + 1, RUNS = 9, PARTS = 4 };
 
 /* What the model's joins do with it, but for the norm. */
 static void add_up(Model *m, Sum s) {
@@ -52,9 +39,9 @@ void bench_rounding(const Device *dev) {
     const size_t NC = (size_t)m.N * (size_t)c.channels;
     const int E = c.experts;
     int *start = mem_alloc(((size_t)E + 1) * sizeof *start);
-    fill(dev, m.params, m.manifest.total, 1, 0.02);
-    fill(dev, m.acts->mlp_normed, NC, 2, 1);
-    fill(dev, m.s.dresid, NC, 3, 0.1);
+    fill_normal(dev, m.params, m.manifest.total, 1, 0.02);
+    fill_normal(dev, m.acts->mlp_normed, NC, 2, 1);
+    fill_normal(dev, m.s.dresid, NC, 3, 0.1);
     m.write = SET;
     m.balance_coef = 0.01f;
     printf("\nSMoE MLP layer on %s, routing rounded: N,C,F,E,K = %d,%d,%d,%d,%d; median ms of %d, rules by turns\n"
@@ -77,7 +64,7 @@ void bench_rounding(const Device *dev) {
     for (int rule = 0; rule < RULES; rule++) {
         for (int part = 0; part < PARTS; part++) took[rule][part] = median(ms[rule][part], RUNS);
         const double *t = took[rule], *off = took[ROUND_OFF];
-        printf("%-12s %8.0f %9.3f %9.3f %9.3f %9.3f  %5.3f forward, %5.3f backward, %5.3f both; without routing %5.3f\n", rules[rule],
+        printf("%-12s %8.0f %9.3f %9.3f %9.3f %9.3f  %5.3f forward, %5.3f backward, %5.3f both; without routing %5.3f\n", rounding_name(rule),
                rows[rule], t[0], t[1], t[2], t[3], off[0] / t[0], off[1] / t[1], (off[0] + off[1]) / (t[0] + t[1]),
                (off[0] + off[1] - off[2] - off[3]) / (t[0] + t[1] - t[2] - t[3]));
     }

@@ -8,16 +8,17 @@
 
 static const char *const scores_names[] = { "topk-softmax", "softmax-topk", "sigmoid" };
 static const char *const activation_names[] = { "silu", "gelu_pytorch_tanh", "relu2" };     /* Hugging Face's words */
+static const char *const rounding_names[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
 
 const char *scores_name(int s)     { return scores_names[s]; }
 const char *activation_name(int a) { return activation_names[a]; }
+const char *rounding_name(int r)   { return rounding_names[r]; }
 int scores_by_name(const char *name) {
     for (int i = 0; i < 3; i++) if (!strcmp(name, scores_names[i])) return i;
     return -1;
 }
 int rounding_by_name(const char *name) {
-    static const char *const names[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
-    for (int i = 0; i <= ROUND_DOWN; i++) if (!strcmp(name, names[i])) return i;
+    for (int i = 0; i <= ROUND_DOWN; i++) if (!strcmp(name, rounding_names[i])) return i;
     return -1;
 }
 int activation_by_name(const char *name) {

@@ -38,6 +38,7 @@ Family      config_family(const Config *c);
 const char *family_name(Family f);                                  /* "jetmoe", ... */
 const char *scores_name(int s);
 const char *activation_name(int a);
+const char *rounding_name(int r);
 int         scores_by_name(const char *name);                       /* -1 if unknown */
 int         activation_by_name(const char *name);
 int         rounding_by_name(const char *name);
