@@ -87,7 +87,8 @@ typedef enum {
     HEADS_GROUPED                       /* head g*Q + r uses g: grouped-query attention (Llama, Mixtral) */
 } HeadOrder;
 
-typedef enum { SET, ADD } Write;        /* overwrite or accumulate, where a caller needs both */
+/* Overwrite or accumulate, where a caller needs both; and, of gradients of weights, overwrite as floatX: one rounding more. */
+typedef enum { SET, ADD, SET_ROUNDED } Write;
 
 /* A learnable tensor, or a rank's share of one, as the optimizer sees it: a range of the flat parameter arena. */
 typedef struct {

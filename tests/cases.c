@@ -326,12 +326,14 @@ static Case *matmul_backward_input(const Shape *s, int rows, int C, int O, Write
 }
 static void weight_gradient(Case *c, size_t n, int rows, Write how) {
     c->how = how;
-    if (how == ADD) acc(c, REAL, "dweight", n, 0, 1, 0, sum_error(rows));
-    else            out(c, REAL, "dweight", n, 0, sum_error(rows));
+    if (how == ADD)           acc(c, REAL, "dweight", n, 0, 1, 0, sum_error(rows));
+    else if (how == SET_ROUNDED) out(c, FLOATX, "dweight", n, 1, sum_error(rows));
+    else                      out(c, REAL, "dweight", n, 0, sum_error(rows));
 }
+static const char *const how_name[] = { "", " add", " as floatX" };
 CALL(matmul_backward_weight, b[0], b[1], b[2], c->N, c->C, c->O, c->how)
 static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Write how, int exact) {
-    Case *c = BEGIN(matmul_backward_weight, s, exact, "N=%d C=%d O=%d%s", rows, C, O, how == ADD ? " add" : "");
+    Case *c = BEGIN(matmul_backward_weight, s, exact, "N=%d C=%d O=%d%s", rows, C, O, how_name[how]);
     c->N = rows, c->C = C, c->O = O;
     weight_gradient(c, times(O, C), rows, how);
     in(c, FLOATX, "dout", times(rows, O), 0, 1);
@@ -373,7 +375,7 @@ CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O,
 static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows,
                                              int bias, Write how, int exact) {
     Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s%s", rows_name[inp_rows],
-                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "", how == ADD ? " add" : "");
+                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "", how_name[how]);
     c->C = C, c->O = O, c->from = inp_rows, c->to = dout_rows;
     weight_gradient(c, times(s->E * O, C), c->S, how);
     if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
@@ -887,7 +889,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         if (all) {
             DO(matmul_forward(s, N, C, 2*F, exact));
             for (int how = SET; how <= ADD; how++) DO(matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
-            for (int how = SET; how <= ADD; how++) DO(matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
+            for (int how = SET; how <= SET_ROUNDED; how++) DO(matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
             for (int from = BY_TOKEN; from <= GROUPED; from++)
                 for (int to = BY_TOKEN; to <= GROUPED; to++) {
                     const Rows f = (Rows)from, t = (Rows)to;
@@ -897,6 +899,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
                     if (to != BY_TOKEN) DO(parallel_linear_backward_input(s, C, 2*F, t, f, exact));
                     DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET, exact));
                     DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, ADD, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET_ROUNDED, exact));
                     DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, bias ? ADD : SET, exact));
                 }
             for (int rows = BY_SLOT; rows <= GROUPED; rows++)

@@ -32,6 +32,7 @@
  * With few rows (decoding a token) a weight is used once or twice, and reading it is all the work: forward then takes
  * weights as they lie (few_rows). Which way is taken depends on the number of rows alone. */
 #include "impl.h"
+#include <stdlib.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #else
@@ -360,7 +361,15 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
  * and db[e] += their sum of dy. */
 static void parallel_linear_backward_weight(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
-    if (how == SET) memset(dweight, 0, (size_t)plan->E * (size_t)O * (size_t)C * sizeof *dweight);
+    const size_t all = (size_t)plan->E * (size_t)O * (size_t)C;
+    if (how == SET_ROUNDED && sizeof(floatX) != sizeof(real)) {                /* sums first, then rounded */
+        real *sum = malloc((all + 1) * sizeof *sum);
+        parallel_linear_backward_weight(sum, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, SET);
+        for (size_t i = 0; i < all; i++) ((floatX *)(void *)dweight)[i] = X(sum[i]);
+        free(sum);
+        return;
+    }
+    if (how != ADD) memset(dweight, 0, all * sizeof *dweight);
     Product p = { .kind = WEIGHT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) },
                   .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight, .how = ADD,
                   .start = plan->start, .E = plan->E, .C = C, .O = O };

@@ -20,7 +20,8 @@
 // Gradients of weights sum over the rows of an expert, so rows are k: both operands lie across, and tails of the expert are
 // zeros in one of the operands. The gathered operand takes the side of 128; if that is the input, the tile is made transposed
 // and stored so. Sums are floats, which go straight from registers to memory; where they are to be added to what is there, the
-// memory adds. Too few tiles to keep all SMs busy are cut along the rows.
+// memory adds. As bf16, which is half the bytes, they go by slabs and bulk stores. Too few tiles to keep all SMs busy are cut
+// along the rows.
 //
 // Two more kernels do an expert's nonlinearity on their way: expert_up after the product, expert_down_backward before the
 // next one. Then neither activations nor their gradients travel to memory and back between two kernels.
@@ -439,10 +440,45 @@ static __global__ void add_parts(real *dweight, const real *part, const int *slo
 typedef struct {
     const floatX *left, *right;
     const int *left_row, *right_row, *start;
-    float *c;
+    void *c;                                // of floats; floatX if narrow
     int E, rows, P, Q, splits;              // splits: each has its share of every expert's rows, and a c of its own
-    bool add;
+    bool add, narrow;
 } Outer;
+
+#if defined(HOPPER)
+// A slab of a consumer: 64 rows of P (transposed: of Q) of 128 bytes, which are 32 floats, or 64 of bf16. A warp has 16 of P, of
+// which this thread has what wgmma gave it: `sum` of 32 columns (transposed: two boxes of 32 x 32 then), or of 64.
+template <bool transposed> __device__ static inline void put_floats(unsigned char *slab, const float *sum) {
+    const int thread = threadIdx.x % 128, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float *x = sum + j * 4 + h * 2;
+            const int row = warp * 16 + h * 8 + g, column = j * 8 + q * 2;
+            if (!transposed)
+                *(float2 *)(slab + row * 128 + ((column / 4 ^ row % 8) << 4) + column % 4 * 4) = make_float2(x[0], x[1]);
+            else
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    *(float *)(slab + row / 32 * 4096 + (column + i) * 128 + ((row % 32 / 4 ^ (column + i) % 8) << 4)
+                               + row % 4 * 4) = x[i];
+        }
+}
+template <bool transposed> __device__ static inline void put_narrow(uint32_t slab, const float *sum) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float *x = sum + j * 8;
+        if (!transposed) put(slab + warp * (SLAB / 4), j, x);
+        else {
+            const int row = j * 16 + lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
+            stmatrix_trans(slab + row * 128 + ((chunk ^ row % 8) << 4), pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                           pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+        }
+    }
+}
+#endif
 
 template <bool gather, bool transposed> static __global__ __launch_bounds__(THREADS, 1)
 void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_constant__ CUtensorMap c_map,
@@ -531,13 +567,13 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
         multiply_steps<Wide, 1, 1>(sum, s, at, to.w, mine);
 
         const int m = to.y + mine * 64 + warp * 16 + g;
-        if (!p.add) {
+        if (!p.add && !p.narrow) {
             // Straight to memory: a quad of threads has 8 columns of a row, a whole sector; transposed, 8 threads of a column.
             // L2 is told that nobody will read it soon, to keep the operands.
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 if (m + 8 * h >= p.P) break;
-                float *c = p.c + (size_t)to.x * p.P * p.Q;
+                float *c = (float *)p.c + (size_t)to.x * p.P * p.Q;
 #pragma unroll
                 for (int j = 0; j < BN / 8; j++) {
                     const int n = to.z + j * 8 + q * 2;
@@ -549,33 +585,22 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             }
             continue;
         }
-        // The memory adds: it gets 32 columns at a time, 64 x 32 floats, or the two halves of P of their transpose.
+        // By slabs, of which the memory adds what is in them, or which are stored. Those of transposed floats are two boxes.
 #pragma unroll
         for (int c = 0; c < BN / 32; c++) {
+            if (p.narrow && c % 2) continue;
             const int n = to.z + c * 32, first = to.y + mine * 64;
             if (n >= p.Q || first >= p.P) break;
-            const uint32_t slab = s.slab(c & 1) - warp * (SLAB / 4);            // the whole consumer's
-            unsigned char *out = s.at(slab);
+            const uint32_t slab = s.slab((p.narrow ? c / 2 : c) & 1) - warp * (SLAB / 4);      // the whole consumer's
             if (thread == 0) bulk_wait_read<1>();
             meet(1 + mine, 128);
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const float *x = &sum[c * 16 + j * 4 + h * 2];
-                    const int row = warp * 16 + h * 8 + g, column = j * 8 + q * 2;
-                    if (!transposed)
-                        *(float2 *)(out + row * 128 + ((column / 4 ^ row % 8) << 4) + column % 4 * 4) = make_float2(x[0], x[1]);
-                    else
-#pragma unroll
-                        for (int i = 0; i < 2; i++)
-                            *(float *)(out + row / 32 * 4096 + (column + i) * 128 + ((row % 32 / 4 ^ (column + i) % 8) << 4)
-                                       + row % 4 * 4) = x[i];
-                }
+            if (p.narrow) { if (c % 2 == 0) put_narrow<transposed>(slab, &sum[c * 16]); }
+            else put_floats<transposed>(s.at(slab), &sum[c * 16]);
             publish();
             meet(1 + mine, 128);
             if (thread == 0) {
-                if (!transposed) bulk_add(&c_map, slab, n, first, to.x);
+                if (p.narrow) bulk_store(&c_map, slab, transposed ? first : n, transposed ? n : first, to.x);
+                else if (!transposed) bulk_add(&c_map, slab, n, first, to.x);
                 else {
                     bulk_add(&c_map, slab, first, n, to.x);
                     if (first + 32 < p.P) bulk_add(&c_map, slab + 4096, first + 32, n, to.x);
@@ -628,12 +653,12 @@ bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
 bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
 
 // c = or += the sum of its parts, in order.
-static __global__ void add_planes(float *c, const float *part, size_t n, int parts, bool add) {
+template <typename T> static __global__ void add_planes(T *c, const float *part, size_t n, int parts, bool add) {
     const size_t i = global_index();
     if (i >= n) return;
-    float sum = add ? c[i] : 0;
+    float sum = add ? (float)c[i] : 0;
     for (int k = 0; k < parts; k++) sum += part[k * n + i];
-    c[i] = sum;
+    c[i] = (T)sum;
 }
 
 // In how many shares to sum when there are too few tiles to keep all SMs busy to the end: the fewest rounds of tiles, each as
@@ -652,24 +677,28 @@ static int shares(size_t tiles, int rows_of_expert) {
 template <bool gather, bool transposed> static bool launch_weight(Outer o) {
     const uint64_t P = (uint64_t)o.P, Q = (uint64_t)o.Q, width = transposed ? P : Q, height = transposed ? Q : P;
     const size_t n = (size_t)o.E * P * Q, tiles = o.E * divide_up(P, BM) * divide_up(Q, 256);
-    float *const whole = o.c;
-    const bool add = o.add;
+    const Outer whole = o;
     o.splits = shares(tiles, o.rows / o.E);
-    if (o.splits > 1) o.c = (float *)workspace(o.splits * n * sizeof(float)), o.add = false;
+    if (o.splits > 1) o.c = workspace(o.splits * n * sizeof(float)), o.add = o.narrow = false;
     CUtensorMap right = {}, c = {};
     if ((!gather && !map_rows(&right, o.right, o.rows, o.Q, BK))
+        || (o.narrow && !tensor_map(&c, o.c, 2, width, height, (uint64_t)o.E, width, P * Q, 64, 64))
         || (o.add && !tensor_map(&c, o.c, 4, width, height, (uint64_t)o.E, width, P * Q, 32, transposed ? 32 : 64))) return false;
     auto *kernel = grouped_weight<gather, transposed>;
     allow_shared((const void *)kernel, Wide::bytes);
     LAUNCH(kernel, (unsigned)min(tiles * o.splits, (size_t)context()->sm_count), THREADS, Wide::bytes, right, c, o);
-    if (o.splits > 1) LAUNCH(add_planes, (unsigned)divide_up(n, 256), 256, 0, whole, o.c, n, o.splits, add);
+    const float *parts = (const float *)o.c;
+    if (o.splits > 1 && whole.narrow)
+        LAUNCH(add_planes<floatX>, (unsigned)divide_up(n, 256), 256, 0, (floatX *)whole.c, parts, n, o.splits, false);
+    else if (o.splits > 1)
+        LAUNCH(add_planes<float>, (unsigned)divide_up(n, 256), 256, 0, (float *)whole.c, parts, n, o.splits, whole.add);
     return true;
 }
 bool hopper_weight(const Product &p) {
     if (!can_use(p)) return false;
     const bool transposed = p.b_row && !p.a_row;                                // c is (O,C): a's side is O
     Outer o = {};
-    o.start = p.start, o.E = p.E, o.rows = p.rows, o.add = p.add, o.c = (float *)p.c;
+    o.start = p.start, o.E = p.E, o.rows = p.rows, o.add = p.add, o.narrow = p.narrow, o.c = p.c;
     o.left  = transposed ? p.b : p.a, o.left_row  = transposed ? p.b_row : p.a_row, o.P = transposed ? p.C : p.O;
     o.right = transposed ? p.a : p.b, o.right_row = transposed ? p.a_row : p.b_row, o.Q = transposed ? p.O : p.C;
     if (o.right_row) return launch_weight<true, false>(o);

@@ -120,6 +120,12 @@ __device__ static inline void stmatrix(uint32_t row, uint32_t a, uint32_t b, uin
                  :: "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// The same, each matrix transposed on the way.
+__device__ static inline void stmatrix_trans(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :: "r"(row), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // 16 bytes, or four floats, at an address of shared memory.
 __device__ static inline Vec load_shared(uint32_t address) {
     union { int4 bits; Vec vec; } x;

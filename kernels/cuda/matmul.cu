@@ -381,10 +381,16 @@ void bias_gradient(real *dbias, const floatX *dout, const int *row, const int *s
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
+static __global__ void round_reals(floatX *out, const real *inp, size_t n) {
+    const size_t i = global_index();
+    if (i < n) out[i] = X(inp[i]);
+}
+
 // portable: only with instructions that every GPU since Ampere has, for the device of that name.
 template <Kind kind, bool portable> static void multiply(const Product &p) {
     if (p.rows == 0) {
-        if (kind == WEIGHT && !p.add) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * sizeof(real), context()->stream));
+        const size_t each = p.narrow ? sizeof(floatX) : sizeof(real);
+        if (kind == WEIGHT && !p.add) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
         return;
     }
     if (kind == FORWARD && p.rows <= FEW) {
@@ -395,6 +401,16 @@ template <Kind kind, bool portable> static void multiply(const Product &p) {
     }
 #if defined(PRECISION_BF16)
     if (!portable && (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p))) return;
+#endif
+    if (kind == WEIGHT && p.narrow) {                                           // the others' sums are rounded afterwards
+        const size_t n = (size_t)p.E * p.O * p.C;
+        Product wide = p;
+        wide.c = workspace(n * sizeof(real)), wide.narrow = false;
+        multiply<kind, true>(wide);
+        LAUNCH(round_reals, (unsigned)divide_up(n, 256), 256, 0, (floatX *)p.c, (const real *)wide.c, n);
+        return;
+    }
+#if defined(PRECISION_BF16)
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);
@@ -423,9 +439,9 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 // dW = dout^T inp, or +=
 template <bool portable>
 static void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how) {
-    if (N > 0 && dense_product(dweight, true, how == ADD, inp, false, dout, true, C, O, N)) return;
+    if (N > 0 && dense_product(dweight, how != SET_ROUNDED, how == ADD, inp, false, dout, true, C, O, N)) return;
     Product p = dense(dout, inp, dweight, N, C, O);
-    p.add = how == ADD;
+    p.add = how == ADD, p.narrow = how == SET_ROUNDED;
     multiply<WEIGHT, portable>(p);
 }
 
@@ -453,6 +469,7 @@ static void parallel_linear_backward_weight(real *dweight, ACC real *dbias, cons
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     Product p = routed(dout, inp, dweight, plan, C, O);
     p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows), p.add = how == ADD;
+    p.narrow = how == SET_ROUNDED;
     multiply<WEIGHT, portable>(p);
     if (!dbias || !p.rows) return;
     LAUNCH(bias_gradient, (unsigned)(p.E * divide_up((size_t)O, 32)), 256, 0, dbias, dout, p.a_row, p.start, O);

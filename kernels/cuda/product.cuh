@@ -10,6 +10,7 @@ typedef struct {
     void *c;                                // floatX; WEIGHT: real
     const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
     bool add;                               // c += or c =
+    bool narrow;                            // WEIGHT: c is floatX all the same, and set
     const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
     int E, rows, C, O;                      // rows: of all experts
 } Product;
