@@ -30,7 +30,7 @@
 /* ---- settings ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *rounding;
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *gradients, *rounding;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
           max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
@@ -82,6 +82,8 @@ static const Option options[] = {
       "bf16: 1: keep the weights in f32 as well; 0: round updates stochastically, 4 bytes a parameter less" },
     { "optimizer", "mo", "moments",          OPTION_TEXT,  AT(moments),       "f32",                 0,    0,     "f32|bf16",
       "bf16: AdamW's two running means; bf16 is 4 bytes a parameter less" },
+    { "optimizer", "mg", "gradients",        OPTION_TEXT,  AT(gradients),     "bf16",                0,    0,     "f32|bf16",
+      "bf16: bf16 for gradients of layers' matrices if a step is one micro-batch of one rank: 2 bytes a parameter less" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
       "dropout of the embedding and of what each block adds" },
     { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
@@ -287,6 +289,7 @@ static void set_defaults(Run *r) {
         { "t",  "256", "1024", "1024" },  { "d",  "0",    "0",    "524288" },
         { "x",  "800", "-1",  "-1" },     { "l",  "2e-3", "6e-4", "6e-4" },
         { "u",  "100", "700", "700" },    { "w2", "0.99", "0.95", "0.95" },
+        { "c",  "1",   "0.1", "0.1" },    { "q",  "0",   "0.1", "0.1" },
         { "dr", "0.3", "0",   "0" },      { "v",  "50",   "250",  "250" },
         { "m",  "-1",  "20",  "20" },     { "s",  "400",  "1000", "1000" },
     };
@@ -377,7 +380,8 @@ static void fit_batch(Run *r) {
                r->parallel.ranks);
 }
 
-static Moments moments(const Settings *s) { return strcmp(s->moments, "bf16") ? REAL_MOMENTS : FLOATX_MOMENTS; }
+static Stored moments(const Settings *s) { return strcmp(s->moments, "bf16") ? AS_REAL : AS_FLOATX; }
+static Stored gradients(const Settings *s) { return strcmp(s->gradients, "bf16") ? AS_REAL : AS_FLOATX; }
 
 static void plan(Run *r) {
     Settings *s = &r->s;
@@ -402,8 +406,8 @@ static void plan(Run *r) {
              "Smaller steps (-b, -t, -d), or a number of them (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
-                        ranks > 1 || s->ordered ? &r->parallel : NULL);
-    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || moments(s) == FLOATX_MOMENTS))
+                        gradients(s), ranks > 1 || s->ordered ? &r->parallel : NULL);
+    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || moments(s) == AS_FLOATX))
         fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16, which round by the place in memory; "
              "with more ranks there is more padding");
     if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
@@ -415,10 +419,11 @@ static void plan(Run *r) {
 }
 
 /* The memory that other values of some options would need. */
-static size_t memory_with(const Run *r, int batch, int recompute, int master, Moments kind) {
+static size_t memory_with(const Run *r, int batch, int recompute, int master, Stored kind) {
     Model m;
     Optimizer o;
-    model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches, r->model.parallel);
+    model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches * r->s.batch / batch,
+                        gradients(&r->s), r->model.parallel);
     optimizer_plan(&o, &m, master, kind);
     const size_t total = m.arena.total;
     model_free(&m);
@@ -479,7 +484,7 @@ static _Noreturn void out_of_memory(const Run *r) {
     for (int i = 0; i < WAYS; i++)
         if (way[i].batch && (!way[i].lean || r->dev->floatX_size == 2))
             way[i].bytes = memory_with(r, way[i].batch, way[i].recompute, way[i].lean ? 0 : s->master,
-                                       way[i].lean ? FLOATX_MOMENTS : moments(s));
+                                       way[i].lean ? AS_FLOATX : moments(s));
     Text hint = { 0 };
     for (int best; best = -1, room; way[best].bytes = 0) {
         for (int i = 0; i < WAYS; i++)

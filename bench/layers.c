@@ -33,11 +33,11 @@ typedef struct {
     Plan   plan;
     int   *expert, *load;
     floatX *x, *up, *down, *pre, *act, *rows, *out;             /* forward; of attention, up is the query, down the output, */
-    floatX *dout, *dact, *dpre, *dx;                            /* pre the queries, act what attention returns. Backward */
-    real   *weight, *dweight, *dup, *ddown;
+    floatX *dout, *dact, *dpre, *dx, *dup, *ddown;              /* pre the queries, act what attention returns. Backward */
+    real   *weight, *dweight;
     int     heads, B, T, G, D;                                  /* attention (heads 1), and only then: */
-    floatX *to_kv, *kv, *wact, *dkv;
-    real   *dto_kv, *lse, *rope;
+    floatX *to_kv, *dto_kv, *kv, *wact, *dkv;
+    real   *lse, *rope;
     int    *position;
     Device  limit;                                              /* see find_ceiling */
     void   *owned[MOST];
@@ -76,7 +76,7 @@ static int attention_open(Layer *l) {
     l->B = l->z.N / l->T;
     l->D = C == 768 ? 64 : 128;
     l->G = l->z.F / l->D;
-    l->to_kv = take(l, 2*F*C*X);    l->dto_kv = take(l, 2*F*C*Re);    l->kv = take(l, N*2*F*X);   l->dkv = take(l, N*2*F*X);
+    l->to_kv = take(l, 2*F*C*X);    l->dto_kv = take(l, 2*F*C*X);    l->kv = take(l, N*2*F*X);   l->dkv = take(l, N*2*F*X);
     l->wact = take(l, (size_t)l->S*F*X);
     l->lse = take(l, (size_t)(l->S * l->G) * Re);
     l->rope = take(l, (size_t)(l->T * l->D) * Re);
@@ -102,8 +102,8 @@ static int layer_open(Layer *l, const Device *dev, Size z, int heads) {
     l->x = take(l, N*C*X);       l->up = take(l, E*2*F*C*X);  l->down = take(l, E*C*F*X);  l->pre = take(l, S*2*F*X);
     l->act = take(l, S*F*X);     l->rows = take(l, S*C*X);    l->out = take(l, N*C*X);
     l->dout = take(l, N*C*X);    l->dact = take(l, S*F*X);    l->dpre = take(l, S*2*F*X);  l->dx = take(l, N*C*X);
-    l->weight = take(l, S*Re);   l->dweight = take(l, S*Re);  l->dup = take(l, E*2*F*C*Re);
-    if (!(l->ddown = take(l, E*C*F*Re)) || l->count < 21) return 0;
+    l->weight = take(l, S*Re);   l->dweight = take(l, S*Re);  l->dup = take(l, E*2*F*C*X);
+    if (!(l->ddown = take(l, E*C*F*X)) || l->count < 21) return 0;
     fill(l, l->x, N*C, 0.2);
     fill(l, l->dout, N*C, 0.2);
     fill(l, l->up, E*2*F*C, 0.02);
@@ -153,9 +153,9 @@ static void backward(Layer *l) {
         d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, GROUPED, BY_TOKEN);
         d->activation_backward(l->dpre, l->act, l->dweight, l->dact, l->pre, l->weight, &l->plan, GROUPED, SWIGLU, l->S, F);
     }
-    d->parallel_linear_backward_weight(l->ddown, NULL, l->dout, l->act, &l->plan, F, C, GROUPED, BY_TOKEN, SET);
+    d->parallel_linear_backward_weight(l->ddown, NULL, l->dout, l->act, &l->plan, F, C, GROUPED, BY_TOKEN, SET_ROUNDED);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, 2*F, GROUPED, GROUPED);
-    d->parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->x, &l->plan, C, 2*F, BY_TOKEN, GROUPED, SET);
+    d->parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->x, &l->plan, C, 2*F, BY_TOKEN, GROUPED, SET_ROUNDED);
     d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
 }
 
@@ -176,15 +176,15 @@ static void attention_backward(Layer *l) {
     const int N = l->z.N, C = l->z.C, F = l->z.F, G = l->G, K = l->z.K, D = l->D;
     d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, BY_SLOT, BY_TOKEN);
     d->activation_backward(l->dact, l->wact, l->dweight, l->dact, l->act, l->weight, &l->plan, BY_SLOT, IDENTITY, l->S, F);
-    d->parallel_linear_backward_weight(l->ddown, NULL, l->dout, l->wact, &l->plan, F, C, BY_SLOT, BY_TOKEN, SET);
+    d->parallel_linear_backward_weight(l->ddown, NULL, l->dout, l->wact, &l->plan, F, C, BY_SLOT, BY_TOKEN, SET_ROUNDED);
     d->attention_backward(l->dpre, l->dkv, l->dact, l->act, l->lse, l->pre, l->kv, HEADS_TILED, l->B, l->T, G, K, D);
     d->rope(l->dpre, l->rope, l->position, -1, N, K*F, K*G, D);
     d->rope(l->dkv, l->rope, l->position, -1, N, 2*F, G, D);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, F, GROUPED, BY_SLOT);
-    d->parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->x, &l->plan, C, F, BY_TOKEN, BY_SLOT, SET);
+    d->parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->x, &l->plan, C, F, BY_TOKEN, BY_SLOT, SET_ROUNDED);
     d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
     d->matmul_backward_input(l->dx, l->dkv, l->to_kv, N, C, 2*F, ADD);
-    d->matmul_backward_weight(l->dto_kv, l->dkv, l->x, N, C, 2*F, SET);
+    d->matmul_backward_weight(l->dto_kv, l->dkv, l->x, N, C, 2*F, SET_ROUNDED);
 }
 
 /* The ceiling: the routed products of a layer alone, of equal parts and with all rows in order (ladder_uniform). */
@@ -196,9 +196,9 @@ static void uniform_forward(Layer *l) {
 static void uniform_backward(Layer *l) {
     const int C = l->z.C, F = l->z.F, O = l->heads ? F : 2*F;
     l->limit.parallel_linear_backward_input(l->dact, l->rows, l->down, &l->plan, F, C, GROUPED, GROUPED);
-    l->limit.parallel_linear_backward_weight(l->ddown, NULL, l->rows, l->act, &l->plan, F, C, GROUPED, GROUPED, SET);
+    l->limit.parallel_linear_backward_weight(l->ddown, NULL, l->rows, l->act, &l->plan, F, C, GROUPED, GROUPED, SET_ROUNDED);
     l->limit.parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, O, GROUPED, GROUPED);
-    l->limit.parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->rows, &l->plan, C, O, GROUPED, GROUPED, SET);
+    l->limit.parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->rows, &l->plan, C, O, GROUPED, GROUPED, SET_ROUNDED);
 }
 
 static int ascending(const void *a, const void *b) {
@@ -281,7 +281,7 @@ void bench_layer_parts(const Device *dev, const char *filter, int shrink, double
         z.N /= shrink;
         if (!layer_open(&l, dev, z, 0)) printf("%-12s does not fit into this device's memory\n", z.name);
         else {
-            const Listed work = { .work = &l, .run = both, .spare = l.dup, .reals = (size_t)z.E * 2 * (size_t)(z.F * z.C) };
+            const Listed work = { .work = &l, .run = both, .spare = l.dup, .spare_bytes = (size_t)z.E * 2 * (size_t)(z.F * z.C) * dev->floatX_size };
             const double ms = 1e3 * time_operations(dev, &work, copy_rate);
             printf("\n%s: N,C,F,E,K = %d,%d,%d,%d,%d, forward and backward %.3f ms, %.1f TFLOP/s\n", z.name, z.N, z.C, z.F,
                    z.E, z.K, ms, 18.0 * l.S * z.F * z.C / 1e9 / ms);

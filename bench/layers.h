@@ -32,8 +32,8 @@ typedef struct {
     void *work;
     void (*run)(void *work, const Device *dev);     /* all of it, by this device */
     void (*before)(void *work, int run);            /* what is not timed, or NULL */
-    real *spare;                                    /* some MB that may be overwritten before it begins */
-    size_t reals;
+    void *spare;                                    /* some MB that may be overwritten before it begins */
+    size_t spare_bytes;
 } Listed;
 double time_operations(const Device *dev, const Listed *l, double copy_rate);   /* seconds of the work as it is */
 double print_operations(double product_rate, double copy_rate);                 /* the table; returns flop */

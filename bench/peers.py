@@ -12,7 +12,7 @@ is left out for everyone. Each peer first has to agree with plain PyTorch in its
 timed. Backward is (forward and backward) - forward. Clocks move with temperature and power, so all of a size take turns, us
 (./bench_moe -w, a process of its own) and each peer, for several rounds, and a time is the median of its rounds. Peers
 are timed by the GPU's clock with launches queued ahead, so that Python costs them nothing; ours by the host's, launch by
-launch. Nobody's caches are emptied: one call writes more than they hold. Ours writes gradients of weights in f32, peers in
+launch. Nobody's caches are emptied: one call writes more than they hold. All write gradients of weights in
 bf16; the same multiply-adds are counted for everyone, 6 and 12 times N K F C.
 
 SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all

@@ -34,7 +34,7 @@ void bench_rounding(const Device *dev) {
     c.vocab = 256;
     c.context = 1024;
     c.rounding = ROUND_UP;                                  /* room for the most */
-    model_plan_training(&m, dev, &c, dev->is_gpu ? 16 : 1, c.context, 0, 1, NULL);
+    model_plan_training(&m, dev, &c, dev->is_gpu ? 16 : 1, c.context, 0, 1, AS_FLOATX, NULL);
     if (!model_allocate(&m)) { puts("rounding: does not fit into this device's memory"); return; }
     const size_t NC = (size_t)m.N * (size_t)c.channels;
     const int E = c.experts;
@@ -42,7 +42,7 @@ void bench_rounding(const Device *dev) {
     fill_normal(dev, m.params, m.manifest.total, 1, 0.02);
     fill_normal(dev, m.acts->mlp_normed, NC, 2, 1);
     fill_normal(dev, m.s.dresid, NC, 3, 0.1);
-    m.write = SET;
+    m.write = m.set;
     m.balance_coef = 0.01f;
     printf("\nSMoE MLP layer on %s, routing rounded: N,C,F,E,K = %d,%d,%d,%d,%d; median ms of %d, rules by turns\n"
            "%-12s %8s %9s %9s %9s %9s %9s\n", dev->name, m.N, c.channels, c.width, E, c.topk, RUNS, "rule", "rows", "forward",

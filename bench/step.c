@@ -29,7 +29,8 @@ typedef struct {
 
 static struct {
     const Device *inner;
-    double fx, re, parameters;          /* bytes of a floatX and of a real; elements of all tensors */
+    double fx, re;                      /* bytes of a floatX and of a real */
+    double parameters, gradients;       /* elements of all tensors, bytes of all gradients */
     Line   line[MOST_LINES];
     int    lines, call[MOST_CALLS], calls;          /* call: its line */
     double *end;                        /* CPU: when each call ended; [0]: when the first began */
@@ -99,10 +100,12 @@ NOTED(matmul_forward, (floatX *out, const floatX *inp, const floatX *weight, int
 NOTED(matmul_backward_input, (floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how),
       (dinp, dout, weight, N, C, O, how), 2 * times(N, C) * O, (PRODUCT(N, C, O) + (how == ADD) * times(N, C)) * p.fx,
       "N=%d C=%d O=%d%s", N, C, O, how == ADD ? " ADD" : "")
-NOTED(matmul_backward_weight, (real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how),
+/* Bytes and name of what is done to a gradient. */
+static double writes(Write how) { return how == SET_ROUNDED ? p.fx : how == ADD ? 2 * p.re : p.re; }
+static const char *const how_name[] = { "", " ADD", " as floatX" };
+NOTED(matmul_backward_weight, (void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how),
       (dweight, dout, inp, N, C, O, how), 2 * times(N, C) * O,
-      times(N, C + O) * p.fx + times(C, O) * (how == ADD ? 2 : 1) * p.re, "N=%d C=%d O=%d%s", N, C, O,
-      how == ADD ? " ADD" : "")
+      times(N, C + O) * p.fx + times(C, O) * writes(how), "N=%d C=%d O=%d%s", N, C, O, how_name[how])
 NOTED(parallel_linear_forward, (floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                                 const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows),
       (out, inp, weight, bias, plan, C, O, inp_rows, out_rows), 2 * slots(plan) * C * O,
@@ -113,13 +116,13 @@ NOTED(parallel_linear_backward_input, (floatX *dinp, const floatX *dout, const f
       (dinp, dout, weight, plan, C, O, dinp_rows, dout_rows), 2 * slots(plan) * C * O,
       (rows_in(plan, dout_rows) * O + slots(plan) * C + times(C, O) * plan->E) * p.fx,
       "S=%d E=%d C=%d O=%d %s<%s", plan->N * plan->K, plan->E, C, O, rows_name[dinp_rows], rows_name[dout_rows])
-NOTED(parallel_linear_backward_weight, (real *dweight, real *dbias, const floatX *dout, const floatX *inp,
+NOTED(parallel_linear_backward_weight, (void *dweight, real *dbias, const floatX *dout, const floatX *inp,
                                         const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how),
       (dweight, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, how), 2 * slots(plan) * C * O,
       (rows_in(plan, inp_rows) * C + rows_in(plan, dout_rows) * O) * p.fx
-          + times(C, O) * plan->E * (how == ADD ? 2 : 1) * p.re,
+          + times(C, O) * plan->E * writes(how),
       "S=%d E=%d C=%d O=%d %s,%s%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[dout_rows],
-      how == ADD ? " ADD" : "")
+      how_name[how])
 NOTED(expert_up_forward, (floatX *pre, floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
                           Activation f, int C, int F, Rows inp_rows), (pre, act, inp, weight, plan, f, C, F, inp_rows),
       2 * slots(plan) * C * F * pre_of(f),
@@ -186,12 +189,12 @@ NOTED(attention_backward, (floatX *dq, floatX *dkv, const floatX *dout, const fl
 NOTED(cross_entropy, (real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used),
       (loss, logits, target, scale, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * p.fx, "N=%d V=%d", N, V)
 NOTED(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * p.re, "n=%zu", n)
-NOTED(squares, (real *out, const real *x, const Segment *segments, int count), (out, x, segments, count),
-      0, p.parameters * p.re, "n=%.0f", p.parameters)
-NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad, const real *squares,
+NOTED(squares, (real *out, const void *grads, const Segment *segments, int count), (out, grads, segments, count),
+      0, p.gradients, "n=%.0f", p.parameters)
+NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads, const real *squares,
               const Segment *segments, int count, const AdamW *a),
-      (weight, master, m, v, moments, grad, squares, segments, count, a),
-      0, p.parameters * (p.re + (master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == REAL_MOMENTS ? p.re : p.fx)),
+      (weight, master, m, v, moments, grads, squares, segments, count, a),
+      0, p.gradients + p.parameters * ((master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == AS_REAL ? p.re : p.fx)),
       "n=%.0f", p.parameters)
 
 /* ---- any work ------------------------------------------------------------------------------------------------ */
@@ -215,9 +218,9 @@ static Device noting(const Device *dev) {
 
 /* Keeps a GPU busy until the host is ahead, so that no operation waits to be started. */
 static void get_ahead(const Listed *l, double copy_rate) {
-    const double seconds = 30e-3, bytes = (double)l->reals * p.re;
+    const double seconds = 30e-3, bytes = (double)l->spare_bytes;
     for (double done = 0; p.inner->is_gpu && done < seconds; done += bytes / copy_rate)
-        p.inner->zero(l->spare, l->reals * p.inner->real_size);
+        p.inner->zero(l->spare, l->spare_bytes);
 }
 
 double time_operations(const Device *dev, const Listed *l, double copy_rate) {
@@ -302,8 +305,9 @@ void bench_step(const Device *dev, const char *descriptor, Lesson l, double prod
     if (!trainee_open(&t, dev, &c, l))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo bf16 save some",
              descriptor, B, T, (double)t.m.arena.total / 1e9, dev->name);
-    p.parameters = (double)m->manifest.total;
-    const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads, .reals = m->manifest.total };
+    p.parameters = (double)m->manifest.total, p.gradients = (double)m->manifest.gradient_bytes;
+    const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads,
+                           .spare_bytes = m->manifest.gradient_bytes };
     const double usual = time_operations(dev, &steps, copy_rate);
     m->dev = dev;                                               /* and not the one that notes, which is gone */
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",

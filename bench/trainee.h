@@ -5,7 +5,7 @@
 
 typedef struct { Model m; Optimizer o; int *tokens; } Trainee;
 typedef struct {
-    int B, T, recompute, master; Moments moments;   /* as train_moe's -b -t -r -mw -mo */
+    int B, T, recompute, master; Stored moments, gradients;     /* as train_moe's -b -t -r -mw -mo -mg */
     const Parallel *parallel;                       /* other ranks that train along; NULL: none */
 } Lesson;
 

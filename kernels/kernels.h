@@ -90,12 +90,16 @@ typedef enum {
 /* Overwrite or accumulate, where a caller needs both; and, of gradients of weights, overwrite as floatX: one rounding more. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
 
+typedef enum { AS_REAL, AS_FLOATX } Stored;     /* what an array of numbers that a caller chooses the type of is made of */
+
 /* A learnable tensor, or a rank's share of one, as the optimizer sees it: a range of the flat parameter arena. */
 typedef struct {
-    size_t offset, count;               /* elements; of weight and gradient */
+    size_t offset, count;               /* elements; of the weight */
     float  decay;                       /* 0 or 1 */
     size_t shift;                       /* master, m and v begin at offset - shift: of ranks that share the optimizer's
                                          * state each keeps its own parts only, one after the other */
+    size_t gradient;                    /* bytes: where its gradient begins; aligned as the weight is */
+    Stored stored;                      /* what the gradient is */
 } Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
@@ -103,7 +107,6 @@ typedef struct {
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
     uint64_t key;                       /* of this update's stochastic rounding */
 } AdamW;
-typedef enum { REAL_MOMENTS, FLOATX_MOMENTS } Moments;      /* what m and v are stored as */
 
 typedef struct Recording Recording;     /* work that can be replayed; the device's own */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
@@ -199,11 +202,11 @@ typedef struct Device {
     void (*dropout )(OUT floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n);
 
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
-     * error: sqrt(reduction) * 2 eps_f32 + eps */
+     * dweight: of reals, or, how SET_ROUNDED, of floatX.   error: sqrt(reduction) * 2 eps_f32 + eps */
     void (*matmul_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O);
     void (*matmul_backward_input )(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C,
                                    int O, Write how);
-    void (*matmul_backward_weight)(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
+    void (*matmul_backward_weight)(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
                                    Write how);
 
     /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T + bias[e] ------------
@@ -218,7 +221,7 @@ typedef struct Device {
                                             Rows out_rows);
     void (*parallel_linear_backward_input )(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows);
-    void (*parallel_linear_backward_weight)(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+    void (*parallel_linear_backward_weight)(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows,
                                             Write how);
 
@@ -370,7 +373,7 @@ typedef struct Device {
     void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */
 
     /* ---- optimizer ----------------------------------------------------------------------------------------
-     * squares: out[i] = sum of x^2 over segment i, out[count] = their sum.   out (count+1)
+     * squares: out[i] = sum of the squares of segment i's gradient, out[count] = their sum.   out (count+1)
      * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
      * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
      * master: real copy of the weights, or NULL: then the weights themselves are updated.
@@ -380,8 +383,8 @@ typedef struct Device {
      * random_bits(key, i / 2), the upper half if i is odd: 16 for the weight, the next 16 for v.
      * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv 1502.02551.
      * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX */
-    void (*squares)(OUT real *out, const real *x, const Segment *segments, int count);
-    void (*adamw)(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+    void (*squares)(OUT real *out, const void *grads, const Segment *segments, int count);
+    void (*adamw)(floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads,
                   const real *squares, const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
 } Device;

@@ -25,7 +25,7 @@ static void random_weights(const Manifest *m, uint64_t seed, double *w) {
 static int probe_open(Probe *b, const Check *c, const Device *dev) {
     const size_t N = (size_t)c->B * (size_t)c->T;
     *b = (Probe){ .c = c };
-    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1, NULL);
+    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1, AS_FLOATX, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
     b->m.balance_coef = c->balance;
     b->m.z_coef = c->z;
@@ -75,7 +75,7 @@ static void gradients(Probe *b) {
     model_start_step(m);
     loss(b, 1);
     model_backward(m, 1);
-    m->dev->reals_to_double(b->grads, m->grads, m->manifest.total);
+    model_gradients(m, b->grads);
 }
 
 /* A number that changes when any token chooses other experts. */

@@ -135,14 +135,14 @@ int checkpoint_clear(const char *folder, Error *e) {
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
 static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
-static const char *dtype_of(const Device *dev, Moments type) {
-    return type == FLOATX_MOMENTS ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
+static const char *dtype_of(const Device *dev, Stored type) {
+    return type == AS_FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
 
 /* m of every tensor, under its name, then v and the master copies, and the routers' selection bias. */
 static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
                           uint32_t *crc) {
-    const char *real_dtype = dtype_of(m->dev, REAL_MOMENTS);
+    const char *real_dtype = dtype_of(m->dev, AS_REAL);
     const int tensors_of_kind = m->manifest.count, count = tensors_of_kind * state_kinds(o);
     const int extra = m->routers > 0;
     const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)router_experts(&m->config);
@@ -400,7 +400,7 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
         const Tensor *t = &m->manifest.at[i % tensors];
         const Segment own = manifest_segment(&m->manifest, i % tensors, o->shards, o->shard);
         const int kind = i / tensors;
-        const Moments type = optimizer_type(o, kind);
+        const Stored type = optimizer_type(o, kind);
         const size_t size = optimizer_element(o, m, kind);
         char *state = (char *)optimizer_part(o, kind) + (own.offset - own.shift) * size;
         char name[TENSOR_NAME + 16];
@@ -412,7 +412,7 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
             const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
             ok = safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e);
             void *to = state + from * size;
-            if (ok && type == REAL_MOMENTS) m->dev->reals_from_double(to, buffer, n);
+            if (ok && type == AS_REAL) m->dev->reals_from_double(to, buffer, n);
             else if (ok) m->dev->from_double(to, buffer, n);
         }
         if (ok && strcmp(f->dtype, dtype_of(m->dev, type))) stored = f->dtype;

@@ -188,8 +188,20 @@ static size_t found_reals(const Model *m) {
     return (size_t)m->turns + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
 }
 
+/* A matrix of a layer gets its gradient from one product. Where that is all, in one micro-batch of one rank, it may be rounded;
+ * sums are kept in reals. */
+static void place_gradients(Model *m, Stored matrices) {
+    const int once = m->micro_batches == 1 && m->ranks == 1 && !m->ordered && !m->config.universal;
+    m->set = matrices == AS_FLOATX && once && m->dev->floatX_size < m->dev->real_size ? SET_ROUNDED : SET;
+    for (int i = 0; i < m->manifest.count; i++) {
+        Tensor *t = &m->manifest.at[i];
+        t->stored = m->set == SET_ROUNDED && t->layer >= 0 && t->rank > 1 ? AS_FLOATX : AS_REAL;
+    }
+    manifest_place_gradients(&m->manifest, m->dev);
+}
+
 /* What training and generating have in common. */
-static void plan(Model *m, int micro_batches) {
+static void plan(Model *m, int micro_batches, Stored gradients) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const size_t X = dev->floatX_size, Re = dev->real_size, I = sizeof(int), L = (size_t)c->layers;
@@ -198,11 +210,14 @@ static void plan(Model *m, int micro_batches) {
     m->head_rows = head_chunk(m);
     m->used_vocab = c->vocab;
     m->manifest.shards = m->ranks;
+    m->micro_batches = micro_batches;
+    m->turns = micro_batches * m->ranks;
     describe_model(&m->manifest, c);
+    place_gradients(m, gradients);
 
     Arena *a = &m->arena;
     if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
-    if (train) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.total * Re);
+    if (train) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes);
     if (m->parallel && m->parallel->shares && m->parallel->sharded)
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->stage, manifest_largest(&m->manifest) * Re);
     if (m->ordered) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->sums, m->manifest.total * Re);
@@ -225,8 +240,6 @@ static void plan(Model *m, int micro_batches) {
     arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &m->key, sizeof *m->key);
-    m->micro_batches = micro_batches;
-    m->turns = micro_batches * m->ranks;
     if (train) {
         arena_add(a, MEM_DATA, "tokens of a step", &m->step_tokens, (size_t)micro_batches*N*I);
         arena_add(a, MEM_DATA, "targets of a step", &m->step_targets, (size_t)micro_batches*N*I);
@@ -247,16 +260,16 @@ static void plan(Model *m, int micro_batches) {
     }
 }
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
-                         const Parallel *parallel) {
+                         Stored gradients, const Parallel *parallel) {
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .B = B, .T = T, .N = B * T, .recompute = recompute,
                   .parallel = parallel, .ranks = parallel ? parallel->ranks : 1, .ordered = parallel && parallel->ordered };
-    plan(m, micro_batches);
+    plan(m, micro_batches, gradients);
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
                           const Model *weights_of) {
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .B = B, .T = T, .N = B * T, .ranks = 1,
                   .cache_room = room, .weights_of = weights_of };
-    plan(m, 1);
+    plan(m, 1, AS_REAL);
 }
 
 static void bind_route(Model *m, Route *r, int router, int E, int K) {
@@ -280,7 +293,7 @@ int model_allocate(Model *m) {
         m->used_vocab = m->weights_of->used_vocab;
     }
     manifest_bind(&m->manifest, -1, &m->p, m->params, dev->floatX_size);
-    if (m->grads) manifest_bind(&m->manifest, -1, &m->g, m->grads, dev->real_size);
+    if (m->grads) manifest_bind_gradients(&m->manifest, -1, &m->g, m->grads);
     if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
     m->step_losses = (real *)m->found;
     m->losses = real_at(m, m->step_losses, (size_t)m->turns);
@@ -290,7 +303,7 @@ int model_allocate(Model *m) {
     for (int l = 0, router = 0; l < c->layers; l++) {
         const int block = c->universal ? 0 : l;
         manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
-        if (m->grads) manifest_bind(&m->manifest, block, &m->lg[l], m->grads, dev->real_size);
+        if (m->grads) manifest_bind_gradients(&m->manifest, block, &m->lg[l], m->grads);
         describe_acts(m, &m->acts[l], BIND_SHARED);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk);
         if (c->experts > 1)           bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk);
@@ -381,6 +394,15 @@ Found model_found(const Model *m) {
     memcpy(f.load, host + bytes, load);
     free(host);
     return f;
+}
+void model_gradients(const Model *m, double *host) {
+    memset(host, 0, m->manifest.total * sizeof *host);
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        const void *from = (const char *)m->grads + t->gradient;
+        if (t->stored == AS_REAL) m->dev->reals_to_double(host + t->offset, from, t->count);
+        else m->dev->to_double(host + t->offset, from, t->count);
+    }
 }
 void found_free(Found *f) {
     free(f->step_losses);
@@ -537,9 +559,9 @@ void model_loss(Model *m, float scale, int gradient) {
 void model_start_step(Model *m) {
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        real *gradient = real_at(m, m->grads, t->offset);
+        void *gradient = (char *)m->grads + t->gradient;
         const int set = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
-        if (!set) m->dev->zero(gradient, t->count * m->dev->real_size);
+        if (!set) m->dev->zero(gradient, t->count * t->element);
     }
     m->started = 1;
 }
@@ -563,7 +585,7 @@ void model_backward(Model *m, float scale) {
                   m->final_rstd);
     parallel_gradients(m, m->manifest.range_count - 1);
     for (int l = L-1; l >= 0; l--) {
-        m->write = m->fresh && (l == L-1 || !m->config.universal) ? SET : ADD;
+        m->write = m->fresh && (l == L-1 || !m->config.universal) ? m->set : ADD;
         block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
         if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
     }

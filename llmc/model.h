@@ -7,8 +7,8 @@
 #include "config.h"
 #include "tensor.h"
 
-/* Learnable tensors, with their shapes; described in model.c. Gradients are the same structs over `real`. Fields that a
- * configuration does not have stay NULL. A, X, Gq: attention experts, top-k, G*D. */
+/* Learnable tensors, with their shapes; described in model.c. Gradients are the same structs over `void`, for those of
+ * matrices may be stored as floatX: Tensor.stored. Fields that a configuration does not have stay NULL. A, X, Gq: attention experts, top-k, G*D. */
 #define LAYER_TENSORS(T) \
     T *att_norm;        /* (C) */                                                                             \
     T *att_router;      /* (A,C)         NULL when attention is plain */                                      \
@@ -28,9 +28,9 @@
     T *final_norm;      /* (C) */                                                                             \
     T *head;            /* (V,C)         the same memory as embed when tied */
 typedef struct { LAYER_TENSORS(floatX) } LayerParams;
-typedef struct { LAYER_TENSORS(real) }   LayerGrads;
+typedef struct { LAYER_TENSORS(void) }   LayerGrads;
 typedef struct { MODEL_TENSORS(floatX) } ModelParams;
-typedef struct { MODEL_TENSORS(real) }   ModelGrads;
+typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 
 typedef struct {                        /* one router's work on one batch */
     floatX *logits;                     /* (N,E) */
@@ -105,13 +105,13 @@ struct Model {
     float     dropout;
     int       started;                  /* 1: the next batch is the first of a step */
     int       fresh;                    /* 1: this one is: nothing of the step is in the gradients yet, */
-    Write     write;                    /* so that products set them instead of adding */
+    Write     set, write;               /* so that products set them instead of adding; set: as what */
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
 
     const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
     Manifest  manifest;
     Arena     arena;
-    floatX   *params;  real *grads;     /* (manifest.total) each */
+    floatX   *params;  void *grads;     /* (manifest.total) (manifest.gradient_bytes) */
     real     *sums, *gathered;          /* if ordered: (manifest.total), (ranks, GATHERED) */
     real     *stage;                    /* where ranks share: what others have found of a range, (largest range) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
@@ -149,9 +149,10 @@ enum { GATHERED = 1 << 22 };            /* elements that each rank contributes t
 static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
 
 /* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
- * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. */
+ * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. gradients AS_FLOATX: those
+ * of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer used twice. */
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
-                         const Parallel *parallel);
+                         Stored gradients, const Parallel *parallel);
 /* For generating, with a cache of `room` positions; weights_of: a model whose
  * weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int room,
@@ -186,6 +187,7 @@ int  model_few(const Model *m);                             /* decoding: does th
 /* What a step has left, on the host: the fields of Model of the same names. One read, which waits for the device. */
 typedef struct { double *step_losses, *losses, *squares; int *load; } Found;
 Found model_found(const Model *m);
+void  model_gradients(const Model *m, OUT double *host);    /* (manifest.total) laid out like the weights */
 void  found_free(Found *f);
 
 uint64_t model_state(const Model *m);   /* a number of all that these functions' work depends on, besides device memory */
@@ -205,5 +207,5 @@ Sum  moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads
                         float scale);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
 void route_losses  (Model *m, Route *r);
-void route_backward(Model *m, Route *r, const floatX *router, real *drouter, ACC Sum *dx, const floatX *x, float scale);
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, ACC Sum *dx, const floatX *x, float scale);
 #endif

@@ -14,7 +14,7 @@ static void mlp_forward(Model *m, floatX *pre, const floatX *up, const floatX *d
     dev->activation_forward(m->s.act, pre, (Activation)m->config.activation, N, F);
     dev->matmul_forward(out, m->s.act, down, N, F, C);
 }
-static void mlp_backward(Model *m, const floatX *pre, const floatX *up, const floatX *down, real *dup, real *ddown,
+static void mlp_backward(Model *m, const floatX *pre, const floatX *up, const floatX *down, void *dup, void *ddown,
                          Sum *dx, const floatX *dout, const floatX *x, int F) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, P = pre_width(&m->config, F);

@@ -4,10 +4,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-void optimizer_plan(Optimizer *o, Model *m, int master, Moments moments) {
+void optimizer_plan(Optimizer *o, Model *m, int master, Stored moments) {
     const int shards = m->parallel && m->parallel->sharded ? m->ranks : 1;
     const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size;
-    const size_t each = moments == REAL_MOMENTS ? Re : m->dev->floatX_size;
+    const size_t each = moments == AS_REAL ? Re : m->dev->floatX_size;
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .shards = shards,
                       .shard = shards > 1 ? m->parallel->rank : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
@@ -63,9 +63,9 @@ double optimizer_norm(Optimizer *o, const double *squares, int *bad_tensor) {
 
 const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
 void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == 1 ? o->v : o->master; }
-Moments optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL_MOMENTS : o->moments; }
+Stored optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? AS_REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
-    return optimizer_type(o, kind) == REAL_MOMENTS ? m->dev->real_size : m->dev->floatX_size;
+    return optimizer_type(o, kind) == AS_REAL ? m->dev->real_size : m->dev->floatX_size;
 }
 
 static void gather(const Optimizer *o, const Model *m, int kind) {

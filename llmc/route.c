@@ -30,7 +30,7 @@ void route_losses(Model *m, Route *r) {
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
-void route_backward(Model *m, Route *r, const floatX *router, real *drouter, Sum *dx, const floatX *x, float scale) {
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, Sum *dx, const floatX *x, float scale) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
 

@@ -49,10 +49,26 @@ void manifest_free(Manifest *m) {
     *m = (Manifest){ 0 };
 }
 
+void manifest_place_gradients(Manifest *m, const Device *dev) {
+    m->gradient_bytes = 0;
+    for (int i = 0; i < m->count; i++) {
+        Tensor *t = &m->at[i];
+        const size_t end = i + 1 < m->count ? t[1].offset : m->total;
+        t->element = t->stored == AS_REAL ? dev->real_size : dev->floatX_size;
+        t->gradient = m->gradient_bytes;
+        m->gradient_bytes += (end - t->offset) * t->element;
+    }
+}
+
 void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element) {
     for (int i = 0; i < m->count; i++)
         if (m->at[i].layer == layer)
             *(void **)((char *)pointers + m->at[i].field) = (char *)arena + m->at[i].offset * element;
+}
+void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients) {
+    for (int i = 0; i < m->count; i++)
+        if (m->at[i].layer == layer)
+            *(void **)((char *)pointers + m->at[i].field) = (char *)gradients + m->at[i].gradient;
 }
 
 static int alternatives(const Tensor *t) {
@@ -90,7 +106,8 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
     const Segment part = manifest_part(m, t->range, shards, shard);
     const size_t end = part.offset + part.count, last = t->offset + t->count;
     const size_t from = t->offset > part.offset ? t->offset : part.offset, to = last < end ? last : end;
-    return (Segment){ .offset = from, .count = to > from ? to - from : 0, .decay = (float)t->decay, .shift = part.shift };
+    return (Segment){ .offset = from, .count = to > from ? to - from : 0, .decay = (float)t->decay, .shift = part.shift,
+                      .gradient = t->gradient + (from - t->offset) * t->element, .stored = t->stored };
 }
 
 void manifest_initial(const Tensor *t, uint64_t seed, double *values) {

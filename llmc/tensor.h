@@ -11,7 +11,9 @@ typedef struct {
     char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
     char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
     int    shape[4], rank;
-    size_t offset, count;               /* elements; one offset addresses weight, gradient, master copy and moments */
+    size_t offset, count;               /* elements; one offset addresses weight, master copy and moments */
+    Stored stored;                      /* what its gradient is made of, */
+    size_t element, gradient;           /* how many bytes each number of that has, and where it begins */
     float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
     int    decay;                       /* 1: weight decay applies */
     size_t field;                       /* where the struct of pointers keeps this one */
@@ -29,6 +31,7 @@ typedef struct {
     Range  *ranges;
     int     range_count, shards;
     size_t  total, learnable;           /* elements; total: with padding */
+    size_t  gradient_bytes;             /* of all gradients, padded likewise */
 } Manifest;
 typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t offset, count; } Piece;
 
@@ -41,11 +44,14 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, const 
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
+/* Lays out the gradients, once it is known what each is stored as: one after the other, as the weights are. */
+void manifest_place_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 
-/* Points every field of layer `layer` (or -1) in a struct of pointers at its place
- * in an arena of `element` bytes each. */
+/* Points every field of layer `layer` (or -1) in a struct of pointers at its place in an arena of `element` bytes each, or
+ * in that of the gradients. */
 void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
+void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients);
 
 /* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
  * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of

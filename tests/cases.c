@@ -791,8 +791,9 @@ static void segments(Case *c, size_t n, int count) {
     for (int i = 0; i < count; i++) {
         const size_t left = n / 3 - at, part = left < 16 ? left > 0 : 3 * left / (size_t)count;
         Segment *s = &c->segment[i];
-        *s = i == count - 1 ? (Segment){ n - n / 2, n / 2, 0, 0 }
-                               : (Segment){ at, i == 1 ? 0 : part, i % 3 != 2, 0 };
+        *s = i == count - 1 ? (Segment){ .offset = n - n / 2, .count = n / 2 }
+                            : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
+        s->gradient = s->offset, s->stored = c->gradients;                  /* elements; see put_segments */
         at += s->count;
         sum += s->count;
     }
@@ -806,22 +807,24 @@ static Case *accumulate(const Shape *s) {
     in(c, REAL, "x", times(s->E * s->C, s->F), 0, 1);
     return c;
 }
+static const char *const stored_name[] = { "", "gradients as floatX " };
 CALL(squares, b[0], b[1], b[2], c->count)
-static Case *squares(const Shape *s, int count) {
-    Case *c = BEGIN(squares, s, 0, "segments=%d n=%d", count, s->E * s->C * s->F);
+static Case *squares(const Shape *s, int count, Stored gradients) {
+    Case *c = BEGIN(squares, s, 0, "%ssegments=%d n=%d", stored_name[gradients], count, s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
+    c->gradients = gradients;
     out(c, REAL, "out", (size_t)count + 1, 0, 4);
-    in(c, REAL, "x", n, 0, 1);
+    in(c, gradients == AS_FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
     segments(c, n, count);
     return c;
 }
 CALL(adamw, b[0], b[1], b[2], b[3], c->moments, b[4], b[5], b[6], c->count, b[7])
-static Case *adamw(const Shape *s, int master, Moments moments, float clip, double norm, int count) {
-    const int coarse = moments == FLOATX_MOMENTS;
-    Case *c = BEGIN(adamw, s, 0, "%s%sclip=%g norm=%g segments=%d n=%d", master ? "master " : "",
-                    coarse ? "floatX " : "", (double)clip, norm, count, s->E * s->C * s->F);
+static Case *adamw(const Shape *s, int master, Stored moments, Stored gradients, float clip, double norm, int count) {
+    const int coarse = moments == AS_FLOATX;
+    Case *c = BEGIN(adamw, s, 0, "%s%s%sclip=%g norm=%g segments=%d n=%d", master ? "master " : "",
+                    coarse ? "floatX " : "", stored_name[gradients], (double)clip, norm, count, s->E * s->C * s->F);
     const size_t n = times(s->E * s->C, s->F);
-    c->moments = moments;
+    c->moments = moments, c->gradients = gradients;
     c->updates = 3;
     c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
     c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
@@ -832,7 +835,7 @@ static Case *adamw(const Shape *s, int master, Moments moments, float clip, doub
     if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
     acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
     acc(c, coarse ? FLOATX : REAL, "v", n, 0.1, 0.01, coarse ? 2*some : 0, units);
-    in(c, REAL, "grad", n, 0, 1);
+    in(c, gradients == AS_FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
     in(c, REAL, "squares", (size_t)count + 1, norm * norm, 0);
     segments(c, n, count);
     bytes(c, "settings", &c->adamw, sizeof c->adamw);
@@ -999,17 +1002,20 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     DO(advance(s));
     DO(sum(s));
     DO(accumulate(s));
-    DO(squares(s, 3));
-    if (all) DO(squares(s, MOST_SEGMENTS));
-    for (int kind = REAL_MOMENTS; kind <= FLOATX_MOMENTS; kind++) {
-        DO(adamw(s, 0, (Moments)kind, 1, 3, 3));
-        DO(adamw(s, 1, (Moments)kind, 1, 3, 3));
-        if (!all) continue;
-        DO(adamw(s, 1, (Moments)kind, 1, 3, MOST_SEGMENTS));
-        DO(adamw(s, 1, (Moments)kind, 0, 3, 3));                            /* no clipping */
-        DO(adamw(s, 0, (Moments)kind, 5, 3, 3));                            /* below the clip */
-        DO(adamw(s, 1, (Moments)kind, 1, INFINITY, 3));
-        DO(adamw(s, 0, (Moments)kind, 0, NAN, 3));
+    for (int grads = AS_REAL; grads <= AS_FLOATX; grads++) {
+        DO(squares(s, 3, (Stored)grads));
+        if (all) DO(squares(s, MOST_SEGMENTS, (Stored)grads));
+        for (int kind = AS_REAL; kind <= AS_FLOATX; kind++) {
+            const Stored k = (Stored)kind, g = (Stored)grads;
+            DO(adamw(s, 0, k, g, 1, 3, 3));
+            DO(adamw(s, 1, k, g, 1, 3, 3));
+            if (!all) continue;
+            DO(adamw(s, 1, k, g, 1, 3, MOST_SEGMENTS));
+            DO(adamw(s, 1, k, g, 0, 3, 3));                                 /* no clipping */
+            DO(adamw(s, 0, k, g, 5, 3, 3));                                 /* below the clip */
+            DO(adamw(s, 1, k, g, 1, INFINITY, 3));
+            DO(adamw(s, 0, k, g, 0, NAN, 3));
+        }
     }
     DO(set_master(s));
 #undef DO
@@ -1096,6 +1102,25 @@ static void poison(const Device *dev, const Buffer *b, void *at) {
     put(dev, b, at, value);
     free(value);
 }
+/* Where gradients begin is counted in bytes, which differ between devices. */
+static size_t gradient_size(const Case *c, const Device *dev) {
+    return c->gradients == AS_REAL ? dev->real_size : dev->floatX_size;
+}
+static void put_segments(const Device *dev, const Case *c, void *at) {
+    Segment s[MOST_SEGMENTS];
+    memcpy(s, c->segment, sizeof s);
+    for (int i = 0; i < c->count; i++) s[i].gradient *= gradient_size(c, dev);
+    dev->upload(at, s, (size_t)c->count * sizeof *s);
+}
+static double *get_segments(const Device *dev, const Case *c, const void *at) {
+    Segment s[MOST_SEGMENTS];
+    const size_t bytes = (size_t)c->count * sizeof *s;
+    double *value = mem_alloc(bytes * sizeof *value);
+    dev->download(s, at, bytes);
+    for (int i = 0; i < c->count; i++) s[i].gradient /= gradient_size(c, dev);
+    for (size_t i = 0; i < bytes; i++) value[i] = ((const unsigned char *)s)[i];
+    return value;
+}
 int case_place(Placed *p, const Case *c, const Device *dev) {
     *p = (Placed){ .c = c, .dev = dev };
     for (int i = 0; i < c->buffers; i++) {
@@ -1108,14 +1133,18 @@ int case_place(Placed *p, const Case *c, const Device *dev) {
         memset(guard, 0xA5, sizeof guard);
         dev->upload(p->base[i], guard, GUARD);
         dev->upload((char *)p->at[i] + bytes, guard, GUARD);
-        if (b->value) put(dev, b, p->at[i], b->value);
+        if (!strcmp(b->name, "segments")) put_segments(dev, c, p->at[i]);
+        else if (b->value) put(dev, b, p->at[i], b->value);
         else poison(dev, b, p->at[i]);
         dev->sync();
     }
     return 1;
 }
 void case_run(const Placed *p) { p->c->call(p->dev, p->c, p->at); }
-double *case_read(const Placed *p, int i) { return get(p->dev, &p->c->buffer[i], p->at[i]); }
+double *case_read(const Placed *p, int i) {
+    if (!strcmp(p->c->buffer[i].name, "segments")) return get_segments(p->dev, p->c, p->at[i]);
+    return get(p->dev, &p->c->buffer[i], p->at[i]);
+}
 void *case_bits(const Placed *p, int i, size_t *bytes) {
     *bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
     void *bits = mem_alloc(*bytes);

@@ -65,7 +65,7 @@ struct Case {
     int tokens, forced, gradient, used, direction, stride, heads, count, place;
     float eps, p, balance, zloss, scale, rate;
     uint64_t key;
-    AdamW adamw;  int updates;  Moments moments;
+    AdamW adamw;  int updates;  Stored moments, gradients;
     Segment segment[MOST_SEGMENTS];
     Sampler sampler;
     Rounding rule;  int tile;

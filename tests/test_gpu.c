@@ -83,8 +83,8 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     Replay batch[2] = { { .off = !record }, { .off = !record } }, update = { .off = !record };     /* [1]: the first */
     uint64_t keys[MICRO], hash = 0;
     Trainee t;
-    model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, NULL);
-    optimizer_plan(&t.o, &t.m, 1, REAL_MOMENTS);
+    model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, AS_FLOATX, NULL);
+    optimizer_plan(&t.o, &t.m, 1, AS_REAL);
     check(model_allocate(&t.m), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;

@@ -879,7 +879,7 @@ static void against_pytorch(Case *c, void *context) {
 static void adamw_against_pytorch(const Device *dev) {
     enum { COUNT = 8, STEPS = 3, SEGMENTS = 2 };
     const char *const kept[] = { "weights", "m", "v" };
-    const Segment segment[SEGMENTS] = { { 0, 5, 1, 0 }, { 5, 3, 0, 0 } };
+    const Segment segment[SEGMENTS] = { { .count = 5, .decay = 1 }, { .offset = 5, .count = 3, .gradient = 5 * dev->real_size } };
     double *weight = recorded("adamw", "weight", COUNT), *grad = recorded("adamw", "grad", STEPS * COUNT);
     double *lr = recorded("adamw", "lr", STEPS), got[COUNT];
     if (!weight || !grad || !lr) { check(0, "reference has no adamw"); return; }
@@ -900,7 +900,7 @@ static void adamw_against_pytorch(const Device *dev) {
         dev->upload(settings, &a, sizeof a);
         dev->reals_from_double(g, grad + step * COUNT, COUNT);
         dev->squares(squares, g, segments, SEGMENTS);
-        dev->adamw(w, state[0], state[1], state[2], REAL_MOMENTS, g, squares, segments, SEGMENTS, settings);
+        dev->adamw(w, state[0], state[1], state[2], AS_REAL, g, squares, segments, SEGMENTS, settings);
         for (int i = 0; i < 3; i++) {
             double *want = recorded("adamw", kept[i], STEPS * COUNT);
             dev->reals_to_double(got, state[i], COUNT);
@@ -919,7 +919,7 @@ static void adamw_against_pytorch(const Device *dev) {
  * nearest would give every time. Even and odd elements apart, for they use different bits. */
 enum { ROUNDED = 1 << 16 };
 static double *round_updates(const Device *dev, uint64_t key) {     /* weights, then v */
-    const Segment all = { 0, ROUNDED, 0, 0 };
+    const Segment all = { .count = ROUNDED };
     const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
     double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
     floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
@@ -935,7 +935,7 @@ static double *round_updates(const Device *dev, uint64_t key) {     /* weights, 
     dev->reals_from_double(squares, norm, 2);
     dev->upload(segments, &all, sizeof all);
     dev->upload(settings, &a, sizeof a);
-    dev->adamw(w, NULL, m, v, FLOATX_MOMENTS, g, squares, segments, 1, settings);
+    dev->adamw(w, NULL, m, v, AS_FLOATX, g, squares, segments, 1, settings);
     dev->to_double(value, w, ROUNDED);
     dev->to_double(value + ROUNDED, v, ROUNDED);
     dev->release(w), dev->release(m), dev->release(v), dev->release(g), dev->release(squares), dev->release(segments);
@@ -974,9 +974,10 @@ static void stochastic_rounding(const Device *dev) {
  * same bits. The first shard ends within the first tensor. */
 static void adamw_in_shards(const Device *dev) {
     enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
-    const Segment whole[2] = { { 0, FIRST, 1, 0 }, { FIRST, SECOND, 0, 0 } };
-    const Segment shard[2][2] = { { { 0, CUT, 1, 0 }, { 0, 0, 0, 0 } },
-                                  { { CUT, FIRST - CUT, 1, CUT }, { FIRST, SECOND, 0, CUT } } };
+    const size_t R = dev->real_size;
+    const Segment whole[2] = { { .count = FIRST, .decay = 1 }, { FIRST, SECOND, 0, 0, FIRST * R, AS_REAL } };
+    const Segment shard[2][2] = { { { .count = CUT, .decay = 1 }, { 0 } },
+                                  { { CUT, FIRST - CUT, 1, CUT, CUT * R, AS_REAL }, { FIRST, SECOND, 0, CUT, FIRST * R, AS_REAL } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
                       .fix1 = 2, .fix2 = 3 };
     const size_t bytes = COUNT * dev->floatX_size;
@@ -1000,7 +1001,7 @@ static void adamw_in_shards(const Device *dev) {
             for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
             dev->reals_from_double(state[0], value + r * CUT, own);
             dev->upload(segments, split ? shard[r] : whole, sizeof whole);
-            dev->adamw(weight[split], state[0], state[1], state[2], REAL_MOMENTS, grad, squares, segments, 2,
+            dev->adamw(weight[split], state[0], state[1], state[2], AS_REAL, grad, squares, segments, 2,
                        settings);
             dev->sync();
             for (int i = 0; i < 3; i++) dev->release(state[i]);

@@ -87,8 +87,8 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     double loss = NAN;
     Model m;
     Optimizer o;
-    model_plan_training(&m, dev, c, B, T, recompute, 1, NULL);
-    optimizer_plan(&o, &m, !lean, lean ? FLOATX_MOMENTS : REAL_MOMENTS);
+    model_plan_training(&m, dev, c, B, T, recompute, 1, AS_FLOATX, NULL);
+    optimizer_plan(&o, &m, !lean, lean ? AS_FLOATX : AS_REAL);
     if (!model_allocate(&m)) return NAN;
     m.balance_coef = 0.01f;
     m.z_coef = 0.001f;
@@ -166,8 +166,8 @@ static void bad_gradient(void) {
     Model m;
     Optimizer o;
     int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
-    model_plan_training(&m, dev, &c, 1, 16, 0, 1, NULL);
-    optimizer_plan(&o, &m, 1, REAL_MOMENTS);
+    model_plan_training(&m, dev, &c, 1, 16, 0, 1, AS_FLOATX, NULL);
+    optimizer_plan(&o, &m, 1, AS_REAL);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 3);
     optimizer_start(&o, &m);
@@ -204,7 +204,7 @@ double decoding_error(const Device *dev, const Config *c, int B, int T, int firs
     double *full = mem_alloc(N * V * sizeof *full), *logits = mem_alloc((size_t)B * V * sizeof *logits), worst = 0;
     Model m;
     Decoder d;
-    model_plan_training(&m, dev, c, B, T, 0, 1, NULL);
+    model_plan_training(&m, dev, c, B, T, 0, 1, AS_FLOATX, NULL);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 9);
     for (size_t i = 0; i < N; i++) tokens[i] = (int)(uniform() * c->vocab);
@@ -288,7 +288,7 @@ static void memory_promise(void) {
         Model m;
         const size_t N = 4 * 16, S = N * (size_t)c.topk, X = 2;          /* bf16 */
         size_t kept = 0, routing = 0;
-        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1, NULL);
+        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1, AS_FLOATX, NULL);
         for (int k = 0; k < m.arena.count; k++) {
             const ArenaEntry *a = &m.arena.at[k];
             if (a->category != MEM_KEPT) continue;
@@ -303,6 +303,57 @@ static void memory_promise(void) {
                                              + 4 * (size_t)c.experts), "%s: %zu bytes of routing",
                                              models[i], routing);
         model_free(&m);
+    }
+}
+
+/* Gradients of a model of random tokens, and which of them are stored as floatX. */
+static double *gradients_stored(Model *m, const char *model, Stored stored, int micro_batches) {
+    const int B = 2, T = 16, N = B * T;
+    const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
+    int *tokens = mem_alloc((size_t)(N + 1) * sizeof *tokens);
+    for (int n = 0; n <= N; n++) tokens[n] = (int)(random_uniform(5, (uint64_t)n) * c.vocab);
+    model_plan_training(m, device_find("cpu-bf16"), &c, B, T, 0, micro_batches, stored, NULL);
+    check(model_allocate(m), "memory");
+    model_initialize(m, 2);
+    model_start_step(m);
+    for (int i = 0; i < micro_batches; i++) {
+        model_batch(m, tokens, tokens + 1, B, T);
+        model_learn(m, 1.0f / (float)(N * micro_batches), 1.0f / (float)micro_batches);
+    }
+    double *grads = mem_alloc(m->manifest.total * sizeof *grads);
+    model_gradients(m, grads);
+    free(tokens);
+    return grads;
+}
+/* Those of matrices are what they would be as reals, rounded once; where several micro-batches add up, none is rounded. */
+static void rounded_gradients(void) {
+    static const char *const models[] = { "m2:c32h4e4k2f32a4x2", "m2:c32h4q2e4k2f32a1s1", "d2:c32h4f64", "u2:c32h4e4k2f32a4x2" };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        Model exact, coarse, several;
+        double *want = gradients_stored(&exact, models[i], AS_REAL, 1), *got = gradients_stored(&coarse, models[i], AS_FLOATX, 1);
+        double *sum = gradients_stored(&several, models[i], AS_FLOATX, 2);
+        const Manifest *m = &coarse.manifest;
+        size_t bytes = 0, different = 0, twice = 0;
+        for (int t = 0; t < m->count; t++) {
+            const int short_one = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
+            bytes += m->at[t].count * (short_one ? 2 : 4);
+            check(m->at[t].stored == (short_one ? AS_FLOATX : AS_REAL), "%s: %s is stored as it should", models[i], m->at[t].name);
+            check(several.manifest.at[t].stored == AS_REAL, "%s: %s is a sum", models[i], m->at[t].name);
+            for (size_t j = m->at[t].offset; j < m->at[t].offset + m->at[t].count; j++) {
+                floatX *x = exact.dev->alloc(2);
+                double w = want[j];
+                if (short_one) { exact.dev->from_double(x, &w, 1); exact.dev->to_double(&w, x, 1); }
+                exact.dev->release(x);
+                different += got[j] != w;
+                twice += !(fabs(sum[j] - want[j]) <= 1e-5 * fabs(want[j]) + 1e-9);
+            }
+        }
+        check(different == 0, "%s: gradients are rounded once; %zu are not", models[i], different);
+        check(twice == 0, "%s: twice half a batch is that batch; %zu gradients are not", models[i], twice);
+        check(m->gradient_bytes >= bytes && m->gradient_bytes < bytes + 4 * 64 * (size_t)m->count,
+              "%s: %zu bytes of gradients, in %zu of memory", models[i], bytes, m->gradient_bytes);
+        model_free(&exact), model_free(&coarse), model_free(&several);
+        free(want), free(got), free(sum);
     }
 }
 
@@ -331,7 +382,7 @@ static void descriptors(void) {
     check(config_parse(&c, "m4", &e), "m4");
     c.vocab = 256;
     c.context = 64;
-    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1, NULL);
+    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1, AS_FLOATX, NULL);
     size_t sum = 0;
     for (int i = 0; i < m.manifest.count; i++) sum += m.manifest.at[i].count;
     check(sum == m.manifest.learnable, "the manifest counts %zu parameters, its tensors have %zu",
@@ -345,6 +396,7 @@ void test_model(void) {
     gradients();
     bf16();
     memory_promise();
+    rounded_gradients();
     decoding("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX);
     decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
     decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);

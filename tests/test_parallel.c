@@ -84,8 +84,8 @@ static void member(void *team, int local) {
     c.vocab = 40;
     c.context = T;
     model_plan_training(&m, dev, &c, SEQUENCES / t->ranks / t->micro_batches, T, t->recompute, t->micro_batches,
-                        t->ranks > 1 || t->ordered ? &parallel : NULL);
-    optimizer_plan(&o, &m, 1, REAL_MOMENTS);
+                        AS_REAL, t->ranks > 1 || t->ordered ? &parallel : NULL);
+    optimizer_plan(&o, &m, 1, AS_REAL);
     if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for a small model");
     m.balance_coef = 0.1f;
     m.z_coef = 0.01f;

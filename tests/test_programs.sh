@@ -427,7 +427,7 @@ expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
 same_run rounded rounded2 "routing rounded by chance, resumed"
-for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16' cpu-f64; do
+for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
     rm -rf twice/state/step-00000020

@@ -316,8 +316,8 @@ static Config config_of(const char *descriptor) {
 typedef struct { Model m; Optimizer o; } Trainee;
 static void open_lean(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed,
                       int lean) {                           /* lean: no master weights, moments in floatX */
-    model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, NULL);
-    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX_MOMENTS : REAL_MOMENTS);
+    model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, AS_FLOATX, NULL);
+    optimizer_plan(&t->o, &t->m, !lean, lean ? AS_FLOATX : AS_REAL);
     check(model_allocate(&t->m), "%s has memory", device);
     model_initialize(&t->m, seed);
     optimizer_start(&t->o, &t->m);
@@ -369,7 +369,7 @@ static void accumulation(void) {
             model_start_step(&t.m);
             for (int i = 0; i < count; i++) add_gradients(&t.m, i * B / count, B / count, T, B, i);
             g[parts] = mem_alloc(n * sizeof **g);
-            dev->reals_to_double(g[parts], t.m.grads, n);
+            model_gradients(&t.m, g[parts]);
             Found f = model_found(&t.m);
             for (int i = 0; i < count; i++) loss += parts ? -f.step_losses[i] : f.step_losses[i];
             found_free(&f);
@@ -389,7 +389,7 @@ static uint64_t hash_of(const Trainee *t) {                             /* of we
     const void *at[] = { t->m.params, t->o.m, t->o.v, t->o.master };
     uint64_t h = 0;
     for (int i = 0; i < 4; i++) {
-        const size_t bytes = n * (i == 3 || (i && t->o.moments == REAL_MOMENTS) ? dev->real_size : dev->floatX_size);
+        const size_t bytes = n * (i == 3 || (i && t->o.moments == AS_REAL) ? dev->real_size : dev->floatX_size);
         void *host = mem_alloc(bytes);
         if (at[i]) { dev->download(host, at[i], bytes); h = hash_bytes(h, host, bytes); }
         free(host);
@@ -522,7 +522,7 @@ static void conversion(void) {
         check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
         for (int i = 0; i < 2; i++) {
             const Trainee *t = i ? &b : &a;
-            if (t->o.moments == REAL_MOMENTS) dev->reals_to_double(v[i], t->o.v, n);
+            if (t->o.moments == AS_REAL) dev->reals_to_double(v[i], t->o.v, n);
             else dev->to_double(v[i], t->o.v, n);
         }
         check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v comes back, %s", lean ? "exactly" : "rounded");

@@ -359,17 +359,17 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
 
 /* Every row of e has used W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product over the rows;
  * and db[e] += their sum of dy. */
-static void parallel_linear_backward_weight(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+static void parallel_linear_backward_weight(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     const size_t all = (size_t)plan->E * (size_t)O * (size_t)C;
     if (how == SET_ROUNDED && sizeof(floatX) != sizeof(real)) {                /* sums first, then rounded */
         real *sum = malloc((all + 1) * sizeof *sum);
         parallel_linear_backward_weight(sum, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, SET);
-        for (size_t i = 0; i < all; i++) ((floatX *)(void *)dweight)[i] = X(sum[i]);
+        for (size_t i = 0; i < all; i++) ((floatX *)dweight)[i] = X(sum[i]);
         free(sum);
         return;
     }
-    if (how != ADD) memset(dweight, 0, all * sizeof *dweight);
+    if (how != ADD) memset(dweight, 0, all * sizeof(real));
     Product p = { .kind = WEIGHT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) },
                   .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight, .how = ADD,
                   .start = plan->start, .E = plan->E, .C = C, .O = O };
@@ -409,7 +409,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 }
 
 /* dW = dout^T inp, or dW += dout^T inp */
-static void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
+static void matmul_backward_weight(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
                                    Write how) {
     int start[2];
     Plan plan = one_expert(start, N);

@@ -33,15 +33,20 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, float s
 
 enum { BLOCK = 1 << 14 };
 
-static double sum_of(const real *x, size_t n, int squared) {
+typedef enum { PLAIN, SQUARED, SQUARED_FLOATX } Term;
+static double sum_of(const void *x, size_t n, Term term) {
     size_t blocks = (n + BLOCK - 1) / BLOCK;
     double total = 0, *partial = malloc((blocks + 1) * sizeof *partial);
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t b = 0; b < blocks; b++) {
-        const real *at = x + b * BLOCK;
+        const real *at = (const real *)x + b * BLOCK;
+        const floatX *rounded = (const floatX *)x + b * BLOCK;
         size_t count = n - b * BLOCK < BLOCK ? n - b * BLOCK : BLOCK;
         double s = 0;
-        if (squared) {
+        if (term == SQUARED_FLOATX) {
+            #pragma omp simd reduction(+:s)
+            for (size_t i = 0; i < count; i++) s += (double)R(rounded[i]) * (double)R(rounded[i]);
+        } else if (term == SQUARED) {
             #pragma omp simd reduction(+:s)
             for (size_t i = 0; i < count; i++) s += (double)at[i] * (double)at[i];
         } else {
@@ -54,15 +59,16 @@ static double sum_of(const real *x, size_t n, int squared) {
     free(partial);
     return total;
 }
-static void sum(real *out, const real *inp, size_t n) { *out = (real)sum_of(inp, n, 0); }
+static void sum(real *out, const real *inp, size_t n) { *out = (real)sum_of(inp, n, PLAIN); }
 static void accumulate(real *acc, const real *x, size_t n) {
     #pragma omp parallel for simd PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) acc[i] += x[i];
 }
-static void squares(real *out, const real *x, const Segment *segments, int count) {
+static void squares(real *out, const void *grads, const Segment *segments, int count) {
     double total = 0;
     for (int i = 0; i < count; i++) {
-        double s = sum_of(x + segments[i].offset, segments[i].count, 1);
+        double s = sum_of((const char *)grads + segments[i].gradient, segments[i].count,
+                          segments[i].stored == AS_REAL ? SQUARED : SQUARED_FLOATX);
         out[i] = (real)s;
         total += s;
     }
@@ -71,9 +77,9 @@ static void squares(real *out, const real *x, const Segment *segments, int count
 
 /* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---- */
 
-static void adamw(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+static void adamw(floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads,
                   const real *squares, const Segment *segments, int count, const AdamW *a) {
-    real *m_real = moments == REAL_MOMENTS ? m : NULL, *v_real = moments == REAL_MOMENTS ? v : NULL;
+    real *m_real = moments == AS_REAL ? m : NULL, *v_real = moments == AS_REAL ? v : NULL;
     floatX *m_short = m, *v_short = v;
     const real norm = sqrt(squares[count]);
     if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
@@ -82,12 +88,15 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Moments moment
     const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
     for (int s = 0; s < count; s++) {
         const size_t from = segments[s].offset, to = from + segments[s].count;
+        const void *grad = (const char *)grads + segments[s].gradient;
+        const real *g_real = segments[s].stored == AS_REAL ? grad : NULL;
+        const floatX *g_short = grad;
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
             const size_t j = i - segments[s].shift;
             const uint32_t bits = (uint32_t)(random_bits(a->key, i / 2) >> i % 2 * 32);
-            const real g = grad[i] * scale;
+            const real g = (g_real ? g_real[i - from] : R(g_short[i - from])) * scale;
             const real mean   = b1 * (m_real ? m_real[j] : R(m_short[j])) + (1 - b1) * g;
             const real square = b2 * (v_real ? v_real[j] : R(v_short[j])) + (1 - b2) * g * g;
             const real w = (master ? master[j] : R(weight[i])) * shrink

@@ -93,9 +93,8 @@ template <bool along, int pitch> __device__ static inline uint32_t operand_offse
 
 // The finished tile: from the registers of each warp, 2 x 8 bytes here and there, to shared memory, and from there as whole
 // rows to where the rows of c lie, with what is to be added, and rounded once. `list`: row of c of each row of the tile.
-template <Kind kind, int BN> __device__ static inline
+template <Kind kind, int BN, typename T> __device__ static inline
 void write_tile(const Product &p, const Place &at, const float sum[4][8][4], float *shared, const int *list) {
-    typedef typename Out<kind>::type T;
     struct alignas(4 * sizeof(T)) Four { T x[4]; };
     enum { PITCH = BN + 8, ROWS_AT_ONCE = 4, BATCH = 8 };       // BN/4 threads to a row; 8 more: rows begin in other banks
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -225,7 +224,8 @@ template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) v
         free = slot;
         slot = after;
     }
-    write_tile<kind, BN>(p, at, sum, (float *)shared, list + BM);
+    if (kind == WEIGHT && p.narrow) write_tile<kind, BN, floatX>(p, at, sum, (float *)shared, list + BM);
+    else write_tile<kind, BN, typename Out<kind>::type>(p, at, sum, (float *)shared, list + BM);
 }
 
 template <Kind kind, int BN> static void launch_tiles(const Product &p) {
@@ -305,7 +305,8 @@ template <Kind kind> static __global__ __launch_bounds__(256) void plain_product
     for (int i = 0; i < 4; i++) {
         const int m = at.m + high * 4 + i;
         if (m >= M) continue;
-        T *c = (T *)p.c + (kind == WEIGHT ? matrix + m * C : row_of(p.c_row, m) * N);
+        const size_t line = kind == WEIGHT ? matrix + m * C : row_of(p.c_row, m) * N;
+        T *c = (T *)p.c + line;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int n = at.n + low * 4 + j;
@@ -313,7 +314,8 @@ template <Kind kind> static __global__ __launch_bounds__(256) void plain_product
             float was = 0;
             if (p.add) was = (float)c[n];
             else if (kind == FORWARD && p.bias) was = R(p.bias[at.expert * O + n]);
-            c[n] = (T)(sum[i][j] + was);
+            if (kind == WEIGHT && p.narrow) ((floatX *)p.c)[line + n] = X(sum[i][j]);
+            else c[n] = (T)(sum[i][j] + was);
         }
     }
 }
@@ -381,11 +383,6 @@ void bias_gradient(real *dbias, const floatX *dout, const int *row, const int *s
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
-static __global__ void round_reals(floatX *out, const real *inp, size_t n) {
-    const size_t i = global_index();
-    if (i < n) out[i] = X(inp[i]);
-}
-
 // portable: only with instructions that every GPU since Ampere has, for the device of that name.
 template <Kind kind, bool portable> static void multiply(const Product &p) {
     if (p.rows == 0) {
@@ -401,16 +398,6 @@ template <Kind kind, bool portable> static void multiply(const Product &p) {
     }
 #if defined(PRECISION_BF16)
     if (!portable && (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p))) return;
-#endif
-    if (kind == WEIGHT && p.narrow) {                                           // the others' sums are rounded afterwards
-        const size_t n = (size_t)p.E * p.O * p.C;
-        Product wide = p;
-        wide.c = workspace(n * sizeof(real)), wide.narrow = false;
-        multiply<kind, true>(wide);
-        LAUNCH(round_reals, (unsigned)divide_up(n, 256), 256, 0, (floatX *)p.c, (const real *)wide.c, n);
-        return;
-    }
-#if defined(PRECISION_BF16)
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);
@@ -438,7 +425,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 
 // dW = dout^T inp, or +=
 template <bool portable>
-static void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how) {
+static void matmul_backward_weight(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how) {
     if (N > 0 && dense_product(dweight, how != SET_ROUNDED, how == ADD, inp, false, dout, true, C, O, N)) return;
     Product p = dense(dout, inp, dweight, N, C, O);
     p.add = how == ADD, p.narrow = how == SET_ROUNDED;
@@ -465,7 +452,7 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
 
 // dW[e] = the sum over its rows of dy^T x, or +=, and db[e] += that of dy.
 template <bool portable>
-static void parallel_linear_backward_weight(real *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+static void parallel_linear_backward_weight(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     Product p = routed(dout, inp, dweight, plan, C, O);
     p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows), p.add = how == ADD;

@@ -115,22 +115,24 @@ __host__ __device__ static inline size_t share_of(size_t total) {
 
 // The sum of x or of its squares over a block's threads, which thread 0 gets; 16 bytes at a time after the
 // first few.
-template<bool SQUARED> __device__ static double range_sum(const real *x, size_t n) {
+template<bool SQUARED, class T> __device__ static double range_sum(const T *x, size_t n) {
+    enum { W = 16 / sizeof(T) };
+    struct alignas(16) Vector { T x[W]; };
     __shared__ double of_warp[THREADS / 32];
-    auto value = [](real v) { return SQUARED ? v * v : v; };
-    const size_t odd = (16 - (uintptr_t)x % 16) % 16 / sizeof(real), head = odd < n ? odd : n;
-    const size_t vectors = (n - head) / 4;
-    const float4 *body = (const float4 *)(x + head);
-    real a = 0, b = 0, c = 0, d = 0, rest = 0;
+    auto value = [](T v) { return SQUARED ? (real)v * (real)v : (real)v; };
+    const size_t odd = (16 - (uintptr_t)x % 16) % 16 / sizeof(T), head = odd < n ? odd : n;
+    const size_t vectors = (n - head) / W;
+    const Vector *body = (const Vector *)(x + head);
+    real of[4] = { 0, 0, 0, 0 }, rest = 0;
     #pragma unroll 4
     for (size_t i = threadIdx.x; i < vectors; i += THREADS) {
-        const float4 v = body[i];
-        a += value(v.x); b += value(v.y); c += value(v.z); d += value(v.w);
+        const Vector v = body[i];
+        for (int j = 0; j < W; j++) of[j % 4] += value(v.x[j]);
     }
     if (threadIdx.x < head) rest += value(x[threadIdx.x]);
-    const size_t tail = head + 4 * vectors + threadIdx.x;
+    const size_t tail = head + W * vectors + threadIdx.x;
     if (tail < n) rest += value(x[tail]);
-    double sum = lanes_sum((double)a + (double)b + (double)c + (double)d + (double)rest);
+    double sum = lanes_sum((double)of[0] + (double)of[1] + (double)of[2] + (double)of[3] + (double)rest);
     __syncthreads();                                        // the last sum has been read
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
     __syncthreads();
@@ -189,7 +191,7 @@ __device__ static Place line_find(const Segment *segments, int count, size_t at)
 
 // What block b finds in segment s is partial[b + s]: along the line one of the two always grows, so no two
 // meet.
-static __global__ void squares_kernel(double *partial, const real *x, const Segment *segments, int count) {
+static __global__ void squares_kernel(double *partial, const void *grads, const Segment *segments, int count) {
     const size_t length = line_length(segments, count), share = share_of(length);
     size_t at = blockIdx.x * share;
     const size_t end = length - at < share ? length : at + share;
@@ -198,7 +200,10 @@ static __global__ void squares_kernel(double *partial, const real *x, const Segm
     for (; at < end; p.segment++) {
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
-        const double sum = range_sum<true>(x + s.offset + (at - p.begin), stop - at);
+        const char *grad = (const char *)grads + s.gradient;
+        const size_t from = at - p.begin, n = stop - at;
+        const double sum = s.stored == AS_REAL ? range_sum<true>((const real *)grad + from, n)
+                                               : range_sum<true>((const floatX *)grad + from, n);
         if (threadIdx.x == 0) partial[blockIdx.x + p.segment] = sum;
         at = stop;
         p.begin += s.count;
@@ -225,10 +230,10 @@ static __global__ void __launch_bounds__(1024) squares_finish_kernel(real *out, 
     sum = lanes_sum(sum);
     if (threadIdx.x == 0) out[count] = (real)sum;
 }
-static void squares(real *out, const real *x, const Segment *segments, int count) {
+static void squares(real *out, const void *grads, const Segment *segments, int count) {
     double *const of_segment = (double *)workspace((BLOCKS + 2 * (size_t)count) * sizeof(double));
     double *const partial = of_segment + count;
-    if (count) LAUNCH(squares_kernel, BLOCKS, THREADS, 0, partial, x, segments, count);
+    if (count) LAUNCH(squares_kernel, BLOCKS, THREADS, 0, partial, grads, segments, count);
     LAUNCH(squares_finish_kernel, 1, 1024, 0, out, of_segment, partial, segments, count);
 }
 
@@ -249,17 +254,16 @@ template<class M> struct Update {
     floatX *weight;
     real *master;
     M *m, *v;
-    const real *grad;
     real lr, b1, b2, eps, fix1, fix2;
     uint64_t key;
 };
 
 template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
 template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
-template<int W, class M> __device__ static inline void update(const Update<M> &u, size_t i, size_t shift,
+template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i, size_t shift,
         real scale, real shrink) {
     const size_t at = i - shift;
-    const Some<real, W> grad = some<W>(u.grad + i);
+    const Some<G, W> grad = some<W>(g_at);
     Some<M, W> m = some<W>(u.m + at), v = some<W>(u.v + at);
     Some<real, W> master;
     Some<floatX, W> weight;
@@ -273,7 +277,7 @@ template<int W, class M> __device__ static inline void update(const Update<M> &u
     for (int j = 0; j < W; j++) {
         if (random && (W == 1 || j % 2 == 0)) bits = random_bits(u.key, (i + j) / 2);   // i is even where W is 4
         const uint32_t mine = bits >> (i + j) % 2 * 32;
-        const real g = grad.x[j] * scale;
+        const real g = (real)grad.x[j] * scale;
         const real mean = u.b1 * (real)m.x[j] + (1 - u.b1) * g, square = u.b2 * (real)v.x[j] + (1 - u.b2) * g * g;
         const real w = master.x[j] * shrink
                      - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
@@ -287,19 +291,28 @@ template<int W, class M> __device__ static inline void update(const Update<M> &u
     if (u.master) *(Some<real, W> *)(u.master + at) = master;
     *(Some<floatX, W> *)(u.weight + i) = weight;
 }
+// Elements from .. to - 1 of the segment, whose gradient begins at grad, by a block.
+template<class M, class G> __device__ static inline void update_range(const Update<M> &u, const Segment &s, const G *grad,
+        size_t from, size_t to, real scale, real shrink, bool aligned) {
+    const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to, tail = body + (to - body) / 4 * 4;
+    grad -= s.offset;
+    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, scale, shrink);
+    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, scale, shrink);
+    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, scale, shrink);
+}
 
 // A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
 // gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that the host need not wait for
 // it. Moves 30 bytes per element with a master copy of bf16 weights, 28 for float, 24 for bf16 weights without
-// a master, 16 if m and v are bf16 too. Root and quotient are the approximate instructions, right to one and two
+// a master, 16 if m and v are bf16 too; and 2 less where the gradient is bf16. Root and quotient are the approximate instructions, right to one and two
 // units of f32: rounded exactly, arithmetic and not memory would limit the last form (84 instead of 94 % of a copy).
-template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const real *grad,
+template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const void *grads,
         const real *squares, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;
     const real norm = sqrtf(squares[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
-    const Update<M> u = { weight, master, m, v, grad, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
+    const Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
     const size_t length = line_length(segments, count), share = share_of(length);
     size_t at = blockIdx.x * share;
     const size_t end = length - at < share ? length : at + share;
@@ -309,24 +322,24 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
-        const size_t odd = aligned && s.shift % 4 == 0 ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to;
-        const size_t tail = body + (to - body) / 4 * 4;
+        const size_t each = s.stored == AS_REAL ? sizeof(real) : sizeof(floatX);
+        const bool fours = aligned && s.shift % 4 == 0 && (s.gradient - s.offset * each) % (4 * each) == 0;
         const real shrink = 1 - a.lr * a.decay * s.decay;
-        for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
-        for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, i, s.shift, scale, shrink);
-        for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, i, s.shift, scale, shrink);
+        const char *grad = (const char *)grads + s.gradient;
+        if (s.stored == AS_REAL) update_range(u, s, (const real *)grad, from, to, scale, shrink, fours);
+        else update_range(u, s, (const floatX *)grad, from, to, scale, shrink, fours);
         at = stop;
         p.begin += s.count;
     }
 }
-static void adamw(floatX *weight, real *master, void *m, void *v, Moments moments, const real *grad,
+static void adamw(floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads,
         const real *squares, const Segment *segments, int count, const AdamW *a) {
-    const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad;
-    if (count && moments == REAL_MOMENTS)
-        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grad, squares, segments,
+    const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grads;
+    if (count && moments == AS_REAL)
+        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grads, squares, segments,
                count, a, all % 16 == 0);
     else if (count)
-        LAUNCH(adamw_kernel<floatX>, BLOCKS, THREADS, 0, weight, master, (floatX *)m, (floatX *)v, grad, squares,
+        LAUNCH(adamw_kernel<floatX>, BLOCKS, THREADS, 0, weight, master, (floatX *)m, (floatX *)v, grads, squares,
                segments, count, a, all % 16 == 0);
 }
 

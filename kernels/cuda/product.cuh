@@ -7,10 +7,10 @@ typedef enum { FORWARD, INPUT, WEIGHT } Kind;
 
 typedef struct {
     const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
-    void *c;                                // floatX; WEIGHT: real
+    void *c;                                // floatX; WEIGHT: real, or floatX if narrow
     const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
     bool add;                               // c += or c =
-    bool narrow;                            // WEIGHT: c is floatX all the same, and set
+    bool narrow;                            // WEIGHT: c is floatX, and set
     const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
     int E, rows, C, O;                      // rows: of all experts
 } Product;

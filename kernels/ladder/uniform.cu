@@ -18,9 +18,9 @@ static void forward(floatX *out, const floatX *inp, const floatX *weight, const 
 static void backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan, int C, int O, Rows, Rows) {
     product(dinp, false, weight, false, dout, false, C, rows_of(plan), O, plan->E);
 }
-static void backward_weight(real *dweight, real *, const floatX *dout, const floatX *inp, const Plan *plan, int C, int O,
-                            Rows, Rows, Write) {
-    product(dweight, true, inp, false, dout, true, C, O, rows_of(plan), plan->E);
+static void backward_weight(void *dweight, real *, const floatX *dout, const floatX *inp, const Plan *plan, int C, int O,
+                            Rows, Rows, Write how) {
+    product(dweight, how != SET_ROUNDED, inp, false, dout, true, C, O, rows_of(plan), plan->E);
 }
 
 int ladder_uniform(Device *d, const Device *base) {
