@@ -1,4 +1,5 @@
 /* layers.c: see layers.h. The calls are those of llmc/moe.c and llmc/attention.c, on buffers of our own. */
+#define _POSIX_C_SOURCE 200809L
 #include "layers.h"
 #include "../kernels/ladder/ladder.h"
 #include "../llmc/base.h"
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* The attention layer beside an MLP layer has as many experts, as many of them for a token, and of the same width, which
  * is G heads of D: 64 where C is 768, else 128. So its two products are as fine as the MLP's. Sequences of up to 4096. */
@@ -224,6 +226,23 @@ static void time_works(Layer *l, Part *const work[WORKS], double ms[WORKS]) {
         }
     for (int w = 0; w < WORKS; w++) ms[w] = work[w] ? median(took[w], RUNS) : 0;
 }
+/* The same two as bench/peers.py times the others, which all have a turn between: a call to warm up, a rest (a GPU that has
+ * rested may take more power for a while), then a few calls in a row, each timed by the device's clock where it has one. */
+static double rested_ms(Layer *l, Part *first, Part *second) {
+    enum { CALLS = 5 };
+    const Device *d = l->dev;
+    double ms[CALLS], at[CALLS + 1];
+    for (int i = -1; i <= CALLS; i++) {
+        if (i == 0) { d->sync(); nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL); }
+        if (i >= 0) { if (d->mark) d->mark(i); else at[i] = now(); }
+        if (i == CALLS) break;
+        first(l);
+        if (second) second(l);
+    }
+    d->sync();
+    for (int i = 0; i < CALLS; i++) ms[i] = 1e3 * (d->mark ? d->elapsed(i, i + 1) : at[i + 1] - at[i]);
+    return median(ms, CALLS);
+}
 /* Multiply-adds of the forward pass times two, in Gflop, and those of the backward pass. */
 static void work_of(const Layer *l, double *forward_work, double *backward_work) {
     const double products = 2.0 * l->S * l->z.F * l->z.C * (l->heads ? 2 : 3) + (l->heads ? 4.0 * l->z.N * l->z.C * l->z.F : 0);
@@ -232,11 +251,12 @@ static void work_of(const Layer *l, double *forward_work, double *backward_work)
     *backward_work = (2 * products + 10 * pairs * l->D) / 1e9;
 }
 
-static void time_layer(Layer *l, int ceiling) {
+static void time_layer(Layer *l, int ceiling, int rested) {
     double ms[WORKS], f_work, b_work;
     const Size z = l->z;
-    time_works(l, (Part *const[WORKS]){ l->heads ? attention_forward : forward, l->heads ? attention_backward : backward,
-                                        ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL }, ms);
+    Part *const f = l->heads ? attention_forward : forward, *const b = l->heads ? attention_backward : backward;
+    if (rested) ms[0] = rested_ms(l, f, NULL), ms[1] = rested_ms(l, f, b) - ms[0];
+    else time_works(l, (Part *const[WORKS]){ f, b, ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL }, ms);
     work_of(l, &f_work, &b_work);
     printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s", z.name, z.N, z.C, z.F, z.E, z.K,
            ms[0], ms[1], f_work / ms[0], b_work / ms[1], (f_work + b_work) / (ms[0] + ms[1]));
@@ -259,7 +279,7 @@ void bench_layers(const Device *dev, int heads, const char *filter, int shrink, 
         if (!layer_open(&l, dev, z, heads)) printf("%-12s does not fit into this device's memory\n", z.name);
         else {
             const int ceiling = find_ceiling(&l.limit, dev) && !wait;
-            do time_layer(&l, ceiling);
+            do time_layer(&l, ceiling, wait);
             while (wait && fgets(line, sizeof line, stdin));
         }
         fflush(stdout);

@@ -8,8 +8,8 @@
  * router's own products: plan, up, activation, down, combine; and back. Prints ms and TFLOP/s (6 and 12
  * times S*F*C). heads: of each size the mixture of attention heads instead, whole but for the router (layers.c says which).
  * In bf16 on a GPU also the layer's routed products alone, by cuBLASLt as strided batches of E equal parts, timed in turn with
- * the layer, and their share of the layer's time. shrink: divides the number of tokens, for slow devices. wait: a layer is timed again for
- * each line from standard input, so that others can be timed in turn with it (peers.py). */
+ * the layer, and their share of the layer's time. shrink: divides the number of tokens, for slow devices. wait: for peers.py; a layer is timed
+ * as it times others, and again for each line from standard input. */
 void bench_layers(const Device *dev, int heads, const char *filter, int shrink, int wait);
 /* The MLP layers, forward and backward, operation by operation (below). */
 void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate, double copy_rate);

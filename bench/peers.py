@@ -10,10 +10,11 @@ line that says why. FILTER picks sizes by name, as for bench_moe.
 A layer is routing metadata, up projection, SwiGLU, down projection and weighted sum; the router itself (logits and top-k)
 is left out for everyone. Each peer first has to agree with plain PyTorch in its output and all gradients; only then is it
 timed. Backward is (forward and backward) - forward. Clocks move with temperature and power, so all of a size take turns, us
-(./bench_moe -w, a process of its own) and each peer, for several rounds, and a time is the median of its rounds. Peers
-are timed by the GPU's clock with launches queued ahead, so that Python costs them nothing; ours by the host's, launch by
-launch. Nobody's caches are emptied: one call writes more than they hold. All write gradients of weights in
-bf16; the same multiply-adds are counted for everyone, 6 and 12 times N K F C.
+(./bench_moe -w, a process of its own) and each peer, for several rounds, and a time is the median of its rounds. A turn
+is a call to warm up, 30 ms of rest and five calls, timed by the GPU's clock with launches queued ahead, so that Python costs
+nothing: for everyone alike, because these products are limited by power, and who has rested has more of it. Nobody's
+caches are emptied: one call writes more than they hold. All write gradients of weights in bf16; the same multiply-adds are
+counted for everyone, 6 and 12 times N K F C.
 
 SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
 compile at once, with few tokens. When all have, for compilers at work leave no core to start launches in time, a lock lets

@@ -19,7 +19,9 @@ for tool in $tools; do
             run=$logs/$tool-$device-${groups%% *}
             [ "$gpus" -gt 1 ] && export CUDA_VISIBLE_DEVICES=$((turn % gpus))
             turn=$((turn + 1))
-            { compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 ./run_tests -q -s 1 -d $device $groups > $run.txt 2>&1
+            tests=./run_tests
+            [ $tool = racecheck ] && tests=${RACE_TESTS:?the build of run_tests for racecheck; see make sanitize}
+            { compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 $tests -q -s 1 -d $device $groups > $run.txt 2>&1
               echo $? > $run.code; } &
         done
     done

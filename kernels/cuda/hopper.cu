@@ -71,7 +71,7 @@ template <typename Ring> struct Shared {
     __device__ const int *open(int producers, const int *start, int E) const {
         int *near = (int *)(generic + Ring::starts);
         if (threadIdx.x == 0) {
-            for (int i = 0; i < Ring::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8);
+            for (int i = 0; i < Ring::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * SPEAKERS);
             for (int i = 0; i < 16; i++) barrier_init(full(Ring::stages) + i * 8, 1);
             barrier_init_done();
         }
@@ -91,8 +91,7 @@ template <typename Ring> struct Position {
 // A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already.
 template <typename Ring, int a_across, int b_across>
 __device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const Shared<Ring> &s, Position<Ring> &at, int steps, int mine) {
-    const bool speaks = threadIdx.x % 32 == 0;                                  // for its warp,
-    __syncwarp();                                                               // all of which has read the stage's info
+    __syncwarp();                                                               // the warp has read the stage's info
     int before = -1;
     for (int step = 0; step < steps; step++, at.next()) {
         if (step) barrier_wait(s.full(at.stage), at.parity);
@@ -105,12 +104,12 @@ __device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const S
                                              operand(b + k16 * (b_across ? 2048 : 32), !b_across), step | k16);
         wgmma_commit();
         wgmma_wait<1>();                                                        // the step before is done
-        if (before >= 0 && speaks) barrier_arrive(s.empty(before));
+        if (before >= 0 && speaks()) barrier_arrive(s.empty(before));
         before = at.stage;
     }
     wgmma_wait<0>();
     pin(sum);
-    if (speaks) barrier_arrive(s.empty(before));
+    if (speaks()) barrier_arrive(s.empty(before));
 }
 
 // The next tile, for a producer of one warp or of four. Its first thread has drawn it; turn: 0 and 1 alternately, so that none
