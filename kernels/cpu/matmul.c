@@ -365,6 +365,7 @@ static void parallel_linear_backward_weight(void *dweight, ACC real *dbias, cons
     if (how == SET_ROUNDED && sizeof(floatX) != sizeof(real)) {                /* sums first, then rounded */
         real *sum = malloc((all + 1) * sizeof *sum);
         parallel_linear_backward_weight(sum, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, SET);
+        #pragma omp parallel for simd PARALLEL_IF(all)
         for (size_t i = 0; i < all; i++) ((floatX *)dweight)[i] = X(sum[i]);
         free(sum);
         return;
