@@ -9,8 +9,8 @@
 double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash);
 
 /* With a cache as without one, all at once: `first` tokens of each of B sequences together, then singly to the T-th. The
- * largest error of the logits of a token. */
-double decoding_error(const Device *dev, const Config *c, int B, int T, int first);
+ * share of tokens whose logits differ by more than the bound: in bf16 a token whose experts are nearly tied may choose others. */
+double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound);
 
 /* Tokens that are drawn and read on the device, many steps ahead, are those that are drawn and read one at a time; also
  * after some have been forgotten. */

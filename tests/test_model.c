@@ -197,11 +197,12 @@ static void bad_gradient(void) {
     free(after);
 }
 
-double decoding_error(const Device *dev, const Config *c, int B, int T, int first) {
+double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound) {
     const size_t N = (size_t)(B * T), V = (size_t)c->vocab;
     int *tokens = mem_alloc(N * sizeof *tokens), *head = mem_alloc(N * sizeof *head);
     int *next = mem_alloc((size_t)B * sizeof *next);
-    double *full = mem_alloc(N * V * sizeof *full), *logits = mem_alloc((size_t)B * V * sizeof *logits), worst = 0;
+    double *full = mem_alloc(N * V * sizeof *full), *logits = mem_alloc((size_t)B * V * sizeof *logits);
+    int wrong = 0, all = 0;
     Model m;
     Decoder d;
     model_plan_training(&m, dev, c, B, T, 0, 1, AS_FLOATX, NULL);
@@ -221,14 +222,14 @@ double decoding_error(const Device *dev, const Config *c, int B, int T, int firs
         dev->to_double(logits, d.logits, (size_t)B * V);
         for (int b = 0; b < B; b++) {
             const double error = relative_error(logits + (size_t)b * V, full + (size_t)(b * T + t - 1) * V, V);
-            if (!(error <= worst)) worst = error;
+            wrong += !(error <= bound), all++;
         }
     }
     check(!decoder_feed(&d, tokens, 1), "a full cache takes no more");
     decoder_close(&d);
     model_free(&m);
     free(tokens); free(head); free(full); free(logits); free(next);
-    return worst;
+    return (double)wrong / all;
 }
 
 int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
@@ -272,8 +273,8 @@ static void decoding(const char *descriptor, int scores) {
     const Config c = config_of(descriptor, scores, SWIGLU, 1);
     const int T = 12;
     for (int first = 1; first <= T; first += first < 3 ? 1 : 4)
-        check_error(decoding_error(device_find("cpu-f32"), &c, 3, T, first), 1e-4,
-                    "%s: decoding after %d tokens at once as without a cache", descriptor, first);
+        check_error(decoding_errors(device_find("cpu-f32"), &c, 3, T, first, 1e-4), 0,
+                    "%s: decoding after %d tokens at once as without a cache; share of others", descriptor, first);
     for (int B = 1; B <= 4; B += 3)
         check(steps_agree(device_find("cpu-f32"), &c, B, (Sampler){ .temperature = 1, .top_p = 0.9f }),
               "%s: %d sequences, drawn ahead or singly", descriptor, B);
