@@ -584,22 +584,40 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             }
             continue;
         }
-        // By slabs, of which the memory adds what is in them, or which are stored. Those of transposed floats are two boxes.
+        const uint32_t slabs = s.slab(0) - warp * (SLAB / 4);                   // the whole consumer's
+        const int first = to.y + mine * 64;
+        if (p.narrow) {                                                         // stored by slabs, both at a time
+#pragma unroll
+            for (int c = 0; c < BN / 64; c += 2) {
+                const int n = to.z + c * 64;
+                if (n >= p.Q || first >= p.P) break;
+                if (thread == 0) bulk_wait_read<0>();
+                meet(1 + mine, 128);
+#pragma unroll
+                for (int i = 0; i < 2; i++) put_narrow<transposed>(slabs + i * SLAB, &sum[(c + i) * 32]);
+                publish();
+                meet(1 + mine, 128);
+                if (thread == 0) {
+                    for (int i = 0; i < 2 && n + i * 64 < p.Q; i++)
+                        bulk_store(&c_map, slabs + i * SLAB, transposed ? first : n + i * 64, transposed ? n + i * 64 : first, to.x);
+                    bulk_commit();
+                }
+            }
+            continue;
+        }
+        // By slabs, of which the memory adds what is in them. Those of transposed sums are two boxes.
 #pragma unroll
         for (int c = 0; c < BN / 32; c++) {
-            if (p.narrow && c % 2) continue;
-            const int n = to.z + c * 32, first = to.y + mine * 64;
+            const int n = to.z + c * 32;
             if (n >= p.Q || first >= p.P) break;
-            const uint32_t slab = s.slab((p.narrow ? c / 2 : c) & 1) - warp * (SLAB / 4);      // the whole consumer's
+            const uint32_t slab = slabs + c % 2 * SLAB;
             if (thread == 0) bulk_wait_read<1>();
             meet(1 + mine, 128);
-            if (p.narrow) { if (c % 2 == 0) put_narrow<transposed>(slab, &sum[c * 16]); }
-            else put_floats<transposed>(s.at(slab), &sum[c * 16]);
+            put_floats<transposed>(s.at(slab), &sum[c * 16]);
             publish();
             meet(1 + mine, 128);
             if (thread == 0) {
-                if (p.narrow) bulk_store(&c_map, slab, transposed ? first : n, transposed ? n : first, to.x);
-                else if (!transposed) bulk_add(&c_map, slab, n, first, to.x);
+                if (!transposed) bulk_add(&c_map, slab, n, first, to.x);
                 else {
                     bulk_add(&c_map, slab, first, n, to.x);
                     if (first + 32 < p.P) bulk_add(&c_map, slab + 4096, first + 32, n, to.x);
