@@ -144,37 +144,44 @@ __device__ static void produce_rows(const Shared<Ring> &s, const CUtensorMap *a_
             if (thread == 0) drawn = ticket(tickets);
             continue;
         }
-        const int chunk = thread % 8, first = to.first + to.m, end = to.first + to.rows;
-        const floatX *row[8];
+        // A thread copies 16 bytes of every 64 columns of 8 rows. Its instructions count, as those of consumers do: addresses move
+        // on every fourth step only.
+        enum { TURNS = gather ? 4 : 1, EACH = BM / 16 };
+        const int chunk = thread % 8, first = to.first + to.m, end = to.first + to.rows, rows = (end - first - thread / 8 + 15) / 16;
+        const floatX *row[EACH];
         if (gather)
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int r = first + thread / 8 + 16 * i;
-                row[i] = r < end ? p.a + (size_t)p.a_row[r] * k + chunk * 8 : NULL;
-            }
-        for (int step = 0; step < steps; step++, at.next()) {
-            barrier_wait(s.empty(at.stage), at.parity ^ 1);
-            if (!gather) __syncwarp();                                          // lanes that order nothing may not fall behind
-            if (thread == 0) {
-                if (step == max(steps - 3, 0)) drawn = ticket(tickets);         // it is known when this tile is done
-                s.info(at.stage) = make_int4(to.expert, first, end, to.n);
-                barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
-                if (kind == FORWARD)
-                    for (int half = 0; half <= halves; half++)
-                        bulk_load(s.b(at.stage) + half * BN * 64, b_map, s.full(at.stage), step * BK, half * p.O + to.n, to.expert);
-                else for (int c = 0; c < BN; c += 64)
-                    bulk_load(s.b(at.stage) + c * 128, b_map, s.full(at.stage), to.n + c, step * BK, to.expert);
-                if (!gather) bulk_load(s.a(at.stage), a_map, s.full(at.stage), step * BK, first, 0);
-            }
-            if (gather) {
-                const bool inside = step * BK + chunk * 8 < k;
+            for (int i = 0; i < EACH; i++)
+                row[i] = p.a + (size_t)p.a_row[min(first + thread / 8 + 16 * i, end - 1)] * k + chunk * 8;
+        for (int step = 0; step < steps;) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const int r = thread / 8 + 16 * i;
-                    cp_async(s.a(at.stage) + r * 128 + ((chunk ^ r % 8) << 4), row[i] ? row[i] + step * BK : p.a, inside && row[i]);
+            for (int turn = 0; turn < TURNS && step < steps; turn++, step++, at.next()) {
+                barrier_wait(s.empty(at.stage), at.parity ^ 1);
+                if (gather) {
+                    const int valid = step * BK + chunk * 8 < k ? rows : 0;
+#pragma unroll
+                    for (int i = 0; i < EACH; i++) {
+                        const int r = thread / 8 + 16 * i;
+                        cp_async(s.a(at.stage) + r * 128 + ((chunk ^ r % 8) << 4), row[i] + turn * BK, i < valid);
+                    }
+                    barrier_arrive_copied(s.full(at.stage));
                 }
-                barrier_arrive_copied(s.full(at.stage));
+                __syncwarp();                                                   // lanes that order nothing may not fall behind
+                if (thread == 0) {
+                    if (step == max(steps - 3, 0)) drawn = ticket(tickets);     // it is known when this tile is done
+                    s.info(at.stage) = make_int4(to.expert, first, end, to.n);
+                    barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
+                    if (kind == FORWARD)
+                        for (int half = 0; half <= halves; half++)
+                            bulk_load(s.b(at.stage) + half * BN * 64, b_map, s.full(at.stage), step * BK, half * p.O + to.n, to.expert);
+                    else for (int c = 0; c < BN; c += 64)
+                        bulk_load(s.b(at.stage) + c * 128, b_map, s.full(at.stage), to.n + c, step * BK, to.expert);
+                    if (!gather) bulk_load(s.a(at.stage), a_map, s.full(at.stage), step * BK, first, 0);
+                }
             }
+            if (gather)
+#pragma unroll
+                for (int i = 0; i < EACH; i++) row[i] += TURNS * BK;
         }
     }
     if (thread == 0) return_tickets(tickets);
