@@ -24,7 +24,8 @@
 // along the rows.
 //
 // Two more kernels do an expert's nonlinearity on their way: expert_up after the product, expert_down_backward before the
-// next one. Then neither activations nor their gradients travel to memory and back between two kernels.
+// next one. Then neither activations nor their gradients travel to memory and back between two kernels. The latter has so much
+// to do after a tile's product that it does it between the steps of the next tile.
 #include "product.cuh"
 #include "hopper.cuh"
 #include "expert.cuh"
@@ -38,13 +39,13 @@ enum { BM = 128, BK = 64, THREADS = 384, A_BYTES = BM * BK * 2, SLAB = 8192, STA
 template <int BN_, int stages_, int slabs_> struct RingOf {
     static constexpr int BN = BN_, stages = stages_, slabs = slabs_, stage = A_BYTES + BN * BK * 2;
     static constexpr int first_slab = stages * stage, barriers = first_slab + 2 * slabs * SLAB;
-    static constexpr int info = barriers + (stages + 8) * 16, starts = info + (stages + 1) * 16;
+    static constexpr int info = barriers + stages * 16, starts = info + (stages + 1) * 16;
     static constexpr int bytes = starts + STARTS * 4 + 1024;
     static_assert(bytes <= 232448, "what a block can have");
 };
 typedef RingOf<256, 4, 2> Wide;
 typedef RingOf<128, 6, 2> Narrow;
-typedef RingOf<256, 3, 5> Backward;                   // of an expert's nonlinearity: its slabs also bring what is needed
+typedef RingOf<256, 3, 5> Backward;                   // of an expert's nonlinearity: slabs for a whole tile, and what it needs
 
 #if defined(HOPPER)
 // The block's shared memory and the barriers in it.
@@ -65,14 +66,12 @@ template <typename Ring> struct Shared {
     __device__ unsigned char *at(uint32_t address) const { return generic + (address - base); }
     __device__ uint32_t full(int stage) const { return base + Ring::barriers + stage * 16; }
     __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
-    __device__ uint32_t brought(int i) const { return full(Ring::stages) + (threadIdx.x / 32 - 4) * 16 + i * 8; }      // to this warp
     __device__ int4 &info(int stage) const { return *(int4 *)(generic + Ring::info + stage * 16); }
     // Opens the barriers; returns where start can be read.
     __device__ const int *open(int producers, const int *start, int E) const {
         int *near = (int *)(generic + Ring::starts);
         if (threadIdx.x == 0) {
             for (int i = 0; i < Ring::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * SPEAKERS);
-            for (int i = 0; i < 16; i++) barrier_init(full(Ring::stages) + i * 8, 1);
             barrier_init_done();
         }
         const bool fits = start && E < STARTS;
@@ -88,9 +87,12 @@ template <typename Ring> struct Position {
     __device__ void next(void) { if (++stage == Ring::stages) stage = 0, parity ^= 1; }
 };
 
-// A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already.
-template <typename Ring, int a_across, int b_across>
-__device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const Shared<Ring> &s, Position<Ring> &at, int steps, int mine) {
+// A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already. meanwhile: what else to do in every
+// step, while the tensor cores work.
+struct Nothing { __device__ void operator()(void) const {} };
+template <typename Ring, int a_across, int b_across, typename Meanwhile = Nothing>
+__device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const Shared<Ring> &s, Position<Ring> &at, int steps, int mine,
+                                             Meanwhile meanwhile = Meanwhile()) {
     __syncwarp();                                                               // the warp has read the stage's info
     int before = -1;
     for (int step = 0; step < steps; step++, at.next()) {
@@ -106,6 +108,7 @@ __device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const S
         wgmma_wait<1>();                                                        // the step before is done
         if (before >= 0 && speaks()) barrier_arrive(s.empty(before));
         before = at.stage;
+        meanwhile();
     }
     wgmma_wait<0>();
     pin(sum);
@@ -344,16 +347,74 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
 
 // The second half of a gated expert, backwards: da = dout down, a product of which nothing is stored, and with it what
 // activation_backward makes: dpre, wact, and the gradients of the router weights, of which a tile has a part: the sum over its
-// columns, in `part` (tiles across, rows). p.C is F. 64 columns at a time: gate and up come by bulk copy, two ahead, the first
-// ones while the product is still being made, and dpre leaves from the same slabs.
-typedef struct { floatX *dpre, *wact; real *part; const real *weight; const int *slot_of_row; } DownBackward;
-static __global__ __launch_bounds__(THREADS, 1)
-void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
-                          const __grid_constant__ CUtensorMap dpre_map, const __grid_constant__ CUtensorMap wact_map,
-                          const __grid_constant__ Product given, const __grid_constant__ DownBackward e, int tiles,
-                          unsigned *tickets) {
+// columns, in `part` (tiles across, rows). p.C is F. That is 320 KB to and from memory for each tile; done when its product is,
+// memory and tensor cores would wait for each other. So a warp leaves its 16 rows of da, as bf16, in slabs 0 to 3, goes on with
+// the next tile, and finishes this one a little in every step of that one: units of 4 rows x 64 columns, 8 numbers a thread.
+typedef struct { const floatX *pre; floatX *dpre, *wact; real *part; const real *weight; const int *slot_of_row; } DownBackward;
+
 #if defined(HOPPER)
-    enum { BN = Backward::BN };
+// What a thread has to do of a tile: of unit u the row 4(u/4) after `row`, and the 8 columns from column + 64(u%4) on.
+enum { UNITS = 16 };
+struct Unfinished {
+    unsigned unit;                                                              // the next one
+    int row, end, column;                                                       // end: of the tile's rows
+    real weight, dot;                                                           // of row lane of the warp's 16; so far, of this row
+    __device__ bool inside(unsigned u, int F) const {
+        return row + (int)(u / 4 * 4) < end && column + (int)(u % 4 * 64) < F;
+    }
+    __device__ size_t place(unsigned u, int pitch) const { return (size_t)(row + u / 4 * 4) * pitch + column + u % 4 * 64; }
+};
+// gate and up of a unit come to two pieces of 512 bytes from `to` on, in which a thread has the bytes that it copies itself.
+__device__ static inline void bring(uint32_t to, const DownBackward &e, const Unfinished &t, unsigned unit, int F) {
+    if (unit < UNITS) {
+        const bool inside = t.inside(unit, F);
+        const floatX *from = e.pre + (inside ? t.place(unit, 2 * F) : 0);
+        cp_async(to + unit % 2 * 1024, from, inside);
+        cp_async(to + unit % 2 * 1024 + 512, from + F, inside);
+    }
+    cp_async_commit();
+}
+// da: where the thread's part of the first unit lies.
+__device__ static inline void finish_unit(uint32_t da, uint32_t brought, const DownBackward &e, Unfinished &t, const Product &p) {
+    const unsigned unit = t.unit++, lane = threadIdx.x % 32;
+    const int F = p.C;
+    uint32_t d[4], gate[4], up[4], dgate[4], dup[4], wact[4];
+    cp_async_wait<1>();
+    load_shared(d, (da ^ unit / 4 % 2 * 64) + unit / 4 * 512 + unit % 4 * SLAB);
+    load_shared(gate, brought + unit % 2 * 1024);
+    load_shared(up, brought + unit % 2 * 1024 + 512);
+    bring(brought, e, t, unit + 2, F);
+    const real w = __shfl_sync(ALL, t.weight, unit / 4 * 4 + lane / 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float x[3][2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float da = unpack_bf16(d[i], h);
+            const Slope slope = slope_of<SWIGLU>(unpack_bf16(gate[i], h), unpack_bf16(up[i], h));
+            t.dot += da * slope.act;
+            x[0][h] = w * da * slope.dgate, x[1][h] = w * da * slope.dup, x[2][h] = w * slope.act;
+        }
+        dgate[i] = pack_bf16(x[0][0], x[0][1]), dup[i] = pack_bf16(x[1][0], x[1][1]), wact[i] = pack_bf16(x[2][0], x[2][1]);
+    }
+    if (t.inside(unit, F)) {
+        store_global(e.dpre + t.place(unit, 2 * F), dgate);
+        store_global(e.dpre + t.place(unit, 2 * F) + F, dup);
+        store_global(e.wact + t.place(unit, F), wact);
+    }
+    if (unit % 4 < 3) return;
+#pragma unroll
+    for (int other = 1; other < 8; other *= 2) t.dot += __shfl_xor_sync(ALL, t.dot, other);
+    const int r = t.row + unit / 4 * 4;
+    if (lane % 8 == 0 && r < t.end) e.part[(size_t)(t.column / Backward::BN) * p.rows + r] = t.dot;
+    t.dot = 0;
+}
+#endif
+
+static __global__ __launch_bounds__(THREADS, 1)
+void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ Product given,
+                          const __grid_constant__ DownBackward e, int tiles, unsigned *tickets) {
+#if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Backward> s(raw);
     Product p = given;
@@ -364,71 +425,37 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
         return;
     }
     take_registers<224>();
-    const int F = p.C, steps = (p.O + BK - 1) / BK, thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
-    const int lane = thread % 32, row = lane / 4;                               // and 8 more: the two of a thread in its warp's 16
-    const uint32_t acts = s.slab(4);
-    uint32_t parity[2] = { 0, 0 };
+    const int F = p.C, steps = (p.O + BK - 1) / BK, each = (UNITS + steps - 1) / steps, lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
+    const uint32_t mine = s.slab(0) + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4), brought = s.slab(4) + lane * 16;
+    Unfinished last = { UNITS };
     Position<Backward> at;
     for (;;) {
         barrier_wait(s.full(at.stage), at.parity);
         const int4 to = s.info(at.stage);
         if (to.x < 0) break;
-        const int first = to.y + mine * 64 + thread / 32 * 16, wide = min(BN / 64, (F - to.w) / 64);
-        auto bring = [&](int c) {                                               // when the slabs' last stores have left them
-            bulk_wait_read<0>();
-            barrier_expect(s.brought(c % 2), SLAB / 2);
-            for (int i = 0; i < 2; i++)
-                bulk_load(s.slab(c % 2 * 2 + i), &pre_map, s.brought(c % 2), to.w + c * 64 + i * F, first, 0);
+        const int first = to.y + warp * 16;
+        Unfinished next = { 0, first + lane / 8, to.z, to.w + lane % 8 * 8 };
+        next.weight = lane < 16 && first + lane < to.z ? e.weight[e.slot_of_row[first + lane]] : 0;
+        bool asked = false;
+        auto ask = [&](void) {                                                  // when the last tile's have all been used
+            if (!asked) bring(brought, e, next, 0, F), bring(brought, e, next, 1, F);
+            asked = true;
         };
-        if (lane == 0) for (int c = 0; c < 2 && c < wide; c++) bring(c);
-        float w[2], dot[2] = { 0, 0 };
+        float da[Backward::BN / 2];
+        multiply_steps<Backward, 0, 1>(da, s, at, steps, warp / 4, [&](void) {
+            if (last.unit == UNITS) ask();
+#pragma unroll 1
+            for (int i = 0; i < each && last.unit < UNITS; i++) finish_unit(mine, brought, e, last, p);
+        });
+        ask();
+        __syncwarp();                                                           // all have read the last tile's
 #pragma unroll
-        for (int h = 0; h < 2; h++) w[h] = first + row + 8 * h < to.z ? e.weight[e.slot_of_row[first + row + 8 * h]] : 0;
-        float da[BN / 2];
-        multiply_steps<Backward, 0, 1>(da, s, at, steps, mine);
-
-#pragma unroll
-        for (int c = 0; c < BN / 64; c++) {
-            if (c >= wide) break;
-            const uint32_t gates = s.slab(c % 2 * 2), ups = s.slab(c % 2 * 2 + 1);
-            const int n = to.w + c * 64;
-            barrier_wait(s.brought(c % 2), parity[c % 2]);
-            parity[c % 2] ^= 1;
-            slab_free<0>();                                                     // of the last wact
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                uint32_t gate[4], up[4];
-                float dgate[8], dup[8], wact[8];
-                ldmatrix(gate, fragment(gates, j));
-                ldmatrix(up, fragment(ups, j));
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const int h = i / 2 % 2;
-                    const float d = da[c * 32 + j * 8 + i];
-                    const Slope x = slope_of<SWIGLU>(unpack_bf16(gate[i / 2], i % 2), unpack_bf16(up[i / 2], i % 2));
-                    dot[h] += d * x.act;
-                    dgate[i] = w[h] * d * x.dgate, dup[i] = w[h] * d * x.dup, wact[i] = w[h] * x.act;
-                }
-                put(gates, j, dgate);
-                put(ups, j, dup);
-                put(acts, j, wact);
-            }
-            store_slab(gates, s.at(gates), &dpre_map, e.dpre, NULL, 2 * F, n, 64, first, to.z);
-            store_slab(ups, s.at(ups), &dpre_map, e.dpre, NULL, 2 * F, n + F, 64, first, to.z);
-            store_slab(acts, s.at(acts), &wact_map, e.wact, NULL, F, n, 64, first, to.z);
-            if (first + 16 > to.z) publish();                                   // rows that were stored one by one are read,
-            __syncwarp();                                                       // and what comes by bulk copy lies over them
-            if (lane == 0 && c + 2 < wide) bring(c + 2);
-        }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            dot[h] += __shfl_xor_sync(0xffffffffu, dot[h], 1);
-            dot[h] += __shfl_xor_sync(0xffffffffu, dot[h], 2);
-            const int r = first + row + 8 * h;
-            if (thread % 4 == 0 && r < to.z) e.part[(size_t)(to.w / BN) * p.rows + r] = dot[h];
-        }
+        for (int i = 0; i < UNITS; i++) put(s.slab(i / 4), i % 4, &da[i * 8]);
+        __syncwarp();
+        last = next;
     }
-    if (thread % 32 == 0) bulk_wait<0>();
+#pragma unroll 1
+    while (last.unit < UNITS) finish_unit(mine, brought, e, last, p);
 #endif
 }
 
@@ -747,15 +774,13 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
                                  Rows dout_rows) {
     Product p = routed(dout, down, wact, plan, F, C);
     p.a_row = rows_of(plan, dout_rows);
-    CUtensorMap b, pre_map, dpre_map, wact_map;
-    if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p) || ((uintptr_t)pre | (uintptr_t)dpre) % 16 || !map_weights(&b, p, C, BK)
-        || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&dpre_map, dpre, p.rows, 2 * F, 16)
-        || !map_rows(&wact_map, wact, p.rows, F, 16)) return false;
+    CUtensorMap b;
+    if (f != SWIGLU || !p.a_row || !can_use(p) || ((uintptr_t)pre | (uintptr_t)dpre) % 16 || !map_weights(&b, p, C, BK)) return false;
     const int parts = (int)divide_up(F, Backward::BN), tiles = (int)blocks_for<INPUT, BM, Backward::BN>(p);
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)expert_down_backward, Backward::bytes);
-    LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, pre_map, dpre_map, wact_map,
-           p, DownBackward{ dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->tickets);
+    LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, p,
+           DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->tickets);
     LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), p.rows,
            parts);
     return true;
