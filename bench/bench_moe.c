@@ -8,7 +8,8 @@
  * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
  * tested. Each line says how long an operation took, how much that is in bytes or in multiply-adds, and what share of
  * the limit that matters to it:
- *   memory     the rate at which the device copies memory. Bytes are counted: what an operation has to read and to
+ *   memory     the rate at which the device copies memory; a GPU as many bytes as are counted, for what is short is over
+ *              before all of it is busy. Bytes are counted: what an operation has to read and to
  *              write at least. Its buffers exist several times and are used by turns, so that no cache holds them.
  *   products   the routed ones on a GPU: the rate of one dense product of the same size (cuBLAS, if it is there), and in
  *              bf16 that of cuBLAS's strided batch of E products of S/E rows, which lie in order.
@@ -19,6 +20,7 @@
 #include "layers.h"
 #include "ranks.h"
 #include "../tests/cases.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,17 +129,21 @@ static const size_t out_of_cache = (size_t)256 << 20;       /* bytes; the larges
 typedef struct {
     const Device *dev;
     Placed copy[MOST_COPIES];           /* of a case's buffers, used by turns; or, without a case, */
-    char  *to, *from;                   /* memory that is copied */
+    char  *to, *from;                   /* memory that is copied, out_of_cache bytes; on a GPU */
+    size_t piece;                       /* so many at a time, by turns */
     int    copies, turn, calls;         /* calls: of a batch */
 } Work;
 
 static void call(Work *w) {
-    const size_t piece = (size_t)1 << 20;
-    if (w->copies) case_run(&w->copy[w->turn++ % w->copies]);
-    else if (w->dev->is_gpu) w->dev->copy(w->to, w->from, out_of_cache);
-    else {
+    const size_t part = (size_t)1 << 20;
+    const int turn = w->turn++;
+    if (w->copies) case_run(&w->copy[turn % w->copies]);
+    else if (w->dev->is_gpu) {
+        const size_t at = (size_t)turn % (out_of_cache / w->piece) * w->piece;
+        w->dev->copy(w->to + at, w->from + at, w->piece);
+    } else {
         #pragma omp parallel for
-        for (size_t i = 0; i < out_of_cache / piece; i++) memcpy(w->to + i * piece, w->from + i * piece, piece);
+        for (size_t i = 0; i < out_of_cache / part; i++) memcpy(w->to + i * part, w->from + i * part, part);
     }
 }
 /* Seconds of a call. */
@@ -165,9 +171,18 @@ static int work_open(Work *w, const Case *c, const Device *dev) {
     return w->copies;
 }
 static int copying_open(Work *w, const Device *dev) {
-    *w = (Work){ .dev = dev, .to = dev->alloc(out_of_cache), .from = dev->alloc(out_of_cache) };
+    *w = (Work){ .dev = dev, .to = dev->alloc(out_of_cache), .from = dev->alloc(out_of_cache), .piece = out_of_cache };
     if (w->to && w->from) warm_up(w);
     return w->to && w->from;
+}
+/* Copies of a GPU are to move so many bytes from now on, as nearly as can be; returns how many they move. */
+static double copying_of(Work *w, double bytes) {
+    const size_t line = 4096, lines = (size_t)fmin(bytes / 2, (double)out_of_cache) / line;
+    if (w->dev->is_gpu) {
+        w->piece = (lines ? lines : 1) * line;
+        warm_up(w);
+    }
+    return 2 * (double)w->piece;
 }
 static void work_close(Work *w) {
     for (int i = 0; i < w->copies; i++) case_release(&w->copy[i]);
@@ -229,8 +244,9 @@ static void time_case(Case *c, void *context) {
     else {
         const double amount = product ? c->flops : case_bytes(c, b->dev);
         Work *const beside[OTHERS] = { routed ? &dense : product ? NULL : &b->copying, ceiling ? &even : NULL };
+        const double copied = product ? 0 : copying_of(&b->copying, amount);
         const Timing t = time_beside(&w, beside, b->seconds);
-        const double peak = routed ? c->flops / t.other[0] : product ? b->flops_peak : 2.0 * (double)out_of_cache / t.other[0];
+        const double peak = routed ? c->flops / t.other[0] : product ? b->flops_peak : copied / t.other[0];
         printf("%-72s %9.4f ms (%.4f - %.4f) %9.2f %s %8.1f %s", c->what, t.time * 1e3, t.fastest * 1e3, t.slowest * 1e3,
                amount / (product ? 1e9 : 1e6), product ? "GFLOP" : "MB   ", amount / t.time / 1e9,
                product ? "GFLOP/s" : "GB/s   ");
@@ -252,6 +268,24 @@ static void print_groups(const Bench *b, const char *size) {
                    b->amount[g] / 1e9, b->time[g] * 1e3, b->amount[g] / b->time[g] / 1e9,
                    100 * b->amount[g] / b->time[g] / b->flops_peak);
         else if (b->time[g] > 0) printf("%s %s: %.1f us\n", size, groups[g].name, b->time[g] * 1e6);
+}
+/* Copies one by one, each between two marks, as step.c times operations; where there are none, by the rate. */
+static void time_copies(Copies *c, Work *w, double rate) {
+    enum { TIMES = 15, AHEAD = 10 };
+    const Device *dev = w->dev;
+    for (int i = 0; i < COPY_SIZES; i++) {
+        const size_t bytes = (size_t)COPY_LEAST << i;
+        double took[TIMES];
+        c->seconds[i] = (double)bytes / rate;
+        if (!dev->mark) continue;
+        w->piece = bytes / 2;
+        for (int k = 0; k < AHEAD; k++) dev->zero(w->to, out_of_cache);     /* no copy waits to be started */
+        dev->mark(0);
+        for (int k = 0; k < TIMES; k++) { call(w); dev->mark(k + 1); }
+        dev->sync();
+        for (int k = 0; k < TIMES; k++) took[k] = dev->elapsed(k, k + 1);
+        c->seconds[i] = median(took, TIMES);
+    }
 }
 /* Of a dense product, as large as they come. */
 static double product_rate(const Device *dev) {
@@ -293,7 +327,7 @@ static int is(const char *arg, const char *letter, const char *name) {
 }
 
 /* MODEL[,SEQUENCES[,TOKENS]]: descriptors have no commas. */
-static void step_of(const Device *dev, const char *text, Lesson l, double product_rate, double copy_rate) {
+static void step_of(const Device *dev, const char *text, Lesson l, double product_rate, const Copies *copies) {
     char model[128];
     int used = 0;
     const size_t n = strcspn(text, ",");
@@ -301,7 +335,7 @@ static void step_of(const Device *dev, const char *text, Lesson l, double produc
     l.B = dev->is_gpu ? 16 : 1, l.T = 1024;
     if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &l.B, &used, &l.T, &used) < 1 || text[n + (size_t)used] || l.B < 1 || l.T < 1))
         fail(EXIT_USAGE, "-step %s: not MODEL,SEQUENCES,TOKENS\n%s", text, usage);
-    bench_step(dev, model, l, product_rate, copy_rate);
+    bench_step(dev, model, l, product_rate, copies);
 }
 /* One of the words; its number. */
 static int choice(int argc, char **argv, int *i, const char *const *words) {
@@ -317,7 +351,7 @@ int main(int argc, char **argv) {
     static const char *const types[] = { "f32", "bf16", NULL };
     Lesson lesson = { .master = 1, .gradients = AS_FLOATX };
     int wait = 0;
-    double copy_rate = 0;
+    Copies copies = { { 0 } };
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); return EXIT_DONE; }
         else if (is(argv[i], "-d", "--device")) device = value_of(argc, argv, &i);
@@ -365,8 +399,9 @@ int main(int argc, char **argv) {
         if (b.flops_peak > 0)
             printf("%.1f GFLOP/s (%s), ", b.flops_peak / 1e9, b.dev->is_gpu ? "dense product of 8192 x 8192 x 8192"
                    : b.dev->real_size == 8 ? "f64 multiply-adds in registers" : "f32 multiply-adds in registers");
-        copy_rate = 2 * (double)out_of_cache / time_beside(&b.copying, NULL, 0.2).time;
+        const double copy_rate = 2 * (double)out_of_cache / time_beside(&b.copying, NULL, 0.2).time;
         printf("%.1f GB/s (copy, read + write)\n", copy_rate / 1e9);
+        if (step) time_copies(&copies, &b.copying, copy_rate);
         const double late = b.dev->is_gpu ? 0 : start_threads();
         if (late > 0)
             warn("starting threads takes %.0f us on average: other programs use these cores, do "
@@ -377,8 +412,8 @@ int main(int argc, char **argv) {
     if (what == STEPS) bench_steps(b.dev);
     if (what == RUNGS) bench_ladder(b.dev);
     if (what == ROUNDED) bench_rounding(b.dev);
-    if (parts) bench_layer_parts(b.dev, b.filter, b.dev->is_gpu ? 1 : shrink, b.flops_peak, copy_rate);
-    else if (step) step_of(b.dev, step, lesson, b.flops_peak, copy_rate);
+    if (parts) bench_layer_parts(b.dev, b.filter, b.dev->is_gpu ? 1 : shrink, b.flops_peak, &copies);
+    else if (step) step_of(b.dev, step, lesson, b.flops_peak, &copies);
     for (int i = 0; i < SIZES && what < 0 && !step; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;

@@ -293,7 +293,7 @@ static void both(void *layer, const Device *dev) {
     forward(l);
     backward(l);
 }
-void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate, double copy_rate) {
+void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate, const Copies *copies) {
     for (int i = 0; i < SIZES; i++) {
         Layer l;
         Size z = sizes[i];
@@ -302,10 +302,10 @@ void bench_layer_parts(const Device *dev, const char *filter, int shrink, double
         if (!layer_open(&l, dev, z, 0)) printf("%-12s does not fit into this device's memory\n", z.name);
         else {
             const Listed work = { .work = &l, .run = both, .spare = l.dup, .spare_bytes = (size_t)z.E * 2 * (size_t)(z.F * z.C) * dev->floatX_size };
-            const double ms = 1e3 * time_operations(dev, &work, copy_rate);
+            const double ms = 1e3 * time_operations(dev, &work, copies);
             printf("\n%s: N,C,F,E,K = %d,%d,%d,%d,%d, forward and backward %.3f ms, %.1f TFLOP/s\n", z.name, z.N, z.C, z.F,
                    z.E, z.K, ms, 18.0 * l.S * z.F * z.C / 1e9 / ms);
-            print_operations(product_rate, copy_rate);
+            print_operations(product_rate, copies);
         }
         l.dev = dev;
         layer_close(&l);

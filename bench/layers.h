@@ -4,6 +4,11 @@
 #define LAYERS_H
 #include "trainee.h"
 
+/* Seconds of copies that move COPY_LEAST << i bytes, read and written. */
+enum { COPY_LEAST = 4096, COPY_SIZES = 18 };
+typedef struct { double seconds[COPY_SIZES]; } Copies;
+double copy_seconds(const Copies *c, double bytes);     /* of one that moves so many */
+
 /* The SMoE MLP layer at twelve published sizes (SonicMoE, arXiv 2512.14080, figure 7), forward and backward without the
  * router's own products: plan, up, activation, down, combine; and back. Prints ms and TFLOP/s (6 and 12
  * times S*F*C). heads: of each size the mixture of attention heads instead, whole but for the router (layers.c says which).
@@ -12,7 +17,8 @@
  * as it times others, and again for each line from standard input. */
 void bench_layers(const Device *dev, int heads, const char *filter, int shrink, int wait);
 /* The MLP layers, forward and backward, operation by operation (below). */
-void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate, double copy_rate);
+void bench_layer_parts(const Device *dev, const char *filter, int shrink, double product_rate,
+                       const Copies *copies);
 
 /* Attention alone: ms and TFLOP/s (4 and 10 for each visible (query, key) pair and element of a head). */
 void bench_attention(const Device *dev, const char *filter, int wait);
@@ -21,8 +27,8 @@ void bench_attention(const Device *dev, const char *filter, int wait);
 void bench_steps(const Device *dev);
 void bench_rounding(const Device *dev);         /* rounding.c */
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
-/* One training step, operation by operation. product_rate: flop/s; copy_rate: bytes/s, read and written. */
-void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate);
+/* One training step, operation by operation. product_rate: flop/s. */
+void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, const Copies *copies);
 
 /* dev with its routed products done by cuBLASLt as strided batches (ladder_uniform); 0 if there is no such thing. */
 int find_ceiling(Device *limit, const Device *dev);
@@ -35,8 +41,8 @@ typedef struct {
     void *spare;                                    /* some MB that may be overwritten before it begins */
     size_t spare_bytes;
 } Listed;
-double time_operations(const Device *dev, const Listed *l, double copy_rate);   /* seconds of the work as it is */
-double print_operations(double product_rate, double copy_rate);                 /* the table; returns flop */
+double time_operations(const Device *dev, const Listed *l, const Copies *copies);       /* seconds of the work as it is */
+double print_operations(double product_rate, const Copies *copies);                     /* the table; returns flop */
 
 double median(double *x, int n);                /* sorts x */
 /* Normal numbers times scale, a prime number of them again and again: enough to be random, no two rows alike, soon made. */

@@ -4,8 +4,8 @@
  * The work is done by a Device that is the given one, but for one thing: each operation that a step uses first notes, from
  * its arguments, how many multiply-adds it does (as flop, two each) and how many bytes it has to move at least, and
  * afterwards marks the moment. On a CPU that is the clock; on a GPU an event in the queue, so that the host can run ahead
- * and nothing waits between operations. The limit of an operation is the longer of flop / peak and bytes / copy rate,
- * both measured just before. What is in a cache already can beat the limit by bytes.
+ * and nothing waits between operations. The limit of an operation is the longer of flop / peak and the time of a copy that
+ * moves as many bytes, which is timed in the same way, both just before. What is in a cache already can beat the latter.
  *
  * All calls of one operation with the same sizes are one line. A line's time is the sum over its calls, of each the
  * median of several steps. */
@@ -216,14 +216,23 @@ static Device noting(const Device *dev) {
     return d;
 }
 
+double copy_seconds(const Copies *c, double bytes) {
+    double size = COPY_LEAST;
+    int i = 0;
+    while (i < COPY_SIZES - 2 && bytes > 2 * size) i++, size *= 2;
+    if (bytes <= size) return c->seconds[i];                    /* no copy is faster than the smallest */
+    if (bytes >= 2 * size) return c->seconds[i + 1] * bytes / (2 * size);
+    return c->seconds[i] + (c->seconds[i + 1] - c->seconds[i]) * (bytes / size - 1);
+}
+
 /* Keeps a GPU busy until the host is ahead, so that no operation waits to be started. */
-static void get_ahead(const Listed *l, double copy_rate) {
+static void get_ahead(const Listed *l, const Copies *copies) {
     const double seconds = 30e-3, bytes = (double)l->spare_bytes;
-    for (double done = 0; p.inner->is_gpu && done < seconds; done += bytes / copy_rate)
+    for (double done = 0; p.inner->is_gpu && done < seconds; done += copy_seconds(copies, bytes))
         p.inner->zero(l->spare, l->spare_bytes);
 }
 
-double time_operations(const Device *dev, const Listed *l, double copy_rate) {
+double time_operations(const Device *dev, const Listed *l, const Copies *copies) {
     const Device noted = noting(dev);
     double whole[RUNS], *took = NULL;
     p.inner = dev, p.fx = (double)dev->floatX_size, p.re = (double)dev->real_size, p.lines = 0;
@@ -232,7 +241,7 @@ double time_operations(const Device *dev, const Listed *l, double copy_rate) {
         const int noting_now = run >= 0 && run % 2;
         if (l->before) l->before(l->work, run);
         dev->sync();
-        if (noting_now) get_ahead(l, copy_rate);
+        if (noting_now) get_ahead(l, copies);
         p.calls = 0;
         const double start = now();
         if (noting_now) mark(0);
@@ -256,7 +265,7 @@ static int slower_first(const void *a, const void *b) {
     const double x = ((const Line *)a)->seconds, y = ((const Line *)b)->seconds;
     return (x < y) - (x > y);
 }
-double print_operations(double product_rate, double copy_rate) {
+double print_operations(double product_rate, const Copies *copies) {
     double total = 0, limits = 0, flop = 0, bytes = 0;
     qsort(p.line, (size_t)p.lines, sizeof *p.line, slower_first);
     for (int i = 0; i < p.lines; i++) total += p.line[i].seconds;
@@ -264,7 +273,7 @@ double print_operations(double product_rate, double copy_rate) {
            "GFLOP", "MB", "limit", "of it");
     for (int i = 0; i < p.lines; i++) {
         const Line *l = &p.line[i];
-        const double compute = l->calls * l->flop / product_rate, memory = l->calls * l->bytes / copy_rate;
+        const double compute = l->calls * l->flop / product_rate, memory = l->calls * copy_seconds(copies, l->bytes);
         const double limit = compute > memory ? compute : memory;
         limits += limit, flop += l->calls * l->flop, bytes += l->calls * l->bytes;
         printf("%-32s %-40s %5d %10.4f %6.2f%% %10.2f %10.2f  %-8s %4.0f%%\n", l->op, l->sizes, l->calls,
@@ -292,7 +301,7 @@ static void send(void *trainee, int run) {
     trainee_send(trainee, run);
 }
 
-void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, double copy_rate) {
+void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, const Copies *copies) {
     static Trainee t;
     Model *const m = &t.m;
     Config c;
@@ -308,11 +317,11 @@ void bench_step(const Device *dev, const char *descriptor, Lesson l, double prod
     p.parameters = (double)m->manifest.total, p.gradients = (double)m->manifest.gradient_bytes;
     const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads,
                            .spare_bytes = m->manifest.gradient_bytes };
-    const double usual = time_operations(dev, &steps, copy_rate);
+    const double usual = time_operations(dev, &steps, copies);
     m->dev = dev;                                               /* and not the one that notes, which is gone */
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
            descriptor, dev->name, B, T, c.vocab, p.parameters / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
-    const double counted = print_operations(product_rate, copy_rate), formula = config_flops(&c, T) * N;
+    const double counted = print_operations(product_rate, copies), formula = config_flops(&c, T) * N;
     if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / T))       /* 1/T: the diagonal */
         warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);
     trainee_close(&t);
