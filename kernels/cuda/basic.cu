@@ -238,7 +238,7 @@ template<int W> static __global__ void rmsnorm_forward_kernel(floatX *out, real 
     const floatX *x = inp + n*C;
     Pack<W> kept[KEEP];
     real sum = 0;
-    auto add_squares = [&](const Pack<W> &v) { for (int i = 0; i < W; i++) sum += R(v.x[i]) * R(v.x[i]); };
+    auto add_squares = [&](const Pack<W> &v) { for (int i = 0; i < W; i++) sum += unpack(v).x[i] * unpack(v).x[i]; };
     #pragma unroll
     for (int j = 0; j < KEEP; j++) if (first + j*step < C) kept[j] = load<W>(x + first + j*step);
     #pragma unroll
@@ -247,10 +247,13 @@ template<int W> static __global__ void rmsnorm_forward_kernel(floatX *out, real 
 
     const real r = 1 / sqrtf(row_sum(sum) / C + eps);
     if (threadIdx.x == 0) rstd[n] = r;
-    auto write = [&](Pack<W> v, int c) {
-        const Pack<W> w = load<W>(weight + c);
-        for (int i = 0; i < W; i++) v.x[i] = X(R(X(R(v.x[i]) * r)) * R(w.x[i]));
-        store(out + n*C + c, v);
+    auto write = [&](const Pack<W> &v, int c) {
+        const Reals<W> w = unpack(load<W>(weight + c));
+        Reals<W> y = unpack(v);
+        for (int i = 0; i < W; i++) y.x[i] *= r;
+        y = unpack(pack(y));
+        for (int i = 0; i < W; i++) y.x[i] *= w.x[i];
+        store(out + n*C + c, pack(y));
     };
     #pragma unroll
     for (int j = 0; j < KEEP; j++) if (first + j*step < C) write(kept[j], first + j*step);
@@ -286,9 +289,10 @@ static void rope_table(real *table, float theta, int T, int D) {
 }
 
 // A block is a rectangle of rows and units; a unit is W pairs of one head: W elements of its lower half and W
-// of its upper. Moves 2*N*heads*D elements; the table stays in the cache.
-template<int W> static __global__ void rope_kernel(floatX *x, const real *table, const int *position,
-        int direction, int N, int stride, int heads, int D) {
+// of its upper. Moves 2*N*heads*D elements; the table stays in the cache. A thread waits for a position, then for its part of
+// the table: as many threads as there can be, with 32 registers.
+template<int W> static __global__ void __launch_bounds__(256, 8) rope_kernel(floatX *x, const real *table,
+        const int *position, int direction, int N, int stride, int heads, int D) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     const int half = D / 2, units = half / W;               // of a head
     if (n >= N) return;
@@ -297,51 +301,62 @@ template<int W> static __global__ void rope_kernel(floatX *x, const real *table,
         const int i = u % units * W;
         floatX *low = x + n * stride + (size_t)(u / units) * D + i, *high = low + half;
         const Reals<2*W> t = *(const Reals<2*W> *)(turn + 2*i);
-        Pack<W> a = load<W>(low), b = load<W>(high);
+        Reals<W> a = unpack(load<W>(low)), b = unpack(load<W>(high));
         #pragma unroll
         for (int j = 0; j < W; j++) {
-            const real cosine = t.x[2*j], sine = direction * t.x[2*j + 1], re = R(a.x[j]), im = R(b.x[j]);
-            a.x[j] = X(re * cosine - im * sine);
-            b.x[j] = X(im * cosine + re * sine);
+            const real cosine = t.x[2*j], sine = direction * t.x[2*j + 1], re = a.x[j], im = b.x[j];
+            a.x[j] = re * cosine - im * sine;
+            b.x[j] = im * cosine + re * sine;
         }
-        store(low, a);
-        store(high, b);
+        store(low, pack(a));
+        store(high, pack(b));
     }
 }
 static void rope(floatX *x, const real *table, const int *position, int direction, int N,
         int stride, int heads, int D) {
     const bool w = wide(D / 2, x, table) && stride % VECTOR == 0;
-    const dim3 block = rectangle((size_t)heads * (D / 2 / (w ? VECTOR : 1)));
+    const size_t units = (size_t)heads * (D / 2 / (w ? VECTOR : 1));
+    const dim3 block = units < 256 ? dim3(units, 256 / units) : dim3(256);
     auto kernel = w ? rope_kernel<VECTOR> : rope_kernel<1>;
     LAUNCH(kernel, divide_up(N, block.y), block, 0, x, table, position, direction, N, stride, heads, D);
 }
 
 // ---- residual and dropout ---------------------------------------------------------------------------------
 
-// A thread has W elements. residual NULL: dropout alone. Moves 3*n elements, or 2*n.
+// A thread has W elements at each of DROP_EACH places, whose loads are under way while the key of the mask is made. residual
+// NULL: dropout alone. Moves 3*n elements, or 2*n.
+enum { DROP_EACH = 2, DROP_THREADS = 256 };
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual, const floatX *branch,
         Dropout dropout, size_t n) {
-    const size_t from = global_index() * W;
+    enum { STEP = DROP_THREADS * W };
+    const size_t first = (size_t)blockIdx.x * DROP_EACH * STEP + threadIdx.x * W, whole = n / W * W;
+    const int count = first >= whole ? 0 : min((whole - first + STEP - 1) / STEP, (size_t)DROP_EACH);
+    Pack<W> x[DROP_EACH], old[DROP_EACH];
+    #pragma unroll
+    for (int k = 0; k < DROP_EACH; k++) if (k < count) x[k] = load<W>(branch + first + k*STEP);
+    #pragma unroll
+    for (int k = 0; k < DROP_EACH; k++) if (k < count && residual) old[k] = load<W>(residual + first + k*STEP);
     const uint64_t here = drop_key(dropout);
-    if (from + W <= n) {
-        Pack<W> x = load<W>(branch + from), old = residual ? load<W>(residual + from) : x;
-        real sum[W];
-        for (int i = 0; i < W; i++) sum[i] = R(x.x[i]);
-        drop<W>(sum, dropout, here, from);
-        for (int i = 0; i < W; i++) x.x[i] = X(residual ? R(old.x[i]) + sum[i] : sum[i]);
-        store(out + from, x);
-    } else
-        for (size_t i = from; i < n; i++) {                 // the last few
-            real x = R(branch[i]);
-            drop<1>(&x, dropout, here, i);
-            out[i] = X(residual ? R(residual[i]) + x : x);
-        }
+    #pragma unroll
+    for (int k = 0; k < DROP_EACH; k++) if (k < count) {
+        Reals<W> y = unpack(x[k]);
+        drop<W>(y.x, dropout, here, first + k*STEP);
+        if (residual) for (int i = 0; i < W; i++) y.x[i] += unpack(old[k]).x[i];
+        store(out + first + k*STEP, pack(y));
+    }
+    const size_t rest = whole + global_index();             // the last few
+    if (rest < n) {
+        real sum = R(branch[rest]);
+        drop<1>(&sum, dropout, here, rest);
+        out[rest] = X(residual ? R(residual[rest]) + sum : sum);
+    }
 }
 static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
         int place, size_t n) {
     const bool w = wide(0, out, residual, branch);
     auto kernel = w ? drop_kernel<VECTOR> : drop_kernel<1>;
-    LAUNCH(kernel, divide_up(n, 256 * (w ? VECTOR : 1)), 256, 0, out, residual, branch, dropout_of(p, key, place), n);
+    LAUNCH(kernel, divide_up(n, DROP_THREADS * DROP_EACH * (w ? VECTOR : 1)), DROP_THREADS, 0, out, residual, branch,
+           dropout_of(p, key, place), n);
 }
 static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
     residual(out, NULL, inp, p, key, place, n);

@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if defined(PRECISION_BF16)
 typedef __nv_bfloat16 floatX;
@@ -109,6 +110,35 @@ template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
 template<int W> struct alignas(W < 4 ? W * sizeof(real) : 16) Reals { real x[W]; };
 template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
 template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
+// Between packs and numbers, rounding to nearest even. bf16 by pairs, as they lie in registers: one instruction for each number
+// one way, for each pair the other (where single numbers go through a unit of a quarter of the rate).
+template<int W> __device__ static inline Reals<W> unpack(const Pack<W> &p) {
+    Reals<W> r;
+    #pragma unroll
+    for (int i = 0; i < W; i++)
+#if defined(PRECISION_BF16)
+        if (W > 1) {
+            uint32_t two;
+            memcpy(&two, &p.x[i / 2 * 2], sizeof two);
+            r.x[i] = __uint_as_float(i % 2 ? two & 0xffff0000 : two << 16);
+        } else
+#endif
+        r.x[i] = R(p.x[i]);
+    return r;
+}
+template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
+    Pack<W> p;
+    #pragma unroll
+    for (int i = 0; i < W; i++)
+#if defined(PRECISION_BF16)
+        if (W > 1) {
+            const __nv_bfloat162 two = __floats2bfloat162_rn(r.x[i / 2 * 2], r.x[i / 2 * 2 + 1]);
+            memcpy(&p.x[i / 2 * 2], &two, sizeof two);
+        } else
+#endif
+        p.x[i] = X(r.x[i]);
+    return p;
+}
 typedef Pack<VECTOR> Vec;
 __device__ static inline Vec  load_vec(const floatX *p) { return load<VECTOR>(p); }
 __device__ static inline void store_vec(floatX *p, Vec v) { store(p, v); }

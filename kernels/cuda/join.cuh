@@ -18,8 +18,12 @@ template<int W> __device__ static inline void drop(real *x, Dropout d, uint64_t 
     }
     #pragma unroll
     for (int j = 0; j < W; j += 4) {
-        const uint64_t bits = W == 1 ? random_16(here, i) : random_bits(here, (i + j) / 4);
+        const uint64_t bits = W == 1 ? (uint64_t)random_16(here, i) << 16 : random_bits(here, (i + j) / 4);
+        const uint32_t half[2] = { (uint32_t)bits, (uint32_t)(bits >> 32) };
         #pragma unroll
-        for (int k = 0; k < (W == 1 ? 1 : 4); k++) x[j + k] = (bits >> 16 * k & 0xffff) >= d.least ? x[j + k] * d.scale : 0;
+        for (int k = 0; k < (W == 1 ? 1 : 4); k++) {        // 16 bits with whatever follows: no comparison changes
+            const uint32_t number = W == 1 || k % 2 ? half[k / 2] : half[k / 2] << 16;
+            x[j + k] = number >= d.least << 16 ? x[j + k] * d.scale : 0;
+        }
     }
 }
