@@ -131,9 +131,9 @@ static void embed_forward(floatX *out, const int *token, const floatX *weight, i
 // tenth word of a text, others occur once. A run is what a piece has of one token, in order. The block adds up each
 // run, a thread W columns of it with AHEAD rows under way, and adds that to the token's row of dweight; but a run that
 // goes on beyond the piece has to wait for the other parts: what a piece begins with and the one before has too goes
-// to edge[piece][0], what it ends with and the next one has too to edge[piece][1]. Reads N*C elements, reads and
-// writes one row of reals for each token that occurs.
-enum { RUN = 32, AHEAD = 8 };
+// to edge[piece][0], what it ends with and the next one has too to edge[piece][1]. The rows of dweight are under way
+// with those that are added. Reads N*C elements, reads and writes one row of reals for each token that occurs.
+enum { RUN = 32, AHEAD = 4 };
 __device__ static int token_at(const int *token, const int *order, size_t at, int N) {
     return at < N ? token[order[at]] : -1;                  // before the first (that is: at huge) and past the last: none
 }
@@ -145,33 +145,33 @@ template<int W> static __global__ void embed_runs_kernel(real *dweight, real *ed
     int next = __shfl_down_sync(ALL, v, 1);
     if (lane == 31) next = token_at(token, order, first + RUN, N);
     const unsigned ends = __ballot_sync(ALL, v >= 0 && v != next);
-    bool joined = __shfl_sync(ALL, v, 0) == token_at(token, order, first - 1, N);      // with the piece before
+    const bool joined = __shfl_sync(ALL, v, 0) == token_at(token, order, first - 1, N);        // with the piece before
+    const unsigned whole = joined ? ends & (ends - 1) : ends;                   // runs that are all here end there
     real *const edges = edge + 2 * (size_t)blockIdx.x * C + c;
     Reals<W> sum = {};
     #pragma unroll 1
     for (int from = 0; from < RUN; from += AHEAD) {
         Pack<W> d[AHEAD];
+        Reals<W> old[AHEAD];
         #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int row = __shfl_sync(ALL, n, from + i);
+            const int row = __shfl_sync(ALL, n, from + i), word = __shfl_sync(ALL, v, from + i);
             d[i] = Pack<W>();
             if (row >= 0 && c < C) d[i] = load<W>(dout + (size_t)row*C + c);
+            if (c < C && whole >> (from + i) & 1) old[i] = *(const Reals<W> *)(dweight + (size_t)word*C + c);
         }
         #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int word = __shfl_sync(ALL, v, from + i);
+            const bool all = whole >> (from + i) & 1;
             for (int j = 0; j < W; j++) sum.x[j] += R(d[i].x[j]);
             if (!(ends >> (from + i) & 1)) continue;
-            if (c < C) {
-                Reals<W> *const to = (Reals<W> *)(joined ? edges : dweight + (size_t)word*C + c);
-                if (!joined) { const Reals<W> old = *to; for (int j = 0; j < W; j++) sum.x[j] += old.x[j]; }
-                *to = sum;
-            }
-            joined = false;
+            if (all) for (int j = 0; j < W; j++) sum.x[j] += old[i].x[j];
+            if (c < C) *(Reals<W> *)(all ? dweight + (size_t)word*C + c : edges) = sum;
             sum = Reals<W>();
         }
     }
-    if (first + RUN < N && !(ends >> 31) && c < C) *(Reals<W> *)(edges + (joined ? 0 : C)) = sum;
+    if (first + RUN < N && !(ends >> 31) && c < C) *(Reals<W> *)(edges + (joined && !ends ? 0 : C)) = sum;
 }
 // A run that goes on beyond its piece is finished by the block of the piece it begins in: its end there, and the
 // beginnings of the pieces that follow, as many as begin with the same token.

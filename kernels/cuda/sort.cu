@@ -10,9 +10,9 @@
 enum { GROUP = 4 };                                         // loads of a lane under way
 enum { SCAN_THREADS = 256, SCAN_EACH = 4, MOST_TILES = SCAN_THREADS * SCAN_EACH };
 
-static size_t tile_size(size_t n) {                         // multiples of 128
+static size_t tile_size(size_t n) {                         // what a warp loads at once, or a multiple
     const size_t size = divide_up(divide_up(n, MOST_TILES), 32 * GROUP) * 32 * GROUP;
-    return size < 256 ? 256 : size;
+    return size ? size : 32 * GROUP;
 }
 static size_t tile_count(size_t n) { return n ? divide_up(n, tile_size(n)) : 1; }
 
@@ -87,8 +87,9 @@ static __global__ void place_kernel(Sorted to, const int *table, const int *sums
         const int start = begin + block_scan(count, &total);
         begin += total;
         if (d >= buckets) continue;
-        for (int warp = 0; warp < warps && first + warp < tiles; warp++)
-            nexts[warp * buckets + d] = start + table[(size_t)d * tiles + first + warp];
+        #pragma unroll 8
+        for (int warp = 0; warp < warps; warp++)
+            nexts[warp * buckets + d] = first + warp < tiles ? start + table[(size_t)d * tiles + first + warp] : 0;
         if (blockIdx.x == 0 && to.start) { to.start[d] = start; if (d == buckets - 1) to.start[buckets] = n; }
         if (blockIdx.x == 0 && to.count) to.count[d] = count;
     }
