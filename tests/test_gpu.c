@@ -59,7 +59,7 @@ static void lockstep(const Device *dev) {
 static void learning(const Device *dev, const Config *c) {
     uint64_t first, second;
     for (int lean = 0; lean < 2; lean++) {
-        check_error(overfit(dev, c, 250, 0, lean, &first), 0.1, "%s%s: one batch is learned by heart: loss", dev->name,
+        check_error(overfit(dev, c, 250, 0, lean, &first), 0.05, "%s%s: one batch is learned by heart: loss", dev->name,
                     lean ? " without master weights" : "");
         overfit(dev, c, 250, 0, lean, &second);
         check(first == second, "%s: the same run gives the same bits", dev->name);

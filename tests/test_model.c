@@ -108,7 +108,9 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
         model_loss(&m, 1.0f / (float)N, 1);
         model_backward(&m, 1);
         model_end_micro(&m, 0);
-        optimizer_set(&o, &m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+        /* constant to the end, the last loss would be as it happens to be: there are sudden rises */
+        const float left = 4 * (float)(steps - s) / (float)steps;
+        optimizer_set(&o, &m, (AdamW){ .lr = 3e-3f * (left < 1 ? left : 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
                                        .decay = 0.01f, .clip = 1, .key = (uint64_t)s });
         optimizer_update(&o, &m);
         Found f = model_found(&m);
@@ -142,10 +144,10 @@ static void training(void) {
     const double loss = learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &kept);
     check_error(loss, 0.05, "one batch is learned by heart in 120 steps: loss");
     check_error(learn("cpu-f32", "d2:c32h4f64", 120, 0, NULL), 0.05, "also by a dense model");
-    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.1, "also by a universal model");
-    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.1, "also in bf16 with a master copy");
+    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also by a universal model");
+    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also in bf16 with a master copy");
     const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
-    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, 1, NULL), 0.15, "also without one, and with bf16 moments");
+    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, 1, NULL), 0.05, "also without one, and with bf16 moments");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &again);
     check(kept == again, "the same run gives the same bits");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);
@@ -154,7 +156,7 @@ static void training(void) {
     Config by_chance = c;
     by_chance.rounding = ROUND_STOCHASTIC;
     by_chance.tile = 8;
-    check_error(overfit(device_find("cpu-f32"), &by_chance, 120, 0, 0, &norms), 0.1, "also with routing rounded by chance");
+    check_error(overfit(device_find("cpu-f32"), &by_chance, 120, 0, 0, &norms), 0.05, "also with routing rounded by chance");
     overfit(device_find("cpu-f32"), &by_chance, 120, 2, 0, &layers);
     check(norms == layers && norms != kept, "and recomputing rounds alike");
 }
