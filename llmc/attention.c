@@ -58,7 +58,7 @@ void attention_layer_few(Model *m, LayerActs *a, const LayerParams *p, floatX *o
                 N, C, A, X, H, 2*G*D);
     dev->few_attention(a->mixed, m->cache[layer], a->q, a->kv, m->rope, m->position, m->cache_row, head_order(c), m->B,
                        m->cache_room, G, Q, D);
-    dev->few_out(out, resid, a->mixed, a->att.expert, a->att.weight, p->output, p->att_bias, 1, N, A, X, H, C);
+    dev->few_out(out, resid, a->mixed, a->att.expert, a->att.weight, p->output, p->att_bias, N, A, X, H, C);
 }
 
 Sum attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, const floatX *dout,

@@ -71,12 +71,11 @@ void moe_layer_few(Model *m, LayerActs *a, const LayerParams *p, floatX *out, co
     /* 1 to 3; 3 and 4; 5. */
     dev->few_in(m->s.act, NULL, a->mlp.expert, a->mlp.weight, resid, p->mlp_norm, eps, p->router, a->mlp.bias, scores,
                 p->up, NULL, p->down, (size_t)C * (size_t)F, f, N, C, c->experts, c->topk, F, 0);
-    dev->few_out(out, resid, m->s.act, a->mlp.expert, a->mlp.weight, p->down, p->mlp_bias, 0, N, c->experts, c->topk,
-                 F, C);
+    dev->few_out(out, resid, m->s.act, a->mlp.expert, a->mlp.weight, p->down, p->mlp_bias, N, c->experts, c->topk, F, C);
     if (!Fs) return;
     dev->few_in(m->s.act, NULL, NULL, NULL, resid, p->mlp_norm, eps, NULL, NULL, scores, p->shared_up, NULL, NULL, 0, f,
                 N, C, 1, 1, Fs, 0);
-    dev->few_out(out, out, m->s.act, NULL, NULL, p->shared_down, NULL, 0, N, 1, 1, Fs, C);
+    dev->few_out(out, out, m->s.act, NULL, NULL, p->shared_down, NULL, N, 1, 1, Fs, C);
 }
 
 /* Neither the experts' answers nor their activations were kept: activation_backward recomputes the latter from a->pre

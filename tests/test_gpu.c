@@ -157,6 +157,22 @@ static void decoding(const Device *dev) {
                       "%s %s: %d sequences, drawn ahead or singly", dev->name, grid[i].descriptor, batches[k]);
         }
     }
+
+    /* Heads of 64 and 128, of which few_attention has kernels, one and several blocks of keys; rows of many chunks. All experts
+     * are chosen, so that bf16 can be compared. */
+    static const struct { const char *descriptor; int batch, context, first; } large[] = {
+        { "m2:c768h12e2k2f512a2x2",    1, 300,  9    },
+        { "m1:c512h8e4k4f96a4x4",      1, 1100, 1070 },     /* four queries to a key */
+        { "d2:c512h4f320",             1, 1100, 1070 },
+        { "d1:c640h5q1f1024",          2, 200,  180  },
+        { "m1:c1280h20e3k3f64a2x2s1",  1, 150,  120  },
+        { "m1:c256h4e33k33f64a2x2",    1, 150,  120  },     /* more experts than lanes */
+    };
+    for (size_t i = 0; i < (quick ? 2 : sizeof large / sizeof *large); i++) {
+        Config c = small(large[i].descriptor, large[i].context);
+        check_error(decoding_error(dev, &c, large[i].batch, large[i].context, large[i].first), bf16 ? 5e-2 : 1e-4,
+                    "%s %s: decoding %d of %d", dev->name, large[i].descriptor, large[i].batch, large[i].context);
+    }
 }
 
 /* What cannot be recorded makes no recording, says why, and leaves a device that works. */

@@ -9,9 +9,11 @@ struct Newest { const real *table; const floatX *kv; const int *row; };  // of f
 // How the work is cut: `lanes` of a warp read one key, 16 bytes each; a block makes `width` columns of the result for
 // HEADS of the Q query heads (a group of them), from one of `splits` parts of the keys; the column runs fastest.
 struct Cut { int lanes, width, columns, groups, splits; };
-enum { DECODE_WARPS = 4, BATCH = 4, DECODE_THREADS = 32 * DECODE_WARPS };
+enum { DECODE_WARPS = 4, BATCH = 4, DECODE_THREADS = 32 * DECODE_WARPS, FEW_THREADS = 256, CLUSTER = 8 };
 static const float LOG2E = 1.4426950408889634f;
 static const float LOWEST = -1e30f;                                     // of a maximum: subtracting two of them is not NaN
+
+__device__ static inline float power_of_2(float x) { return sizeof(floatX) == 2 ? exp2_fast(x) : exp2f(x); }
 
 template <bool WIDE> __device__ static inline Vec load_some(const floatX *p, int count) {
     if (WIDE && count > 0) return load_vec(p);
@@ -203,6 +205,152 @@ decode_kernel(floatX *out, float *partial, const floatX *q, floatX *cache, const
     if (threadIdx.x == 0) *arrived = 0;                                 // ready for the next launch
 }
 
+// few_attention_kernel: decode_kernel for the common case, a few tokens and heads of 64 or 128: splits are a cluster, everything
+// is known to the compiler but the lengths, and all warps' first keys and values are on their way before the kernel before has
+// ended, since where they lie is known long before. A warp keeps one maximum; its groups of LANES take a key each.
+template <int HEADS, int D> static __global__ __launch_bounds__(FEW_THREADS, 1)
+void few_attention_kernel(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest, Heads h, int groups) {
+    enum { LANES = D / VECTOR, AT_ONCE = 32 / LANES, HALF = D / 2, WARPS = FEW_THREADS / 32 };
+    __shared__ __align__(16) floatX x_of[HEADS + 2][D];                 // queries, the newest key and value
+    __shared__ float tops[WARPS][HEADS], sums[WARPS][HEADS], results[WARPS][HEADS][D];
+    __shared__ float parts[CLUSTER][HEADS][D], part_tops[CLUSTER][HEADS], part_sums[CLUSTER][HEADS];    // of the first block
+    const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y, b = blockIdx.z / groups, first = blockIdx.z % groups * HEADS;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, mine = lane % LANES * VECTOR, pitch = 2 * h.G * D;
+    auto head = [&](int m) { const int j = min(first + m, h.Q - 1);
+                             return (b * h.Q * h.G + (h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j)) * D; };
+    cluster_arrive();
+
+    const int seen = position[b] + 1, each = (seen + splits - 1) / splits, begin = split * each, end = min(begin + each, seen);
+    const floatX *const keys = cache + (int64_t)b * h.T * pitch + g * D + mine;
+    Raw key[BATCH], value[BATCH];
+    auto at = [&](int j0, int i) { return min(j0 + i * AT_ONCE + lane / LANES, end - 1); };
+    auto load_batch = [&](int j0) {
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const floatX *from = keys + (int64_t)at(j0, i) * pitch;
+            key[i] = load_raw(from);
+            value[i] = load_raw(from + pitch / 2);
+        }
+    };
+    int j0 = begin + warp * BATCH * AT_ONCE;
+    if (j0 < end) load_batch(j0);
+
+    // A thread turns a pair of elements, of the queries, the newest key and (not turning it) the newest value.
+    const int m = tid / HALF, d = tid % HALF;
+    const bool at_work = m < HEADS + 2, turned = m <= HEADS;
+    float2 turn = { 1, 0 };
+    if (turned) turn = *(const float2 *)(newest.table + (size_t)(seen - 1) * D + 2*d);
+    const int64_t row = newest.row[b];
+    wait_for_previous();
+    let_next_start();                                                   // this late: few_out counts on the choice
+    if (at_work) {
+        const int lies = g * D + (m == HEADS ? 0 : pitch / 2);
+        const floatX *from = m < HEADS ? q + head(m) : newest.kv + b * pitch + lies;
+        floatX low = from[d], high = from[HALF + d];
+        if (turned) {                                                   // as rope (basic.cu)
+            const real re = R(low), im = R(high);
+            low  = X(re * turn.x - im * turn.y);
+            high = X(im * turn.x + re * turn.y);
+        }
+        x_of[m][d] = low;
+        x_of[m][HALF + d] = high;
+        if (m >= HEADS && split == 0) {
+            cache[row * pitch + lies + d] = low;
+            cache[row * pitch + lies + HALF + d] = high;
+        }
+    }
+    __syncthreads();
+
+    const float c = LOG2E / sqrtf((float)D);
+    float top[HEADS], sum[HEADS] = {}, result[HEADS][VECTOR] = {}, x[HEADS][VECTOR];
+#pragma unroll
+    for (int m = 0; m < HEADS; m++) {
+        top[m] = LOWEST;
+        const Raw v = load_raw(&x_of[m][mine]);
+        for (int e = 0; e < VECTOR; e++) x[m][e] = element(v, e) * c;
+    }
+#pragma unroll 1
+    while (j0 < end) {
+        float s[HEADS][BATCH] = {};
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (at(j0, i) == seen - 1) {
+                key[i] = load_raw(&x_of[HEADS][mine]);
+                value[i] = load_raw(&x_of[HEADS + 1][mine]);
+            }
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                for (int m = 0; m < HEADS; m++) s[m][i] += x[m][e] * element(key[i], e);
+        }
+#pragma unroll
+        for (int m = 0; m < HEADS; m++) {
+            float max = top[m];
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+#pragma unroll
+                for (int step = LANES / 2; step; step /= 2) s[m][i] += __shfl_xor_sync(ALL, s[m][i], step);
+                if (j0 + i * AT_ONCE + lane / LANES >= end) s[m][i] = -INFINITY;
+                max = fmaxf(max, s[m][i]);
+            }
+#pragma unroll
+            for (int step = LANES; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(ALL, max, step));
+            const float shrink = power_of_2(top[m] - max);
+            top[m] = max;
+            sum[m] *= shrink;
+            for (int e = 0; e < VECTOR; e++) result[m][e] *= shrink;
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                const float p = power_of_2(s[m][i] - max);
+                sum[m] += p;
+                for (int e = 0; e < VECTOR; e++) result[m][e] += p * element(value[i], e);
+            }
+        }
+        if ((j0 += WARPS * BATCH * AT_ONCE) < end) load_batch(j0);
+    }
+#pragma unroll
+    for (int m = 0; m < HEADS; m++) {
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) {
+            sum[m] += __shfl_xor_sync(ALL, sum[m], step);
+            for (int e = 0; e < VECTOR; e++) result[m][e] += __shfl_xor_sync(ALL, result[m][e], step);
+        }
+        if (lane == 0) { tops[warp][m] = top[m]; sums[warp][m] = sum[m]; }
+        if (lane < LANES) for (int e = 0; e < VECTOR; e++) results[warp][m][mine + e] = result[m][e];
+    }
+    __syncthreads();
+
+    // The warps' parts become the block's, in the first block's memory, and the blocks' the result.
+    struct Part { float top, sum, x; };
+    auto join = [&](const float *of_tops, const float *of_sums, const float *of_results, int count) {
+        Part all = { LOWEST, 0, 0 };
+#pragma unroll
+        for (int i = 0; i < CLUSTER; i++) if (i < count) all.top = fmaxf(all.top, of_tops[i * HEADS]);
+#pragma unroll
+        for (int i = 0; i < CLUSTER; i++)
+            if (i < count) {
+                const float share = power_of_2(of_tops[i * HEADS] - all.top);
+                all.sum += of_sums[i * HEADS] * share;
+                all.x += of_results[i * HEADS * D] * share;
+            }
+        return all;
+    };
+    const int j = tid / D, at_d = tid % D;
+    cluster_wait();                                                     // all blocks have begun
+    if (j < HEADS) {
+        const Part part = join(&tops[0][j], &sums[0][j], &results[0][j][at_d], WARPS);
+        *of_block(&parts[split][j][at_d], 0) = part.x;
+        if (at_d == 0) {
+            *of_block(&part_tops[split][j], 0) = part.top;
+            *of_block(&part_sums[split][j], 0) = part.sum;
+        }
+    }
+    cluster_arrive();
+    cluster_wait();
+    if (split || j >= HEADS || first + j >= h.Q) return;
+    const Part all = join(&part_tops[0][j], &part_sums[0][j], &parts[0][j][at_d], splits);
+    out[head(j) + at_d] = X(all.x / all.sum);
+}
+
 // cache_store: a block is a rectangle of rows and units of W elements.
 template <int W> __global__ static void cache_store_kernel(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -244,6 +392,15 @@ static void attention_decode(floatX *out, const floatX *q, const floatX *cache, 
 }
 static void few_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
                           const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D) {
+    const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, splits = (T + 127) / 128;
+    if (B && context()->arch >= 90 && (D == 64 || D == 128) && wide_rows(D, cache) && T <= 1024 * CLUSTER) {
+        auto kernel = D == 64 ? Q > 1 ? few_attention_kernel<2, 64>  : few_attention_kernel<1, 64>
+                              : Q > 1 ? few_attention_kernel<2, 128> : few_attention_kernel<1, 128>;
+        const int cluster = splits < CLUSTER ? splits : CLUSTER;
+        LAUNCH_CLUSTER(kernel, dim3(cluster, G, B * groups), cluster, FEW_THREADS, 0, out, q, cache, position,
+                       (Newest{ table, kv, row }), (Heads{ order, T, G, Q, D }), groups);
+        return;
+    }
     decode(out, q, cache, position, { table, kv, row }, order, B, T, G, Q, D);
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {

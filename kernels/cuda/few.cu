@@ -9,10 +9,13 @@
 // Whatever is small is done by every block for itself instead of once for all, because handing it from one kernel to the
 // next takes longer. Where values are rounded, they are rounded as by the operations that these are made of.
 //
-// A kernel that runs for two microseconds also waits for its own instructions: loops that run once or twice are not unrolled.
+// Kernels begin early (LAUNCH_EARLY): before the last one has ended a block may ask for what does not depend on it. few_in
+// stores the choice of experts before it lets the next kernel start; so few_out, and only few_out, reads the choice and the
+// chosen rows without waiting. Where attention comes in between, the next may start at once; few_attention lets few_out start
+// when it need not wait any more, and few_in has by then sent for the rows.
 //
-// Kernels begin early (LAUNCH_EARLY): before the last one has ended a block may ask for weights that do not depend on it.
-// Weights of chosen experts do; few_in, which knows the choice first, sends for those that few_out is going to need.
+// The kernels for 2 to 4 tokens come first: each expert's rows are read once for all. Those for one token, at the end, are
+// shorter on purpose: what they wait for, besides memory, is one instruction after the other.
 #include "expert.cuh"
 #include "ptx.cuh"
 #include "route.cuh"
@@ -23,19 +26,6 @@ enum {
     IN_AHEAD = 3, OUT_AHEAD = 4,    // 16-byte loads of each row that a lane has under way: as registers allow
     LIMIT = 40 << 10                // bytes of shared memory
 };
-
-// 16 bytes of numbers as they were loaded, four registers, until each is needed.
-struct Raw { uint32_t x[4]; };
-__device__ static inline Raw load_raw(const floatX *p) {
-    const uint4 v = *(const uint4 *)p;
-    return { { v.x, v.y, v.z, v.w } };
-}
-__device__ static inline float element(const Raw &v, int i) {
-    return __uint_as_float(sizeof(floatX) == 4 ? v.x[i] : i % 2 ? v.x[i / 2] & 0xffff0000u : v.x[i / 2] << 16);
-}
-
-// As many as registers allow for N tokens.
-__host__ __device__ constexpr int blocks_on_sm(int N) { return N == 1 ? 3 : 2; }
 
 // The experts that N tokens have chosen, each once, in the order in which they first occur: active[a]; and for each the slot
 // of every token that has it, or -1: slot[a*N + n]. Returns how many. By a whole block; N*K is at most THREADS, a slot for
@@ -122,7 +112,7 @@ typedef struct {
 // A unit of work is a pair of rows of a weight, for all tokens that have its expert; a warp takes one after another. For a
 // gated expert the two are gate and up of the same output, else neighbours. Reads (rows of the active experts + P) * C
 // elements, once; norm and router are read by every block, but from L2.
-template <int NT, bool gated> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT)) void few_in_kernel(const In p) {
+template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_in_kernel(const In p) {
     extern __shared__ __align__(16) unsigned char shared[];
     floatX *const x = (floatX *)shared, *const logits = x + p.N * p.C;                  // (N,C) (N,E)
     unsigned *const score = (unsigned *)(logits + (p.N * p.E + 7) / 8 * 8);             // (N,E)
@@ -133,7 +123,7 @@ template <int NT, bool gated> static __global__ __launch_bounds__(THREADS, block
     const int pairs = (p.O + !gated) / (gated ? 1 : 2);
 
     // What does not depend on the kernel before: the norm's weights, and of every warp a row of the router.
-    let_next_start();
+    if (!p.router) let_next_start();
     Raw norm[IN_AHEAD], router[1][IN_AHEAD];
     load_stride(norm, p.norm, first, C);
     if (p.router) load_stride(router[0], p.router + (size_t)(warp % p.E) * C, first, C);
@@ -187,10 +177,12 @@ template <int NT, bool gated> static __global__ __launch_bounds__(THREADS, block
             for (int i = n * p.K + lane; i < (n + 1) * p.K && blockIdx.x == 0; i += 32) {
                 p.expert[i] = expert[i];
                 p.weight[i] = weight[i];
+                __threadfence();
             }
         }
         __syncthreads();
-        count = NT == 1 ? p.K : active_experts(active, slot, expert, p.N, p.K);
+        let_next_start();                                               // few_out counts on the choice
+        count = active_experts(active, slot, expert, p.N, p.K);
     }
 
     const int routed = count * pairs, units = routed + (p.P + 1) / 2;
@@ -200,20 +192,20 @@ template <int NT, bool gated> static __global__ __launch_bounds__(THREADS, block
         const int a = plain ? 0 : u / pairs, width = plain ? p.P : p.O;
         const int o = plain ? (u - routed) * 2 : gated ? u - a * pairs : (u - a * pairs) * 2;
         const int second = gated && !plain ? o + width : min(o + 1, width - 1);
-        const size_t e = plain || !p.router ? 0 : NT == 1 ? expert[a] : active[a];
+        const size_t e = plain || !p.router ? 0 : active[a];
         const floatX *from = plain ? p.plain_w : p.w + e * p.O * (gated ? 2 : 1) * C;
         const floatX *row[2] = { from + (size_t)o * C, from + (size_t)second * C };
-        int to[NT];                                                     // row of the result
+        int to[MOST];                                                    // row of the result
 #pragma unroll
-        for (int n = 0; n < NT; n++) to[n] = n >= p.N ? -1 : plain || !p.router ? n : NT == 1 ? a : slot[a * p.N + n];
+        for (int n = 0; n < MOST; n++) to[n] = n >= p.N ? -1 : plain || !p.router ? n : slot[a * p.N + n];
         Raw w[2][IN_AHEAD];
         load_stride(w[0], row[0], first, C);
         load_stride(w[1], row[1], first, C);
-        float sum[2][NT];
-        products<2, NT, true, IN_AHEAD>(sum, w, row, x, to, C);
+        float sum[2][MOST];
+        products<2, MOST, true, IN_AHEAD>(sum, w, row, x, to, C);
         if (lane) continue;
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
+        for (int n = 0; n < MOST; n++) {
             floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
             if (to[n] < 0) continue;
             if (gated && !plain) *result = X(slope_of<SWIGLU>(R(X(sum[0][n])), R(X(sum[1][n]))).act);
@@ -229,7 +221,7 @@ template <int NT, bool gated> static __global__ __launch_bounds__(THREADS, block
     const unsigned lines = (unsigned)divide_up(p.next_size * sizeof(floatX), 128);
 #pragma unroll 1
     for (int a = 0; a < count; a++) {
-        const floatX *of = p.next + (NT == 1 ? expert[a] : active[a]) * p.next_size;
+        const floatX *of = p.next + active[a] * p.next_size;
 #pragma unroll 1
         for (unsigned i = (unsigned)global_index(); i < lines; i += gridDim.x * THREADS)
             prefetch_line((const char *)of + (size_t)i * 128);
@@ -241,13 +233,12 @@ typedef struct {
     const floatX *residual, *inp, *w, *bias;
     const int *expert;
     const real *weight;
-    bool early;                             // the experts were known before the kernel before this one began
     int N, E, K, C, O, rows;                // rows: of the result, for each block
 } Out;
 
 // A block: `rows` columns of the result, for all tokens. A warp makes the product of one row of one active expert with the
 // tokens that have it; when all are there, a thread for each (row, token) adds up. Reads C * O elements of each active expert.
-template <int NT> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT)) void few_out_kernel(const Out p) {
+static __global__ __launch_bounds__(THREADS, 2) void few_out_kernel(const Out p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
     real *const answer = (real *)shared;                                                // (rows,S)
@@ -256,12 +247,9 @@ template <int NT> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT))
     short *const active = (short *)(expert + S), *const slot = active + S;              // (S) (S,N)
 
     // The first row of every warp is on its way before the kernel before has ended, if it is known which.
-    auto expert_at = [&](int a) { return p.expert ? __ldcg(p.expert + a) : 0; };
     Raw w[1][OUT_AHEAD];
-    const bool ahead = NT == 1 ? p.early || !p.expert : !p.expert;
-    const int lane = threadIdx.x % 32, tasks = rows * (NT == 1 ? p.K : 1);
-    if (ahead && warp < tasks)
-        load_stride(w[0], p.w + ((size_t)expert_at(warp / rows) * p.O + first + warp % rows) * p.C, lane * VECTOR, p.C);
+    const int lane = threadIdx.x % 32;
+    if (!p.expert && warp < rows) load_stride(w[0], p.w + (size_t)(first + warp) * p.C, lane * VECTOR, p.C);
     let_next_start();
     wait_for_previous();
 
@@ -271,8 +259,8 @@ template <int NT> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT))
     const real old = token < p.N ? R(p.residual[to]) : 0, bias = token < p.N && p.bias ? R(p.bias[first + mine]) : 0;
     const real share = threadIdx.x < S && p.expert ? p.weight[threadIdx.x] : 1;
 
-    int count = NT == 1 ? p.K : 1;
-    if (NT > 1 && p.expert) {
+    int count = 1;
+    if (p.expert) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < S; i += THREADS) expert[i] = p.expert[i];
         __syncthreads();
@@ -281,16 +269,16 @@ template <int NT> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT))
 #pragma unroll 1
     for (int i = warp; i < rows * count; i += WARPS) {
         const int r = i % rows, a = i / rows;
-        const size_t e = !p.expert ? 0 : NT == 1 ? expert_at(a) : active[a];
+        const size_t e = p.expert ? active[a] : 0;
         const floatX *row[1] = { p.w + (e * p.O + first + r) * p.C };
-        if (!ahead || i != warp) load_stride(w[0], row[0], lane * VECTOR, p.C);
-        int from[NT];                                                   // row of the input
+        if (p.expert || i != warp) load_stride(w[0], row[0], lane * VECTOR, p.C);
+        int from[MOST];                                                  // row of the input
 #pragma unroll
-        for (int n = 0; n < NT; n++) from[n] = n >= p.N ? -1 : !p.expert ? n : NT == 1 ? a : slot[a * p.N + n];
-        float sum[1][NT];
-        products<1, NT, false, OUT_AHEAD>(sum, w, row, p.inp, from, p.C);
+        for (int n = 0; n < MOST; n++) from[n] = n >= p.N ? -1 : !p.expert ? n : slot[a * p.N + n];
+        float sum[1][MOST];
+        products<1, MOST, false, OUT_AHEAD>(sum, w, row, p.inp, from, p.C);
 #pragma unroll
-        for (int n = 0; n < NT; n++)
+        for (int n = 0; n < MOST; n++)
             if (lane == 0 && from[n] >= 0) answer[r * S + from[n]] = R(X(sum[0][n]));
     }
     if (threadIdx.x < S) weight[threadIdx.x] = share;
@@ -300,6 +288,180 @@ template <int NT> static __global__ __launch_bounds__(THREADS, blocks_on_sm(NT))
 #pragma unroll 1
     for (int k = 0; k < p.K; k++) sum += weight[token * p.K + k] * answer[mine * S + token * p.K + k];
     p.out[to] = X(old + R(X(sum)));
+}
+
+// ---- one token ----------------------------------------------------------------------------------------------------------
+// A warp keeps the whole token, CHUNKS * VECTOR elements of it to a lane, so that nothing but the router's logits goes from
+// warp to warp. Loads are unconditional where they can be, so that all of them are under way before the first is needed.
+
+enum { CHUNK = 32 * VECTOR, MOST_CHUNKS = 6, LANES = 32, OUT_WARPS = 4 };
+__host__ __device__ constexpr int one_on_sm(int chunks) { return chunks < 4 ? 3 : chunks < 6 ? 2 : 1; }   // as registers allow
+
+template <int CHUNKS> __device__ static inline void load_row(Raw (&w)[CHUNKS], const floatX *row, int C) {
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        w[i] = {};
+        if (i + 1 < CHUNKS || i * CHUNK + (int)threadIdx.x % 32 * VECTOR < C) w[i] = load_raw(row + i * CHUNK);
+    }
+}
+template <int CHUNKS> __device__ static inline float dot(const Raw (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        float part = 0;                                                 // one chain of additions would be slow
+        for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * x[i][j];
+        sum += part;
+    }
+    return sum;
+}
+// x = X(R(X(x * rstd)) * norm), as in rmsnorm_forward (basic.cu). A product of two bf16 fits a float, so that in pairs it is
+// rounded as often.
+__device__ static inline void scale(float (&x)[VECTOR], float rstd, const Raw &norm) {
+#if defined(PRECISION_BF16)
+    for (int i = 0; i < 4; i++) {
+        const __nv_bfloat162 y = __floats2bfloat162_rn(x[2*i] * rstd, x[2*i + 1] * rstd);
+        const float2 z = __bfloat1622float2(__hmul2(y, *(const __nv_bfloat162 *)&norm.x[i]));
+        x[2*i] = z.x;
+        x[2*i + 1] = z.y;
+    }
+#else
+    for (int j = 0; j < VECTOR; j++) x[j] = x[j] * rstd * element(norm, j);
+#endif
+}
+
+// A warp makes two rows of an expert's weight at a time (those of few_in_kernel). A block has rows of one expert, the slot-th
+// chosen one, or of the plain product: `of_slot` blocks for each slot. All choose for themselves, but block 0 has no rows: it
+// stores the choice, which takes as long as the others' rows. Reads what few_in_kernel reads.
+template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_on_sm(CHUNKS))
+void one_in_kernel(const In p, int of_slot) {
+    __shared__ floatX logits[LANES];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
+    const bool tells = p.router && !blockIdx.x;
+    int slot = 0, block = blockIdx.x - (p.router ? 1 : 0);
+#pragma unroll 1
+    while (slot < p.K && block >= of_slot) block -= of_slot, slot++;
+    const bool plain = slot == p.K, gated = p.f == SWIGLU && !plain, routed = p.router && !plain;
+    const int width = plain ? p.P : p.O, units = gated ? width : (width + 1) / 2;
+    const floatX *from = (plain ? p.plain_w : p.w) + lane * VECTOR;
+    Raw w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
+    auto load_unit = [&](int unit) {
+        const int u = min(unit, units - 1), o = gated ? u : 2 * u;
+        load_row(w[0], from + (size_t)o * C, C);
+        load_row(w[1], from + (size_t)(gated ? o + width : min(o + 1, width - 1)) * C, C);
+    };
+    int unit = block * WARPS + warp;
+
+    // What does not depend on the kernel before.
+    if (!tells || p.P) let_next_start();                                // few_attention comes before few_out
+    load_row(norm, p.norm + lane * VECTOR, C);
+    if (routed) load_row(w[0], p.router + (warp < p.E ? warp * C : 0) + lane * VECTOR, C);
+    else load_unit(unit);
+    wait_for_previous();
+
+    load_row(v, p.inp + lane * VECTOR, C);
+    float x[CHUNKS][VECTOR], sum = 0;
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        float part = 0;
+        for (int j = 0; j < VECTOR; j++) { x[i][j] = element(v[i], j); part += x[i][j] * x[i][j]; }
+        sum += part;
+    }
+    const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.eps);
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) scale(x[i], rstd, norm[i]);
+
+    if (routed) {
+#pragma unroll 1
+        for (int e = warp; e < p.E; ) {
+            const float logit = warp_sum(dot(w[0], x));
+            if (lane == 0) logits[e] = X(logit);
+            if ((e += WARPS) < p.E) load_row(w[0], p.router + e * C + lane * VECTOR, C);
+        }
+        __syncthreads();
+        const real logit = lane < p.E ? R(logits[lane]) : 0, l = p.scores == SOFTMAX_TOPK ? log_sum(logits, p.E) : 0;
+        Best best = { 0, 0, (unsigned)lane };
+        if (lane < p.E) best = { score_expert(logit, p.bias, lane, p.scores, l), ordered(logit), (unsigned)lane };
+        int e = 0, mine = 0;                                            // lane k's: the k-th chosen expert
+#pragma unroll 1
+        for (int k = 0; k <= (tells ? p.K - 1 : slot); k++) {
+            e = __ffs(best_of_warp(best)) - 1;
+            if (lane == k) mine = e;
+            if (lane == e) best.score = 0;
+        }
+        if (tells) {
+            if (warp) return;
+            if (lane < p.K) p.expert[lane] = mine;
+            __threadfence();
+            __syncwarp();
+            let_next_start();                                           // few_out counts on the choice
+            weigh_experts(p.weight, p.expert, logits, p.scores, l, p.K);
+            return;
+        }
+        from += (size_t)e * (gated ? 2 * width : width) * C;
+        load_unit(unit);
+        const unsigned lines = p.next && p.P ? (unsigned)(p.next_size * sizeof(floatX) / 128) : 0;
+#pragma unroll 1
+        for (unsigned i = block * THREADS + threadIdx.x; i < lines; i += of_slot * THREADS)
+            prefetch_line((const char *)(p.next + e * p.next_size) + (size_t)i * 128);
+    }
+
+    floatX *const out = plain ? p.plain : p.out + slot * width;
+    const int stride = (plain ? gridDim.x - (p.router ? 1 : 0) - p.K * of_slot : of_slot) * WARPS;
+#pragma unroll 1
+    for (;;) {
+        const float first = dot(w[0], x), second = dot(w[1], x);
+        float mine = lane < 16 ? first : second;                        // half of the warp adds up each
+        mine += __shfl_xor_sync(ALL, lane < 16 ? second : first, 16);
+        for (int step = 8; step; step /= 2) mine += __shfl_xor_sync(ALL, mine, step);
+        const real pre = R(X(mine)), other = __shfl_xor_sync(ALL, pre, 16);
+        const int o = gated ? unit : 2 * unit + lane / 16;
+        if (lane % 16 == 0 && unit < units && o < width && !(gated && lane))
+            out[o] = X(gated ? slope_of<SWIGLU>(pre, other).act : plain || p.f == IDENTITY ? pre
+                     : p.f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act);
+        if ((unit += stride) >= units) break;
+        load_unit(unit);
+    }
+}
+
+// A warp makes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, of
+// which those of the k-th are multiplied by its weight; lane k has that and the expert. AHEAD vectors of them are read at once.
+// `inverse` is 2^32 / (C/VECTOR), rounded up. Reads what few_out_kernel reads.
+template <int AHEAD> static __global__ __launch_bounds__(32 * OUT_WARPS, 4) void one_out_kernel(const Out p, unsigned inverse) {
+    const int lane = threadIdx.x % 32, o = min(blockIdx.x * OUT_WARPS + threadIdx.x / 32, p.O - 1);
+    const int vectors = p.C / VECTOR, all = p.K * vectors;
+    let_next_start();
+    const int expert = p.expert && lane < p.K ? __ldcg(p.expert + lane) : 0;
+    floatX old = X(0), bias = X(0);                                     // made floats when they are there
+    float weight = 1, sum = 0;
+#pragma unroll 1
+    for (int from = 0; from < all; from += AHEAD * 32) {
+        Raw w[AHEAD], x[AHEAD];
+        int slot[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int u = min(from + i * 32 + lane, all - 1);
+            slot[i] = __umulhi(u, inverse);
+            const unsigned row = __shfl_sync(ALL, expert, slot[i]) * p.O + o;
+            w[i] = load_raw(p.w + (size_t)(row * vectors + u - slot[i] * vectors) * VECTOR);
+        }
+        if (!from) {
+            wait_for_previous();
+            old = p.residual[o];
+            if (p.bias) bias = p.bias[o];
+            if (p.weight && lane < p.K) weight = p.weight[lane];
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) x[i] = load_raw(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const float share = __shfl_sync(ALL, weight, slot[i]);
+            float part = 0;
+            for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * element(x[i], j);
+            if (from + i * 32 + lane < all) sum += share * part;
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) p.out[o] = X(R(old) + R(X(sum + R(bias))));
 }
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
@@ -316,32 +478,43 @@ static int few_fits(int N, int C, int F, int E, int K) {
         && in_shared(N, C, E, K) <= LIMIT;
 }
 
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
 
 static void few_in(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
                    const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores, const floatX *w,
                    const floatX *plain_w, const floatX *next, size_t next_size, Activation f, int N, int C, int E, int K,
                    int O, int P) {
-    typedef void Kernel(In);
-    static Kernel *const kernels[2][2] = { { few_in_kernel<1, false>,    few_in_kernel<1, true> },
-                                           { few_in_kernel<MOST, false>, few_in_kernel<MOST, true> } };
+    typedef void Kernel(In, int);
+    static Kernel *const one_kernels[MOST_CHUNKS + 1] = { NULL, one_in_kernel<1>, one_in_kernel<2>, one_in_kernel<3>,
+                                                          one_in_kernel<4>, one_in_kernel<5>, one_in_kernel<6> };
     const In p = { out, plain, expert, weight, inp, norm, router, w, plain_w, next, bias, next_size, eps, scores, f,
                    N, C, E, K, O, P };
-    const size_t pairs = f == SWIGLU ? O : divide_up(O, 2), units = most_active(N, E, K) * pairs + divide_up(P, 2);
-    const size_t blocks = divide_up(units, WARPS), most = (size_t)context()->sm_count * blocks_on_sm(N);
+    const size_t pairs = f == SWIGLU ? O : divide_up(O, 2), plains = divide_up(P, 2), chunks = divide_up(C, CHUNK);
+    const size_t most = (size_t)context()->sm_count * (N == 1 ? one_on_sm((int)chunks) : 2);
     if (!N) return;
-    LAUNCH_EARLY(kernels[N > 1][f == SWIGLU], (unsigned)(blocks < most ? blocks : most), THREADS,
+    if (N == 1 && chunks <= MOST_CHUNKS && E <= LANES) {
+        const size_t of_slot = least(divide_up(pairs, WARPS), divide_up(most, K));
+        const size_t blocks = (router ? 1 : 0) + K * of_slot + least(divide_up(plains, WARPS), most);
+        LAUNCH_EARLY(one_kernels[chunks], (unsigned)blocks, THREADS, 0, p, (int)of_slot);
+        return;
+    }
+    const size_t blocks = least(divide_up(most_active(N, E, K) * pairs + plains, WARPS), most);
+    LAUNCH_EARLY((f == SWIGLU ? few_in_kernel<true> : few_in_kernel<false>), (unsigned)blocks, THREADS,
                  in_shared(N, C, E, K), p);
 }
 
 static void few_out(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
-                    const floatX *w, const floatX *bias, int early, int N, int E, int K, int C, int O) {
+                    const floatX *w, const floatX *bias, int N, int E, int K, int C, int O) {
     const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
     const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
-    const Out p = { out, residual, inp, w, bias, expert, weight, early != 0, N, E, K, C, O, rows };
-    auto kernel = N > 1 ? few_out_kernel<MOST> : few_out_kernel<1>;
+    const uint64_t vectors = C / VECTOR;
+    const Out p = { out, residual, inp, w, bias, expert, weight, N, E, K, C, O, rows };
     if (!N) return;
-    LAUNCH_EARLY(kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
+    if (N == 1 && K <= LANES && vectors > 1 && K * vectors * vectors < 1ull << 32)
+        LAUNCH_EARLY((K * vectors > 4 * 32 ? one_out_kernel<8> : one_out_kernel<4>), (unsigned)divide_up(O, OUT_WARPS),
+                     32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
+    else LAUNCH_EARLY(few_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
 }
 
 PART(few) {

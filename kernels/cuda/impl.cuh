@@ -84,13 +84,18 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
 
 // The same for a kernel that begins before the one before it has ended (ptx.cuh, let_next_start). Where the GPU cannot do
 // that, it begins after.
-#define LAUNCH_EARLY(kernel, grid, block, shared, ...) do { \
-    cudaLaunchAttribute early_ = {}; \
-    early_.id = cudaLaunchAttributeProgrammaticStreamSerialization; \
-    early_.val.programmaticStreamSerializationAllowed = 1; \
+#define LAUNCH_EARLY(kernel, grid, block, shared, ...) LAUNCH_CLUSTER(kernel, grid, 1, block, shared, __VA_ARGS__)
+// And in clusters of so many blocks (ptx.cuh, cluster_arrive), where that is more than one.
+#define LAUNCH_CLUSTER(kernel, grid, cluster, block, shared, ...) do { \
+    cudaLaunchAttribute attributes_[2] = {}; \
+    attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization; \
+    attributes_[0].val.programmaticStreamSerializationAllowed = 1; \
+    attributes_[1].id = cudaLaunchAttributeClusterDimension; \
+    attributes_[1].val.clusterDim.x = (cluster), attributes_[1].val.clusterDim.y = attributes_[1].val.clusterDim.z = 1; \
     cudaLaunchConfig_t config_ = {}; \
     config_.gridDim = dim3(grid), config_.blockDim = dim3(block), config_.dynamicSmemBytes = (shared); \
-    config_.stream = context()->stream, config_.attrs = &early_, config_.numAttrs = context()->arch >= 90; \
+    config_.stream = context()->stream, config_.attrs = attributes_; \
+    config_.numAttrs = context()->arch < 90 ? 0 : (cluster) > 1 ? 2 : 1; \
     if (config_.gridDim.x && config_.gridDim.y && config_.gridDim.z) \
         CUDA_CHECK(cudaLaunchKernelEx(&config_, kernel, __VA_ARGS__)); \
     } while (0)
@@ -142,6 +147,16 @@ template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
 typedef Pack<VECTOR> Vec;
 __device__ static inline Vec  load_vec(const floatX *p) { return load<VECTOR>(p); }
 __device__ static inline void store_vec(floatX *p, Vec v) { store(p, v); }
+
+// 16 bytes of numbers as they were loaded, four registers, until each is needed.
+struct Raw { uint32_t x[4]; };
+__device__ static inline Raw load_raw(const floatX *p) {
+    const uint4 v = *(const uint4 *)p;
+    return { { v.x, v.y, v.z, v.w } };
+}
+__device__ static inline float element(const Raw &v, int i) {
+    return __uint_as_float(sizeof(floatX) == 4 ? v.x[i] : i % 2 ? v.x[i / 2] & 0xffff0000u : v.x[i / 2] << 16);
+}
 
 // Can rows of C elements at these places be taken 16 bytes at a time?
 static inline bool wide(size_t C, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL) {

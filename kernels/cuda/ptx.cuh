@@ -82,6 +82,25 @@ __device__ static inline void wait_for_previous(void) {
 #endif
 }
 
+// A cluster (sm_90) is a few blocks that run at the same time and reach each other's shared memory: all arrive, and wait until
+// all have; where `there` of this block is in the block of that rank.
+__device__ static inline void cluster_arrive(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ static inline void cluster_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+template <typename T> __device__ static inline T *of_block(T *there, int rank) {
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.u64 %0, %0, %1;" : "+l"(there) : "r"(rank));
+#endif
+    return there;
+}
+
 // Named barriers 1..15 of the block (0 is __syncthreads): `threads` of its threads meet.
 __device__ static inline void meet(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");

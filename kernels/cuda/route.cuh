@@ -25,6 +25,50 @@ __device__ static Best best_of_lane(const unsigned *score, const floatX *x, int 
     return best;
 }
 
+// The lanes with the best: by score, then logit. With one expert to a lane the lowest of them has the answer.
+__device__ static inline unsigned best_of_warp(Best best) {
+    const unsigned top = __reduce_max_sync(ALL, best.score);
+    unsigned those = __ballot_sync(ALL, best.score == top);
+    if (those & (those - 1)) {                              // several lanes have that score
+        const unsigned logit = __reduce_max_sync(ALL, best.score == top ? best.logit : 0);
+        those = __ballot_sync(ALL, best.score == top && best.logit == logit);
+    }
+    return those;
+}
+
+// log sum exp of the logits x (E), by a warp.
+__device__ static inline real log_sum(const floatX *x, int E) {
+    const int lane = threadIdx.x % 32;
+    real max = -INFINITY, sum = 0;
+    #pragma unroll 1
+    for (int e = lane; e < E; e += 32) max = fmaxf(max, R(x[e]));
+    max = warp_max(max);
+    #pragma unroll 1
+    for (int e = lane; e < E; e += 32) sum += expf(R(x[e]) - max);
+    return max + logf(warp_sum(sum));
+}
+// What experts are compared by: of the one with logit v. l: the logits' log sum exp, for SOFTMAX_TOPK.
+__device__ static inline unsigned score_expert(real v, const real *bias, int e, Scores scores, real l) {
+    if (!bias) return ordered(v);
+    return ordered((scores == SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias[e]);
+}
+// The weights w (K) of the chosen experts, by a warp.
+__device__ static inline void weigh_experts(real *w, const int *chosen, const floatX *x, Scores scores, real l, int K) {
+    const int lane = threadIdx.x % 32;
+    auto value = [&](int k) {
+        const real v = R(x[chosen[k]]);
+        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
+    };
+    real top = -INFINITY, kept = 0;
+    #pragma unroll 1
+    for (int k = lane; k < K; k += 32) top = fmaxf(top, value(k));
+    top = scores == SOFTMAX_TOPK ? l : warp_max(top);
+    #pragma unroll 1
+    for (int k = lane; k < K; k += 32) kept += w[k] = expf(value(k) - top);
+    kept = warp_sum(kept);
+    if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
+}
+
 // From the logits x (E) of token n. K times: every lane names its best, the warp finds the best of those by score, then
 // logit, then lower id, and its owner strikes it out and looks for its next. Without a bias scores are in the order of
 // the logits, and those are compared. chosen, w (K), *lse (or NULL): results. score (E): shared memory
@@ -33,25 +77,14 @@ __device__ static inline void choose_experts(int *chosen, real *w, real *lse, co
         unsigned *score, Scores scores, int forced, size_t n, int E, int K) {
     const int lane = threadIdx.x % 32;
     real l = 0;
-    if (lse || scores == SOFTMAX_TOPK) {
-        real max = -INFINITY, sum = 0;
-        #pragma unroll 1
-        for (int e = lane; e < E; e += 32) max = fmaxf(max, R(x[e]));
-        max = warp_max(max);
-        #pragma unroll 1
-        for (int e = lane; e < E; e += 32) sum += expf(R(x[e]) - max);
-        l = max + logf(warp_sum(sum));
-        if (lse && lane == 0) *lse = l;
-    }
+    if (lse || scores == SOFTMAX_TOPK) l = log_sum(x, E);
+    if (lse && lane == 0) *lse = l;
 
     if (forced)
         #pragma unroll 1
         for (int k = lane; k < K; k += 32) chosen[k] = (int)((n*K + k) % E);
     else {
-        auto score_of = [&](int e) {
-            const real v = R(x[e]), z = scores == SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v;
-            return ordered(bias ? z + bias[e] : v);
-        };
+        auto score_of = [&](int e) { return score_expert(R(x[e]), bias, e, scores, l); };
         Best best = { 0, 0, (unsigned)lane };
         if (E > 32) {
             #pragma unroll 1
@@ -60,12 +93,7 @@ __device__ static inline void choose_experts(int *chosen, real *w, real *lse, co
         } else if (lane < E) best = { score_of(lane), ordered(R(x[lane])), (unsigned)lane };
         #pragma unroll 1
         for (int k = 0; k < K; k++) {
-            const unsigned top = __reduce_max_sync(ALL, best.score);
-            unsigned those = __ballot_sync(ALL, best.score == top);
-            if (those & (those - 1)) {                      // several lanes have that score
-                const unsigned logit = __reduce_max_sync(ALL, best.score == top ? best.logit : 0);
-                those = __ballot_sync(ALL, best.score == top && best.logit == logit);
-            }
+            const unsigned those = best_of_warp(best);
             const bool mine = those >> lane & 1;
             unsigned e = those ? __ffs(those) - 1 : 0;
             if (E > 32) e = __reduce_min_sync(ALL, mine ? best.expert : ALL);
@@ -79,17 +107,5 @@ __device__ static inline void choose_experts(int *chosen, real *w, real *lse, co
         }
     }
     __syncwarp();                                           // chosen is there for all lanes
-
-    auto value = [&](int k) {
-        const real v = R(x[chosen[k]]);
-        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
-    };
-    real top = -INFINITY, kept = 0;
-    #pragma unroll 1
-    for (int k = lane; k < K; k += 32) top = fmaxf(top, value(k));
-    top = scores == SOFTMAX_TOPK ? l : warp_max(top);
-    #pragma unroll 1
-    for (int k = lane; k < K; k += 32) kept += w[k] = expf(value(k) - top);
-    kept = warp_sum(kept);
-    if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
+    weigh_experts(w, chosen, x, scores, l, K);
 }
