@@ -329,9 +329,10 @@ typedef struct Device {
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
 
     /* ---- a few tokens: a layer of decoding in five launches ------------------------------------------------
-     * The operations above, several at a time and rounded as they round (few_out may leave out roundings of what it adds up),
-     * for devices where starting them one by one would take longer than the work. NULL elsewhere. few_fits: are these for N
-     * tokens of C channels with experts of width F (and all other widths multiples of F or C)? If not, call what they are made of.
+     * The operations above, several at a time and rounded as they round (few_out may leave out roundings of what it adds
+     * up), for devices where starting them one by one would take longer than the work. NULL elsewhere. few_fits: are these
+     * for N tokens of C channels with experts of width F (and all other widths multiples of F or C)? If not, call what they
+     * are made of.
      *
      * few_in: x = rmsnorm_forward(inp, norm); expert, weight = router_forward(x router^T, bias);
      *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
@@ -339,8 +340,8 @@ typedef struct Device {
      *   expert: those of the chosen experts are asked for in advance.
      * few_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
      *   bias (O), or NULL. expert and weight are those of the last few_in, or NULL: one expert. out may be residual.
-     * few_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_decode. kv (B,2,G,D)  row (B). position, row and
-     *   what the cache holds were there before the operation before this one was queued. */
+     * few_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_decode. kv (B,2,G,D)  row (B)
+     *   position, row and what the cache holds were there before the operation before this one was queued. */
     int  (*few_fits)(int N, int C, int F, int E, int K);
     void (*few_in )(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
                     const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores,

@@ -158,8 +158,8 @@ static void decoding(const Device *dev) {
         }
     }
 
-    /* Heads of 64 and 128, of which few_attention has kernels, one and several blocks of keys; rows of many chunks. All experts
-     * are chosen, so that bf16 can be compared. */
+    /* Heads of 64 and 128, of which few_attention has kernels, one and several blocks of keys; rows of many chunks. All
+     * experts are chosen, so that bf16 can be compared. */
     static const struct { const char *descriptor; int batch, context, first; } large[] = {
         { "m2:c768h12e2k2f512a2x2",    1, 300,  9    },
         { "m1:c512h8e4k4f96a4x4",      1, 1100, 1070 },     /* four queries to a key */

@@ -205,22 +205,25 @@ decode_kernel(floatX *out, float *partial, const floatX *q, floatX *cache, const
     if (threadIdx.x == 0) *arrived = 0;                                 // ready for the next launch
 }
 
-// few_attention_kernel: decode_kernel for the common case, a few tokens and heads of 64 or 128: splits are a cluster, everything
-// is known to the compiler but the lengths, and all warps' first keys and values are on their way before the kernel before has
-// ended, since where they lie is known long before. A warp keeps one maximum; its groups of LANES take a key each.
+// few_attention_kernel: decode_kernel for the common case of few_attention, heads of 64 or 128. The splits are a cluster, and
+// the first keys and values of all warps are on their way before the kernel before has ended: where they are is known long
+// before. A warp keeps one maximum; each group of LANES of it takes a key. Moves 2*D elements per key.
 template <int HEADS, int D> static __global__ __launch_bounds__(FEW_THREADS, 1)
-void few_attention_kernel(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest, Heads h, int groups) {
+void few_attention_kernel(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest, Heads h,
+                          int groups) {
     enum { LANES = D / VECTOR, AT_ONCE = 32 / LANES, HALF = D / 2, WARPS = FEW_THREADS / 32 };
     __shared__ __align__(16) floatX x_of[HEADS + 2][D];                 // queries, the newest key and value
     __shared__ float tops[WARPS][HEADS], sums[WARPS][HEADS], results[WARPS][HEADS][D];
     __shared__ float parts[CLUSTER][HEADS][D], part_tops[CLUSTER][HEADS], part_sums[CLUSTER][HEADS];    // of the first block
-    const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y, b = blockIdx.z / groups, first = blockIdx.z % groups * HEADS;
+    const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y;
+    const int b = blockIdx.z / groups, first = blockIdx.z % groups * HEADS;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, mine = lane % LANES * VECTOR, pitch = 2 * h.G * D;
     auto head = [&](int m) { const int j = min(first + m, h.Q - 1);
                              return (b * h.Q * h.G + (h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j)) * D; };
     cluster_arrive();
 
-    const int seen = position[b] + 1, each = (seen + splits - 1) / splits, begin = split * each, end = min(begin + each, seen);
+    const int seen = position[b] + 1, each = (seen + splits - 1) / splits;
+    const int begin = split * each, end = min(begin + each, seen);
     const floatX *const keys = cache + (int64_t)b * h.T * pitch + g * D + mine;
     Raw key[BATCH], value[BATCH];
     auto at = [&](int j0, int i) { return min(j0 + i * AT_ONCE + lane / LANES, end - 1); };

@@ -295,7 +295,8 @@ static __global__ __launch_bounds__(THREADS, 2) void few_out_kernel(const Out p)
 // warp to warp. Loads are unconditional where they can be, so that all of them are under way before the first is needed.
 
 enum { CHUNK = 32 * VECTOR, MOST_CHUNKS = 6, LANES = 32, OUT_WARPS = 4 };
-__host__ __device__ constexpr int one_on_sm(int chunks) { return chunks < 4 ? 3 : chunks < 6 ? 2 : 1; }   // as registers allow
+// Blocks on a multiprocessor, as registers allow.
+__host__ __device__ constexpr int one_on_sm(int chunks) { return chunks < 4 ? 3 : chunks < 6 ? 2 : 1; }
 
 template <int CHUNKS> __device__ static inline void load_row(Raw (&w)[CHUNKS], const floatX *row, int C) {
 #pragma unroll
@@ -424,9 +425,10 @@ void one_in_kernel(const In p, int of_slot) {
 }
 
 // A warp makes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, of
-// which those of the k-th are multiplied by its weight; lane k has that and the expert. AHEAD vectors of them are read at once.
-// `inverse` is 2^32 / (C/VECTOR), rounded up. Reads what few_out_kernel reads.
-template <int AHEAD> static __global__ __launch_bounds__(32 * OUT_WARPS, 4) void one_out_kernel(const Out p, unsigned inverse) {
+// which those of the k-th are multiplied by its weight; lane k has that and the expert. AHEAD vectors of a lane are read at
+// once. `inverse` is 2^32 / (C/VECTOR), rounded up. Reads what few_out_kernel reads.
+template <int AHEAD> static __global__ __launch_bounds__(32 * OUT_WARPS, 4)
+void one_out_kernel(const Out p, unsigned inverse) {
     const int lane = threadIdx.x % 32, o = min(blockIdx.x * OUT_WARPS + threadIdx.x / 32, p.O - 1);
     const int vectors = p.C / VECTOR, all = p.K * vectors;
     let_next_start();
@@ -511,7 +513,7 @@ static void few_out(OUT floatX *out, const floatX *residual, const floatX *inp, 
     const uint64_t vectors = C / VECTOR;
     const Out p = { out, residual, inp, w, bias, expert, weight, N, E, K, C, O, rows };
     if (!N) return;
-    if (N == 1 && K <= LANES && vectors > 1 && K * vectors * vectors < 1ull << 32)
+    if (N == 1 && K <= LANES && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
         LAUNCH_EARLY((K * vectors > 4 * 32 ? one_out_kernel<8> : one_out_kernel<4>), (unsigned)divide_up(O, OUT_WARPS),
                      32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
     else LAUNCH_EARLY(few_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
