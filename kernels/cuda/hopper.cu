@@ -44,6 +44,7 @@ template <int BN_, int stages_, int slabs_> struct RingOf {
     static_assert(bytes <= 232448, "what a block can have");
 };
 typedef RingOf<256, 4, 2> Wide;
+typedef RingOf<192, 4, 2> Middle;                     // where it leaves fewer columns empty: 384 are two of these
 typedef RingOf<128, 6, 2> Narrow;
 typedef RingOf<256, 3, 5> Backward;                   // of an expert's nonlinearity: slabs for a whole tile, and what it needs
 
@@ -694,11 +695,15 @@ template <Kind kind, typename Ring, bool gather> static bool launch_rows(const P
     LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Ring::bytes, a, b, c, p, tiles, context()->tickets);
     return true;
 }
+template <Kind kind, typename Ring> static bool launch_rows(const Product &p) {
+    return p.a_row ? launch_rows<kind, Ring, true>(p) : launch_rows<kind, Ring, false>(p);
+}
 template <Kind kind> static bool rows_product(const Product &p) {
+    const int columns = columns_of<kind>(p);
     if (!can_use(p) || (p.add && p.start)) return false;
-    const bool wide = columns_of<kind>(p) > 128 && blocks_for<kind, BM, 256>(p) > (unsigned)context()->sm_count;
-    if (p.a_row) return wide ? launch_rows<kind, Wide, true>(p) : launch_rows<kind, Narrow, true>(p);
-    return wide ? launch_rows<kind, Wide, false>(p) : launch_rows<kind, Narrow, false>(p);
+    if (columns <= 128 || blocks_for<kind, BM, 256>(p) <= (unsigned)context()->sm_count) return launch_rows<kind, Narrow>(p);
+    const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
+    return fits ? launch_rows<kind, Middle>(p) : launch_rows<kind, Wide>(p);
 }
 bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
 bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
