@@ -752,12 +752,14 @@ template <bool gather, bool transposed> static bool launch_weight(Outer o) {
 }
 bool hopper_weight(const Product &p) {
     if (!can_use(p)) return false;
-    const bool transposed = p.b_row && !p.a_row;                                // c is (O,C): a's side is O
+    // c is (O,C): a's side is O. A gathered operand takes the side of 128; of two, so that fewer tiles are partly empty.
+    auto area = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, 256); };
+    const bool transposed = p.b_row && (!p.a_row || area(p.C, p.O) < area(p.O, p.C));
     Outer o = {};
     o.start = p.start, o.E = p.E, o.rows = p.rows, o.add = p.add, o.narrow = p.narrow, o.c = p.c;
     o.left  = transposed ? p.b : p.a, o.left_row  = transposed ? p.b_row : p.a_row, o.P = transposed ? p.C : p.O;
     o.right = transposed ? p.a : p.b, o.right_row = transposed ? p.a_row : p.b_row, o.Q = transposed ? p.O : p.C;
-    if (o.right_row) return launch_weight<true, false>(o);
+    if (o.right_row) return transposed ? launch_weight<true, true>(o) : launch_weight<true, false>(o);
     return transposed ? launch_weight<false, true>(o) : launch_weight<false, false>(o);
 }
 
