@@ -708,23 +708,32 @@ template <Kind kind> static bool rows_product(const Product &p) {
 bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
 bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
 
-// c = or += the sum of its parts, in order.
+// c = or += the sum of its parts, in order. A thread has 4 of n, a multiple of that.
 template <typename T> static __global__ void add_planes(T *c, const float *part, size_t n, int parts, bool add) {
-    const size_t i = global_index();
+    const size_t i = global_index() * 4;
     if (i >= n) return;
-    float sum = add ? (float)c[i] : 0;
-    for (int k = 0; k < parts; k++) sum += part[k * n + i];
-    c[i] = (T)sum;
+    float sum[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum[j] = add ? (float)c[i + j] : 0;
+    for (int k = 0; k < parts; k++) {
+        const float4 x = *(const float4 *)(part + k * n + i);
+        sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+    }
+    struct alignas(sizeof(T) * 4) Four { T x[4]; } to;
+#pragma unroll
+    for (int j = 0; j < 4; j++) to.x[j] = (T)sum[j];
+    *(Four *)(c + i) = to;
 }
 
 // In how many shares to sum when there are too few tiles to keep all SMs busy to the end: the fewest rounds of tiles, each as
-// long as its share, if that pays for joining the parts. By the 132 SMs of a full GPU, whatever this one has: sums must not
-// depend on it.
+// long as its share, if that pays for the parts: to write and to read one takes as long as multiplying some 930 rows. By the
+// 132 SMs of a full GPU, whatever this one has: sums must not depend on it.
 static int shares(size_t tiles, int rows_of_expert) {
     int best = 1;
     double least = 1e30;
     for (int n = 1; n <= 8 && (n == 1 || rows_of_expert / n >= 512); n++) {
-        const double time = (double)divide_up(tiles * n, 132) / n * (1 + 0.08 * (n - 1));
+        const double parts = n > 1 ? 930.0 * n / rows_of_expert * (double)tiles / 132 : 0;
+        const double time = (double)divide_up(tiles * n, 132) / n + parts;
         if (time < least) least = time, best = n;
     }
     return best;
@@ -745,9 +754,9 @@ template <bool gather, bool transposed> static bool launch_weight(Outer o) {
     LAUNCH(kernel, (unsigned)min(tiles * o.splits, (size_t)context()->sm_count), THREADS, Wide::bytes, right, c, o);
     const float *parts = (const float *)o.c;
     if (o.splits > 1 && whole.narrow)
-        LAUNCH(add_planes<floatX>, (unsigned)divide_up(n, 256), 256, 0, (floatX *)whole.c, parts, n, o.splits, false);
+        LAUNCH(add_planes<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)whole.c, parts, n, o.splits, false);
     else if (o.splits > 1)
-        LAUNCH(add_planes<float>, (unsigned)divide_up(n, 256), 256, 0, (float *)whole.c, parts, n, o.splits, whole.add);
+        LAUNCH(add_planes<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, parts, n, o.splits, whole.add);
     return true;
 }
 bool hopper_weight(const Product &p) {
