@@ -585,7 +585,8 @@ void model_backward(Model *m, float scale) {
                   m->final_rstd);
     parallel_gradients(m, m->manifest.range_count - 1);
     for (int l = L-1; l >= 0; l--) {
-        m->write = m->fresh && (l == L-1 || !m->config.universal) ? m->set : ADD;
+        const int first = m->fresh && (l == L-1 || !m->config.universal);
+        m->write = first || m->set == SET_ROUNDED ? m->set : ADD;       /* what is rounded is never a sum */
         block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
         if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
     }

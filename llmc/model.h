@@ -8,7 +8,8 @@
 #include "tensor.h"
 
 /* Learnable tensors, with their shapes; described in model.c. Gradients are the same structs over `void`, for those of
- * matrices may be stored as floatX: Tensor.stored. Fields that a configuration does not have stay NULL. A, X, Gq: attention experts, top-k, G*D. */
+ * matrices may be stored as floatX: Tensor.stored. Fields that a configuration does not have stay NULL. A, X, Gq: attention
+ * experts, top-k, G*D. */
 #define LAYER_TENSORS(T) \
     T *att_norm;        /* (C) */                                                                             \
     T *att_router;      /* (A,C)         NULL when attention is plain */                                      \

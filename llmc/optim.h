@@ -5,7 +5,7 @@
 
 typedef struct {
     void    *m, *v;           /* (manifest.total / shards) running means of the gradient and of its square */
-    Stored  moments;         /* what they are stored as */
+    Stored   moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's share of each */
     Segment *summed;          /* (tensors) what it has the sum of gradients of: segments, or the whole tensors if ordered */
@@ -37,6 +37,6 @@ extern const char *const state_suffix[STATE_KINDS];         /* of the names in f
 const void *optimizer_whole(const Optimizer *o, const Model *m, int kind);
 void        optimizer_lend(const Optimizer *o, const Model *m);
 void       *optimizer_part(const Optimizer *o, int kind);   /* what this rank has of it */
-Stored     optimizer_type(const Optimizer *o, int kind);
+Stored      optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
 #endif
