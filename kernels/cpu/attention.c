@@ -174,7 +174,9 @@ static void attention_decode(floatX *out, const floatX *q, const floatX *cache, 
     const size_t kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
     {
-        real *scores = malloc(((size_t)T + 2*(size_t)D) * sizeof *scores), *query = scores + T, *sum = query + D;
+        enum { FEW = 128 };
+        real *scores = malloc(((size_t)T + 3*(size_t)D) * sizeof *scores);
+        real *const query = scores + T, *const sum = query + D, *const part = sum + D;
         #pragma omp for
         for (int i = 0; i < B*G*Q; i++) {
             const int b = i / (G*Q), g = i / Q % G, r = i % Q, seen = position[b] + 1;
@@ -189,11 +191,18 @@ static void attention_decode(floatX *out, const floatX *q, const floatX *cache, 
                 scores[j] = s;
                 if (s > max) max = s;
             }
-            #pragma omp simd reduction(+:total)
-            for (int j = 0; j < seen; j++) { scores[j] = fast_exp(scores[j] - max); total += scores[j]; }
             for (int d = 0; d < D; d++) sum[d] = 0;
-            for (int j = 0; j < seen; j++)
-                for (int d = 0; d < D; d++) sum[d] += scores[j] * R(v[(size_t)j*kv_row + d]);
+            for (int from = 0; from < seen; from += FEW) {          /* sums of a few keys, and of those */
+                const int to = seen - from < FEW ? seen : from + FEW;
+                real few = 0;
+                #pragma omp simd reduction(+:few)
+                for (int j = from; j < to; j++) { scores[j] = fast_exp(scores[j] - max); few += scores[j]; }
+                total += few;
+                for (int d = 0; d < D; d++) part[d] = 0;
+                for (int j = from; j < to; j++)
+                    for (int d = 0; d < D; d++) part[d] += scores[j] * R(v[(size_t)j*kv_row + d]);
+                for (int d = 0; d < D; d++) sum[d] += part[d];
+            }
             for (int d = 0; d < D; d++) out[at + d] = X(sum[d] / total);
         }
         free(scores);

@@ -89,13 +89,19 @@ static void embed_backward(real *dweight, const floatX *dout, const int *token, 
  *     dx_c = r g_c - r^3 x_c / C * sum_i g_i x_i          dw_c = sum over rows of dy_c x_c r. */
 
 static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, const floatX *weight, float eps, int N, int C) {
+    enum { FEW = 256 };
     #pragma omp parallel for PARALLEL_IF((size_t)N*C)
     for (int n = 0; n < N; n++) {
         const floatX *x = inp + (size_t)n*C;
         floatX *y = out + (size_t)n*C;
         real squares = 0;
-        #pragma omp simd reduction(+:squares)
-        for (int c = 0; c < C; c++) squares += R(x[c]) * R(x[c]);
+        for (int from = 0; from < C; from += FEW) {                 /* sums of a few, and of those */
+            const int to = C - from < FEW ? C : from + FEW;
+            real few = 0;
+            #pragma omp simd reduction(+:few)
+            for (int c = from; c < to; c++) few += R(x[c]) * R(x[c]);
+            squares += few;
+        }
         real r = rstd[n] = 1 / sqrt(squares / C + (real)eps);
         for (int c = 0; c < C; c++) y[c] = X(R(X(R(x[c]) * r)) * R(weight[c]));
     }
