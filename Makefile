@@ -48,7 +48,7 @@ TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c))
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 CASES   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/cases.c))
 
-.PHONY: all test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
+.PHONY: all run_tests test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
