@@ -380,8 +380,8 @@ static void fit_batch(Run *r) {
                r->parallel.ranks);
 }
 
-static Stored moments(const Settings *s) { return strcmp(s->moments, "bf16") ? AS_REAL : AS_FLOATX; }
-static Stored gradients(const Settings *s) { return strcmp(s->gradients, "bf16") ? AS_REAL : AS_FLOATX; }
+/* What -mo and -mg say. */
+static Stored stored_as(const char *type) { return strcmp(type, "bf16") ? AS_REAL : AS_FLOATX; }
 
 static void plan(Run *r) {
     Settings *s = &r->s;
@@ -406,13 +406,13 @@ static void plan(Run *r) {
              "Smaller steps (-b, -t, -d), or a number of them (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
-                        gradients(s), ranks > 1 || s->ordered ? &r->parallel : NULL);
-    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || moments(s) == AS_FLOATX))
+                        stored_as(s->gradients), ranks > 1 || s->ordered ? &r->parallel : NULL);
+    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || stored_as(s->moments) == AS_FLOATX))
         fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16, which round by the place in memory; "
              "with more ranks there is more padding");
-    if (!strcmp(s->moments, "bf16") && r->dev->floatX_size != 2)
+    if (stored_as(s->moments) == AS_FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
-    optimizer_plan(&r->optimizer, &r->model, s->master, moments(s));
+    optimizer_plan(&r->optimizer, &r->model, s->master, stored_as(s->moments));
     if (r->tokenizer)
         r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
                                                                               : r->config.vocab;
@@ -423,7 +423,7 @@ static size_t memory_with(const Run *r, int batch, int recompute, int master, St
     Model m;
     Optimizer o;
     model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches * r->s.batch / batch,
-                        gradients(&r->s), r->model.parallel);
+                        stored_as(r->s.gradients), r->model.parallel);
     optimizer_plan(&o, &m, master, kind);
     const size_t total = m.arena.total;
     model_free(&m);
@@ -475,7 +475,7 @@ static _Noreturn void out_of_memory(const Run *r) {
     const size_t room = r->dev->memory(), need = r->model.arena.total;
     const Settings *s = &r->s;
     int b = s->batch / 2;
-    while (b > 1 && memory_with(r, b, s->recompute, s->master, moments(s)) > room) b /= 2;
+    while (b > 1 && memory_with(r, b, s->recompute, s->master, stored_as(s->moments)) > room) b /= 2;
     char smaller[96];
     snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
     struct { const char *options; int batch, recompute, lean; size_t bytes; } way[WAYS] = {
@@ -484,7 +484,7 @@ static _Noreturn void out_of_memory(const Run *r) {
     for (int i = 0; i < WAYS; i++)
         if (way[i].batch && (!way[i].lean || r->dev->floatX_size == 2))
             way[i].bytes = memory_with(r, way[i].batch, way[i].recompute, way[i].lean ? 0 : s->master,
-                                       way[i].lean ? AS_FLOATX : moments(s));
+                                       way[i].lean ? AS_FLOATX : stored_as(s->moments));
     Text hint = { 0 };
     for (int best; best = -1, room; way[best].bytes = 0) {
         for (int i = 0; i < WAYS; i++)

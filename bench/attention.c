@@ -39,32 +39,21 @@ static int heads_open(Heads *h, const Device *dev, Size z) {
                   dev->alloc(rows*Q*D*X), dev->alloc(rows*2*D*X), dev->alloc(rows*Q*dev->real_size) };
     return h->q && h->kv && h->out && h->dout && h->dq && h->dkv && h->lse;
 }
-static void forward(Heads *h) {
+static void forward(void *heads) {
+    const Heads *h = heads;
     h->dev->attention_forward(h->out, h->lse, h->q, h->kv, HEADS_TILED, h->z.B, h->z.T, h->z.G, h->z.Q, h->z.D);
 }
-static void backward(Heads *h) {
+static void backward(void *heads) {
+    const Heads *h = heads;
     h->dev->attention_backward(h->dq, h->dkv, h->dout, h->out, h->lse, h->q, h->kv, HEADS_TILED, h->z.B, h->z.T, h->z.G,
                                h->z.Q, h->z.D);
-}
-/* Of a call, where calls are queued ahead. The first batch only warms up. */
-static double median_ms(Heads *h, void (*work)(Heads *)) {
-    const Device *d = h->dev;
-    const int calls = d->is_gpu ? 10 : 1;
-    double ms[RUNS], end[RUNS + 1];
-    for (int i = 0; i <= RUNS; i++) {
-        for (int c = 0; c < calls; c++) work(h);
-        if (d->mark) d->mark(i);
-        else end[i] = now();
-    }
-    d->sync();
-    for (int i = 0; i < RUNS; i++) ms[i] = 1e3 / calls * (d->mark ? d->elapsed(i, i + 1) : end[i + 1] - end[i]);
-    return median(ms, RUNS);
 }
 
 static void time_heads(Heads *h) {
     const Size z = h->z;
     const double flop = 2.0 * z.B * z.G * z.Q * z.D * z.T * (z.T + 1.0) / 1e9;
-    const double f = median_ms(h, forward), b = median_ms(h, backward);
+    const int calls = h->dev->is_gpu ? 10 : 1;                  /* queued ahead */
+    const double f = calls_ms(h->dev, forward, h, RUNS, calls, 0), b = calls_ms(h->dev, backward, h, RUNS, calls, 0);
     printf("%-13s %2d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s\n", z.name, z.B, z.T, z.G, z.Q, z.D,
            f, b, flop / f, 2.5 * flop / b, 3.5 * flop / (f + b));
     fflush(stdout);

@@ -226,22 +226,30 @@ static void time_works(Layer *l, Part *const work[WORKS], double ms[WORKS]) {
         }
     for (int w = 0; w < WORKS; w++) ms[w] = work[w] ? median(took[w], RUNS) : 0;
 }
-/* The same two as bench/peers.py times the others, which all have a turn between: a call to warm up, a rest (a GPU that has
- * rested may take more power for a while), then a few calls in a row, each timed by the device's clock where it has one. */
-static double rested_ms(Layer *l, Part *first, Part *second) {
-    enum { CALLS = 5 };
-    const Device *d = l->dev;
-    double ms[CALLS], at[CALLS + 1];
-    for (int i = -1; i <= CALLS; i++) {
-        if (i == 0) { d->sync(); nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL); }
-        if (i >= 0) { if (d->mark) d->mark(i); else at[i] = now(); }
-        if (i == CALLS) break;
-        first(l);
-        if (second) second(l);
+double calls_ms(const Device *d, void (*work)(void *), void *of, int runs, int calls, double rest) {
+    double *ms = mem_alloc((size_t)runs * sizeof *ms), *at = mem_alloc((size_t)(runs + 1) * sizeof *at);
+    for (int i = -1; i < runs; i++) {
+        for (int c = 0; c < calls; c++) work(of);
+        if (i < 0 && rest > 0) { d->sync(); nanosleep(&(struct timespec){ .tv_nsec = (long)(rest * 1e9) }, NULL); }
+        if (d->mark) d->mark(i + 1);
+        else at[i + 1] = now();
     }
     d->sync();
-    for (int i = 0; i < CALLS; i++) ms[i] = 1e3 * (d->mark ? d->elapsed(i, i + 1) : at[i + 1] - at[i]);
-    return median(ms, CALLS);
+    for (int i = 0; i < runs; i++) ms[i] = 1e3 / calls * (d->mark ? d->elapsed(i, i + 1) : at[i + 1] - at[i]);
+    const double middle = median(ms, runs);
+    free(ms), free(at);
+    return middle;
+}
+/* The same two as bench/peers.py times the others, which all have a turn between: a GPU that has rested may take more power for a
+ * while. */
+typedef struct { Layer *l; Part *first, *second; } Turn;
+static void run_turn(void *turn) {
+    const Turn *t = turn;
+    t->first(t->l);
+    if (t->second) t->second(t->l);
+}
+static double rested_ms(Layer *l, Part *first, Part *second) {
+    return calls_ms(l->dev, run_turn, &(Turn){ l, first, second }, 5, 1, 30e-3);
 }
 /* Multiply-adds of the forward pass times two, in Gflop, and those of the backward pass. */
 static void work_of(const Layer *l, double *forward_work, double *backward_work) {

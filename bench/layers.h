@@ -45,6 +45,9 @@ double time_operations(const Device *dev, const Listed *l, const Copies *copies)
 double print_operations(double product_rate, const Copies *copies);                     /* the table; returns flop */
 
 double median(double *x, int n);                /* sorts x */
+/* Median ms of a call of work(of): of `runs` batches of `calls` in a row, by the device's clock where it has one. A batch before
+ * them warms up; after it the device rests, for `rest` seconds. */
+double calls_ms(const Device *d, void (*work)(void *), void *of, int runs, int calls, double rest);
 /* Normal numbers times scale, a prime number of them again and again: enough to be random, no two rows alike, soon made. */
 void fill_normal(const Device *dev, floatX *to, size_t n, uint64_t key, double scale);
 #endif

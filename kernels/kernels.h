@@ -390,6 +390,8 @@ typedef struct Device {
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
 } Device;
 
+static inline size_t stored_size(const Device *dev, Stored s) { return s == AS_REAL ? dev->real_size : dev->floatX_size; }
+
 const Device *device_list(int i);              /* the i-th device of this build, best first; NULL past the end */
 const Device *device_find(const char *name);   /* by name; NULL if this build has none of that name */
 #endif

@@ -6,8 +6,7 @@
 
 void optimizer_plan(Optimizer *o, Model *m, int master, Stored moments) {
     const int shards = m->parallel && m->parallel->sharded ? m->ranks : 1;
-    const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size;
-    const size_t each = moments == AS_REAL ? Re : m->dev->floatX_size;
+    const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size, each = stored_size(m->dev, moments);
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .shards = shards,
                       .shard = shards > 1 ? m->parallel->rank : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
@@ -65,7 +64,7 @@ const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
 void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == 1 ? o->v : o->master; }
 Stored optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? AS_REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
-    return optimizer_type(o, kind) == AS_REAL ? m->dev->real_size : m->dev->floatX_size;
+    return stored_size(m->dev, optimizer_type(o, kind));
 }
 
 static void gather(const Optimizer *o, const Model *m, int kind) {

@@ -54,7 +54,7 @@ void manifest_place_gradients(Manifest *m, const Device *dev) {
     for (int i = 0; i < m->count; i++) {
         Tensor *t = &m->at[i];
         const size_t end = i + 1 < m->count ? t[1].offset : m->total;
-        t->element = t->stored == AS_REAL ? dev->real_size : dev->floatX_size;
+        t->element = stored_size(dev, t->stored);
         t->gradient = m->gradient_bytes;
         m->gradient_bytes += (end - t->offset) * t->element;
     }

@@ -1103,13 +1103,10 @@ static void poison(const Device *dev, const Buffer *b, void *at) {
     free(value);
 }
 /* Where gradients begin is counted in bytes, which differ between devices. */
-static size_t gradient_size(const Case *c, const Device *dev) {
-    return c->gradients == AS_REAL ? dev->real_size : dev->floatX_size;
-}
 static void put_segments(const Device *dev, const Case *c, void *at) {
     Segment s[MOST_SEGMENTS];
     memcpy(s, c->segment, sizeof s);
-    for (int i = 0; i < c->count; i++) s[i].gradient *= gradient_size(c, dev);
+    for (int i = 0; i < c->count; i++) s[i].gradient *= stored_size(dev, c->gradients);
     dev->upload(at, s, (size_t)c->count * sizeof *s);
 }
 static double *get_segments(const Device *dev, const Case *c, const void *at) {
@@ -1117,7 +1114,7 @@ static double *get_segments(const Device *dev, const Case *c, const void *at) {
     const size_t bytes = (size_t)c->count * sizeof *s;
     double *value = mem_alloc(bytes * sizeof *value);
     dev->download(s, at, bytes);
-    for (int i = 0; i < c->count; i++) s[i].gradient /= gradient_size(c, dev);
+    for (int i = 0; i < c->count; i++) s[i].gradient /= stored_size(dev, c->gradients);
     for (size_t i = 0; i < bytes; i++) value[i] = ((const unsigned char *)s)[i];
     return value;
 }

@@ -389,7 +389,7 @@ static uint64_t hash_of(const Trainee *t) {                             /* of we
     const void *at[] = { t->m.params, t->o.m, t->o.v, t->o.master };
     uint64_t h = 0;
     for (int i = 0; i < 4; i++) {
-        const size_t bytes = n * (i == 3 || (i && t->o.moments == AS_REAL) ? dev->real_size : dev->floatX_size);
+        const size_t bytes = n * stored_size(dev, i == 3 ? AS_REAL : i ? t->o.moments : AS_FLOATX);
         void *host = mem_alloc(bytes);
         if (at[i]) { dev->download(host, at[i], bytes); h = hash_bytes(h, host, bytes); }
         free(host);

@@ -333,8 +333,9 @@ template<class M, class G> __device__ static inline void update_range(const Upda
 // A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
 // gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that the host need not wait for
 // it. Moves 30 bytes per element with a master copy of bf16 weights, 28 for float, 24 for bf16 weights without
-// a master, 16 if m and v are bf16 too; and 2 less where the gradient is bf16. Root and quotient are the approximate instructions, right to one and two
-// units of f32: rounded exactly, arithmetic and not memory would limit the last form (84 instead of 94 % of a copy).
+// a master, 16 if m and v are bf16 too; and 2 less where the gradient is bf16. Root and quotient are the
+// approximate instructions, right to one and two units of f32: rounded exactly, arithmetic and not memory would
+// limit the last form (84 instead of 94 % of a copy).
 template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const void *grads,
         const real *squares, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;
