@@ -98,8 +98,8 @@ typedef struct {
     float  decay;                       /* 0 or 1 */
     size_t shift;                       /* master, m and v begin at offset - shift: of ranks that share the optimizer's
                                          * state each keeps its own parts only, one after the other */
-    size_t gradient;                    /* bytes: where its gradient begins; aligned as the weight is */
-    Stored stored;                      /* what the gradient is */
+    Stored stored;                      /* what its gradient is made of, */
+    size_t gradient;                    /* and where that begins, in elements of that kind; aligned as the weight is */
 } Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */

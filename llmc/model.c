@@ -399,7 +399,7 @@ void model_gradients(const Model *m, double *host) {
     memset(host, 0, m->manifest.total * sizeof *host);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        const void *from = (const char *)m->grads + t->gradient;
+        const void *from = gradient_of(t, m->grads);
         if (t->stored == AS_REAL) m->dev->reals_to_double(host + t->offset, from, t->count);
         else m->dev->to_double(host + t->offset, from, t->count);
     }
@@ -559,7 +559,7 @@ void model_loss(Model *m, float scale, int gradient) {
 void model_start_step(Model *m) {
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        void *gradient = (char *)m->grads + t->gradient;
+        void *gradient = gradient_of(t, m->grads);
         const int set = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
         if (!set) m->dev->zero(gradient, t->count * t->element);
     }

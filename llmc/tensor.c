@@ -55,11 +55,12 @@ void manifest_place_gradients(Manifest *m, const Device *dev) {
         Tensor *t = &m->at[i];
         const size_t end = i + 1 < m->count ? t[1].offset : m->total;
         t->element = stored_size(dev, t->stored);
-        t->gradient = m->gradient_bytes;
+        t->gradient = m->gradient_bytes / t->element;       /* it is a multiple of ALIGN of any kind of number */
         m->gradient_bytes += (end - t->offset) * t->element;
     }
 }
 
+void *gradient_of(const Tensor *t, const void *gradients) { return (char *)gradients + t->gradient * t->element; }
 void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element) {
     for (int i = 0; i < m->count; i++)
         if (m->at[i].layer == layer)
@@ -68,7 +69,7 @@ void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, si
 void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients) {
     for (int i = 0; i < m->count; i++)
         if (m->at[i].layer == layer)
-            *(void **)((char *)pointers + m->at[i].field) = (char *)gradients + m->at[i].gradient;
+            *(void **)((char *)pointers + m->at[i].field) = gradient_of(&m->at[i], gradients);
 }
 
 static int alternatives(const Tensor *t) {
@@ -107,7 +108,7 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
     const size_t end = part.offset + part.count, last = t->offset + t->count;
     const size_t from = t->offset > part.offset ? t->offset : part.offset, to = last < end ? last : end;
     return (Segment){ .offset = from, .count = to > from ? to - from : 0, .decay = (float)t->decay, .shift = part.shift,
-                      .gradient = t->gradient + (from - t->offset) * t->element, .stored = t->stored };
+                      .stored = t->stored, .gradient = t->gradient + (from - t->offset) };
 }
 
 void manifest_initial(const Tensor *t, uint64_t seed, double *values) {

@@ -13,7 +13,7 @@ typedef struct {
     int    shape[4], rank;
     size_t offset, count;               /* elements; one offset addresses weight, master copy and moments */
     Stored stored;                      /* what its gradient is made of, */
-    size_t element, gradient;           /* how many bytes each number of that has, and where it begins */
+    size_t element, gradient;           /* bytes of each number of that, and where it begins, in such numbers */
     float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
     int    decay;                       /* 1: weight decay applies */
     size_t field;                       /* where the struct of pointers keeps this one */
@@ -51,6 +51,7 @@ void manifest_free(Manifest *m);
 /* Points every field of layer `layer` (or -1) in a struct of pointers at its place in an arena of `element` bytes each, or
  * in that of the gradients. */
 void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
+void *gradient_of(const Tensor *t, const void *gradients);
 void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients);
 
 /* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index

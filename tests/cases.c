@@ -793,7 +793,7 @@ static void segments(Case *c, size_t n, int count) {
         Segment *s = &c->segment[i];
         *s = i == count - 1 ? (Segment){ .offset = n - n / 2, .count = n / 2 }
                             : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
-        s->gradient = s->offset, s->stored = c->gradients;                  /* elements; see put_segments */
+        s->gradient = s->offset, s->stored = c->gradients;
         at += s->count;
         sum += s->count;
     }
@@ -1102,22 +1102,6 @@ static void poison(const Device *dev, const Buffer *b, void *at) {
     put(dev, b, at, value);
     free(value);
 }
-/* Where gradients begin is counted in bytes, which differ between devices. */
-static void put_segments(const Device *dev, const Case *c, void *at) {
-    Segment s[MOST_SEGMENTS];
-    memcpy(s, c->segment, sizeof s);
-    for (int i = 0; i < c->count; i++) s[i].gradient *= stored_size(dev, c->gradients);
-    dev->upload(at, s, (size_t)c->count * sizeof *s);
-}
-static double *get_segments(const Device *dev, const Case *c, const void *at) {
-    Segment s[MOST_SEGMENTS];
-    const size_t bytes = (size_t)c->count * sizeof *s;
-    double *value = mem_alloc(bytes * sizeof *value);
-    dev->download(s, at, bytes);
-    for (int i = 0; i < c->count; i++) s[i].gradient /= stored_size(dev, c->gradients);
-    for (size_t i = 0; i < bytes; i++) value[i] = ((const unsigned char *)s)[i];
-    return value;
-}
 int case_place(Placed *p, const Case *c, const Device *dev) {
     *p = (Placed){ .c = c, .dev = dev };
     for (int i = 0; i < c->buffers; i++) {
@@ -1130,18 +1114,14 @@ int case_place(Placed *p, const Case *c, const Device *dev) {
         memset(guard, 0xA5, sizeof guard);
         dev->upload(p->base[i], guard, GUARD);
         dev->upload((char *)p->at[i] + bytes, guard, GUARD);
-        if (!strcmp(b->name, "segments")) put_segments(dev, c, p->at[i]);
-        else if (b->value) put(dev, b, p->at[i], b->value);
+        if (b->value) put(dev, b, p->at[i], b->value);
         else poison(dev, b, p->at[i]);
         dev->sync();
     }
     return 1;
 }
 void case_run(const Placed *p) { p->c->call(p->dev, p->c, p->at); }
-double *case_read(const Placed *p, int i) {
-    if (!strcmp(p->c->buffer[i].name, "segments")) return get_segments(p->dev, p->c, p->at[i]);
-    return get(p->dev, &p->c->buffer[i], p->at[i]);
-}
+double *case_read(const Placed *p, int i) { return get(p->dev, &p->c->buffer[i], p->at[i]); }
 void *case_bits(const Placed *p, int i, size_t *bytes) {
     *bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
     void *bits = mem_alloc(*bytes);

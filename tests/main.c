@@ -1,7 +1,8 @@
 /* main.c: runs the groups of tests named on the command line, or all of them.
- *   run_tests [-v] [-q] [-d DEVICE] [-s SEED] [GROUP ...]
+ *   run_tests [-v] [-q] [-d DEVICE] [-s SEED] [-p I/N] [GROUP ...]
  * -q: quick, fewer and smaller cases. -d: only devices of this name, or of names that match a pattern ('cuda-*'), in the
  * groups kernels, comm, gpu, ladder, soak and large. Together they make runs under compute-sanitizer short (sanitize.sh).
+ * -p: part I of N (1 to N) of the groups kernels and ladder, for processes that share the work.
  * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
 #define _POSIX_C_SOURCE 200809L
 #include "test.h"
@@ -19,6 +20,7 @@ int quick;
 static int passed, failed, skipped, verbose;
 static const char *only_device = "*";
 static const char *group = "";
+static int part = 1, parts = 1;
 static char folder[] = "/tmp/moe-tests-XXXXXX";
 static uint64_t state = 1;
 
@@ -65,6 +67,11 @@ double uniform(void) {
 }
 double normal(void) { return sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform()); }
 
+int in_part(void) {
+    static int turn;
+    return turn++ % parts == part - 1;
+}
+
 int is_tested(const Device *d) { return !fnmatch(only_device, d->name, 0); }
 const Device *tested_device(int i) {
     const Device *d;
@@ -92,7 +99,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "-d") && i + 1 < argc) only_device = argv[++i];
         else if (!strcmp(argv[i], "-fault")) fault = 1;
         else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
-        else named++;
+        else if (!strcmp(argv[i], "-p") && i + 1 < argc) {
+            if (sscanf(argv[++i], "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) { fprintf(stderr, "-p: I/N\n"); return 2; }
+        } else named++;
     if (fault) gpu_fault();
     if (!mkdtemp(folder)) { perror(folder); return 2; }
     printf("seed %llu\n", (unsigned long long)seed);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # sanitize.sh: NVIDIA's compute-sanitizer over every kernel, on small cases (run_tests -q); any report of it is a failure.
-# Each tool and device is two processes of their own, all at once, dealt out to the GPUs there are: mostly they wait for the
-# host. A few minutes on 16 cores.
+# Each tool and device is a few processes of their own, all at once, dealt out to the GPUs there are: mostly they wait for the
+# host. With several GPUs the cases are dealt out as well.
 #
 #   memcheck     accesses outside of allocations, or misaligned      initcheck    reads of memory that nobody has written
 #   racecheck    threads of a block that use shared memory without an order between them, and copies, bulk ones too; not
@@ -12,18 +12,19 @@ command -v compute-sanitizer > /dev/null || { echo "there is no compute-sanitize
 logs=build/sanitize && rm -rf $logs && mkdir -p $logs
 export CUDA_MODULE_LOADING=LAZY OMP_NUM_THREADS=1
 gpus=$(nvidia-smi -L 2> /dev/null | grep -c .)
+[ "$gpus" -gt 0 ] || { echo "there is no GPU here"; exit 1; }
 turn=0
+watch() {       # tool, device, name of the log, what run_tests is to do
+    run=$logs/$1-$2-$3 tests=./run_tests
+    [ $1 = racecheck ] && tests=${RACE_TESTS:?the build of run_tests for racecheck; see make sanitize}
+    { CUDA_VISIBLE_DEVICES=$turn compute-sanitizer --tool $1 --report-api-errors no --error-exitcode 9 $tests -q -s 1 -d $2 $4 > $run.txt 2>&1
+      echo $? > $run.code; } &
+    turn=$(((turn + 1) % gpus))
+}
 for tool in $tools; do
     for device in cuda-bf16 cuda-bf16-portable cuda-f32; do
-        for groups in kernels "gpu comm ladder"; do
-            run=$logs/$tool-$device-${groups%% *}
-            [ "$gpus" -gt 1 ] && export CUDA_VISIBLE_DEVICES=$((turn % gpus))
-            turn=$((turn + 1))
-            tests=./run_tests
-            [ $tool = racecheck ] && tests=${RACE_TESTS:?the build of run_tests for racecheck; see make sanitize}
-            { compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 $tests -q -s 1 -d $device $groups > $run.txt 2>&1
-              echo $? > $run.code; } &
-        done
+        watch $tool $device gpu "gpu comm"
+        for part in $(seq $gpus); do watch $tool $device kernels-$part "-p $part/$gpus kernels ladder"; done
     done
 done
 wait

@@ -15,6 +15,7 @@ double relative_error(const double *got, const double *expected, size_t n);
 double uniform(void);                                  /* in [0,1), from a seed printed at the start (-s to repeat) */
 double normal(void);
 
+int in_part(void);                                          /* is the next piece of work this process's? (-p) */
 extern int quick;                                           /* -q: fewer and smaller cases */
 struct Device;
 int is_tested(const struct Device *d);                      /* -d names it */

@@ -79,8 +79,9 @@ static void accumulate(real *acc, const real *x, size_t n) {
 static void squares(real *out, const void *grads, const Segment *segments, int count) {
     double total = 0;
     for (int i = 0; i < count; i++) {
-        double s = sum_of((const char *)grads + segments[i].gradient, segments[i].count,
-                          segments[i].stored == AS_REAL ? SQUARED : SQUARED_FLOATX);
+        const Segment *g = &segments[i];
+        const double s = g->stored == AS_REAL ? sum_of((const real *)grads + g->gradient, g->count, SQUARED)
+                                              : sum_of((const floatX *)grads + g->gradient, g->count, SQUARED_FLOATX);
         out[i] = (real)s;
         total += s;
     }
@@ -100,9 +101,8 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Stored moments
     const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
     for (int s = 0; s < count; s++) {
         const size_t from = segments[s].offset, to = from + segments[s].count;
-        const void *grad = (const char *)grads + segments[s].gradient;
-        const real *g_real = segments[s].stored == AS_REAL ? grad : NULL;
-        const floatX *g_short = grad;
+        const real *g_real = segments[s].stored == AS_REAL ? (const real *)grads + segments[s].gradient : NULL;
+        const floatX *g_short = (const floatX *)grads + segments[s].gradient;
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {

@@ -24,9 +24,6 @@
 #include "impl.cuh"
 #include "ptx.cuh"
 
-#define LOG2E 1.44269504f
-#define LN2   0.69314718f
-
 // The same number in all lanes of a warp. Said this way the compiler knows, and keeps what follows from it in one register
 // for the warp instead of one for each lane, of which the kernels on tensor cores have none to spare.
 __device__ static inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }

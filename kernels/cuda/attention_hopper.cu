@@ -22,9 +22,6 @@
 
 #if defined(PRECISION_BF16)
 
-#define LOG2E 1.44269504f
-#define LN2   0.69314718f
-
 // pairs: B*G; count: packed rows of a pair, T*Q; fold: rows of a token, if they lie at another distance than tokens do,
 // else 1; fill: rows in a box, 64 or a little less; boxes: of a pair.
 struct Heads { HeadOrder order; int T, G, Q, pairs, count, fold, fill, boxes; };

@@ -10,7 +10,6 @@ struct Newest { const real *table; const floatX *kv; const int *row; };  // of f
 // HEADS of the Q query heads (a group of them), from one of `splits` parts of the keys; the column runs fastest.
 struct Cut { int lanes, width, columns, groups, splits; };
 enum { DECODE_WARPS = 4, BATCH = 4, DECODE_THREADS = 32 * DECODE_WARPS, FEW_THREADS = 256, CLUSTER = 8 };
-static const float LOG2E = 1.4426950408889634f;
 static const float LOWEST = -1e30f;                                     // of a maximum: subtracting two of them is not NaN
 
 __device__ static inline float power_of_2(float x) { return sizeof(floatX) == 2 ? exp2_fast(x) : exp2f(x); }
@@ -225,14 +224,14 @@ void few_attention_kernel(floatX *out, const floatX *q, floatX *cache, const int
     const int seen = position[b] + 1, each = (seen + splits - 1) / splits;
     const int begin = split * each, end = min(begin + each, seen);
     const floatX *const keys = cache + (int64_t)b * h.T * pitch + g * D + mine;
-    Raw key[BATCH], value[BATCH];
+    Vec key[BATCH], value[BATCH];
     auto at = [&](int j0, int i) { return min(j0 + i * AT_ONCE + lane / LANES, end - 1); };
     auto load_batch = [&](int j0) {
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const floatX *from = keys + (int64_t)at(j0, i) * pitch;
-            key[i] = load_raw(from);
-            value[i] = load_raw(from + pitch / 2);
+            key[i] = load_vec(from);
+            value[i] = load_vec(from + pitch / 2);
         }
     };
     int j0 = begin + warp * BATCH * AT_ONCE;
@@ -269,7 +268,7 @@ void few_attention_kernel(floatX *out, const floatX *q, floatX *cache, const int
 #pragma unroll
     for (int m = 0; m < HEADS; m++) {
         top[m] = LOWEST;
-        const Raw v = load_raw(&x_of[m][mine]);
+        const Vec v = load_vec(&x_of[m][mine]);
         for (int e = 0; e < VECTOR; e++) x[m][e] = element(v, e) * c;
     }
 #pragma unroll 1
@@ -278,8 +277,8 @@ void few_attention_kernel(floatX *out, const floatX *q, floatX *cache, const int
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             if (at(j0, i) == seen - 1) {
-                key[i] = load_raw(&x_of[HEADS][mine]);
-                value[i] = load_raw(&x_of[HEADS + 1][mine]);
+                key[i] = load_vec(&x_of[HEADS][mine]);
+                value[i] = load_vec(&x_of[HEADS + 1][mine]);
             }
 #pragma unroll
             for (int e = 0; e < VECTOR; e++)

@@ -9,8 +9,7 @@
 static inline const int *end_of(const Plan *plan) { return plan->first ? plan->start + plan->E : NULL; }
 
 __device__ static inline real fast_sigmoid(real x) {
-    const real log2e = 1.4426950408889634f;
-    return sizeof(floatX) == 2 ? inverse_fast(1 + exp2_fast(-log2e * x)) : 1 / (1 + expf(-x));
+    return sizeof(floatX) == 2 ? inverse_fast(1 + exp2_fast(-LOG2E * x)) : 1 / (1 + expf(-x));
 }
 
 // An activation and its derivatives. `up` counts for the gated kind only.

@@ -55,20 +55,20 @@ __device__ static int active_experts(short *active, short *slot, const int *expe
 }
 
 // A stride of a row of weights, from `from` on; all its loads are under way together, those of several rows as well.
-template <int AHEAD> __device__ static inline void load_stride(Raw (&w)[AHEAD], const floatX *row, int from, int C) {
+template <int AHEAD> __device__ static inline void load_stride(Vec (&w)[AHEAD], const floatX *row, int from, int C) {
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) if (from + i * 32 * VECTOR < C) w[i] = load_raw(row + from + i * 32 * VECTOR);
+    for (int i = 0; i < AHEAD; i++) if (from + i * 32 * VECTOR < C) w[i] = load_vec(row + from + i * 32 * VECTOR);
 }
 // sum[r][n] += <stride of row r, that of row at[n] of x>. at[n] < 0: left out. `own`: x is by token, row n stands for at[n].
 template <int ROWS, int NT, bool own, int AHEAD> __device__ static inline
-void add_stride(float sum[ROWS][NT], const Raw (&w)[ROWS][AHEAD], const floatX *x, const int at[NT], int from, int C) {
+void add_stride(float sum[ROWS][NT], const Vec (&w)[ROWS][AHEAD], const floatX *x, const int at[NT], int from, int C) {
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         if (from + i * 32 * VECTOR < C)
 #pragma unroll
             for (int n = 0; n < NT; n++)
                 if (at[n] >= 0) {
-                    const Raw v = load_raw(x + (size_t)(own ? n : at[n]) * C + from + i * 32 * VECTOR);
+                    const Vec v = load_vec(x + (size_t)(own ? n : at[n]) * C + from + i * 32 * VECTOR);
 #pragma unroll
                     for (int r = 0; r < ROWS; r++)
                         for (int j = 0; j < VECTOR; j++) sum[r][n] += element(w[r][i], j) * element(v, j);
@@ -76,7 +76,7 @@ void add_stride(float sum[ROWS][NT], const Raw (&w)[ROWS][AHEAD], const floatX *
 }
 // sum[r][n] = <row r, row at[n] of x> over C elements, by a warp; every lane gets it. The first stride is in w already.
 template <int ROWS, int NT, bool own, int AHEAD> __device__ static inline
-void products(float sum[ROWS][NT], Raw (&w)[ROWS][AHEAD], const floatX *const row[ROWS], const floatX *x, const int at[NT],
+void products(float sum[ROWS][NT], Vec (&w)[ROWS][AHEAD], const floatX *const row[ROWS], const floatX *x, const int at[NT],
               int C) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -124,7 +124,7 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
 
     // What does not depend on the kernel before: the norm's weights, and of every warp a row of the router.
     if (!p.router) let_next_start();
-    Raw norm[IN_AHEAD], router[1][IN_AHEAD];
+    Vec norm[IN_AHEAD], router[1][IN_AHEAD];
     load_stride(norm, p.norm, first, C);
     if (p.router) load_stride(router[0], p.router + (size_t)(warp % p.E) * C, first, C);
 #pragma unroll 1
@@ -135,16 +135,16 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
 #pragma unroll 1
     for (int n = warp; n < p.N; n += WARPS) {                           // as rmsnorm_forward (basic.cu)
         const floatX *from = p.inp + (size_t)n * C;
-        Raw v[IN_AHEAD];
+        Vec v[IN_AHEAD];
         real sum = 0;
-        auto add_squares = [&](const Raw &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
+        auto add_squares = [&](const Vec &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
         load_stride(v, from, first, C);
 #pragma unroll
         for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) add_squares(v[i]);
 #pragma unroll 1
-        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) add_squares(load_raw(from + c));
+        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) add_squares(load_vec(from + c));
         const real rstd = 1 / sqrtf(warp_sum(sum) / C + p.eps);
-        auto scale = [&](const Raw &y, const Raw &by, int c) {
+        auto scale = [&](const Vec &y, const Vec &by, int c) {
             Vec to;
             for (int j = 0; j < VECTOR; j++) to.x[j] = X(R(X(element(y, j) * rstd)) * element(by, j));
             store_vec(x + n * C + c, to);
@@ -152,7 +152,7 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
 #pragma unroll
         for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) scale(v[i], norm[i], first + i * 32 * VECTOR);
 #pragma unroll 1
-        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) scale(load_raw(from + c), load_raw(p.norm + c), c);
+        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) scale(load_vec(from + c), load_vec(p.norm + c), c);
     }
     __syncthreads();
 
@@ -198,7 +198,7 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
         int to[MOST];                                                    // row of the result
 #pragma unroll
         for (int n = 0; n < MOST; n++) to[n] = n >= p.N ? -1 : plain || !p.router ? n : slot[a * p.N + n];
-        Raw w[2][IN_AHEAD];
+        Vec w[2][IN_AHEAD];
         load_stride(w[0], row[0], first, C);
         load_stride(w[1], row[1], first, C);
         float sum[2][MOST];
@@ -247,7 +247,7 @@ static __global__ __launch_bounds__(THREADS, 2) void few_out_kernel(const Out p)
     short *const active = (short *)(expert + S), *const slot = active + S;              // (S) (S,N)
 
     // The first row of every warp is on its way before the kernel before has ended, if it is known which.
-    Raw w[1][OUT_AHEAD];
+    Vec w[1][OUT_AHEAD];
     const int lane = threadIdx.x % 32;
     if (!p.expert && warp < rows) load_stride(w[0], p.w + (size_t)(first + warp) * p.C, lane * VECTOR, p.C);
     let_next_start();
@@ -298,14 +298,14 @@ enum { CHUNK = 32 * VECTOR, MOST_CHUNKS = 6, LANES = 32, OUT_WARPS = 4 };
 // Blocks on a multiprocessor, as registers allow.
 __host__ __device__ constexpr int one_on_sm(int chunks) { return chunks < 4 ? 3 : chunks < 6 ? 2 : 1; }
 
-template <int CHUNKS> __device__ static inline void load_row(Raw (&w)[CHUNKS], const floatX *row, int C) {
+template <int CHUNKS> __device__ static inline void load_row(Vec (&w)[CHUNKS], const floatX *row, int C) {
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         w[i] = {};
-        if (i + 1 < CHUNKS || i * CHUNK + (int)threadIdx.x % 32 * VECTOR < C) w[i] = load_raw(row + i * CHUNK);
+        if (i + 1 < CHUNKS || i * CHUNK + (int)threadIdx.x % 32 * VECTOR < C) w[i] = load_vec(row + i * CHUNK);
     }
 }
-template <int CHUNKS> __device__ static inline float dot(const Raw (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]) {
+template <int CHUNKS> __device__ static inline float dot(const Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
@@ -317,11 +317,11 @@ template <int CHUNKS> __device__ static inline float dot(const Raw (&w)[CHUNKS],
 }
 // x = X(R(X(x * rstd)) * norm), as in rmsnorm_forward (basic.cu). A product of two bf16 fits a float, so that in pairs it is
 // rounded as often.
-__device__ static inline void scale(float (&x)[VECTOR], float rstd, const Raw &norm) {
+__device__ static inline void scale(float (&x)[VECTOR], float rstd, const Vec &norm) {
 #if defined(PRECISION_BF16)
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < VECTOR / 2; i++) {
         const __nv_bfloat162 y = __floats2bfloat162_rn(x[2*i] * rstd, x[2*i + 1] * rstd);
-        const float2 z = __bfloat1622float2(__hmul2(y, *(const __nv_bfloat162 *)&norm.x[i]));
+        const float2 z = __bfloat1622float2(__hmul2(y, *(const __nv_bfloat162 *)&norm.x[2*i]));
         x[2*i] = z.x;
         x[2*i + 1] = z.y;
     }
@@ -344,7 +344,7 @@ void one_in_kernel(const In p, int of_slot) {
     const bool plain = slot == p.K, gated = p.f == SWIGLU && !plain, routed = p.router && !plain;
     const int width = plain ? p.P : p.O, units = gated ? width : (width + 1) / 2;
     const floatX *from = (plain ? p.plain_w : p.w) + lane * VECTOR;
-    Raw w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
+    Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
     auto load_unit = [&](int unit) {
         const int u = min(unit, units - 1), o = gated ? u : 2 * u;
         load_row(w[0], from + (size_t)o * C, C);
@@ -437,14 +437,14 @@ void one_out_kernel(const Out p, unsigned inverse) {
     float weight = 1, sum = 0;
 #pragma unroll 1
     for (int from = 0; from < all; from += AHEAD * 32) {
-        Raw w[AHEAD], x[AHEAD];
+        Vec w[AHEAD], x[AHEAD];
         int slot[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int u = min(from + i * 32 + lane, all - 1);
             slot[i] = __umulhi(u, inverse);
             const unsigned row = __shfl_sync(ALL, expert, slot[i]) * p.O + o;
-            w[i] = load_raw(p.w + (size_t)(row * vectors + u - slot[i] * vectors) * VECTOR);
+            w[i] = load_vec(p.w + (size_t)(row * vectors + u - slot[i] * vectors) * VECTOR);
         }
         if (!from) {
             wait_for_previous();
@@ -453,7 +453,7 @@ void one_out_kernel(const Out p, unsigned inverse) {
             if (p.weight && lane < p.K) weight = p.weight[lane];
         }
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) x[i] = load_raw(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
+        for (int i = 0; i < AHEAD; i++) x[i] = load_vec(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const float share = __shfl_sync(ALL, weight, slot[i]);

@@ -275,7 +275,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
                         const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
                         if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
                     }
-                if (kind == INPUT && p.add)                                     // dense: rows lie in order
+                if (kind == INPUT && p.how == ADD)                                     // dense: rows lie in order
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const int row = first + thread % 32 / 4 + i % 2 * 8, column = n + j * 16 + i / 2 * 8 + thread % 4 * 2;
@@ -474,9 +474,9 @@ static __global__ void add_parts(real *dweight, const real *part, const int *slo
 typedef struct {
     const floatX *left, *right;
     const int *left_row, *right_row, *start;
-    void *c;                                // of floats; floatX if narrow
+    void *c;                                // of floats; SET_ROUNDED: of floatX
     int E, rows, P, Q, splits;              // splits: each has its share of every expert's rows, and a c of its own
-    bool add, narrow;
+    Write how;
 } Outer;
 
 #if defined(HOPPER)
@@ -499,7 +499,7 @@ template <bool transposed> __device__ static inline void put_floats(unsigned cha
                                + row % 4 * 4) = x[i];
         }
 }
-template <bool transposed> __device__ static inline void put_narrow(uint32_t slab, const float *sum) {
+template <bool transposed> __device__ static inline void put_rounded(uint32_t slab, const float *sum) {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -552,7 +552,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
 #pragma unroll
             for (int turn = 0; turn < AHEAD; turn++) find(turn, first + turn * BK);
             // An expert without rows has nothing to add; but where its gradient is set, a stage of zeros says so.
-            for (int k = first, last = p.add ? end : max(end, first + 1); k < last;)
+            for (int k = first, last = p.how == ADD ? end : max(end, first + 1); k < last;)
 #pragma unroll
                 for (int turn = 0; turn < AHEAD && k < last; turn++, k += BK, at.next()) {
                     barrier_wait(s.empty(at.stage), at.parity ^ 1);
@@ -601,7 +601,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
         multiply_steps<Wide, 1, 1>(sum, s, at, to.w, mine);
 
         const int m = to.y + mine * 64 + warp * 16 + g;
-        if (!p.add && !p.narrow) {
+        if (p.how == SET) {
             // Straight to memory: a quad of threads has 8 columns of a row, a whole sector; transposed, 8 threads of a column.
             // L2 is told that nobody will read it soon, to keep the operands.
 #pragma unroll
@@ -621,7 +621,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
         }
         const uint32_t slabs = s.slab(0) - warp * (SLAB / 4);                   // the whole consumer's
         const int first = to.y + mine * 64;
-        if (p.narrow) {                                                         // stored by slabs, both at a time
+        if (p.how == SET_ROUNDED) {                                                         // stored by slabs, both at a time
 #pragma unroll
             for (int c = 0; c < BN / 64; c += 2) {
                 const int n = to.z + c * 64;
@@ -629,7 +629,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                 if (thread == 0) bulk_wait_read<0>();
                 meet(1 + mine, 128);
 #pragma unroll
-                for (int i = 0; i < 2; i++) put_narrow<transposed>(slabs + i * SLAB, &sum[(c + i) * 32]);
+                for (int i = 0; i < 2; i++) put_rounded<transposed>(slabs + i * SLAB, &sum[(c + i) * 32]);
                 publish();
                 meet(1 + mine, 128);
                 if (thread == 0) {
@@ -700,7 +700,7 @@ template <Kind kind, typename Ring> static bool launch_rows(const Product &p) {
 }
 template <Kind kind> static bool rows_product(const Product &p) {
     const int columns = columns_of<kind>(p);
-    if (!can_use(p) || (p.add && p.start)) return false;
+    if (!can_use(p) || (p.how == ADD && p.start)) return false;
     if (columns <= 128 || blocks_for<kind, BM, 256>(p) <= (unsigned)context()->sm_count) return launch_rows<kind, Narrow>(p);
     const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
     return fits ? launch_rows<kind, Middle>(p) : launch_rows<kind, Wide>(p);
@@ -744,19 +744,19 @@ template <bool gather, bool transposed> static bool launch_weight(Outer o) {
     const size_t n = (size_t)o.E * P * Q, tiles = o.E * divide_up(P, BM) * divide_up(Q, 256);
     const Outer whole = o;
     o.splits = shares(tiles, o.rows / o.E);
-    if (o.splits > 1) o.c = workspace(o.splits * n * sizeof(float)), o.add = o.narrow = false;
+    if (o.splits > 1) o.c = workspace(o.splits * n * sizeof(float)), o.how = SET;
     CUtensorMap right = {}, c = {};
     if ((!gather && !map_rows(&right, o.right, o.rows, o.Q, BK))
-        || (o.narrow && !tensor_map(&c, o.c, 2, width, height, (uint64_t)o.E, width, P * Q, 64, 64))
-        || (o.add && !tensor_map(&c, o.c, 4, width, height, (uint64_t)o.E, width, P * Q, 32, transposed ? 32 : 64))) return false;
+        || (o.how == SET_ROUNDED && !tensor_map(&c, o.c, 2, width, height, (uint64_t)o.E, width, P * Q, 64, 64))
+        || (o.how == ADD && !tensor_map(&c, o.c, 4, width, height, (uint64_t)o.E, width, P * Q, 32, transposed ? 32 : 64))) return false;
     auto *kernel = grouped_weight<gather, transposed>;
     allow_shared((const void *)kernel, Wide::bytes);
     LAUNCH(kernel, (unsigned)min(tiles * o.splits, (size_t)context()->sm_count), THREADS, Wide::bytes, right, c, o);
     const float *parts = (const float *)o.c;
-    if (o.splits > 1 && whole.narrow)
+    if (o.splits > 1 && whole.how == SET_ROUNDED)
         LAUNCH(add_planes<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)whole.c, parts, n, o.splits, false);
     else if (o.splits > 1)
-        LAUNCH(add_planes<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, parts, n, o.splits, whole.add);
+        LAUNCH(add_planes<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, parts, n, o.splits, whole.how == ADD);
     return true;
 }
 bool hopper_weight(const Product &p) {
@@ -765,7 +765,7 @@ bool hopper_weight(const Product &p) {
     auto area = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, 256); };
     const bool transposed = p.b_row && (!p.a_row || area(p.C, p.O) < area(p.O, p.C));
     Outer o = {};
-    o.start = p.start, o.E = p.E, o.rows = p.rows, o.add = p.add, o.narrow = p.narrow, o.c = p.c;
+    o.start = p.start, o.E = p.E, o.rows = p.rows, o.how = p.how, o.c = p.c;
     o.left  = transposed ? p.b : p.a, o.left_row  = transposed ? p.b_row : p.a_row, o.P = transposed ? p.C : p.O;
     o.right = transposed ? p.a : p.b, o.right_row = transposed ? p.a_row : p.b_row, o.Q = transposed ? p.O : p.C;
     if (o.right_row) return transposed ? launch_weight<true, true>(o) : launch_weight<true, false>(o);

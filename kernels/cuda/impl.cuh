@@ -117,18 +117,21 @@ template<int W> __device__ static inline Pack<W> load(const floatX *p) { return 
 template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
 // Between packs and numbers, rounding to nearest even. bf16 by pairs, as they lie in registers: one instruction for each number
 // one way, for each pair the other (where single numbers go through a unit of a quarter of the rate).
+__device__ static inline float unpack_bf16(uint32_t two, int i) { return __uint_as_float(i ? two & 0xffff0000 : two << 16); }
+template<int W> __device__ static inline real element(const Pack<W> &p, int i) {
+#if defined(PRECISION_BF16)
+    if (W > 1) {
+        uint32_t two;
+        memcpy(&two, &p.x[i / 2 * 2], sizeof two);
+        return unpack_bf16(two, i % 2);
+    }
+#endif
+    return R(p.x[i]);
+}
 template<int W> __device__ static inline Reals<W> unpack(const Pack<W> &p) {
     Reals<W> r;
     #pragma unroll
-    for (int i = 0; i < W; i++)
-#if defined(PRECISION_BF16)
-        if (W > 1) {
-            uint32_t two;
-            memcpy(&two, &p.x[i / 2 * 2], sizeof two);
-            r.x[i] = __uint_as_float(i % 2 ? two & 0xffff0000 : two << 16);
-        } else
-#endif
-        r.x[i] = R(p.x[i]);
+    for (int i = 0; i < W; i++) r.x[i] = element(p, i);
     return r;
 }
 template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
@@ -147,16 +150,6 @@ template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
 typedef Pack<VECTOR> Vec;
 __device__ static inline Vec  load_vec(const floatX *p) { return load<VECTOR>(p); }
 __device__ static inline void store_vec(floatX *p, Vec v) { store(p, v); }
-
-// 16 bytes of numbers as they were loaded, four registers, until each is needed.
-struct Raw { uint32_t x[4]; };
-__device__ static inline Raw load_raw(const floatX *p) {
-    const uint4 v = *(const uint4 *)p;
-    return { { v.x, v.y, v.z, v.w } };
-}
-__device__ static inline float element(const Raw &v, int i) {
-    return __uint_as_float(sizeof(floatX) == 4 ? v.x[i] : i % 2 ? v.x[i / 2] & 0xffff0000u : v.x[i / 2] << 16);
-}
 
 // Can rows of C elements at these places be taken 16 bytes at a time?
 static inline bool wide(size_t C, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL) {

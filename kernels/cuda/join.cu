@@ -232,6 +232,9 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backwa
         if (BIASED) for (int i = 0; i < VECTOR; i++) bias_share[i] += unpack(dx).x[i];
         if (there) store_vec(dresid + (size_t)n*C + c, dx);
     }
+    // A row that had a turn less than the first meets once more, so that all have met equally often: compute-sanitizer's
+    // racecheck takes what different barriers order for one.
+    if (warps > 1 && n - threadIdx.y < N) meet(1 + threadIdx.y, blockDim.x);
     __syncthreads();                                        // nothing is on its way any more
     Reals<4> *const shares = (Reals<4> *)places;
     for (int i = 0; i < VECTOR; i++) shares[i / 4 * threads + thread].x[i % 4] = share[i];

@@ -120,7 +120,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
         for (int i = 0; i < BATCH; i++) {                       // all reads before the first write: they wait together
             const int r = first + i * ROWS_AT_ONCE, m = at.m + r, row = kind != WEIGHT ? list[r] : m < p.O ? m : -1;
             to[i] = row < 0 ? NULL : (Four *)(c + (size_t)row * columns);
-            if (to[i] && p.add) old[i] = *to[i];
+            if (to[i] && p.how == ADD) old[i] = *to[i];
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
@@ -128,7 +128,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
                 const float4 s = *(const float4 *)&shared[(first + i * ROWS_AT_ONCE) * PITCH + column];
                 const float x[4] = { s.x, s.y, s.z, s.w };
                 Four v;
-                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (p.add ? (float)old[i].x[q] : bias[q]));
+                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (p.how == ADD ? (float)old[i].x[q] : bias[q]));
                 *to[i] = v;
             }
     }
@@ -224,7 +224,7 @@ template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) v
         free = slot;
         slot = after;
     }
-    if (kind == WEIGHT && p.narrow) write_tile<kind, BN, floatX>(p, at, sum, (float *)shared, list + BM);
+    if (kind == WEIGHT && p.how == SET_ROUNDED) write_tile<kind, BN, floatX>(p, at, sum, (float *)shared, list + BM);
     else write_tile<kind, BN, typename Out<kind>::type>(p, at, sum, (float *)shared, list + BM);
 }
 
@@ -312,9 +312,9 @@ template <Kind kind> static __global__ __launch_bounds__(256) void plain_product
             const int n = at.n + low * 4 + j;
             if (n >= N) continue;
             float was = 0;
-            if (p.add) was = (float)c[n];
+            if (p.how == ADD) was = (float)c[n];
             else if (kind == FORWARD && p.bias) was = R(p.bias[at.expert * O + n]);
-            if (kind == WEIGHT && p.narrow) ((floatX *)p.c)[line + n] = X(sum[i][j]);
+            if (kind == WEIGHT && p.how == SET_ROUNDED) ((floatX *)p.c)[line + n] = X(sum[i][j]);
             else c[n] = (T)(sum[i][j] + was);
         }
     }
@@ -386,8 +386,8 @@ void bias_gradient(real *dbias, const floatX *dout, const int *row, const int *s
 // portable: only with instructions that every GPU since Ampere has, for the device of that name.
 template <Kind kind, bool portable> static void multiply(const Product &p) {
     if (p.rows == 0) {
-        const size_t each = p.narrow ? sizeof(floatX) : sizeof(real);
-        if (kind == WEIGHT && !p.add) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
+        const size_t each = p.how == SET_ROUNDED ? sizeof(floatX) : sizeof(real);
+        if (kind == WEIGHT && p.how != ADD) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
         return;
     }
     if (kind == FORWARD && p.rows <= FEW) {
@@ -419,7 +419,7 @@ template <bool portable>
 static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how) {
     if (N > 0 && dense_product(dinp, false, how == ADD, weight, false, dout, false, C, N, O)) return;
     Product p = dense(dout, weight, dinp, N, C, O);
-    p.add = how == ADD;
+    p.how = how;
     multiply<INPUT, portable>(p);
 }
 
@@ -428,7 +428,7 @@ template <bool portable>
 static void matmul_backward_weight(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how) {
     if (N > 0 && dense_product(dweight, how != SET_ROUNDED, how == ADD, inp, false, dout, true, C, O, N)) return;
     Product p = dense(dout, inp, dweight, N, C, O);
-    p.add = how == ADD, p.narrow = how == SET_ROUNDED;
+    p.how = how;
     multiply<WEIGHT, portable>(p);
 }
 
@@ -455,8 +455,7 @@ template <bool portable>
 static void parallel_linear_backward_weight(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     Product p = routed(dout, inp, dweight, plan, C, O);
-    p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows), p.add = how == ADD;
-    p.narrow = how == SET_ROUNDED;
+    p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows), p.how = how;
     multiply<WEIGHT, portable>(p);
     if (!dbias || !p.rows) return;
     LAUNCH(bias_gradient, (unsigned)(p.E * divide_up((size_t)O, 32)), 256, 0, dbias, dout, p.a_row, p.start, O);

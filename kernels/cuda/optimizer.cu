@@ -229,10 +229,9 @@ static __global__ void squares_kernel(double *partial, const void *grads, const 
     for (; at < end; p.segment++) {
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
-        const char *grad = (const char *)grads + s.gradient;
-        const size_t from = at - p.begin, n = stop - at;
-        const double sum = s.stored == AS_REAL ? range_sum<true>((const real *)grad + from, n)
-                                               : range_sum<true>((const floatX *)grad + from, n);
+        const size_t from = s.gradient + (at - p.begin), n = stop - at;
+        const double sum = s.stored == AS_REAL ? range_sum<true>((const real *)grads + from, n)
+                                               : range_sum<true>((const floatX *)grads + from, n);
         if (threadIdx.x == 0) partial[blockIdx.x + p.segment] = sum;
         at = stop;
         p.begin += s.count;
@@ -352,12 +351,10 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
-        const size_t each = s.stored == AS_REAL ? sizeof(real) : sizeof(floatX);
-        const bool fours = aligned && s.shift % 4 == 0 && (s.gradient - s.offset * each) % (4 * each) == 0;
+        const bool fours = aligned && s.shift % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
         const real shrink = 1 - a.lr * a.decay * s.decay;
-        const char *grad = (const char *)grads + s.gradient;
-        if (s.stored == AS_REAL) update_range(u, s, (const real *)grad, from, to, scale, shrink, fours);
-        else update_range(u, s, (const floatX *)grad, from, to, scale, shrink, fours);
+        if (s.stored == AS_REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);
+        else update_range(u, s, (const floatX *)grads + s.gradient, from, to, scale, shrink, fours);
         at = stop;
         p.begin += s.count;
     }

@@ -7,10 +7,9 @@ typedef enum { FORWARD, INPUT, WEIGHT } Kind;
 
 typedef struct {
     const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
-    void *c;                                // floatX; WEIGHT: real, or floatX if narrow
+    void *c;                                // floatX; WEIGHT: real, or, SET_ROUNDED, floatX
     const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
-    bool add;                               // c += or c =
-    bool narrow;                            // WEIGHT: c is floatX, and set
+    Write how;                              // c += or c =
     const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
     int E, rows, C, O;                      // rows: of all experts
 } Product;
@@ -55,7 +54,7 @@ template <Kind kind, int HEIGHT, int WIDTH> __device__ static inline Place place
     if (kind != WEIGHT) i -= at.first / HEIGHT + at.expert;
     at.m = i * HEIGHT;
     at.n = within / tall * WIDTH;
-    if (kind == WEIGHT ? at.rows == 0 && p.add : at.m >= at.rows) at.m = -1;
+    if (kind == WEIGHT ? at.rows == 0 && p.how == ADD : at.m >= at.rows) at.m = -1;
     return at;
 }
 

@@ -44,6 +44,9 @@ template <int pending> __device__ static inline void cp_async_wait(void) {
     asm volatile("cp.async.wait_group %0;" :: "n"(pending) : "memory");
 }
 
+#define LOG2E 1.44269504f               // e^x = 2^(LOG2E x), and
+#define LN2   0.69314718f               // log x = LN2 log2(x)
+
 // 2^x to 22 bits, one instruction.
 __device__ static inline float exp2_fast(float x) {
     float y;
@@ -64,9 +67,6 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-
-// The number in the lower (0) or upper (1) half of such a register.
-__device__ static inline float unpack_bf16(uint32_t r, int half) { return __uint_as_float(half ? r & 0xffff0000u : r << 16); }
 
 // Programmatic dependent launch (sm_90): a kernel launched by LAUNCH_EARLY may begin while the one before it in the stream
 // is still running, as soon as all blocks of that one have said let_next_start or ended. What it does then, before
