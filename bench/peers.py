@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The SMoE MLP layer of peers beside ours, on the twelve sizes of bench/layers.c: times, and their ratio.
 
-    python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [FILTER]
-    python3 bench/peers.py --attention [--ours ./bench_moe] [FILTER]
+    python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [FILTER]...
+    python3 bench/peers.py --attention [--ours ./bench_moe] [FILTER]...
 
 Needs a GPU and PyTorch. --path names folders where peers can be imported from; one that cannot be is skipped, with a
-line that says why. FILTER picks sizes by name, as for bench_moe.
+line that says why. FILTER is a part of a name, as for bench_moe: sizes that have one of these are picked.
 
 A layer is routing metadata, up projection, SwiGLU, down projection and weighted sum; the router itself (logits and top-k)
 is left out for everyone. Each peer first has to agree with plain PyTorch in its output and all gradients; only then is it
@@ -17,13 +17,13 @@ caches are emptied: one call writes more than they hold. All write gradients of 
 counted for everyone, 6 and 12 times N K F C.
 
 SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
-compile at once, with few tokens. When all have, for compilers at work leave no core to start launches in time, a lock lets
-one after the other have the GPU to be timed.
+compile at once, with few tokens. When all have, for compilers at work leave no core to start launches in time, they are
+timed; sizes are dealt out to the GPUs there are, and a lock lets one after the other have its GPU.
 
 --attention: causal attention beside cuDNN's, and the FlashAttention-2 that PyTorch has, on the sizes of
 bench/attention.c, by turns likewise. All times are the GPU's own, of ten calls in a row.
 """
-import argparse, fcntl, os, re, select, statistics, subprocess, sys, tempfile
+import argparse, contextlib, fcntl, os, re, select, statistics, subprocess, sys, tempfile
 
 SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
          ("1.4B n=512", 40960, 768, 512, 64, 4),
@@ -294,7 +294,7 @@ def compare_attention(ours, wanted):
     print(f"cuDNN {torch.backends.cudnn.version()}\n{'':13s} {'':18s} forward + backward ms   TFLOP/s forward / backward   "
           "peer's time / ours, f / b", flush=True)
     for name, B, T, G, Q, D in ATTENTION:
-        if wanted not in name:
+        if not chosen(name, wanted):
             continue
         mine = Ours(ours, "attention", name)
         timers = {"this project": mine.one_round}
@@ -314,6 +314,10 @@ def compare_attention(ours, wanted):
             print(f"{name:13s} {who:18s} {f:8.3f} + {b:8.3f}      {flop / f:6.1f} / {2.5 * flop / b:6.1f}{ratios}", flush=True)
 
 
+def chosen(name, filters):
+    return not filters or any(f in name for f in filters)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--path", action="append", default=[])
@@ -322,7 +326,8 @@ def main():
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--lock", help=argparse.SUPPRESS)       # of the processes that this one starts, and where
     parser.add_argument("--compiled", type=int, help=argparse.SUPPRESS)     # they say that they have compiled
-    parser.add_argument("filter", nargs="?", default="")
+    parser.add_argument("--size", help=argparse.SUPPRESS)
+    parser.add_argument("filter", nargs="*")
     args = parser.parse_args()
     sys.path[:0] = args.path
     global torch
@@ -335,30 +340,35 @@ def main():
     ours = args.ours if os.path.exists(args.ours) else None
     if args.lock:
         for name, *size in SIZES:
-            if name == args.filter:
+            if name == args.size:
                 compare(name, size, open(args.lock), args.compiled, ours, args.peer)
         return
 
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of {ROUNDS} rounds of {CALLS} calls", flush=True)
     if args.attention:
         return compare_attention(ours, args.filter) if ours else print(f"{args.ours}: not built")
-    given = sys.argv[1:]
-    if args.filter:
-        given.remove(args.filter)
-    with tempfile.NamedTemporaryFile("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)        # until it is known which peers are right, and all have compiled
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    with contextlib.ExitStack() as opened:
+        locks = [opened.enter_context(tempfile.NamedTemporaryFile("w")) for gpu in gpus]
+        for lock in locks:
+            fcntl.flock(lock, fcntl.LOCK_EX)    # until it is known which peers are right, and all have compiled
         hear, say = os.pipe()
-        children = [subprocess.Popen([sys.executable, __file__, *given, "--lock", lock.name, "--compiled", str(say), name],
-                                     pass_fds=[say]) for name, *_ in SIZES if args.filter in name]
-        lock.write("\n".join(check_peers(args.peer)))
-        lock.flush()
+        children = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--lock", locks[i % len(gpus)].name,
+                                      "--compiled", str(say), "--size", name],
+                                     pass_fds=[say], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]})
+                    for i, name in enumerate(name for name, *_ in SIZES if chosen(name, args.filter))]
+        right = "\n".join(check_peers(args.peer))
+        for lock in locks:
+            lock.write(right)
+            lock.flush()
         print(f"{'':12s} {'':18s} forward + backward ms   TFLOP/s forward / backward / both   "
               "peer's time / ours, f / b / both", flush=True)
         compiled = 0
         while compiled < sum(child.poll() is None for child in children):       # one that died says nothing
             if select.select([hear], [], [], 1)[0]:
                 compiled += len(os.read(hear, len(children)))
-        fcntl.flock(lock, fcntl.LOCK_UN)
+        for lock in locks:
+            fcntl.flock(lock, fcntl.LOCK_UN)
         for child in children:
             child.wait()
 
