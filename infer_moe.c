@@ -509,6 +509,7 @@ static void step_over(Run *r, int *tokens, int *expert) {
  * tokens more before the last dozen is looked at, so that it never waits for the host. If the text then turns out to have
  * ended before, what was read in vain is forgotten. */
 static void decode(Run *r, int ends) {
+    enum { DOZEN = 12 };
     const Settings *s = &r->s;
     Decoder *d = &r->d;
     const size_t B = (size_t)s->sequences;

@@ -16,8 +16,7 @@ int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, 
     return model_allocate(m);
 }
 void decoder_close(Decoder *d) {
-    replay_free(&d->one, d->model.dev);
-    replay_free(&d->dozen, d->model.dev);
+    replay_free(&d->replay, d->model.dev);
     model_free(&d->model);
 }
 void decoder_reset(Decoder *d) { d->length = 0; }
@@ -95,16 +94,11 @@ static void step(void *decoder) {
     m->dev->advance(m->position, m->cache_row, d->log, m->tokens, d->sequences);
     forward(d);
 }
-static void dozen_steps(void *decoder) { for (int i = 0; i < DOZEN; i++) step(decoder); }
 void decoder_queue(Decoder *d, int count, int slot) {
     const Device *dev = d->model.dev;
     const size_t B = (size_t)d->sequences, from = (size_t)d->length;
     const uint64_t state = hash_bytes(model_state(&d->model), &d->sampler, sizeof d->sampler);
-    for (int left = count; left; ) {                        /* a recording ends with a gap: longer ones have fewer */
-        const int many = left >= DOZEN;
-        replay_run(many ? &d->dozen : &d->one, dev, state, many ? dozen_steps : step, d);
-        left -= many ? DOZEN : 1;
-    }
+    for (int i = 0; i < count; i++) replay_run(&d->replay, dev, state, step, d);
     dev->post(slot, d->log + from * B, (size_t)count * B * sizeof *d->log);
     d->posted[slot] = count;
     d->length += count;

@@ -6,7 +6,6 @@
 #include "device.h"
 #include "model.h"
 
-enum { DOZEN = 12 };                    /* steps that are cheapest to queue together */
 typedef struct {
     Model   model;
     int     length;                     /* positions in the cache, of each sequence, once all that is queued is done */
@@ -16,7 +15,7 @@ typedef struct {
     int    *log;                        /* (room,B) the tokens that were drawn, by position */
     uint64_t *keys;                     /* (B) */
     Sampler sampler;
-    Replay  one, dozen;                 /* of a step, of DOZEN steps */
+    Replay  replay;                     /* of a step */
     int     posted[2];                  /* tokens of each sequence that are on their way to the host */
 } Decoder;
 

@@ -41,6 +41,11 @@ struct Task {
     Sampler s;
     int V, used, sorted, id_bits, bits, passes;             // bits: of a number
 };
+// Where in a block's CHUNK thread `threadIdx.x` finds its j-th token: lanes far apart, for in a histogram of ids neighbours
+// would add to one bin, one after the other.
+__device__ static inline int token_at(int j) {
+    return blockIdx.x * CHUNK + threadIdx.x % 32 * (CHUNK / 32) + j * (THREADS / 32) + threadIdx.x / 32;
+}
 __device__ static inline int shift_after(const Task &t, int level) { return max(t.bits - DIGIT * (level + 1), 0); }
 
 static __device__ unsigned arrivals[GROUP];                 // blocks that are done with a pass; 0 between launches
@@ -98,6 +103,7 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     Search s = {};
     s.best = max(mine.token, 0);
     s.max = mine.logit;
+    s.most = t.s.top_k > 0 ? t.s.top_k : ALL;
     s.decided = t.s.temperature <= 0 || mine.token < 0 || mine.logit == INFINITY;
     t.search[n] = s;
     if (s.decided) t.token[n] = s.best;
@@ -144,6 +150,18 @@ __device__ static void follow(Search *s, u64 *reached, const Histogram &h, int w
     __syncthreads();
 }
 
+// The sum over a block. (There is no such addition in shared memory: it would be a loop that tries until nobody interferes.)
+__device__ static u64 block_total(u64 x) {
+    __shared__ u64 of_warp[THREADS / 32];
+    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(ALL, x, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int w = 0; w < THREADS / 32; w++) x += of_warp[w];
+    return x;
+}
+
 // Begins the second walk, to the token that is drawn from a mass `kept`.
 __device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
     const u64 at = (u64)(random_uniform(t.key[n], (uint64_t)t.position[n] + 1) * (double)kept);
@@ -156,61 +174,56 @@ __device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
 // One digit of one walk: a histogram of the tokens whose higher digits are those found so far; the last block then finds this
 // digit. Reads the logits, which are in L2.
 static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, int level, bool drawing) {
-    __shared__ unsigned low[BINS], middle[BINS], high[BINS], counts[BINS];  // masses in parts of 16 bits, which add up to 26
+    __shared__ unsigned low[BINS], high[BINS], counts[BINS];        // masses in parts of 20 bits, which a block adds up to 30
     __shared__ Search s;
-    __shared__ u64 reached, all, kept;
+    __shared__ u64 reached;
     const int n = blockIdx.y;
     let_next_start();
-    for (int b = threadIdx.x; b < BINS; b += THREADS) low[b] = middle[b] = high[b] = counts[b] = 0;
-    if (threadIdx.x == 0) all = kept = 0;
+    for (int b = threadIdx.x; b < BINS; b += THREADS) low[b] = high[b] = counts[b] = 0;
     wait_for_previous();
     if (threadIdx.x == 0) s = t.search[n];
     __syncthreads();
     if (s.decided) return;
 
     const int shift = shift_after(t, level), above = level ? shift_after(t, level - 1) : t.bits, width = above - shift;
+    const double colder = 1 / (double)t.s.temperature;
     u64 mine = 0;
+    float logit[EACH];
+    for (int j = 0; j < EACH; j++) logit[j] = token_at(j) < t.used ? R(t.logits[(size_t)n * t.V + token_at(j)]) : NAN;
     for (int j = 0; j < EACH; j++) {
-        const int i = blockIdx.x * CHUNK + j * THREADS + threadIdx.x;
-        const float x = i < t.used ? R(t.logits[(size_t)n * t.V + i]) : NAN;
-        const double p = x == x ? exp(((double)x - (double)s.max) / (double)t.s.temperature) : 0;
+        const float x = logit[j];
+        const u64 high_part = t.sorted ? (u64)(~ordered(x) >> (sizeof(floatX) == 2 ? 16 : 0)) : 0;
+        const u64 number = high_part << t.id_bits | (unsigned)token_at(j);
+        if (x != x || (level && number >> above != s.prefix)) continue;
+        const double p = exp(((double)x - (double)s.max) * colder);
         const u64 mass = (u64)(p * (double)((u64)1 << 40) + 0.5);
         mine += mass;
         if (!mass || p < (double)t.s.min_p) continue;
-        const u64 logit = t.sorted ? (u64)(~ordered(x) >> (sizeof(floatX) == 2 ? 16 : 0)) : 0;
-        const u64 number = logit << t.id_bits | (unsigned)i;
-        if (level && number >> above != s.prefix) continue;
         const unsigned digit = (unsigned)(number >> shift) & ((1u << width) - 1);
-        atomicAdd(&low[digit], (unsigned)mass & 0xffff);
-        atomicAdd(&middle[digit], (unsigned)mass >> 16);
-        atomicAdd(&high[digit], (unsigned)(mass >> 32));
-        atomicAdd(&counts[digit], 1);
+        atomicAdd(&low[digit], (unsigned)mass & 0xfffff);
+        atomicAdd(&high[digit], (unsigned)(mass >> 20));
+        if (s.most < ALL) atomicAdd(&counts[digit], 1);
     }
     __syncthreads();
     Histogram &h = t.histograms[n * t.passes + pass];
     for (int b = threadIdx.x; b < BINS; b += THREADS)
-        if (counts[b]) {
-            atomicAdd(&h.mass[b], low[b] + ((u64)middle[b] << 16) + ((u64)high[b] << 32));
-            atomicAdd(&h.count[b], counts[b]);
+        if (low[b] | high[b]) {
+            atomicAdd(&h.mass[b], low[b] + ((u64)high[b] << 20));
+            if (counts[b]) atomicAdd(&h.count[b], counts[b]);
         }
     if (!level) {
-        if (mine) atomicAdd(&all, mine);
-        __syncthreads();
-        if (threadIdx.x == 0) atomicAdd(&t.search[n].all, all);
+        mine = block_total(mine);
+        if (threadIdx.x == 0) atomicAdd(&t.search[n].all, mine);
     }
     if (!last_block()) return;
 
     if (!level) {                                           // what is to be reached is known only now
         u64 sum = 0;
         for (int b = threadIdx.x; b < BINS; b += THREADS) sum += h.mass[b];
-        atomicAdd(&kept, sum);
-        __syncthreads();
+        sum = block_total(sum);
         if (threadIdx.x == 0) {
-            if (drawing) draw(&s, t, n, kept);
-            else {
-                s.target = max((u64)ceil((double)t.s.top_p * (double)t.search[n].all), (u64)1);
-                s.most = t.s.top_k > 0 ? t.s.top_k : ALL;
-            }
+            if (drawing) draw(&s, t, n, sum);
+            else s.target = max((u64)ceil((double)t.s.top_p * (double)t.search[n].all), (u64)1);
         }
         __syncthreads();
     }
