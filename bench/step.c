@@ -170,13 +170,11 @@ NOTED(join_forward, (floatX *out, real *rstd, floatX *resid, const floatX *resid
       0, times(N, C) * ((plan ? plan->K : 1) + 3) * p.fx + (plan ? slots(plan) * (4 + p.re) : 0) + N * p.re,
       "N=%d K=%d C=%d", N, plan ? plan->K : 1, C)
 NOTED(join_backward, (floatX *dresid, real *dnorm, real *dbias, const floatX *inp, const Plan *plan, const floatX *more,
-                      const floatX *more_still, const floatX *narrow, const floatX *weight, int O,
-                      const floatX *resid, const floatX *norm, const real *rstd, int N, int C),
-      (dresid, dnorm, dbias, inp, plan, more, more_still, narrow, weight, O, resid, norm, rstd, N, C),
+                      const floatX *more_still, const floatX *resid, const floatX *norm, const real *rstd, int N, int C),
+      (dresid, dnorm, dbias, inp, plan, more, more_still, resid, norm, rstd, N, C),
       0, times(N, C) * ((plan ? plan->K : inp != NULL) + (more != NULL) + (more_still != NULL) + 3) * p.fx
-          + (plan ? 4 * slots(plan) : 0) + N * p.re + (narrow ? times(N, O) * p.fx : 0),
-      "N=%d K=%d+%d C=%d O=%d%s", N, plan ? plan->K : inp != NULL, (more != NULL) + (more_still != NULL), C, narrow ? O : 0,
-      dbias ? " bias" : "")
+          + (plan ? 4 * slots(plan) : 0) + N * p.re,
+      "N=%d K=%d+%d C=%d%s", N, plan ? plan->K : inp != NULL, (more != NULL) + (more_still != NULL), C, dbias ? " bias" : "")
 NOTED(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * p.fx,
       "N=%d C=%d", N, C)
 #define PAIRS (times(B, Q) * G * T * (T + 1.0) / 2)             /* (query, key) that see each other */

@@ -80,7 +80,6 @@ typedef enum {
     ROUND_UP, ROUND_DOWN                /* hi; lo */
 } Rounding;
 enum { ROW_TILE = 128 };                    /* rows that the products of a GPU take at a time */
-enum { NARROW = 8 };                        /* columns of a product that join_backward makes on its way */
 
 /* Which key/value head a query head attends with. */
 typedef enum {
@@ -302,16 +301,15 @@ typedef struct Device {
      * inp: rows (S,C) GROUPED, or, plan NULL, (N,C).
      * join_forward:  branch = combine_forward(inp, weight, bias, plan), residual(resid, residual, branch, p, key, place),
      *                rmsnorm_forward(out, rstd, resid, norm, eps). Without a plan there is no weight.
-     * join_backward: dout = combine_forward(inp, plan) + more + more_still + narrow weight, each NULL if there is none,
+     * join_backward: dout = combine_forward(inp, plan) + more + more_still, each NULL if there is none,
      *                rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then bias_backward(dbias, dresid) if dbias.
-     *                narrow (N,O) times weight (O,C), O at most NARROW: a router's few columns cost less than an addend.
      * error: of the parts */
     void (*join_forward )(OUT floatX *out, OUT real *rstd, OUT floatX *resid, const floatX *residual, const floatX *inp,
                           const real *weight, const floatX *bias, const Plan *plan, float p, const uint64_t *key,
                           int place, const floatX *norm, float eps, int N, int C);
     void (*join_backward)(ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, const floatX *inp, const Plan *plan,
-                          const floatX *more, const floatX *more_still, const floatX *narrow, const floatX *weight, int O,
-                          const floatX *resid, const floatX *norm, const real *rstd, int N, int C);
+                          const floatX *more, const floatX *more_still, const floatX *resid, const floatX *norm,
+                          const real *rstd, int N, int C);
 
     /* ---- bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------- */
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);

@@ -438,19 +438,14 @@ static void join_backward(Model *m, real *dnorm, real *dbias, const Sum *dx, con
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, at_once = dev->join_backward != NULL;
     floatX *sum = m->s.dnormed[0], *addend[2] = { sum, at_once ? m->s.dnormed[1] : sum };
-    Product narrow = { 0 };
-    int made = 0;
     if (m->dropout > 0) dbias = NULL;
     if (!at_once && dx->plan) dev->combine_forward(sum, dx->rows, NULL, NULL, dx->plan, C, GROUPED);
-    for (int i = 0; i < dx->products; i++) {
-        const Product p = dx->product[i];
-        if (at_once && p.O <= NARROW && !narrow.dout) narrow = p;
-        else dev->matmul_backward_input(addend[made++], p.dout, p.weight, N, C, p.O,
-                                        at_once || (!dx->rows && i == 0) ? SET : ADD);
-    }
+    for (int i = 0; i < dx->products; i++)
+        dev->matmul_backward_input(addend[i], dx->product[i].dout, dx->product[i].weight, N, C, dx->product[i].O,
+                                   at_once || (!dx->rows && i == 0) ? SET : ADD);
     if (at_once) {
-        dev->join_backward(m->s.dresid, dnorm, dbias, dx->rows, dx->plan, made > 0 ? addend[0] : NULL,
-                           made > 1 ? addend[1] : NULL, narrow.dout, narrow.weight, narrow.O, resid, norm, rstd, N, C);
+        dev->join_backward(m->s.dresid, dnorm, dbias, dx->rows, dx->plan, dx->products > 0 ? addend[0] : NULL,
+                           dx->products > 1 ? addend[1] : NULL, resid, norm, rstd, N, C);
         return;
     }
     dev->rmsnorm_backward(m->s.dresid, dnorm, dx->rows && !dx->plan ? dx->rows : sum, resid, norm, rstd, N, C);

@@ -641,25 +641,22 @@ static void run_join_backward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
     const Plan *given = c->plan < 0 ? NULL : &plan;
     if (d->join_backward) {
-        d->join_backward(b[0], b[1], b[2], b[4], given, b[5], b[6], b[10], b[11], c->O, b[7], b[8], b[9], c->N, c->C);
+        d->join_backward(b[0], b[1], b[2], b[4], given, b[5], b[6], b[7], b[8], b[9], c->N, c->C);
         return;
     }
     if (given) d->combine_forward(b[3], b[4], NULL, NULL, given, c->C, GROUPED);
     else if (b[4]) d->copy(b[3], b[4], times(c->N, c->C) * d->floatX_size);
     else d->zero(b[3], times(c->N, c->C) * d->floatX_size);
     for (int i = 5; i < 7; i++) if (b[i]) d->residual(b[3], b[3], b[i], 0, NULL, 0, times(c->N, c->C));
-    if (b[10]) d->matmul_backward_input(b[3], b[10], b[11], c->N, c->C, c->O, ADD);
     d->rmsnorm_backward(b[0], b[1], b[3], b[7], b[8], b[9], c->N, c->C);
     if (b[2]) d->bias_backward(b[2], b[0], c->N, c->C);
 }
-static Case *join_backward(const Shape *s, int routes, int inp, int more, int bias, int O) {
-    Case *c = BEGIN(join_backward, s, 0, "%s + %d%s%s %s C=%d O=%d", routes ? "grouped" : inp ? "token" : "no rows", more,
-                    O ? " + product" : "", bias ? " bias" : "", s->name, s->C, O);
+static Case *join_backward(const Shape *s, int routes, int inp, int more, int bias) {
+    Case *c = BEGIN(join_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
+                    more > 1 ? " + 2" : more ? " + 1" : "", bias ? " bias" : "", s->name, s->C);
     const size_t rows = (size_t)(routes ? c->S : c->N);
-    const double units = s->K + (O ? 4 : 3);                        /* each addend is rounded where it is not summed at once */
-    c->O = O;
-    acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, units);
-    acc(c, REAL, "dnorm", (size_t)c->C, 0, 1, 16, units);           /* of products that were rounded */
+    acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, s->K + 3);
+    acc(c, REAL, "dnorm", (size_t)c->C, 0, 1, 16, s->K + 3);        /* of products that were rounded */
     if (bias) acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 16, c->N + 1); else absent(c);
     add(c, SCRATCH, FLOATX, "dout", times(c->N, c->C), NULL)->moved = 0;
     if (inp) in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1); else absent(c);
@@ -668,8 +665,6 @@ static Case *join_backward(const Shape *s, int routes, int inp, int more, int bi
     in(c, FLOATX, "resid", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
     in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
-    if (O) in(c, FLOATX, "narrow", times(c->N, O), 0, 0.3); else absent(c);
-    if (O) in(c, FLOATX, "weight", times(O, c->C), 0, 1); else absent(c);
     if (routes) routed(c, ROW_OF_SLOT);
     return c;
 }
@@ -979,15 +974,13 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     DO(join_forward(s, 1, 0));
     DO(join_forward(s, 0, 0));
     if (all) for (int routes = 0; routes < 2; routes++) DO(join_forward(s, routes, 0.3f));
-    for (int few = 0; few < 2; few++) {                     /* experts: so few that their router comes along, or not */
-        DO(join_backward(s, 1, 1, !few, 1, few * NARROW));      /* an MLP of experts, */
-        DO(join_backward(s, 1, 1, 2 - few, 1, few * NARROW));   /* a mixture of attention heads, */
-    }
-    DO(join_backward(s, 0, 0, 2, 0, 0));                    /* plain attention */
+    DO(join_backward(s, 1, 1, 1, 1));                       /* an MLP of experts, a mixture of attention heads, */
+    DO(join_backward(s, 1, 1, 2, 1));
+    DO(join_backward(s, 0, 0, 2, 0));                       /* plain attention */
     if (all) for (int bias = 0; bias < 2; bias++) {
-        DO(join_backward(s, 1, 1, 0, bias, 0));
-        DO(join_backward(s, 0, 1, 0, bias, 1));
-        DO(join_backward(s, 0, 0, 1, bias, 5));
+        DO(join_backward(s, 1, 1, 0, bias));
+        DO(join_backward(s, 0, 1, 0, bias));
+        DO(join_backward(s, 0, 0, 1, bias));
     }
     for (int order = HEADS_TILED; order <= (all ? HEADS_GROUPED : HEADS_TILED); order++) {
         DO(attention_forward(s, (HeadOrder)order));

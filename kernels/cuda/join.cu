@@ -1,8 +1,7 @@
 // join.cu: where one half of a layer ends and the next begins. Forward, the answers of its experts are combined, added to the
 // residual stream, and normalized for the next half; backward, the gradients of what was normalized are added up, go back
 // through the norm and into the stream's. Each of these operations reads what the one before has just written; as one they
-// move K+3 times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of K+8; if that is a router's
-// of a few columns, K+3.
+// move K+3 times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of K+8.
 // rmsnorm_backward is a join whose sum lies there already. The formulas stand in kernels/cpu/basic.c and route.c.
 #include "join.cuh"
 #include "ptx.cuh"
@@ -140,37 +139,32 @@ static void add_partial(real *first, real *second, const real *partial, size_t r
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
-// The gradient of what was normalized: a sum of a token's rows (none if inp is NULL), of up to two more, and of a row of
-// `narrow` (N,O) times `weight` (O,C), which are few numbers to read (O 0: none).
-typedef struct { const floatX *inp; Where where; const floatX *more[2]; const floatX *narrow, *weight; int O; } Terms;
+// The gradient of what was normalized: a sum of a token's rows (none if inp is NULL) and of up to two more.
+typedef struct { const floatX *inp; Where where; const floatX *more[2]; } Terms;
 
 // dresid and a block's share of dnorm and dbias, in one pass. The block is as wide as a row, so a thread has the same
 // VECTOR columns of every row, and keeps its part of the shares in registers; blockDim.y rows go side by side, each with a
 // barrier of its own, and one is enough for a dot product, for the sums of the next row go elsewhere. While a row is worked
 // on the next is on its way, to places in shared memory that no other thread reads: a thread waits for its own copies only,
 // and asks for the next ones as soon as it has added up what they overwrite. Of a token's rows up to `ahead` come in this
-// way, the rest when their turn comes. The narrow product's weight stays in shared memory, and lane o of each warp has the o-th
-// number of the row it is multiplied with. Shares are rows of `partial`, added by add_partial_kernel. mean: 1/C. Moves
+// way, the rest when their turn comes. Shares are rows of `partial`, added by add_partial_kernel. mean: 1/C. Moves
 // (K + more + 3) N C elements, dresid being read and written.
 template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backward_kernel(floatX *dresid, real *partial,
         Terms terms, const floatX *resid, const floatX *norm, const real *rstd, real mean, int ahead, int N, int C) {
     __shared__ Reals<4> of_warps[2][16];                    // four of a row's warps each; what no warp has stays 0
-    extern __shared__ uint4 places[];                       // (2 + more + ahead, threads), then the weight, (O, blockDim.x);
-                                                            // later (1 + BIASED, VECTOR/4, threads)
+    extern __shared__ uint4 places[];                       // (2 + more + ahead, threads), later (1 + BIASED, VECTOR/4, threads)
     const bool there = threadIdx.x * VECTOR < C;            // the others do what the first does, and it counts nowhere
     const int c = there ? threadIdx.x * VECTOR : 0, warps = blockDim.x / 32;        // of a row
     const int fours = (warps + 3) / 4, first = threadIdx.y * fours, lane = threadIdx.x % 32;
     const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
     Vec *const place = (Vec *)places + thread;              // every threads-th of them
-    Vec *const weight = (Vec *)places + (2 + (terms.more[0] != NULL) + (terms.more[1] != NULL) + ahead) * threads + threadIdx.x;
 
-    struct Token { int rows, row; real rstd, narrow; };     // row: the lane-th of them
+    struct Token { int rows, row; real rstd; };             // row: the lane-th of them
     auto look = [&](unsigned n) -> Token {
         if (n >= N) return {};
         const Slots s = slots_of(terms.where, n);
         const int rows = s.end - s.begin, slot = s.begin + lane;
-        return { rows, lane >= rows ? 0 : terms.where.row_of_slot ? terms.where.row_of_slot[slot] : slot, rstd[n],
-                 lane < terms.O ? R(terms.narrow[(size_t)n * terms.O + lane]) : 0 };
+        return { rows, lane >= rows ? 0 : terms.where.row_of_slot ? terms.where.row_of_slot[slot] : slot, rstd[n] };
     };
     auto ask = [&](unsigned n, const Token &t) {
         const size_t at = (size_t)n*C + c;
@@ -189,7 +183,6 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backwa
     unsigned n = blockIdx.x * blockDim.y + threadIdx.y;
     real share[VECTOR] = {}, bias_share[VECTOR] = {};
     if (thread < 32) of_warps[thread / 16][thread % 16] = Reals<4>();
-    for (int o = threadIdx.y; o < terms.O; o += blockDim.y) weight[o * blockDim.x] = load_vec(terms.weight + (size_t)o*C + c);
     __syncthreads();
     let_next_start();
     Token next = look(n);
@@ -212,12 +205,6 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backwa
             add_rows<VECTOR>(d, terms.inp + c, NULL, terms.where, { s.begin + ahead, s.end }, C);
         }
         for (int i = 0; i < 2; i++) if (terms.more[i]) add();
-        #pragma unroll 2
-        for (int o = 0; o < terms.O; o++) {
-            const real factor = __shfl_sync(ALL, now.narrow, o);
-            const Vec w = weight[o * blockDim.x];
-            for (int i = 0; i < VECTOR; i++) d[i] += factor * element(w, i);
-        }
         const Vec x = *from, old = from[threads];
         ask(n + step, next);
         const Vec w = load_vec(norm + c);                   // the cache has it
@@ -277,7 +264,6 @@ static __global__ void join_backward_plain_kernel(floatX *dresid, real *partial,
             real d = 0;
             add_rows<1>(&d, terms.inp + c, NULL, terms.where, slots, C);
             for (int i = 0; i < 2; i++) if (terms.more[i]) d += R(terms.more[i][n*C + c]);
-            for (int o = 0; o < terms.O; o++) d += R(terms.narrow[n*terms.O + o]) * R(terms.weight[(size_t)o*C + c]);
             return d;
         };
         for (int c = threadIdx.x; c < C; c += blockDim.x) dot += gradient(c) * R(norm[c]) * R(x[c]);
@@ -294,19 +280,18 @@ static void back_through_norm(floatX *dresid, real *dnorm, real *dbias, Terms te
         const floatX *norm, const real *rstd, int N, int C) {
         enum { BLOCKS = 132, THREADS = 1024 };                  // one for each multiprocessor of an H100
     const unsigned x = (unsigned)divide_up(C, 32 * VECTOR) * 32;
-    const bool fits = x <= THREADS && wide(C, dresid, resid, norm) && wide(C, terms.inp, terms.more[0], terms.more[1], terms.weight);
+    const bool fits = x <= THREADS && wide(C, dresid, resid, norm) && wide(C, terms.inp, terms.more[0], terms.more[1]);
     unsigned rows = x == 64 ? 15 : THREADS / x;             // 15 barriers are all there are
     auto turns = [&](unsigned y) { return divide_up(N, BLOCKS * y) * y; };          // of the block with most rows
     if (rows > 4 && turns(rows - 1) < turns(rows)) rows--;
     const dim3 block = fits ? dim3(x, rows) : dim3(256);
     const size_t groups = divide_up(N, block.y), most = fits ? BLOCKS : 4 * BLOCKS, blocks = groups < most ? groups : most;
-    const size_t threads = block.x * block.y, place = threads * sizeof(uint4), weight = terms.O * block.x * sizeof(uint4);
-    const size_t room = context()->max_shared - 2048 - weight;
+    const size_t threads = block.x * block.y, place = threads * sizeof(uint4), room = context()->max_shared - 2048;
     const size_t shares = (dbias ? 2 : 1) * VECTOR * sizeof(real) * threads;
     size_t places = 2 + (terms.more[0] != NULL) + (terms.more[1] != NULL);
     int ahead = 0;
     while (ahead < 32 && ahead < terms.where.K && (places + 1) * place <= room) ahead++, places++;
-    const size_t shared = places * place + weight > shares ? places * place + weight : shares;
+    const size_t shared = places * place > shares ? places * place : shares;
     if (!N) return;
     real *const partial = (real *)workspace(blocks * 2 * C * sizeof(real));
     if (fits) {
@@ -318,10 +303,9 @@ static void back_through_norm(floatX *dresid, real *dnorm, real *dbias, Terms te
     add_partial(dnorm, dbias, partial, blocks, C);
 }
 static void join_backward(floatX *dresid, real *dnorm, real *dbias, const floatX *inp, const Plan *plan,
-        const floatX *more, const floatX *more_still, const floatX *narrow, const floatX *weight, int O, const floatX *resid,
-        const floatX *norm, const real *rstd, int N, int C) {
-    const Terms terms = { inp, where(plan, inp), { more, more_still }, narrow, weight, narrow ? O : 0 };
-    back_through_norm(dresid, dnorm, dbias, terms, resid, norm, rstd, N, C);
+        const floatX *more, const floatX *more_still, const floatX *resid, const floatX *norm, const real *rstd, int N,
+        int C) {
+    back_through_norm(dresid, dnorm, dbias, Terms{ inp, where(plan, inp), { more, more_still } }, resid, norm, rstd, N, C);
 }
 static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, const floatX *weight,
         const real *rstd, int N, int C) {
