@@ -3,6 +3,7 @@
 #   ARCH=x86-64-v3  for another machine          WERROR=1  warnings are errors (CI)
 #   NO_OMP=1        one thread                   NO_FETCH=1  do not look for tinyshakespeare
 #   V=1             show the commands
+#   TRY=X=1         defined in kernels: bench/tiles.py
 #   NO_CUDA=1       no GPU                       GPU_ARCH="80 90a"  for these GPUs, not the one that is here
 MAKEFLAGS += -rR
 Q := $(if $(V),,@)
@@ -23,7 +24,7 @@ HAVE_NVCC := $(if $(NO_CUDA),,$(shell t=$$(mktemp -d) && printf 'int main(){retu
 GPUS      := $(or $(GPU_ARCH),$(if $(HAVE_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -un)))
 CUDA      := $(if $(HAVE_NVCC),$(patsubst 100,100a,$(patsubst 90,90a,$(GPUS))))
 SPACE := $(subst ,, )
-B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),/debug)$(if $(RACECHECK),/race)
+B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),/debug)$(if $(RACECHECK),/race)$(if $(TRY),/$(subst =,-,$(subst $(SPACE),-,$(TRY))))
 
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
@@ -32,7 +33,7 @@ COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) -mprefer-vector-width=512) $(OMP) $(WARN) -MMD -MP
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
-NVFLAGS = -std=c++17 -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
+NVFLAGS = -std=c++17 -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 

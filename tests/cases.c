@@ -45,6 +45,7 @@ static uint64_t key_of(const Case *c, const char *name) {
     return hash_bytes(hash_bytes(case_seed, c->what, strlen(c->what)), name, strlen(name));
 }
 static Buffer *add(Case *c, Role role, Kind kind, const char *name, size_t n, double *value) {
+    if (c->buffers == MOST_BUFFERS) fail(EXIT_USAGE, "%s: more than %d buffers", c->what, MOST_BUFFERS);
     Buffer *b = &c->buffer[c->buffers++];
     *b = (Buffer){ .name = name, .role = role, .kind = kind, .n = n, .moved = n, .value = value, .given = n };
     return b;

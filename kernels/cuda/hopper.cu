@@ -698,12 +698,24 @@ template <Kind kind, typename Ring, bool gather> static bool launch_rows(const P
 template <Kind kind, typename Ring> static bool launch_rows(const Product &p) {
     return p.a_row ? launch_rows<kind, Ring, true>(p) : launch_rows<kind, Ring, false>(p);
 }
+// How many columns of the result a tile has, and in how many shares the rows of a weight's gradient are summed, is a matter of
+// sizes. bench/tiles.py builds the other choices too (0: choose), and compares.
+#ifndef TILE_COLUMNS
+#define TILE_COLUMNS 0
+#endif
+#ifndef TILE_SHARES
+#define TILE_SHARES 0
+#endif
 template <Kind kind> static bool rows_product(const Product &p) {
     const int columns = columns_of<kind>(p);
     if (!can_use(p) || (p.how == ADD && p.start)) return false;
-    if (columns <= 128 || blocks_for<kind, BM, 256>(p) <= (unsigned)context()->sm_count) return launch_rows<kind, Narrow>(p);
+    const bool few = columns <= 128 || blocks_for<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
     const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
-    return fits ? launch_rows<kind, Middle>(p) : launch_rows<kind, Wide>(p);
+    switch (TILE_COLUMNS ? TILE_COLUMNS : few ? 128 : fits ? 192 : 256) {
+        case 128: return launch_rows<kind, Narrow>(p);
+        case 192: return launch_rows<kind, Middle>(p);
+        default:  return launch_rows<kind, Wide>(p);
+    }
 }
 bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
 bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
@@ -729,6 +741,7 @@ template <typename T> static __global__ void add_planes(T *c, const float *part,
 // long as its share, if that pays for the parts: to write and to read one takes as long as multiplying some 930 rows. By the
 // 132 SMs of a full GPU, whatever this one has: sums must not depend on it.
 static int shares(size_t tiles, int rows_of_expert) {
+    if (TILE_SHARES) return TILE_SHARES;
     int best = 1;
     double least = 1e30;
     for (int n = 1; n <= 8 && (n == 1 || rows_of_expert / n >= 512); n++) {

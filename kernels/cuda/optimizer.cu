@@ -137,9 +137,17 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, float s
 
 enum { BLOCKS = 4096, THREADS = 256, LEAST = 4096 };        // elements of a share, at least
 
-__host__ __device__ static inline size_t share_of(size_t total) {
-    const size_t share = divide_up(divide_up(total, BLOCKS), 1024) * 1024;
+__host__ __device__ static inline size_t share_of(size_t total, size_t parts) {
+    const size_t share = divide_up(divide_up(total, parts), 1024) * 1024;
     return share > LEAST ? share : LEAST;
+}
+// Sums have as many blocks as 132 multiprocessors hold at once, or twice as many as with squares: every round has a beginning
+// in which nothing is read. A thread should not add too many floats, so long lines have more shares, up to BLOCKS, of which a
+// block takes several.
+enum { SUM_BLOCKS = 8 * 132, LONG = 1 << 17 };
+__host__ __device__ static inline size_t sum_share_of(size_t total) {
+    const size_t share = share_of(total, SUM_BLOCKS), least = share_of(total, BLOCKS);
+    return share < LONG ? share : least > LONG ? least : LONG;
 }
 
 // The sum of x or of its squares over a block's threads, which thread 0 gets; 16 bytes at a time after the
@@ -182,7 +190,7 @@ static __global__ void sum_finish_kernel(real *out, const double *partial, int c
     if (threadIdx.x == 0) *out = (real)sum;
 }
 static void sum(real *out, const real *inp, size_t n) {
-    const size_t share = share_of(n), blocks = divide_up(n, share);
+    const size_t share = sum_share_of(n), blocks = divide_up(n, share);
     double *const partial = (double *)workspace(BLOCKS * sizeof(double));
     LAUNCH(sum_kernel, blocks, THREADS, 0, partial, inp, n, share);
     LAUNCH(sum_finish_kernel, 1, 32, 0, out, partial, (int)blocks);
@@ -218,31 +226,31 @@ __device__ static Place line_find(const Segment *segments, int count, size_t at)
     }
 }
 
-// What block b finds in segment s is partial[b + s]: along the line one of the two always grows, so no two
+// What is found in segment s of share i is partial[i + s]: along the line one of the two always grows, so no two
 // meet.
-static __global__ void squares_kernel(double *partial, const void *grads, const Segment *segments, int count) {
-    const size_t length = line_length(segments, count), share = share_of(length);
-    size_t at = blockIdx.x * share;
-    const size_t end = length - at < share ? length : at + share;
-    if (at >= length) return;
-    Place p = line_find(segments, count, at);
-    for (; at < end; p.segment++) {
-        const Segment s = segments[p.segment];
-        const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
-        const size_t from = s.gradient + (at - p.begin), n = stop - at;
-        const double sum = s.stored == AS_REAL ? range_sum<true>((const real *)grads + from, n)
-                                               : range_sum<true>((const floatX *)grads + from, n);
-        if (threadIdx.x == 0) partial[blockIdx.x + p.segment] = sum;
-        at = stop;
-        p.begin += s.count;
+static __global__ void __launch_bounds__(THREADS, 4) squares_kernel(double *partial, const void *grads, const Segment *segments, int count) {
+    const size_t length = line_length(segments, count), share = sum_share_of(length);
+    for (size_t i = blockIdx.x; i * share < length; i += gridDim.x) {
+        size_t at = i * share;
+        const size_t end = length - at < share ? length : at + share;
+        for (Place p = line_find(segments, count, at); at < end; p.segment++) {
+            const Segment s = segments[p.segment];
+            const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
+            const size_t from = s.gradient + (at - p.begin), n = stop - at;
+            const double sum = s.stored == AS_REAL ? range_sum<true>((const real *)grads + from, n)
+                                                   : range_sum<true>((const floatX *)grads + from, n);
+            if (threadIdx.x == 0) partial[i + p.segment] = sum;
+            at = stop;
+            p.begin += s.count;
+        }
     }
 }
-// One block. Its warps take the segments by turns and add up what blocks found in them; then all segments are
+// One block. Its warps take the segments by turns and add up what was found in them; then all segments are
 // added.
 static __global__ void __launch_bounds__(1024) squares_finish_kernel(real *out, double *of_segment,
         const double *partial, const Segment *segments, int count) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t share = share_of(line_length(segments, count));
+    const size_t share = sum_share_of(line_length(segments, count));
     size_t begin = lanes_sum(lane < warp && lane < count ? segments[lane].count : 0);
     for (int s = warp; s < count; s += 32) {
         const size_t n = segments[s].count;
@@ -261,7 +269,7 @@ static __global__ void __launch_bounds__(1024) squares_finish_kernel(real *out, 
 static void squares(real *out, const void *grads, const Segment *segments, int count) {
     double *const of_segment = (double *)workspace((BLOCKS + 2 * (size_t)count) * sizeof(double));
     double *const partial = of_segment + count;
-    if (count) LAUNCH(squares_kernel, BLOCKS, THREADS, 0, partial, grads, segments, count);
+    if (count) LAUNCH(squares_kernel, SUM_BLOCKS, THREADS, 0, partial, grads, segments, count);
     LAUNCH(squares_finish_kernel, 1, 1024, 0, out, of_segment, partial, segments, count);
 }
 
@@ -342,7 +350,7 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
     const Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
-    const size_t length = line_length(segments, count), share = share_of(length);
+    const size_t length = line_length(segments, count), share = share_of(length, BLOCKS);
     size_t at = blockIdx.x * share;
     const size_t end = length - at < share ? length : at + share;
     if (at >= length) return;
