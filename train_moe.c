@@ -840,6 +840,7 @@ static void bad_step(Run *r, const StepStats *t, int tensor) {
     const char *name = r->model.manifest.at[tensor].name;
     Progress *p = &r->progress;
     p->bad_steps++;
+    model_forget(&r->model);
     char *event = text_format("{\"event\": \"skip\", \"step\": %lld, \"tensor\": \"%s\"}", (long long)t->step, name);
     log_event(&r->log, event);
     free(event);

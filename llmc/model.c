@@ -566,6 +566,13 @@ void model_start_step(Model *m) {
     m->started = 1;
 }
 
+void model_forget(Model *m) {
+    for (int i = 0; i < m->arena.count; i++) {
+        const ArenaEntry *a = &m->arena.at[i];
+        if (a->category == MEM_KEPT || a->category == MEM_SHARED) m->dev->zero(*a->pointer, a->bytes);
+    }
+}
+
 int model_counted(const Model *m) { return m->ordered ? m->N : m->N * m->ranks; }
 void model_router_losses(Model *m) {
     for (int l = 0; l < m->config.layers; l++) {

@@ -181,6 +181,9 @@ void model_backward(Model *m, float scale);
 /* All of these for one batch of training, in the order in which ranks need them; the arguments are those of model_loss and
  * model_backward. */
 void model_learn(Model *m, float loss_scale, float router_scale);
+/* After a batch that was not finite. Rounded routing leaves rows unused at the end of a buffer, other ones each time, and products
+ * by whole tiles may multiply what lies there by zero: it must not be what is left of that batch. */
+void model_forget(Model *m);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
 int  model_few(const Model *m);                             /* decoding: does this batch take the few_* operations? */

@@ -15,4 +15,7 @@ double decoding_errors(const Device *dev, const Config *c, int B, int T, int fir
 /* Tokens that are drawn and read on the device, many steps ahead, are those that are drawn and read one at a time; also
  * after some have been forgotten. */
 int steps_agree(const Device *dev, const Config *c, int B, Sampler s);
+
+/* A batch leaves the same gradients, bit for bit, whatever lay in all buffers before, once that has been forgotten. */
+int forgets(const Device *dev, const Config *c, int B);
 #endif

@@ -140,6 +140,15 @@ static void recording(const Device *dev) {
 
 /* Batches of one, of a few (few_in and what belongs to it) and of more. In bf16 two ways to the same logits may send a token
  * to different experts, so that only the smallest are compared there. */
+/* With products of rows by tiles, on buffers that have rows to spare. */
+static void forgetting(const Device *dev) {
+    for (int rule = ROUND_NEAREST; rule <= ROUND_DOWN; rule++) {
+        Config c = small("m2:c128h2d64e8k2f128a8x2", 160);
+        c.rounding = rule;
+        c.tile = ROW_TILE;
+        check(forgets(dev, &c, 4), "%s: rounding rule %d, nothing is left of a batch that was not finite", dev->name, rule);
+    }
+}
 static void decoding(const Device *dev) {
     static const int batches[] = { 1, 3, 12, 20 };
     const int bf16 = dev->floatX_size == 2;
@@ -238,6 +247,7 @@ void test_gpu(void) {
         if (!quick) faults(dev);
         recording(dev);
         unrecordable(dev);
+        forgetting(dev);
         decoding(dev);
     }
     if (!found) skip("there is no GPU here, or this build has no CUDA");

@@ -271,6 +271,41 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
     return same;
 }
 
+int forgets(const Device *dev, const Config *c, int B) {
+    const size_t N = (size_t)B * (size_t)c->context;
+    int *tokens = mem_alloc(2 * N * sizeof *tokens), same;
+    double *grads[2];
+    Model m;
+    model_plan_training(&m, dev, c, B, c->context, 0, 1, AS_FLOATX, NULL);
+    check(model_allocate(&m), "memory");
+    m.balance_coef = 0.01f;
+    m.rounds = 1;
+    model_initialize(&m, 3);
+    for (size_t i = 0; i < 2 * N; i++) tokens[i] = (int)(uniform() * c->vocab);
+    for (int run = 0; run < 2; run++) {
+        for (int i = 0; i < m.arena.count && run; i++) {
+            const ArenaEntry *a = &m.arena.at[i];
+            if (a->category != MEM_KEPT && a->category != MEM_SHARED) continue;
+            void *nan = mem_alloc(a->bytes);
+            memset(nan, 0xff, a->bytes);
+            dev->upload(*a->pointer, nan, a->bytes);
+            dev->sync();
+            free(nan);
+        }
+        if (run) model_forget(&m);
+        model_batch(&m, tokens, tokens + N, B, c->context);
+        model_start_step(&m);
+        model_learn(&m, 1 / (float)N, 1);
+        grads[run] = mem_alloc(m.manifest.total * sizeof **grads);
+        model_gradients(&m, grads[run]);
+    }
+    same = !memcmp(grads[0], grads[1], m.manifest.total * sizeof **grads);
+    for (size_t i = 0; i < m.manifest.total; i++) same &= isfinite(grads[1][i]);
+    model_free(&m);
+    free(grads[0]), free(grads[1]), free(tokens);
+    return same;
+}
+
 static void decoding(const char *descriptor, int scores) {
     const Config c = config_of(descriptor, scores, SWIGLU, 1);
     const int T = 12;
@@ -401,6 +436,10 @@ void test_model(void) {
     bf16();
     memory_promise();
     rounded_gradients();
+    Config tiled = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
+    tiled.rounding = ROUND_UP;
+    tiled.tile = 16;
+    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, nothing is left of a batch that was not finite");
     decoding("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX);
     decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
     decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
