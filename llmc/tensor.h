@@ -51,8 +51,9 @@ void manifest_free(Manifest *m);
 /* Points every field of layer `layer` (or -1) in a struct of pointers at its place in an arena of `element` bytes each, or
  * in that of the gradients. */
 void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
-void *gradient_of(const Tensor *t, const void *gradients);
 void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients);
+
+void *gradient_of(const Tensor *t, const void *gradients);  /* where its own begins in that arena */
 
 /* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
  * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of

@@ -138,9 +138,7 @@ static void recording(const Device *dev) {
     }
 }
 
-/* Batches of one, of a few (few_in and what belongs to it) and of more. In bf16 two ways to the same logits may send a token
- * to different experts, so that only the smallest are compared there. */
-/* With products of rows by tiles, on buffers that have rows to spare. */
+/* Products of rows by tiles, of buffers that have rows to spare. */
 static void forgetting(const Device *dev) {
     for (int rule = ROUND_NEAREST; rule <= ROUND_DOWN; rule++) {
         Config c = small("m2:c128h2d64e8k2f128a8x2", 160);
@@ -149,6 +147,9 @@ static void forgetting(const Device *dev) {
         check(forgets(dev, &c, 4), "%s: rounding rule %d, nothing is left of a batch that was not finite", dev->name, rule);
     }
 }
+
+/* Batches of one, of a few (few_in and what belongs to it) and of more. In bf16 two ways to the same logits may send a token
+ * to different experts, so that only the smallest are compared there. */
 static void decoding(const Device *dev) {
     static const int batches[] = { 1, 3, 12, 20 };
     const int bf16 = dev->floatX_size == 2;

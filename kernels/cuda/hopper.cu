@@ -275,7 +275,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
                         const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
                         if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
                     }
-                if (kind == INPUT && p.how == ADD)                                     // dense: rows lie in order
+                if (kind == INPUT && p.how == ADD)                              // dense: rows lie in order
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const int row = first + thread % 32 / 4 + i % 2 * 8, column = n + j * 16 + i / 2 * 8 + thread % 4 * 2;
@@ -621,7 +621,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
         }
         const uint32_t slabs = s.slab(0) - warp * (SLAB / 4);                   // the whole consumer's
         const int first = to.y + mine * 64;
-        if (p.how == SET_ROUNDED) {                                                         // stored by slabs, both at a time
+        if (p.how == SET_ROUNDED) {                                             // stored by slabs, both at a time
 #pragma unroll
             for (int c = 0; c < BN / 64; c += 2) {
                 const int n = to.z + c * 64;
