@@ -56,8 +56,9 @@ MUTANTS = [
     ("kernels", MATMUL, "m0 = at / t.across * t.rows", "m0 = at % t.across * t.rows"),
     ("kernels", MATMUL, "load_some(a + i, k - i) * load_some(b[l] + i, k - i)", "load_some(a, k - i) * load_some(b[l] + i, k - i)"),
     # gradients as floatX
-    ("kernels", OPTIMIZER, "segments[i].stored == AS_REAL ? SQUARED : SQUARED_FLOATX", "SQUARED"),
-    ("kernels", OPTIMIZER, "const real *g_real = segments[s].stored == AS_REAL ? grad : NULL;", "const real *g_real = grad;"),
+    ("kernels", OPTIMIZER, "const double s = g->stored == AS_REAL ? sum_of(", "const double s = 1 ? sum_of("),
+    ("kernels", OPTIMIZER, "segments[s].stored == AS_REAL ? (const real *)grads + segments[s].gradient : NULL;",
+     "(const real *)grads + segments[s].gradient;"),
     ("model", "llmc/model.c", "t->layer >= 0 && t->rank > 1 ? AS_FLOATX : AS_REAL", "t->rank > 1 ? AS_FLOATX : AS_REAL"),
     ("model", "llmc/model.c", "const int once = m->micro_batches == 1 && ", "const int once = "),
     ("parallel", "llmc/tensor.c", "m->gradient_bytes += (end - t->offset) * t->element;", "m->gradient_bytes += t->count * t->element;"),
