@@ -36,43 +36,43 @@ enum { BM = 128, BK = 64, THREADS = 384, A_BYTES = BM * BK * 2, SLAB = 8192, STA
 
 // Shared memory: `stages` of a and b, `slabs` of 8 KB for each consumer, barriers, what each stage's tile is, and plan->start
 // if it fits, as every tile has to find its expert.
-template <int BN_, int stages_, int slabs_> struct RingOf {
+template <int BN_, int stages_, int slabs_> struct LayoutOf {
     static constexpr int BN = BN_, stages = stages_, slabs = slabs_, stage = A_BYTES + BN * BK * 2;
     static constexpr int first_slab = stages * stage, barriers = first_slab + 2 * slabs * SLAB;
     static constexpr int info = barriers + stages * 16, starts = info + (stages + 1) * 16;
     static constexpr int bytes = starts + STARTS * 4 + 1024;
     static_assert(bytes <= 232448, "what a block can have");
 };
-typedef RingOf<256, 4, 2> Wide;
-typedef RingOf<192, 4, 2> Middle;                     // where it leaves fewer columns empty: 384 are two of these
-typedef RingOf<128, 6, 2> Narrow;
-typedef RingOf<256, 3, 5> Backward;                   // of an expert's nonlinearity: slabs for a whole tile, and what it needs
+typedef LayoutOf<256, 4, 2> Wide;
+typedef LayoutOf<192, 4, 2> Middle;                     // where it leaves fewer columns empty: 384 are two of these
+typedef LayoutOf<128, 6, 2> Narrow;
+typedef LayoutOf<256, 3, 5> Backward;                   // of an expert's nonlinearity: slabs for a whole tile, and what it needs
 
 #if defined(HOPPER)
 // The block's shared memory and the barriers in it.
-template <typename Ring> struct Shared {
+template <typename Layout> struct Shared {
     uint32_t base;
     unsigned char *generic;
     __device__ Shared(unsigned char *raw) {
         const uint32_t at = shared_address(raw), skip = -at & 1023;             // the swizzle counts from multiples of 1024
         base = at + skip, generic = raw + skip;
     }
-    __device__ uint32_t a(int stage) const { return base + stage * Ring::stage; }
+    __device__ uint32_t a(int stage) const { return base + stage * Layout::stage; }
     __device__ uint32_t b(int stage) const { return a(stage) + A_BYTES; }
     // A warp's part of its consumer's slab i: 16 rows.
     __device__ uint32_t slab(int i) const {
         const int warp = threadIdx.x / 32 - 4;
-        return base + Ring::first_slab + (warp / 4 * Ring::slabs + i) * SLAB + warp % 4 * SLAB / 4;
+        return base + Layout::first_slab + (warp / 4 * Layout::slabs + i) * SLAB + warp % 4 * SLAB / 4;
     }
     __device__ unsigned char *at(uint32_t address) const { return generic + (address - base); }
-    __device__ uint32_t full(int stage) const { return base + Ring::barriers + stage * 16; }
+    __device__ uint32_t full(int stage) const { return base + Layout::barriers + stage * 16; }
     __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
-    __device__ int4 &info(int stage) const { return *(int4 *)(generic + Ring::info + stage * 16); }
+    __device__ int4 &info(int stage) const { return *(int4 *)(generic + Layout::info + stage * 16); }
     // Opens the barriers; returns where start can be read.
     __device__ const int *open(int producers, const int *start, int E) const {
-        int *near = (int *)(generic + Ring::starts);
+        int *near = (int *)(generic + Layout::starts);
         if (threadIdx.x == 0) {
-            for (int i = 0; i < Ring::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * SPEAKERS);
+            for (int i = 0; i < Layout::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * SPEAKERS);
             barrier_init_done();
         }
         const bool fits = start && E < STARTS;
@@ -82,18 +82,18 @@ template <typename Ring> struct Shared {
     }
 };
 // Where in the ring somebody is.
-template <typename Ring> struct Position {
+template <typename Layout> struct Position {
     int stage = 0;
     uint32_t parity = 0;
-    __device__ void next(void) { if (++stage == Ring::stages) stage = 0, parity ^= 1; }
+    __device__ void next(void) { if (++stage == Layout::stages) stage = 0, parity ^= 1; }
 };
 
 // A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already. meanwhile: what else to do in every
 // step, while the tensor cores work.
 struct Nothing { __device__ void operator()(void) const {} };
-template <typename Ring, int a_across, int b_across, typename Meanwhile = Nothing>
-__device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const Shared<Ring> &s, Position<Ring> &at, int steps, int mine,
-                                             Meanwhile meanwhile = Meanwhile()) {
+template <typename Layout, int a_across, int b_across, typename Meanwhile = Nothing>
+__device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, Position<Layout> &at, int steps,
+                                             int mine, Meanwhile meanwhile = Meanwhile()) {
     __syncwarp();                                                               // the warp has read the stage's info
     int before = -1;
     for (int step = 0; step < steps; step++, at.next()) {
@@ -103,7 +103,7 @@ __device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const S
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++)
-            wgmma<Ring::BN, a_across, b_across>(sum, operand(a + k16 * (a_across ? 2048 : 32), !a_across),
+            wgmma<Layout::BN, a_across, b_across>(sum, operand(a + k16 * (a_across ? 2048 : 32), !a_across),
                                              operand(b + k16 * (b_across ? 2048 : 32), !b_across), step | k16);
         wgmma_commit();
         wgmma_wait<1>();                                                        // the step before is done
@@ -119,9 +119,9 @@ __device__ static inline void multiply_steps(float (&sum)[Ring::BN / 2], const S
 // The next tile, for a producer of one warp or of four. Its first thread has drawn it; turn: 0 and 1 alternately, so that none
 // is overwritten before all have seen it.
 __device__ static inline int ticket(unsigned *tickets) { return (int)(gridDim.x + atomicAdd(tickets, 1)); }
-template <typename Ring, bool warps> __device__ static inline int tell_ticket(const Shared<Ring> &s, int drawn, int &turn) {
+template <typename Layout, bool warps> __device__ static inline int tell_ticket(const Shared<Layout> &s, int drawn, int &turn) {
     if (!warps) return __shfl_sync(ALL, drawn, 0);
-    int *told = (int *)&s.info(Ring::stages) + turn;
+    int *told = (int *)&s.info(Layout::stages) + turn;
     if (threadIdx.x == 0) *told = drawn;
     meet(3, 128);
     turn ^= 1;
@@ -134,15 +134,15 @@ __device__ static inline void return_tickets(unsigned *tickets) {
 
 // The producer of FORWARD and INPUT: tiles of rows of one expert, 128 x BN of c. halves: the tile's columns are twice BN/2,
 // from n and from columns + n on (gate and up).
-template <Kind kind, typename Ring, bool gather, bool halves>
-__device__ static void produce_rows(const Shared<Ring> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
+template <Kind kind, typename Layout, bool gather, bool halves>
+__device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
                                     int tiles, unsigned *tickets) {
-    enum { BN = Ring::BN };
+    enum { BN = Layout::BN };
     if (!gather && threadIdx.x >= 32) return;
     const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
     int drawn = 0, turn = 0;
-    Position<Ring> at;
-    for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Ring, gather>(s, drawn, turn)) {
+    Position<Layout> at;
+    for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Layout, gather>(s, drawn, turn)) {
         const Place to = place_of<kind, BM, halves ? BN / 2 : BN>(p, tile);
         if (to.m < 0) {
             if (thread == 0) drawn = ticket(tickets);
@@ -234,34 +234,34 @@ template <int pending> __device__ static inline void slab_free(void) {
 #endif
 
 // FORWARD and INPUT. tiles: of the worst case.
-template <Kind kind, typename Ring, bool gather> static __global__ __launch_bounds__(THREADS, 1)
+template <Kind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
 void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                   const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles,
                   unsigned *tickets) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
-    const Shared<Ring> s(raw);
+    const Shared<Layout> s(raw);
     Product p = given;
     p.start = s.open(gather ? 1 + 128 : 1, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<gather ? 56 : 40>();
-        produce_rows<kind, Ring, gather, false>(s, &a_map, &b_map, p, tiles, tickets);
+        produce_rows<kind, Layout, gather, false>(s, &a_map, &b_map, p, tiles, tickets);
         return;
     }
     take_registers<gather ? 224 : 232>();
     const int columns = columns_of<kind>(p), steps = ((kind == FORWARD ? p.C : p.O) + BK - 1) / BK;
     const int thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
-    Position<Ring> at;
+    Position<Layout> at;
     for (int turn = 0;;) {
         barrier_wait(s.full(at.stage), at.parity);
         const int4 to = s.info(at.stage);                                       // expert, first row, last + 1, column
         if (to.x < 0) break;
-        float sum[Ring::BN / 2];
-        multiply_steps<Ring, 0, kind == INPUT>(sum, s, at, steps, mine);
+        float sum[Layout::BN / 2];
+        multiply_steps<Layout, 0, kind == INPUT>(sum, s, at, steps, mine);
 
         const int first = to.y + mine * 64 + thread / 32 * 16;                  // of this warp's rows
 #pragma unroll
-        for (int c = 0; c < Ring::BN / 64; c++) {
+        for (int c = 0; c < Layout::BN / 64; c++) {
             const int n = to.w + c * 64;
             if (n >= columns) break;
             const uint32_t slab = s.slab(turn++ & 1);
@@ -684,19 +684,19 @@ static void allow_shared(const void *kernel, int bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-template <Kind kind, typename Ring, bool gather> static bool launch_rows(const Product &p) {
+template <Kind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
     const int k = kind == FORWARD ? p.C : p.O, columns = columns_of<kind>(p);
     CUtensorMap a = {}, b, c;
-    if ((!gather && !map_rows(&a, p.a, p.rows, k, BM)) || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Ring::BN : (int)BK)
+    if ((!gather && !map_rows(&a, p.a, p.rows, k, BM)) || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Layout::BN : (int)BK)
         || !map_rows(&c, (floatX *)p.c, p.rows, columns, 16)) return false;
-    auto *kernel = grouped_rows<kind, Ring, gather>;
-    allow_shared((const void *)kernel, Ring::bytes);
-    const int tiles = (int)blocks_for<kind, BM, Ring::BN>(p);
-    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Ring::bytes, a, b, c, p, tiles, context()->tickets);
+    auto *kernel = grouped_rows<kind, Layout, gather>;
+    allow_shared((const void *)kernel, Layout::bytes);
+    const int tiles = (int)blocks_for<kind, BM, Layout::BN>(p);
+    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->tickets);
     return true;
 }
-template <Kind kind, typename Ring> static bool launch_rows(const Product &p) {
-    return p.a_row ? launch_rows<kind, Ring, true>(p) : launch_rows<kind, Ring, false>(p);
+template <Kind kind, typename Layout> static bool launch_rows(const Product &p) {
+    return p.a_row ? launch_rows<kind, Layout, true>(p) : launch_rows<kind, Layout, false>(p);
 }
 // How many columns of the result a tile has, and in how many shares the rows of a weight's gradient are summed, is a matter of
 // sizes. bench/tiles.py builds the other choices too (0: choose), and compares.
