@@ -2,7 +2,7 @@
 # gpu.sh: the GPU figures of README.md, measured on the first GPU of this machine; the tests come first, and without them nothing
 # is timed. About four minutes on an H200.
 #   make train_moe infer_moe run_tests bench_moe && sh bench/gpu.sh | tee bench/results/NAME.txt
-# Beside it: bench/peers.py (other implementations of the layer), bench/scaling.sh (several GPUs).
+# Beside it: bench/peers.py (other implementations of the layer), bench/tiles.py (other choices of tiles), bench/scaling.sh (several GPUs).
 set -u
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
