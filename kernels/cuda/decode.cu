@@ -14,6 +14,13 @@ static const float LOWEST = -1e30f;                                     // of a 
 
 __device__ static inline float power_of_2(float x) { return sizeof(floatX) == 2 ? exp2_fast(x) : exp2f(x); }
 
+// A pair of elements is turned, as by rope (basic.cu).
+__device__ static inline void turn_pair(floatX &low, floatX &high, real cosine, real sine) {
+    const real re = R(low), im = R(high);
+    low  = X(re * cosine - im * sine);
+    high = X(im * cosine + re * sine);
+}
+
 template <bool WIDE> __device__ static inline Vec load_some(const floatX *p, int count) {
     if (WIDE && count > 0) return load_vec(p);
     Vec v;
@@ -60,7 +67,7 @@ decode_kernel(floatX *out, float *partial, const floatX *q, floatX *cache, const
     };
 
     wait_for_previous();
-    let_next_start();                                                   // this late: few_out counts on it (early)
+    let_next_start();                                                   // this late: few_out counts on the choice
     const int newest_at = position[b];
     if (threadIdx.x < all) read_pair(threadIdx.x);
     const int seen = newest_at + 1, each = seen / cut.splits, more = seen % cut.splits;
@@ -75,11 +82,9 @@ decode_kernel(floatX *out, float *partial, const floatX *q, floatX *cache, const
     for (int at = threadIdx.x; at < all; at += DECODE_THREADS) {
         const int m = at / half, i = at % half;
         if (at != threadIdx.x) read_pair(at);
-        if (newest.table && m <= HEADS) {                               // as rope (basic.cu)
+        if (newest.table && m <= HEADS) {
             const real *turn = newest.table + (size_t)newest_at * h.D + 2*i;
-            const real re = R(low), im = R(high), cosine = turn[0], sine = turn[1];
-            low  = X(re * cosine - im * sine);
-            high = X(im * cosine + re * sine);
+            turn_pair(low, high, turn[0], turn[1]);
         }
         floatX *to = x_of + m*h.D;
         if (m >= HEADS) to = cache + newest.row[b]*pitch + g*h.D + (m == HEADS ? 0 : values);
@@ -249,11 +254,7 @@ void few_attention_kernel(floatX *out, const floatX *q, floatX *cache, const int
         const int lies = g * D + (m == HEADS ? 0 : pitch / 2);
         const floatX *from = m < HEADS ? q + head(m) : newest.kv + b * pitch + lies;
         floatX low = from[d], high = from[HALF + d];
-        if (turned) {                                                   // as rope (basic.cu)
-            const real re = R(low), im = R(high);
-            low  = X(re * turn.x - im * turn.y);
-            high = X(im * turn.x + re * turn.y);
-        }
+        if (turned) turn_pair(low, high, turn.x, turn.y);
         x_of[m][d] = low;
         x_of[m][HALF + d] = high;
         if (m >= HEADS && split == 0) {

@@ -480,7 +480,6 @@ static int few_fits(int N, int C, int F, int E, int K) {
         && in_shared(N, C, E, K) <= LIMIT;
 }
 
-static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
 
 static void few_in(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
@@ -496,12 +495,12 @@ static void few_in(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real
     const size_t most = (size_t)context()->sm_count * (N == 1 ? one_on_sm((int)chunks) : 2);
     if (!N) return;
     if (N == 1 && chunks <= MOST_CHUNKS && E <= LANES) {
-        const size_t of_slot = least(divide_up(pairs, WARPS), divide_up(most, K));
-        const size_t blocks = (router ? 1 : 0) + K * of_slot + least(divide_up(plains, WARPS), most);
+        const size_t of_slot = min(divide_up(pairs, WARPS), divide_up(most, K));
+        const size_t blocks = (router ? 1 : 0) + K * of_slot + min(divide_up(plains, WARPS), most);
         LAUNCH_EARLY(one_kernels[chunks], (unsigned)blocks, THREADS, 0, p, (int)of_slot);
         return;
     }
-    const size_t blocks = least(divide_up(most_active(N, E, K) * pairs + plains, WARPS), most);
+    const size_t blocks = min(divide_up(most_active(N, E, K) * pairs + plains, WARPS), most);
     LAUNCH_EARLY((f == SWIGLU ? few_in_kernel<true> : few_in_kernel<false>), (unsigned)blocks, THREADS,
                  in_shared(N, C, E, K), p);
 }

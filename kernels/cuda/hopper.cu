@@ -104,7 +104,7 @@ __device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++)
             wgmma<Layout::BN, a_across, b_across>(sum, operand(a + k16 * (a_across ? 2048 : 32), !a_across),
-                                             operand(b + k16 * (b_across ? 2048 : 32), !b_across), step | k16);
+                                                  operand(b + k16 * (b_across ? 2048 : 32), !b_across), step | k16);
         wgmma_commit();
         wgmma_wait<1>();                                                        // the step before is done
         if (before >= 0 && speaks()) barrier_arrive(s.empty(before));

@@ -136,15 +136,14 @@ __device__ static inline void stmatrix_trans(uint32_t row, uint32_t a, uint32_t 
 }
 
 // 16 bytes, or four floats, at an address of shared memory.
-__device__ static inline Vec load_shared(uint32_t address) {
-    union { int4 bits; Vec vec; } x;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.bits.x), "=r"(x.bits.y), "=r"(x.bits.z), "=r"(x.bits.w) : "r"(address) : "memory");
-    return x.vec;
-}
 __device__ static inline void load_shared(uint32_t (&x)[4], uint32_t address) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address) : "memory");
+}
+__device__ static inline Vec load_shared(uint32_t address) {
+    union { uint32_t bits[4]; Vec vec; } x;
+    load_shared(x.bits, address);
+    return x.vec;
 }
 // The same to global memory. Left to itself, the compiler may take four instructions.
 __device__ static inline void store_global(void *to, const uint32_t (&x)[4]) {

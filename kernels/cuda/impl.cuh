@@ -178,12 +178,24 @@ static inline unsigned warps_for(int words) {
 
 enum : unsigned { ALL = 0xffffffff };   // lanes of a warp
 // Sums over the lanes of a warp, in a fixed order; every lane gets the result.
-__device__ static inline float warp_sum(float x) {
+template<class T> __device__ static inline T warp_sum(T x) {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
     return x;
 }
 __device__ static inline float warp_max(float x) {
     for (int lane = 16; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
+    return x;
+}
+// The sum over a block of so many warps; all threads get it. (64 bits are not added in shared memory: atomicAdd there is a loop
+// that tries until nobody interferes.)
+template<int WARPS, class T> __device__ static inline T block_sum(T x) {
+    __shared__ T of_warp[WARPS];
+    x = warp_sum(x);
+    __syncthreads();                                        // nobody reads the last sum any more
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0;
+    for (int warp = 0; warp < WARPS; warp++) x += of_warp[warp];
     return x;
 }
 // The sum over the threads of a row, as row_threads lays them out; all get it.

@@ -278,7 +278,7 @@ static __global__ void join_backward_plain_kernel(floatX *dresid, real *partial,
 }
 static void back_through_norm(floatX *dresid, real *dnorm, real *dbias, Terms terms, const floatX *resid,
         const floatX *norm, const real *rstd, int N, int C) {
-        enum { BLOCKS = 132, THREADS = 1024 };                  // one for each multiprocessor of an H100
+    enum { BLOCKS = 132, THREADS = 1024 };                  // one for each multiprocessor of an H100
     const unsigned x = (unsigned)divide_up(C, 32 * VECTOR) * 32;
     const bool fits = x <= THREADS && wide(C, dresid, resid, norm) && wide(C, terms.inp, terms.more[0], terms.more[1]);
     unsigned rows = x == 64 ? 15 : THREADS / x;             // 15 barriers are all there are

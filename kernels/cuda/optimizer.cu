@@ -5,11 +5,6 @@
 #include <float.h>
 #include <math.h>
 
-template<class T> __device__ static T lanes_sum(T x) {      // warp_sum for other types
-    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
-    return x;
-}
-
 // ---- cross entropy ----------------------------------------------------------------------------------------
 
 // exp(x - y). With bf16 logits the fast one does: the error is about 2^-21 where the result matters, against gradients
@@ -150,12 +145,11 @@ __host__ __device__ static inline size_t sum_share_of(size_t total) {
     return share < LONG ? share : least > LONG ? least : LONG;
 }
 
-// The sum of x or of its squares over a block's threads, which thread 0 gets; 16 bytes at a time after the
+// The sum of x or of its squares over a block; 16 bytes at a time after the
 // first few.
 template<bool SQUARED, class T> __device__ static double range_sum(const T *x, size_t n) {
     enum { W = 16 / sizeof(T) };
     struct alignas(16) Vector { T x[W]; };
-    __shared__ double of_warp[THREADS / 32];
     auto value = [](T v) { return SQUARED ? (real)v * (real)v : (real)v; };
     const size_t odd = (16 - (uintptr_t)x % 16) % 16 / sizeof(T), head = odd < n ? odd : n;
     const size_t vectors = (n - head) / W;
@@ -169,13 +163,7 @@ template<bool SQUARED, class T> __device__ static double range_sum(const T *x, s
     if (threadIdx.x < head) rest += value(x[threadIdx.x]);
     const size_t tail = head + W * vectors + threadIdx.x;
     if (tail < n) rest += value(x[tail]);
-    double sum = lanes_sum((double)of[0] + (double)of[1] + (double)of[2] + (double)of[3] + (double)rest);
-    __syncthreads();                                        // the last sum has been read
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int i = 0; i < THREADS / 32; i++) sum += of_warp[i];
-    return sum;
+    return block_sum<THREADS / 32>((double)of[0] + (double)of[1] + (double)of[2] + (double)of[3] + (double)rest);
 }
 
 static __global__ void sum_kernel(double *partial, const real *x, size_t n, size_t share) {
@@ -186,7 +174,7 @@ static __global__ void sum_kernel(double *partial, const real *x, size_t n, size
 static __global__ void sum_finish_kernel(real *out, const double *partial, int count) {
     double sum = 0;
     for (int i = threadIdx.x; i < count; i += 32) sum += partial[i];
-    sum = lanes_sum(sum);
+    sum = warp_sum(sum);
     if (threadIdx.x == 0) *out = (real)sum;
 }
 static void sum(real *out, const real *inp, size_t n) {
@@ -204,7 +192,7 @@ static void sum(real *out, const real *inp, size_t n) {
 __device__ static size_t line_length(const Segment *segments, int count) {
     size_t sum = 0;
     for (int s = threadIdx.x % 32; s < count; s += 32) sum += segments[s].count;
-    return lanes_sum(sum);
+    return warp_sum(sum);
 }
 typedef struct { int segment; size_t begin; } Place;        // begin: of the segment, on the line
 __device__ static Place line_find(const Segment *segments, int count, size_t at) {
@@ -228,7 +216,8 @@ __device__ static Place line_find(const Segment *segments, int count, size_t at)
 
 // What is found in segment s of share i is partial[i + s]: along the line one of the two always grows, so no two
 // meet.
-static __global__ void __launch_bounds__(THREADS, 4) squares_kernel(double *partial, const void *grads, const Segment *segments, int count) {
+static __global__ void __launch_bounds__(THREADS, 4) squares_kernel(double *partial, const void *grads,
+        const Segment *segments, int count) {
     const size_t length = line_length(segments, count), share = sum_share_of(length);
     for (size_t i = blockIdx.x; i * share < length; i += gridDim.x) {
         size_t at = i * share;
@@ -251,19 +240,19 @@ static __global__ void __launch_bounds__(1024) squares_finish_kernel(real *out, 
         const double *partial, const Segment *segments, int count) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t share = sum_share_of(line_length(segments, count));
-    size_t begin = lanes_sum(lane < warp && lane < count ? segments[lane].count : 0);
+    size_t begin = warp_sum(lane < warp && lane < count ? segments[lane].count : 0);
     for (int s = warp; s < count; s += 32) {
         const size_t n = segments[s].count;
         double sum = 0;
         if (n) for (size_t b = begin / share + lane; b <= (begin + n - 1) / share; b += 32) sum += partial[b + s];
-        sum = lanes_sum(sum);
+        sum = warp_sum(sum);
         if (lane == 0) { out[s] = (real)sum; of_segment[s] = sum; }
-        begin += lanes_sum(s + lane < count ? segments[s + lane].count : 0);
+        begin += warp_sum(s + lane < count ? segments[s + lane].count : 0);
     }
     __syncthreads();
     double sum = 0;
     for (int s = lane; s < count; s += 32) sum += of_segment[s];
-    sum = lanes_sum(sum);
+    sum = warp_sum(sum);
     if (threadIdx.x == 0) out[count] = (real)sum;
 }
 static void squares(real *out, const void *grads, const Segment *segments, int count) {

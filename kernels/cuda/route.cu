@@ -245,10 +245,6 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
 
 // ---- losses and bias --------------------------------------------------------------------------------------
 
-__device__ static double warp_sum_double(double x) {
-    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
-    return x;
-}
 // A row of threads takes every so-many-th token; what a token adds is a float, the sums are doubles. partial
 // (2,blocks).
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
@@ -276,8 +272,8 @@ static __global__ void router_losses_finish_kernel(real *loss, const double *par
         double balance_scale, double z_scale) {
     double balance = 0, z = 0;
     for (int b = threadIdx.x; b < blocks; b += 32) { balance += partial[b]; z += partial[blocks + b]; }
-    balance = warp_sum_double(balance);
-    z = warp_sum_double(z);
+    balance = warp_sum(balance);
+    z = warp_sum(z);
     if (threadIdx.x == 0) { loss[0] = (real)(balance * balance_scale); loss[1] = (real)(z * z_scale); }
 }
 static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
@@ -292,14 +288,9 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
 
 // One block. load < mean is load * E < sum, in whole numbers: there is nothing to round.
 static __global__ void router_bias_kernel(real *bias, const int *load_of, real rate, int E) {
-    __shared__ long long of_warp[32];
     long long sum = 0;
     for (int e = threadIdx.x; e < E; e += 1024) sum += load_of[e];
-    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(ALL, sum, lane);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int warp = 0; warp < 32; warp++) sum += of_warp[warp];
+    sum = block_sum<32>(sum);
     for (int e = threadIdx.x; e < E; e += 1024) {
         const long long here = (long long)load_of[e] * E;
         bias[e] += here < sum ? rate : here > sum ? -rate : 0;

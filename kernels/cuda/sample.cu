@@ -150,18 +150,6 @@ __device__ static void follow(Search *s, u64 *reached, const Histogram &h, int w
     __syncthreads();
 }
 
-// The sum over a block. (There is no such addition in shared memory: it would be a loop that tries until nobody interferes.)
-__device__ static u64 block_total(u64 x) {
-    __shared__ u64 of_warp[THREADS / 32];
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(ALL, x, step);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0;
-    for (int w = 0; w < THREADS / 32; w++) x += of_warp[w];
-    return x;
-}
-
 // Begins the second walk, to the token that is drawn from a mass `kept`.
 __device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
     const u64 at = (u64)(random_uniform(t.key[n], (uint64_t)t.position[n] + 1) * (double)kept);
@@ -212,7 +200,7 @@ static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, i
             if (counts[b]) atomicAdd(&h.count[b], counts[b]);
         }
     if (!level) {
-        mine = block_total(mine);
+        mine = block_sum<THREADS / 32>(mine);
         if (threadIdx.x == 0) atomicAdd(&t.search[n].all, mine);
     }
     if (!last_block()) return;
@@ -220,7 +208,7 @@ static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, i
     if (!level) {                                           // what is to be reached is known only now
         u64 sum = 0;
         for (int b = threadIdx.x; b < BINS; b += THREADS) sum += h.mass[b];
-        sum = block_total(sum);
+        sum = block_sum<THREADS / 32>(sum);
         if (threadIdx.x == 0) {
             if (drawing) draw(&s, t, n, sum);
             else s.target = max((u64)ceil((double)t.s.top_p * (double)t.search[n].all), (u64)1);
