@@ -31,9 +31,9 @@ WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -W
 OPT   = $(if $(DEBUG),-O1 -g -fsanitize=address$(COMMA)undefined -fno-omit-frame-pointer,-O3)
 COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
-FLAGS = -std=c11 $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) -mprefer-vector-width=512) $(OMP) $(WARN) -MMD -MP
+FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) -mprefer-vector-width=512) $(OMP) $(WARN) -MMD -MP
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
-NVFLAGS = -std=c++17 -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
+NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 
@@ -41,13 +41,13 @@ LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $
 PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
 CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
-CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
-LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*.c) kernels/devices.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
+CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
+LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
-TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c))
+TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c tests/*/*.c))
 # kernels/ladder is for tests and benchmarks; the programs do without.
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
-CASES   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/cases.c))
+CASES   := $(B)/tests/ops/cases.o
 
 .PHONY: all run_tests test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
@@ -99,27 +99,27 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/test_programs.sh
+	@./run_tests && sh tests/programs.sh
 # On a machine with a GPU: every kernel of every device, and a training step in lockstep.
 test_gpu: run_tests train_moe infer_moe
 	@./run_tests kernels model comm gpu ladder soak large
-# The same kernels under compute-sanitizer; racecheck has a build of its own (kernels/cuda/hopper.cuh says why).
+# The same kernels under compute-sanitizer; racecheck has a build of its own (kernels/cuda/hopper/pipeline.cuh says why).
 sanitize: run_tests
 	@$(MAKE) -s RACECHECK=1 $(B)/race/run_tests
 	@RACE_TESTS=$(B)/race/run_tests sh tests/sanitize.sh
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest kind of instructions used, with warnings as
 # errors; and the compiler's report must show no spilled registers.
-CHECKS := $(foreach p,BF16 F32,$(patsubst %.cu,build/check/$p/%.txt,$(wildcard kernels/cuda/*.cu))) \
+CHECKS := $(foreach p,BF16 F32,$(patsubst %.cu,build/check/$p/%.txt,$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))) \
           $(patsubst %.cu,build/check/BF16/%.txt,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu))
 cuda_check: $(CHECKS)
 	@! grep -hE "bytes spill stores" $(CHECKS) | grep -vE " 0 bytes spill stores, 0 bytes spill loads" || { echo "kernels spill registers: see build/check"; exit 1; }
 	@echo "CUDA: $(words $(CHECKS)) objects compile for sm_80 and sm_90a without warnings or spills"
 define check
-build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh kernels/ladder/*.h kernels/ladder/*/*.cuh)
+build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh kernels/cuda/*/*.cuh kernels/ladder/*.h kernels/ladder/*/*.cuh)
 	@mkdir -p $$(@D)
 	@echo "  check $$<, $1"
-	$(Q)$(NVCC) -std=c++17 -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
+	$(Q)$(NVCC) -std=c++17 -I. -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
 	@mv $$@.new $$@
 endef
 $(foreach p,BF16 F32,$(eval $(call check,$p)))

@@ -17,14 +17,16 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include "llmc/decode.h"
-#include "llmc/device.h"
-#include "llmc/hf.h"
-#include "llmc/options.h"
-#include "llmc/random.h"
-#include "llmc/view.h"
+#include "llmc/model/decode.h"
+#include "llmc/run/device.h"
+#include "llmc/files/hf.h"
+#include "llmc/run/options.h"
+#include "llmc/base/random.h"
+#include "llmc/run/view.h"
+#include "llmc/base/text.h"
+#include "llmc/ranks/threads.h"
 
-/* ---- options: one table (llmc/options.h) --------------------------------------------------------------- */
+/* ---- options: one table (llmc/run/options.h) --------------------------------------------------------------- */
 
 typedef struct {
     const char *prompt, *mode, *stop, *tokenizer, *file, *device, *color;
@@ -113,7 +115,7 @@ typedef struct {
     Decoder    d;
     Stream    *stream;                  /* (r) */
     int       *window;                  /* (r,room) the tokens in the cache */
-    int        room;                    /* positions of the cache */
+    int        capacity;                    /* positions of the cache */
     int        rounds, slides;          /* times the cache was emptied (the sampler draws anew); because it was full */
     char      *stop;
     size_t     stop_bytes;
@@ -230,7 +232,7 @@ static void load(Run *r, const char *asked) {
     char name[128], why_cpu[256];
     r->folder = find_model(asked);
     if (!hf_load_config(r->folder, &r->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
-    DeviceShare one = { .count = 1 };
+    LocalDevices one = { .count = 1 };
     r->dev = device_choose(r->s.device, &one, why_cpu);
     r->tokenizer = find_tokenizer(r);
     const int trained = r->config.context;
@@ -244,7 +246,7 @@ static void load(Run *r, const char *asked) {
     say(r, "model %s (%s), context %d, %s\n", r->folder, name, r->s.context, r->dev->name);
 }
 
-/* ---- views: which expert read which token (llmc/view.h) ------------------------------------------------- */
+/* ---- views: which expert read which token (llmc/run/view.h) ------------------------------------------------- */
 
 static void open_view(Run *r, Model *m) {
     const int layers = r->config.layers;
@@ -339,7 +341,7 @@ static void feed(Run *r, const int *tokens, int count, int *expert) {
     for (int t = 0, n; t < count; t += n) {
         n = !watched ? count : r->d.length ? 1 : count < r->d.chunk ? count : r->d.chunk;
         if (!decoder_feed(&r->d, tokens + t, n))
-            fail(EXIT_MEMORY, "%d tokens do not fit into a context of %d", count, r->room);
+            fail(EXIT_MEMORY, "%d tokens do not fit into a context of %d", count, r->capacity);
         if (watched) view_read(&r->view, tokens + t, n, expert + t);
     }
 }
@@ -347,10 +349,10 @@ static void feed(Run *r, const int *tokens, int count, int *expert) {
 /* Makes room in a full context by reading its last half again as if the text began there. Cached keys and values cannot
  * simply be moved down: the cached ones were made with the half that is now forgotten still in view. */
 static void slide(Run *r) {
-    const int B = r->s.sequences, length = r->d.length, keep = length < r->room / 2 ? length : r->room / 2;
+    const int B = r->s.sequences, length = r->d.length, keep = length < r->capacity / 2 ? length : r->capacity / 2;
     int *last = mem_alloc((size_t)B * (size_t)keep * sizeof *last);
     for (int b = 0; b < B; b++) {
-        int *window = r->window + (size_t)b * (size_t)r->room;
+        int *window = r->window + (size_t)b * (size_t)r->capacity;
         memmove(window, window + length - keep, (size_t)keep * sizeof *window);
         memcpy(last + (size_t)b * (size_t)keep, window, (size_t)keep * sizeof *window);
     }
@@ -362,9 +364,9 @@ static void slide(Run *r) {
 }
 
 static void read_tokens(Run *r, const int *tokens, int count, int *expert) {
-    if (count > r->room - r->d.length) slide(r);
+    if (count > r->capacity - r->d.length) slide(r);
     for (int b = 0; b < r->s.sequences; b++)
-        memcpy(r->window + (size_t)b * (size_t)r->room + r->d.length, tokens + (size_t)b * (size_t)count,
+        memcpy(r->window + (size_t)b * (size_t)r->capacity + r->d.length, tokens + (size_t)b * (size_t)count,
                (size_t)count * sizeof *tokens);
     feed(r, tokens, count, expert);
 }
@@ -426,15 +428,15 @@ static void on_interrupt(int signal_number) {
     if (++interrupts > 1) _exit(130);
 }
 
-static void open_decoder(Run *r, int room) {
+static void open_decoder(Run *r, int capacity) {
     const size_t B = (size_t)r->s.sequences;
     struct sigaction action = { .sa_handler = on_interrupt };
-    r->room = room;
-    if (!decoder_open(&r->d, r->dev, &r->config, r->s.sequences, room, NULL)) out_of_memory(r, &r->d.model.arena);
+    r->capacity = capacity;
+    if (!decoder_open(&r->d, r->dev, &r->config, r->s.sequences, capacity, NULL)) out_of_memory(r, &r->d.model.arena);
     load_weights(r, &r->d.model);
     open_view(r, &r->d.model);
     r->stream = mem_alloc(B * sizeof *r->stream);
-    r->window = mem_alloc(B * (size_t)room * sizeof *r->window);
+    r->window = mem_alloc(B * (size_t)capacity * sizeof *r->window);
     for (size_t b = 0; b < B; b++) r->stream[b].color = -1;
     sigaction(SIGINT, &action, NULL);
 }
@@ -520,7 +522,7 @@ static void decode(Run *r, int ends) {
     const double start = now();
     set_sampler(r);
     for (int slot = 0; !interrupts && !all_done(r); slot ^= 1) {
-        const int room = r->room - d->length, most = ahead ? DOZEN : 1, n = most < room ? most : room;
+        const int capacity = r->capacity - d->length, most = ahead ? DOZEN : 1, n = most < capacity ? most : capacity;
         const int older = ahead ? slot ^ 1 : slot;
         count[slot] = left < n ? (int)left : n;
         left -= count[slot];
@@ -535,7 +537,7 @@ static void decode(Run *r, int ends) {
         if (count[older]) decoder_collect(d, tokens, older);
         if (count[older] && r->view.main) view_read(&r->view, tokens, 1, &expert);
         for (int i = 0; i < count[older] && !all_done(r); i++, read++) {
-            for (size_t b = 0; b < B; b++) r->window[b * (size_t)r->room + (size_t)read] = tokens[(size_t)i * B + b];
+            for (size_t b = 0; b < B; b++) r->window[b * (size_t)r->capacity + (size_t)read] = tokens[(size_t)i * B + b];
             take(r, tokens + (size_t)i * B, expert, eos);
             r->positions += read + 1;
         }
@@ -544,7 +546,7 @@ static void decode(Run *r, int ends) {
     }
     r->time += now() - start;
     if (read < d->length) {
-        for (size_t b = 0; b < B; b++) tokens[b] = r->window[b * (size_t)r->room + (size_t)read - 1];
+        for (size_t b = 0; b < B; b++) tokens[b] = r->window[b * (size_t)r->capacity + (size_t)read - 1];
         decoder_rewind(d, tokens, read);
     }
     free(tokens);
@@ -589,9 +591,9 @@ static void report(const Run *r) {
         if (copy > 0) say(r, ", %.1f%% of the %.0f GB/s of a copy", 100 * rate / copy, copy / 1e9);
     }
     if (r->slides)
-        say(r, " | the context of %d was full %d time%s, and its last half read again", r->room, r->slides,
+        say(r, " | the context of %d was full %d time%s, and its last half read again", r->capacity, r->slides,
             r->slides > 1 ? "s" : "");
-    else if (r->d.length == r->room && !r->s.tokens) say(r, " | the context of %d is full (-n -1 goes on)", r->room);
+    else if (r->d.length == r->capacity && !r->s.tokens) say(r, " | the context of %d is full (-n -1 goes on)", r->capacity);
     say(r, "\n");
     if (r->view.main) report_view(r);
 }
@@ -623,7 +625,7 @@ static void generate(Run *r) {
 static void answer(Run *r, const char *line, size_t bytes) {
     Stream *o = &r->stream[0];
     int *ids;
-    const int count = encode(r, line, bytes, !r->d.length, r->room / 2, &ids);
+    const int count = encode(r, line, bytes, !r->d.length, r->capacity / 2, &ids);
     o->text.length = o->paint.length = o->prompt = 0;
     o->done = o->last = 0;
     if (count) prefill(r, ids, count, NULL, bytes);
@@ -640,7 +642,7 @@ static int is_command(const char *line, const char *command) {
 }
 
 static void chat(Run *r) {
-    size_t bytes, room = 0;
+    size_t bytes, capacity = 0;
     int *ids = NULL;
     char *line = NULL, *prompt = read_prompt(r->s.prompt, &bytes);
     const int interactive = isatty(0), count = bytes ? encode(r, prompt, bytes, 1, r->s.context, &ids) : 0;
@@ -650,7 +652,7 @@ static void chat(Run *r) {
         if (count && !r->d.length) prefill(r, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
         errno = 0;
-        const ssize_t n = getline(&line, &room, stdin);
+        const ssize_t n = getline(&line, &capacity, stdin);
         if (n < 0 && errno == EINTR) {
             clearerr(stdin);
             fputs("\n(Ctrl-C again, or /quit, ends)\n", stderr);

@@ -3,14 +3,15 @@
  *   settings -> data -> model -> ranks -> loop { batch, forward, loss, backward, update } -> checkpoint
  *
  * main() is at the end and reads as the list above. Everything after `ranks` is done by each rank in a thread of its
- * own, in step with the others (llmc/parallel.h); rank 0 alone writes and prints. What can be set: llmc/settings.c. How a
- * run begins, and what is seen of it: llmc/run.h. What a model is: llmc/model.c. What its layers compute:
- * llmc/attention.c, llmc/moe.c, llmc/route.c. The arithmetic: kernels/kernels.h. */
+ * own, in step with the others (llmc/model/parallel.h); rank 0 alone writes and prints. What can be set: llmc/run/settings.c. How a
+ * run begins, and what is seen of it: llmc/run/run.h. What a model is: llmc/model/model.c. What its layers compute:
+ * llmc/model/attention.c, llmc/model/moe.c, llmc/model/route.c. The arithmetic: kernels/kernels.h. */
 #define _POSIX_C_SOURCE 200809L
-#include "llmc/check.h"
-#include "llmc/random.h"
-#include "llmc/run.h"
-#include "llmc/schedule.h"
+#include "llmc/model/check.h"
+#include "llmc/base/random.h"
+#include "llmc/run/run.h"
+#include "llmc/model/schedule.h"
+#include "llmc/ranks/threads.h"
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -32,13 +33,13 @@ static void send_step(Run *r) {
     const int64_t step = r->progress.step, first = s->overfit ? 0 : r->progress.samples;
     const size_t N = (size_t)s->batch * (size_t)s->seq;
     for (int micro = 0; micro < r->micro_batches; micro++) {
-        const int64_t turn = (int64_t)micro * r->parallel.ranks + r->parallel.rank;      /* ranks deal them out */
+        const int64_t micro_index = (int64_t)micro * r->parallel.ranks + r->parallel.rank;      /* ranks deal them out */
         const size_t at = (size_t)micro * N;
-        if (!data_batch(r->data, first + turn * s->batch, s->batch, s->seq, (uint64_t)s->seed,
+        if (!data_batch(r->data, first + micro_index * s->batch, s->batch, s->seq, (uint64_t)s->seed,
                         r->inputs + at, r->targets + at, &e))
             fail(EXIT_DISK, "%s", e.text);
         r->keys[micro] = random_key((uint64_t)s->seed,
-                                    (uint64_t)(step * r->micro_batches * r->parallel.ranks + turn));
+                                    (uint64_t)(step * r->micro_batches * r->parallel.ranks + micro_index));
     }
     model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
@@ -60,9 +61,9 @@ static void update(void *run) {
 }
 static void train_step(Run *r) {
     Model *m = &r->model;
-    char doing[64];
-    snprintf(doing, sizeof doing, "step %lld", (long long)r->progress.step + 1);
-    if (m->dev->doing) m->dev->doing(doing);
+    char set_activity[64];
+    snprintf(set_activity, sizeof set_activity, "step %lld", (long long)r->progress.step + 1);
+    if (m->dev->set_activity) m->dev->set_activity(set_activity);
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = 1;
@@ -80,12 +81,12 @@ static void train_step(Run *r) {
 static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1 };
-    Found f = model_found(m);
-    for (int i = 0; i < m->turns; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
-    t.norm = optimizer_norm(&r->optimizer, f.squares, bad_tensor);
+    StepResults f = model_results(m);
+    for (int i = 0; i < m->all_micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    t.norm = optimizer_norm(&r->optimizer, f.grad_sq_norms, bad_tensor);
     for (int i = 0; i < 2 * m->routers && !m->ordered; i++) f.losses[i] /= r->parallel.ranks;
     if (m->routers) router_stats(&t, m, f.load, f.losses);
-    found_free(&f);
+    results_free(&f);
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
     const double seconds = now() - start;               /* a GPU has only finished when its results are here */
     t.ms = 1e3 * seconds;
@@ -131,8 +132,8 @@ static int requests(const Run *r) {
     const int saves = r->speaks_for && save_request;
     int asked = (stop_request || (r->leads && stop_file(r)) ? STOP : 0) | (saves ? SAVE : 0);
     if (saves) save_request = 0;
-    if (!world_max(r->parallel.peers, asked)) return 0;
-    asked = world_max(r->parallel.peers, asked & STOP) | world_max(r->parallel.peers, asked & SAVE);
+    if (!group_max(r->parallel.group, asked)) return 0;
+    asked = group_max(r->parallel.group, asked & STOP) | group_max(r->parallel.group, asked & SAVE);
     return asked;
 }
 
@@ -154,7 +155,7 @@ static int train(Run *r) {                                           /* 1: ran t
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
-        world_phase(r->parallel.peers, "a training step", step_limit(r));
+        group_phase(r->parallel.group, "a training step", step_limit(r));
         const Waits before = r->dev->waits();
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
@@ -170,7 +171,7 @@ static int train(Run *r) {                                           /* 1: ran t
         p->tokens += tokens_per_step(r);
         p->seconds += now() - start;
 
-        world_phase(r->parallel.peers, "what comes between steps", 0);
+        group_phase(r->parallel.group, "what comes between steps", 0);
         if (validates && r->config.rounding) run_show_tile_waste(r);
         if (validates && run_validate(r) && s->keep_best && r->leads
             && !checkpoint_save_best(s->out, &r->model, p->step, r->tokenizer, &e))
@@ -218,7 +219,7 @@ static int gradient_check(const Run *r) {
 /* All that one rank does, in a thread of its own; `all` holds a copy of the Run for each that this process drives. */
 static void run_rank(void *all, int local) {
     Run *r = (Run *)all + local;
-    parallel_connect(&r->parallel, r->dev, r->share.first + local, r->world, local);
+    parallel_connect(&r->parallel, r->dev, r->local_devices.first + local, r->processes, local);
     r->leads = r->parallel.rank == 0;
     r->speaks_for = local == 0;
     run_plan(r);
@@ -251,10 +252,10 @@ int main(int argc, char **argv) {
     if (r->s.steps == 0) return EXIT_DONE;
 
     model_free(&r->model);                                  /* every rank makes its own */
-    ranks = mem_alloc((size_t)r->share.count * sizeof *ranks);
-    for (int i = 0; i < r->share.count; i++) ranks[i] = *r;
-    parallel_run(r->share.count, run_rank, ranks);
+    ranks = mem_alloc((size_t)r->local_devices.count * sizeof *ranks);
+    for (int i = 0; i < r->local_devices.count; i++) ranks[i] = *r;
+    threads_run(r->local_devices.count, run_rank, ranks);
     checkpoint_close(r->from);
-    world_leave(r->world);
+    group_leave(r->processes);
     return ranks[0].finished ? EXIT_DONE : EXIT_STOPPED;
 }

@@ -1,6 +1,6 @@
 /* attention.c: see layers.h. Whole calls, so backward has its delta and whatever else it needs inside. */
 #include "layers.h"
-#include "../llmc/base.h"
+#include "llmc/base/base.h"
 #include <stdlib.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  *                                                                  a whole training step instead: step.c
  *   bench_moe [-d DEVICE] -step layers [FILTER]                    the same of the layers of -e layers
  *
- * The operations are the cases of tests/cases.c that a model of that size uses, so what is timed is what is
+ * The operations are the cases of tests/ops/cases.c that a model of that size uses, so what is timed is what is
  * tested. Each line says how long an operation took, how much that is in bytes or in multiply-adds, and what share of
  * the limit that matters to it:
  *   memory     the rate at which the device copies memory; a GPU as many bytes as are counted, for what is short is over
@@ -19,7 +19,7 @@
  * of copies and dense products are timed in between, by turns, for clocks and neighbours change. */
 #include "layers.h"
 #include "ranks.h"
-#include "../tests/cases.h"
+#include "tests/ops/cases.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -349,7 +349,7 @@ int main(int argc, char **argv) {
     static Bench b = { .seconds = 0.1 };
     static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
     static const char *const types[] = { "f32", "bf16", NULL };
-    Lesson lesson = { .master = 1, .gradients = AS_FLOATX };
+    Lesson lesson = { .master = 1, .gradients = FLOATX };
     int wait = 0;
     Copies copies = { { 0 } };
     for (int i = 1; i < argc; i++)
@@ -366,8 +366,8 @@ int main(int argc, char **argv) {
         else if (is(argv[i], "-w", "--wait")) wait = 1;
         else if (!strcmp(argv[i], "-r")) lesson.recompute = choice(argc, argv, &i, numbers);
         else if (!strcmp(argv[i], "-mw")) lesson.master = choice(argc, argv, &i, yes);
-        else if (!strcmp(argv[i], "-mo")) lesson.moments = (Stored)choice(argc, argv, &i, types);
-        else if (!strcmp(argv[i], "-mg")) lesson.gradients = (Stored)choice(argc, argv, &i, types);
+        else if (!strcmp(argv[i], "-mo")) lesson.moments = (Dtype)choice(argc, argv, &i, types);
+        else if (!strcmp(argv[i], "-mg")) lesson.gradients = (Dtype)choice(argc, argv, &i, types);
         else if (is(argv[i], "-l", "--list")) b.list = 1;
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];

@@ -1,7 +1,7 @@
 /* ladder.c: what is each rung of kernels/ladder worth? One size for all; the tests of the rungs are run_tests ladder. */
 #include "layers.h"
-#include "../kernels/ladder/ladder.h"
-#include "../tests/cases.h"
+#include "kernels/ladder/ladder.h"
+#include "tests/ops/cases.h"
 #include <stdio.h>
 #include <string.h>
 

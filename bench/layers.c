@@ -1,9 +1,9 @@
-/* layers.c: see layers.h. The calls are those of llmc/moe.c and llmc/attention.c, on buffers of our own. */
+/* layers.c: see layers.h. The calls are those of llmc/model/moe.c and llmc/model/attention.c, on buffers of our own. */
 #define _POSIX_C_SOURCE 200809L
 #include "layers.h"
-#include "../kernels/ladder/ladder.h"
-#include "../llmc/base.h"
-#include "../llmc/random.h"
+#include "kernels/ladder/ladder.h"
+#include "llmc/base/base.h"
+#include "llmc/base/random.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,17 +5,18 @@
 #include "ranks.h"
 #include "layers.h"
 #include "trainee.h"
-#include "../llmc/parallel.h"
-#include "../llmc/random.h"
+#include "llmc/model/parallel.h"
+#include "llmc/base/random.h"
+#include "llmc/ranks/threads.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { World *world; const Device *dev; double seconds, alone; } Setup;    /* alone: ms of one rank's step */
+typedef struct { ProcessGroup *world; const Device *dev; double seconds, alone; } Setup;    /* alone: ms of one rank's step */
 typedef struct {                            /* one rank */
     const Device *dev;
     Comm  *comm;
-    Peers *peers;
+    Group *group;
     double seconds;
     size_t bytes;                           /* of the whole x */
     void  *x;
@@ -39,16 +40,16 @@ static double time_calls(Bench *b, void (*call)(Bench *b)) {
     int calls = 1;
     for (double taken = 0;; calls *= 2) {
         b->dev->sync();
-        world_barrier(b->peers);
+        group_barrier(b->group);
         const double start = now();
         for (int i = 0; i < calls; i++) {
             call(b);
-            b->comm->join(b->comm);
+            b->comm->wait_all(b->comm);
         }
         b->dev->sync();
-        world_barrier(b->peers);
+        group_barrier(b->group);
         taken = now() - start;
-        world_broadcast(b->peers, &taken, sizeof taken);
+        group_broadcast(b->group, &taken, sizeof taken);
         if (taken >= b->seconds) return taken / calls;
     }
 }
@@ -78,7 +79,7 @@ static void print_overlap(Bench *b) {
     const double reduction = time_calls(b, beside);
     b->reduction = 0;
     b->product = reduction > one ? (int)(reduction / one + 0.5) : 1;
-    world_broadcast(b->peers, &b->product, sizeof b->product);
+    group_broadcast(b->group, &b->product, sizeof b->product);
     const double products = time_calls(b, beside);
     b->reduction = 1;
     const double both = time_calls(b, beside);
@@ -101,10 +102,10 @@ static void fill_rows(const Device *dev, void *x, int rows, int width) {
 static void run_rank(void *setup, int local) {
     const Setup *s = setup;
     const size_t most = s->dev->is_gpu ? (size_t)1 << 29 : (size_t)1 << 24;
-    Bench b = { .dev = s->dev, .peers = world_peers(s->world, local), .seconds = s->seconds };
+    Bench b = { .dev = s->dev, .group = group_of(s->world, local), .seconds = s->seconds };
     char why[256] = "";
     const char *closed = s->dev->open(local % s->dev->count());
-    if (closed || !(b.comm = s->dev->connect(b.peers, why))) fail(EXIT_PEER, "%s", closed ? closed : why);
+    if (closed || !(b.comm = s->dev->connect(b.group, why))) fail(EXIT_PEER, "%s", closed ? closed : why);
     b.N = b.C = s->dev->is_gpu ? 4096 : 256;
     const size_t elements = (size_t)b.N * (size_t)b.C * s->dev->floatX_size;
     b.x = s->dev->alloc(most);
@@ -117,7 +118,7 @@ static void run_rank(void *setup, int local) {
     if (!local) printf("\n%d ranks, threads of one process, %s\n", b.comm->size, b.comm->name);
     print_rates(&b);
     print_overlap(&b);
-    world_barrier(b.peers);
+    group_barrier(b.group);
     void *owned[] = { b.x, b.out, b.inp, b.weight };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) s->dev->release(owned[i]);
     b.comm->close(b.comm);
@@ -137,16 +138,16 @@ static double one_step(Trainee *t, int number) {
     model_end_micro(m, 0);
     optimizer_update(&t->o, m);
     parallel_gather_weights(m, 1);
-    Found f = model_found(m);
-    found_free(&f);
+    StepResults f = model_results(m);
+    results_free(&f);
     return 1e3 * (now() - start);
 }
 
 static void train_rank(void *setup, int local) {
     Setup *s = setup;
-    const int ranks = world_size(s->world), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
+    const int ranks = group_size(s->world), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
     const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
-    Parallel p = { .ranks = ranks, .sharded = ranks > 1, .shares = gpu };
+    Parallel p = { .ranks = ranks, .sharded = ranks > 1, .one_process = gpu };
     Trainee t;
     Config c;
     Error e;
@@ -155,10 +156,10 @@ static void train_rank(void *setup, int local) {
     if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = gpu ? 50304 : 256;
     c.context = T;
-    if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, AS_REAL, AS_FLOATX, ranks > 1 ? &p : NULL }))
+    if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, ranks > 1 ? &p : NULL }))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
     for (int shared = 0; shared <= (ranks > 1 && gpu); shared++) {
-        if (shared) parallel_share(&t.m);
+        if (shared) parallel_register_memory(&t.m);
         for (int i = 0; i < 3; i++) one_step(&t, i);
         for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t, i);
         if (p.rank) continue;
@@ -176,11 +177,11 @@ static void train_rank(void *setup, int local) {
 
 /* The same for each number of ranks. */
 static void with_ranks(Setup *s, int ranks, void (*work)(void *setup, int local)) {
-    const WorldOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "", .settings = "" };
+    const GroupOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "", .settings = "" };
     Error e;
-    if (!(s->world = world_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
-    parallel_run(ranks, work, s);
-    world_leave(s->world);
+    if (!(s->world = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
+    threads_run(ranks, work, s);
+    group_leave(s->world);
 }
 void bench_ranks(const Device *dev, double seconds) {
     const int most = dev->is_gpu ? dev->count() : 4;

@@ -1,7 +1,7 @@
 /* ranks.h: the rates of what ranks do together. */
 #ifndef RANKS_H
 #define RANKS_H
-#include "../kernels/kernels.h"
+#include "kernels/kernels.h"
 
 /* For 2, 4, 8 ranks as far as there are GPUs (or 2 and 4 of a CPU): reduce-scatter, all-gather and all-reduce of several
  * sizes, and what a large matrix product and a reduce-scatter cost beside each other. Then weak scaling: a training step

@@ -1,7 +1,7 @@
 /* rounding.c: what whole tiles are worth: an SMoE MLP layer with few rows an expert, its routing plain and rounded by each rule. The
  * layer is the model's own, with router and plan; what those take is also told apart. */
 #include "layers.h"
-#include "../llmc/model.h"
+#include "llmc/model/model.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -34,7 +34,7 @@ void bench_rounding(const Device *dev) {
     c.vocab = 256;
     c.context = 1024;
     c.rounding = ROUND_UP;                                  /* room for the most */
-    model_plan_training(&m, dev, &c, dev->is_gpu ? 16 : 1, c.context, 0, 1, AS_FLOATX, NULL);
+    model_plan_training(&m, dev, &c, dev->is_gpu ? 16 : 1, c.context, 0, 1, FLOATX, NULL);
     if (!model_allocate(&m)) { puts("rounding: does not fit into this device's memory"); return; }
     const size_t NC = (size_t)m.N * (size_t)c.channels;
     const int E = c.experts;

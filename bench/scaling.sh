@@ -47,7 +47,7 @@ done
 
 # One global batch of 48 sequences on all numbers of ranks, of the text of this project: with the same micro-batches in the same
 # order (-rp 1), and as usual.
-cat llmc/*.c > "$work/text.txt"
+cat llmc/*/*.c > "$work/text.txt"
 echo; echo "type       options        ranks   largest and mean difference of $LOSSES losses from those of one rank; fingerprint, of two runs"
 for device in $DEVICE-f32 $DEVICE-bf16; do for ordered in 1 0; do
     for n in $RANKS; do

@@ -90,10 +90,10 @@ NOTED(rmsnorm_backward, (floatX *dinp, real *dweight, const floatX *dout, const 
 NOTED(rope, (floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D),
       (x, table, position, direction, N, stride, heads, D), 0, N * (4 + 2 * times(heads, D) * p.fx),
       "N=%d heads=%d D=%d", N, heads, D)
-NOTED(residual, (floatX *out, const floatX *residual, const floatX *branch, float rate, const uint64_t *key, int place,
-                 size_t n), (out, residual, branch, rate, key, place, n), 0, 3 * (double)n * p.fx, "n=%zu", n)
-NOTED(dropout, (floatX *out, const floatX *inp, float rate, const uint64_t *key, int place, size_t n),
-      (out, inp, rate, key, place, n), 0, 2 * (double)n * p.fx, "n=%zu", n)
+NOTED(residual, (floatX *out, const floatX *residual, const floatX *branch, float rate, const uint64_t *key, int site,
+                 size_t n), (out, residual, branch, rate, key, site, n), 0, 3 * (double)n * p.fx, "n=%zu", n)
+NOTED(dropout, (floatX *out, const floatX *inp, float rate, const uint64_t *key, int site, size_t n),
+      (out, inp, rate, key, site, n), 0, 2 * (double)n * p.fx, "n=%zu", n)
 #define PRODUCT(N, C, O) (times(N, C) + times(N, O) + times(C, O))
 NOTED(matmul_forward, (floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O),
       (out, inp, weight, N, C, O), 2 * times(N, C) * O, PRODUCT(N, C, O) * p.fx, "N=%d C=%d O=%d", N, C, O)
@@ -145,8 +145,8 @@ NOTED(router_backward, (floatX *dlogits, const real *dweight, const real *weight
 NOTED(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
       "S=%d E=%d", plan->N * plan->K, plan->E)
 NOTED(route_round, (Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits, const real *lse,
-                    Scores scores, Rounding rule, int tile, const uint64_t *key, int place),
-      (plan, load, expert, weight, choice, logits, lse, scores, rule, tile, key, place),
+                    Scores scores, Rounding rule, int tile, const uint64_t *key, int site),
+      (plan, load, expert, weight, choice, logits, lse, scores, rule, tile, key, site),
       0, plan->N * (plan->E * p.fx + p.re + 4) + slots(plan) * (5 * 4 + p.re), "S=%d E=%d", plan->N * plan->K, plan->E)
 NOTED(router_losses, (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores,
                       int N, int E, int K), (loss, logits, lse, load, tokens, scores, N, E, K),
@@ -163,13 +163,13 @@ NOTED(activation_backward, (floatX *dpre, floatX *wact, real *dweight, const flo
                             const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F),
       (dpre, wact, dweight, da, pre, weight, plan, rows, f, M, F),
       0, times(M, F) * (2 + 2 * pre_of(f)) * p.fx + (weight ? 2 * M * p.re : 0), "M=%d F=%d", M, F)
-NOTED(join_forward, (floatX *out, real *rstd, floatX *resid, const floatX *residual, const floatX *inp, const real *weight,
-                     const floatX *bias, const Plan *plan, float rate, const uint64_t *key, int place, const floatX *norm,
+NOTED(add_norm_forward, (floatX *out, real *rstd, floatX *resid, const floatX *residual, const floatX *inp, const real *weight,
+                     const floatX *bias, const Plan *plan, float rate, const uint64_t *key, int site, const floatX *norm,
                      float eps, int N, int C),
-      (out, rstd, resid, residual, inp, weight, bias, plan, rate, key, place, norm, eps, N, C),
+      (out, rstd, resid, residual, inp, weight, bias, plan, rate, key, site, norm, eps, N, C),
       0, times(N, C) * ((plan ? plan->K : 1) + 3) * p.fx + (plan ? slots(plan) * (4 + p.re) : 0) + N * p.re,
       "N=%d K=%d C=%d", N, plan ? plan->K : 1, C)
-NOTED(join_backward, (floatX *dresid, real *dnorm, real *dbias, const floatX *inp, const Plan *plan, const floatX *more,
+NOTED(add_norm_backward, (floatX *dresid, real *dnorm, real *dbias, const floatX *inp, const Plan *plan, const floatX *more,
                       const floatX *more_still, const floatX *resid, const floatX *norm, const real *rstd, int N, int C),
       (dresid, dnorm, dbias, inp, plan, more, more_still, resid, norm, rstd, N, C),
       0, times(N, C) * ((plan ? plan->K : inp != NULL) + (more != NULL) + (more_still != NULL) + 3) * p.fx
@@ -189,12 +189,12 @@ NOTED(attention_backward, (floatX *dq, floatX *dkv, const floatX *dout, const fl
 NOTED(cross_entropy, (real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used),
       (loss, logits, target, scale, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * p.fx, "N=%d V=%d", N, V)
 NOTED(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * p.re, "n=%zu", n)
-NOTED(squares, (real *out, const void *grads, const Segment *segments, int count), (out, grads, segments, count),
+NOTED(grad_sq_norms, (real *out, const void *grads, const Segment *segments, int count), (out, grads, segments, count),
       0, p.gradients, "n=%.0f", p.parameters)
-NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads, const real *squares,
+NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads, const real *grad_sq_norms,
               const Segment *segments, int count, const AdamW *a),
-      (weight, master, m, v, moments, grads, squares, segments, count, a),
-      0, p.gradients + p.parameters * ((master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == AS_REAL ? p.re : p.fx)),
+      (weight, master, m, v, moments, grads, grad_sq_norms, segments, count, a),
+      0, p.gradients + p.parameters * ((master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == REAL ? p.re : p.fx)),
       "n=%.0f", p.parameters)
 
 /* ---- any work ------------------------------------------------------------------------------------------------ */
@@ -208,11 +208,11 @@ static Device noting(const Device *dev) {
     NOTE(parallel_linear_backward_weight); NOTE(router_forward); NOTE(router_backward); NOTE(route_plan); NOTE(route_round);
     NOTE(router_losses); NOTE(router_bias); NOTE(combine_forward); NOTE(activation_forward);
     NOTE(activation_backward); NOTE(bias_backward); NOTE(attention_forward); NOTE(attention_backward);
-    if (dev->join_forward) NOTE(join_forward);
-    if (dev->join_backward) NOTE(join_backward);
+    if (dev->add_norm_forward) NOTE(add_norm_forward);
+    if (dev->add_norm_backward) NOTE(add_norm_backward);
     if (dev->expert_up_forward) NOTE(expert_up_forward);
     if (dev->expert_down_backward) NOTE(expert_down_backward);
-    NOTE(cross_entropy); NOTE(sum); NOTE(squares); NOTE(adamw);
+    NOTE(cross_entropy); NOTE(sum); NOTE(grad_sq_norms); NOTE(adamw);
     return d;
 }
 

@@ -2,7 +2,8 @@
  * backward, update, and one read of what it has left. */
 #include "layers.h"
 #include "trainee.h"
-#include "../llmc/device.h"
+#include "llmc/run/device.h"
+#include "llmc/model/replay.h"
 #include <stdio.h>
 
 typedef struct {
@@ -29,8 +30,8 @@ static double step(Bench *b, int number) {
     model_end_micro(m, 0);
     replay_run(&b->update, dev, 0, update, &b->t);
     const int64_t queued = waits(dev);
-    Found f = model_found(m);
-    found_free(&f);
+    StepResults f = model_results(m);
+    results_free(&f);
     b->inside = queued - before;
     b->outside = waits(dev) - queued;
     return 1e3 * (now() - start);
@@ -49,7 +50,7 @@ void bench_steps(const Device *dev) {
     for (int record = 0; record <= (dev->record_begin != NULL); record++) {
         Bench b = { .batch = { .off = !record }, .update = { .off = !record } };
         double ms[STEPS];
-        if (!trainee_open(&b.t, dev, &c, (Lesson){ B, T, 0, 1, AS_REAL, AS_FLOATX, NULL })) printf("does not fit into this device's memory\n");
+        if (!trainee_open(&b.t, dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, NULL })) printf("does not fit into this device's memory\n");
         else {
             for (int i = 0; i < 3; i++) step(&b, i);        /* plainly, recorded, and once more */
             for (int i = 0; i < STEPS; i++) ms[i] = step(&b, i);

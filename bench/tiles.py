@@ -4,7 +4,7 @@
     python3 bench/tiles.py [STEP]...
 
 STEP is what bench_moe -step takes: "layers" (the twelve sizes of bench/layers.c), m12, ...; without any, those two. A line for
-each product of routed rows: its time as it is chosen (kernels/cuda/hopper.cu, rows_product and shares), and with each choice
+each product of routed rows: its time as it is chosen (kernels/cuda/hopper/rows.cu, rows_product and shares), and with each choice
 forced: tiles of 128, 192 and 256 columns, or, of a weight's gradient, rows summed in 1 to 4 shares. The last column: time as
 chosen / that of the best. Needs an H100 or H200 and nvcc; takes five minutes.
 """

@@ -1,6 +1,6 @@
 /* trainee.c: see trainee.h. */
 #include "trainee.h"
-#include "../llmc/random.h"
+#include "llmc/base/random.h"
 #include <stdlib.h>
 
 /* model_initialize, but only the first million values of a tensor are drawn, and then repeated: drawing billions would take

@@ -1,11 +1,11 @@
 /* trainee.h: a model with random data, for benchmarks of training steps. */
 #ifndef TRAINEE_H
 #define TRAINEE_H
-#include "../llmc/optim.h"
+#include "llmc/model/optim.h"
 
 typedef struct { Model m; Optimizer o; int *tokens; } Trainee;
 typedef struct {
-    int B, T, recompute, master; Stored moments, gradients;     /* as train_moe's -b -t -r -mw -mo -mg */
+    int B, T, recompute, master; Dtype moments, gradients;     /* as train_moe's -b -t -r -mw -mo -mg */
     const Parallel *parallel;                       /* other ranks that train along; NULL: none */
 } Lesson;
 

@@ -2,7 +2,7 @@
  *
  * A Device is a table of functions. kernels/cpu/ fills one per number type (f32, bf16, f64), kernels/cuda/ likewise;
  * the model is written once against the table. To add an operation: document it here, define it for every device,
- * add a case to tests/cases.c.
+ * add a case to tests/ops/cases.c.
  *
  * True for every function:
  *   - outputs first, then inputs, then sizes; matrices are row-major; weights are (out, in), as in the files on disk;
@@ -90,7 +90,7 @@ typedef enum {
 /* Overwrite or accumulate, where a caller needs both; and, of gradients of weights, overwrite as floatX: one rounding more. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
 
-typedef enum { AS_REAL, AS_FLOATX } Stored;     /* what an array of numbers that a caller chooses the type of is made of */
+typedef enum { REAL, FLOATX } Dtype;     /* what an array of numbers that a caller chooses the type of is made of */
 
 /* A learnable tensor, or a rank's share of one, as the optimizer sees it: a range of the flat parameter arena. */
 typedef struct {
@@ -98,7 +98,7 @@ typedef struct {
     float  decay;                       /* 0 or 1 */
     size_t shift;                       /* master, m and v begin at offset - shift: of ranks that share the optimizer's
                                          * state each keeps its own parts only, one after the other */
-    Stored stored;                      /* what its gradient is made of, */
+    Dtype dtype;                      /* what its gradient is made of, */
     size_t gradient;                    /* and where that begins, in elements of that kind; aligned as the weight is */
 } Segment;
 typedef struct {
@@ -112,7 +112,7 @@ typedef struct Recording Recording;     /* work that can be replayed; the device
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
 
 typedef struct Comm Comm;               /* one rank among several, and */
-typedef struct Peers Peers;             /* how their hosts reach each other: kernels/comm.h */
+typedef struct Group Group;             /* how their hosts reach each other: kernels/comm.h */
 
 /* How the next token is drawn: from the most likely ones, as few as have probability top_p together, at most top_k, none
  * less likely than min_p times the largest. */
@@ -153,7 +153,7 @@ typedef struct Device {
     Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
     /* What the program is about to do, in a few words, for messages about errors of the device; kept until the next call.
      * NULL on a CPU, which has no such errors. */
-    void  (*doing)(const char *what);
+    void  (*set_activity)(const char *what);
     /* mark(i) notes the moment when all work queued before it is done; after sync, elapsed tells the seconds between
      * two of them. i counts from 0. NULL on a CPU, where calls return when their work is done. */
     void   (*mark)(int i);
@@ -171,7 +171,7 @@ typedef struct Device {
     void (*record_free)(Recording *r);
     /* ---- ranks: a Comm with all other ranks, which call this too, each in its own thread after open. NULL and why
      * if that cannot be. */
-    Comm *(*connect)(Peers *peers, char why[256]);
+    Comm *(*connect)(Group *group, char why[256]);
 
     /* ---- embedding: out[n] = weight[token[n]].   out (N,C)  weight (V,C)  token (N) in [0,V) -------------------
      * error: forward exact; backward N*eps */
@@ -198,8 +198,8 @@ typedef struct Device {
      * key: of this batch, in device memory; NULL if p is 0. place: every place that drops has a number of its own.
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
-                     int place, size_t n);
-    void (*dropout )(OUT floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n);
+                     int site, size_t n);
+    void (*dropout )(OUT floatX *out, const floatX *inp, float p, const uint64_t *key, int site, size_t n);
 
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
      * dweight: of reals, or, how SET_ROUNDED, of floatX.   error: sqrt(reduction) * 2 eps_f32 + eps */
@@ -251,7 +251,7 @@ typedef struct Device {
      * Source: Guo et al. 2025, SonicMoE, arXiv 2512.14080.   error: weight 8 eps_f32, the rest exact */
     void (*route_round)(OUT Plan *plan, OUT int *load, OUT int *expert, OUT real *weight, const int *choice,
                         const floatX *logits, const real *lse, Scores scores, Rounding rule, int tile,
-                        const uint64_t *key, int place);
+                        const uint64_t *key, int site);
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z -------------------------------------------------------------
      * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect balance. p is the
@@ -299,15 +299,15 @@ typedef struct Device {
 
     /* ---- where one half of a layer ends and the next begins; NULL where a device has only the parts -----------
      * inp: rows (S,C) GROUPED, or, plan NULL, (N,C).
-     * join_forward:  branch = combine_forward(inp, weight, bias, plan), residual(resid, residual, branch, p, key, place),
+     * add_norm_forward:  branch = combine_forward(inp, weight, bias, plan), residual(resid, residual, branch, p, key, place),
      *                rmsnorm_forward(out, rstd, resid, norm, eps). Without a plan there is no weight.
-     * join_backward: dout = combine_forward(inp, plan) + more + more_still, each NULL if there is none,
+     * add_norm_backward: dout = combine_forward(inp, plan) + more + more_still, each NULL if there is none,
      *                rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then bias_backward(dbias, dresid) if dbias.
      * error: of the parts */
-    void (*join_forward )(OUT floatX *out, OUT real *rstd, OUT floatX *resid, const floatX *residual, const floatX *inp,
+    void (*add_norm_forward )(OUT floatX *out, OUT real *rstd, OUT floatX *resid, const floatX *residual, const floatX *inp,
                           const real *weight, const floatX *bias, const Plan *plan, float p, const uint64_t *key,
-                          int place, const floatX *norm, float eps, int N, int C);
-    void (*join_backward)(ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, const floatX *inp, const Plan *plan,
+                          int site, const floatX *norm, float eps, int N, int C);
+    void (*add_norm_backward)(ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, const floatX *inp, const Plan *plan,
                           const floatX *more, const floatX *more_still, const floatX *resid, const floatX *norm,
                           const real *rstd, int N, int C);
 
@@ -323,33 +323,33 @@ typedef struct Device {
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
                                const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D);
     /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b sees positions 0..position[b]. */
-    void (*attention_decode  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position,
+    void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
 
     /* ---- a few tokens: a layer of decoding in five launches ------------------------------------------------
-     * The operations above, several at a time and rounded as they round (few_out may leave out roundings of what it adds
-     * up), for devices where starting them one by one would take longer than the work. NULL elsewhere. few_fits: are these
+     * The operations above, several at a time and rounded as they round (decode_out may leave out roundings of what it adds
+     * up), for devices where starting them one by one would take longer than the work. NULL elsewhere. decode_fits: are these
      * for N tokens of C channels with experts of width F (and all other widths multiples of F or C)? If not, call what they
      * are made of.
      *
-     * few_in: x = rmsnorm_forward(inp, norm); expert, weight = router_forward(x router^T, bias);
+     * decode_in: x = rmsnorm_forward(inp, norm); expert, weight = router_forward(x router^T, bias);
      *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
-     *   router NULL: E = K = 1. plain_w NULL: P = 0. next: NULL, or what few_out will need, next_size elements for each
+     *   router NULL: E = K = 1. plain_w NULL: P = 0. next: NULL, or what decode_out will need, next_size elements for each
      *   expert: those of the chosen experts are asked for in advance.
-     * few_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
-     *   bias (O), or NULL. expert and weight are those of the last few_in, or NULL: one expert. out may be residual.
-     * few_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_decode. kv (B,2,G,D)  row (B)
+     * decode_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
+     *   bias (O), or NULL. expert and weight are those of the last decode_in, or NULL: one expert. out may be residual.
+     * decode_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_cached. kv (B,2,G,D)  row (B)
      *   position, row and what the cache holds were there before the operation before this one was queued. */
-    int  (*few_fits)(int N, int C, int F, int E, int K);
-    void (*few_in )(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
+    int  (*decode_fits)(int N, int C, int F, int E, int K);
+    void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
                     const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores,
                     const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
                     int N, int C, int E, int K, int O, int P);
-    void (*few_out)(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
+    void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
                     const floatX *w, const floatX *bias, int N, int E, int K, int C, int O);
-    void (*few_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
+    void (*decode_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
                           const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D);
 
     /* ---- sample: the next token of each sequence -----------------------------------------------------------
@@ -374,8 +374,8 @@ typedef struct Device {
     void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */
 
     /* ---- optimizer ----------------------------------------------------------------------------------------
-     * squares: out[i] = sum of the squares of segment i's gradient, out[count] = their sum.   out (count+1)
-     * adamw: one decoupled-weight-decay Adam update of every segment; squares is what `squares` made of the gradients:
+     * grad_sq_norms: out[i] = sum of the squares of segment i's gradient, out[count] = their sum.   out (count+1)
+     * adamw: one decoupled-weight-decay Adam update of every segment; grad_sq_norms is what that operation made of the gradients:
      * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
      * master: real copy of the weights, or NULL: then the weights themselves are updated.
      * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two neighbours, with
@@ -384,13 +384,13 @@ typedef struct Device {
      * random_bits(key, i / 2), the upper half if i is odd: 16 for the weight, the next 16 for v.
      * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv 1502.02551.
      * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX */
-    void (*squares)(OUT real *out, const void *grads, const Segment *segments, int count);
-    void (*adamw)(floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads,
-                  const real *squares, const Segment *segments, int count, const AdamW *a);
+    void (*grad_sq_norms)(OUT real *out, const void *grads, const Segment *segments, int count);
+    void (*adamw)(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
+                  const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
 } Device;
 
-static inline size_t stored_size(const Device *dev, Stored s) { return s == AS_REAL ? dev->real_size : dev->floatX_size; }
+static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }
 
 const Device *device_list(int i);              /* the i-th device of this build, best first; NULL past the end */
 const Device *device_find(const char *name);   /* by name; NULL if this build has none of that name */

@@ -6,7 +6,8 @@
  * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
 #define _POSIX_C_SOURCE 200809L
 #include "test.h"
-#include "../kernels/kernels.h"
+#include "llmc/ranks/threads.h"
+#include "kernels/kernels.h"
 #include <fnmatch.h>
 #include <math.h>
 #include <stdarg.h>

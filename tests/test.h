@@ -3,7 +3,7 @@
 #ifndef TEST_H
 #define TEST_H
 #include <stddef.h>
-#include "../llmc/base.h"
+#include "llmc/base/base.h"
 
 /* Counts a verdict and prints it when it is bad, or always with -v. what: a printf format naming what was checked. */
 void check(int ok, const char *what, ...) PRINTF(2, 3);

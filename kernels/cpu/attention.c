@@ -169,7 +169,7 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
 }
 
 /* One query per sequence against its cache: the same formulas, a key at a time. */
-static void attention_decode(floatX *out, const floatX *q, const floatX *cache, const int *position,
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position,
                              HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
@@ -215,5 +215,5 @@ static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, 
 
 PART(attention) {
     d->attention_forward = attention_forward;  d->attention_backward = attention_backward;
-    d->attention_decode = attention_decode;    d->cache_store = cache_store;
+    d->attention_cached = attention_cached;    d->cache_store = cache_store;
 }

@@ -1,7 +1,7 @@
 /* basic.c: memory, embedding, norm, rotary positions, residual and dropout; and the device table itself. */
 #define _DEFAULT_SOURCE
 #include "impl.h"
-#include "../random.h"
+#include "kernels/random.h"
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -166,18 +166,18 @@ static void rope(floatX *x, const real *table, const int *position, int directio
  * it. A number of 16 bits decides. */
 
 static inline int kept(uint64_t key, uint64_t i, uint32_t least) { return random_16(key, i) >= least; }
-static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int place, size_t n) {
+static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int site, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 65536);
     const real scale = (real)1 / ((real)1 - (real)p);
-    const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
+    const uint64_t here = least ? random_key(*key, (uint64_t)site) : 0;
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) out[i] = X(kept(here, i, least) ? R(inp[i]) * scale : 0);
 }
 static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
-                     int place, size_t n) {
+                     int site, size_t n) {
     const uint32_t least = (uint32_t)((double)p * 65536);
     const real scale = (real)1 / ((real)1 - (real)p);
-    const uint64_t here = least ? random_key(*key, (uint64_t)place) : 0;
+    const uint64_t here = least ? random_key(*key, (uint64_t)site) : 0;
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) {
         const int stays = least == 0 || kept(here, i, least);

@@ -50,7 +50,7 @@ typedef float floatX, real;
 #define DEVICE_NAME "cpu-f32"
 #define DEVICE_DTYPE "F32"
 #endif
-#include "../kernels.h"
+#include "kernels/kernels.h"
 
 /* Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; } */
 #define PART(part) void DEVICE(part)(Device *d); void DEVICE(part)(Device *d)

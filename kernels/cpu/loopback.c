@@ -1,7 +1,7 @@
-/* loopback.c: ranks that are CPUs. All of the traffic goes through the host's Peers (llmc/world.c): shared memory
+/* loopback.c: ranks that are CPUs. All of the traffic goes through the host's Group (llmc/ranks/group.c): shared memory
  * between threads, TCP between processes. Only the sums are made here, because they depend on the number type. */
 #include "impl.h"
-#include "../comm.h"
+#include "kernels/comm.h"
 #include <stdlib.h>
 
 static void add_reals(void *x, const void *y, size_t bytes) {
@@ -15,26 +15,26 @@ static void add_ints(void *x, const void *y, size_t bytes) {
     for (size_t i = 0; i < bytes / sizeof *a; i++) a[i] += b[i];
 }
 
-static void all_reduce(Comm *c, real *x, size_t n)     { c->peers->reduce(c->peers, x, n * sizeof *x, add_reals); }
-static void all_reduce_ints(Comm *c, int *x, size_t n) { c->peers->reduce(c->peers, x, n * sizeof *x, add_ints); }
+static void all_reduce(Comm *c, real *x, size_t n)     { c->group->reduce(c->group, x, n * sizeof *x, add_reals); }
+static void all_reduce_ints(Comm *c, int *x, size_t n) { c->group->reduce(c->group, x, n * sizeof *x, add_ints); }
 static void reduce_scatter(Comm *c, real *x, size_t n) { all_reduce(c, x, n * (size_t)c->size); }
 static void all_gather(Comm *c, void *x, size_t bytes) {
-    if (c->size > 1) c->peers->exchange(c->peers, x, (char *)x + (size_t)c->rank * bytes, bytes);
+    if (c->size > 1) c->group->exchange(c->group, x, (char *)x + (size_t)c->rank * bytes, bytes);
 }
-static void join(Comm *c) { (void)c; }
-static void share(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
+static void wait_all(Comm *c) { (void)c; }
+static void register_memory(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
     (void)c, (void)base, (void)bytes, (void)stage, (void)most;
 }
 static void at_once(Comm *c, int i) { (void)c, (void)i; }
 static const char *error(Comm *c) { (void)c; return NULL; }
 static void close(Comm *c) { free(c); }
 
-static Comm *connect(Peers *peers, char why[256]) {
+static Comm *connect(Group *group, char why[256]) {
     Comm *c = malloc(sizeof *c);
     if (!c) { strcpy(why, "out of host memory"); return NULL; }
-    *c = (Comm){ .name = "loopback", .rank = peers->rank, .size = peers->size, .peers = peers,
+    *c = (Comm){ .name = "loopback", .rank = group->rank, .size = group->size, .group = group,
                  .all_reduce = all_reduce, .all_reduce_ints = all_reduce_ints, .reduce_scatter = reduce_scatter,
-                 .all_gather = all_gather, .share = share, .join = join, .note = at_once, .await = at_once, .error = error, .close = close };
+                 .all_gather = all_gather, .register_memory = register_memory, .wait_all = wait_all, .record = at_once, .wait = at_once, .error = error, .close = close };
     return c;
 }
 

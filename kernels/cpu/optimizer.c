@@ -1,6 +1,6 @@
 /* optimizer.c: the loss at one end of a step, the update at the other, and the sums they need. */
 #include "impl.h"
-#include "../random.h"
+#include "kernels/random.h"
 #include <stdlib.h>
 
 /* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
@@ -76,11 +76,11 @@ static void accumulate(real *acc, const real *x, size_t n) {
     #pragma omp parallel for simd PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) acc[i] += x[i];
 }
-static void squares(real *out, const void *grads, const Segment *segments, int count) {
+static void grad_sq_norms(real *out, const void *grads, const Segment *segments, int count) {
     double total = 0;
     for (int i = 0; i < count; i++) {
         const Segment *g = &segments[i];
-        const double s = g->stored == AS_REAL ? sum_of((const real *)grads + g->gradient, g->count, SQUARED)
+        const double s = g->dtype == REAL ? sum_of((const real *)grads + g->gradient, g->count, SQUARED)
                                               : sum_of((const floatX *)grads + g->gradient, g->count, SQUARED_FLOATX);
         out[i] = (real)s;
         total += s;
@@ -90,18 +90,18 @@ static void squares(real *out, const void *grads, const Segment *segments, int c
 
 /* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---- */
 
-static void adamw(floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads,
-                  const real *squares, const Segment *segments, int count, const AdamW *a) {
-    real *m_real = moments == AS_REAL ? m : NULL, *v_real = moments == AS_REAL ? v : NULL;
+static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
+                  const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a) {
+    real *m_real = moments == REAL ? m : NULL, *v_real = moments == REAL ? v : NULL;
     floatX *m_short = m, *v_short = v;
-    const real norm = sqrt(squares[count]);
+    const real norm = sqrt(grad_sq_norms[count]);
     if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
     const real scale = a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
     const real b1 = (real)a->beta1, b2 = (real)a->beta2, lr = (real)a->lr, eps = (real)a->eps;
     const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
     for (int s = 0; s < count; s++) {
         const size_t from = segments[s].offset, to = from + segments[s].count;
-        const real *g_real = segments[s].stored == AS_REAL ? (const real *)grads + segments[s].gradient : NULL;
+        const real *g_real = segments[s].dtype == REAL ? (const real *)grads + segments[s].gradient : NULL;
         const floatX *g_short = (const floatX *)grads + segments[s].gradient;
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
@@ -125,6 +125,6 @@ static void set_master(real *master, const floatX *weight, size_t n) {
 }
 
 PART(optimizer) {
-    d->cross_entropy = cross_entropy;  d->sum = sum;  d->squares = squares;
+    d->cross_entropy = cross_entropy;  d->sum = sum;  d->grad_sq_norms = grad_sq_norms;
     d->adamw = adamw;                  d->set_master = set_master;    d->accumulate = accumulate;
 }

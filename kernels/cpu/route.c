@@ -1,6 +1,6 @@
 /* route.c: which tokens go to which experts, what that costs, and how the experts' answers come back together. */
 #include "impl.h"
-#include "../round.h"
+#include "kernels/round.h"
 #include <stdlib.h>
 
 static inline real sigmoid(real x) { return 1 / (1 + exp(-x)); }
@@ -152,9 +152,9 @@ static uint64_t nth_largest(const uint64_t *x, int n, int r) {
 }
 
 static void route_round(Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits,
-                        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int place) {
+                        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int site) {
     const int N = plan->N, E = plan->E, K = plan->K;
-    const uint64_t draws = random_key(*key, (uint64_t)place);
+    const uint64_t draws = random_key(*key, (uint64_t)site);
     uint64_t *rank = malloc(((size_t)N + 1) * sizeof *rank);
     int before = 0, row = 0, *first = plan->first;
     memset(load, 0, (size_t)E * sizeof *load);

@@ -1,6 +1,6 @@
 /* sample.c: the next token from its logits. */
 #include "impl.h"
-#include "../random.h"
+#include "kernels/random.h"
 #include <stdlib.h>
 
 /* The tokens by descending probability, so that every rule is a prefix. Only as many as could be kept are

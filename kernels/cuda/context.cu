@@ -1,6 +1,6 @@
 // context.cu: the GPU, its stream and its errors; compiled once. All calls of the runtime that create something are
 // here and in basic.cu (memory).
-#include "hopper.cuh"
+#include "kernels/cuda/hopper/pipeline.cuh"
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -11,14 +11,14 @@
 
 static thread_local Context mine;
 static thread_local bool opened;
-static thread_local char doing[64] = "start";
+static thread_local char set_activity[64] = "start";
 Context *context(void) { return &mine; }
-void cuda_doing(const char *what) { snprintf(doing, sizeof doing, "%s", what); }
+void cuda_doing(const char *what) { snprintf(set_activity, sizeof set_activity, "%s", what); }
 
 void cuda_fail(const char *file, int line, const char *what, cudaError_t error) {
     fflush(stdout);
     fprintf(stderr, "error: CUDA: %s (%s) at %s, in %s (%s:%d); built for %s, the GPU is sm_%d\n", cudaGetErrorString(error),
-            cudaGetErrorName(error), doing, what, file, line, BUILT_FOR, mine.arch);
+            cudaGetErrorName(error), set_activity, what, file, line, BUILT_FOR, mine.arch);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
         fprintf(stderr, "Build again on this machine, or with GPU_ARCH=%d\n", mine.arch);
     else if (error == cudaErrorMemoryAllocation)

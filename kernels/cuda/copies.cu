@@ -63,9 +63,9 @@ static uint64_t this_process(void) {
     return mark;
 }
 
-Copies *copies_open(Peers *peers, void *base, size_t bytes, real *stage) {
+Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
     static const bool can_signal = find("cuStreamWriteValue32", &write_value) && find("cuStreamWaitValue32", &wait_value);
-    const size_t size = peers->size, flags = 2 * size * sizeof(unsigned);
+    const size_t size = group->size, flags = 2 * size * sizeof(unsigned);
     Place mine = {};
     mine.process = this_process(), mine.base = (char *)base, mine.stage = stage, mine.device = context()->device;
     Copies *c = (Copies *)calloc(1, sizeof *c);
@@ -77,17 +77,17 @@ Copies *copies_open(Peers *peers, void *base, size_t bytes, real *stage) {
         CUDA_CHECK(cudaStreamSynchronize(0));
     }
     for (int round = 0; round < 2; round++) {               // who is where? can all reach all?
-        peers->exchange(peers, at, &mine, sizeof mine);
+        group->exchange(group, at, &mine, sizeof mine);
         for (int r = 0; r < (int)size; r++) {
             mine.able &= at[r].able && at[r].process == mine.process;
-            if (!mine.able || round || r == peers->rank) continue;
+            if (!mine.able || round || r == group->rank) continue;
             const cudaError_t e = cudaDeviceEnablePeerAccess(at[r].device, 0);
             mine.able = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
         }
     }
     cudaGetLastError();                                     // of what could not be had
     if (mine.able) {
-        c->rank = peers->rank, c->size = (int)size, c->bytes = bytes, c->at = at;
+        c->rank = group->rank, c->size = (int)size, c->bytes = bytes, c->at = at;
         CUDA_CHECK(cudaEventCreateWithFlags(&c->sent, cudaEventDisableTiming));
         return c;
     }

@@ -23,7 +23,7 @@ typedef float floatX;
 #endif
 typedef float real;
 extern "C" {
-#include "../kernels.h"
+#include "kernels/kernels.h"
 }
 
 // What a host thread that drives a GPU owns. One thread, one GPU, one stream; nothing is shared between threads.
@@ -45,7 +45,7 @@ void    *workspace(size_t bytes);       // at least so many bytes, valid until t
                                         // does not grow while work is recorded
 const char *cuda_open(int which);       // NULL if this build can use that GPU, else why not
 int      cuda_count(void);
-Comm    *cuda_connect(Peers *peers, char why[256]);     // nccl.cu
+Comm    *cuda_connect(Group *group, char why[256]);     // nccl.cu
 
 // Waiting for the stream: all of it is here, and counted.
 void  cuda_sync(void);

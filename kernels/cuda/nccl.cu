@@ -6,10 +6,10 @@
 // reduction starts although the backward pass has filled the queue; two events order the two streams.
 //
 // A communicator is used by its rank's thread alone. If a rank is lost the others' kernels wait for ever: the thread
-// that watches (llmc/world.c) ends the process, which is why nothing here has a timeout.
+// that watches (llmc/ranks/group.c) ends the process, which is why nothing here has a timeout.
 #include "copies.cuh"
 extern "C" {
-Comm *nccl_connect(Peers *peers, char why[256]);
+Comm *nccl_connect(Group *group, char why[256]);
 }
 #include <dlfcn.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ static const char *load(void) {
 // ---- a rank's communicator ------------------------------------------------------------------------------------
 
 struct Nccl : Comm {
-    NcclComm     group;                     // NULL: this rank is alone
+    NcclComm     comm;                      // NULL: this rank is alone
     cudaStream_t stream;
     cudaEvent_t  queued, done;              // of the device's stream, of this one
     cudaEvent_t *noted;                     // (notes)
@@ -84,7 +84,7 @@ struct Nccl : Comm {
 static void nccl_check(Nccl *n, int result, const char *what) {
     if (result == NCCL_SUCCESS) return;
     fprintf(stderr, "error: rank %d: NCCL: %s: %s. %s\n", n->rank, what, nccl.GetErrorString(result),
-            nccl.GetLastError(n->group));
+            nccl.GetLastError(n->comm));
     _exit(8);                                               // EXIT_PEER; threads of other ranks may be anywhere
 }
 
@@ -96,7 +96,7 @@ static cudaStream_t after_queued(Nccl *n) {
 }
 static void sum(Comm *c, void *x, size_t n, NcclType type) {
     Nccl *g = (Nccl *)c;
-    if (g->group) nccl_check(g, nccl.AllReduce(x, x, n, type, NCCL_SUM, g->group, after_queued(g)), "all-reduce");
+    if (g->comm) nccl_check(g, nccl.AllReduce(x, x, n, type, NCCL_SUM, g->comm, after_queued(g)), "all-reduce");
 }
 static void all_reduce(Comm *c, real *x, size_t n)     { sum(c, x, n, NCCL_FLOAT); }
 static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT); }
@@ -109,31 +109,31 @@ static void reduce_scatter(Comm *c, real *x, size_t n) {
     if (n <= g->most && by_copies(g, x, n * sizeof *x)) {
         copies_finish(g->copies);
         copies_scatter(g->copies, after_queued(g), x, n);
-    } else if (g->group)
-        nccl_check(g, nccl.ReduceScatter(x, x + (size_t)c->rank * n, n, NCCL_FLOAT, NCCL_SUM, g->group,
+    } else if (g->comm)
+        nccl_check(g, nccl.ReduceScatter(x, x + (size_t)c->rank * n, n, NCCL_FLOAT, NCCL_SUM, g->comm,
                                          after_queued(g)), "reduce-scatter");
 }
 static void all_gather(Comm *c, void *x, size_t bytes) {
     Nccl *g = (Nccl *)c;
     if (by_copies(g, x, bytes)) copies_gather(g->copies, after_queued(g), x, bytes);
-    else if (g->group)
-        nccl_check(g, nccl.AllGather((char *)x + (size_t)c->rank * bytes, x, bytes, NCCL_BYTE, g->group,
+    else if (g->comm)
+        nccl_check(g, nccl.AllGather((char *)x + (size_t)c->rank * bytes, x, bytes, NCCL_BYTE, g->comm,
                                      after_queued(g)), "all-gather");
 }
-static void join(Comm *c) {
+static void wait_all(Comm *c) {
     Nccl *g = (Nccl *)c;
-    if (!g->group) return;
+    if (!g->comm) return;
     CUDA_CHECK(cudaEventRecord(g->done, g->stream));
     CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->done, 0));
     if (g->copies) copies_finish(g->copies);
 }
-static void share(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
+static void register_memory(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
     Nccl *g = (Nccl *)c;
-    if (g->group && !g->copies) g->copies = copies_open(c->peers, base, bytes, stage), g->most = most;
+    if (g->comm && !g->copies) g->copies = copies_open(c->group, base, bytes, stage), g->most = most;
 }
-static void note(Comm *c, int i) {
+static void record(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
-    if (!g->group) return;
+    if (!g->comm) return;
     for (; g->notes <= i; g->notes++) {
         g->noted = (cudaEvent_t *)realloc(g->noted, (g->notes + 1) * sizeof *g->noted);
         if (!g->noted) CUDA_CHECK(cudaErrorMemoryAllocation);
@@ -141,7 +141,7 @@ static void note(Comm *c, int i) {
     }
     CUDA_CHECK(cudaEventRecord(g->noted[i], g->stream));
 }
-static void await(Comm *c, int i) {
+static void wait(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
     if (g->copies) copies_finish(g->copies);
     if (i < g->notes) CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->noted[i], 0));
@@ -149,16 +149,16 @@ static void await(Comm *c, int i) {
 static const char *error(Comm *c) {
     Nccl *g = (Nccl *)c;
     int state = NCCL_SUCCESS;
-    if (!g->group || (nccl.CommGetAsyncError(g->group, &state) == NCCL_SUCCESS
+    if (!g->comm || (nccl.CommGetAsyncError(g->comm, &state) == NCCL_SUCCESS
                       && (state == NCCL_SUCCESS || state == NCCL_IN_PROGRESS))) return NULL;
     return nccl.GetErrorString(state);
 }
 static void leave(Comm *c) {
     Nccl *g = (Nccl *)c;
-    if (g->group) {
+    if (g->comm) {
         CUDA_CHECK(cudaStreamSynchronize(g->stream));
         if (g->copies) copies_close(g->copies);
-        nccl_check(g, nccl.CommDestroy(g->group), "leaving");
+        nccl_check(g, nccl.CommDestroy(g->comm), "leaving");
         CUDA_CHECK(cudaEventDestroy(g->queued));
         CUDA_CHECK(cudaEventDestroy(g->done));
         for (int i = 0; i < g->notes; i++) CUDA_CHECK(cudaEventDestroy(g->noted[i]));
@@ -194,26 +194,26 @@ static bool agree(const Card *cards, int size, char why[256]) {
     return true;
 }
 
-static Nccl *comm_new(Peers *peers) {
+static Nccl *comm_new(Group *group) {
     Nccl *n = (Nccl *)calloc(1, sizeof *n);
     if (!n) return NULL;
-    n->peers = peers;
-    n->rank = peers->rank;                    n->size = peers->size;
+    n->group = group;
+    n->rank = group->rank;                    n->size = group->size;
     n->all_reduce = all_reduce;               n->all_reduce_ints = all_reduce_ints;
     n->reduce_scatter = reduce_scatter;       n->all_gather = all_gather;
-    n->share = share;
-    n->join = join;                           n->error = error;
-    n->note = note;                           n->await = await;
+    n->register_memory = register_memory;
+    n->wait_all = wait_all;                           n->error = error;
+    n->record = record;                           n->wait = wait;
     n->close = leave;                         n->name = n->label;
     strcpy(n->label, "alone");
     return n;
 }
 
 // With NCCL, also for a rank that is alone: for tests.
-Comm *nccl_connect(Peers *peers, char why[256]) {
+Comm *nccl_connect(Group *group, char why[256]) {
     static const char *const missing = load();              // once in a process
-    Nccl *n = comm_new(peers);
-    Card mine = {}, *cards = (Card *)calloc(peers->size, sizeof *cards);
+    Nccl *n = comm_new(group);
+    Card mine = {}, *cards = (Card *)calloc(group->size, sizeof *cards);
     cudaDeviceProp properties;
     int least, greatest, result = NCCL_SUCCESS;
     if (!n || !cards) { strcpy(why, "out of host memory"); return NULL; }
@@ -223,16 +223,16 @@ Comm *nccl_connect(Peers *peers, char why[256]) {
     if (missing) snprintf(mine.error, sizeof mine.error, "%s", missing);
     else {
         nccl.GetVersion(&mine.version);
-        if (!peers->rank) result = nccl.GetUniqueId(&mine.id);
+        if (!group->rank) result = nccl.GetUniqueId(&mine.id);
         if (result != NCCL_SUCCESS) snprintf(mine.error, sizeof mine.error, "NCCL: %s", nccl.GetErrorString(result));
     }
-    peers->exchange(peers, cards, &mine, sizeof mine);
-    if (agree(cards, peers->size, why)) {
+    group->exchange(group, cards, &mine, sizeof mine);
+    if (agree(cards, group->size, why)) {
         CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
         CUDA_CHECK(cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, greatest));
         CUDA_CHECK(cudaEventCreateWithFlags(&n->queued, cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreateWithFlags(&n->done, cudaEventDisableTiming));
-        result = nccl.CommInitRank(&n->group, peers->size, cards[0].id, peers->rank);
+        result = nccl.CommInitRank(&n->comm, group->size, cards[0].id, group->rank);
         if (result != NCCL_SUCCESS)
             snprintf(why, 256, "NCCL: %s. %s (NCCL_DEBUG=WARN says more; in a container it wants --shm-size=1g; "
                      "NCCL_SOCKET_IFNAME names the network)", nccl.GetErrorString(result), nccl.GetLastError(NULL));
@@ -247,9 +247,9 @@ Comm *nccl_connect(Peers *peers, char why[256]) {
 }
 
 // Device.connect. A rank that is alone has nobody to talk to, and needs no NCCL.
-Comm *cuda_connect(Peers *peers, char why[256]) {
-    if (peers->size > 1) return nccl_connect(peers, why);
-    Nccl *n = comm_new(peers);
+Comm *cuda_connect(Group *group, char why[256]) {
+    if (group->size > 1) return nccl_connect(group, why);
+    Nccl *n = comm_new(group);
     if (!n) strcpy(why, "out of host memory");
     return n;
 }

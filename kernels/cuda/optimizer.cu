@@ -1,7 +1,7 @@
 // optimizer.cu: the loss at one end of a step, the update at the other, and the sums they need. The formulas
 // stand in kernels/cpu/optimizer.c.
 #include "ptx.cuh"
-#include "../random.h"
+#include "kernels/random.h"
 #include <float.h>
 #include <math.h>
 
@@ -117,8 +117,8 @@ template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entr
 static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
         int V, int used) {
     const bool w = wide(V, logits);
-    const int units = w ? V / VECTOR : V, room = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
-    const int kept = !w || !gradient ? 0 : V < room ? V : room / VECTOR * VECTOR;     // read once: not at all
+    const int units = w ? V / VECTOR : V, capacity = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
+    const int kept = !w || !gradient ? 0 : V < capacity ? V : capacity / VECTOR * VECTOR;     // read once: not at all
     const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
     auto kernel = w ? cross_entropy_kernel<VECTOR> : cross_entropy_kernel<1>;
     if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -216,7 +216,7 @@ __device__ static Place line_find(const Segment *segments, int count, size_t at)
 
 // What is found in segment s of share i is partial[i + s]: along the line one of the two always grows, so no two
 // meet.
-static __global__ void __launch_bounds__(THREADS, 4) squares_kernel(double *partial, const void *grads,
+static __global__ void __launch_bounds__(THREADS, 4) grad_sq_norms_kernel(double *partial, const void *grads,
         const Segment *segments, int count) {
     const size_t length = line_length(segments, count), share = sum_share_of(length);
     for (size_t i = blockIdx.x; i * share < length; i += gridDim.x) {
@@ -226,7 +226,7 @@ static __global__ void __launch_bounds__(THREADS, 4) squares_kernel(double *part
             const Segment s = segments[p.segment];
             const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
             const size_t from = s.gradient + (at - p.begin), n = stop - at;
-            const double sum = s.stored == AS_REAL ? range_sum<true>((const real *)grads + from, n)
+            const double sum = s.dtype == REAL ? range_sum<true>((const real *)grads + from, n)
                                                    : range_sum<true>((const floatX *)grads + from, n);
             if (threadIdx.x == 0) partial[i + p.segment] = sum;
             at = stop;
@@ -236,7 +236,7 @@ static __global__ void __launch_bounds__(THREADS, 4) squares_kernel(double *part
 }
 // One block. Its warps take the segments by turns and add up what was found in them; then all segments are
 // added.
-static __global__ void __launch_bounds__(1024) squares_finish_kernel(real *out, double *of_segment,
+static __global__ void __launch_bounds__(1024) grad_sq_norms_finish_kernel(real *out, double *of_segment,
         const double *partial, const Segment *segments, int count) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t share = sum_share_of(line_length(segments, count));
@@ -255,11 +255,11 @@ static __global__ void __launch_bounds__(1024) squares_finish_kernel(real *out, 
     sum = warp_sum(sum);
     if (threadIdx.x == 0) out[count] = (real)sum;
 }
-static void squares(real *out, const void *grads, const Segment *segments, int count) {
+static void grad_sq_norms(real *out, const void *grads, const Segment *segments, int count) {
     double *const of_segment = (double *)workspace((BLOCKS + 2 * (size_t)count) * sizeof(double));
     double *const partial = of_segment + count;
-    if (count) LAUNCH(squares_kernel, SUM_BLOCKS, THREADS, 0, partial, grads, segments, count);
-    LAUNCH(squares_finish_kernel, 1, 1024, 0, out, of_segment, partial, segments, count);
+    if (count) LAUNCH(grad_sq_norms_kernel, SUM_BLOCKS, THREADS, 0, partial, grads, segments, count);
+    LAUNCH(grad_sq_norms_finish_kernel, 1, 1024, 0, out, of_segment, partial, segments, count);
 }
 
 // ---- AdamW ------------------------------------------------------------------------------------------------
@@ -333,9 +333,9 @@ template<class M, class G> __device__ static inline void update_range(const Upda
 // approximate instructions, right to one and two units of f32: rounded exactly, arithmetic and not memory would
 // limit the last form (84 instead of 94 % of a copy).
 template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const void *grads,
-        const real *squares, const Segment *segments, int count, const AdamW *settings, int aligned) {
+        const real *grad_sq_norms, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;
-    const real norm = sqrtf(squares[count]);
+    const real norm = sqrtf(grad_sq_norms[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
     const Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
@@ -350,20 +350,20 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
         const bool fours = aligned && s.shift % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
         const real shrink = 1 - a.lr * a.decay * s.decay;
-        if (s.stored == AS_REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);
+        if (s.dtype == REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);
         else update_range(u, s, (const floatX *)grads + s.gradient, from, to, scale, shrink, fours);
         at = stop;
         p.begin += s.count;
     }
 }
-static void adamw(floatX *weight, real *master, void *m, void *v, Stored moments, const void *grads,
-        const real *squares, const Segment *segments, int count, const AdamW *a) {
+static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
+        const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a) {
     const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grads;
-    if (count && moments == AS_REAL)
-        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grads, squares, segments,
+    if (count && moments == REAL)
+        LAUNCH(adamw_kernel<real>, BLOCKS, THREADS, 0, weight, master, (real *)m, (real *)v, grads, grad_sq_norms, segments,
                count, a, all % 16 == 0);
     else if (count)
-        LAUNCH(adamw_kernel<floatX>, BLOCKS, THREADS, 0, weight, master, (floatX *)m, (floatX *)v, grads, squares,
+        LAUNCH(adamw_kernel<floatX>, BLOCKS, THREADS, 0, weight, master, (floatX *)m, (floatX *)v, grads, grad_sq_norms,
                segments, count, a, all % 16 == 0);
 }
 
@@ -400,6 +400,6 @@ static void set_master(real *master, const floatX *weight, size_t n) {
 }
 
 PART(optimizer) {
-    d->cross_entropy = cross_entropy;  d->sum = sum;  d->squares = squares;
+    d->cross_entropy = cross_entropy;  d->sum = sum;  d->grad_sq_norms = grad_sq_norms;
     d->adamw = adamw;                  d->set_master = set_master;    d->accumulate = accumulate;
 }

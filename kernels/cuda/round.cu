@@ -9,7 +9,7 @@
 // Nothing depends on time: the only atomic additions are of whole numbers.
 #include "route.cuh"
 #include "sort.cuh"
-#include "../round.h"
+#include "kernels/round.h"
 
 // A block: 32 tokens, EXPERTS experts. Moves N*E floatX and 4*N*E bytes.
 enum { EXPERTS = 64 };
@@ -86,7 +86,7 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, int (*sums)[32], 
 // experts keep a token, added up. Reads the keys once; the time goes into some twenty rounds of a comparison a token.
 static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, int *before, int *rows, int *slots,
         const unsigned *key, const int *count, const floatX *logits, const real *lse, Scores scores, Rounding rule, int tile,
-        const uint64_t *batch_key, int place, int N, int E, int words) {
+        const uint64_t *batch_key, int site, int N, int E, int words) {
     __shared__ int sums[2][32];
     __shared__ unsigned long long mass[2];                                  // gained, lost
     const int e = blockIdx.x, thread = threadIdx.x, own = count[e];
@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, 
         });
         __syncthreads();
     }
-    const int r = rounded(rule, own, earlier, mass[1], mass[0], N, tile, random_key(*batch_key, (uint64_t)place), e);
+    const int r = rounded(rule, own, earlier, mass[1], mass[0], N, tile, random_key(*batch_key, (uint64_t)site), e);
     const uint64_t limit = rule != ROUND_SCORE || !whole ? nth_largest(t, r, sums, turn) : r == round_up(own, tile) ? up : down;
 
     each_token(t, [&](unsigned k, int n) {
@@ -194,7 +194,7 @@ static __global__ void fill_kernel(Plan plan, int *load, int *expert, real *weig
 }
 
 static void route_round(Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits,
-        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int place) {
+        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int site) {
     const size_t N = plan->N, E = plan->E, words = divide_up(N, 32);
     int *const count = (int *)workspace((2 * E + words + 2 * E * words + E * N) * sizeof(int));
     int *const slots = count + E, *const rows = slots + words, *const before = rows + E;
@@ -202,7 +202,7 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
     CUDA_CHECK(cudaMemsetAsync(count, 0, (E + words) * sizeof(int), context()->stream));
     LAUNCH(rank_kernel, dim3((unsigned)words, (unsigned)divide_up(E, EXPERTS)), dim3(32, 8), 0, keys, count, choice, logits, lse,
            scores, plan->N, plan->E, plan->K);
-    LAUNCH(choose_kernel, (unsigned)E, THREADS, 0, kept, before, rows, slots, keys, count, logits, lse, scores, rule, tile, key, place,
+    LAUNCH(choose_kernel, (unsigned)E, THREADS, 0, kept, before, rows, slots, keys, count, logits, lse, scores, rule, tile, key, site,
            plan->N, plan->E, (int)words);
     LAUNCH(fill_kernel, (unsigned)(words ? divide_up(words, WARPS) : 1), dim3(32, WARPS), E * sizeof(int), *plan, load, expert, weight,
            logits, lse, scores, kept, before, count, rows, slots, (int)words);

@@ -12,7 +12,7 @@
 // adds in another order, draw the same token but once in a billion times.
 #include "ptx.cuh"
 #include "route.cuh"
-#include "../random.h"
+#include "kernels/random.h"
 
 typedef unsigned long long u64;
 enum {

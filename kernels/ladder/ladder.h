@@ -3,7 +3,7 @@
  * operation, for bf16, and is held to the same cases (run_tests ladder). README.md: the ideas; `make ladder`: the times. */
 #ifndef LADDER_H
 #define LADDER_H
-#include "../kernels.h"
+#include "kernels/kernels.h"
 
 /* The two operations that have ladders, as in kernels.h. */
 #define PARALLEL_LINEAR(name) \

@@ -1,5 +1,5 @@
 // uniform.cu: see ladder_uniform in ladder.h. Matrices are by columns here: out^T = weight inp^T, expert by expert.
-#include "../cuda/dense.cuh"
+#include "kernels/cuda/dense.cuh"
 extern "C" {
 #include "ladder.h"
 }

@@ -1,4 +1,4 @@
-"""Writes llmc/unicode_table.h, the character tables of the tokenizer.
+"""Writes llmc/data/unicode_table.h, the character tables of the tokenizer.
 
     python make_unicode.py > ../../llmc/unicode_table.h
 

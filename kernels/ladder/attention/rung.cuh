@@ -3,9 +3,9 @@
 //
 //     s_j = q.k_j / sqrt(D) for j <= t,    p = softmax(s),    out = sum_j p_j v_j,    lse = log sum_j exp(s_j)
 #pragma once
-#include "../../cuda/ptx.cuh"
+#include "kernels/cuda/ptx.cuh"
 extern "C" {
-#include "../ladder.h"
+#include "kernels/ladder/ladder.h"
 }
 
 typedef struct {

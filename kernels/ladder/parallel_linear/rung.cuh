@@ -6,9 +6,9 @@
 // the first rung on, the product itself looks up where a row is (Tan et al. 2024, ScatterMoE, arXiv 2403.08245): what is
 // copied before it is multiplied may as well come from anywhere, and no sorted copy of inp ever exists.
 #pragma once
-#include "../../cuda/ptx.cuh"
+#include "kernels/cuda/ptx.cuh"
 extern "C" {
-#include "../ladder.h"
+#include "kernels/ladder/ladder.h"
 }
 
 typedef struct {

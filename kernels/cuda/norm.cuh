@@ -1,0 +1,29 @@
+// join.cuh: dropout, for the operation alone (basic.cu) and as a part of another (join.cu).
+#pragma once
+#include "impl.cuh"
+#include "kernels/random.h"
+
+// Dropout at one place: x becomes x * scale if its number is at least `least`, else 0. least 0: p is 0, nothing is read.
+typedef struct { const uint64_t *key; int site; uint32_t least; real scale; } Dropout;
+static inline Dropout dropout_of(float p, const uint64_t *key, int site) {
+    return { key, site, (uint32_t)((double)p * 65536), (real)1 / ((real)1 - (real)p) };
+}
+__device__ static inline uint64_t drop_key(Dropout d) { return d.least ? random_key(*d.key, d.site) : 0; }
+// Elements i.. of which there are W; i is a multiple of W. here: the drop_key. The mask is bit for bit that of
+// kernels/cpu/basic.c; four elements share a hash.
+template<int W> __device__ static inline void drop(real *x, Dropout d, uint64_t here, uint64_t i) {
+    if (d.least == 0) {
+        for (int j = 0; j < W; j++) x[j] *= d.scale;
+        return;
+    }
+    #pragma unroll
+    for (int j = 0; j < W; j += 4) {
+        const uint64_t bits = W == 1 ? (uint64_t)random_16(here, i) << 16 : random_bits(here, (i + j) / 4);
+        const uint32_t half[2] = { (uint32_t)bits, (uint32_t)(bits >> 32) };
+        #pragma unroll
+        for (int k = 0; k < (W == 1 ? 1 : 4); k++) {        // 16 bits with whatever follows: no comparison changes
+            const uint32_t number = W == 1 || k % 2 ? half[k / 2] : half[k / 2] << 16;
+            x[j + k] = number >= d.least << 16 ? x[j + k] * d.scale : 0;
+        }
+    }
+}

@@ -1,0 +1,178 @@
+/* base.c: see base.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "base.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static void (*hook)(const char *text);
+
+int error_set(Error *e, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(e->text, sizeof e->text, format, args);
+    va_end(args);
+    return 0;
+}
+
+/* Several ranks may fail at once: the first speaks. The others' threads may be anywhere, so nothing is torn down. */
+_Noreturn void fail(int code, const char *format, ...) {
+    static atomic_flag ending = ATOMIC_FLAG_INIT;
+    va_list args;
+    while (atomic_flag_test_and_set(&ending)) pause();
+    fflush(stdout);
+    fputs("error: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    fflush(stderr);
+    _exit(code);
+}
+
+void warn_hook(void (*also)(const char *text)) { hook = also; }
+void warn(const char *format, ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fflush(stdout);
+    fprintf(stderr, "warning: %s\n", text);
+    if (hook) hook(text);
+}
+
+void *mem_alloc(size_t bytes) {
+    void *p = calloc(1, bytes ? bytes : 1);
+    if (!p) fail(EXIT_MEMORY, "out of host memory: %zu bytes could not be had", bytes);
+    return p;
+}
+void *mem_grow(void *p, size_t bytes) {
+    p = realloc(p, bytes ? bytes : 1);
+    if (!p) fail(EXIT_MEMORY, "out of host memory: %zu bytes could not be had", bytes);
+    return p;
+}
+char *text_format(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    char *text = mem_alloc((size_t)n + 1);
+    va_start(args, format);
+    vsnprintf(text, (size_t)n + 1, format, args);
+    va_end(args);
+    return text;
+}
+
+double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
+int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S_ISREG(s.st_mode); }
+
+char *file_read(const char *path, size_t *bytes, Error *e) {
+    struct stat s;
+    FILE *f = fopen(path, "rb");
+    if (!f || fstat(fileno(f), &s)) {
+        error_set(e, "%s: %s", path, strerror(errno));
+        if (f) fclose(f);
+        return NULL;
+    }
+    if (!S_ISREG(s.st_mode)) { error_set(e, "%s: not a regular file", path); fclose(f); return NULL; }
+    size_t size = (size_t)s.st_size;
+    char *data = malloc(size + 1);
+    if (!data) error_set(e, "%s: no memory for its %zu bytes", path, size);
+    else if (fread(data, 1, size, f) != size) {
+        error_set(e, "%s: could not read all of its %zu bytes", path, size);
+        free(data);
+        data = NULL;
+    }
+    fclose(f);
+    if (data) { data[size] = 0; *bytes = size; }
+    return data;
+}
+
+int folder_sync(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY);
+    if (fd < 0) return 0;
+    int ok = fsync(fd) == 0;
+    close(fd);
+    return ok;
+}
+
+/* The folder part of a path, in a new string: "." when there is none. */
+static char *folder_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? text_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : text_format(".");
+}
+
+int file_write(const char *path, const void *data, size_t bytes, Error *e) {
+    char *temporary = text_format("%s.tmp.%ld", path, (long)getpid()), *folder = folder_of(path);
+    FILE *f = fopen(temporary, "wb");
+    int ok = f && fwrite(data, 1, bytes, f) == bytes && fflush(f) == 0 && fsync(fileno(f)) == 0;
+    int why = errno;
+    if (f && fclose(f) && ok) { ok = 0; why = errno; }
+    if (ok && rename(temporary, path)) { ok = 0; why = errno; }
+    if (ok) folder_sync(folder);
+    else { if (f) unlink(temporary); error_set(e, "%s: %s", path, strerror(why)); }
+    free(temporary);
+    free(folder);
+    return ok;
+}
+
+int folder_make(const char *path, Error *e) {
+    char *part = text_format("%s", path);
+    for (char *c = part + 1; ; c++) {
+        if (*c && *c != '/') continue;
+        char kept = *c;
+        *c = 0;
+        if (mkdir(part, 0777) && !(errno == EEXIST && is_folder(part))) {
+            error_set(e, "%s: %s", part, errno == EEXIST ? "exists and is not a folder" : strerror(errno));
+            free(part);
+            return 0;
+        }
+        if (!(*c = kept)) break;
+    }
+    free(part);
+    return 1;
+}
+
+uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) {
+    const unsigned char *p = data;
+    uint64_t h = seed ^ 0xcbf29ce484222325u, word;
+    for (; bytes >= 8; p += 8, bytes -= 8) { memcpy(&word, p, 8); h = (h ^ word) * 0x100000001b3u; h ^= h >> 29; }
+    for (; bytes; p++, bytes--) h = (h ^ *p) * 0x100000001b3u;
+    return h ^ h >> 32;
+}
+
+uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
+    static uint32_t table[8][256];                       /* slicing by eight: table[k] advances a byte past k more */
+    const unsigned char *p = data;
+    if (!table[0][1]) {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t c = i;
+            for (int bit = 0; bit < 8; bit++) c = c >> 1 ^ (c & 1 ? 0x82f63b78u : 0);
+            table[0][i] = c;
+        }
+        for (int k = 1; k < 8; k++)
+            for (int i = 0; i < 256; i++) table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
+    }
+    crc = ~crc;
+    for (; bytes >= 8; p += 8, bytes -= 8) {
+        uint32_t a = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+        crc = table[7][a & 255] ^ table[6][a >> 8 & 255] ^ table[5][a >> 16 & 255] ^ table[4][a >> 24]
+            ^ table[3][p[4]] ^ table[2][p[5]] ^ table[1][p[6]] ^ table[0][p[7]];
+    }
+    for (; bytes; p++, bytes--) crc = crc >> 8 ^ table[0][(crc ^ *p) & 255];
+    return ~crc;
+}

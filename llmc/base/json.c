@@ -1,0 +1,260 @@
+/* json.c: see json.h.
+ *
+ * The parser copies the text once and unescapes strings where they stand, as no escape is shorter than what it means.
+ * Values are cut from blocks that double in size. Open containers wait on a stack of fixed depth: nothing recurses. */
+#define _POSIX_C_SOURCE 200809L
+#include "json.h"
+#include "text.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- parser ------------------------------------------------------------------------------------------------------ */
+
+typedef struct Block { struct Block *next; size_t used, capacity; } Block;
+struct Json { char *text; Block *blocks; const JsonValue *root; };
+
+typedef struct {
+    Json *json;
+    const char *original;               /* for the line number of an error */
+    char *at, *end;
+    Error *e;
+} Parser;
+
+static void *arena(Json *json, size_t bytes) {
+    Block *b = json->blocks;
+    if (!b || b->capacity - b->used < bytes) {
+        size_t capacity = b ? 2 * b->capacity : 2048;
+        if (capacity > 1 << 20) capacity = 1 << 20;
+        if (capacity < bytes) capacity = bytes;
+        Block *fresh = mem_grow(NULL, sizeof *fresh + capacity);
+        *fresh = (Block){ b, 0, capacity };
+        json->blocks = b = fresh;
+    }
+    void *p = (char *)(b + 1) + b->used;
+    b->used += bytes;
+    return p;
+}
+
+static int wrong(Parser *p, const char *what) {
+    size_t at = (size_t)(p->at - p->json->text), line = 1;
+    for (size_t i = 0; i < at; i++) line += p->original[i] == '\n';
+    return error_set(p->e, "line %zu, byte %zu: %s", line, at, p->at == p->end ? "the text ends too early" : what);
+}
+
+static void blanks(Parser *p) {
+    while (*p->at == ' ' || *p->at == '\n' || *p->at == '\r' || *p->at == '\t') p->at++;
+}
+
+static int hex4(const char *s, uint32_t *value) {
+    *value = 0;
+    for (int i = 0; i < 4; i++) {
+        char c = s[i];
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A'
+            && c <= 'F' ? c - 'A' + 10 : -1;
+        if (digit < 0) return 0;
+        *value = *value << 4 | (uint32_t)digit;
+    }
+    return 1;
+}
+
+/* After a backslash: writes what the escape means at *to and moves both on. */
+static int escape(Parser *p, char **to) {
+    static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
+    const char *found = *p->at ? strchr(letters, *p->at) : NULL;
+    uint32_t code, low;
+    if (found) { *(*to)++ = meanings[found - letters]; p->at++; return 1; }
+    if (*p->at != 'u' || !hex4(p->at + 1, &code)) return wrong(p, "unknown escape in a string");
+    if (code >= 0xDC00 && code < 0xE000) return wrong(p, "second half of a surrogate pair without the first");
+    p->at += 5;
+    if (code >= 0xD800 && code < 0xDC00) {
+        if (p->at[0] != '\\' || p->at[1] != 'u' || !hex4(p->at + 2, &low) || low < 0xDC00 || low > 0xDFFF)
+            return wrong(p, "first half of a surrogate pair without the second");
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+        p->at += 6;
+    }
+    *to += utf8_encode(code, *to);
+    return 1;
+}
+
+static int string(Parser *p, const char **string, size_t *length) {
+    char *to = ++p->at;
+    *string = to;
+    while (*p->at != '"') {
+        if (*p->at == '\\') { p->at++; if (!escape(p, &to)) return 0; }
+        else if ((unsigned char)*p->at < 0x20) return wrong(p, "control character in a string");
+        else *to++ = *p->at++;
+    }
+    *length = (size_t)(to - *string);
+    if (*length > UINT32_MAX) return wrong(p, "string longer than 4 GiB");
+    *to = 0;
+    p->at++;
+    return 1;
+}
+
+static int digits(Parser *p) {
+    char *begin = p->at;
+    while (*p->at >= '0' && *p->at <= '9') p->at++;
+    return p->at > begin;
+}
+static int number(Parser *p, JsonValue *v) {
+    char *begin = p->at, *first = begin + (*begin == '-');
+    int whole = 1;
+    p->at = first;
+    if (!digits(p)) return wrong(p, "expected a value");
+    if (*first == '0' && p->at > first + 1) return wrong(p, "number with a leading zero");
+    if (*p->at == '.') { p->at++; whole = 0; if (!digits(p)) return wrong(p, "no digit after the decimal point"); }
+    if (*p->at == 'e' || *p->at == 'E') {
+        p->at++;
+        whole = 0;
+        if (*p->at == '+' || *p->at == '-') p->at++;
+        if (!digits(p)) return wrong(p, "no digit in the exponent");
+    }
+    uint64_t size = 0, limit = first > begin ? (uint64_t)1 << 63 : INT64_MAX;
+    for (char *c = first; whole && c < p->at; c++) {
+        uint64_t digit = (uint64_t)(*c - '0');
+        if (size > (limit - digit) / 10) whole = 0;
+        else size = size * 10 + digit;
+    }
+    if (whole && first > begin && size == 0) whole = 0;                  /* -0 is a double */
+    v->type = whole ? JSON_INT : JSON_DOUBLE;
+    if (whole) v->is.integer = first == begin ? (int64_t)size : -(int64_t)(size - 1) - 1;
+    else v->is.number = text_strtod(begin, NULL);
+    return whole || isfinite(v->is.number) ? 1 : wrong(p, "number too large for a double");
+}
+
+static int by_key(const void *a, const void *b) {
+    const JsonValue *x = *(const JsonValue *const *)a, *y = *(const JsonValue *const *)b;
+    size_t n = x->key_length < y->key_length ? x->key_length : y->key_length;
+    int order = memcmp(x->key, y->key, n);
+    return order ? order : (x->key_length > y->key_length) - (x->key_length < y->key_length);
+}
+
+/* When an object closes: sorts its members, which shows duplicates and makes json_get fast. A few need no index. */
+static int index_members(Parser *p, JsonValue *object) {
+    enum { FEW = 8 };
+    const JsonValue *few[FEW], **sorted = object->length > FEW ? arena(p->json,
+        object->length * sizeof *sorted) : few;
+    size_t n = 0;
+    for (const JsonValue *v = object->is.children.first; v; v = v->next) sorted[n++] = v;
+    qsort(sorted, n, sizeof *sorted, by_key);
+    for (size_t i = 1; i < n; i++)
+        if (by_key(sorted + i - 1, sorted + i) == 0)
+            return error_set(p->e, "the key \"%.200s\" appears twice in one object", sorted[i]->key);
+    if (sorted != few) object->is.children.sorted = sorted;
+    return 1;
+}
+
+/* A value that is not a container is read whole, of a container only the opening bracket. */
+static int value(Parser *p, JsonValue *v) {
+    static const struct { const char *word; size_t bytes; JsonType type; int64_t is; } words[] = {
+        { "null", 4, JSON_NULL, 0 }, { "true", 4, JSON_BOOL, 1 }, { "false", 5, JSON_BOOL, 0 },
+    };
+    switch (*p->at) {
+    case '{': p->at++; v->type = JSON_OBJECT; return 1;
+    case '[': p->at++; v->type = JSON_ARRAY; return 1;
+    case '"': v->type = JSON_STRING; return string(p, &v->is.string, &v->length);
+    }
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strncmp(p->at, words[i].word, words[i].bytes)) {
+            v->type = words[i].type;
+            v->is.integer = words[i].is;
+            p->at += words[i].bytes;
+            return 1;
+        }
+    return number(p, v);
+}
+
+static int document(Parser *p) {
+    struct { JsonValue *value; const JsonValue **tail; } open[JSON_DEPTH];
+    int depth = 0;
+    do {
+        JsonValue *in = depth ? open[depth - 1].value : NULL;
+        blanks(p);
+        if (in && *p->at == (in->type == JSON_OBJECT ? '}' : ']')) {
+            p->at++;
+            if (in->type == JSON_OBJECT && !index_members(p, in)) return 0;
+            depth--;
+            continue;
+        }
+        if (in && in->length) {
+            if (*p->at != ',') return wrong(p, in->type == JSON_OBJECT ? "expected ',' or '}'" : "expected ',' or ']'");
+            p->at++;
+            blanks(p);
+        }
+        JsonValue *v = arena(p->json, sizeof *v);
+        *v = (JsonValue){ 0 };
+        if (in) { *open[depth - 1].tail = v; open[depth - 1].tail = &v->next; in->length++; }
+        else p->json->root = v;
+        if (in && in->type == JSON_OBJECT) {
+            size_t length;
+            if (*p->at != '"') return wrong(p, "expected a key in quotes");
+            if (!string(p, &v->key, &length)) return 0;
+            v->key_length = (uint32_t)length;
+            blanks(p);
+            if (*p->at != ':') return wrong(p, "expected ':'");
+            p->at++;
+            blanks(p);
+        }
+        if (!value(p, v)) return 0;
+        if (v->type == JSON_ARRAY || v->type == JSON_OBJECT) {
+            if (depth == JSON_DEPTH) return wrong(p, "nested too deeply");
+            open[depth].value = v;
+            open[depth++].tail = &v->is.children.first;
+        }
+    } while (depth);
+    blanks(p);
+    return p->at == p->end ? 1 : wrong(p, "something follows the end of the value");
+}
+
+Json *json_parse(const char *text, size_t bytes, Error *e) {
+    size_t valid = utf8_valid(text, bytes);
+    if (valid < bytes) { error_set(e, "byte %zu: not UTF-8", valid); return NULL; }
+    Json *json = mem_alloc(sizeof *json);
+    json->text = mem_grow(NULL, bytes + 1);
+    if (bytes) memcpy(json->text, text, bytes);
+    json->text[bytes] = 0;
+    Parser p = { json, text, json->text, json->text + bytes, e };
+    int ok = document(&p);
+    if (!ok) { json_free(json); json = NULL; }
+    return json;
+}
+
+void json_free(Json *json) {
+    if (!json) return;
+    for (Block *b = json->blocks, *next; b; b = next) { next = b->next; free(b); }
+    free(json->text);
+    free(json);
+}
+
+const JsonValue *json_root(const Json *json) { return json->root; }
+
+/* ---- access ------------------------------------------------------------------------------------------------------ */
+
+int json_is(const JsonValue *v, JsonType type) { return v && v->type == type; }
+
+const JsonValue *json_first(const JsonValue *v) {
+    return json_is(v, JSON_ARRAY) || json_is(v, JSON_OBJECT) ? v->is.children.first : NULL;
+}
+
+const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes) {
+    if (!json_is(object, JSON_OBJECT) || bytes > UINT32_MAX) return NULL;
+    JsonValue wanted = { .key = key, .key_length = (uint32_t)bytes };
+    const JsonValue *w = &wanted, *const *found;
+    if (object->is.children.sorted) {
+        found = bsearch(&w, object->is.children.sorted, object->length, sizeof *found, by_key);
+        return found ? *found : NULL;
+    }
+    for (const JsonValue *v = object->is.children.first; v; v = v->next) if (by_key(&v, &w) == 0) return v;
+    return NULL;
+}
+const JsonValue *json_get(const JsonValue *object, const char *key) { return json_find(object, key, strlen(key)); }
+
+int64_t json_int(const JsonValue *v, int64_t otherwise) { return json_is(v, JSON_INT) ? v->is.integer : otherwise; }
+int json_bool(const JsonValue *v, int otherwise) { return json_is(v, JSON_BOOL) ? (int)v->is.integer : otherwise; }
+double json_double(const JsonValue *v, double otherwise) {
+    return json_is(v, JSON_DOUBLE) ? v->is.number : json_is(v, JSON_INT) ? (double)v->is.integer : otherwise;
+}
+const char *json_string(const JsonValue *v, const char *otherwise) {
+    return json_is(v, JSON_STRING) && !memchr(v->is.string, 0, v->length) ? v->is.string : otherwise;
+}

@@ -1,0 +1,45 @@
+/* json.h: a strict JSON parser.
+ *
+ * A document becomes a tree of JsonValue that lives until json_free. Strict means RFC 8259 and nothing else: valid
+ * UTF-8, paired surrogates, no duplicate keys, no leading zeros, nothing after the value, at most JSON_DEPTH levels.
+ * Time is linear in the text (n log n in the keys of one object), the stack is constant. Integers of 64 bits are
+ * exact; other numbers are doubles and must be finite. Neither reading nor writing looks at the locale. */
+#ifndef JSON_H
+#define JSON_H
+#include "base.h"
+
+enum { JSON_DEPTH = 64 };
+typedef enum { JSON_NULL, JSON_BOOL, JSON_INT, JSON_DOUBLE, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonType;
+typedef struct Json Json;
+typedef struct JsonValue {
+    JsonType type;
+    uint32_t key_length;
+    const char *key;                    /* of a member of an object, NUL at the end; else NULL */
+    const struct JsonValue *next;       /* the next element or member; NULL after the last */
+    size_t length;                      /* bytes of a string, elements of an array, members of an object */
+    union {
+        int64_t integer;                /* JSON_INT, JSON_BOOL */
+        double number;                  /* JSON_DOUBLE */
+        const char *string;             /* JSON_STRING: NUL at the end, but \u0000 is legal inside */
+        struct {
+            const struct JsonValue *first;              /* as written */
+            const struct JsonValue *const *sorted;      /* members by key, if there are many */
+        } children;
+    } is;
+} JsonValue;
+
+Json *json_parse(const char *text, size_t bytes, Error *e);
+void  json_free(Json *json);
+const JsonValue *json_root(const Json *json);
+
+/* All of these accept NULL and values of another type, so that lookups can be chained:
+ *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... json_int(v, -1) ... */
+const JsonValue *json_first(const JsonValue *container);
+const JsonValue *json_get(const JsonValue *object, const char *key);                    /* NULL if it is not there */
+const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes);     /* the same for any bytes */
+int         json_is(const JsonValue *v, JsonType type);
+int64_t     json_int(const JsonValue *v, int64_t otherwise);
+double      json_double(const JsonValue *v, double otherwise);                          /* of integers too */
+int         json_bool(const JsonValue *v, int otherwise);
+const char *json_string(const JsonValue *v, const char *otherwise);           /* otherwise, too, if a NUL is inside */
+#endif

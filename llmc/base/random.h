@@ -1,0 +1,12 @@
+/* random.h: random numbers as a function of (key, index): what is drawn for sample 17 of step 4 is the same whoever
+ * asks, in whatever order. The bits come from kernels/random.h. */
+#ifndef RANDOM_H
+#define RANDOM_H
+#include <math.h>
+#include "kernels/random.h"
+
+static inline double random_normal(uint64_t key, uint64_t index) {       /* Box and Muller */
+    return sqrt(-2 * log(1 - random_uniform(key, 2 * index)))
+        * cos(6.283185307179586 * random_uniform(key, 2 * index + 1));
+}
+#endif

@@ -1,0 +1,134 @@
+/* text.c: see text.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "text.h"
+#include <locale.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
+
+/* How many bytes a lead byte announces, and the least and largest second byte (which exclude overlong forms,
+ * surrogates and what lies above U+10FFFF). 0 if it leads nothing. */
+static size_t lead(unsigned char c, unsigned char *low, unsigned char *high) {
+    *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
+    *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+    return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
+}
+
+/* How many of the first bytes are right, and in *length how many there should be. */
+static size_t prefix(const char *text, size_t bytes, size_t *length) {
+    const unsigned char *s = (const unsigned char *)text;
+    unsigned char low, high;
+    size_t n = 1;
+    *length = bytes ? lead(s[0], &low, &high) : 0;
+    if (!*length) return 0;
+    for (; n < *length && n < bytes; n++, low = 0x80, high = 0xBF)
+        if (s[n] < low || s[n] > high) break;
+    return n;
+}
+
+size_t utf8_decode(const char *text, size_t bytes, uint32_t *code) {
+    static const unsigned char mask[5] = { 0, 0x7F, 0x1F, 0x0F, 0x07 };
+    size_t length;
+    if (prefix(text, bytes, &length) != length || !length) return 0;
+    *code = (unsigned char)text[0] & mask[length];
+    for (size_t i = 1; i < length; i++) *code = *code << 6 | ((unsigned char)text[i] & 0x3F);
+    return length;
+}
+
+size_t utf8_encode(uint32_t code, char *text) {
+    size_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = n; i-- > 1; code >>= 6) text[i] = (char)(0x80 | (code & 0x3F));
+    text[0] = (char)(n == 1 ? code : (0xF00u >> n & 0xF0) | code);
+    return n;
+}
+
+size_t utf8_valid(const char *text, size_t bytes) {
+    size_t at = 0, n;
+    uint32_t code;
+    while (at < bytes && (n = utf8_decode(text + at, bytes - at, &code))) at += n;
+    return at;
+}
+
+size_t utf8_complete(const char *text, size_t bytes) {
+    for (size_t back = 1; back < 4 && back <= bytes; back++) {
+        size_t length, right = prefix(text + bytes - back, back, &length);
+        if (right == back && right < length) return bytes - back;
+    }
+    return bytes;
+}
+
+/* ---- the locale ---------------------------------------------------------------------------------------------------
+ * printf and strtod write and expect the decimal point of the thread's locale: switch to "C" around them. */
+
+static locale_t locale_enter(void) {
+    static _Thread_local locale_t c;
+    if (!c) c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    return uselocale(c);
+}
+
+double text_strtod(const char *text, char **end) {
+    locale_t before = locale_enter();
+    const double x = strtod(text, end);
+    uselocale(before);
+    return x;
+}
+
+/* ---- the builder ------------------------------------------------------------------------------------------------- */
+
+static void text_room(Text *t, size_t bytes) {
+    if (t->capacity - t->length > bytes) return;                            /* one more for the NUL */
+    t->capacity = 2 * t->capacity + bytes + 64;
+    t->at = mem_grow(t->at, t->capacity);
+}
+
+void text_add_bytes(Text *t, const void *data, size_t bytes) {
+    text_room(t, bytes);
+    if (bytes) memcpy(t->at + t->length, data, bytes);
+    t->length += bytes;
+    t->at[t->length] = 0;
+}
+void text_add_string(Text *t, const char *string) { text_add_bytes(t, string, strlen(string)); }
+
+void text_add(Text *t, const char *format, ...) {
+    locale_t before = locale_enter();
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, args);
+    if (n < 0) n = 0;
+    text_room(t, (size_t)n);
+    vsnprintf(t->at + t->length, (size_t)n + 1, format, again);
+    t->length += (size_t)n;
+    va_end(again);
+    va_end(args);
+    uselocale(before);
+}
+
+void text_add_json(Text *t, const char *string, size_t bytes) {
+    text_add_bytes(t, "\"", 1);
+    for (size_t at = 0, n; at < bytes; at += n) {
+        uint32_t code;
+        n = utf8_decode(string + at, bytes - at, &code);
+        if (!n) { n = 1; text_add_bytes(t, "\xEF\xBF\xBD", 3); }
+        else if (code == '"' || code == '\\') { char pair[2] = { '\\', (char)code }; text_add_bytes(t, pair, 2); }
+        else if (code == '\n') text_add_bytes(t, "\\n", 2);
+        else if (code < 0x20 || code == 0x7F) text_add(t, "\\u%04x", (unsigned)code);
+        else text_add_bytes(t, string + at, n);
+    }
+    text_add_bytes(t, "\"", 1);
+}
+
+void text_add_double(Text *t, double x) {
+    char number[40] = "null";
+    locale_t before = locale_enter();
+    for (int precision = 1; isfinite(x) && precision <= 17; precision++) {
+        snprintf(number, sizeof number, "%.*g", precision, x);
+        if (strtod(number, NULL) == x) break;
+    }
+    uselocale(before);
+    text_add_string(t, number);
+}

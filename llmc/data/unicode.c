@@ -1,0 +1,133 @@
+/* unicode.c: see unicode.h. The tables are generated (unicode_table.h). */
+#include "unicode.h"
+#include "unicode_table.h"
+#include "llmc/base/text.h"
+#include <stdlib.h>
+
+#define COUNT(a) (sizeof (a) / sizeof *(a))
+
+/* The row of a table of `width` columns whose range [column 0, column last] holds the code, or NULL. */
+static const uint32_t *row_of(const uint32_t *table, size_t rows, size_t width, size_t last, uint32_t code) {
+    size_t low = 0, high = rows;
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        const uint32_t *row = table + mid * width;
+        if (code < row[0]) high = mid;
+        else if (code > row[last]) low = mid + 1;
+        else return row;
+    }
+    return NULL;
+}
+
+CharClass unicode_class(uint32_t code) {
+    if (code < 0x80)
+        return (code | 32) - 'a' < 26 ? LETTER : code - '0' < 10 ? NUMBER : code == ' ' || code - 9 < 5 ? SPACE : OTHER;
+    if (row_of(unicode_letters[0], COUNT(unicode_letters), 2, 1, code)) return LETTER;
+    if (row_of(unicode_numbers[0], COUNT(unicode_numbers), 2, 1, code)) return NUMBER;
+    if (row_of(unicode_spaces[0], COUNT(unicode_spaces), 2, 1, code)) return SPACE;
+    return OTHER;
+}
+
+/* ---- normalization form C ------------------------------------------------------------------------------
+ * Decompose every character fully, order combining marks by class, compose again (Unicode Standard Annex 15). Bytes
+ * that are not UTF-8 pass as codes above Unicode. */
+
+enum { MALFORMED = 0x110000 };
+enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7, L_COUNT = 19, V_COUNT = 21, T_COUNT = 28 };
+typedef struct { uint32_t *at; size_t count, capacity; } Codes;
+
+static void codes_add(Codes *c, uint32_t code) {
+    if (c->count == c->capacity) c->at = mem_grow(c->at, (c->capacity = 2 * c->capacity + 64) * sizeof *c->at);
+    c->at[c->count++] = code;
+}
+
+static uint32_t combining_class(uint32_t code) {
+    const uint32_t *row = code < 0x300 ? NULL : row_of(unicode_combining[0], COUNT(unicode_combining), 3, 1, code);
+    return row ? row[2] : 0;
+}
+
+static void decompose(Codes *out, uint32_t code) {
+    uint32_t s = code - S_BASE;
+    if (code >= S_BASE && s < L_COUNT * V_COUNT * T_COUNT) {
+        codes_add(out, L_BASE + s / (V_COUNT * T_COUNT));
+        codes_add(out, V_BASE + s / T_COUNT % V_COUNT);
+        if (s % T_COUNT) codes_add(out, T_BASE + s % T_COUNT);
+        return;
+    }
+    const uint32_t *row = row_of(unicode_decompositions[0], COUNT(unicode_decompositions), 3, 0, code);
+    if (!row) { codes_add(out, code); return; }
+    decompose(out, row[1]);
+    if (row[2]) decompose(out, row[2]);
+}
+
+/* The character that a pair composes to, or 0. */
+static uint32_t compose(uint32_t a, uint32_t b) {
+    if (a - L_BASE < L_COUNT && b - V_BASE < V_COUNT)
+        return S_BASE + ((a - L_BASE) * V_COUNT + (b - V_BASE)) * T_COUNT;
+    if (a - S_BASE < L_COUNT * V_COUNT * T_COUNT && (a - S_BASE) % T_COUNT == 0 && b - T_BASE - 1 < T_COUNT - 1)
+        return a + (b - T_BASE);
+    size_t low = 0, high = COUNT(unicode_compositions);
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        const uint32_t *row = unicode_decompositions[unicode_compositions[mid]];
+        if (row[1] == a && row[2] == b) return row[0];
+        if (row[1] < a || (row[1] == a && row[2] < b)) low = mid + 1;
+        else high = mid;
+    }
+    return 0;
+}
+
+static int by_value(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts each run of marks by class, equal ones staying in order: class, place and code share one number. */
+static void order_marks(Codes *c) {
+    uint64_t *keys = NULL;
+    for (size_t begin = 0, end; begin < c->count; begin = end + 1) {
+        for (end = begin; end < c->count && combining_class(c->at[end]); end++) {}
+        if (end < begin + 2) continue;
+        keys = mem_grow(keys, (end - begin) * sizeof *keys);
+        for (size_t i = begin; i < end; i++)
+            keys[i - begin] = (uint64_t)combining_class(c->at[i]) << 56 | (uint64_t)(i - begin) << 21 | c->at[i];
+        qsort(keys, end - begin, sizeof *keys, by_value);
+        for (size_t i = begin; i < end; i++) c->at[i] = (uint32_t)keys[i - begin] & 0x1FFFFF;
+    }
+    free(keys);
+}
+
+static void compose_all(Codes *c) {
+    size_t kept = 0, starter = SIZE_MAX;
+    uint32_t last = 0;                                   /* class of the mark kept last since the starter */
+    for (size_t i = 0; i < c->count; i++) {
+        uint32_t code = c->at[i], class = combining_class(code);
+        int free_way = starter != SIZE_MAX && (starter + 1 == kept || last < class);
+        uint32_t whole = free_way ? compose(c->at[starter], code) : 0;
+        if (whole) { c->at[starter] = whole; continue; }
+        if (!class) starter = kept;
+        last = class;
+        c->at[kept++] = code;
+    }
+    c->count = kept;
+}
+
+void unicode_nfc(Text *out, const char *s, size_t n) {
+    Codes c = { 0 };
+    int plain = 1;                                       /* everything below U+0300 is in NFC already */
+    for (size_t i = 0; i < n; i++) plain &= (unsigned char)s[i] < 0xCC;
+    if (plain) { text_add_bytes(out, s, n); return; }
+    for (size_t at = 0, step; at < n; at += step) {
+        uint32_t code;
+        step = utf8_decode(s + at, n - at, &code);
+        if (step) decompose(&c, code);
+        else { step = 1; codes_add(&c, MALFORMED + (unsigned char)s[at]); }
+    }
+    order_marks(&c);
+    compose_all(&c);
+    for (size_t i = 0; i < c.count; i++) {
+        char bytes[4] = { (char)(c.at[i] - MALFORMED) };
+        text_add_bytes(out, bytes, c.at[i] >= MALFORMED ? 1 : utf8_encode(c.at[i], bytes));
+    }
+    free(c.at);
+}

@@ -1,0 +1,499 @@
+/* safetensors.c: see safetensors.h. The header of a file that we write is checked by the reader's own rules. */
+#define _POSIX_C_SOURCE 200809L
+#include "safetensors.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "tensors are read and written as they lie in memory: little-endian"
+#endif
+
+enum { HEADER_MAX = 100000000 };                     /* the limit of the reference implementation */
+
+static const struct { const char *name; int bits; } dtypes[] = {
+    { "F32", 32 }, { "BF16", 16 }, { "F16", 16 }, { "F64", 64 },
+    { "BOOL", 8 }, { "U8", 8 }, { "I8", 8 }, { "I16", 16 }, { "U16", 16 }, { "I32", 32 }, { "U32", 32 },
+        { "I64", 64 }, { "U64", 64 },
+    { "C64", 64 }, { "F8_E5M2", 8 }, { "F8_E4M3", 8 }, { "F8_E8M0", 8 }, { "F8_E5M2FNUZ", 8 }, { "F8_E4M3FNUZ", 8 },
+    { "F6_E2M3", 6 }, { "F6_E3M2", 6 }, { "F4", 4 },
+};
+
+/* ---- header ------------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    char *path;
+    int fd;
+    uint64_t data;                      /* where the data begins in the file */
+    Json *json;                         /* names and notes live here */
+    FileTensor *tensors;                /* in the order of the data */
+    size_t count;
+    uint64_t *shapes;
+} Shard;
+
+static int multiply(uint64_t *product, uint64_t factor) {
+    if (factor && *product > UINT64_MAX / factor) return 0;
+    *product *= factor;
+    return 1;
+}
+
+/* One entry of the header. `shape` has room for its sizes. */
+static int entry_read(const char *path, const JsonValue *entry, FileTensor *t, uint64_t *shape, Error *e) {
+    const JsonValue *dtype = json_get(entry, "dtype"), *sizes = json_get(entry, "shape"),
+        *offsets = json_get(entry, "data_offsets");
+    const char *name = entry->key, *type = json_string(dtype, NULL);
+    if (memchr(name, 0, entry->key_length)) return error_set(e, "%s: a tensor's name has a NUL inside", path);
+    if (!json_is(entry, JSON_OBJECT) || !type || !json_is(sizes, JSON_ARRAY) || !json_is(offsets, JSON_ARRAY)
+        || offsets->length != 2)
+        return error_set(e, "%s: tensor %.200s needs \"dtype\", \"shape\" and two \"data_offsets\"", path, name);
+    int bits = 0;
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
+        if (!strcmp(type, dtypes[i].name)) bits = dtypes[i].bits;
+    if (!bits) return error_set(e, "%s: tensor %.200s has the unknown dtype %.40s", path, name, type);
+
+    int64_t begin = json_int(json_first(offsets), -1), end = json_int(json_first(offsets)->next, -1);
+    if (begin < 0 || end < begin) return error_set(e, "%s: tensor %.200s has invalid data_offsets", path, name);
+    *t = (FileTensor){ .name = name, .dtype = type, .shape = shape, .count = 1,
+                       .begin = (uint64_t)begin, .bytes = (uint64_t)(end - begin) };
+    for (const JsonValue *v = json_first(sizes); v; v = v->next) {
+        int64_t size = json_int(v, -1);
+        if (size < 0)
+            return error_set(e, "%s: tensor %.200s: a size of its shape is not a whole number from 0 up", path, name);
+        if (!multiply(&t->count, (uint64_t)size))
+            return error_set(e, "%s: tensor %.200s: its shape overflows", path, name);
+        shape[t->rank++] = (uint64_t)size;
+    }
+    uint64_t total = t->count;
+    if (!multiply(&total, (uint64_t)bits)) return error_set(e, "%s: tensor %.200s: its size overflows", path, name);
+    if (total % 8) return error_set(e, "%s: tensor %.200s does not fill whole bytes", path, name);
+    if (total / 8 != t->bytes)
+        return error_set(e, "%s: tensor %.200s has %llu bytes between its data_offsets, its shape needs %llu", path,
+                         name, (unsigned long long)t->bytes, (unsigned long long)(total / 8));
+    return 1;
+}
+
+static int by_offset(const void *a, const void *b) {
+    const FileTensor *x = a, *y = b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;         /* empty ones first */
+    return strcmp(x->name, y->name);
+}
+
+/* The header's text to a list of tensors that cover exactly data_bytes. */
+static int header_read(Shard *f, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
+    Error why;
+    if (!bytes || text[0] != '{') return error_set(e, "%s: its header does not begin with '{'", f->path);
+    f->json = json_parse(text, bytes, &why);
+    if (!f->json) return error_set(e, "%s: header: %.800s", f->path, why.text);
+    const JsonValue *root = json_root(f->json), *notes = json_get(root, "__metadata__");
+    if (notes && !json_is(notes, JSON_OBJECT)) return error_set(e, "%s: __metadata__ is not an object", f->path);
+    for (const JsonValue *v = json_first(notes); v; v = v->next)
+        if (!json_is(v, JSON_STRING))
+            return error_set(e, "%s: __metadata__ entry %.200s is not a string", f->path, v->key);
+
+    size_t sizes = 0;
+    for (const JsonValue *v = json_first(root); v; v = v->next)
+        if (json_is(json_get(v, "shape"), JSON_ARRAY)) sizes += json_get(v, "shape")->length;
+    f->tensors = mem_alloc(root->length * sizeof *f->tensors);
+    f->shapes = mem_alloc(sizes * sizeof *f->shapes);
+    uint64_t *shape = f->shapes;
+    for (const JsonValue *v = json_first(root); v; v = v->next) {
+        if (v == notes) continue;
+        FileTensor *t = &f->tensors[f->count];
+        if (!entry_read(f->path, v, t, shape, e)) return 0;
+        shape += t->rank;
+        f->count++;
+    }
+    qsort(f->tensors, f->count, sizeof *f->tensors, by_offset);
+    uint64_t end = 0;
+    for (size_t i = 0; i < f->count; end += f->tensors[i++].bytes)
+        if (f->tensors[i].begin != end)
+            return error_set(e, "%s: tensor %.200s begins at %llu of the data, %s: the one before it ends at %llu",
+                             f->path, f->tensors[i].name, (unsigned long long)f->tensors[i].begin,
+                             f->tensors[i].begin < end ? "an overlap" : "a hole", (unsigned long long)end);
+    if (end != data_bytes)
+        return error_set(e, "%s: its tensors take %llu bytes but the file holds %llu: it is cut off or has something "
+                         "at its end", f->path, (unsigned long long)end, (unsigned long long)data_bytes);
+    return 1;
+}
+
+static int read_at(const Shard *f, uint64_t offset, void *data, size_t bytes, Error *e) {
+    for (char *to = data; bytes; ) {
+        ssize_t n = pread(f->fd, to, bytes < 1 << 30 ? bytes : 1 << 30, (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return error_set(e, "%s: %s", f->path,
+                                     n ? strerror(errno) : "the file became shorter while it was read");
+        to += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return 1;
+}
+
+static int shard_open(Shard *f, const char *path, Error *e) {
+    struct stat s;
+    unsigned char length[8];
+    *f = (Shard){ .path = text_format("%s", path), .fd = open(path, O_RDONLY | O_CLOEXEC) };
+    if (f->fd < 0 || fstat(f->fd, &s)) return error_set(e, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode)) return error_set(e, "%s: not a regular file", path);
+    uint64_t size = (uint64_t)s.st_size, n = 0;
+    if (size < 8) return error_set(e, "%s: %llu bytes are too few for a safetensors file", path,
+                                   (unsigned long long)size);
+    if (!read_at(f, 0, length, 8, e)) return 0;
+    for (int i = 8; i-- > 0; ) n = n << 8 | length[i];
+    if (n > HEADER_MAX)
+        return error_set(e, "%s: header of %llu bytes, at most %d are allowed; is it a safetensors file?", path,
+                         (unsigned long long)n, HEADER_MAX);
+    if (n > size - 8) return error_set(e, "%s: header of %llu bytes in a file of %llu", path, (unsigned long long)n,
+                                       (unsigned long long)size);
+    f->data = 8 + n;
+    char *text = mem_alloc((size_t)n);
+    int ok = read_at(f, 8, text, (size_t)n, e) && header_read(f, text, (size_t)n, size - 8 - n, e);
+    free(text);
+    return ok;
+}
+
+static void shard_close(Shard *f) {
+    if (f->fd >= 0) close(f->fd);
+    json_free(f->json);
+    free(f->path);
+    free(f->tensors);
+    free(f->shapes);
+}
+
+/* ---- a set of files ---------------------------------------------------------------------------------------------- */
+
+struct Safetensors {
+    Shard *shards;
+    int shard_count;
+    FileTensor *tensors;                /* of all shards */
+    const FileTensor **by_name;
+    size_t count;
+};
+
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(const FileTensor *const *)a)->name, (*(const FileTensor *const *)b)->name);
+}
+
+static int add_shard(Safetensors *s, const char *path, Error *e) {
+    s->shards = mem_grow(s->shards, ((size_t)s->shard_count + 1) * sizeof *s->shards);
+    Shard *f = &s->shards[s->shard_count++];
+    if (!shard_open(f, path, e)) return 0;
+    s->tensors = mem_grow(s->tensors, (s->count + f->count) * sizeof *s->tensors);
+    for (size_t i = 0; i < f->count; i++) {
+        s->tensors[s->count] = f->tensors[i];
+        s->tensors[s->count++].file = s->shard_count - 1;
+    }
+    return 1;
+}
+
+static int index_names(Safetensors *s, Error *e) {
+    s->by_name = mem_grow(s->by_name, s->count * sizeof *s->by_name);
+    for (size_t i = 0; i < s->count; i++) s->by_name[i] = &s->tensors[i];
+    qsort(s->by_name, s->count, sizeof *s->by_name, by_name);
+    for (size_t i = 1; i < s->count; i++)
+        if (by_name(&s->by_name[i - 1], &s->by_name[i]) == 0)
+            return error_set(e, "tensor %.200s is in two files: %s and %s", s->by_name[i]->name,
+                             s->shards[s->by_name[i - 1]->file].path, s->shards[s->by_name[i]->file].path);
+    return 1;
+}
+
+static int by_string(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int is_plain_name(const char *name) {
+    return name[0] && !strchr(name, '/') && strcmp(name, ".") && strcmp(name, "..");
+}
+
+/* Opens every shard of "weight_map" once, in the order of their names. */
+static int open_mapped(Safetensors *s, const char *folder, const char *index, const JsonValue *map, Error *e) {
+    const char **names = mem_alloc(map->length * sizeof *names);
+    size_t n = 0;
+    int ok = 1;
+    for (const JsonValue *v = json_first(map); v && ok; v = v->next) {
+        const char *name = names[n++] = json_string(v, "");
+        if (!is_plain_name(name))
+            ok = error_set(e, "%s: tensor %.200s is mapped to \"%.200s\", which is not a plain file name", index,
+                           v->key, name);
+    }
+    if (ok) qsort(names, n, sizeof *names, by_string);
+    for (size_t i = 0; i < n && ok; i++) {
+        if (i && !strcmp(names[i], names[i - 1])) continue;
+        char *path = text_format("%s/%s", folder, names[i]);
+        ok = add_shard(s, path, e);
+        free(path);
+    }
+    free(names);
+    return ok;
+}
+
+/* The map and the files must agree; tensors that the map does not name are left out with a warning. */
+static int check_map(Safetensors *s, const char *index, const JsonValue *map, Error *e) {
+    for (const JsonValue *v = json_first(map); v; v = v->next) {
+        const FileTensor *t = safetensors_find(s, v->key);
+        const char *path = t ? s->shards[t->file].path : "";
+        const char *slash = strrchr(path, '/');
+        if (!t || strlen(v->key) != v->key_length || strcmp(slash ? slash + 1 : path, json_string(v, "")))
+            return error_set(e, "%s: tensor %.200s is not in %.200s", index, v->key, json_string(v, ""));
+    }
+    size_t kept = 0;
+    const char *extra = NULL;
+    for (size_t i = 0; i < s->count; i++)
+        if (json_get(map, s->tensors[i].name)) s->tensors[kept++] = s->tensors[i];
+        else extra = s->tensors[i].name;
+    if (extra) warn("%s: %zu tensors of its files are not in its map and are ignored, among them %.200s", index,
+                    s->count - kept, extra);
+    s->count = kept;
+    return index_names(s, e);
+}
+
+static int open_index(Safetensors *s, const char *folder, const char *index, Error *e) {
+    size_t bytes;
+    Error why;
+    char *text = file_read(index, &bytes, e);
+    if (!text) return 0;
+    Json *json = json_parse(text, bytes, &why);
+    free(text);
+    if (!json) return error_set(e, "%s: %.800s", index, why.text);
+    const JsonValue *map = json_get(json_root(json), "weight_map");
+    int ok = json_is(map, JSON_OBJECT) ? 1 : error_set(e, "%s: it has no \"weight_map\"", index);
+    ok = ok && open_mapped(s, folder, index, map, e) && index_names(s, e) && check_map(s, index, map, e);
+    json_free(json);
+    return ok;
+}
+
+static int open_folder(Safetensors *s, const char *folder, Error *e) {
+    char *single = text_format("%s/model.safetensors", folder),
+        *index = text_format("%s/model.safetensors.index.json", folder);
+    int ok = is_file(single) ? add_shard(s, single, e) && index_names(s, e)
+           : is_file(index) ? open_index(s, folder, index, e)
+           : error_set(e, "%s: holds neither model.safetensors nor model.safetensors.index.json", folder);
+    free(single);
+    free(index);
+    return ok;
+}
+
+Safetensors *safetensors_open(const char *path, Error *e) {
+    Safetensors *s = mem_alloc(sizeof *s);
+    if (is_folder(path) ? open_folder(s, path, e) : add_shard(s, path, e) && index_names(s, e)) return s;
+    safetensors_close(s);
+    return NULL;
+}
+
+void safetensors_close(Safetensors *s) {
+    if (!s) return;
+    for (int i = 0; i < s->shard_count; i++) shard_close(&s->shards[i]);
+    free(s->shards);
+    free(s->tensors);
+    free(s->by_name);
+    free(s);
+}
+
+size_t safetensors_count(const Safetensors *s) { return s->count; }
+const FileTensor *safetensors_at(const Safetensors *s, size_t i) { return &s->tensors[i]; }
+
+const FileTensor *safetensors_find(const Safetensors *s, const char *name) {
+    FileTensor wanted = { .name = name };
+    const FileTensor *w = &wanted, **found = NULL;
+    if (s->count) found = bsearch(&w, s->by_name, s->count, sizeof *found, by_name);
+    return found ? *found : NULL;
+}
+
+const char *safetensors_note(const Safetensors *s, const char *key) {
+    const char *value = NULL;
+    for (int i = 0; i < s->shard_count && !value; i++)
+        value = json_string(json_get(json_get(json_root(s->shards[i].json), "__metadata__"), key), NULL);
+    return value;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e) {
+    const Shard *f = &s->shards[t->file];
+    if (offset > t->bytes || bytes > t->bytes - offset)
+        return error_set(e, "%s: tensor %.200s has %llu bytes, asked for %zu from %llu", f->path, t->name,
+                         (unsigned long long)t->bytes, bytes, (unsigned long long)offset);
+    return read_at(f, f->data + t->begin + offset, data, bytes, e);
+}
+
+static double from_f64(const void *p) { double x; memcpy(&x, p, 8); return x; }
+static double from_f32(const void *p) { float x; memcpy(&x, p, 4); return (double)x; }
+static double from_bf16(const void *p) {                /* the upper half of an f32 */
+    uint16_t half;
+    memcpy(&half, p, 2);
+    uint32_t bits = (uint32_t)half << 16;
+    return from_f32(&bits);
+}
+static double from_f16(const void *p) {                 /* 1 sign, 5 exponent (bias 15), 10 fraction bits */
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double size = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
+                : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return bits >> 15 ? -size : size;
+}
+
+static const struct { const char *dtype; size_t bytes; double (*read)(const void *p); } floats[] = {
+    { "F32", 4, from_f32 }, { "BF16", 2, from_bf16 }, { "F16", 2, from_f16 }, { "F64", 8, from_f64 },
+};
+
+int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e) {
+    unsigned char piece[1 << 14];
+    size_t kind = 0, kinds = sizeof floats / sizeof *floats;
+    while (kind < kinds && strcmp(t->dtype, floats[kind].dtype)) kind++;
+    if (kind == kinds) return error_set(e, "%s: tensor %.200s has dtype %s, not a floating-point one we read",
+                                        s->shards[t->file].path, t->name, t->dtype);
+    if (first > t->count || n > t->count - first)
+        return error_set(e, "%s: tensor %.200s has %llu elements, asked for %zu from %llu", s->shards[t->file].path,
+                         t->name, (unsigned long long)t->count, n, (unsigned long long)first);
+    size_t width = floats[kind].bytes;
+    for (size_t part; n; n -= part, first += part) {
+        part = n < sizeof piece / width ? n : sizeof piece / width;
+        if (!safetensors_read(s, t, first * width, piece, part * width, e)) return 0;
+        for (size_t i = 0; i < part; i++) *data++ = floats[kind].read(piece + i * width);
+    }
+    return 1;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+enum { BUFFER = 1 << 20 };
+struct SafetensorsWriter {
+    char *path;
+    int fd, failed;
+    uint64_t left, bytes;               /* data still to come; written so far, header and buffer included */
+    uint32_t crc;
+    size_t waiting;                     /* in the buffer */
+    unsigned char buffer[BUFFER];
+};
+
+static int write_all(SafetensorsWriter *w, const unsigned char *data, size_t bytes, Error *e) {
+    while (bytes) {
+        ssize_t n = write(w->fd, data, bytes < 1 << 30 ? bytes : 1 << 30);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            w->failed = 1;
+            return error_set(e, "%s: after %llu bytes: %s", w->path, (unsigned long long)w->bytes,
+                             n ? strerror(errno) : "nothing more could be written");
+        }
+        data += n;
+        bytes -= (size_t)n;
+    }
+    return 1;
+}
+
+static int flush(SafetensorsWriter *w, Error *e) {
+    size_t n = w->waiting;
+    w->waiting = 0;
+    return write_all(w, w->buffer, n, e);
+}
+
+static int put(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
+    if (w->waiting + bytes > BUFFER && !flush(w, e)) return 0;
+    if (bytes >= BUFFER) { if (!write_all(w, data, bytes, e)) return 0; }
+    else if (bytes) { memcpy(w->buffer + w->waiting, data, bytes); w->waiting += bytes; }
+    w->crc = crc32c(w->crc, data, bytes);
+    w->bytes += bytes;
+    return 1;
+}
+
+static int header_write(Text *h, const FileTensor *tensors, size_t n, const FileNote *notes, size_t note_count,
+                        uint64_t *end, Error *e) {
+    *end = 0;
+    text_add(h, "{");
+    for (size_t i = 0; i < note_count; i++) {
+        text_add(h, i ? "," : "\"__metadata__\":{");
+        text_add_json(h, notes[i].key, strlen(notes[i].key));
+        text_add(h, ":");
+        text_add_json(h, notes[i].value, strlen(notes[i].value));
+    }
+    if (note_count) text_add(h, n ? "}," : "}");
+    for (size_t i = 0; i < n; i++) {
+        const FileTensor *t = &tensors[i];
+        size_t type = 0, types = sizeof dtypes / sizeof *dtypes, length = strlen(t->name);
+        uint64_t bits;
+        while (type < types && strcmp(t->dtype, dtypes[type].name)) type++;
+        if (type == types) return error_set(e, "tensor %.200s: unknown dtype %.40s", t->name, t->dtype);
+        if (utf8_valid(t->name, length) < length) return error_set(e, "the name of tensor %zu is not UTF-8", i);
+        bits = (uint64_t)dtypes[type].bits;
+        if (i) text_add(h, ",");
+        text_add_json(h, t->name, length);
+        text_add(h, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
+        for (int d = 0; d < t->rank; d++) {
+            text_add(h, d ? ",%llu" : "%llu", (unsigned long long)t->shape[d]);
+            if (!multiply(&bits, t->shape[d])) return error_set(e, "tensor %.200s: its size overflows", t->name);
+        }
+        uint64_t begin = *end;
+        if (begin > INT64_MAX - bits / 8) return error_set(e, "tensor %.200s: the file would be too large", t->name);
+        *end += bits / 8;
+        text_add(h, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin, (unsigned long long)*end);
+    }
+    text_add(h, "}");
+    while (h->length % 8) text_add(h, " ");             /* so that the data is aligned for those who map the file */
+    if (h->length <= HEADER_MAX) return 1;
+    return error_set(e, "the names and shapes of %zu tensors need more than %d bytes", n, HEADER_MAX);
+}
+
+SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
+                                      size_t note_count, Error *e) {
+    Error why;
+    Text h = { 0 };
+    Shard check = { .path = text_format("%s", path), .fd = -1 };
+    SafetensorsWriter *w = mem_alloc(sizeof *w);
+    w->path = text_format("%s", path);
+    w->fd = -1;
+    int ok = header_write(&h, tensors, n, notes, note_count, &w->left, &why);
+    if (!ok) error_set(e, "%s: %.900s", path, why.text);
+    ok = ok && header_read(&check, h.at, h.length, w->left, e);
+    if (ok && (w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) < 0)
+        ok = error_set(e, "%s: %s", path, strerror(errno));
+    unsigned char length[8];
+    for (int i = 0; i < 8; i++) length[i] = (unsigned char)((uint64_t)h.length >> 8 * i);
+    ok = ok && put(w, length, 8, e) && put(w, h.at, h.length, e);
+    shard_close(&check);
+    free(h.at);
+    if (ok) return w;
+    safetensors_abandon(w);
+    return NULL;
+}
+
+int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
+    if (w->failed) return error_set(e, "%s: an earlier write failed", w->path);
+    if (bytes > w->left) {
+        w->failed = 1;
+        return error_set(e, "%s: %zu more bytes of data where %llu are to come", w->path, bytes,
+                         (unsigned long long)w->left);
+    }
+    w->left -= bytes;
+    return put(w, data, bytes, e);
+}
+
+int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc) {
+    int ok = w->failed ? error_set(e, "%s: an earlier write failed", w->path)
+           : w->left ? error_set(e, "%s: %llu bytes of data did not come", w->path, (unsigned long long)w->left)
+           : flush(w, e);
+    while (ok && fsync(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
+    if (ok) {
+        int fd = w->fd;
+        w->fd = -1;                                     /* closed whatever close returns */
+        if (close(fd) && errno != EINTR) ok = error_set(e, "%s: close: %s", w->path, strerror(errno));
+    }
+    if (ok && bytes) *bytes = w->bytes;
+    if (ok && crc) *crc = w->crc;
+    safetensors_abandon(w);
+    return ok;
+}
+
+void safetensors_abandon(SafetensorsWriter *w) {
+    if (!w) return;
+    if (w->fd >= 0) close(w->fd);
+    free(w->path);
+    free(w);
+}

@@ -1,0 +1,32 @@
+/* arena.c: see arena.h. */
+#include "arena.h"
+#include <stdlib.h>
+
+enum { ALIGN = 256 };
+const char *const mem_category_name[MEM_CATEGORIES] = {
+    "weights", "gradients", "optimizer state", "activations, kept per layer", "buffers, shared by layers",
+    "key/value cache", "batch and statistics",
+};
+
+void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes) {
+    if (a->count == a->capacity) a->at = mem_grow(a->at, (size_t)(a->capacity = a->capacity ? 2 * a->capacity : 256) * sizeof *a->at);
+    bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    a->at[a->count++] = (ArenaEntry){ .pointer = pointer, .bytes = bytes, .category = category, .name = name };
+    a->category[category] += bytes;
+    a->total += bytes;
+}
+int arena_allocate(Arena *a, const Device *dev) {
+    char *at = dev->alloc(a->total);
+    if (!at) return 0;
+    a->base = at;
+    for (int i = 0; i < a->count; i++) {
+        *a->at[i].pointer = at;
+        at += a->at[i].bytes;
+    }
+    return 1;
+}
+void arena_free(Arena *a, const Device *dev) {
+    if (a->base) dev->release(a->base);
+    free(a->at);
+    *a = (Arena){ 0 };
+}

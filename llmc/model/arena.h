@@ -1,0 +1,26 @@
+/* arena.h: memory is planned before any of it is asked for. Every buffer of a run is added by name, category and
+ * size; the plan can be printed and compared with what the device has; then one allocation is made and the pointers
+ * are set. After that nothing is allocated, so a run that starts does not run out of memory later. */
+#ifndef ARENA_H
+#define ARENA_H
+#include "llmc/base/base.h"
+#include "kernels/kernels.h"
+
+typedef enum {
+    MEM_WEIGHTS, MEM_GRADIENTS, MEM_OPTIMIZER, MEM_KEPT, MEM_SHARED, MEM_CACHE, MEM_DATA, MEM_CATEGORIES
+} MemCategory;
+extern const char *const mem_category_name[MEM_CATEGORIES];
+
+typedef struct { void **pointer; size_t bytes; MemCategory category; const char *name; } ArenaEntry;
+typedef struct {
+    ArenaEntry *at;
+    int    count, capacity;
+    size_t category[MEM_CATEGORIES], total;
+    void  *base;
+} Arena;
+
+/* Plans `bytes` bytes for *pointer, zeroed and aligned to 256. `pointer` must stay where it is until arena_allocate. */
+void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes);
+int  arena_allocate(Arena *a, const Device *dev);       /* 0 if the device does not have it; then nothing was changed */
+void arena_free(Arena *a, const Device *dev);
+#endif

@@ -1,0 +1,205 @@
+/* check.c: see check.h. */
+#include "check.h"
+#include "llmc/base/random.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    Model  m;
+    const Check *c;
+    double *weights, *grads;            /* (manifest.total) on the host */
+    int    *tokens, *targets;
+} Probe;
+
+/* Weights of a size that makes every part matter, unlike the small ones training starts from. */
+static void random_weights(const Manifest *m, uint64_t seed, double *w) {
+    for (int i = 0; i < m->count; i++) {
+        const Tensor *t = &m->at[i];
+        const uint64_t key = random_key(seed, hash_bytes(1, t->name, strlen(t->name)));
+        const double size = t->rank < 2 ? 0.1 : 1 / sqrt((double)t->shape[t->rank - 1]);
+        for (size_t j = 0; j < t->count; j++) w[t->offset + j] = (t->init == ONES) + size * random_normal(key, j);
+    }
+}
+
+static int probe_open(Probe *b, const Check *c, const Device *dev) {
+    const size_t N = (size_t)c->B * (size_t)c->T;
+    *b = (Probe){ .c = c };
+    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1, FLOATX, NULL);
+    if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
+    b->m.balance_coef = c->balance;
+    b->m.z_coef = c->z;
+    b->m.dropout = c->dropout;
+    b->m.rounds = 1;
+    const uint64_t key = random_key(c->seed, 3);
+    dev->upload(b->m.key, &key, sizeof key);
+    b->weights = mem_alloc(b->m.manifest.total * sizeof *b->weights);
+    b->grads = mem_alloc(b->m.manifest.total * sizeof *b->grads);
+    b->tokens = mem_alloc(N * sizeof *b->tokens);
+    b->targets = mem_alloc(N * sizeof *b->targets);
+    random_weights(&b->m.manifest, c->seed, b->weights);
+    dev->from_double(b->m.params, b->weights, b->m.manifest.total);
+    for (size_t n = 0; n < N; n++) {
+        b->tokens[n] = (int)(random_uniform(c->seed, 2*n) * c->config.vocab);
+        b->targets[n] = (int)(random_uniform(c->seed, 2*n + 1) * c->config.vocab);
+    }
+    return 1;
+}
+static void probe_close(Probe *b) {
+    model_free(&b->m);
+    free(b->weights);
+    free(b->grads);
+    free(b->tokens);
+    free(b->targets);
+}
+
+/* Everything that is minimized: cross entropy, and each router's balance and z losses. */
+static double loss(Probe *b, int gradient) {
+    Model *m = &b->m;
+    const float scale = 1 / (float)(b->c->B * b->c->T);
+    double sum, total, *routers = mem_alloc((size_t)(2 * m->routers + 1) * sizeof *routers);
+    model_batch(m, b->tokens, b->targets, b->c->B, b->c->T);
+    model_forward(m);
+    model_loss(m, scale, gradient);
+    model_router_losses(m);
+    m->dev->reals_to_double(&sum, m->loss_sum, 1);
+    m->dev->reals_to_double(routers, m->losses, (size_t)(2 * m->routers));
+    total = sum * (double)scale;
+    for (int r = 0; r < m->routers; r++)
+        total += (double)m->balance_coef * routers[2*r] + (double)m->z_coef * routers[2*r + 1];
+    free(routers);
+    return total;
+}
+static void gradients(Probe *b) {
+    Model *m = &b->m;
+    model_start_step(m);
+    loss(b, 1);
+    model_backward(m, 1);
+    model_gradients(m, b->grads);
+}
+
+/* A number that changes when any token chooses other experts. */
+static uint64_t choices(const Probe *b) {
+    const Model *m = &b->m;
+    uint64_t h = 0;
+    for (int l = 0; l < m->config.layers; l++) {
+        const Route *both[2] = { &m->acts[l].att, &m->acts[l].mlp };
+        for (int i = 0; i < 2; i++) {
+            const Plan *p = &both[i]->plan;
+            const size_t begin = (size_t)p->E + 1;
+            if (!both[i]->expert) continue;
+            int *rows = mem_alloc((begin + (size_t)p->S) * sizeof *rows);      /* where experts' rows begin, and whose they are */
+            m->dev->download(rows, p->start, begin * sizeof *rows);
+            m->dev->download(rows + begin, p->token_of_row, (size_t)rows[p->E] * sizeof *rows);
+            h = hash_bytes(h, rows, (begin + (size_t)rows[p->E]) * sizeof *rows);
+            m->dev->download(rows, both[i]->own_load, (size_t)p->E * sizeof *rows);
+            h = hash_bytes(h, rows, (size_t)p->E * sizeof *rows);
+            free(rows);
+        }
+    }
+    return h;
+}
+static double loss_at(Probe *b, size_t j, double w, uint64_t expected, int *rerouted) {
+    const Device *dev = b->m.dev;
+    dev->from_double((floatX *)((char *)b->m.params + j * dev->floatX_size), &w, 1);
+    const double l = loss(b, 0);
+    *rerouted |= choices(b) != expected;
+    return l;
+}
+/* Fourth-order central difference: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h, wrong by h^4. Where a token changes its
+ * experts so near, a smaller h is tried, which costs digits. */
+static int difference(Probe *b, size_t j, uint64_t expected, double *slope) {
+    const double w = b->weights[j];
+    int rerouted = 1;
+    for (double h = 2e-4; rerouted && h > 1e-5; h /= 10) {
+        rerouted = 0;
+        const double near = loss_at(b, j, w + h, expected, &rerouted) - loss_at(b, j, w - h, expected, &rerouted);
+        const double far = loss_at(b, j, w + 2*h, expected, &rerouted) - loss_at(b, j, w - 2*h, expected, &rerouted);
+        *slope = (8 * near - far) / (12 * h);
+    }
+    b->m.dev->from_double((floatX *)((char *)b->m.params + j * b->m.dev->floatX_size), &w, 1);
+    return !rerouted;
+}
+
+int check_gradients(const Check *c, double bound, FILE *report, int all, double *worst) {
+    Probe b;
+    int failures = 0;
+    *worst = 0;
+    if (!probe_open(&b, c, device_find("cpu-f64"))) return -1;
+    gradients(&b);
+    const uint64_t expected = choices(&b);
+    for (int i = 0; i < b.m.manifest.count; i++) {
+        const Tensor *t = &b.m.manifest.at[i];
+        double error = 0, rms = 0;
+        int checked = 0;
+        for (size_t j = 0; j < t->count; j++) rms += b.grads[t->offset + j] * b.grads[t->offset + j] / (double)t->count;
+        rms = sqrt(rms);
+        for (int s = 0; s < 4 * c->samples && checked < c->samples; s++) {
+            const size_t j = t->offset
+                + (size_t)(random_uniform(random_key(c->seed, (uint64_t)i), (uint64_t)s) * (double)t->count);
+            double numeric, own = b.grads[j];
+            if (!difference(&b, j, expected, &numeric)) continue;
+            const double size = fabs(own) > rms ? fabs(own) : rms, e = fabs(numeric - own) / (size + 1e-30);
+            if (!(e <= error)) error = e;
+            checked++;
+        }
+        /* A gradient that is zero everywhere would agree with anything that was not computed. */
+        const int ok = error <= bound && checked > 0 && rms > 0;
+        failures += !ok;
+        if (!(error <= *worst)) *worst = error;
+        if (all || !ok)
+            fprintf(report, "%-4s %-64s %2d elements, error %.1e, allowed %.0e\n", ok ? "ok" : "FAIL",
+                    t->name, checked, error, bound);
+    }
+    probe_close(&b);
+    return failures;
+}
+
+/* The gradients of one batch on both devices, if both send every token to the same experts; else 0. */
+static int in_step(Probe *a, Probe *b, const Check *c, const Device *dev, const Device *twin) {
+    if (!probe_open(a, c, dev)) return -1;
+    if (!probe_open(b, c, twin)) { probe_close(a); return -1; }
+    gradients(a);
+    gradients(b);
+    if (choices(a) == choices(b)) return 1;
+    probe_close(a);
+    probe_close(b);
+    return 0;
+}
+
+int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all,
+                  double *worst) {
+    enum { TRIES = 20 };
+    Probe a, b;
+    Check again = *c;
+    int failures = 0, found = 0;
+    *worst = 0;
+    for (int i = 0; i < TRIES && !found; i++) {
+        again.seed = c->seed + (uint64_t)i;
+        found = in_step(&a, &b, &again, dev, twin);
+    }
+    if (found < 0) return -1;
+    if (!found) {
+        fprintf(report, "FAIL in %d batches %s never chose the same experts as %s\n", TRIES, dev->name, twin->name);
+        *worst = INFINITY;
+        return 1;
+    }
+    for (int i = 0; i < a.m.manifest.count; i++) {
+        const Tensor *t = &a.m.manifest.at[i];
+        double diff = 0, norm = 0;
+        for (size_t j = t->offset; j < t->offset + t->count; j++) {
+            diff += (a.grads[j] - b.grads[j]) * (a.grads[j] - b.grads[j]);
+            norm += b.grads[j] * b.grads[j];
+        }
+        const double error = sqrt(diff / (norm + 1e-300));
+        const int ok = error <= bound;
+        failures += !ok;
+        if (!(error <= *worst)) *worst = error;
+        if (all || !ok)
+            fprintf(report, "%-4s %-64s %s against %s, error %.1e, allowed %.0e\n", ok ? "ok" : "FAIL",
+                    t->name, dev->name, twin->name, error, bound);
+    }
+    probe_close(&a);
+    probe_close(&b);
+    return failures;
+}

@@ -1,0 +1,113 @@
+/* decode.c: see decode.h. The model is the one of model.c; only where keys and
+ * values lie differs (attention.c, step 5). */
+#include "decode.h"
+#include <stdlib.h>
+#include <string.h>
+
+int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
+    const int chunk = 4096 / sequences > 1 ? 4096 / sequences : 1;
+    const size_t B = (size_t)sequences;
+    Model *m = &d->model;
+    *d = (Decoder){ .sequences = sequences, .chunk = chunk < capacity ? chunk : capacity };
+    model_plan_inference(m, dev, c, sequences, d->chunk, capacity, weights_of);
+    arena_add(&m->arena, MEM_SHARED, "next logits", &d->logits, B * (size_t)c->vocab * dev->floatX_size);
+    arena_add(&m->arena, MEM_DATA, "drawn tokens", &d->log, B * (size_t)capacity * sizeof *d->log);
+    arena_add(&m->arena, MEM_DATA, "sampling keys", &d->keys, B * sizeof *d->keys);
+    return model_allocate(m);
+}
+void decoder_close(Decoder *d) {
+    replay_free(&d->replay, d->model.dev);
+    model_free(&d->model);
+}
+void decoder_reset(Decoder *d) { d->length = 0; }
+
+static floatX *row(const Model *m, const floatX *x, size_t row, int width) {
+    return (floatX *)((char *)x + row * (size_t)width * m->dev->floatX_size);
+}
+
+/* The model on m->tokens, up to the logits after the last token of every sequence. */
+static void forward(Decoder *d) {
+    Model *m = &d->model;
+    const int V = m->config.vocab, C = m->config.channels, B = d->sequences, T = m->T;
+    model_forward(m);
+    if (T == 1) model_next(m, d->logits);
+    else for (int b = 0; b < B; b++)
+        m->dev->matmul_forward(row(m, d->logits, (size_t)b, V), row(m, m->final, (size_t)(b*T + T - 1), C), m->p.head,
+                               1, C, V);
+}
+
+/* Where the next T tokens of each sequence are and go. */
+static void set_positions(Decoder *d, int from, int T) {
+    Model *m = &d->model;
+    const int B = d->sequences, N = B * T;
+    int *position = mem_alloc((size_t)N * 2 * sizeof *position), *at = position + N;
+    for (int b = 0; b < B; b++)
+        for (int t = 0; t < T; t++) {
+            position[b*T + t] = from + t;
+            at[b*T + t] = b * m->cache_capacity + from + t;
+        }
+    m->B = B;
+    m->T = T;
+    m->N = N;
+    m->dev->upload(m->position, position, (size_t)N * sizeof *position);
+    m->dev->upload(m->cache_row, at, (size_t)N * sizeof *at);
+    free(position);
+}
+
+int decoder_feed(Decoder *d, const int *tokens, int count) {
+    Model *m = &d->model;
+    const size_t B = (size_t)d->sequences;
+    if (count > m->cache_capacity - d->length) return 0;
+    for (int t = 0, T; t < count; t += T) {                 /* into an empty cache many at a time, later one */
+        T = d->length ? 1 : count < d->chunk ? count : d->chunk;
+        int *batch = mem_alloc(B * (size_t)T * sizeof *batch);
+        for (size_t b = 0; b < B; b++)
+            memcpy(batch + b * (size_t)T, tokens + b * (size_t)count + t, (size_t)T * sizeof *batch);
+        m->dev->upload(m->tokens, batch, B * (size_t)T * sizeof *batch);
+        set_positions(d, d->length, T);
+        forward(d);
+        d->length += T;
+        free(batch);
+    }
+    if (count && m->T > 1) set_positions(d, d->length - 1, 1);      /* where steps go on from */
+    return 1;
+}
+
+void decoder_draw(Decoder *d, Sampler s, const uint64_t *key) {
+    d->sampler = s;
+    d->model.dev->upload(d->keys, key, (size_t)d->sequences * sizeof *key);
+}
+
+static void draw(Decoder *d) {
+    const Model *m = &d->model;
+    m->dev->sample(m->tokens, d->logits, d->keys, m->position, d->sampler, d->sequences, m->config.vocab, m->used_vocab);
+}
+void decoder_sample(Decoder *d, int *tokens) {
+    draw(d);
+    d->model.dev->download(tokens, d->model.tokens, (size_t)d->sequences * sizeof *tokens);
+}
+
+static void step(void *decoder) {
+    Decoder *d = decoder;
+    const Model *m = &d->model;
+    draw(d);
+    m->dev->advance(m->position, m->cache_row, d->log, m->tokens, d->sequences);
+    forward(d);
+}
+void decoder_queue(Decoder *d, int count, int slot) {
+    const Device *dev = d->model.dev;
+    const size_t B = (size_t)d->sequences, from = (size_t)d->length;
+    const uint64_t state = hash_bytes(model_state(&d->model), &d->sampler, sizeof d->sampler);
+    for (int i = 0; i < count; i++) replay_run(&d->replay, dev, state, step, d);
+    dev->post(slot, d->log + from * B, (size_t)count * B * sizeof *d->log);
+    d->posted[slot] = count;
+    d->length += count;
+}
+void decoder_collect(Decoder *d, int *tokens, int slot) {
+    d->model.dev->collect(tokens, slot, (size_t)d->posted[slot] * (size_t)d->sequences * sizeof *tokens);
+}
+
+void decoder_rewind(Decoder *d, const int *tokens, int length) {
+    d->length = length - 1;
+    decoder_feed(d, tokens, 1);
+}

@@ -1,0 +1,127 @@
+/* parallel.c: see parallel.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "parallel.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *processes, int local) {
+    const char *why = dev->open(which);
+    char why_not[256];
+    if (why) fail(EXIT_CUDA, "%s", why);
+    p->group = group_of(processes, local);
+    p->rank = p->group->rank;
+    if (p->ranks == 1) return;
+    if (!(p->comm = dev->connect(p->group, why_not))) fail(EXIT_PEER, "rank %d: %s", p->rank, why_not);
+    group_watch(p->group, p->comm);
+}
+void parallel_disconnect(Parallel *p) {
+    group_barrier(p->group);
+    group_watch(p->group, NULL);
+    if (p->comm) p->comm->close(p->comm);
+}
+double parallel_sum(const Parallel *p, double x) {
+    double sum = 0, *all = mem_alloc((size_t)p->ranks * sizeof *all);
+    group_gather(p->group, all, x);
+    for (int i = 0; i < p->ranks; i++) sum += all[i];
+    free(all);
+    return sum;
+}
+
+/* ---- in a step ------------------------------------------------------------------------------------------ */
+
+static Comm *comm_of(const Model *m) { return m->parallel ? m->parallel->comm : NULL; }
+static real *grads_of(const Model *m, const Range *r) { return real_at(m, m->grads, r->offset); }
+
+void parallel_register_memory(const Model *m) {
+    Comm *c = comm_of(m);
+    if (c && m->stage) c->register_memory(c, m->arena.base, m->arena.total, m->stage, manifest_largest(&m->manifest) / (size_t)c->size);
+}
+
+void parallel_sum_loads(Model *m) {
+    Comm *c = comm_of(m);
+    if (!c || !m->routers) return;
+    const size_t loads = (size_t)m->routers * (size_t)router_experts(&m->config);
+    m->dev->copy(m->load, m->own_load, loads * sizeof *m->load);
+    c->all_reduce_ints(c, m->load, loads);
+}
+
+void parallel_wait_loads(Model *m) {
+    Comm *c = comm_of(m);
+    if (c && m->routers) c->wait_all(c);
+}
+
+/* m->sums += the gradients of all ranks, rank by rank: of as many elements at a time as m->gathered has room for. */
+static void add_in_order(Model *m) {
+    const Device *dev = m->dev;
+    const size_t Re = dev->real_size, total = m->manifest.total, ranks = (size_t)m->ranks;
+    Comm *c = comm_of(m);
+    if (!c) dev->accumulate(m->sums, m->grads, total);
+    for (size_t from = 0; from < total && c; from += GATHERED) {
+        const size_t n = total - from < GATHERED ? total - from : GATHERED;
+        dev->copy(real_at(m, m->gathered, (size_t)c->rank * n), real_at(m, m->grads, from), n * Re);
+        c->all_gather(c, m->gathered, n * Re);
+        c->wait_all(c);
+        for (size_t r = 0; r < ranks; r++)
+            dev->accumulate(real_at(m, m->sums, from), real_at(m, m->gathered, r * n), n);
+    }
+    if (m->last_micro) dev->copy(m->grads, m->sums, total * Re);
+}
+
+void parallel_send_gradients(Model *m) {
+    Comm *c = comm_of(m);
+    if (!c || !m->due) return;
+    const Range *r = &m->manifest.ranges[m->due - 1];
+    if (m->parallel->sharded) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
+    else                      c->all_reduce(c, grads_of(m, r), r->count);
+    m->due = 0;
+}
+void parallel_gradients(Model *m, int range) {
+    Comm *c = comm_of(m);
+    if (m->ordered && range == 0) add_in_order(m);
+    if (m->ordered || !c || !m->last_micro) return;
+    parallel_send_gradients(m);
+    m->due = range + 1;
+    if (range > 0) return;
+    parallel_send_gradients(m);
+    c->wait_all(c);
+}
+
+/* step_losses, losses and squares lie one after the other. Where the optimizer is not sharded, every rank has the
+ * squares of the whole sum of gradients already. If ordered, losses and loads of routers are those of the step's last
+ * micro-batch, which the last rank had. */
+void parallel_sum_results(Model *m) {
+    Comm *c = comm_of(m);
+    if (!c) return;
+    const size_t losses = (size_t)(m->all_micro_batches + 2 * m->routers), norms = (size_t)m->manifest.count + 1;
+    const size_t loads = m->routers ? (size_t)m->routers * (size_t)router_experts(&m->config) : 0;
+    if (m->ordered && c->rank == c->size - 1) m->dev->copy(m->load, m->own_load, loads * sizeof *m->load);
+    else if (m->ordered) {
+        m->dev->zero(m->load, loads * sizeof *m->load);
+        m->dev->zero(m->losses, (size_t)(2 * m->routers) * m->dev->real_size);
+    }
+    if (m->ordered && loads) c->all_reduce_ints(c, m->load, loads);
+    c->all_reduce(c, m->step_losses, losses + (m->parallel->sharded && !m->ordered ? norms : 0));
+    c->wait_all(c);
+}
+
+void parallel_gather_weights(Model *m, int behind) {
+    Comm *c = comm_of(m);
+    const size_t X = m->dev->floatX_size;
+    if (!c || !m->parallel->sharded) return;
+    for (int i = 0; i < m->manifest.range_count; i++) {
+        const Range *r = &m->manifest.ranges[i];
+        c->all_gather(c, (char *)m->params + r->offset * X, r->count / (size_t)c->size * X);
+        if (behind) c->record(c, i);
+    }
+    if (!behind) c->wait_all(c);
+}
+void parallel_wait_weights(const Model *m, int range) {
+    Comm *c = comm_of(m);
+    if (c && m->parallel->sharded) c->wait(c, range);
+}
+
+void parallel_wait_all_weights(const Model *m) { parallel_wait_weights(m, m->manifest.range_count - 1); }

@@ -1,0 +1,119 @@
+/* tensor.c: see tensor.h. */
+#include "tensor.h"
+#include "llmc/base/base.h"
+#include "llmc/base/random.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 64 };                    /* elements: tensors start on 128 bytes even as bf16, as bulk copies need */
+
+/* "*x|*y" with layer 3: "model.layers.3.x|model.layers.3.y" */
+static void expand(char *to, size_t capacity, const char *from, int layer) {
+    size_t n = 0;
+    to[0] = 0;
+    for (; *from && n + 1 < capacity; from++) {
+        if (*from == '*') n += (size_t)snprintf(to + n, capacity - n, "model.layers.%d.", layer);
+        else { to[n++] = *from; to[n] = 0; }
+    }
+    if (*from || n >= capacity) fail(EXIT_USAGE, "tensor name too long: %s", to);
+}
+
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
+                  int rank, const int *shape) {
+    if (m->count == m->capacity) m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
+    Tensor *t = &m->at[m->count++];
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .decay = decay, .field = field,
+                   .layer = layer, .range = m->range_count };
+    expand(t->name, sizeof t->name, name, layer);
+    expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);
+    for (int i = 0; i < rank; i++) t->count *= (size_t)(t->shape[i] = shape[i]);
+    m->learnable += t->count;
+    m->total += (t->count + ALIGN - 1) / ALIGN * ALIGN;
+}
+void manifest_end_range(Manifest *m) {
+    const Range *last = m->range_count ? &m->ranges[m->range_count - 1] : NULL;
+    const size_t from = last ? last->offset + last->count : 0, unit = ALIGN * (size_t)m->shards;
+    m->total = from + (m->total - from + unit - 1) / unit * unit;
+    m->ranges = mem_grow(m->ranges, (size_t)(m->range_count + 1) * sizeof *m->ranges);
+    m->ranges[m->range_count++] = (Range){ .offset = from, .count = m->total - from };
+}
+size_t manifest_largest(const Manifest *m) {
+    size_t most = 0;
+    for (int i = 0; i < m->range_count; i++) if (m->ranges[i].count > most) most = m->ranges[i].count;
+    return most;
+}
+void manifest_free(Manifest *m) {
+    free(m->at);
+    free(m->ranges);
+    *m = (Manifest){ 0 };
+}
+
+void manifest_place_gradients(Manifest *m, const Device *dev) {
+    m->gradient_bytes = 0;
+    for (int i = 0; i < m->count; i++) {
+        Tensor *t = &m->at[i];
+        const size_t end = i + 1 < m->count ? t[1].offset : m->total;
+        t->element = dtype_size(dev, t->dtype);
+        t->gradient = m->gradient_bytes / t->element;       /* it is a multiple of ALIGN of any kind of number */
+        m->gradient_bytes += (end - t->offset) * t->element;
+    }
+}
+
+void *gradient_of(const Tensor *t, const void *gradients) { return (char *)gradients + t->gradient * t->element; }
+void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element) {
+    for (int i = 0; i < m->count; i++)
+        if (m->at[i].layer == layer)
+            *(void **)((char *)pointers + m->at[i].field) = (char *)arena + m->at[i].offset * element;
+}
+void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients) {
+    for (int i = 0; i < m->count; i++)
+        if (m->at[i].layer == layer)
+            *(void **)((char *)pointers + m->at[i].field) = gradient_of(&m->at[i], gradients);
+}
+
+static int alternatives(const Tensor *t) {
+    int n = 1;
+    for (const char *c = t->pieces; *c; c++) n += *c == '|';
+    return n;
+}
+int manifest_piece_count(const Tensor *t) { return alternatives(t) * (strchr(t->pieces, '%') ? t->shape[0] : 1); }
+
+Piece manifest_piece(const Tensor *t, int i) {
+    const int per = alternatives(t), indexed = strchr(t->pieces, '%') != NULL, index = i / per;
+    const char *from = t->pieces;
+    Piece p = { .rank = t->rank - indexed, .count = t->count / (size_t)manifest_piece_count(t) };
+    for (int skip = i % per; skip; skip--) from = strchr(from, '|') + 1;
+    size_t n = 0;
+    for (; *from && *from != '|'; from++) {
+        if (*from == '%') n += (size_t)snprintf(p.name + n, sizeof p.name - n, "%d", index);
+        else p.name[n++] = *from;
+    }
+    p.name[n] = 0;
+    for (int d = 0; d < p.rank; d++) p.shape[d] = t->shape[d + indexed];
+    p.shape[0] /= per;
+    p.offset = t->offset + (size_t)i * p.count;
+    return p;
+}
+
+/* The pieces of a shard lie one after the other in its state, so that of a range begins at offset / shards. */
+Segment manifest_part(const Manifest *m, int range, int shards, int shard) {
+    const Range *r = &m->ranges[range];
+    const size_t count = r->count / (size_t)shards, offset = r->offset + (size_t)shard * count;
+    return (Segment){ .offset = offset, .count = count, .shift = offset - r->offset / (size_t)shards };
+}
+Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
+    const Tensor *t = &m->at[i];
+    const Segment part = manifest_part(m, t->range, shards, shard);
+    const size_t end = part.offset + part.count, last = t->offset + t->count;
+    const size_t from = t->offset > part.offset ? t->offset : part.offset, to = last < end ? last : end;
+    return (Segment){ .offset = from, .count = to > from ? to - from : 0, .decay = (float)t->decay, .shift = part.shift,
+                      .dtype = t->dtype, .gradient = t->gradient + (from - t->offset) };
+}
+
+void manifest_initial(const Tensor *t, uint64_t seed, double *values) {
+    const uint64_t key = random_key(seed, hash_bytes(0, t->name, strlen(t->name)));
+    #pragma omp parallel for if (t->count > 10000)
+    for (size_t i = 0; i < t->count; i++)
+        values[i] = t->init == ONES ? 1 : t->init == ZEROS ? 0 : (double)t->init * random_normal(key, i);
+}

@@ -1,0 +1,70 @@
+/* tensor.h: the manifest, one record for every learnable tensor. Allocation, initialization, the optimizer, clipping,
+ * gradient checks, checkpoints and export are loops over it; none of them knows the model. */
+#ifndef TENSOR_H
+#define TENSOR_H
+#include <stddef.h>
+#include <stdint.h>
+#include "kernels/kernels.h"
+
+#define TENSOR_NAME 112
+typedef struct {
+    char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
+    char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
+    int    shape[4], rank;
+    size_t offset, count;               /* elements; one offset addresses weight, master copy and moments */
+    Dtype dtype;                      /* what its gradient is made of, */
+    size_t element, gradient;           /* bytes of each number of that, and where it begins, in such numbers */
+    float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
+    int    decay;                       /* 1: weight decay applies */
+    size_t field;                       /* where the struct of pointers keeps this one */
+    int    layer;                       /* -1: not in a layer */
+    int    range;                       /* which of the manifest's it lies in */
+} Tensor;
+
+/* What ranks exchange as a whole: the embedding, a layer, what follows the last one. Backward finishes their gradients
+ * in the opposite order, so that one can travel while the next is computed. Ranges fill the arena without gaps, and each
+ * is padded so that it divides into `shards` equal pieces: piece r of every range is rank r's to update. */
+typedef struct { size_t offset, count; } Range;
+typedef struct {
+    Tensor *at;
+    int     count, capacity;
+    Range  *ranges;
+    int     range_count, shards;
+    size_t  total, learnable;           /* elements; total: with padding */
+    size_t  gradient_bytes;             /* of all gradients, padded likewise */
+} Manifest;
+typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t offset, count; } Piece;
+
+#define ONES  (-1.0f)
+#define ZEROS (0.0f)
+enum { NO_DECAY, DECAY };
+
+/* Appends a tensor. In `name` and `pieces` a leading "*" stands for "model.layers.<layer>.". */
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
+                  int rank, const int *shape);
+void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
+size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
+/* Lays out the gradients, once it is known what each is stored as: one after the other, as the weights are. */
+void manifest_place_gradients(Manifest *m, const Device *dev);
+void manifest_free(Manifest *m);
+
+/* Points every field of layer `layer` (or -1) in a struct of pointers at its place in an arena of `element` bytes each, or
+ * in that of the gradients. */
+void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
+void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients);
+
+void *gradient_of(const Tensor *t, const void *gradients);  /* where its own begins in that arena */
+
+/* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
+ * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of
+ * (E,2F,C) is e0.a (F,C), e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. */
+int   manifest_piece_count(const Tensor *t);
+Piece manifest_piece(const Tensor *t, int i);
+
+/* The optimizer's view: what shard `shard` of `shards` (1: all) has of a range, and of tensor i, maybe nothing. */
+Segment manifest_part(const Manifest *m, int range, int shards, int shard);
+Segment manifest_segment(const Manifest *m, int i, int shards, int shard);
+
+/* Initial values of one tensor: a function of (seed, name, index) only, so no order, thread or device changes them. */
+void manifest_initial(const Tensor *t, uint64_t seed, double *values);
+#endif

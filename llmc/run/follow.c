@@ -1,0 +1,241 @@
+/* follow.c: what is seen of a run: its log, validation, samples, checkpoints. */
+#include "run.h"
+#include "llmc/base/random.h"
+#include "report.h"
+#include "llmc/base/text.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+static void log_start(Run *r) {
+    const size_t total = r->model.manifest.learnable;
+    char descriptor[128], when[32] = "";
+    time_t t = time(NULL);
+    Text line = { 0 };
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
+    config_descriptor(&r->config, descriptor);
+    text_add(&line, "{\"event\": \"start\", \"time\": \"%s\", \"version\": \"%s\", \"device\": \"%s\", "
+             "\"model\": \"%s\", \"family\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"data\": ",
+             when, MOE_VERSION, r->dev->name, descriptor, family_name(config_family(&r->config)), total,
+             config_active(&r->config, total));
+    text_add_json(&line, data_description(r->data), strlen(data_description(r->data)));
+    text_add(&line, ", \"ranks\": %d, \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}",
+             r->parallel.ranks, data_is_fallback(r->data) ? "true" : "false",
+             (long long)data_tokens(r->data, DATA_TRAIN),
+             (long long)data_tokens(r->data, DATA_VALIDATION), r->options_json);
+    if (r->first_step == 0) log_event(&r->log, line.at);
+    else {
+        char *resume = text_format("{\"event\": \"resume\", \"step\": %lld, \"ranks\": %d}", (long long)r->first_step,
+                                   r->parallel.ranks);
+        log_event(&r->log, resume);
+        free(resume);
+    }
+    free(line.at);
+}
+
+/* Of all tensors, without the padding between them, which depends on the number of ranks. */
+static uint64_t fingerprint(const Model *m) {
+    const size_t size = m->dev->floatX_size;
+    char *weights = mem_alloc(m->manifest.total * size);
+    uint64_t h = 0;
+    parallel_wait_all_weights(m);
+    m->dev->download(weights, m->params, m->manifest.total * size);
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        h = hash_bytes(h, weights + t->offset * size, t->count * size);
+    }
+    free(weights);
+    return h;
+}
+
+/* A gradient that is not finite changed nothing on the device; say so, and give up when it goes on. */
+void run_bad_step(Run *r, const StepStats *t, int tensor) {
+    const char *name = r->model.manifest.at[tensor].name;
+    Progress *p = &r->progress;
+    p->bad_steps++;
+    model_forget(&r->model);
+    char *event = text_format("{\"event\": \"skip\", \"step\": %lld, \"tensor\": \"%s\"}", (long long)t->step, name);
+    log_event(&r->log, event);
+    free(event);
+    if (r->leads)
+        warn("step %lld: the gradient of %s is not finite (loss %g): no update; %d in a row",
+             (long long)t->step, name, t->loss, p->bad_steps);
+    if (p->bad_steps >= r->s.max_bad)
+        fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. "
+             "The last good checkpoint in %s is untouched. "
+             "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
+             (long long)(p->samples + samples_per_step(r) - 1), r->s.out);
+}
+
+/* ---- watching ------------------------------------------------------------------------------------------ */
+
+/* Of the rows of all tiles that a step's last micro-batch multiplied on this rank, those that belong to no token: as tokens
+ * chose, and as it was rounded. */
+void run_show_tile_waste(Run *r) {
+    const Model *m = &r->model;
+    const Config *c = &m->config;
+    const size_t bytes = ((size_t)c->experts + 1) * sizeof(int);
+    int *chosen = mem_alloc(bytes), *start = mem_alloc(bytes);
+    double rows[2] = { 0, 0 }, tiles[2] = { 0, 0 };
+    for (int l = 0; l < c->layers; l++) {
+        m->dev->download(chosen, m->acts[l].mlp.own_load, (size_t)c->experts * sizeof(int));
+        m->dev->download(start, m->acts[l].mlp.plan.start, bytes);
+        for (int e = 0; e < c->experts; e++)
+            for (int i = 0; i < 2; i++) {
+                const int count = i ? start[e + 1] - start[e] : chosen[e];
+                rows[i] += count;
+                tiles[i] += (count + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
+            }
+    }
+    free(chosen);
+    free(start);
+    for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
+    log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows an expert", 100 * tiles[0], 100 * tiles[1],
+             rows[0] / c->layers / c->experts);
+    char *event = text_format("{\"event\": \"tiles\", \"step\": %lld, \"waste_chosen\": %.4f, \"waste_rounded\": %.4f}",
+                              (long long)r->progress.step, tiles[0], tiles[1]);
+    log_event(&r->log, event);
+    free(event);
+}
+
+int run_validate(Run *r) {
+    const Settings *s = &r->s;
+    Model *m = &r->model;
+    Progress *p = &r->progress;
+    Error e;
+    double total = 0, count = 0, sum;
+    int64_t batches = data_validation_batches(r->data, s->batch, s->seq);
+    if (s->val_batches >= 0 && s->val_batches < batches) batches = s->val_batches;
+    const int N = s->batch * s->seq;
+    m->dropout = 0;
+    m->rounds = 0;
+    if (m->routers) m->dev->zero(m->own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
+    for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {       /* ranks deal the batches out */
+        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
+            fail(EXIT_DISK, "%s", e.text);
+        for (int n = 0; n < N; n++) count += r->targets[n] >= 0;
+        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
+        model_forward(m);
+        model_loss(m, 1, 0);
+        m->dev->reals_to_double(&sum, m->loss_sum, 1);
+        total += sum;
+    }
+    parallel_sum_loads(m);
+    parallel_wait_loads(m);
+    total = parallel_sum(&r->parallel, total);
+    count = parallel_sum(&r->parallel, count);
+    if (count <= 0) return 0;
+    const double loss = total / count;
+    const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
+    const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
+    const int best = loss < p->best_loss || p->best_step < 0;
+    if (best && isfinite(loss)) { p->best_loss = loss; p->best_step = p->step; }
+    log_validation(&r->log, p->step, loss, bytes > 0 ? loss * tokens / bytes / log(2) : 0, p->best_loss, p->best_step);
+    if (m->routers && r->leads) {
+        int experts, loads = router_width(m, m->routers, &experts), *load = mem_alloc((size_t)loads * sizeof *load);
+        m->dev->download(load, m->load, (size_t)loads * sizeof *load);
+        log_loads(&r->log, p->step, m, load, s->show_loads);
+        free(load);
+    }
+    return best && isfinite(loss);
+}
+
+void run_show_sample(Run *r) {
+    Decoder *d = &r->decoder;
+    const uint64_t key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
+    const int capacity = d->model.cache_capacity, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0;
+    const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
+    int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens);
+    int count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
+    parallel_wait_all_weights(&r->model);
+    decoder_reset(d);
+    decoder_draw(d, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }, &key);
+    while (count < r->s.sample_length) {
+        if (d->length == capacity) {                                     /* the context is full: keep its last half */
+            const int half = capacity / 2;
+            decoder_reset(d);
+            decoder_feed(d, tokens + count - half, half);
+        } else decoder_feed(d, &token, 1);
+        decoder_sample(d, &token);
+        tokens[count++] = token;
+    }
+    if (r->tokenizer) {
+        size_t bytes;
+        char *text = tokenizer_decode(r->tokenizer, tokens, (size_t)count, &bytes);
+        log_sample(&r->log, r->progress.step, text, bytes);
+        free(text);
+    } else {
+        Text ids = { 0 };
+        for (int i = 0; i < count; i++) text_add(&ids, "%d ", tokens[i]);
+        log_sample(&r->log, r->progress.step, ids.at, ids.length);
+        free(ids.at);
+    }
+    free(tokens);
+}
+
+static int save_here(Run *r) {
+    Error e;
+    const Settings *s = &r->s;
+    r->progress.updates = r->optimizer.updates;
+    if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return 1; }
+    if (checkpoint_save(s->out, &r->model, &r->optimizer, &r->progress, r->tokenizer, r->options_json,
+                        s->keep, s->major, &e)) {
+        r->failed_saves = 0;
+        log_line(&r->log, "saved step %lld in %s", (long long)r->progress.step, s->out);
+        return 1;
+    }
+    warn("checkpoint of step %lld was not saved, the one before it is untouched: %s",
+         (long long)r->progress.step, e.text);
+    if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
+    return 0;
+}
+int run_save(Run *r) { return group_min(r->parallel.group, save_here(r)); }
+
+static void summary(Run *r) {
+    const Progress *p = &r->progress;
+    struct rusage use;
+    getrusage(RUSAGE_SELF, &use);
+    const uint64_t weights = fingerprint(&r->model);
+    log_end(&r->log, p, weights);
+    if (p->best_step >= 0)
+        log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
+    log_line(&r->log, "time             | %.1f s from the start of the program; %.1f s of training in all",
+             now() - r->started, p->seconds);
+    log_line(&r->log, "tokens           | %lld, %.0f a second",
+             (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
+    log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
+    if (r->waits != p->step - r->first_step)
+        log_line(&r->log, "host waits       | %.2f a step; 1 is right, for its results",
+                 (double)r->waits / (double)(p->step - r->first_step));
+    log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
+    if (data_is_fallback(r->data))
+        log_line(&r->log, "NOTE             | trained on this project's own text: "
+                 "these losses are not tinyshakespeare's");
+}
+
+void run_begin_log(Run *r) {
+    Error e;
+    Text json = { 0 };
+    settings_json(&r->s, &json);
+    r->options_json = json.at;
+    if (!r->leads) { log_silence(&r->log); return; }
+    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
+    log_start(r);
+    if (r->progress.step >= r->s.steps)
+        log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
+}
+void run_end_log(Run *r) {
+    Error e;
+    if (!r->leads) return;
+    summary(r);
+    if (!report_write(r->s.out, &e)) warn("%s", e.text);
+    const int best = r->s.keep_best && r->progress.best_step >= 0;
+    if (r->finished)
+        log_line(&r->log, "\nread what it learned:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
+                 r->s.out, best ? "/best" : "");
+    else
+        log_line(&r->log, "\nstopped on request; to go on:  ./train_moe -o %s -y 1", r->s.out);
+    log_close(&r->log);
+}

@@ -1,0 +1,351 @@
+/* run.c: what a run begins with, in the order of run.h. */
+#include "run.h"
+#include "llmc/files/hf.h"
+#include "llmc/base/text.h"
+#include "llmc/base/json.h"
+#include <stdlib.h>
+#include <string.h>
+
+static void restore_settings(Run *r, const JsonValue *saved) {
+    r->restored = 1;
+    settings_restore(&r->s, saved);
+}
+
+/* A run that was killed before its first checkpoint has left its settings in the first line of its log. */
+static void restore_settings_from_log(Run *r) {
+    Error e;
+    size_t bytes;
+    char *path = text_format("%s/log.jsonl", r->s.out), *text = file_read(path, &bytes, &e);
+    Json *start = text ? json_parse(text, strcspn(text, "\n"), &e) : NULL;
+    if (start) restore_settings(r, json_get(json_root(start), "options"));
+    json_free(start);
+    free(text);
+    free(path);
+}
+
+/* Where this process stands among others. The launcher's settings may say, or the user's. */
+void run_find_launch(Run *r) {
+    const Settings *s = &r->s;
+    Launch said = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
+    Error e;
+    snprintf(said.address, sizeof said.address, "%s", s->address);
+    if (!launch_find(&r->launch, &said, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    r->leads = r->launch.process == 0;
+}
+
+static void lock_folder(Run *r) {
+    Error e;
+    if (!r->leads) return;
+    if (!checkpoint_lock(r->s.out, &e)) fail(strstr(e.text, "in use") ? EXIT_USAGE : EXIT_DISK, "%s", e.text);
+    r->locked = 1;
+}
+
+/* Whose run is in the folder, and may it be touched? Nothing is written before this says so. */
+void run_open_folder(Run *r) {
+    Settings *s = &r->s;
+    Error e;
+    const int said = settings_given(s, "y");
+    if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
+    if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
+    const Holding there = checkpoint_exists(s->out);
+    if (!there) return;                     /* then it is made when all else is known to be good: claim_folder */
+    if (!said)
+        fail(EXIT_USAGE, "%s holds another run or model. To go on with it: -y 1. "
+             "To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
+    if (there == HOLDS_MODEL && s->resume)
+        fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. "
+             "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
+    lock_folder(r);
+    if (there == HOLDS_STATE && s->resume) {
+        if (!(r->from = checkpoint_open(s->out, &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
+        restore_settings(r, checkpoint_options(r->from));
+    } else if (s->resume) {
+        warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
+        restore_settings_from_log(r);
+    }
+}
+
+/* The run begins: nothing that can be known beforehand is wrong with it. What was in the folder goes only now. */
+static void claim_folder(Run *r) {
+    Error e;
+    if (!r->locked) {
+        lock_folder(r);
+        if (checkpoint_exists(r->s.out)) fail(EXIT_USAGE, "%s: another run has begun here meanwhile", r->s.out);
+    } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
+}
+
+void run_choose_device(Run *r) {
+    char why_cpu[256];
+    r->local_devices = (LocalDevices){ .local = r->launch.local, .locals = r->launch.locals, .count = r->s.ranks };
+    r->dev = device_choose(r->s.device, &r->local_devices, why_cpu);
+    if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
+}
+
+void run_open_data(Run *r) {
+    Error e;
+    Settings *s = &r->s;
+    Tokenizer *tokenizer = NULL;
+    if (*s->tokenizer && !(tokenizer = tokenizer_load(s->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    if (!(r->data = data_open(s->train, s->val, tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    r->tokenizer = tokenizer ? tokenizer : data_is_text(r->data) ? tokenizer_bytes() : NULL;
+    if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_is_text(r->data));
+    if (data_is_fallback(r->data))
+        warn("tinyshakespeare is not here: training on this project's own text instead. "
+             "The losses are NOT tinyshakespeare's. To fetch it: sh data/tinyshakespeare/fetch.sh");
+}
+
+static void described(const Settings *s, Config *c) {
+    Error e;
+    if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (c->experts > 1 || c->attention_experts > 1) c->scores = scores_by_name(s->scores);
+    c->activation = activation_by_name(s->activation);
+}
+
+void run_choose_model(Run *r) {
+    Error e;
+    Config *c = &r->config;
+    const Settings *s = &r->s;
+    const int is_model = is_folder(s->model);
+    const int kind_given = settings_given(s, "rs")
+                        || settings_given(s, "fa");
+    if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
+        fail(EXIT_INPUT, "%s: token id %d; ids up to %d are believed to be ids",
+             s->train, data_max_id(r->data), (1 << 24) - 1);
+    const int vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
+    if (r->from) {
+        if (!checkpoint_config(r->from, c, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+    } else if (is_model) {
+        if (kind_given) fail(EXIT_USAGE, "-e %s: the model in this folder says itself what -rs and -fa are", s->model);
+        if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
+        if (r->tokenizer && vocab > c->vocab)
+            fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
+    } else {
+        described(s, c);
+        /* products like multiples of 128 */
+        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;
+        c->context = s->seq;
+        if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
+    }
+    /* what the user says must be what is there */
+    if (r->from && (kind_given || settings_given(s, "e")) && !is_model) {
+        Config said;
+        described(s, &said);
+        said.vocab = c->vocab;
+        said.context = c->context;
+        if (!config_same(c, &said, &e))
+            fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", checkpoint_path(r->from), s->model, e.text);
+    }
+    if (s->seq > c->context) {
+        if (is_model || r->from) warn("sequences of %d tokens; the model was made for %d", s->seq, c->context);
+        c->context = s->seq;
+    }
+    c->rounding = rounding_by_name(s->rounding);
+    if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
+    if (!data_check(r->data, s->seq, c->vocab, &e)) fail(EXIT_INPUT, "%s", e.text);
+}
+
+/* Meets the other processes and makes sure that all are about to do the same. Without training, nobody is needed. */
+void run_join_ranks(Run *r) {
+    const Settings *s = &r->s;
+    Text settings = { 0 };
+    Error e;
+    settings_json(s, &settings);
+    settings.length--;                                      /* the closing brace */
+    text_add(&settings, ", \"device of the ranks\": \"%s\", \"fingerprint of the data\": \"%016llx\", "
+             "\"resumed from\": ", r->dev->name, (unsigned long long)data_fingerprint(r->data));
+    const char *from = r->from ? checkpoint_path(r->from) : "";
+    text_add_json(&settings, from, strlen(from));
+    text_add(&settings, "}");
+    const GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION,
+                             .settings = settings.at, .join_seconds = s->join_seconds,
+                             .silence_seconds = s->silence_seconds };
+    r->parallel.ranks = r->local_devices.count * r->launch.processes;
+    if (!s->check && s->steps != 0) {
+        if (!(r->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
+        r->parallel.ranks = group_size(r->processes);
+    }
+    r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
+    r->parallel.ordered = s->ordered;
+    r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
+    r->parallel.one_process = s->copies && r->dev->is_gpu && r->launch.processes == 1 && !r->records;
+    free(settings.at);
+}
+
+/* ---- the plan ------------------------------------------------------------------------------------------- */
+
+/* Steps stay as large as they were when a run goes on with another number of ranks. */
+static void fit_batch(Run *r) {
+    Settings *s = &r->s;
+    const int was = s->batch;
+    const int64_t of_one = (int64_t)s->seq * r->parallel.ranks;
+    if (!r->restored || settings_given(s, "b") || s->total % of_one) return;
+    while (s->total / of_one % s->batch) s->batch--;
+    if (s->batch < was && r->leads)
+        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, was, (long long)s->total,
+               r->parallel.ranks);
+}
+
+void run_plan(Run *r) {
+    Settings *s = &r->s;
+    const int ranks = r->parallel.ranks;
+    if (s->total) fit_batch(r);
+    else if (!settings_given(s, "b") && !r->restored)      /* the default batch is a step's: it is shared */
+        s->batch = s->batch > ranks ? s->batch / ranks : 1;
+    const int64_t micro = (int64_t)s->batch * s->seq * ranks;
+    if (micro / ranks > 1 << 28)
+        fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
+    if (s->total == 0) s->total = micro;
+    if (!r->restored && !settings_given(s, "d"))
+        s->total = s->total < micro ? micro : s->total / micro * micro;
+    if (s->total % micro)
+        fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
+             ranks > 1 ? ", times the ranks," : "", (long long)micro);
+    if (s->total / micro > 1 << 20)
+        fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
+    r->micro_batches = (int)(s->total / micro);
+    if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
+        fail(EXIT_INPUT, "%s: an epoch is %lld sequences, less than the %lld of one step. "
+             "Smaller steps (-b, -t, -d), or a number of them (-x)",
+             s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
+    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
+                        dtype_by_name(s->gradients), ranks > 1 || s->ordered ? &r->parallel : NULL);
+    if (s->ordered && r->dev->floatX_size == 2 && (!s->master || dtype_by_name(s->moments) == FLOATX))
+        fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16, which round by the place in memory; "
+             "with more ranks there is more padding");
+    if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
+        fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
+    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments));
+    if (r->tokenizer)
+        r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
+                                                                              : r->config.vocab;
+}
+
+/* The memory that other values of some options would need. */
+static size_t memory_with(const Run *r, int batch, int recompute, int master, Dtype kind) {
+    Model m;
+    Optimizer o;
+    model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches * r->s.batch / batch,
+                        dtype_by_name(r->s.gradients), r->model.parallel);
+    optimizer_plan(&o, &m, master, kind);
+    const size_t total = m.arena.total;
+    model_free(&m);
+    return total;
+}
+
+void run_print_plan(const Run *r) {
+    const Config *c = &r->config;
+    const Arena *a = &r->model.arena;
+    const size_t total = r->model.manifest.learnable, active = config_active(c, total);
+    const int ranks = r->parallel.ranks;
+    char descriptor[128];
+    config_descriptor(c, descriptor);
+    puts("+--------------------------------------------------------------------");
+    settings_print(&r->s);
+    printf("| data: %s\n", data_description(r->data));
+    printf("|   training tokens     | %lld   validation tokens %lld\n",
+           (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
+    printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
+    printf("|   parameters          | %zu in %d tensors, %zu active on a token (%.0f %%)\n",
+           total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
+    printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
+           c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
+    printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
+           c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
+    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop a token\n",
+           (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
+           config_flops(c, r->s.seq) / 1e6);
+    if (ranks > 1)
+        printf("| ranks: %d in %d process%s (launcher: %s)\n", ranks, r->launch.processes,
+               r->launch.processes > 1 ? "es" : "", r->launch.launcher);
+    printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", of each rank" : "");
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        if (a->category[i])
+            printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
+    if (r->parallel.sharded)
+        printf("|   (optimizer state shared by %d ranks: %.2f MB less on each)\n", ranks,
+               (double)a->category[MEM_OPTIMIZER] * (ranks - 1) / 1e6);
+    printf("|   %-27s | %10.2f MB", "total", (double)a->total / 1e6);
+    const size_t free_memory = r->dev->memory();
+    if (free_memory) printf(" of %.0f MB free", (double)free_memory / 1e6);
+    puts("\n+--------------------------------------------------------------------");
+    fflush(stdout);
+}
+
+/* Ends the program with the options that would make the run fit, what saves most first. */
+static _Noreturn void out_of_memory(const Run *r) {
+    enum { WAYS = 4 };
+    const size_t capacity = r->dev->memory(), need = r->model.arena.total;
+    const Settings *s = &r->s;
+    int b = s->batch / 2;
+    while (b > 1 && memory_with(r, b, s->recompute, s->master, dtype_by_name(s->moments)) > capacity) b /= 2;
+    char smaller[96];
+    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
+    struct { const char *options; int batch, recompute, lean; size_t bytes; } way[WAYS] = {
+        { "-mw 0 -mo bf16", s->batch, s->recompute, 1, 0 }, { "-r 2", s->batch, 2, 0, 0 },
+        { "-r 2 -mw 0 -mo bf16", s->batch, 2, 1, 0 },       { smaller, b, s->recompute, 0, 0 } };
+    for (int i = 0; i < WAYS; i++)
+        if (way[i].batch && (!way[i].lean || r->dev->floatX_size == 2))
+            way[i].bytes = memory_with(r, way[i].batch, way[i].recompute, way[i].lean ? 0 : s->master,
+                                       way[i].lean ? FLOATX : dtype_by_name(s->moments));
+    Text hint = { 0 };
+    for (int best; best = -1, capacity; way[best].bytes = 0) {
+        for (int i = 0; i < WAYS; i++)
+            if (way[i].bytes && way[i].bytes <= capacity && (best < 0 || way[i].bytes < way[best].bytes)) best = i;
+        if (best < 0) break;
+        text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", way[best].options, (double)way[best].bytes / 1e6);
+    }
+    fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
+         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
+         hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
+}
+
+void run_allocate(Run *r) {
+    const Settings *s = &r->s;
+    const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks), capacity = r->dev->memory();
+    const size_t sharing = r->dev->is_gpu ? 1 : (size_t)r->local_devices.count;
+    if ((capacity && r->model.arena.total > capacity / sharing) || !model_allocate(&r->model)) out_of_memory(r);
+    r->samples_wanted = s->sample_every > 0;
+    if (r->samples_wanted && r->leads
+        && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
+        out_of_memory(r);
+    r->model.balance_coef = s->balance;
+    r->model.z_coef = s->z;
+    r->model.forced = s->forced;
+    r->inputs = mem_alloc(N * sizeof *r->inputs);
+    r->targets = mem_alloc(N * sizeof *r->targets);
+    r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
+    for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !r->records;
+    r->replay_update.off = !r->records;
+    parallel_register_memory(&r->model);
+    const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
+    if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
+        warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding sends a large part of them "
+             "elsewhere. Larger micro-batches (-b, -t) or fewer experts would do", s->rounding, rows, ROW_TILE);
+    if (s->forced && r->leads)
+        warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
+}
+
+void run_start_or_resume(Run *r) {
+    const Settings *s = &r->s;
+    Progress *p = &r->progress;
+    Error e;
+    if (r->from) {
+        if (!checkpoint_load(r->from, &r->model, &r->optimizer, p, &e))
+            fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+        if (p->data != data_fingerprint(r->data) && !s->allow_data)
+            fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). "
+                 "To go on all the same: --allow-data-change 1", checkpoint_path(r->from), s->train);
+        if (p->seed != (uint64_t)s->seed && r->leads)
+            warn("seed %lld, but the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
+        if (r->leads) printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
+    } else {
+        *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
+        if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
+        else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+        optimizer_start(&r->optimizer, &r->model);
+        group_barrier(r->parallel.group);                    /* no rank has anything to complain of */
+        if (r->leads) claim_folder(r);
+    }
+    p->data = data_fingerprint(r->data);
+    r->first_step = p->step;
+}

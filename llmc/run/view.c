@@ -1,0 +1,128 @@
+/* view.c: see view.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "view.h"
+#include "llmc/base/text.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static void lens_open(Lens *o, const View *v, Route *route, const char *name, const Model *m) {
+    const size_t slots = (size_t)m->N * (size_t)route->plan.K, E = (size_t)route->plan.E;
+    *o = (Lens){ .name = name, .route = route, .own = v->dev->alloc(slots * sizeof(int)),
+                 .host = mem_alloc(slots * sizeof(int)),
+                 .count = mem_alloc(E * (size_t)v->V * sizeof(unsigned)), .first = mem_alloc(E * sizeof(unsigned)) };
+    if (!o->own) fail(EXIT_MEMORY, "%s has no memory left for the expert views (-v)", v->dev->name);
+    route->expert = o->own;
+}
+void view_open(View *v, const Device *dev, Model *m, int layer) {
+    const Config *c = &m->config;
+    *v = (View){ .layer = layer, .V = c->vocab, .dev = dev };
+    LayerActs *a = &m->acts[layer];
+    if (c->attention_experts > 1) lens_open(v->main = &v->lens[0], v, &a->att, "attention", m);
+    if (c->experts > 1)           lens_open(v->main = &v->lens[1], v, &a->mlp, "MLP", m);
+}
+void view_close(View *v) {
+    for (int i = 0; i < 2; i++) {
+        if (v->lens[i].own) v->dev->release(v->lens[i].own);
+        free(v->lens[i].host);
+        free(v->lens[i].count);
+        free(v->lens[i].first);
+    }
+}
+
+void view_read(View *v, const int *tokens, int N, int *expert) {
+    for (int i = 0; i < 2; i++) {
+        Lens *o = &v->lens[i];
+        if (!o->route) continue;
+        const int K = o->route->plan.K;
+        v->dev->download(o->host, o->own, (size_t)N * (size_t)K * sizeof(int));
+        for (int n = 0; n < N; n++) {
+            for (int k = 0; k < K; k++) o->count[(size_t)o->host[n*K + k] * (size_t)v->V + (size_t)tokens[n]]++;
+            o->first[o->host[n*K]]++;
+            if (expert && o == v->main) expert[n] = o->host[n*K];
+        }
+    }
+}
+
+int view_color(int e) {
+    static const unsigned char distinct[] = { 203, 77, 75, 221, 176, 44, 208, 147, 118, 199, 39, 180, 36,
+                                              161, 250, 100 };
+    return e < 16 ? distinct[e] : 17 + e * 67 % 214;
+}
+
+void view_legend(const View *v, int colored) {
+    double sum = 0;
+    for (int e = 0; e < v->main->route->plan.E; e++) sum += v->main->first[e];
+    fprintf(stderr, "layer %d, %s experts%s; share of the tokens that have each as first choice:\n", v->layer,
+            v->main->name,
+            colored ? "" : " (a number in brackets before what they read; -co always colors it)");
+    colored = colored && isatty(2);
+    for (int e = 0; e < v->main->route->plan.E; e++) {
+        if (colored) fprintf(stderr, "\033[38;5;%dm", view_color(e));
+        fprintf(stderr, " [%d] %.1f%%%s", e, 100 * v->main->first[e] / (sum > 0 ? sum : 1), colored ? "\033[0m" : "");
+    }
+    fputc('\n', stderr);
+}
+
+/* A token as a quoted string, on one line and safe for any terminal. */
+static void print_token(const Tokenizer *t, int id) {
+    size_t n, step;
+    uint32_t code;
+    if (!t) { fprintf(stderr, " %d", id); return; }
+    const char *p = tokenizer_piece(t, id, &n);
+    fputs(n ? " '" : " <", stderr);
+    if (!n) fprintf(stderr, "%d", id);
+    for (; n; p += step, n -= step) {
+        step = utf8_decode(p, n, &code);
+        if (step && code >= 32 && code != 127 && !(code >= 128 && code < 160)) fwrite(p, 1, step, stderr);
+        else {
+            step = 1;
+            fprintf(stderr, *p == '\n' ? "\\n" : "\\x%02x", (unsigned char)*p);
+        }
+    }
+    fputs(*tokenizer_piece(t, id, &n) ? "'" : ">", stderr);
+}
+
+/* The tokens that make an expert's diet differ from everybody's: those that contribute most to the Kullback-Leibler
+ * divergence of its tokens from all tokens, sum over t of p(t|e) log (p(t|e) / p(t)). Common tokens alone would
+ * fill any table of counts with spaces. */
+static void print_favourites(const View *v, const Lens *o, const Tokenizer *t) {
+    enum { SHOWN = 8 };
+    const size_t V = (size_t)v->V;
+    const int E = o->route->plan.E, K = o->route->plan.K;
+    double *all = mem_alloc(V * sizeof *all), total = 0;
+    for (int e = 0; e < E; e++)
+        for (size_t i = 0; i < V; i++) { all[i] += o->count[(size_t)e*V + i]; total += o->count[(size_t)e*V + i]; }
+    fprintf(stderr, "layer %d, %s experts: share of all slots; favourite tokens (how often it is one of the "
+                    "%d that read it)\n", v->layer, o->name, K);
+    for (int e = 0; e < E; e++) {
+        const unsigned *count = o->count + (size_t)e*V;
+        unsigned char *told = mem_alloc(V);
+        double own = 0;
+        for (size_t i = 0; i < V; i++) own += count[i];
+        fprintf(stderr, "%4d %5.1f%% ", e, 100 * own / (total > 0 ? total : 1));
+        for (int k = 0; k < SHOWN; k++) {
+            size_t best = V;
+            double most = 0, score;
+            for (size_t i = 0; i < V; i++)
+                if (count[i] && !told[i]
+                    && (score = count[i] * log(count[i] / own * total / all[i])) > most) {
+                    most = score;
+                    best = i;
+                }
+            if (best == V) break;
+            told[best] = 1;
+            print_token(t, (int)best);
+            fprintf(stderr, " %.0f%%", 100 * K * count[best] / all[best]);
+        }
+        fputc('\n', stderr);
+        free(told);
+    }
+    free(all);
+}
+
+void view_favourites(const View *v, const Tokenizer *t) {
+    for (int i = 0; i < 2; i++)
+        if (v->lens[i].route) print_favourites(v, &v->lens[i], t);
+}

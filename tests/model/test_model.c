@@ -1,0 +1,449 @@
+/* test_model.c: the model as a whole. Every gradient of every kind of model against finite differences; its devices
+ * against each other; decoding with a cache against a full pass; recomputation, and what a layer keeps. */
+#include "models.h"
+#include "tests/test.h"
+#include "llmc/model/check.h"
+#include "llmc/model/decode.h"
+#include "llmc/model/optim.h"
+#include "llmc/base/random.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static Config config_of(const char *descriptor, int scores, int activation, int tied) {
+    Config c;
+    Error e;
+    check(config_parse(&c, descriptor, &e), "%s parses", descriptor);
+    c.scores = scores;
+    c.activation = activation;
+    c.tied = tied;
+    c.vocab = 29;
+    c.context = 16;
+    return c;
+}
+
+/* A grid of configurations in which every part and every kind appears. */
+static const struct { const char *descriptor; int scores, activation, tied, recompute; float dropout; } grid[] = {
+    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* the default kind, JetMoE's twin */
+    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, 1, 0.2f }, /* untied, dropout, norms recomputed */
+    { "m3:c12h6d2e5k3f7a3x3",      TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f }, /* odd sizes, layers recomputed; x = a */
+    { "m2:c16h4d4e4k1f12a1",       SOFTMAX_TOPK, SWIGLU, 1, 0, 0 },    /* one expert per token (Switch) */
+    { "m2:c16h4d4q2e6k2f8a1s1",    SIGMOID_TOPK, SWIGLU, 0, 0, 0 },    /* grouped queries, shared expert, sigmoid */
+    { "m2:c16h4d4e4k2f12a4x2s2",   SOFTMAX_TOPK, GELU,   1, 0, 0 },
+    { "m2:c16h2d4e3k3f12a2x1",     SIGMOID_TOPK, RELU2,  1, 0, 0 },    /* every expert chosen; x = 1 */
+    { "d2:c16h4d4f20",             TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* dense */
+    { "d2:c16h4d4q1f20",           TOPK_SOFTMAX, GELU,   0, 2, 0.1f }, /* one kv head */
+    { "u3:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* one block three times */
+    { "u2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, RELU2,  0, 2, 0.3f },
+};
+
+/* The rules of rounding, each with another kind of model. */
+static const struct { const char *descriptor; int scores, activation, recompute; Rounding rule; } rounded[] = {
+    { "m2:c16h4d4e5k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
+    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_SCORE },
+    { "m2:c16h4d4e5k1f12a1",       SOFTMAX_TOPK, GELU,   2, ROUND_STOCHASTIC },
+    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_BALANCED },
+    { "m2:c16h4d4e6k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_UP },
+    { "u2:c16h4d4e6k2f12a1",       SOFTMAX_TOPK, SWIGLU, 0, ROUND_DOWN },
+};
+
+static void gradients_of(Check *c, const char *name) {
+    /* The second derivative of relu^2 jumps: a difference across a jump is wrong by its step, not its 4th power. */
+    const double bound = c->config.activation == RELU2 ? 1e-4 : 1e-6;
+    double worst;
+    c->B = 2, c->T = 7, c->samples = 8, c->balance = 0.3f, c->z = 0.1f, c->seed = (uint64_t)(uniform() * 1e9);
+    const int bad = check_gradients(c, bound, stdout, 0, &worst);
+    check(bad == 0, "%s: gradients of all tensors against finite differences, %d bad, worst %.1e", name, bad, worst);
+    const int differ = check_devices(c, device_find("cpu-f32"), device_find("cpu-f64"), 1e-4, stdout, 0, &worst);
+    check(differ == 0, "%s: cpu-f32 agrees with cpu-f64, worst %.1e", name, worst);
+}
+static void gradients(void) {
+    for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
+        Check c = { .config = config_of(grid[i].descriptor, grid[i].scores, grid[i].activation, grid[i].tied),
+                    .recompute = grid[i].recompute, .dropout = grid[i].dropout };
+        gradients_of(&c, grid[i].descriptor);
+    }
+    for (size_t i = 0; i < sizeof rounded / sizeof *rounded; i++) {
+        Check c = { .config = config_of(rounded[i].descriptor, rounded[i].scores, rounded[i].activation, 1),
+                    .recompute = rounded[i].recompute };
+        c.config.rounding = rounded[i].rule;
+        c.config.tile = 4;                                  /* of 14 tokens */
+        gradients_of(&c, rounded[i].descriptor);
+    }
+}
+
+/* bf16 keeps 8 bits, and a router that sees rounded inputs sends a few tokens elsewhere; so only a dense model can be
+ * held to a bound, and the mixture is compared as a loss. */
+static void bf16(void) {
+    double worst;
+    Check c = { .config = config_of("d2:c32h4f40", TOPK_SOFTMAX, SWIGLU, 1), .B = 2, .T = 12, .samples = 1, .seed = 5 };
+    check(check_devices(&c, device_find("cpu-bf16"), device_find("cpu-f64"), 0.05, stdout, 0, &worst) == 0,
+          "dense model in bf16: gradients within 5 %%, worst %.1e", worst);
+}
+
+double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash) {
+    const int B = 2, T = c->context, N = B * T;
+    int *tokens = mem_alloc((size_t)N * sizeof *tokens), *targets = mem_alloc((size_t)N * sizeof *targets);
+    double loss = NAN;
+    Model m;
+    Optimizer o;
+    model_plan_training(&m, dev, c, B, T, recompute, 1, FLOATX, NULL);
+    optimizer_plan(&o, &m, !lean, lean ? FLOATX : REAL);
+    if (!model_allocate(&m)) return NAN;
+    m.balance_coef = 0.01f;
+    m.z_coef = 0.001f;
+    m.rounds = 1;
+    model_initialize(&m, 3);
+    optimizer_start(&o, &m);
+    for (int n = 0; n < N; n++) {
+        tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c->vocab);
+        targets[n] = (int)(random_uniform(2, (uint64_t)n) * c->vocab);
+    }
+    for (int s = 0; s < steps; s++) {
+        int bad;
+        const Waits before = dev->waits();
+        model_start_step(&m);
+        model_batch(&m, tokens, targets, B, T);
+        model_forward(&m);
+        model_loss(&m, 1.0f / (float)N, 1);
+        model_backward(&m, 1);
+        model_end_micro(&m, 0);
+        /* constant to the end, the last loss would be as it happens to be: there are sudden rises */
+        const float left = 4 * (float)(steps - s) / (float)steps;
+        optimizer_set(&o, &m, (AdamW){ .lr = 3e-3f * (left < 1 ? left : 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                                       .decay = 0.01f, .clip = 1, .key = (uint64_t)s });
+        optimizer_update(&o, &m);
+        StepResults f = model_results(&m);
+        const Waits after = dev->waits();
+        check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits for nothing but the one "
+              "read of what it has left", dev->name);
+        loss = f.step_losses[0] / N;
+        optimizer_norm(&o, f.grad_sq_norms, &bad);
+        results_free(&f);
+        check(bad < 0, "%s: a finite gradient at step %d", dev->name, s);
+    }
+    if (hash) {
+        const size_t bytes = m.manifest.total * dev->floatX_size;
+        void *w = mem_alloc(bytes);
+        dev->download(w, m.params, bytes);
+        *hash = hash_bytes(0, w, bytes);
+        free(w);
+    }
+    model_free(&m);
+    free(tokens);
+    free(targets);
+    return loss;
+}
+
+static double learn(const char *device, const char *descriptor, int steps, int recompute, uint64_t *hash) {
+    const Config c = config_of(descriptor, TOPK_SOFTMAX, SWIGLU, 1);
+    return overfit(device_find(device), &c, steps, recompute, 0, hash);
+}
+static void training(void) {
+    uint64_t kept, again, norms, layers;
+    const double loss = learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &kept);
+    check_error(loss, 0.05, "one batch is learned by heart in 120 steps: loss");
+    check_error(learn("cpu-f32", "d2:c32h4f64", 120, 0, NULL), 0.05, "also by a dense model");
+    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also by a universal model");
+    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also in bf16 with a master copy");
+    const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
+    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, 1, NULL), 0.05, "also without one, and with bf16 moments");
+    learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &again);
+    check(kept == again, "the same run gives the same bits");
+    learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);
+    learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 2, &layers);
+    check(kept == norms && kept == layers, "recomputing gives the same bits as keeping");
+    Config by_chance = c;
+    by_chance.rounding = ROUND_STOCHASTIC;
+    by_chance.tile = 8;
+    check_error(overfit(device_find("cpu-f32"), &by_chance, 120, 0, 0, &norms), 0.05, "also with routing rounded by chance");
+    overfit(device_find("cpu-f32"), &by_chance, 120, 2, 0, &layers);
+    check(norms == layers && norms != kept, "and recomputing rounds alike");
+}
+
+/* A NaN in one weight: the update does not happen, the tensor is named, and the rest of the state is as it was. */
+static void bad_gradient(void) {
+    const Device *dev = device_find("cpu-f32");
+    Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
+    Model m;
+    Optimizer o;
+    int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
+    model_plan_training(&m, dev, &c, 1, 16, 0, 1, FLOATX, NULL);
+    optimizer_plan(&o, &m, 1, REAL);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 3);
+    optimizer_start(&o, &m);
+    const Tensor *t = NULL;
+    for (int i = 0; i < m.manifest.count; i++)
+        if (strstr(m.manifest.at[i].name, "layers.1.mlp.output")) t = &m.manifest.at[i];
+    const size_t bytes = m.manifest.total * sizeof(float), skip = t->offset * sizeof(float);
+    char *before = mem_alloc(bytes), *after = mem_alloc(bytes);
+    double nan = NAN;
+    dev->from_double((floatX *)((char *)m.params + skip), &nan, 1);
+    dev->download(before, m.params, bytes);
+    model_batch(&m, tokens, tokens, 1, 16);
+    model_forward(&m);
+    model_loss(&m, 1, 1);
+    model_backward(&m, 1);
+    optimizer_set(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
+    optimizer_update(&o, &m);
+    StepResults f = model_results(&m);
+    const double norm = optimizer_norm(&o, f.grad_sq_norms, &bad);
+    results_free(&f);
+    dev->download(after, m.params, bytes);
+    check(!(norm <= 1e38) && bad >= 0, "a NaN weight shows in the norm");
+    check(!memcmp(before, after, bytes), "and changes no weight");
+    check(o.updates == 0, "nor Adam's clock");
+    model_free(&m);
+    free(before);
+    free(after);
+}
+
+double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound) {
+    const size_t N = (size_t)(B * T), V = (size_t)c->vocab;
+    int *tokens = mem_alloc(N * sizeof *tokens), *head = mem_alloc(N * sizeof *head);
+    int *next = mem_alloc((size_t)B * sizeof *next);
+    double *full = mem_alloc(N * V * sizeof *full), *logits = mem_alloc((size_t)B * V * sizeof *logits);
+    int wrong = 0, all = 0;
+    Model m;
+    Decoder d;
+    model_plan_training(&m, dev, c, B, T, 0, 1, FLOATX, NULL);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 9);
+    for (size_t i = 0; i < N; i++) tokens[i] = (int)(uniform() * c->vocab);
+    model_batch(&m, tokens, NULL, B, T);
+    model_forward(&m);
+    model_logits(&m, 0, B * T);
+    dev->to_double(full, m.s.logits, N * V);
+
+    check(decoder_open(&d, dev, c, B, T, &m), "decoder memory");
+    for (int b = 0; b < B; b++) memcpy(head + b * first, tokens + b * T, (size_t)first * sizeof *head);
+    for (int t = first; t <= T; t++) {
+        for (int b = 0; b < B; b++) next[b] = tokens[b * T + t - 1];
+        check(t == first ? decoder_feed(&d, head, first) : decoder_feed(&d, next, 1), "fits");
+        dev->to_double(logits, d.logits, (size_t)B * V);
+        for (int b = 0; b < B; b++) {
+            const double error = relative_error(logits + (size_t)b * V, full + (size_t)(b * T + t - 1) * V, V);
+            wrong += !(error <= bound), all++;
+        }
+    }
+    check(!decoder_feed(&d, tokens, 1), "a full cache takes no more");
+    decoder_close(&d);
+    model_free(&m);
+    free(tokens); free(head); free(full); free(logits); free(next);
+    return (double)wrong / all;
+}
+
+int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
+    enum { FIRST = 3, STEPS = 12, BACK = 7 };
+    const size_t row = (size_t)B;
+    int *head = mem_alloc(FIRST * row * sizeof *head), *one = mem_alloc(STEPS * row * sizeof *one);
+    int *many = mem_alloc(2 * STEPS * row * sizeof *many), same = 1;
+    uint64_t *key = mem_alloc(row * sizeof *key);
+    Model m;
+    Decoder d;
+    model_plan_inference(&m, dev, c, 1, 1, 0, NULL);
+    check(model_allocate(&m) && decoder_open(&d, dev, c, B, FIRST + STEPS, &m), "memory");
+    model_initialize(&m, 5);
+    for (int i = 0; i < FIRST * B; i++) head[i] = (int)(uniform() * c->vocab);
+    for (int b = 0; b < B; b++) key[b] = (uint64_t)(uniform() * 1e15);
+    decoder_draw(&d, s, key);
+    check(decoder_feed(&d, head, FIRST), "fits");
+    for (int i = 0; i < STEPS; i++) {
+        decoder_sample(&d, one + (size_t)i * row);
+        check(decoder_feed(&d, one + (size_t)i * row, 1), "fits");
+    }
+    decoder_reset(&d);
+    check(decoder_feed(&d, head, FIRST), "fits");
+    decoder_queue(&d, 5, 0);
+    decoder_queue(&d, STEPS - 5, 1);
+    decoder_collect(&d, many, 0);
+    decoder_collect(&d, many + 5 * row, 1);
+    same &= !memcmp(one, many, STEPS * row * sizeof *one);
+    decoder_rewind(&d, many + (STEPS - 1 - BACK) * row, FIRST + STEPS - BACK);
+    check(d.length == FIRST + STEPS - BACK, "some are forgotten");
+    decoder_queue(&d, BACK, 0);
+    decoder_collect(&d, many, 0);
+    same &= !memcmp(one + (STEPS - BACK) * row, many, BACK * row * sizeof *one);
+    decoder_close(&d);
+    model_free(&m);
+    free(head); free(one); free(many); free(key);
+    return same;
+}
+
+int forgets(const Device *dev, const Config *c, int B) {
+    const size_t N = (size_t)B * (size_t)c->context;
+    int *tokens = mem_alloc(2 * N * sizeof *tokens), same;
+    double *grads[2];
+    Model m;
+    model_plan_training(&m, dev, c, B, c->context, 0, 1, FLOATX, NULL);
+    check(model_allocate(&m), "memory");
+    m.balance_coef = 0.01f;
+    m.rounds = 1;
+    model_initialize(&m, 3);
+    for (size_t i = 0; i < 2 * N; i++) tokens[i] = (int)(uniform() * c->vocab);
+    for (int run = 0; run < 2; run++) {
+        for (int i = 0; i < m.arena.count && run; i++) {
+            const ArenaEntry *a = &m.arena.at[i];
+            if (a->category != MEM_KEPT && a->category != MEM_SHARED) continue;
+            void *nan = mem_alloc(a->bytes);
+            memset(nan, 0xff, a->bytes);
+            dev->upload(*a->pointer, nan, a->bytes);
+            dev->sync();
+            free(nan);
+        }
+        if (run) model_forget(&m);
+        model_batch(&m, tokens, tokens + N, B, c->context);
+        model_start_step(&m);
+        model_learn(&m, 1 / (float)N, 1);
+        grads[run] = mem_alloc(m.manifest.total * sizeof **grads);
+        model_gradients(&m, grads[run]);
+    }
+    same = !memcmp(grads[0], grads[1], m.manifest.total * sizeof **grads);
+    for (size_t i = 0; i < m.manifest.total; i++) same &= isfinite(grads[1][i]);
+    model_free(&m);
+    free(grads[0]), free(grads[1]), free(tokens);
+    return same;
+}
+
+static void decoding(const char *descriptor, int scores) {
+    const Config c = config_of(descriptor, scores, SWIGLU, 1);
+    const int T = 12;
+    for (int first = 1; first <= T; first += first < 3 ? 1 : 4)
+        check_error(decoding_errors(device_find("cpu-f32"), &c, 3, T, first, 1e-4), 0,
+                    "%s: decoding after %d tokens at once as without a cache; share of others", descriptor, first);
+    for (int B = 1; B <= 4; B += 3)
+        check(steps_agree(device_find("cpu-f32"), &c, B, (Sampler){ .temperature = 1, .top_p = 0.9f }),
+              "%s: %d sequences, drawn ahead or singly", descriptor, B);
+}
+
+/* The memory promise: an SMoE MLP layer keeps its input and the experts'
+ * pre-activations, and bookkeeping of the routing. */
+static void memory_promise(void) {
+    static const char *const models[] = { "m4", "m2:c128h4e32k8f32a8x2", "m2:c128h4e64k4f64a8x2" };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        Config c = config_of(models[i], TOPK_SOFTMAX, SWIGLU, 1);
+        Model m;
+        const size_t N = 4 * 16, S = N * (size_t)c.topk, X = 2;          /* bf16 */
+        size_t kept = 0, routing = 0;
+        model_plan_training(&m, device_find("cpu-bf16"), &c, 4, 16, 0, 1, FLOATX, NULL);
+        for (int k = 0; k < m.arena.count; k++) {
+            const ArenaEntry *a = &m.arena.at[k];
+            if (a->category != MEM_KEPT) continue;
+            if (!strcmp(a->name, "mlp_normed") || !strcmp(a->name, "pre")) kept += a->bytes;
+            if (!strncmp(a->name, "mlp.", 4) || !strcmp(a->name, "mlp_rstd")) routing += a->bytes;
+            check(strcmp(a->name, "act") && strcmp(a->name, "rows"),
+                  "%s: neither activations nor expert outputs are kept", models[i]);
+        }
+        const size_t promise = (size_t)c.layers * (X * N * (size_t)c.channels + 2 * X * S * (size_t)c.width);
+        check(kept == promise, "%s keeps %zu bytes for its MLP layers, 2NC + 4SF is %zu", models[i], kept, promise);
+        check(routing <= (size_t)c.layers * (N * (size_t)c.experts * 2 + 24 * S + 8 * N + 16 * 256
+                                             + 4 * (size_t)c.experts), "%s: %zu bytes of routing",
+                                             models[i], routing);
+        model_free(&m);
+    }
+}
+
+/* Gradients of a model of random tokens, and which of them are stored as floatX. */
+static double *gradients_stored(Model *m, const char *model, Dtype dtype, int micro_batches) {
+    const int B = 2, T = 16, N = B * T;
+    const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
+    int *tokens = mem_alloc((size_t)(N + 1) * sizeof *tokens);
+    for (int n = 0; n <= N; n++) tokens[n] = (int)(random_uniform(5, (uint64_t)n) * c.vocab);
+    model_plan_training(m, device_find("cpu-bf16"), &c, B, T, 0, micro_batches, dtype, NULL);
+    check(model_allocate(m), "memory");
+    model_initialize(m, 2);
+    model_start_step(m);
+    for (int i = 0; i < micro_batches; i++) {
+        model_batch(m, tokens, tokens + 1, B, T);
+        model_learn(m, 1.0f / (float)(N * micro_batches), 1.0f / (float)micro_batches);
+    }
+    double *grads = mem_alloc(m->manifest.total * sizeof *grads);
+    model_gradients(m, grads);
+    free(tokens);
+    return grads;
+}
+/* Those of matrices are what they would be as reals, rounded once; where several micro-batches add up, none is rounded. */
+static void rounded_gradients(void) {
+    static const char *const models[] = { "m2:c32h4e4k2f32a4x2", "m2:c32h4q2e4k2f32a1s1", "d2:c32h4f64", "u2:c32h4e4k2f32a4x2" };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        Model exact, coarse, several;
+        double *want = gradients_stored(&exact, models[i], REAL, 1), *got = gradients_stored(&coarse, models[i], FLOATX, 1);
+        double *sum = gradients_stored(&several, models[i], FLOATX, 2);
+        const Manifest *m = &coarse.manifest;
+        double *once = mem_alloc(m->total * sizeof *once);                  /* want, rounded */
+        floatX *x = exact.dev->alloc(m->total * exact.dev->floatX_size);
+        exact.dev->from_double(x, want, m->total);
+        exact.dev->to_double(once, x, m->total);
+        exact.dev->release(x);
+        size_t bytes = 0, different = 0, twice = 0;
+        for (int t = 0; t < m->count; t++) {
+            const int short_one = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
+            bytes += m->at[t].count * (short_one ? 2 : 4);
+            check(m->at[t].dtype == (short_one ? FLOATX : REAL), "%s: %s is stored as it should", models[i], m->at[t].name);
+            check(several.manifest.at[t].dtype == REAL, "%s: %s is a sum", models[i], m->at[t].name);
+            for (size_t j = m->at[t].offset; j < m->at[t].offset + m->at[t].count; j++) {
+                different += got[j] != (short_one ? once[j] : want[j]);
+                twice += !(fabs(sum[j] - want[j]) <= 1e-5 * fabs(want[j]) + 1e-9);
+            }
+        }
+        check(different == 0, "%s: gradients are rounded once; %zu are not", models[i], different);
+        check(twice == 0, "%s: twice half a batch is that batch; %zu gradients are not", models[i], twice);
+        check(m->gradient_bytes >= bytes && m->gradient_bytes < bytes + 4 * 64 * (size_t)m->count,
+              "%s: %zu bytes of gradients, in %zu of memory", models[i], bytes, m->gradient_bytes);
+        model_free(&exact), model_free(&coarse), model_free(&several);
+        free(want), free(got), free(sum), free(once);
+    }
+}
+
+static void descriptors(void) {
+    static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256",
+                                        "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2" };
+    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:z3",
+                                       "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
+                                       "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3" };
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        Config c, again;
+        Error e;
+        char text[128];
+        check(config_parse(&c, good[i], &e), "%s: %s", good[i], e.text);
+        config_descriptor(&c, text);
+        check(config_parse(&again, text, &e) && config_same(&c, &again, &e), "%s is %s: %s", good[i], text, e.text);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Config c;
+        Error e;
+        check(!config_parse(&c, bad[i], &e) && e.text[0], "descriptor \"%s\" is refused", bad[i]);
+    }
+    Config c;
+    Error e;
+    Model m;
+    check(config_parse(&c, "m4", &e), "m4");
+    c.vocab = 256;
+    c.context = 64;
+    model_plan_training(&m, device_find("cpu-f32"), &c, 1, 1, 0, 1, FLOATX, NULL);
+    size_t sum = 0;
+    for (int i = 0; i < m.manifest.count; i++) sum += m.manifest.at[i].count;
+    check(sum == m.manifest.learnable, "the manifest counts %zu parameters, its tensors have %zu",
+          m.manifest.learnable, sum);
+    check(config_active(&c, sum) < sum / 2, "m4: %zu of %zu parameters are active", config_active(&c, sum), sum);
+    model_free(&m);
+}
+
+void test_model(void) {
+    descriptors();
+    gradients();
+    bf16();
+    memory_promise();
+    rounded_gradients();
+    Config tiled = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
+    tiled.rounding = ROUND_UP;
+    tiled.tile = 16;
+    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, nothing is left of a batch that was not finite");
+    decoding("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX);
+    decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
+    decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
+    decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
+    bad_gradient();
+    training();
+}

@@ -1,0 +1,905 @@
+/* test_train.c: what stands around the model. Settings, schedules, sampling and statistics against their definitions;
+ * accumulation and threads, which must not change a gradient; checkpoints, which must give back every bit, survive
+ * damage and keep out a second trainer; config.json in both directions; and the files under all of that. What the two
+ * programs do with them is in test_programs.sh. */
+#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
+#include "tests/test.h"
+#include "llmc/files/checkpoint.h"
+#include "llmc/run/device.h"
+#include "llmc/run/log.h"
+#include "llmc/run/options.h"
+#include "llmc/base/random.h"
+#include "llmc/model/schedule.h"
+#include "llmc/base/text.h"
+#include "llmc/base/json.h"
+#include "llmc/model/replay.h"
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* ---- the learning rate --------------------------------------------------------------------------------- */
+
+static void schedules(void) {
+    /* 100 steps, 20 of warm-up, down to 0.1 */
+    static const struct { const char *name; long step; double rate; } points[] = {
+        { "cosine", 0, 1/21. }, { "cosine", 19, 20/21. }, { "cosine", 20, 1 }, { "cosine", 60, 0.55 },
+        { "cosine", 100, 0.1 }, { "cosine", 1000, 0.1 },
+        { "cosine", 40, 0.1 + 0.9 * (0.5 + 0.35355339059327379) },          /* a quarter: cos(pi/4) = sqrt(1/2) */
+        { "linear", 10, 11/21. }, { "linear", 20, 1 }, { "linear", 60, 0.55 }, { "linear", 80, 0.325 },
+        { "linear", 100, 0.1 },
+        { "constant", 0, 1/21. }, { "constant", 20, 1 }, { "constant", 99, 1 }, { "constant", 1000, 1 },
+        { "wsd", 5, 6/21. }, { "wsd", 20, 1 }, { "wsd", 83, 1 }, { "wsd", 84, 1 }, { "wsd", 92, 0.55 },
+        { "wsd", 100, 0.1 },
+    };
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++)
+        check_error(fabs(schedule_rate(points[i].name, points[i].step, 100, 20, 0.1) - points[i].rate), 1e-12,
+                    "%s at step %ld is %g", points[i].name, points[i].step, points[i].rate);
+
+    static const char *const names[] = { "cosine", "linear", "constant", "wsd" };
+    for (int k = 0; k < 4; k++) {
+        int rises = 1, falls = 1, inside = 1;
+        for (long s = 0; s < 1000; s++) {
+            const double a = schedule_rate(names[k], s, 1000, 100, 0.2);
+            const double b = schedule_rate(names[k], s + 1, 1000, 100, 0.2);
+            rises &= s >= 100 || b > a;
+            falls &= s < 100 || b <= a;
+            inside &= a > 0 && a <= 1 && (s < 100 || a >= 0.2);
+        }
+        check(rises && falls && inside, "%s rises through the warm-up, never again, and stays above its end", names[k]);
+        check_error(fabs(schedule_rate(names[k], 0, 10, 0, 0.5) - 1), 0,
+                    "%s without warm-up begins at the peak", names[k]);
+        check_error(fabs(schedule_rate(names[k], 9, 10, 50, 0.5) - 10/51.), 1e-12,
+                    "%s with a warm-up longer than the run is all warm-up", names[k]);
+        check_error(fabs(schedule_rate(names[k], 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12,
+                    "%s with a warm-up as long as the run has no division by zero", names[k]);
+    }
+}
+
+/* ---- sampling ------------------------------------------------------------------------------------------ */
+
+typedef struct { float temperature, top_p, min_p; int top_k; uint64_t key; } Draw;
+static int draw(Draw s, const double *logits, int count, uint64_t position) {
+    const Device *dev = device_find("cpu-f64");
+    const Sampler sampler = { .temperature = s.temperature, .top_p = s.top_p, .min_p = s.min_p, .top_k = s.top_k };
+    const int before = (int)position - 1;
+    int token;
+    dev->sample(&token, (const floatX *)logits, &s.key, &before, sampler, 1, count, count);
+    return token;
+}
+
+/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: 20000 draws, counted, and the
+ * largest distance from what is expected in standard deviations of such a count (and one more draw, for
+ * tokens that are hardly ever drawn). */
+static void proportions(const char *what, Draw s, const double *logits, const double *p, const int *order,
+                        int count, int n) {
+    enum { DRAWS = 20000 };
+    int seen[64] = { 0 };
+    double kept = 0, worst = 0;
+    for (int i = 0; i < DRAWS; i++) seen[draw(s, logits, count, (uint64_t)i)]++;
+    for (int r = 0; r < n; r++) kept += p[order[r]];
+    for (int r = 0; r < count; r++) {
+        const double share = r < n ? p[order[r]] / kept : 0, deviation = sqrt(DRAWS * share * (1 - share)) + (r < n);
+        const double off = fabs(seen[order[r]] - DRAWS * share) / fmax(deviation, 1e-9);
+        if (!(off <= worst)) worst = off;
+    }
+    check_error(worst, 5, "%s, %d of %d, in standard deviations", what, n, count);
+}
+
+static void sampling(void) {
+    enum { V = 12 };
+    double logits[V], p[V], sum = 0, most = 0;
+    int order[V], n;
+    for (int i = 0; i < V; i++) { logits[i] = 2 * normal(); order[i] = i; }
+    for (int i = 0; i < V; i++)
+        for (int j = i; j > 0 && logits[order[j]] > logits[order[j-1]]; j--) {
+            const int t = order[j];
+            order[j] = order[j-1];
+            order[j-1] = t;
+        }
+    for (int i = 0; i < V; i++) sum += p[i] = exp(logits[i]);
+    for (int i = 0; i < V; i++) p[i] /= sum;
+
+    const Draw plain = { .temperature = 1, .top_p = 1, .key = (uint64_t)(uniform() * 1e15) };
+    Draw s = plain;
+    proportions("draws follow the softmax", s, logits, p, order, V, V);
+    s.top_k = 3;
+    proportions("top-k draws from the k most likely", s, logits, p, order, V, 3);
+    s = plain;
+    s.top_p = 0.6f;
+    for (n = 0; n < V && most < (double)s.top_p; n++) most += p[order[n]];
+    proportions("top-p draws from the fewest with that probability", s, logits, p, order, V, n);
+    s = plain;
+    s.min_p = 0.2f;
+    for (n = 0; n < V && p[order[n]] >= (double)s.min_p * p[order[0]]; n++);
+    proportions("min-p draws from those with a share of the largest", s, logits, p, order, V, n);
+    s.top_k = n > 2 ? 2 : 1;
+    proportions("of two limits the narrower counts", s, logits, p, order, V, s.top_k);
+    s = plain;
+    s.top_k = V + 5;
+    proportions("a limit that cuts nothing changes nothing", s, logits, p, order, V, V);
+    s = plain;
+    s.temperature = 0.5f;
+    for (int i = 0; i < V; i++) p[i] *= p[i];
+    proportions("temperature 0.5 squares the odds", s, logits, p, order, V, V);
+
+    const double even[V] = { 0 }, ties[5] = { 1, 3, 3, 0, 3 };
+    const double nothing[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    const double nans[4] = { NAN, NAN, NAN, NAN };
+    const double holes[5] = { NAN, -INFINITY, 0.5, NAN, 0.4 }, boundless[4] = { 0, 1, INFINITY, 2 };
+    int greedy = 1, none = 1, one = 1, cold = 1, strict = 1, same = 1, differs = 0, moves = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        greedy &= draw((Draw){ .temperature = 0, .top_p = 1, .key = i }, logits, V, i) == order[0];
+        none   &= draw((Draw){ .temperature = 1, .top_p = 0, .key = i }, logits, V, i) == order[0];
+        one    &= draw((Draw){ .temperature = 9, .top_p = 1, .top_k = 1, .key = i }, logits, V, i) == order[0];
+        strict &= draw((Draw){ .temperature = 1, .top_p = 1, .min_p = 1, .key = i }, logits, V, i) == order[0];
+        cold   &= draw((Draw){ .temperature = 1e-30f, .top_p = 1, .key = i }, logits, V, i) == order[0];
+        s = plain;
+        s.key++;
+        same    &= draw(plain, even, V, i) == draw(plain, even, V, i);
+        moves   += draw(plain, even, V, i) != draw(plain, even, V, i + 1);
+        differs += draw(plain, even, V, i) != draw(s, even, V, i);
+    }
+    check(greedy, "temperature 0 gives the most likely token");
+    check(none, "top-p 0 too");
+    check(one, "top-k 1 too");
+    check(strict, "min-p 1 too");
+    check(cold, "a temperature near 0 too, without overflow");
+    check(same && moves > 100 && differs > 100, "a draw is a function of key and position, and of both");
+
+    check(draw((Draw){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
+          && draw((Draw){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
+    check(draw(plain, nothing, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
+                                                  nothing, 4, 0) == 0,
+                                                  "when everything is masked it is token 0");
+    check(draw(plain, nans, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0,
+          "when everything is NaN as well");
+    check(draw(plain, boundless, 4, 0) == 2, "an infinite logit wins");
+    int right = 1, seen[2] = { 0 };
+    for (uint64_t i = 0; i < 500; i++) {
+        const int a = draw(plain, holes, 5, i);
+        const int b = draw((Draw){ .temperature = 2, .top_p = 0.9f, .min_p = 0.01f, .key = i },
+                           holes, 5, i);
+        right &= (a == 2 || a == 4) && (b == 2 || b == 4);
+        seen[0] += a == 4;
+        seen[1] += b == 4;
+    }
+    check(right && seen[0] > 100 && seen[1] > 100, "NaN and masked tokens are never drawn, the others are");
+}
+
+/* ---- z-scores ------------------------------------------------------------------------------------------ */
+
+static void windows(void) {
+    Window w = { 0 };
+    double x[WINDOW], mean = 0, variance = 0;
+    int early = 1;
+    for (int i = 0; i < WINDOW; i++) { x[i] = normal(); early &= isnan(window_score(&w, x[i])); }
+    check(early && w.count == WINDOW, "no score before %d values are there", WINDOW);
+    for (int i = 0; i < WINDOW; i++) mean += x[i] / WINDOW;
+    for (int i = 0; i < WINDOW; i++) variance += (x[i] - mean) * (x[i] - mean) / WINDOW;
+    const Window before = w;
+    check(isnan(window_score(&w, NAN)) && isinf(window_score(&w, INFINITY)) && !memcmp(&before, &w, sizeof w),
+          "a value that is not finite has no score and is not kept");
+    check_error(fabs(window_score(&w, mean + 3 * sqrt(variance)) - 3), 1e-9, "three deviations above the mean");
+    check(w.count == WINDOW && w.x[0] > mean, "and the oldest value has made room for it");
+    Window flat = { 0 };
+    for (int i = 0; i < WINDOW; i++) window_score(&flat, 4);
+    check(window_score(&flat, 5) == 0, "no spread, no score");
+}
+
+/* ---- options ------------------------------------------------------------------------------------------- */
+
+typedef struct { int count; int64_t large; float rate; const char *kind; } Small;
+static const Option table[] = {
+    { "a", "c",  "count",  OPTION_INT,   offsetof(Small, count), "3",      1,    100,  NULL,          "how many" },
+    { "a", "l",  "large",  OPTION_LONG,  offsetof(Small, large), "-1",     -1,   9e15, NULL,          "how large" },
+    { "b", "ra", "rate",   OPTION_FLOAT, offsetof(Small, rate),  "0.1",    0,    10,   NULL,          "how fast" },
+    { "b", "k",  "kind",   OPTION_TEXT,  offsetof(Small, kind),  "cosine", 0,    0,    "cosine|wsd",  "which" },
+};
+enum { ROWS = sizeof table / sizeof *table };
+
+/* Runs `child` in a process of its own; its exit code, and what it said on stderr. */
+static int in_child(void (*child)(void *), void *argument, char *said, size_t capacity) {
+    char *path = scratch_path("said");
+    size_t n = 0;
+    int status = 0;
+    fflush(stdout);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        if (!freopen(path, "w", stderr) || !freopen("/dev/null", "w", stdout)) _exit(99);
+        child(argument);
+        fflush(stderr);
+        _exit(0);
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid) status = 99 << 8;
+    FILE *f = fopen(path, "r");
+    if (f) { n = fread(said, 1, capacity - 1, f); fclose(f); }
+    said[n] = 0;
+    unlink(path);
+    free(path);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+static int split(const char *line, char *argv[16]) {
+    static char words[256];
+    int n = 0;
+    snprintf(words, sizeof words, "program %s", line);
+    for (char *word = strtok(words, " "); word && n < 15; word = strtok(NULL, " ")) argv[n++] = word;
+    argv[n] = NULL;
+    return n;
+}
+static void parse_line(void *line) {
+    Small s;
+    char given[ROWS], *argv[16];
+    const char *word;
+    options_parse(table, ROWS, &s, given, split(line, argv), argv, "usage", &word, 1);
+}
+
+static void options(void) {
+    static const struct { const char *line, *says; } wrong[] = {
+        { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" },
+        { "-", "" },
+        { "-c 3 -c 3", "given twice" },         { "-c 3 --count=4", "given twice" },
+        { "-c", "needs a value" },              { "-k wsd --rate", "needs a value" },       { "-c=3", "no such option" },
+        { "-c 3x", "a whole number" },          { "-c 3.5", "a whole number" },             { "--count=", "a whole number" },
+        { "-c 0", "from 1 to 100" },            { "-c 101", "from 1 to 100" },              { "-c 4294967298", "from 1 to 100" },
+        { "-l 9223372036854775808", "whole" },  { "-l -9223372036854775809", "whole" },     { "-l 9000000000000001", "from -1" },
+        { "-ra nan", "a number from 0 to 10" }, { "-ra inf", "a number from 0 to 10" },     { "-ra -0.1", "a number from 0 to 10" },
+        { "-ra 1e400", "a number from 0 to" },  { "-ra 0,1", "a number from 0 to 10" },     { "-ra ten", "a number from 0 to 10" },
+        { "-k step", "one of cosine|wsd" },     { "-k cos", "one of cosine|wsd" },          { "-k cosine|wsd", "one of cosine|wsd" },
+        { "one two", "two: not an option" },
+    };
+    char said[2048];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "%s", wrong[i].line);
+        /* "-" is a word, as for stdin */
+        const int dash = !strcmp(line, "-"), code = in_child(parse_line, line, said, sizeof said);
+        check(code == (dash ? 0 : EXIT_USAGE) && strstr(said, wrong[i].says),
+              "options \"%s\": exit code %d, \"%s\" in \"%.200s\"", wrong[i].line, code, wrong[i].says, said);
+    }
+
+    Small s, again;
+    char given[ROWS], value[64], *argv[16];
+    const char *word = NULL;
+    const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
+    options_parse(table, ROWS, &s, given, n, argv, "usage", &word, 1);
+    check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
+          && word && !strcmp(word, "out"), "good options are read");
+    check(option_given(table, ROWS, given, "c") && !option_given(table, ROWS, given, "k"),
+          "and it is known which were given");
+    options_default(table, ROWS, &s, given, "c", "9");
+    options_default(table, ROWS, &s, given, "k", "wsd");
+    check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
+
+    Text json = { 0 };
+    Error e;
+    options_json(table, ROWS, &s, &json);
+    Json *j = json_parse(json.at, json.length, &e);
+    check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
+          && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
+          json.at);
+    json_free(j);
+    free(json.at);
+    int exact = 1;
+    for (int i = 0; i < 2000; i++) {                                    /* a resumed run must have the very same rate */
+        s.rate = (float)(10 * pow(uniform(), 8));
+        option_value(&table[2], &s, value, sizeof value);
+        again = s;
+        memset(given, 0, sizeof given);
+        options_default(table, ROWS, &again, given, "ra", value);
+        exact &= again.rate == s.rate;
+    }
+    check(exact, "a number written is the number read");
+    s.rate = 0.1f;
+    option_value(&table[2], &s, value, sizeof value);
+    check(!strcmp(value, "0.1"), "and is written as short as that allows: %s", value);
+}
+
+/* ---- training: what must not change a gradient --------------------------------------------------------- */
+
+static Config config_of(const char *descriptor) {
+    Config c;
+    Error e;
+    check(config_parse(&c, descriptor, &e), "%s parses", descriptor);
+    c.vocab = 40;
+    c.context = 32;
+    return c;
+}
+
+typedef struct { Model m; Optimizer o; } Trainee;
+static void open_lean(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed,
+                      int lean) {                           /* lean: no master weights, moments in floatX */
+    model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, FLOATX, NULL);
+    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX : REAL);
+    check(model_allocate(&t->m), "%s has memory", device);
+    model_initialize(&t->m, seed);
+    optimizer_start(&t->o, &t->m);
+    t->m.z_coef = 0.001f;
+}
+
+static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
+                         uint64_t seed) {
+    open_lean(t, device, c, B, T, micro_batches, seed, 0);
+}
+
+/* Adds to the gradients those of a batch made of samples first.. out of `of`, every sample a function of its number. */
+static void add_gradients(Model *m, int first, int B, int T, int of, int micro) {
+    int *tokens = mem_alloc((size_t)(2 * B * T) * sizeof *tokens), *targets = tokens + B * T;
+    for (int b = 0; b < B; b++)
+        for (int t = 0; t < T; t++) {
+            tokens[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t) * m->config.vocab);
+            targets[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t + 1) * m->config.vocab);
+        }
+    model_batch(m, tokens, targets, B, T);
+    model_forward(m);
+    model_loss(m, 1.0f / (float)(of * T), 1);
+    model_backward(m, (float)B / (float)of);
+    model_end_micro(m, micro);
+    free(tokens);
+}
+static void step(Trainee *t, int number, int B, int T) {
+    model_start_step(&t->m);
+    add_gradients(&t->m, number * B, B, T, B, 0);
+    optimizer_set(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                                         .decay = 0.1f, .clip = 1 });
+    optimizer_update(&t->o, &t->m);
+}
+
+/* The balance loss is of a whole batch, not a sum over its tokens, so it is left out; all else is. */
+static void accumulation(void) {
+    static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
+    enum { B = 8, PARTS = 4, T = 12 };
+    for (int d = 0; d < 2; d++) {
+        const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
+        const Device *dev = device_find(devices[d].device);
+        double *g[2], loss = 0;
+        size_t n = 0;
+        for (int parts = 0; parts < 2; parts++) {
+            Trainee t;
+            const int count = parts ? PARTS : 1;
+            open_trainee(&t, dev->name, &c, B / count, T, count, 7);
+            n = t.m.manifest.total;
+            model_start_step(&t.m);
+            for (int i = 0; i < count; i++) add_gradients(&t.m, i * B / count, B / count, T, B, i);
+            g[parts] = mem_alloc(n * sizeof **g);
+            model_gradients(&t.m, g[parts]);
+            StepResults f = model_results(&t.m);
+            for (int i = 0; i < count; i++) loss += parts ? -f.step_losses[i] : f.step_losses[i];
+            results_free(&f);
+            model_free(&t.m);
+        }
+        check_error(relative_error(g[1], g[0], n), devices[d].bound,
+                    "%s: gradients of 4 micro-batches of 2 are those of one batch of 8", dev->name);
+        check_error(fabs(loss) / (B * T), devices[d].bound, "%s: and so is the loss", dev->name);
+        free(g[0]);
+        free(g[1]);
+    }
+}
+
+static uint64_t hash_of(const Trainee *t) {                             /* of weights, moments and master copy */
+    const Device *dev = t->m.dev;
+    const size_t n = t->m.manifest.total;
+    const void *at[] = { t->m.params, t->o.m, t->o.v, t->o.master };
+    uint64_t h = 0;
+    for (int i = 0; i < 4; i++) {
+        const size_t bytes = n * dtype_size(dev, i == 3 ? REAL : i ? t->o.moments : FLOATX);
+        void *host = mem_alloc(bytes);
+        if (at[i]) { dev->download(host, at[i], bytes); h = hash_bytes(h, host, bytes); }
+        free(host);
+    }
+    return h;
+}
+
+static void threads(void) {
+#ifdef _OPENMP
+    static const char *const devices[] = { "cpu-f32", "cpu-bf16" };
+    const int usual = omp_get_max_threads();
+    for (int d = 0; d < 2; d++) {
+        const Config c = config_of("m2:c48h4e6k2f40a4x2");
+        uint64_t hash[3];
+        for (int n = 1; n <= 3; n++) {
+            Trainee t;
+            omp_set_num_threads(n);
+            open_trainee(&t, devices[d], &c, 4, 32, 1, 11);
+            t.m.balance_coef = 0.01f;
+            for (int s = 0; s < 20; s++) step(&t, s, 4, 32);
+            hash[n - 1] = hash_of(&t);
+            model_free(&t.m);
+        }
+        check(hash[0] == hash[1] && hash[0] == hash[2],
+              "%s: 20 steps give the same bits with 1, 2 and 3 threads", devices[d]);
+    }
+    omp_set_num_threads(usual);
+#else
+    skip("built without OpenMP: there is only one thread");
+#endif
+}
+
+/* ---- replaying: a device that writes down what is asked of it ------------------------------------------- */
+
+static char asked[64];
+static void note(const char *what) { strncat(asked, what, sizeof asked - strlen(asked) - 1); }
+static void work(void *context) { note(context); }
+static const char *refuses_at;                              /* begin, end, or nowhere */
+static const char *fake_begin(void) { note("("); return strcmp(refuses_at, "begin") ? NULL : "too old"; }
+static Recording *fake_end(const char **why) {
+    note(")");
+    *why = "too new";
+    return strcmp(refuses_at, "end") ? (Recording *)asked : NULL;
+}
+static void fake_replay(const Recording *r) { note(r ? "r" : "?"); }
+static void fake_free(Recording *r) { note(r ? "f" : "?"); }
+static void expect(Replay *r, const Device *dev, const uint64_t *states, const char *expected, const char *what) {
+    asked[0] = 0;
+    for (; *states; states++) replay_run(r, dev, *states, work, "w");
+    check(!strcmp(asked, expected), "%s: asked %s, expected %s", what, asked, expected);
+}
+static int refusals;
+static void count_refusal(const char *text) { refusals += strstr(text, "fake could not be recorded (too") != NULL; }
+static void replaying(void) {
+    static const uint64_t same[] = { 5, 5, 5, 5, 0 }, changes[] = { 5, 5, 7, 7, 7, 0 };
+    Device dev = { .name = "fake", .record_begin = fake_begin, .record_end = fake_end, .replay = fake_replay,
+                   .record_free = fake_free }, plain = { .name = "plain" };
+    Replay r = { 0 }, off = { .off = 1 }, begin = { 0 }, end = { 0 }, cpu = { 0 };
+    refuses_at = "nowhere";
+    expect(&r, &dev, same, "w(w)rrr", "once plainly, once recorded, then replayed");
+    expect(&r, &dev, changes, "rrfw(w)rr", "another state: the recording goes, and it starts anew");
+    asked[0] = 0;
+    replay_free(&r, &dev);
+    check(!strcmp(asked, "f") && !r.recording, "a recording is freed");
+    expect(&off, &dev, same, "wwww", "switched off");
+    expect(&cpu, &plain, same, "wwww", "a device that records nothing");
+    warn_hook(count_refusal);
+    refuses_at = "begin";
+    expect(&begin, &dev, same, "w(www", "recording is refused: work is done plainly, and it is not tried again");
+    refuses_at = "end";
+    expect(&end, &dev, same, "w(w)www", "what could not be recorded is done plainly");
+    warn_hook(NULL);
+    check(refusals == 2, "and each says so once (above)");
+}
+
+/* ---- checkpoints --------------------------------------------------------------------------------------- */
+
+static Progress progress_at(int64_t step) {
+    Progress p = { .step = step, .samples = step * 12345678901, .tokens = step * 98765432109,
+                   .updates = (int)step - 2, .bad_steps = 1, .seconds = uniform() * 1e5,
+                   .best_loss = 1 + uniform(), .best_step = step - 3, .seed = 0xfedcba9876543210u,
+                   .data = 0x8000000000000001u };
+    for (int i = 0; i < 200; i++) { window_score(&p.loss, normal()); if (i < 77) window_score(&p.norm, exp(normal())); }
+    return p;
+}
+static int same_progress(const Progress *a, const Progress *b) {
+    return a->step == b->step && a->samples == b->samples && a->tokens == b->tokens
+        && a->updates == b->updates && a->bad_steps == b->bad_steps
+        && a->seconds == b->seconds && a->best_loss == b->best_loss && a->best_step == b->best_step
+        && a->seed == b->seed && a->data == b->data
+        && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
+}
+static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
+    Error e = { "" };
+    const Progress p = progress_at(step);
+    const int ok = checkpoint_save(folder, &t->m, &t->o, &p, NULL, "{\"lr\": 0.001}", keep, major, &e);
+    check(ok, "step %lld is saved: %s", (long long)step, e.text);
+    return ok;
+}
+static char *step_file(const char *folder, int64_t step, const char *name) {
+    return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
+}
+
+/* A checkpoint whose optimizer stores other types than the one that reads it: converted, and said so. */
+static int conversions;
+static void count_conversion(const char *text) {
+    conversions += strstr(text, "in BF16 and was converted") != NULL || strstr(text, "in F32 and was converted") != NULL
+                || strstr(text, "no master copy") != NULL || strstr(text, "which is dropped") != NULL;
+}
+static void conversion(void) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
+    const Device *dev = device_find("cpu-bf16");
+    for (int lean = 0; lean < 2; lean++) {
+        char *folder = text_format("%s/convert-%d", scratch(), lean);
+        const Progress p = progress_at(7);
+        Progress q;
+        Trainee a, b;
+        Error e = { "" };
+        open_lean(&a, "cpu-bf16", &c, 2, 8, 1, 1, lean);
+        open_lean(&b, "cpu-bf16", &c, 2, 8, 1, 2, !lean);
+        const size_t n = a.m.manifest.total;
+        double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
+        for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
+        check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{}", 2, 0, &e), "saved %s", e.text);
+        Checkpoint *from = checkpoint_open(folder, &e);
+        conversions = 0;
+        warn_hook(count_conversion);
+        check(from && checkpoint_load(from, &b.m, &b.o, &q, &e), "loaded with other types: %s", e.text);
+        warn_hook(NULL);
+        check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
+        for (int i = 0; i < 2; i++) {
+            const Trainee *t = i ? &b : &a;
+            if (t->o.moments == REAL) dev->reals_to_double(v[i], t->o.v, n);
+            else dev->to_double(v[i], t->o.v, n);
+        }
+        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v comes back, %s", lean ? "exactly" : "rounded");
+        checkpoint_close(from);
+        model_free(&a.m);
+        model_free(&b.m);
+        free(v[0]);
+        free(v[1]);
+        free(folder);
+    }
+}
+
+static void round_trip(const char *device, int lean) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
+    char *folder = text_format("%s/run-%s-%d", scratch(), device, lean);
+    const Device *dev = device_find(device);
+    Trainee a, b;
+    Error e = { "" };
+    Config read;
+    Progress p = progress_at(42), q;
+    double bias[16], back[16];
+    open_lean(&a, device, &c, 2, 8, 1, 1, lean);
+    for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
+    for (int i = 0; i < 16; i++) bias[i] = (float)normal();
+    dev->reals_from_double(a.m.bias, bias, 16);
+    check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0,
+                          &e), "%s: saved %s", device, e.text);
+
+    Checkpoint *from = checkpoint_open(folder, &e);
+    check(from != NULL, "%s: opened %s", device, e.text);
+    if (from) {
+        open_lean(&b, device, &c, 2, 8, 1, 99, lean);         /* other weights, so that what is read must have been */
+        check(hash_of(&a) != hash_of(&b), "%s: before loading they differ", device);
+        check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
+              "%s: the configuration comes back", device);
+        check(checkpoint_load(from, &b.m, &b.o, &q, &e), "%s: loaded %s", device, e.text);
+        dev->reals_to_double(back, b.m.bias, 16);
+        check(hash_of(&a) == hash_of(&b), "%s: weights, moments and master copy come back bit for bit", device);
+        check(!memcmp(bias, back, sizeof bias), "%s: so do the routers' biases", device);
+        check(same_progress(&p, &q), "%s: and the progress with its windows", device);
+        check(b.o.updates == p.updates, "%s: Adam's clock goes on", device);
+        check(!strcmp(json_string(json_get(checkpoint_options(from), "train"), ""), "a \"b\""),
+              "%s: the settings are kept", device);
+        b.o.updates = a.o.updates;
+        step(&a, 5, 2, 8);
+        step(&b, 5, 2, 8);
+        check(hash_of(&a) == hash_of(&b), "%s: and the next step is the same", device);
+        model_free(&b.m);
+    }
+    checkpoint_close(from);
+    model_free(&a.m);
+    free(folder);
+}
+
+/* Overwrites, cuts or removes a file of a step folder; or its run.json. */
+static void damage(const char *folder, int64_t step_number, int kind) {
+    static const char *const file[] = { "model.safetensors", "optimizer.safetensors", "run.json",
+                                        "optimizer.safetensors" };
+    char *path = step_file(folder, step_number, file[kind]), byte;
+    const int fd = open(path, O_RDWR);
+    struct stat s;
+    int ok = fd >= 0 && !fstat(fd, &s);
+    if (ok && kind == 0)
+        ok = pread(fd, &byte, 1, s.st_size - 5) == 1
+            && (byte ^= 16, pwrite(fd, &byte, 1, s.st_size - 5) == 1);
+    if (ok && kind == 1) ok = !ftruncate(fd, s.st_size - 1);
+    if (ok && kind == 2) ok = !ftruncate(fd, s.st_size / 2);
+    if (ok && kind == 3) ok = !unlink(path);
+    if (fd >= 0) close(fd);
+    check(ok, "%s could be damaged", path);
+    free(path);
+}
+
+static void fallback(void) {
+    static const char *const what[] = { "a flipped bit in the weights",
+                                        "a lost byte of the optimizer's state", "half a run.json",
+                                        "a missing file" };
+    const Config c = config_of("m1:c16h4d4e4k2f12a4x2");
+    Trainee t;
+    Error e;
+    Progress p;
+    open_trainee(&t, "cpu-f32", &c, 1, 8, 1, 1);
+    for (int kind = 0; kind < 4; kind++) {
+        char *folder = text_format("%s/damaged-%d", scratch(), kind);
+        for (int i = 1; i <= 3; i++) save(folder, &t, 10 * i, 3, 0);
+        damage(folder, 30, kind);
+        damage(folder, 20, (kind + 1) % 4);
+        const int stderr_copy = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY);   /* it warns, as it should */
+        fflush(stderr);
+        dup2(null, STDERR_FILENO);
+        Checkpoint *from = checkpoint_open(folder, &e);
+        check(from && checkpoint_load(from, &t.m, &t.o, &p, &e) && p.step == 10,
+              "%s: the newest whole checkpoint is used", what[kind]);
+        checkpoint_close(from);
+        damage(folder, 10, kind);
+        from = checkpoint_open(folder, &e);
+        check(!from && strstr(e.text, "step-00000010"), "%s in all of them: refused, naming the file: %s",
+              what[kind], from ? "" : e.text);
+        checkpoint_close(from);
+        fflush(stderr);
+        dup2(stderr_copy, STDERR_FILENO);
+        close(stderr_copy);
+        close(null);
+        save(folder, &t, 30, 3, 0);                       /* the same step again takes the place of the damaged one */
+        check((from = checkpoint_open(folder, &e)) != NULL, "%s: saving heals", what[kind]);
+        checkpoint_close(from);
+        free(folder);
+    }
+    model_free(&t.m);
+}
+
+static int has_step(const char *folder, int64_t number) {
+    char *path = step_file(folder, number, "run.json");
+    const int there = is_file(path);
+    free(path);
+    return there;
+}
+
+static void pruning(void) {
+    const Config c = config_of("m1:c16h4d4e4k2f12a4x2");
+    char *folder = scratch_path("pruned"), *top = text_format("%s/model.safetensors", folder);
+    char *stale = text_format("%s/state/.tmp-step-3", folder);
+    Error e;
+    struct stat s;
+    Trainee t;
+    open_trainee(&t, "cpu-f32", &c, 1, 8, 1, 1);
+    check(checkpoint_exists(folder) == HOLDS_NOTHING, "a folder that is not there holds nothing");
+    check(folder_make(stale, &e) && checkpoint_exists(folder) == HOLDS_NOTHING, "nor does one with half a save");
+    for (int i = 1; i <= 9; i++) save(folder, &t, i, 2, 4);
+    int right = 1;
+    for (int i = 1; i <= 9; i++) right &= has_step(folder, i) == (i >= 8 || i == 4);
+    check(right, "the two newest of nine checkpoints stay, and every fourth");
+    check(!is_folder(stale), "what a killed save had left is gone");
+    check(!stat(top, &s) && s.st_nlink == 2, "the newest weights have a second name at the top of the folder");
+    check(checkpoint_exists(folder) == HOLDS_STATE, "the folder holds a run");
+    save(folder, &t, 10, 1, 0);
+    check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
+          "keeping one is possible");
+    check(checkpoint_save_best(folder, &t.m, 10, NULL, &e), "the best weights are saved");
+    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder) != HOLDS_STATE && !is_file(top),
+          "a run can be cleared away");
+
+    double bad = NAN;                                                /* weights that are not finite replace nothing */
+    save(folder, &t, 11, 2, 0);
+    t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
+    const Progress p = progress_at(12);
+    check(!checkpoint_save(folder, &t.m, &t.o, &p, NULL, "{}", 2, 0, &e)
+          && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
+    check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "and the checkpoint before stays");
+    model_free(&t.m);
+    free(folder);
+    free(top);
+    free(stale);
+}
+
+static void try_lock(void *folder) {
+    Error e;
+    if (checkpoint_lock(folder, &e)) return;
+    fprintf(stderr, "%s", e.text);
+    fflush(stderr);
+    _exit(3);
+}
+static void lock(void) {
+    char *folder = scratch_path("locked"), *own = text_format("process %ld", (long)getpid()), said[512];
+    Error e;
+    check(in_child(try_lock, folder, said, sizeof said) == 0, "a free folder can be locked");
+    check(checkpoint_lock(folder, &e), "the lock of a process that ended is free");
+    check(in_child(try_lock, folder, said, sizeof said) == 3 && strstr(said, "in use") && strstr(said, own),
+          "a second trainer is refused and told by whom: %s", said);
+    char *file = scratch_path("not-a-folder");
+    check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && strstr(e.text, "not a folder"),
+          "a file cannot be locked as a folder");
+    free(folder);
+    free(own);
+    free(file);
+}
+
+/* ---- config.json --------------------------------------------------------------------------------------- */
+
+static int from_text(Config *c, const char *text, Error *e) {
+    Json *j = json_parse(text, strlen(text), e);
+    const int ok = j && config_from_json(c, json_root(j), e);
+    json_free(j);
+    return ok;
+}
+
+static void configs(void) {
+    static const struct { const char *descriptor; int scores, activation, tied; double eps; Family family; } kinds[] = {
+        { "m2:c16h4d4e4k2f12a4x2",   TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_JETMOE },
+        { "m3:c24h6d8e6k3f10a6x3",   TOPK_SOFTMAX, SWIGLU, 0, 1e-5, FAMILY_JETMOE },
+        { "m2:c16h4q2e8k2f12a1",     TOPK_SOFTMAX, SWIGLU, 0, 1e-5, FAMILY_MIXTRAL },
+        { "m2:c16h4d6q1e8k3f12a1",   TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_MIXTRAL },
+        { "d2:c16h4q2f20",           TOPK_SOFTMAX, SWIGLU, 0, 1e-5, FAMILY_LLAMA },
+        { "d5:c16h2d10f20",          TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_LLAMA },
+        { "m2:c16h4d4e4k2f12a4x2",   SIGMOID_TOPK, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "m2:c16h4d4e4k2f12a4x2",   TOPK_SOFTMAX, GELU,   1, 1e-6, FAMILY_SMOE },
+        { "m2:c16h4d4e8k2f12a4x2",   SOFTMAX_TOPK, RELU2,  0, 1e-6, FAMILY_SMOE },
+        { "m2:c16h4q2e6k2f8a1s2",    SIGMOID_TOPK, SWIGLU, 0, 1e-6, FAMILY_SMOE },
+        { "u3:c16h4d4e4k2f12a4x2",   TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "m2:c16h4d4e1f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "d2:c16h4f20",             TOPK_SOFTMAX, RELU2,  1, 1e-6, FAMILY_SMOE },
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        Config c = config_of(kinds[i].descriptor), back;
+        Error e = { "" };
+        Text json = { 0 };
+        char was[128], is[128];
+        c.scores = kinds[i].scores;
+        c.activation = kinds[i].activation;
+        c.tied = kinds[i].tied;
+        c.final_eps = kinds[i].eps;
+        if (kinds[i].family & (FAMILY_MIXTRAL | FAMILY_LLAMA)) c.norm_eps = c.final_eps;
+        c.rope_theta = 12345.678;
+        config_to_json(&c, "BF16", &json);
+        const int read = from_text(&back, json.at, &e);
+        check(config_family(&c) == kinds[i].family, "%s is a %s", kinds[i].descriptor, family_name(kinds[i].family));
+        check(read && config_same(&c, &back, &e), "%s comes back from config.json: %s", kinds[i].descriptor, e.text);
+        if (read) {
+            config_descriptor(&c, was);
+            config_descriptor(&back, is);
+            check(!strcmp(was, is) && back.output_bias == c.output_bias && back.norm_eps == c.norm_eps
+                  && config_family(&back) == config_family(&c), "%s in every detail: %s",
+                  kinds[i].descriptor, is);
+        }
+        free(json.at);
+    }
+}
+
+static void refused_configs(void) {
+#define SIZES "\"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 2, \"intermediate_size\": 8, " \
+              "\"num_attention_heads\": 4, \"max_position_embeddings\": 64"
+    static const struct { const char *type, *extra, *names; } wrong[] = {
+        { "llama",   "\"attention_bias\": true",                          "attention_bias" },
+        { "llama",   "\"mlp_bias\": true",                                "mlp_bias" },
+        { "llama",   "\"quantization_config\": {\"bits\": 4}",            "quantization_config" },
+        { "llama",   "\"clip_qkv\": 8.0",                                 "clip_qkv" },
+        { "llama",   "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}",           "rope_scaling" },
+        { "llama",   "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",      "rope_scaling" },
+        { "llama",   "\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 1e4}", "yarn" },
+        { "mixtral", "\"sliding_window\": 32",                            "sliding_window" },
+        { "llama",   "\"hidden_act\": \"gelu\"",                          "hidden_act" },             /* the exact one; ours is the tanh form */
+        { "llama",   "\"hidden_act\": \"gelu_pytorch_tanh\"",             "hidden_act" },             /* a gated one, which we do not have */
+        { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
+        { "smoe",    "\"router_scores\": \"softmax\"",                    "router_scores" },
+        { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
+        { "llama",   "\"num_key_value_heads\": 3",                        "3" },
+        { "llama",   "\"head_dim\": 5",                                   "5" },
+        { "mixtral", "\"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
+        { "mixtral", "\"num_local_experts\": 2.5",                        "num_local_experts" },
+        { "mixtral", "\"num_local_experts\": -2",                         "num_local_experts" },
+        { "mixtral", "\"num_local_experts\": 4000000000000",              "num_local_experts" },
+        { "llama",   "\"rms_norm_eps\": -1.0",                            "epsilon" },
+        { "llama",   "\"rms_norm_eps\": \"small\"",                       "rms_norm_eps" },
+        { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1", "two experts" },
+        { "jetmoe",  "\"num_key_value_heads\": 1",                        "kv_channels" },
+    };
+    static const char *const harmless[] = { "\"attention_bias\": false", "\"rope_scaling\": null",
+                                            "\"sliding_window\": null", "\"sliding_window\": 64",
+                                            "\"rope_parameters\": {\"rope_type\": \"default\"}",
+                                            "\"quantization_config\": null", "\"hidden_act\": \"silu\"" };
+    Config c;
+    Error e;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char *text = text_format("{\"model_type\": \"%s\", " SIZES ", %s}", wrong[i].type, wrong[i].extra);
+        e.text[0] = 0;
+        const int read = from_text(&c, text, &e);
+        check(!read && strstr(e.text, wrong[i].names), "%s with %s is refused by name: %s", wrong[i].type,
+              wrong[i].extra, read ? "it was read" : e.text);
+        free(text);
+    }
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
+        char *text = text_format("{\"model_type\": \"llama\", " SIZES ", %s}", harmless[i]);
+        check(from_text(&c, text, &e), "llama with %s is fine: %s", harmless[i], e.text);
+        free(text);
+    }
+    check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
+          && strstr(e.text, "\"hidden_size\" is missing"), "what is missing is named: %s", e.text);
+}
+
+/* ---- files --------------------------------------------------------------------------------------------- */
+
+static void sums(void) {
+    char text[100];
+    uint32_t parts = 0;
+    for (int i = 0; i < 100; i++) text[i] = (char)(7 * i + 3);
+    check(crc32c(0, "123456789", 9) == 0xe3069283u, "CRC-32C of 123456789 is e3069283");
+    check(crc32c(0, "", 0) == 0, "of nothing it is 0");
+    for (int i = 0; i < 100; i += 9) parts = crc32c(parts, text + i, (size_t)(100 - i < 9 ? 100 - i : 9));
+    check(parts == crc32c(0, text, 100), "and it can be taken piece by piece");
+    check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u
+          && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u
+          && hash_bytes(5, text, 100) == 0x3ae5de80744d1fc9u,
+          "fingerprints are what they always were: %016llx %016llx %016llx",
+          (unsigned long long)hash_bytes(0, "", 0),
+          (unsigned long long)hash_bytes(0, "mixture of experts", 18),
+          (unsigned long long)hash_bytes(5, text, 100));
+    int distinct = 1;
+    const uint64_t whole = hash_bytes(0, text, 100);
+    for (int bit = 0; bit < 800; bit++) {
+        text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+        distinct &= hash_bytes(0, text, 100) != whole;
+        text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
+    }
+    check(distinct, "every flipped bit changes the fingerprint");
+}
+
+static void write_too_much(void *path) {
+    const struct rlimit most = { 1000, 1000 };
+    Error e;
+    char *data = mem_alloc(5000);
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &most)) _exit(1);
+    const int written = file_write(path, data, 5000, &e);
+    fprintf(stderr, "%s", e.text);
+    fflush(stderr);
+    _exit(written ? 2 : 3);
+}
+static int holds(const char *path, const char *text) {
+    Error e;
+    size_t n;
+    char *data = file_read(path, &n, &e);
+    const int same = data && n == strlen(text) && !memcmp(data, text, n);
+    free(data);
+    return same;
+}
+static int files_in(const char *folder) {                    /* counted by the shell, so that nothing is overlooked */
+    char *command = text_format("ls -A '%s' | wc -l", folder);
+    FILE *f = popen(command, "r");
+    int n = -1;
+    if (f && fscanf(f, "%d", &n) != 1) n = -1;
+    if (f) pclose(f);
+    free(command);
+    return n;
+}
+static void atomic_files(void) {
+    char *folder = scratch_path("files"), *path = text_format("%s/target", folder);
+    char *below = text_format("%s/target/below", folder), said[512];
+    Error e;
+    check(folder_make(folder, &e) && file_write(path, "old", 3, &e) && holds(path, "old"), "a file is written");
+    check(in_child(write_too_much, path, said, sizeof said) == 3 && strstr(said, "target"),
+          "a disk that is full is an error that names the file: %s", said);
+    check(holds(path, "old") && files_in(folder) == 1, "the file is as it was, and nothing is left beside it");
+    check(file_write(path, "new and longer", 14, &e) && holds(path, "new and longer")
+          && files_in(folder) == 1, "it is replaced as a whole");
+    check(!file_write(below, "x", 1, &e) && strstr(e.text, "below"), "a path through a file is an error: %s", e.text);
+    check(!folder_make(below, &e) && strstr(e.text, "target"), "also for a folder: %s", e.text);
+    if (geteuid() != 0) {
+        check(!chmod(folder, 0500) && !file_write(path, "x", 1, &e) && holds(path, "new and longer"),
+              "a folder that may not be written keeps its file: %s", e.text);
+        chmod(folder, 0700);
+    } else skip("root may write anywhere: no test of a folder without permission");
+    free(folder);
+    free(path);
+    free(below);
+}
+
+void test_train(void) {
+    schedules();
+    sampling();
+    windows();
+    options();
+    accumulation();
+    threads();
+    replaying();
+    round_trip("cpu-f32", 0);
+    round_trip("cpu-bf16", 0);
+    round_trip("cpu-bf16", 1);
+    round_trip("cpu-f64", 0);
+    conversion();
+    fallback();
+    pruning();
+    lock();
+    configs();
+    refused_configs();
+    sums();
+    atomic_files();
+}

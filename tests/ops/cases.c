@@ -1,0 +1,1144 @@
+/* cases.c: see cases.h. First the tools, then one constructor for each operation, in the order of kernels.h. */
+#include "cases.h"
+#include "llmc/base/random.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t case_seed = 1;
+
+/* ---- building a case ----------------------------------------------------------------------------------- */
+
+typedef void Call(const Device *d, const Case *c, void *const *b);
+static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 }, in_tiles[] = { 2*ROW_TILE, 0, ROW_TILE, 3*ROW_TILE, 0 };
+
+/* Slots before token n. */
+static int slots_before(const Shape *s, int n) {
+    if (s->routing != VARIED) return n * s->K;
+    int count = 0;
+    for (int i = 0; i < n; i++) count += (int)(random_bits(case_seed, (uint64_t)i) % (uint64_t)(s->K + 1));
+    return count;
+}
+
+static Case *begin(const char *op, Call *call, const Shape *s, int exact, const char *format, ...) PRINTF(5, 6);
+static Case *begin(const char *op, Call *call, const Shape *s, int exact, const char *format, ...) {
+    Case *c = mem_alloc(sizeof *c);
+    int n = snprintf(c->what, sizeof c->what, "%s%s ", op, exact ? " exact" : "");
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->what + n, sizeof c->what - (size_t)n, format, args);
+    va_end(args);
+    c->op = op;
+    c->call = call;
+    c->s = *s;
+    c->exact = exact;
+    c->plan = -1;
+    c->N = s->B * s->T;
+    c->S = slots_before(s, c->N);
+    c->C = s->C;
+    c->eps = 1e-5f;
+    return c;
+}
+static uint64_t key_of(const Case *c, const char *name) {
+    return hash_bytes(hash_bytes(case_seed, c->what, strlen(c->what)), name, strlen(name));
+}
+static Buffer *add(Case *c, Role role, int dtype, const char *name, size_t n, double *value) {
+    if (c->buffers == MOST_BUFFERS) fail(EXIT_USAGE, "%s: more than %d buffers", c->what, MOST_BUFFERS);
+    Buffer *b = &c->buffer[c->buffers++];
+    *b = (Buffer){ .name = name, .role = role, .dtype = dtype, .n = n, .moved = n, .value = value, .given = n };
+    return b;
+}
+static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }     /* an optional argument that is not given */
+
+/* n numbers, normal around `mean`. Large buffers repeat a block of prime length:
+ * drawing would take longer than the test. */
+enum { PERIOD = 8191 };
+static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
+    double *value = mem_alloc(n * sizeof *value);
+    uint64_t key = key_of(c, name);
+    for (size_t i = 0; i < n; i++)
+        value[i] = i >= PERIOD ? value[i - PERIOD]
+                 : c->exact ? (double)(random_bits(key, i) % 257) / 128 - 1 : mean + spread * random_normal(key, i);
+    return value;
+}
+/* A buffer of such numbers. To be timed, one block of them is enough: the device repeats it, and gigabytes need not be
+ * made and sent. */
+static int to_be_timed;
+static Buffer *drawn(Case *c, Role role, int dtype, const char *name, size_t n, double mean, double spread) {
+    const size_t given = to_be_timed && n > PERIOD ? PERIOD : n;
+    Buffer *b = add(c, role, dtype, name, n, draw(c, name, given, mean, spread));
+    b->given = given;
+    return b;
+}
+static void in(Case *c, int dtype, const char *name, size_t n, double mean, double spread) {
+    drawn(c, INPUT, dtype, name, n, mean, spread);
+}
+static void bound(Case *c, Buffer *b, double stored, double summed) {
+    b->stored = c->exact ? 0 : stored;
+    b->summed = c->exact ? 0 : summed;
+}
+static void out(Case *c, int dtype, const char *name, size_t n, double stored, double summed) {
+    bound(c, add(c, OUTPUT, dtype, name, n, NULL), stored, summed);
+}
+static void acc(Case *c, int dtype, const char *name, size_t n, double mean, double spread, double stored,
+                double summed) {
+    bound(c, drawn(c, UPDATE, dtype, name, n, mean, spread), stored, summed);
+}
+/* Whole numbers from 0 to below - 1. */
+static double *integers(Case *c, const char *name, size_t n, int below) {
+    double *value = mem_alloc(n * sizeof *value);
+    uint64_t key = key_of(c, name);
+    for (size_t i = 0; i < n; i++) value[i] = (double)(random_bits(key, i) % (uint64_t)below);
+    add(c, INPUT, INTEGER, name, n, value);
+    return value;
+}
+
+/* A struct that the operation reads from the device's memory. */
+static void bytes(Case *c, const char *name, const void *at, size_t n) {
+    double *value = mem_alloc(n * sizeof *value);
+    for (size_t i = 0; i < n; i++) value[i] = ((const unsigned char *)at)[i];
+    add(c, INPUT, BYTE, name, n, value);
+}
+
+/* The experts of the S slots: the same ones for every case of a shape. */
+static double *chosen(const Shape *s) {
+    const int N = s->B * s->T, E = s->E, K = s->K;
+    const uint64_t key = hash_bytes(case_seed, s->name, strlen(s->name));
+    double *expert = mem_alloc((size_t)N * (size_t)K * sizeof *expert);
+    const int *counts = s->routing == IN_TILES ? in_tiles : s->routing == LADDER ? ladder : NULL;
+    int next = 0, left = counts ? counts[0] : 0;
+    for (int n = 0, i = 0; n < N; n++) for (const int from = i, to = i + slots_before(s, n + 1) - slots_before(s, n); i < to; i++) {
+        int e = (int)(random_bits(key, (uint64_t)i) % (uint64_t)E);
+        if (s->routing == ONE) e = E / 2;
+        if (s->routing == HALF) e |= 1;
+        if (counts) { while (!left) left = counts[++next]; left--; e = next; }
+        for (int again = 1; again && s->routing != ONE; ) {                 /* not one that this token has already */
+            again = 0;
+            for (int j = from; j < i; j++) again |= (int)expert[j] == e;
+            if (again) e = (e + (s->routing == HALF ? 2 : 1)) % E;
+        }
+        expert[i] = e;
+    }
+    for (int i = N - 1; i > 0 && counts; i--) {               /* K = 1: any order of the tokens will do */
+        int j = (int)(random_bits(key, (uint64_t)(N + i)) % (uint64_t)(i + 1));
+        double kept = expert[i];
+        expert[i] = expert[j], expert[j] = kept;
+    }
+    return expert;
+}
+/* Its plan: an expert's rows begin after those of lower experts, and slots take them in order. `moved`: which of
+ * its first four buffers the operation has to read. */
+enum { START = 1, SLOT_OF_ROW = 2, TOKEN_OF_ROW = 4, ROW_OF_SLOT = 8 };
+static void first_slots(Case *c) {
+    double *first = mem_alloc(((size_t)c->N + 1) * sizeof *first);
+    for (int n = 0; n <= c->N; n++) first[n] = slots_before(&c->s, n);
+    add(c, INPUT, INTEGER, "first", (size_t)c->N + 1, first);
+}
+static int unplanned;                                       /* cases are built without */
+static void routed(Case *c, int moved) {
+    if (unplanned) return;
+    const int S = c->S, E = c->s.E;
+    double *expert = chosen(&c->s), *start = mem_alloc((size_t)(E + 1) * sizeof *start);
+    double *slot = mem_alloc((size_t)S * sizeof *slot), *token = mem_alloc((size_t)S * sizeof *token);
+    double *row = mem_alloc((size_t)S * sizeof *row), *next = mem_alloc((size_t)E * sizeof *next);
+    for (int i = 0; i < S; i++) start[(int)expert[i] + 1]++;
+    for (int e = 0; e < E; e++) start[e + 1] += next[e] = start[e];
+    for (int n = 0, i = 0; n < c->N; n++)
+        for (const int to = slots_before(&c->s, n + 1); i < to; i++) {
+            const int at = (int)next[(int)expert[i]]++;
+            slot[at] = i, token[at] = n, row[i] = at;
+        }
+    free(next);
+    c->plan = c->buffers;
+    add(c, INPUT, INTEGER, "start", (size_t)E + 1, start);
+    add(c, INPUT, INTEGER, "slot_of_row", (size_t)S, slot);
+    add(c, INPUT, INTEGER, "token_of_row", (size_t)S, token);
+    add(c, INPUT, INTEGER, "row_of_slot", (size_t)S, row);
+    for (int i = 0; i < 4; i++) if (!(moved >> i & 1)) c->buffer[c->plan + i].moved = 0;
+    if (c->s.routing == VARIED) first_slots(c);
+    free(expert);
+}
+static void load(Case *c, int times) {
+    double *expert = chosen(&c->s), *count = mem_alloc((size_t)c->s.E * sizeof *count);
+    for (int i = 0; i < c->S; i++) count[(int)expert[i]] += times;
+    add(c, INPUT, INTEGER, "load", (size_t)c->s.E, count);
+    free(expert);
+}
+
+/* One function per operation that turns buffers and arguments into the call. */
+static Plan plan_at(const Case *c, void *const *b) {
+    Plan p = { .N = c->N, .E = c->s.E, .K = c->s.K, .S = c->S };
+    if (c->plan < 0) return p;
+    p.start = b[c->plan];
+    p.slot_of_row = b[c->plan + 1];
+    p.token_of_row = b[c->plan + 2];
+    p.row_of_slot = b[c->plan + 3];
+    if (c->s.routing == VARIED) p.first = b[c->plan + 4];
+    return p;
+}
+#define CALL(op, ...) static void run_##op(const Device *d, const Case *c, void *const *b) { \
+    Plan plan = plan_at(c, b); \
+    (void)plan; \
+    d->op(__VA_ARGS__); \
+}
+#define BEGIN(op, s, exact, ...) begin(#op, run_##op, s, exact, __VA_ARGS__)
+
+static const char *const rows_name[] = { "token", "slot", "grouped" };
+static size_t rows_in(const Case *c, Rows rows) { return (size_t)(rows == BY_TOKEN ? c->N : c->S); }
+static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
+
+/* ---- embedding ----------------------------------------------------------------------------------------- */
+
+CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
+static Case *embed_forward(const Shape *s) {
+    Case *c = BEGIN(embed_forward, s, 0, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
+    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy */
+    integers(c, "token", (size_t)c->N, s->V);
+    in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
+    c->buffer[2].moved = times(c->N, c->C);     /* again for every token: the same ones lie too far apart for a cache */
+    return c;
+}
+/* How many different numbers below V there are among n. */
+static int different(const double *number, int n, int V) {
+    char *seen = mem_alloc((size_t)V);
+    int count = 0;
+    for (int i = 0; i < n; i++) { count += !seen[(int)number[i]]; seen[(int)number[i]] = 1; }
+    free(seen);
+    return count;
+}
+CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
+/* few: of the tokens, nine in ten are one of eleven, which lie far apart: a word like "the", and ids of several digits. */
+static Case *embed_backward(const Shape *s, int few, int exact) {
+    Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", few ? "few " : "", s->B * s->T, s->V, s->C);
+    acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
+    in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
+    double *token = integers(c, "token", (size_t)c->N, s->V);
+    for (int n = 0; few && n < c->N; n++)
+        if (n % 10) token[n] = (double)((size_t)token[n] % 11 * (size_t)(s->V - 1) / 10);
+    c->buffer[0].moved = times(different(token, c->N, s->V), c->C);
+    c->forward[0] = embed_forward(s);
+    return c;
+}
+
+/* ---- rmsnorm ------------------------------------------------------------------------------------------- */
+
+CALL(rmsnorm_forward, b[0], b[1], b[2], b[3], c->eps, c->N, c->C)
+static Case *rmsnorm_forward(const Shape *s) {
+    Case *c = BEGIN(rmsnorm_forward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
+    out(c, FLOATX, "out", times(c->N, c->C), 4, 0);                     /* rounded twice, times an rstd with errors */
+    out(c, REAL, "rstd", (size_t)c->N, 0, 4);                           /* a mean of positive numbers, under a root */
+    in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
+    return c;
+}
+CALL(rmsnorm_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->N, c->C)
+static Case *rmsnorm_backward(const Shape *s) {
+    Case *c = BEGIN(rmsnorm_backward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
+    acc(c, FLOATX, "dinp", times(c->N, c->C), 0, 1, 8, 0);
+    acc(c, REAL, "dweight", (size_t)c->C, 0, 1, 8, 0);                      /* a sum of x rstd rounded to floatX */
+    in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
+    in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
+    c->forward[0] = rmsnorm_forward(s);
+    return c;
+}
+
+/* ---- rope ---------------------------------------------------------------------------------------------- */
+
+CALL(rope_table, b[0], 10000.0f, c->s.T, c->s.D)
+static Case *rope_table(const Shape *s) {
+    Case *c = BEGIN(rope_table, s, 0, "T=%d D=%d", s->T, s->D);
+    out(c, REAL, "table", times(s->T, s->D), 0, 2);
+    return c;
+}
+CALL(rope, b[0], b[1], b[2], c->direction, c->N, c->stride, c->heads, c->s.D)
+static Case *rope(const Shape *s, int direction, int stride, int heads) {
+    Case *c = BEGIN(rope, s, 0, "%+d N=%d stride=%d heads=%d D=%d", direction, s->B * s->T, stride, heads, s->D);
+    c->direction = direction;
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
+    c->buffer[0].moved = times(c->N, heads * s->D);
+    double *table = mem_alloc(times(s->T, s->D) * sizeof *table);
+    for (size_t i = 0; i < times(s->T, s->D); i++) {
+        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
+        table[i] = i % 2 ? sin(angle) : cos(angle);
+    }
+    add(c, INPUT, REAL, "table", times(s->T, s->D), table);
+    integers(c, "position", (size_t)c->N, s->T);
+    return c;
+}
+
+/* ---- residual and dropout ------------------------------------------------------------------------------ */
+
+enum { SITE = 5 };
+CALL(residual, b[0], b[1], b[2], c->p, b[3], SITE, c->buffer[0].n)
+static Case *residual(const Shape *s, float p) {
+    Case *c = BEGIN(residual, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
+    c->p = p;
+    c->key = 0x123456789abcdef;
+    c->site = SITE;
+    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), times, plus */
+    in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "branch", times(c->N, c->C), 0, 1);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
+    return c;
+}
+CALL(dropout, b[0], b[1], c->p, b[2], SITE, c->buffer[0].n)
+static Case *dropout(const Shape *s, float p) {
+    Case *c = BEGIN(dropout, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
+    c->p = p;
+    c->key = 0xfedcba987654321;
+    c->site = SITE;
+    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);
+    in(c, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
+    return c;
+}
+
+/* ---- matmul: each stored element is rounded once; a sum of n products has an error of about sqrt(n) roundings ---- */
+
+static double sum_error(int n) { return 2 * sqrt(n) + 2; }
+
+CALL(matmul_forward, b[0], b[1], b[2], c->N, c->C, c->O)
+static Case *matmul_forward(const Shape *s, int rows, int C, int O, int exact) {
+    Case *c = BEGIN(matmul_forward, s, exact, "N=%d C=%d O=%d", rows, C, O);
+    c->N = rows, c->C = C, c->O = O;
+    out(c, FLOATX, "out", times(rows, O), 1, sum_error(C));
+    in(c, FLOATX, "inp", times(rows, C), 0, 1);
+    in(c, FLOATX, "weight", times(O, C), 0, 1 / sqrt(C));
+    c->flops = 2.0 * rows * C * O;
+    return c;
+}
+CALL(matmul_backward_input, b[0], b[1], b[2], c->N, c->C, c->O, c->how)
+static Case *matmul_backward_input(const Shape *s, int rows, int C, int O, Write how, int exact) {
+    Case *c = BEGIN(matmul_backward_input, s, exact, "%s N=%d C=%d O=%d", how == ADD ? "ADD" : "SET", rows, C, O);
+    c->N = rows, c->C = C, c->O = O, c->how = how;
+    if (how == ADD) acc(c, FLOATX, "dinp", times(rows, C), 0, 1, 1, sum_error(O));
+    else            out(c, FLOATX, "dinp", times(rows, C), 1, sum_error(O));
+    in(c, FLOATX, "dout", times(rows, O), 0, 1);
+    in(c, FLOATX, "weight", times(O, C), 0, 1 / sqrt(C));
+    c->flops = 2.0 * rows * C * O;
+    c->forward[0] = matmul_forward(s, rows, C, O, exact);
+    return c;
+}
+static void weight_gradient(Case *c, size_t n, int rows, Write how) {
+    c->how = how;
+    if (how == ADD)           acc(c, REAL, "dweight", n, 0, 1, 0, sum_error(rows));
+    else if (how == SET_ROUNDED) out(c, FLOATX, "dweight", n, 1, sum_error(rows));
+    else                      out(c, REAL, "dweight", n, 0, sum_error(rows));
+}
+static const char *const how_name[] = { "", " add", " as floatX" };
+CALL(matmul_backward_weight, b[0], b[1], b[2], c->N, c->C, c->O, c->how)
+static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Write how, int exact) {
+    Case *c = BEGIN(matmul_backward_weight, s, exact, "N=%d C=%d O=%d%s", rows, C, O, how_name[how]);
+    c->N = rows, c->C = C, c->O = O;
+    weight_gradient(c, times(O, C), rows, how);
+    in(c, FLOATX, "dout", times(rows, O), 0, 1);
+    in(c, FLOATX, "inp", times(rows, C), 0, 1);
+    c->flops = 2.0 * rows * C * O;
+    c->forward[0] = matmul_forward(s, rows, C, O, exact);
+    return c;
+}
+
+/* ---- ParallelLinear ------------------------------------------------------------------------------------ */
+
+CALL(parallel_linear_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
+static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int bias, int exact) {
+    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d%s", rows_name[from], rows_name[to],
+                    s->name, C, O, bias ? " bias" : "");
+    c->C = C, c->O = O, c->from = from, c->to = to;
+    out(c, FLOATX, "out", times(c->S, O), 1, sum_error(C));
+    in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
+    in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
+    if (bias) in(c, FLOATX, "bias", times(s->E, O), 0, 1); else absent(c);
+    routed(c, START);
+    c->flops = 2.0 * c->S * C * O;
+    return c;
+}
+CALL(parallel_linear_backward_input, b[0], b[1], b[2], &plan, c->C, c->O, c->to, c->from)
+static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows dinp_rows, Rows dout_rows, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_input, s, exact, "%s<%s %s C=%d O=%d", rows_name[dinp_rows],
+                    rows_name[dout_rows], s->name, C, O);
+    c->C = C, c->O = O, c->to = dinp_rows, c->from = dout_rows;
+    out(c, FLOATX, "dinp", times(c->S, C), 1, sum_error(O));
+    in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
+    in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
+    routed(c, START);
+    c->flops = 2.0 * c->S * C * O;
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, 0, exact);
+    return c;
+}
+CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to, c->how)
+static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows,
+                                             int bias, Write how, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s%s", rows_name[inp_rows],
+                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "", how_name[how]);
+    c->C = C, c->O = O, c->from = inp_rows, c->to = dout_rows;
+    weight_gradient(c, times(s->E * O, C), c->S, how);
+    if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
+    in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
+    in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)C, 0, 1);
+    routed(c, START);
+    c->flops = 2.0 * c->S * C * O;
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, bias, exact);
+    return c;
+}
+
+/* ---- router -------------------------------------------------------------------------------------------- */
+
+static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk" };
+
+/* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough
+ * apart that no rounding can change who wins. */
+static double *logits_of(Case *c, double spread) {
+    size_t n = times(c->N, c->s.E);
+    double *x = draw(c, "logits", n, 0, spread);
+    for (size_t i = 0; i < n; i++) x[i] = fmin(fmax(round(x[i] * 64) / 64, -2.5 * spread), 2.5 * spread);
+    add(c, INPUT, FLOATX, "logits", n, x);
+    return x;
+}
+static void lse_of(Case *c, const double *logits) {
+    double *lse = mem_alloc((size_t)c->N * sizeof *lse);
+    for (int n = 0; n < c->N; n++) {
+        double sum = 0;
+        for (int e = 0; e < c->s.E; e++) sum += exp(logits[(size_t)n * (size_t)c->s.E + (size_t)e]);
+        lse[n] = log(sum);
+    }
+    add(c, INPUT, REAL, "lse", (size_t)c->N, lse);
+}
+CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->forced, c->N, c->s.E, c->s.K)
+static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
+    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
+                    forced ? " forced" : "", wide ? " wide" : "", s->B * s->T, s->E, s->K);
+    c->scores = scores, c->forced = forced;
+    out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
+    out(c, REAL, "weight", (size_t)c->S, 0, wide ? 8 + 25 : 8);          /* exp(l - lse): relative to lse, up to 25 */
+    out(c, REAL, "lse", (size_t)c->N, 0, 8);
+    logits_of(c, wide ? 10 : 1.5);                                          /* wide: in f32, sigmoid(17) is 1 */
+    if (bias) {
+        double *bias_of = draw(c, "bias", (size_t)s->E, 0, 0.3);
+        /* no ties here */
+        for (int e = 0; e < s->E; e++) bias_of[e] = (round(bias_of[e] * 64) + e / (2.0 * s->E)) / 64;
+        add(c, INPUT, REAL, "bias", (size_t)s->E, bias_of);
+    } else absent(c);
+    return c;
+}
+CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
+static Case *router_losses(const Shape *s, Scores scores) {
+    Case *c = BEGIN(router_losses, s, 0, "%s %s N=%d E=%d K=%d", scores_name[scores], s->name, s->B * s->T, s->E, s->K);
+    c->scores = scores, c->tokens = 3 * c->N;                               /* as if two more ranks had the same load */
+    out(c, REAL, "loss", 2, 0, 16);
+    lse_of(c, logits_of(c, 1.5));
+    load(c, 3);
+    return c;
+}
+CALL(router_backward, b[0], b[1], b[2], b[3], b[4], c->s.routing == VARIED ? b[8] : NULL, b[5], b[6], c->balance, c->zloss, c->tokens, c->scores,
+     c->N, c->s.E, c->s.K)
+static Case *router_backward(const Shape *s, Scores scores, float balance, float zloss) {
+    Case *c = BEGIN(router_backward, s, 0, "%s %s balance=%g z=%g N=%d E=%d K=%d", scores_name[scores], s->name,
+                    (double)balance, (double)zloss, s->B * s->T, s->E, s->K);
+    c->scores = scores, c->tokens = 3 * c->N, c->balance = balance, c->zloss = zloss;
+    out(c, FLOATX, "dlogits", times(c->N, s->E), 1, 8);
+    in(c, REAL, "dweight", (size_t)c->S, 0, 1);
+    in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K);
+    int lse = c->buffers++;
+    add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
+    double *logits = logits_of(c, 1.5);
+    load(c, 3);
+    int end = c->buffers;                                              /* lse comes before the logits it is made of */
+    c->buffers = lse, lse_of(c, logits), c->buffers = end;
+    double *dloss = mem_alloc(2 * sizeof *dloss);              /* not passed: how the gradient check learns of them */
+    dloss[0] = balance, dloss[1] = zloss;
+    add(c, INPUT, REAL, "dloss", 2, dloss);
+    if (s->routing == VARIED) first_slots(c);
+    c->forward[0] = router_forward(s, scores, 0, 0, 0);
+    c->forward[1] = router_losses(s, scores);
+    return c;
+}
+CALL(route_plan, &plan, b[4], b[5])
+static Case *route_plan(const Shape *s) {
+    Case *c = BEGIN(route_plan, s, 0, "%s N=%d E=%d K=%d", s->name, s->B * s->T, s->E, s->K);
+    c->plan = 0;
+    out(c, INTEGER, "start", (size_t)s->E + 1, 0, 0);
+    out(c, INTEGER, "slot_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "token_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "row_of_slot", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "load", (size_t)s->E, 0, 0);
+    add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
+    return c;
+}
+/* Buffers have room for more rows than there are in the end; what is left of them is made zeros. */
+static void run_route_round(const Device *d, const Case *c, void *const *b) {
+    Plan plan = plan_at(c, b);
+    plan.first = b[4];
+    for (int i = 1; i < 8; i++)
+        if (i != 4 && i != 5) d->zero(b[i], c->buffer[i].n * (i == 7 ? d->real_size : sizeof(int)));
+    d->route_round(&plan, b[5], b[6], b[7], b[8], b[9], b[10], c->scores, c->rule, c->tile, b[11], c->site);
+}
+static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
+    static const char *const rules[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+    const int N = s->B * s->T, tile = N < 200 ? 4 : ROW_TILE;
+    Case *c = BEGIN(route_round, s, 0, "%s %s %s N=%d E=%d K=%d tile=%d", rules[rule], scores_name[scores], s->name, N, s->E, s->K,
+                    tile);
+    double *expert = chosen(s);
+    c->plan = 0, c->scores = scores, c->rule = rule, c->tile = tile, c->site = 7;
+    c->S += s->E * (tile - 1);
+    out(c, INTEGER, "start", (size_t)s->E + 1, 0, 0);
+    out(c, INTEGER, "slot_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "token_of_row", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "row_of_slot", (size_t)c->S, 0, 0);
+    out(c, INTEGER, "first", (size_t)N + 1, 0, 0);
+    out(c, INTEGER, "load", (size_t)s->E, 0, 0);
+    out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
+    out(c, REAL, "weight", (size_t)c->S, 0, 8);
+    add(c, INPUT, INTEGER, "choice", times(N, s->K), expert);
+    lse_of(c, logits_of(c, 1.5));
+    c->key = key_of(c, "key");
+    bytes(c, "key", &c->key, sizeof c->key);
+    return c;
+}
+CALL(router_bias, b[0], b[1], c->rate, c->s.E)
+static Case *router_bias(const Shape *s) {
+    Case *c = BEGIN(router_bias, s, 0, "%s E=%d", s->name, s->E);
+    c->rate = 0.001f;
+    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, 0);
+    load(c, 1);
+    return c;
+}
+
+/* ---- combine ------------------------------------------------------------------------------------------- */
+
+CALL(combine_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->from)
+static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, int exact) {
+    Case *c = BEGIN(combine_forward, s, exact, "%s %s%s%s C=%d", rows_name[rows], s->name,
+                    weight ? " weight" : "", bias ? " bias" : "", s->C);
+    c->from = rows;
+    out(c, FLOATX, "out", times(c->N, c->C), 1, s->K + 1);
+    in(c, FLOATX, "inp", times(c->S, c->C), 0, 1);
+    if (weight) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
+    if (bias) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
+    routed(c, rows == GROUPED ? ROW_OF_SLOT : 0);
+    return c;
+}
+
+/* ---- activation ---------------------------------------------------------------------------------------- */
+
+static const char *const activation_name[] = { "swiglu", "gelu", "relu2", "identity" };
+
+CALL(activation_forward, b[0], b[1], c->f, c->M, c->F)
+static Case *activation_forward(const Shape *s, Activation f) {
+    Case *c = BEGIN(activation_forward, s, 0, "%s M=%d F=%d", activation_name[f], s->B * s->T * s->K, s->F);
+    c->f = f, c->M = c->S, c->F = s->F;
+    out(c, FLOATX, "act", times(c->M, c->F), 8, 0);
+    in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
+    return c;
+}
+CALL(activation_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->plan < 0 ? NULL : &plan, c->from, c->f, c->M, c->F)
+static Case *activation_backward(const Shape *s, Activation f, Rows rows) {          /* BY_TOKEN: dense, no weights */
+    Case *c = BEGIN(activation_backward, s, 0, "%s %s %s M=%d F=%d", activation_name[f],
+                    rows == BY_TOKEN ? "dense" : rows_name[rows], s->name, s->B * s->T * s->K, s->F);
+    c->f = f, c->from = rows, c->M = c->S, c->F = s->F;
+    out(c, FLOATX, "dpre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 8, 0);
+    out(c, FLOATX, "wact", times(c->M, c->F), 8, 0);
+    /* of act, rounded or not */
+    if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);
+    in(c, FLOATX, "da", times(c->M, c->F), 0, 1);
+    in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
+    if (rows == BY_TOKEN) absent(c);
+    else { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c, rows == GROUPED ? SLOT_OF_ROW : 0); }
+    c->forward[0] = activation_forward(s, f);
+    return c;
+}
+
+/* Compound operations. A device that has only the parts is asked for those, so that any device can be the oracle. */
+static void run_expert_up_forward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    if (d->expert_up_forward)
+        d->expert_up_forward(b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from);
+    else {
+        d->parallel_linear_forward(b[0], b[2], b[3], NULL, &plan, c->C, c->O, c->from, GROUPED);
+        d->activation_forward(b[1], b[0], c->f, c->S, c->F);
+    }
+}
+static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
+    Case *c = BEGIN(expert_up_forward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[inp_rows], s->name, s->C, s->F);
+    c->f = f, c->from = inp_rows, c->F = s->F, c->O = f == SWIGLU ? 2 * s->F : s->F;
+    out(c, FLOATX, "pre", times(c->S, c->O), 1, sum_error(c->C));
+    out(c, FLOATX, "act", times(c->S, c->F), 12, 2 * sum_error(c->C));
+    in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)c->C, 0, 1);
+    in(c, FLOATX, "weight", times(s->E * c->O, c->C), 0, 1 / sqrt(c->C));
+    routed(c, START);
+    c->flops = 2.0 * c->S * c->C * c->O;
+    return c;
+}
+static void run_expert_down_backward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    if (d->expert_down_backward)
+        d->expert_down_backward(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &plan, c->f, c->C, c->F, c->from);
+    else {
+        d->parallel_linear_backward_input(b[3], b[4], b[5], &plan, c->F, c->C, GROUPED, c->from);
+        d->activation_backward(b[0], b[1], b[2], b[3], b[6], b[7], &plan, GROUPED, c->f, c->S, c->F);
+    }
+}
+static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) {
+    Case *c = BEGIN(expert_down_backward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[dout_rows], s->name, s->C,
+                    s->F);
+    c->f = f, c->from = dout_rows, c->F = s->F, c->O = f == SWIGLU ? 2 * s->F : s->F;
+    out(c, FLOATX, "dpre", times(c->S, c->O), 12, 2 * sum_error(c->C));
+    out(c, FLOATX, "wact", times(c->S, c->F), 8, 0);
+    out(c, REAL, "dweight", (size_t)c->S, 12, sum_error(c->F) + 2 * sum_error(c->C));
+    add(c, SCRATCH, FLOATX, "da", times(c->S, c->F), NULL)->moved = 0;
+    in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)c->C, 0, 1);
+    in(c, FLOATX, "down", times(s->E * c->C, c->F), 0, 1 / sqrt(c->C));
+    in(c, FLOATX, "pre", times(c->S, c->O), 0, 1);
+    in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
+    routed(c, START | SLOT_OF_ROW);
+    c->flops = 2.0 * c->S * c->C * c->F;
+    return c;
+}
+
+CALL(bias_backward, b[0], b[1], c->N, c->C)
+static Case *bias_backward(const Shape *s, int exact) {
+    Case *c = BEGIN(bias_backward, s, exact, "N=%d C=%d", s->B * s->T, s->C);
+    acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 0, c->N + 1);                 /* one after the other */
+    in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
+    c->forward[0] = combine_forward(s, BY_SLOT, 1, 1, 0);
+    return c;
+}
+
+static void run_add_norm_forward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    const Plan *given = c->plan < 0 ? NULL : &plan;
+    if (d->add_norm_forward) {
+        d->add_norm_forward(b[0], b[1], b[2], b[4], b[5], b[6], b[7], given, c->p, b[8], SITE, b[9], c->eps, c->N, c->C);
+        return;
+    }
+    if (given) d->combine_forward(b[3], b[5], b[6], b[7], given, c->C, GROUPED);
+    d->residual(b[2], b[4], given ? b[3] : b[5], c->p, b[8], SITE, times(c->N, c->C));
+    d->rmsnorm_forward(b[0], b[1], b[2], b[9], c->eps, c->N, c->C);
+}
+static Case *add_norm_forward(const Shape *s, int routes, float p) {
+    Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g %s C=%d", routes ? "grouped" : "token", (double)p, s->name, s->C);
+    const size_t rows = (size_t)(routes ? c->S : c->N);
+    c->p = p, c->key = 0x123456789abcdef;
+    out(c, FLOATX, "out", times(c->N, c->C), 8, s->K + 1);
+    out(c, REAL, "rstd", (size_t)c->N, 3, 8);                       /* of a stream that was rounded twice */
+    out(c, FLOATX, "resid", times(c->N, c->C), 3, s->K + 5);
+    add(c, SCRATCH, FLOATX, "branch", times(c->N, c->C), NULL)->moved = 0;
+    in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1);
+    if (routes) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
+    if (routes) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
+    if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
+    in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
+    if (routes) routed(c, ROW_OF_SLOT);
+    return c;
+}
+static void run_add_norm_backward(const Device *d, const Case *c, void *const *b) {
+    const Plan plan = plan_at(c, b);
+    const Plan *given = c->plan < 0 ? NULL : &plan;
+    if (d->add_norm_backward) {
+        d->add_norm_backward(b[0], b[1], b[2], b[4], given, b[5], b[6], b[7], b[8], b[9], c->N, c->C);
+        return;
+    }
+    if (given) d->combine_forward(b[3], b[4], NULL, NULL, given, c->C, GROUPED);
+    else if (b[4]) d->copy(b[3], b[4], times(c->N, c->C) * d->floatX_size);
+    else d->zero(b[3], times(c->N, c->C) * d->floatX_size);
+    for (int i = 5; i < 7; i++) if (b[i]) d->residual(b[3], b[3], b[i], 0, NULL, 0, times(c->N, c->C));
+    d->rmsnorm_backward(b[0], b[1], b[3], b[7], b[8], b[9], c->N, c->C);
+    if (b[2]) d->bias_backward(b[2], b[0], c->N, c->C);
+}
+static Case *add_norm_backward(const Shape *s, int routes, int inp, int more, int bias) {
+    Case *c = BEGIN(add_norm_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
+                    more > 1 ? " + 2" : more ? " + 1" : "", bias ? " bias" : "", s->name, s->C);
+    const size_t rows = (size_t)(routes ? c->S : c->N);
+    acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, s->K + 3);
+    acc(c, REAL, "dnorm", (size_t)c->C, 0, 1, 16, s->K + 3);        /* of products that were rounded */
+    if (bias) acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 16, c->N + 1); else absent(c);
+    add(c, SCRATCH, FLOATX, "dout", times(c->N, c->C), NULL)->moved = 0;
+    if (inp) in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1); else absent(c);
+    for (int i = 0; i < 2; i++)
+        if (i < more) in(c, FLOATX, i ? "more_still" : "more", times(c->N, c->C), 0, 1); else absent(c);
+    in(c, FLOATX, "resid", times(c->N, c->C), 0, 1);
+    in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
+    in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
+    if (routes) routed(c, ROW_OF_SLOT);
+    return c;
+}
+
+/* ---- attention ----------------------------------------------------------------------------------------- */
+
+static const char *const order_name[] = { "tiled", "grouped" };
+#define HEADS "%s B=%d T=%d G=%d Q=%d D=%d"
+#define HEADS_OF(s, order) order_name[order], (s)->B, (s)->T, (s)->G, (s)->Q, (s)->D
+
+CALL(attention_forward, b[0], b[1], b[2], b[3], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_forward(const Shape *s, HeadOrder order) {
+    Case *c = BEGIN(attention_forward, s, 0, HEADS, HEADS_OF(s, order));
+    const int H = s->Q * s->G;
+    c->order = order;
+    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* weights p rounded, then the sum */
+    out(c, REAL, "lse", times(c->N, H), 0, 8);
+    in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
+    in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
+    c->flops = 4.0 * s->B * H * s->D * s->T * (s->T + 1) / 2;
+    return c;
+}
+CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_backward(const Shape *s, HeadOrder order) {
+    Case *c = BEGIN(attention_backward, s, 0, HEADS, HEADS_OF(s, order));
+    const int H = s->Q * s->G;
+    c->order = order;
+    out(c, FLOATX, "dq", times(c->N, H * s->D), 32, 0);
+    out(c, FLOATX, "dkv", times(c->N, 2 * s->G * s->D), 32, 0);
+    in(c, FLOATX, "dout", times(c->N, H * s->D), 0, 1);
+    in(c, FLOATX, "out", times(c->N, H * s->D), 0, 0.3);
+    in(c, REAL, "lse", times(c->N, H), 0.5 + log(s->T), 0.1);
+    in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
+    in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
+    c->flops = 10.0 * s->B * H * s->D * s->T * (s->T + 1) / 2;
+    c->forward[0] = attention_forward(s, order);
+    return c;
+}
+CALL(attention_cached, b[0], b[1], b[2], b[3], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_cached(const Shape *s, HeadOrder order) {
+    Case *c = BEGIN(attention_cached, s, 0, HEADS, HEADS_OF(s, order));
+    const int H = s->Q * s->G;
+    c->order = order;
+    out(c, FLOATX, "out", times(s->B, H * s->D), 8, 0);
+    in(c, FLOATX, "q", times(s->B, H * s->D), 0, 1);
+    in(c, FLOATX, "cache", times(c->N, 2 * s->G * s->D), 0, 1);
+    double *position = integers(c, "position", (size_t)s->B, s->T);
+    if (s->B) position[0] = s->T - 1;
+    double seen = 0;
+    for (int i = 0; i < s->B; i++) seen += position[i] + 1;
+    c->buffer[2].moved = (size_t)seen * times(2 * s->G, s->D);
+    return c;
+}
+CALL(cache_store, b[0], b[1], b[2], c->N, c->C)
+static Case *cache_store(const Shape *s) {
+    Case *c = BEGIN(cache_store, s, 0, "N=%d width=%d", s->B * s->T, 2 * s->G * s->D);
+    const int capacity = c->N + 3;
+    c->C = 2 * s->G * s->D;
+    acc(c, FLOATX, "cache", times(capacity, c->C), 0, 1, 0, 0);
+    c->buffer[0].moved = times(c->N, c->C) / 2;                             /* written, never read */
+    in(c, FLOATX, "kv", times(c->N, c->C), 0, 1);
+    double *row = integers(c, "row", (size_t)c->N, 1);
+    /* distinct; three rows stay as they were */
+    for (int n = 0; n < c->N; n++) row[n] = capacity - 1 - n - 2 * (n >= c->N / 2);
+    return c;
+}
+
+/* ---- sampling ------------------------------------------------------------------------------------------ */
+
+CALL(sample, b[0], b[1], (const uint64_t *)b[2], b[3], c->sampler, c->N, c->s.V, c->used)
+static Case *sample(const Shape *s, int rows, Sampler sampler) {
+    Case *c = BEGIN(sample, s, 0, "t=%g p=%g m=%g k=%d N=%d V=%d", (double)sampler.temperature, (double)sampler.top_p,
+                    (double)sampler.min_p, sampler.top_k, rows, s->V);
+    c->N = rows;
+    c->sampler = sampler;
+    c->used = s->V - (s->V > 2);
+    add(c, OUTPUT, INTEGER, "token", (size_t)rows, NULL);
+    in(c, FLOATX, "logits", times(rows, s->V), 0, 2);
+    integers(c, "key", times(2, rows), INT32_MAX);          /* pairs of them are read as 64-bit numbers */
+    integers(c, "position", (size_t)rows, 1000);
+    return c;
+}
+CALL(advance, b[0], b[1], b[2], b[3], c->N)
+static Case *advance(const Shape *s) {
+    Case *c = BEGIN(advance, s, 0, "N=%d", s->B);
+    c->N = s->B;
+    integers(c, "position", (size_t)c->N, 5);
+    integers(c, "row", (size_t)c->N, 1000);
+    integers(c, "log", times(7, c->N), 1000);
+    for (int i = 0; i < 3; i++) c->buffer[i].role = UPDATE;
+    c->buffer[2].moved = (size_t)c->N / 2;                                  /* one row written, never read */
+    integers(c, "token", (size_t)c->N, s->V);
+    return c;
+}
+
+/* ---- loss and optimizer -------------------------------------------------------------------------------- */
+
+CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
+static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int ignored) {
+    Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
+    const double spread = wide ? 40 : 2;                            /* wide: probabilities below the smallest float */
+    const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as in GPT-2's vocabulary */
+    c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
+    out(c, REAL, "loss", (size_t)rows, 0, 4);
+    if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
+    else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
+    double *target = integers(c, "target", (size_t)rows, c->used);
+    for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
+    return c;
+}
+CALL(sum, b[0], b[1], c->buffer[1].n)
+static Case *sum(const Shape *s) {
+    Case *c = BEGIN(sum, s, 0, "n=%d", s->B * s->T * s->C);
+    out(c, REAL, "out", 1, 0, 4);
+    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* a sum near zero would be all rounding */
+    return c;
+}
+/* Of n elements, `count` segments. The last one has half of them, the others share the first third, each taking a
+ * part of what the ones before have left (the last few elements one by one), but for the second, which is empty.
+ * Between the two there is a gap. */
+static void segments(Case *c, size_t n, int count) {
+    size_t at = 0, sum = 0;
+    c->count = count;
+    for (int i = 0; i < count; i++) {
+        const size_t left = n / 3 - at, part = left < 16 ? left > 0 : 3 * left / (size_t)count;
+        Segment *s = &c->segment[i];
+        *s = i == count - 1 ? (Segment){ .offset = n - n / 2, .count = n / 2 }
+                            : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
+        s->gradient = s->offset, s->dtype = c->gradients;
+        at += s->count;
+        sum += s->count;
+    }
+    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].n == n) c->buffer[i].moved = sum;
+    bytes(c, "segments", c->segment, (size_t)count * sizeof *c->segment);
+}
+CALL(accumulate, b[0], b[1], c->buffer[0].n)
+static Case *accumulate(const Shape *s) {
+    Case *c = BEGIN(accumulate, s, 0, "n=%d", s->E * s->C * s->F);
+    acc(c, REAL, "acc", times(s->E * s->C, s->F), 0, 1, 0, 1);
+    in(c, REAL, "x", times(s->E * s->C, s->F), 0, 1);
+    return c;
+}
+static const char *const dtype_name[] = { "", "gradients as floatX " };
+CALL(grad_sq_norms, b[0], b[1], b[2], c->count)
+static Case *grad_sq_norms(const Shape *s, int count, Dtype gradients) {
+    Case *c = BEGIN(grad_sq_norms, s, 0, "%ssegments=%d n=%d", dtype_name[gradients], count, s->E * s->C * s->F);
+    const size_t n = times(s->E * s->C, s->F);
+    c->gradients = gradients;
+    out(c, REAL, "out", (size_t)count + 1, 0, 4);
+    in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
+    segments(c, n, count);
+    return c;
+}
+CALL(adamw, b[0], b[1], b[2], b[3], c->moments, b[4], b[5], b[6], c->count, b[7])
+static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, float clip, double norm, int count) {
+    const int coarse = moments == FLOATX;
+    Case *c = BEGIN(adamw, s, 0, "%s%s%sclip=%g norm=%g segments=%d n=%d", master ? "master " : "",
+                    coarse ? "floatX " : "", dtype_name[gradients], (double)clip, norm, count, s->E * s->C * s->F);
+    const size_t n = times(s->E * s->C, s->F);
+    c->moments = moments, c->gradients = gradients;
+    c->updates = 3;
+    c->adamw = (AdamW){ .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = clip };
+    c->adamw.fix1 = 1 / (1 - pow((double)c->adamw.beta1, c->updates));
+    c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
+    c->unchanged = !(norm < 1e30);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
+    acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: rounded stochastically */
+    if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
+    acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
+    acc(c, coarse ? FLOATX : REAL, "v", n, 0.1, 0.01, coarse ? 2*some : 0, units);
+    in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
+    in(c, REAL, "squares", (size_t)count + 1, norm * norm, 0);
+    segments(c, n, count);
+    bytes(c, "settings", &c->adamw, sizeof c->adamw);
+    return c;
+}
+CALL(set_master, b[0], b[1], c->buffer[0].n)
+static Case *set_master(const Shape *s) {
+    Case *c = BEGIN(set_master, s, 0, "n=%d", s->E * s->C * s->F);
+    out(c, REAL, "master", times(s->E * s->C, s->F), 0, 0);
+    in(c, FLOATX, "weight", times(s->E * s->C, s->F), 0, 1);
+    return c;
+}
+
+/* ---- the list ------------------------------------------------------------------------------------------ */
+
+void case_free(Case *c) {
+    if (!c) return;
+    for (int i = 0; i < c->buffers; i++) free(c->buffer[i].value);
+    for (int i = 0; i < 2; i++) case_free(c->forward[i]);
+    case_free(c->dense);
+    case_free(c->even);
+    free(c);
+}
+Case *case_product(int N, int C, int O) {
+    const Shape s = { .name = "" };
+    to_be_timed = 1;
+    return matmul_forward(&s, N, C, O, 0);
+}
+static Case *beside(Case *c, Case *dense, Case *even) { c->dense = dense, c->even = even; return c; }
+
+void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), void *context) {
+    const int N = s->B * s->T, C = s->C, E = s->E, F = s->F, G = s->G, D = s->D, Q = s->Q;
+    const int chunk = N / 16 < 512 ? 512 : N / 16, head_rows = N < chunk ? N : chunk;      /* of the logits */
+    to_be_timed = !all;
+#define DO(c) do { Case *it = c; visit(it, context); case_free(it); } while (0)
+    DO(embed_forward(s));
+    DO(rmsnorm_forward(s));
+    DO(rmsnorm_backward(s));
+    DO(rope_table(s));
+    for (int direction = 1; direction >= -1; direction -= 2) {
+        DO(rope(s, direction, Q*G*D, Q*G));                 /* queries */
+        DO(rope(s, direction, 2*G*D, G));                   /* keys, values between them */
+        if (all) DO(rope(s, direction, G*D + 3, G));
+    }
+    DO(residual(s, 0));
+    DO(residual(s, 0.3f));
+    DO(dropout(s, 0.3f));
+    if (all) DO(dropout(s, 0));
+
+    for (int exact = 0; exact <= all; exact++) {
+        DO(embed_backward(s, 0, exact));
+        DO(embed_backward(s, 1, exact));
+        DO(bias_backward(s, exact));
+        if (all) {
+            DO(matmul_forward(s, N, C, 2*F, exact));
+            for (int how = SET; how <= ADD; how++) DO(matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
+            for (int how = SET; how <= SET_ROUNDED; how++) DO(matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
+            for (int from = BY_TOKEN; from <= GROUPED; from++)
+                for (int to = BY_TOKEN; to <= GROUPED; to++) {
+                    const Rows f = (Rows)from, t = (Rows)to;
+                    const int bias = (from + to + exact) % 2;
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, bias, exact));
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, !bias, exact));
+                    if (to != BY_TOKEN) DO(parallel_linear_backward_input(s, C, 2*F, t, f, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, ADD, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET_ROUNDED, exact));
+                    DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, bias ? ADD : SET, exact));
+                }
+            for (int rows = BY_SLOT; rows <= GROUPED; rows++)
+                for (int given = 0; given < 4; given++)
+                    DO(combine_forward(s, (Rows)rows, given & 1, given >> 1, exact));
+        }
+    }
+    if (!all) {
+        /* router, kv, head */
+        const struct { int C, O, rows; } dense[] = { { C, E, N }, { C, 2*G*D, N }, { C, s->V, head_rows } };
+        for (int i = 0; i < 3; i++) {
+            DO(matmul_forward(s, dense[i].rows, dense[i].C, dense[i].O, 0));
+            DO(matmul_backward_input(s, dense[i].rows, dense[i].C, dense[i].O, i == 2 ? SET : ADD, 0));
+            DO(matmul_backward_weight(s, dense[i].rows, dense[i].C, dense[i].O, SET, 0));
+        }
+        const struct { int C, O; Rows inp, out, dinp, dout; } expert[] = {
+            { C,   2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },   /* up */
+            { F,   C,   GROUPED,  GROUPED, GROUPED, BY_TOKEN },  /* down: its upstream gradient has a row per token */
+            { C,   G*D, BY_TOKEN, BY_SLOT, GROUPED, BY_SLOT },   /* query */
+            { G*D, C,   BY_SLOT,  GROUPED, BY_SLOT, BY_TOKEN },  /* attention's output */
+        };
+        for (int i = 0; i < 4; i++) {
+            const int S = N * s->K, in_width = expert[i].C, out_width = expert[i].O;
+            unplanned = 1;
+            Case *even[] = { parallel_linear_forward(s, in_width, out_width, GROUPED, GROUPED, 0, 0),
+                             parallel_linear_backward_input(s, in_width, out_width, GROUPED, GROUPED, 0),
+                             parallel_linear_backward_weight(s, in_width, out_width, GROUPED, GROUPED, 0, SET, 0) };
+            unplanned = 0;
+            DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0, 0),
+                      matmul_forward(s, S, in_width, out_width, 0), even[0]));
+            DO(beside(parallel_linear_backward_input(s, in_width, out_width, expert[i].dinp, expert[i].dout, 0),
+                      matmul_backward_input(s, S, in_width, out_width, SET, 0), even[1]));
+            DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, 0, SET, 0),
+                      matmul_backward_weight(s, S, in_width, out_width, SET, 0), even[2]));
+        }
+        DO(combine_forward(s, GROUPED, 1, 0, 0));
+        DO(combine_forward(s, GROUPED, 0, 0, 0));
+    }
+
+    for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++) {
+        DO(router_forward(s, (Scores)scores, 0, 0, 0));
+        DO(router_losses(s, (Scores)scores));
+        DO(router_backward(s, (Scores)scores, 0.5f, 0.25f));
+        if (!all) continue;
+        DO(router_forward(s, (Scores)scores, 0, 0, 1));
+        DO(router_forward(s, (Scores)scores, 1, 0, 0));
+        DO(router_forward(s, (Scores)scores, 0, 1, 0));
+        DO(router_backward(s, (Scores)scores, 0, 0));
+        DO(router_backward(s, (Scores)scores, 2, 0));
+        DO(router_backward(s, (Scores)scores, 0, 1));
+    }
+    DO(route_plan(s));
+    for (int rule = ROUND_NEAREST; rule <= (all ? ROUND_DOWN : ROUND_NEAREST); rule++)
+        for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++)
+            DO(route_round(s, (Scores)scores, (Rounding)rule));
+    DO(router_bias(s));
+
+    for (int f = SWIGLU; f <= IDENTITY; f++) {
+        if (!all && f != SWIGLU && f != IDENTITY) continue;
+        DO(activation_forward(s, (Activation)f));
+        for (int rows = all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED;
+             rows <= (!all && f == IDENTITY ? BY_SLOT : GROUPED); rows++)
+            DO(activation_backward(s, (Activation)f, (Rows)rows));
+        for (int rows = BY_TOKEN; rows <= (all ? GROUPED : BY_TOKEN) && f != IDENTITY; rows++) {
+            DO(expert_up_forward(s, (Activation)f, (Rows)rows));
+            DO(expert_down_backward(s, (Activation)f, (Rows)rows));
+        }
+    }
+    DO(add_norm_forward(s, 1, 0));
+    DO(add_norm_forward(s, 0, 0));
+    if (all) for (int routes = 0; routes < 2; routes++) DO(add_norm_forward(s, routes, 0.3f));
+    DO(add_norm_backward(s, 1, 1, 1, 1));                       /* an MLP of experts, a mixture of attention heads, */
+    DO(add_norm_backward(s, 1, 1, 2, 1));
+    DO(add_norm_backward(s, 0, 0, 2, 0));                       /* plain attention */
+    if (all) for (int bias = 0; bias < 2; bias++) {
+        DO(add_norm_backward(s, 1, 1, 0, bias));
+        DO(add_norm_backward(s, 0, 1, 0, bias));
+        DO(add_norm_backward(s, 0, 0, 1, bias));
+    }
+    for (int order = HEADS_TILED; order <= (all ? HEADS_GROUPED : HEADS_TILED); order++) {
+        DO(attention_forward(s, (HeadOrder)order));
+        DO(attention_backward(s, (HeadOrder)order));
+        DO(attention_cached(s, (HeadOrder)order));
+    }
+    DO(cache_store(s));
+    DO(cross_entropy(s, head_rows, 0, 0, all));
+    DO(cross_entropy(s, head_rows, 1, 0, all));
+    if (all) DO(cross_entropy(s, head_rows, 1, 1, all));
+    DO(sample(s, head_rows, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }));
+    DO(sample(s, head_rows, (Sampler){ .temperature = 0, .top_p = 1 }));
+    if (all) {
+        DO(sample(s, head_rows, (Sampler){ .temperature = 1, .top_p = 1 }));
+        DO(sample(s, head_rows, (Sampler){ .temperature = 1.5f, .top_p = 1, .top_k = 5 }));
+        DO(sample(s, head_rows, (Sampler){ .temperature = 3, .top_p = 0.9f, .top_k = 40, .min_p = 0.1f }));
+        DO(sample(s, head_rows, (Sampler){ .temperature = 2, .top_p = 0 }));
+    }
+    DO(advance(s));
+    DO(sum(s));
+    DO(accumulate(s));
+    for (int grads = REAL; grads <= FLOATX; grads++) {
+        DO(grad_sq_norms(s, 3, (Dtype)grads));
+        if (all) DO(grad_sq_norms(s, MOST_SEGMENTS, (Dtype)grads));
+        for (int moments = REAL; moments <= FLOATX; moments++) {
+            const Dtype k = (Dtype)moments, g = (Dtype)grads;
+            DO(adamw(s, 0, k, g, 1, 3, 3));
+            DO(adamw(s, 1, k, g, 1, 3, 3));
+            if (!all) continue;
+            DO(adamw(s, 1, k, g, 1, 3, MOST_SEGMENTS));
+            DO(adamw(s, 1, k, g, 0, 3, 3));                                 /* no clipping */
+            DO(adamw(s, 0, k, g, 5, 3, 3));                                 /* below the clip */
+            DO(adamw(s, 1, k, g, 1, INFINITY, 3));
+            DO(adamw(s, 0, k, g, 0, NAN, 3));
+        }
+    }
+    DO(set_master(s));
+#undef DO
+}
+
+/* ---- a case and a device ------------------------------------------------------------------------------- */
+
+int case_find(const Case *c, const char *name) {
+    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name && !strcmp(c->buffer[i].name, name)) return i;
+    return -1;
+}
+static size_t size_of(const Buffer *b, const Device *dev) {
+    return b->dtype == FLOATX ? dev->floatX_size : b->dtype == REAL ? dev->real_size
+         : b->dtype == INTEGER ? sizeof(int) : 1;
+}
+double case_bytes(const Case *c, const Device *dev) {
+    double bytes = 0;
+    for (int i = 0; i < c->buffers; i++)
+        bytes += (double)c->buffer[i].moved * (double)size_of(&c->buffer[i], dev)
+            * (c->buffer[i].role == UPDATE ? 2 : 1);
+    return bytes;
+}
+
+/* Doubles to and from a device's memory. The first `given` are sent, and repeated up to the end. */
+static void put_floats(const Device *dev, const Buffer *b, void *to, const double *value, size_t given) {
+    const size_t size = size_of(b, dev);
+    if (b->dtype == FLOATX) dev->from_double(to, value, given);
+    else dev->reals_from_double(to, value, given);
+    for (size_t at = given, n; at < b->n; at += n) {        /* doubles what is there */
+        n = b->n - at < at ? b->n - at : at;
+        dev->copy((char *)to + at * size, to, n * size);
+    }
+}
+static void put(const Device *dev, const Buffer *b, void *to, const double *value) {
+    if (b->dtype == FLOATX || b->dtype == REAL) { put_floats(dev, b, to, value, b->given); return; }
+    int *whole = mem_alloc(b->n * sizeof *whole);
+    unsigned char *byte = (unsigned char *)whole;
+    for (size_t i = 0; i < b->n; i++) {
+        if (b->dtype == INTEGER) whole[i] = (int)value[i];
+        else byte[i] = (unsigned char)value[i];
+    }
+    dev->upload(to, whole, b->n * size_of(b, dev));
+    dev->sync();
+    free(whole);
+}
+static double *get(const Device *dev, const Buffer *b, const void *from) {
+    double *value = mem_alloc(b->n * sizeof *value);
+    if (b->dtype == FLOATX) dev->to_double(value, from, b->n);
+    if (b->dtype == REAL) dev->reals_to_double(value, from, b->n);
+    if (b->dtype == INTEGER || b->dtype == BYTE) {
+        int *whole = mem_alloc(b->n * sizeof *whole);
+        unsigned char *byte = (unsigned char *)whole;
+        dev->download(whole, from, b->n * size_of(b, dev));
+        for (size_t i = 0; i < b->n; i++) value[i] = b->dtype == INTEGER ? whole[i] : byte[i];
+        free(whole);
+    }
+    return value;
+}
+
+void case_round(Case *c, const Device *dev) {
+    for (int i = 0; i < c->buffers; i++) {
+        Buffer *b = &c->buffer[i];
+        if (!b->value || b->dtype == INTEGER || b->dtype == BYTE) continue;
+        void *there = dev->alloc(b->n * size_of(b, dev));
+        if (!there) fail(EXIT_MEMORY, "%s: no memory for %s of %s", dev->name, b->name, c->what);
+        put(dev, b, there, b->value);
+        free(b->value);
+        b->value = get(dev, b, there);
+        dev->release(there);
+    }
+}
+
+/* What has to be overwritten holds nothing that could be right. */
+static void poison(const Device *dev, const Buffer *b, void *at) {
+    if (!b->n) return;
+    if (b->dtype != INTEGER) {
+        double nan[1024];
+        for (int i = 0; i < 1024; i++) nan[i] = NAN;
+        put_floats(dev, b, at, nan, b->n < 1024 ? b->n : 1024);
+        return;
+    }
+    double *value = mem_alloc(b->n * sizeof *value);
+    for (size_t i = 0; i < b->n; i++) value[i] = -123456789;
+    put(dev, b, at, value);
+    free(value);
+}
+int case_place(Placed *p, const Case *c, const Device *dev) {
+    *p = (Placed){ .c = c, .dev = dev };
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        const size_t bytes = b->n * size_of(b, dev);
+        if (!b->name) continue;
+        if (!(p->base[i] = dev->alloc(bytes + 2 * GUARD))) { case_release(p); return 0; }
+        p->at[i] = (char *)p->base[i] + GUARD;
+        unsigned char guard[GUARD];
+        memset(guard, 0xA5, sizeof guard);
+        dev->upload(p->base[i], guard, GUARD);
+        dev->upload((char *)p->at[i] + bytes, guard, GUARD);
+        if (b->value) put(dev, b, p->at[i], b->value);
+        else poison(dev, b, p->at[i]);
+        dev->sync();
+    }
+    return 1;
+}
+void case_run(const Placed *p) { p->c->call(p->dev, p->c, p->at); }
+double *case_read(const Placed *p, int i) { return get(p->dev, &p->c->buffer[i], p->at[i]); }
+void *case_bits(const Placed *p, int i, size_t *bytes) {
+    *bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
+    void *bits = mem_alloc(*bytes);
+    p->dev->download(bits, p->at[i], *bytes);
+    return bits;
+}
+int case_guard(const Placed *p, int i) {
+    unsigned char guard[2 * GUARD];
+    const size_t bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
+    if (!p->base[i]) return 1;
+    p->dev->download(guard, p->base[i], GUARD);
+    p->dev->download(guard + GUARD, (char *)p->at[i] + bytes, GUARD);
+    for (int j = 0; j < 2 * GUARD; j++) if (guard[j] != 0xA5) return 0;
+    return 1;
+}
+void case_release(Placed *p) {
+    for (int i = 0; i < MOST_BUFFERS; i++) if (p->base[i]) p->dev->release(p->base[i]);
+    *p = (Placed){ 0 };
+}

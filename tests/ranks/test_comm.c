@@ -1,0 +1,454 @@
+/* test_comm.c: ranks. What a launcher's environment means; every operation among 1 to 4 ranks, as threads, as processes
+ * and mixed, bit for bit; and what each process says when another is missing, different, killed, stopped or stuck. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/test.h"
+#include "llmc/ranks/group.h"
+#include <math.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- launch ---------------------------------------------------------------------------------------------- */
+
+static const char *environment;                             /* "NAME=value NAME=value ..." */
+static const char *get(const char *name) {
+    static char value[8][128];                              /* like getenv, good until long after */
+    static int turn;
+    const size_t n = strlen(name);
+    for (const char *c = environment; c; c = strchr(c, ' ')) {
+        c += *c == ' ';
+        if (strncmp(c, name, n) || c[n] != '=') continue;
+        turn = (turn + 1) % 8;
+        snprintf(value[turn], sizeof value[turn], "%.*s", (int)strcspn(c + n + 1, " "), c + n + 1);
+        return value[turn];
+    }
+    return NULL;
+}
+
+static const struct {
+    const char *environment;  int flag_process, flag_processes;
+    const char *launcher;  int process, processes, local, locals;  const char *address;  int port;
+} launches[] = {
+    { "",                                                  -1, 0, "none",     0, 1, 0, 1, "",          29501 },
+    { "RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n0 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=x",
+                                                           -1, 0, "torchrun", 3, 8, 1, 2, "n0",        29501 },
+    { "RANK=0 WORLD_SIZE=1",                               -1, 0, "torchrun", 0, 1, 0, 1, "localhost", 29501 },
+    { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                                                           -1, 0, "Open MPI", 1, 2, 1, 2, "localhost", 29501 },
+    { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7000",
+                                                           -1, 0, "Open MPI", 1, 2, 0, 1, "10.0.0.1",  7000 },
+    { "PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 MASTER_ADDR=a",
+                                                           -1, 0, "MPICH",    2, 4, 0, 2, "a",         29501 },
+    { "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=7 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=2(x2),3 "
+      "SLURM_STEP_NODELIST=gpu[003-005] SLURM_JOB_ID=123456",
+                                                           -1, 0, "Slurm",    5, 7, 1, 3, "gpu003",    10000 + 3456 },
+    { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_NODELIST=r[2,4]n[08-09]x,z MASTER_PORT=50",
+                                                           -1, 0, "Slurm",    1, 2, 0, 0, "r2n08x",    50 },
+    { "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=9",      -1, 0, "none",     0, 1, 0, 1, "",          29501 },
+    { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=t PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=9",
+                                                           -1, 0, "torchrun", 0, 2, 0, 0, "t",         29501 },
+    { "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 MASTER_ADDR=o SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=9",
+                                                           -1, 0, "Open MPI", 1, 2, 0, 0, "o",         29501 },
+    { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=m",                  1, 3, "flags",    1, 3, 0, 0, "m",         29501 },
+    { "",                                                   0, 2, "flags",    0, 2, 0, 0, "localhost", 29501 },
+    /* launcher NULL: refused */
+    { "RANK=1",                                            -1, 0, NULL, 0, 0, 0, 0, "WORLD_SIZE", 0 },
+    { "OMPI_COMM_WORLD_SIZE=1",                            -1, 0, NULL, 0, 0, 0, 0, "OMPI_COMM_WORLD_RANK", 0 },
+    { "RANK=2 WORLD_SIZE=2",                               -1, 0, NULL, 0, 0, 0, 0, "RANK=2", 0 },
+    { "RANK=1 WORLD_SIZE=2x",                              -1, 0, NULL, 0, 0, 0, 0, "WORLD_SIZE=2x", 0 },
+    { "PMI_RANK=1 PMI_SIZE=4 MPI_LOCALNRANKS=2",           -1, 0, NULL, 0, 0, 0, 0, "MASTER_ADDR", 0 },
+    { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=0",   -1, 0, NULL, 0, 0, 0, 0, "MASTER_PORT=0", 0 },
+    { "",                                                   2, 2, NULL, 0, 0, 0, 0, "process 2 of 2", 0 },
+    { "",                                                   1, 0, NULL, 0, 0, 0, 0, "process 1 of 0", 0 },
+};
+
+static void launch_table(void) {
+    for (size_t i = 0; i < sizeof launches / sizeof *launches; i++) {
+        const Launch flags = { .process = launches[i].flag_process, .processes = launches[i].flag_processes };
+        Launch l;
+        Error e = { "" };
+        environment = launches[i].environment;
+        const int ok = launch_find(&l, &flags, get, &e);
+        if (!launches[i].launcher)
+            check(!ok && strstr(e.text, launches[i].address), "launch refused: %s (%s)", environment, e.text);
+        else
+            check(ok && !strcmp(l.launcher, launches[i].launcher) && l.process == launches[i].process
+                  && l.processes == launches[i].processes && l.local == launches[i].local
+                  && l.locals == launches[i].locals && !strcmp(l.address, launches[i].address)
+                  && l.port == launches[i].port,
+                  "launch: '%s' is %s %d of %d, local %d of %d, at %s:%d %s", environment, ok ? l.launcher : "?", l.process,
+                  l.processes, l.local, l.locals, l.address, l.port, ok ? "" : e.text);
+    }
+}
+
+/* ---- a run of several processes with several ranks each -------------------------------------------------- */
+
+static int free_port(void) {
+    struct sockaddr_in a = { .sin_family = AF_INET };
+    socklen_t size = sizeof a;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) || getsockname(fd, (struct sockaddr *)&a, &size)) return 0;
+    close(fd);
+    return ntohs(a.sin_port);
+}
+static void pause_for(double seconds) {
+    const struct timespec t = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };
+    nanosleep(&t, NULL);
+}
+static GroupOptions options(int process, int processes, int ranks, int port) {
+    GroupOptions o = { .launch = { .launcher = "flags", .process = process, .processes = processes,
+                                   .address = "localhost", .port = port, .job = "" },
+                       .ranks = ranks, .version = "v1", .settings = "{\"seed\": 1, \"lr\": 0.1, \"x\": \"y\"}",
+                       .join_seconds = 5, .silence_seconds = 5 };
+    return o;
+}
+
+typedef struct { Group *group; int (*work)(Group *, const void *); const void *argument; int bad; } Job;
+static void *job(void *argument) {
+    Job *j = argument;
+    j->bad = j->work(j->group, j->argument);
+    return NULL;
+}
+/* A thread for each rank of this process; the sum of what they return. */
+static int run_ranks(ProcessGroup *w, int ranks, int (*work)(Group *, const void *), const void *argument) {
+    pthread_t thread[8];
+    Job jobs[8];
+    int bad = 0;
+    for (int r = 0; r < ranks; r++) {
+        jobs[r] = (Job){ group_of(w, r), work, argument, 0 };
+        if (pthread_create(&thread[r], NULL, job, &jobs[r])) return 1;
+    }
+    for (int r = 0; r < ranks; r++) {
+        pthread_join(thread[r], NULL);
+        bad += jobs[r].bad;
+    }
+    return bad;
+}
+static int run_process(GroupOptions o, int (*work)(Group *, const void *), const void *argument) {
+    Error e;
+    ProcessGroup *w = group_join(&o, &e);
+    if (!w) { fprintf(stderr, "%s\n", e.text); return 1; }
+    const int bad = run_ranks(w, o.ranks, work, argument);
+    group_leave(w);
+    return bad != 0;
+}
+
+/* ---- every operation ------------------------------------------------------------------------------------- */
+
+/* Of many magnitudes, so that the order of a sum shows; exact in a double before and after the scaling. */
+static double value(int rank, size_t i) {
+    const uint64_t x = ((uint64_t)rank + 1) * 0x9E3779B97F4A7C15u * (2 * i + 1);
+    return (double)((int64_t)(x ^ x >> 31) >> (11 + i % 29)) * 0x1p-40;
+}
+
+/* What the sum of value(r, i) over r is, added in rank order in the device's `real`. */
+static double expected_sum(const Device *dev, int size, size_t i) {
+    double wide = dev->real_size == 8 ? value(0, i) : (float)value(0, i);
+    for (int r = 1; r < size; r++)
+        wide = dev->real_size == 8 ? wide + value(r, i) : (float)((float)wide + (float)value(r, i));
+    return wide;
+}
+
+typedef struct { const Device *dev; Comm *(*connect)(Group *group, char why[256]); int threads; } Means;
+
+/* Returns how many things were wrong. On a GPU the order of the sum is NCCL's, so there is a bound; unless the memory is
+ * shared, and ranks are threads: then it is that of the ranks. */
+static int operations(Group *p, const void *argument) {
+    const Means *means = argument;
+    const Device *dev = means->dev;
+    const size_t counts[] = { 0, 1, 7, 1000, 130003 };
+    char why[256];
+    int bad = 0;
+    const char *closed = dev->open(p->rank % dev->count());
+    Comm *c = closed ? NULL : means->connect(p, why);
+    if (!c) { fprintf(stderr, "%s\n", closed ? closed : why); return 1; }
+    bad += c->rank != p->rank || c->size != p->size || c->group != p;
+    const size_t capacity = 3 * 130016 * (size_t)p->size * dev->real_size;
+    const size_t most = 130016;
+    char *arena = dev->alloc(capacity + most * (size_t)p->size * dev->real_size);     /* and the stage */
+    for (size_t k = 0; k < 2 * (sizeof counts / sizeof *counts); k++) {
+        const int shared = k >= sizeof counts / sizeof *counts;
+        const size_t n = counts[k % (sizeof counts / sizeof *counts)], total = n * (size_t)p->size;
+        double *host = mem_alloc(total * sizeof *host + 8);
+        real *x = (real *)arena, *second = (real *)(arena + capacity / 3 / 64 * 64);
+        const double bound = dev->is_gpu ? 0x1p-10 : 0;      /* values are below 2^13 */
+        const double bound_of_shards = shared && means->threads ? 0 : bound;
+        if (shared && n == 0) c->register_memory(c, arena, capacity, (real *)(arena + capacity), most);
+        for (size_t i = 0; i < total; i++) host[i] = value(p->rank, i);
+        dev->reals_from_double(x, host, total);
+        c->all_reduce(c, x, n);
+        c->wait_all(c);
+        dev->reals_to_double(host, x, total);
+        for (size_t i = 0; i < n; i++) bad += !(fabs(host[i] - expected_sum(dev, p->size, i)) <= bound);
+
+        for (size_t i = 0; i < total; i++) host[i] = value(p->rank, i);
+        dev->reals_from_double(x, host, total);
+        dev->reals_from_double(second, host, total);
+        c->reduce_scatter(c, x, n);
+        c->reduce_scatter(c, second, n);
+        c->wait_all(c);
+        for (int turn = 0; turn < 2; turn++) {
+            dev->reals_to_double(host, turn ? second : x, total);
+            for (size_t i = n * (size_t)p->rank; i < n * (size_t)(p->rank + 1); i++)
+                bad += !(fabs(host[i] - expected_sum(dev, p->size, i)) <= bound_of_shards);
+        }
+
+        unsigned char *bytes = mem_alloc(total + 8), *y = (unsigned char *)arena + 2 * (capacity / 3 / 64 * 64);
+        memset(bytes + n * (size_t)p->rank, 17 + p->rank, n);
+        dev->upload(y, bytes, total);
+        c->all_gather(c, y, n);
+        c->wait_all(c);
+        dev->download(bytes, y, total);
+        for (size_t i = 0; i < total; i++) bad += bytes[i] != 17 + i / n;
+
+        int *ints = mem_alloc(n * sizeof *ints + 8), *z = dev->alloc(n * sizeof *z + 8);
+        for (size_t i = 0; i < n; i++) ints[i] = (int)i * 3 + p->rank;
+        dev->upload(z, ints, n * sizeof *z);
+        c->all_reduce_ints(c, z, n);
+        c->wait_all(c);
+        dev->download(ints, z, n * sizeof *z);
+        for (size_t i = 0; i < n; i++) bad += ints[i] != (int)i * 3 * p->size + p->size * (p->size - 1) / 2;
+        dev->release(z);
+        free(host);
+        free(bytes);
+        free(ints);
+    }
+    double all[8];
+    char text[3000];
+    memset(text, 'a' + p->rank, sizeof text);
+    group_broadcast(p, text, sizeof text);
+    group_gather(p, all, 0.5 + p->rank);
+    bad += text[0] != 'a' || text[sizeof text - 1] != 'a';
+    for (int r = 0; r < p->size; r++) bad += all[r] != 0.5 + r;
+    bad += group_max(p, p->rank - 2) != p->size - 3;
+    bad += group_min(p, 5 - p->rank) != 6 - p->size;
+    group_barrier(p);
+    bad += c->error(c) != NULL;
+    c->close(c);
+    dev->release(arena);
+    return bad;
+}
+
+/* The same ranks as threads, as processes, and as processes of several threads each. */
+static const struct { int processes, ranks[4]; } layouts[] = {
+    { 1, { 1 } }, { 1, { 2 } }, { 1, { 3 } }, { 1, { 4 } },
+    { 2, { 1, 1 } }, { 3, { 1, 1, 1 } }, { 4, { 1, 1, 1, 1 } }, { 2, { 2, 2 } }, { 2, { 1, 3 } }, { 3, { 2, 1, 1 } },
+};
+static void every_operation(const Device *dev) {
+    const Means means = { dev, dev->connect, 0 };
+    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+        const int port = free_port(), processes = layouts[i].processes;
+        pid_t pid[4];
+        int bad = 0, status;
+        fflush(stdout);
+        for (int p = 1; p < processes; p++)
+            if (!(pid[p] = fork())) {
+                alarm(60);
+                _exit(run_process(options(p, processes, layouts[i].ranks[p], port), operations, &means));
+            }
+        bad += run_process(options(0, processes, layouts[i].ranks[0], port), operations, &means);
+        for (int p = 1; p < processes; p++) bad += waitpid(pid[p], &status, 0) != pid[p] || status;
+        check(!bad, "%s: every operation, %d processes, the first of %d ranks, the last of %d", dev->name, processes,
+              layouts[i].ranks[0], layouts[i].ranks[processes - 1]);
+    }
+}
+
+/* The GPUs of this machine as threads of one process; a single one through NCCL all the same. */
+#ifdef WITH_CUDA
+Comm *nccl_connect(Group *group, char why[256]);            /* kernels/cuda/nccl.cu */
+static void every_gpu(const Device *dev) {
+    const int gpus = dev->count() < 8 ? dev->count() : 8;
+    for (int ranks = 1; ranks <= gpus; ranks++) {
+        const Means means = { dev, ranks == 1 ? nccl_connect : dev->connect, 1 };
+        check(!run_process(options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs", dev->name, ranks);
+    }
+    if (gpus < 2) skip("%s: several GPUs, there is only %d", dev->name, gpus);
+}
+#else
+static void every_gpu(const Device *dev) { (void)dev; }
+#endif
+
+/* ---- what goes wrong between processes ------------------------------------------------------------------- */
+
+typedef enum { NOTHING, KILL, STOP, STUCK, SUSPENDED, QUIT, QUIT_SLOWLY, TWICE, LATE, FAR_TOO_LATE, ABSENT } Fate;
+
+typedef struct {
+    const char *name;
+    int    processes, which;                /* the process (or, where there is but one, the rank) that is struck */
+    Fate   fate;
+    const char *expected;                   /* in what all the others say; NULL: they come through */
+    const char *settings, *version, *job;   /* what the struck one has instead of the others' */
+    int    number, count;
+    int    ranks;                           /* of each process; 0: 1 */
+} Trouble;
+
+static const Trouble troubles[] = {
+    { "nothing",        3, 0, NOTHING,      .expected = NULL },
+    { "late process",   3, 1, LATE,         .expected = NULL },
+    { "late process 0", 3, 0, LATE,         .expected = NULL },
+    { "killed",         3, 1, KILL,         .expected = "rank 1 (process 1 on host " },
+    { "killed, 0",      3, 0, KILL,         .expected = "rank 0 (process 0 on host " },
+    { "killed, of two", 2, 1, KILL,         .expected = "ranks 2 to 3 (process 1 on host ", .ranks = 2 },
+    { "stopped",        3, 2, STOP,         .expected = "rank 2 (process 2 on host " },
+    { "stopped, 0",     2, 0, STOP,         .expected = "rank 0 (process 0 on host " },
+    { "stuck",          3, 1, STUCK,        .expected = "has been in 'reading data' for" },
+    { "stuck thread",   1, 1, STUCK,        .expected = "rank 1 (process 0 on host ", .ranks = 3 },
+    { "suspended",      1, 0, SUSPENDED,    .expected = NULL, .ranks = 3 },
+    { "exit",           3, 1, QUIT,         .expected = "rank 1 (process 1 on host " },
+    { "started twice",  3, 2, TWICE,        .number = 1 },
+    { "settings",       3, 2, NOTHING,      .expected = "\"lr\": 0.2 there, \"lr\": 0.1 in process 0",
+                                            .settings = "{\"seed\": 1, \"lr\": 0.2, \"x\": \"y\"}" },
+    { "version",        3, 1, NOTHING,      .expected = "is version v2 of this program, process 0 is version v1",
+                                            .version = "v2" },
+    { "count",          2, 1, NOTHING,      .expected = "was started as one of 3 processes, process 0 as one of 2",
+                                            .count = 3 },
+    { "duplicate",      3, 2, NOTHING,      .expected = "two processes have the number 1", .number = 1 },
+    { "other job",      2, 1, NOTHING,      .expected = "1 of 2 processes have not come", .job = "job 8" },
+    { "missing",        3, 1, ABSENT,       .expected = "1 of 3 processes have not come" },
+    { "too late",       3, 1, FAR_TOO_LATE, .expected = "1 of 3 processes have not come" },
+};
+
+/* Takes longer than it is given, whatever else is done meanwhile. */
+static const Trouble slow_exit = { "slow exit", 3, 1, QUIT_SLOWLY, .expected = "rank 1 (process 1 on host " };
+enum { TROUBLES = sizeof troubles / sizeof *troubles, AT_ONCE = 10 };
+
+static void hang(void) { pause_for(20); }                    /* as a driver's exit handler might */
+static void tell_and_end(const char *why) {
+    fprintf(stderr, "%s\n", why);
+    _exit(EXIT_PEER);
+}
+
+static int limited(const Trouble *t) { return t->fate == STUCK || t->fate == SUSPENDED; }
+static int meet_trouble(Group *p, const void *argument) {
+    const Trouble *t = argument;
+    group_barrier(p);
+    const double limit = limited(t) ? 0.4 : 0;
+    group_phase(p, "reading data", limit);
+    if (p->rank == t->which * (t->processes > 1 && t->ranks ? t->ranks : 1)) {
+        if (t->fate == KILL)  raise(SIGKILL);
+        if (t->fate == SUSPENDED) pause_for(0.3);           /* its phase has been told */
+        if (t->fate == STOP || t->fate == SUSPENDED) kill(getpid(), SIGSTOP);
+        if (t->fate == STUCK) pause_for(60);
+        if (t->fate == QUIT || t->fate == QUIT_SLOWLY) exit(EXIT_DISK);
+    }
+    if (t->fate == TWICE) pause_for(0.6);
+    group_phase(p, "training", limit);
+    group_barrier(p);
+    return 0;
+}
+
+static _Noreturn void troubled_process(const Trouble *t, int process, int port, int output) {
+    GroupOptions o = options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
+    const int struck = process == t->which;
+    const int fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
+    o.silence_seconds = t->fate == STOP || limited(t) ? 0.8 : 5;
+    o.join_seconds = fails ? 0.6 : 5;
+    o.lost = tell_and_end;
+    if (struck && t->settings) o.settings = t->settings;
+    if (struck && t->version)  o.version = t->version;
+    if (struck && t->job)      strcpy(o.launch.job, t->job);
+    if (struck && t->number)   o.launch.process = t->number;
+    if (struck && t->count)    o.launch.processes = t->count;
+    dup2(output, STDERR_FILENO);
+    alarm(30);                                              /* a test that hangs is one that fails */
+    if (struck && t->fate == QUIT_SLOWLY) atexit(hang);
+    if (struck && t->fate == ABSENT) _exit(EXIT_PEER);
+    if (struck && (t->fate == LATE || t->fate == FAR_TOO_LATE)) pause_for(t->fate == LATE ? 0.4 : 0.9);
+    if (struck && t->fate == TWICE) pause_for(0.3);
+    _exit(run_process(o, meet_trouble, t) ? EXIT_PEER : 0);
+}
+
+/* A trouble's processes under way; what each says goes to a file of its own. */
+typedef struct { double start; pid_t pid[4]; FILE *said[4]; } Scene;
+
+static void begin(Scene *s, const Trouble *t) {
+    const int port = free_port();
+    fflush(stdout);
+    s->start = now();
+    for (int p = 0; p < t->processes; p++) {
+        if (!(s->said[p] = tmpfile())) fail(EXIT_DISK, "no temporary file");
+        if (!(s->pid[p] = fork())) troubled_process(t, p, port, fileno(s->said[p]));
+    }
+}
+
+/* What must have become of the process that was struck. */
+static int as_expected(const Trouble *t, int code, const char *text) {
+    switch (t->fate) {
+    case KILL: case STOP: return code == -SIGKILL;
+    case QUIT:            return code == EXIT_DISK;                              /* its own */
+    case TWICE:           return code == EXIT_PEER && strstr(text, "has all its 2 processes");
+    default:              return code == EXIT_PEER && (!t->job || strstr(text, "it is of job '', you are of 'job 8'"));
+    }
+}
+static void finish(Scene *s, const Trouble *t) {
+    for (int turn = 0; turn < t->processes; turn++) {       /* the one that is struck last: if it is stopped, */
+        const int p = (t->which + 1 + turn) % t->processes;
+        char text[2048] = "";
+        int status;
+        if (p == t->which && t->fate == STOP) kill(s->pid[p], SIGKILL);                 /* it does not end by itself */
+        if (p == t->which && t->fate == SUSPENDED) {
+            waitpid(s->pid[p], &status, WUNTRACED);
+            pause_for(1.5);                                 /* beyond the limit and what is added to it */
+            kill(s->pid[p], SIGCONT);
+        }
+        waitpid(s->pid[p], &status, 0);
+        rewind(s->said[p]);
+        if (fread(text, 1, sizeof text - 1, s->said[p]) == 0) *text = 0;
+        fclose(s->said[p]);
+        const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+        const int others = p != t->which || (!t->expected && t->fate != TWICE);
+        check(!others ? as_expected(t, code, text) : t->expected ? code == EXIT_PEER && strstr(text, t->expected)
+              : code == 0, "%s: process %d ends with %d and says: %s", t->name, p, code, text);
+    }
+    if (t != &slow_exit)                                    /* before silence counts, after 5 */
+        check_error(now() - s->start, 4, "%s: seconds until all have ended", t->name);
+}
+
+static int listener(int port) {
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(fd, (struct sockaddr *)&a, sizeof a) || listen(fd, 8)) return -1;
+    return fd;
+}
+
+/* Without forking: what one process alone is told. */
+static void alone(void) {
+    const int port = free_port(), fd = listener(port);
+    Error e = { "" };
+    GroupOptions o = options(0, 2, 1, port);
+    o.join_seconds = 0.3;
+    check(!group_join(&o, &e) && strstr(e.text, "is occupied by another program"), "occupied port: %s", e.text);
+    o.launch.process = 1;                                   /* a program that accepts and never says anything */
+    const double start = now();
+    check(!group_join(&o, &e) && strstr(e.text, "does not answer"), "another program on the port: %s", e.text);
+    check_error(now() - start, 4, "seconds until that is seen");
+    close(fd);
+    check(!group_join(&o, &e) && strstr(e.text, "process 0 was not found"), "nobody on the port: %s", e.text);
+    strcpy(o.launch.address, "no-such-host.invalid");
+    check(!group_join(&o, &e) && strstr(e.text, "cannot be resolved"), "no such name: %s", e.text);
+}
+
+void test_comm(void) {
+    const Device *dev;
+    Scene slow;
+    if (!quick) begin(&slow, &slow_exit);
+    launch_table();
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->is_gpu && is_tested(dev)) every_operation(dev);
+    for (size_t i = 0; i < TROUBLES && !quick; i += AT_ONCE) {
+        Scene scenes[AT_ONCE];
+        for (size_t k = i; k < i + AT_ONCE && k < TROUBLES; k++) begin(&scenes[k - i], &troubles[k]);
+        for (size_t k = i; k < i + AT_ONCE && k < TROUBLES; k++) finish(&scenes[k - i], &troubles[k]);
+    }
+    if (!quick) alone();
+    if (!quick) finish(&slow, &slow_exit);
+    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count()) every_gpu(dev);
+}
