@@ -44,13 +44,10 @@ MUTANTS = [
     # products, in each layout
     ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->row_of_slot : plan->token_of_row"),
     ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->slot_of_row : plan->slot_of_row"),
-    ("kernels", MATMUL, "X(sum[x] + R(p->bias[s.b + j + x]))", "X(sum[x] + R(p->bias[j + x]))"),
     ("kernels", MATMUL, "X(R(p->out[at + x]) + sum[x])", "X(sum[x])"),
     ("kernels", MATMUL, "p->dweight[at + x] += sum[x]", "p->dweight[at + x] = sum[x]"),
     ("kernels", MATMUL, "if (p->kind == INPUT) return (Share){ rows, C, O, first, w, first };",
      "if (p->kind == INPUT) return (Share){ rows, C, O, first, 0, first };"),
-    ("kernels", MATMUL, "for (int i = 0; i < n; i++) dbias[(size_t)e * O + o + i] += s[i];",
-     "for (int i = 0; i < n; i++) dbias[(size_t)e * O + i] += s[i];"),
     ("kernels", MATMUL, "k0 > 0 || (here && p->how == ADD)", "k0 > 0"),
     ("kernels", MATMUL, "k0 > 0 || (here && p->how == ADD)", "here && p->how == ADD"),
     ("kernels", MATMUL, "m0 = at / t.across * t.rows", "m0 = at % t.across * t.rows"),
@@ -118,7 +115,7 @@ MUTANTS = [
     ("kernels", OPTIMIZER, ">> i % 2 * 32", ">> 0"),
     ("kernels", OPTIMIZER, "master ? master[j] : R(weight[i])", "R(weight[i])"),
     # the model: what calls what, in the right order, with the right things
-    ("model", "llmc/model/moe.c", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act,", "dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.dact,"),
+    ("model", "llmc/model/moe.c", "dev->parallel_linear_backward_weight(g->down, dout, m->s.act,", "dev->parallel_linear_backward_weight(g->down, dout, m->s.dact,"),
     ("model", "llmc/model/model.c", "if (dbias) dev->bias_backward(dbias, m->s.dresid, N, C);", ""),
     ("model", "llmc/model/model.c", "if (dbias) dev->bias_backward(dbias, m->s.branch, N, C);", ""),
     ("model", "llmc/model/moe.c", "route_backward(m, &a->mlp, p->router, g->router, &dx, x, scale);", ""),
