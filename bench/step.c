@@ -106,9 +106,9 @@ static const char *const how_name[] = { "", " ADD", " as floatX" };
 NOTED(matmul_backward_weight, (void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how),
       (dweight, dout, inp, N, C, O, how), 2 * times(N, C) * O,
       times(N, C + O) * p.fx + times(C, O) * writes(how), "N=%d C=%d O=%d%s", N, C, O, how_name[how])
-NOTED(parallel_linear_forward, (floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
-                                const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows),
-      (out, inp, weight, bias, plan, C, O, inp_rows, out_rows), 2 * slots(plan) * C * O,
+NOTED(parallel_linear_forward, (floatX *out, const floatX *inp, const floatX *weight, const Plan *plan,
+                                int C, int O, Rows inp_rows, Rows out_rows),
+      (out, inp, weight, plan, C, O, inp_rows, out_rows), 2 * slots(plan) * C * O,
       (rows_in(plan, inp_rows) * C + slots(plan) * O + times(C, O) * plan->E) * p.fx,
       "S=%d E=%d C=%d O=%d %s>%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[out_rows])
 NOTED(parallel_linear_backward_input, (floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan,
@@ -116,9 +116,9 @@ NOTED(parallel_linear_backward_input, (floatX *dinp, const floatX *dout, const f
       (dinp, dout, weight, plan, C, O, dinp_rows, dout_rows), 2 * slots(plan) * C * O,
       (rows_in(plan, dout_rows) * O + slots(plan) * C + times(C, O) * plan->E) * p.fx,
       "S=%d E=%d C=%d O=%d %s<%s", plan->N * plan->K, plan->E, C, O, rows_name[dinp_rows], rows_name[dout_rows])
-NOTED(parallel_linear_backward_weight, (void *dweight, real *dbias, const floatX *dout, const floatX *inp,
+NOTED(parallel_linear_backward_weight, (void *dweight, const floatX *dout, const floatX *inp,
                                         const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how),
-      (dweight, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, how), 2 * slots(plan) * C * O,
+      (dweight, dout, inp, plan, C, O, inp_rows, dout_rows, how), 2 * slots(plan) * C * O,
       (rows_in(plan, inp_rows) * C + rows_in(plan, dout_rows) * O) * p.fx
           + times(C, O) * plan->E * writes(how),
       "S=%d E=%d C=%d O=%d %s,%s%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[dout_rows],

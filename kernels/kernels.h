@@ -209,19 +209,18 @@ typedef struct Device {
     void (*matmul_backward_weight)(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
                                    Write how);
 
-    /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T + bias[e] ------------
-     * weight (E,O,C)  bias (E,O) or NULL.   inp: any Rows layout;   out: BY_SLOT or GROUPED.
+    /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T ----------------------
+     * weight (E,O,C).   inp: any Rows layout;   out: BY_SLOT or GROUPED.
      * Rows are read and written where they lie: nothing is padded, sorted or copied in memory.
      * backward_input is the same product with weight[e]: dout in any layout (BY_TOKEN: one upstream row serves the K
      * slots of its token), dinp BY_SLOT or GROUPED; what a BY_TOKEN input needs, the sum over K, is combine_forward.
      * backward_weight: dweight[e] = or += sum over the rows of e of dout^T inp; of an empty expert: zeros.
      * Source: Tan et al. 2024, ScatterMoE, arXiv 2403.08245.   error: as matmul; cost 2*S*C*O flop each */
     void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight,
-                                            const floatX *bias, const Plan *plan, int C, int O, Rows inp_rows,
-                                            Rows out_rows);
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows);
     void (*parallel_linear_backward_input )(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows);
-    void (*parallel_linear_backward_weight)(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+    void (*parallel_linear_backward_weight)(void *dweight, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows,
                                             Write how);
 

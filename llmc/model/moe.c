@@ -43,10 +43,10 @@ Sum moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const floatX
     /* 3. Each expert is a small MLP on its own rows, which it reads where the tokens lie. */
     if (dev->expert_up_forward) dev->expert_up_forward(a->pre, m->s.act, x, p->up, &r->plan, f, C, F, BY_TOKEN);
     else {
-        dev->parallel_linear_forward(a->pre, x, p->up, NULL, &r->plan, C, P, BY_TOKEN, GROUPED);
+        dev->parallel_linear_forward(a->pre, x, p->up, &r->plan, C, P, BY_TOKEN, GROUPED);
         dev->activation_forward(m->s.act, a->pre, f, r->plan.S, F);
     }
-    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, NULL, &r->plan, F, C, GROUPED, GROUPED);
+    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
 
     /* 4. Each token adds up what its K experts answered, by weight. */
     if (!c->shared_width)
@@ -101,10 +101,10 @@ Sum moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads 
         dev->parallel_linear_backward_input(m->s.dact, dout, p->down, &r->plan, F, C, GROUPED, BY_TOKEN);
         dev->activation_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, a->pre, r->weight, &r->plan, GROUPED, f, r->plan.S, F);
     }
-    dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN,
+    dev->parallel_linear_backward_weight(g->down, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN,
                                          m->write);
     dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, &r->plan, C, P, GROUPED, GROUPED);
-    dev->parallel_linear_backward_weight(g->up, NULL, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED,
+    dev->parallel_linear_backward_weight(g->up, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED,
                                          m->write);
     dx.rows = m->s.rows, dx.plan = &r->plan;
 

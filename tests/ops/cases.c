@@ -346,15 +346,14 @@ static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Writ
 
 /* ---- ParallelLinear ------------------------------------------------------------------------------------ */
 
-CALL(parallel_linear_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
-static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int bias, int exact) {
-    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d%s", rows_name[from], rows_name[to],
-                    s->name, C, O, bias ? " bias" : "");
+CALL(parallel_linear_forward, b[0], b[1], b[2], &plan, c->C, c->O, c->from, c->to)
+static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int exact) {
+    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d", rows_name[from], rows_name[to],
+                    s->name, C, O);
     c->C = C, c->O = O, c->from = from, c->to = to;
     out(c, FLOATX, "out", times(c->S, O), 1, sum_error(C));
     in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
-    if (bias) in(c, FLOATX, "bias", times(s->E, O), 0, 1); else absent(c);
     routed(c, START);
     c->flops = 2.0 * c->S * C * O;
     return c;
@@ -369,22 +368,21 @@ static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows d
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
     routed(c, START);
     c->flops = 2.0 * c->S * C * O;
-    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, 0, exact);
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, exact);
     return c;
 }
-CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to, c->how)
+CALL(parallel_linear_backward_weight, b[0], b[1], b[2], &plan, c->C, c->O, c->from, c->to, c->how)
 static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows,
-                                             int bias, Write how, int exact) {
-    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s%s", rows_name[inp_rows],
-                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "", how_name[how]);
+                                             Write how, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s", rows_name[inp_rows],
+                    rows_name[dout_rows], s->name, C, O, how_name[how]);
     c->C = C, c->O = O, c->from = inp_rows, c->to = dout_rows;
     weight_gradient(c, times(s->E * O, C), c->S, how);
-    if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)C, 0, 1);
     routed(c, START);
     c->flops = 2.0 * c->S * C * O;
-    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, bias, exact);
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, exact);
     return c;
 }
 
@@ -560,7 +558,7 @@ static void run_expert_up_forward(const Device *d, const Case *c, void *const *b
     if (d->expert_up_forward)
         d->expert_up_forward(b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from);
     else {
-        d->parallel_linear_forward(b[0], b[2], b[3], NULL, &plan, c->C, c->O, c->from, GROUPED);
+        d->parallel_linear_forward(b[0], b[2], b[3], &plan, c->C, c->O, c->from, GROUPED);
         d->activation_forward(b[1], b[0], c->f, c->S, c->F);
     }
 }
@@ -897,14 +895,14 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
             for (int from = BY_TOKEN; from <= GROUPED; from++)
                 for (int to = BY_TOKEN; to <= GROUPED; to++) {
                     const Rows f = (Rows)from, t = (Rows)to;
-                    const int bias = (from + to + exact) % 2;
-                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, bias, exact));
-                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, !bias, exact));
+                    const int odd = (from + to + exact) % 2;
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, exact));
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, exact));
                     if (to != BY_TOKEN) DO(parallel_linear_backward_input(s, C, 2*F, t, f, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, ADD, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET_ROUNDED, exact));
-                    DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, bias ? ADD : SET, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, SET, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, ADD, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, SET_ROUNDED, exact));
+                    DO(parallel_linear_backward_weight(s, F, C, f, t, odd ? ADD : SET, exact));
                 }
             for (int rows = BY_SLOT; rows <= GROUPED; rows++)
                 for (int given = 0; given < 4; given++)
@@ -928,15 +926,15 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         for (int i = 0; i < 4; i++) {
             const int S = N * s->K, in_width = expert[i].C, out_width = expert[i].O;
             unplanned = 1;
-            Case *even[] = { parallel_linear_forward(s, in_width, out_width, GROUPED, GROUPED, 0, 0),
+            Case *even[] = { parallel_linear_forward(s, in_width, out_width, GROUPED, GROUPED, 0),
                              parallel_linear_backward_input(s, in_width, out_width, GROUPED, GROUPED, 0),
-                             parallel_linear_backward_weight(s, in_width, out_width, GROUPED, GROUPED, 0, SET, 0) };
+                             parallel_linear_backward_weight(s, in_width, out_width, GROUPED, GROUPED, SET, 0) };
             unplanned = 0;
-            DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0, 0),
+            DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0),
                       matmul_forward(s, S, in_width, out_width, 0), even[0]));
             DO(beside(parallel_linear_backward_input(s, in_width, out_width, expert[i].dinp, expert[i].dout, 0),
                       matmul_backward_input(s, S, in_width, out_width, SET, 0), even[1]));
-            DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, 0, SET, 0),
+            DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, SET, 0),
                       matmul_backward_weight(s, S, in_width, out_width, SET, 0), even[2]));
         }
         DO(combine_forward(s, GROUPED, 1, 0, 0));

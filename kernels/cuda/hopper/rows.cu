@@ -269,12 +269,6 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float *x = &sum[c * 32 + j * 8];
-                if (kind == FORWARD && p.bias)
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
-                        if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
-                    }
                 if (kind == INPUT && p.how == ADD)                              // dense: rows lie in order
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -820,7 +814,7 @@ static Device parts;
 static void expert_up_or_parts(OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
                                Activation f, int C, int F, Rows inp_rows) {
     if (up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows)) return;
-    parts.parallel_linear_forward(pre, inp, weight, NULL, plan, C, f == SWIGLU ? 2 * F : F, inp_rows, GROUPED);
+    parts.parallel_linear_forward(pre, inp, weight, plan, C, f == SWIGLU ? 2 * F : F, inp_rows, GROUPED);
     parts.activation_forward(act, pre, f, plan->S, F);
 }
 static void expert_down_or_parts(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da, const floatX *dout,
