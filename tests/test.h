@@ -26,6 +26,7 @@ const char *scratch(void);
 char *scratch_path(const char *name);                       /* free() it */
 
 /* The groups, one per file. */
+void test_house(void);                                      /* the rules of the source tree */
 void test_files(void);                                      /* json, safetensors, tokenizer */
 void test_data(void);
 void test_kernels(void);
