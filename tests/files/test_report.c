@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void test_report(void);
-
 /* ---- helpers ----------------------------------------------------------------------------------------------------- */
 
 /* The page of a log; NULL and a message if there is none. free() it. */
