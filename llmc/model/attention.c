@@ -98,10 +98,10 @@ Sum attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Layer
                                              m->write);
         dx.rows = m->s.rows, dx.plan = &r->plan;
     } else {
-        sum_product(&dx, m->s.dq, p->query, Q*G*D);
+        sum_add(&dx, m->s.dq, p->query, Q*G*D);
         dev->matmul_backward_weight(g->query, m->s.dq, x, N, C, Q*G*D, m->write);
     }
-    sum_product(&dx, m->s.dkv, p->kv, 2*G*D);
+    sum_add(&dx, m->s.dkv, p->kv, 2*G*D);
     dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D, m->write);
 
     /* 2, 1 */
