@@ -137,24 +137,15 @@ static void forward(Layer *l) {
     const Device *d = l->dev;
     const int C = l->z.C, F = l->z.F;
     d->route_plan(&l->plan, l->load, l->expert);
-    if (d->expert_up_forward) d->expert_up_forward(l->pre, l->act, l->x, l->up, &l->plan, SWIGLU, C, F, BY_TOKEN);
-    else {
-        d->parallel_linear_forward(l->pre, l->x, l->up, &l->plan, C, 2*F, BY_TOKEN, GROUPED);
-        d->activation_forward(l->act, l->pre, SWIGLU, l->S, F);
-    }
+    d->expert_up_forward(d, l->pre, l->act, l->x, l->up, &l->plan, SWIGLU, C, F, BY_TOKEN);
     d->parallel_linear_forward(l->rows, l->act, l->down, &l->plan, F, C, GROUPED, GROUPED);
     d->combine_forward(l->out, l->rows, l->weight, NULL, &l->plan, C, GROUPED);
 }
 static void backward(Layer *l) {
     const Device *d = l->dev;
     const int C = l->z.C, F = l->z.F;
-    if (d->expert_down_backward)
-        d->expert_down_backward(l->dpre, l->act, l->dweight, l->dact, l->dout, l->down, l->pre, l->weight, &l->plan, SWIGLU, C, F,
+    d->expert_down_backward(d, l->dpre, l->act, l->dweight, l->dact, l->dout, l->down, l->pre, l->weight, &l->plan, SWIGLU, C, F,
                                 BY_TOKEN);
-    else {
-        d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, GROUPED, BY_TOKEN);
-        d->activation_backward(l->dpre, l->act, l->dweight, l->dact, l->pre, l->weight, &l->plan, GROUPED, SWIGLU, l->S, F);
-    }
     d->parallel_linear_backward_weight(l->ddown, l->dout, l->act, &l->plan, F, C, GROUPED, BY_TOKEN, SET_ROUNDED);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, 2*F, GROUPED, GROUPED);
     d->parallel_linear_backward_weight(l->dup, l->dpre, l->x, &l->plan, C, 2*F, BY_TOKEN, GROUPED, SET_ROUNDED);

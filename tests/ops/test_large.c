@@ -235,23 +235,14 @@ static Plan planned(const Device *d, int N, void *const *b) {
     return plan;
 }
 static void run_mlp(const Device *d, int N, void *const *b) {
-    const int C = EXPERTS_C, F = EXPERTS_F, S = N * EXPERTS_K;
+    const int C = EXPERTS_C, F = EXPERTS_F;
     const Plan plan = planned(d, N, b);
-    if (d->expert_up_forward) d->expert_up_forward(b[PRE], b[ACT], b[X], b[UP], &plan, SWIGLU, C, F, BY_TOKEN);
-    else {
-        d->parallel_linear_forward(b[PRE], b[X], b[UP], &plan, C, 2*F, BY_TOKEN, GROUPED);
-        d->activation_forward(b[ACT], b[PRE], SWIGLU, S, F);
-    }
+    d->expert_up_forward(d, b[PRE], b[ACT], b[X], b[UP], &plan, SWIGLU, C, F, BY_TOKEN);
     d->parallel_linear_forward(b[ROWS], b[ACT], b[DOWN], &plan, F, C, GROUPED, GROUPED);
     d->combine_forward(b[Y], b[ROWS], b[WEIGHT], NULL, &plan, C, GROUPED);
 
-    if (d->expert_down_backward)
-        d->expert_down_backward(b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[DOUT], b[DOWN], b[PRE], b[WEIGHT], &plan, SWIGLU, C, F,
+    d->expert_down_backward(d, b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[DOUT], b[DOWN], b[PRE], b[WEIGHT], &plan, SWIGLU, C, F,
                                 BY_TOKEN);
-    else {
-        d->parallel_linear_backward_input(b[DACT], b[DOUT], b[DOWN], &plan, F, C, GROUPED, BY_TOKEN);
-        d->activation_backward(b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[PRE], b[WEIGHT], &plan, GROUPED, SWIGLU, S, F);
-    }
     d->parallel_linear_backward_weight(b[DDOWN], b[DOUT], b[ACT], &plan, F, C, GROUPED, BY_TOKEN, SET);
     d->parallel_linear_backward_input(b[ROWS], b[DPRE], b[UP], &plan, C, 2*F, GROUPED, GROUPED);
     d->parallel_linear_backward_weight(b[DUP], b[DPRE], b[X], &plan, C, 2*F, BY_TOKEN, GROUPED, SET);
