@@ -6,6 +6,7 @@
 #include "llmc/model/parallel.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
+#include "families.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -3,6 +3,7 @@
 #include "llmc/files/hf.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
+#include "llmc/files/families.h"
 #include <stdlib.h>
 #include <string.h>
 

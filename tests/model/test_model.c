@@ -6,6 +6,7 @@
 #include "llmc/model/decode.h"
 #include "llmc/model/optim.h"
 #include "llmc/base/random.h"
+#include "llmc/files/families.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

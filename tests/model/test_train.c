@@ -14,6 +14,7 @@
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "llmc/model/replay.h"
+#include "llmc/files/families.h"
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
