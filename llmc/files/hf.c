@@ -28,7 +28,7 @@ size_t first_not_finite(const char *dtype, const void *data, size_t n) {
 
 /* ---- finding a model --------------------------------------------------------------------------------------- */
 
-int hf_is_model(const char *folder) {
+static int is_model(const char *folder) {
     static const char *const weights[] = { "model.safetensors", "model.safetensors.index.json" };
     int found = 0;
     for (int i = 0; i < 2; i++) {
@@ -44,7 +44,7 @@ static int later(struct timespec a, struct timespec b) {
     return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
 }
 
-char *hf_newest_model(void) {
+static char *newest_model(void) {
     static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors" };
     struct timespec latest = { 0 };
     char *folder = NULL;
@@ -55,7 +55,7 @@ char *hf_newest_model(void) {
         for (size_t i = 0; i < found.gl_pathc; i++) {
             char *path = text_format("%s", found.gl_pathv[i]);
             path[strlen(path) - strlen("/model.safetensors")] = 0;
-            if (hf_is_model(path) && !stat(found.gl_pathv[i], &s) && (!folder || later(s.st_mtim, latest))) {
+            if (is_model(path) && !stat(found.gl_pathv[i], &s) && (!folder || later(s.st_mtim, latest))) {
                 free(folder);
                 folder = path;
                 latest = s.st_mtim;
@@ -63,6 +63,19 @@ char *hf_newest_model(void) {
         }
         globfree(&found);
     }
+    return folder;
+}
+
+char *hf_find_model(const char *asked, Error *e) {
+    char *best = text_format("%s/best", asked ? asked : "out"), *folder = NULL;
+    if (asked && is_model(asked)) folder = text_format("%s", asked);
+    else if (is_model(best)) folder = text_format("%s", best);
+    else if (!asked) folder = is_model("out") ? text_format("out") : newest_model();
+    if (!folder && asked)
+        error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked,
+                  is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder");
+    else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
+    free(best);
     return folder;
 }
 

@@ -5,9 +5,10 @@
 #include "safetensors.h"
 #include "llmc/data/tokenizer.h"
 
-int   hf_is_model(const char *folder);      /* does it hold a config.json and weights? */
-char *hf_newest_model(void);                /* of NAME and NAME/best in the current folder, the model written last; NULL: none; free() it */
-int   hf_load_config(const char *folder, Config *c, Error *e);
+/* The folder of a model; free() it. asked: this folder or its best/. NULL: out/best, out, or of the folders NAME and NAME/best
+ * here the one whose weights were written last. */
+char *hf_find_model(const char *asked, Error *e);
+int hf_load_config(const char *folder, Config *c, Error *e);
 
 /* Loads all weights of an allocated model from a folder or one file. The error lists every missing, misshapen or
  * non-finite tensor. Tensors that the model does not have are ignored with a warning. */

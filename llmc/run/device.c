@@ -36,3 +36,18 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
     free(names.at);
     return d;
 }
+
+double device_copy_rate(const Device *dev) {
+    enum { TIMES = 20 };
+    const size_t bytes = (size_t)1 << 28;
+    char *a = dev->alloc(2 * bytes);
+    double start = 0;
+    for (int i = -2; a && i < TIMES; i++) {                 /* the first two do not count */
+        if (i <= 0) { dev->sync(); start = now(); }
+        dev->copy(a, a + bytes, bytes);
+    }
+    dev->sync();
+    const double seconds = now() - start;
+    dev->release(a);
+    return a && seconds > 0 ? 2.0 * TIMES * (double)bytes / seconds : 0;
+}

@@ -12,4 +12,7 @@ typedef struct { int local, locals, count, first; } LocalDevices;
  * return, count and first. Fails with EXIT_USAGE (not in this build, or too few GPUs) or EXIT_CUDA (this GPU cannot be
  * used). why_cpu: the reason if auto finds no usable GPU in a build for GPUs; else "". */
 const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[256]);
+
+/* Bytes per second, read plus written, of large copies in the device's memory. 0: it has no 512 MB left. */
+double device_copy_rate(const Device *dev);
 #endif

@@ -2,6 +2,7 @@
 #ifndef REPORT_H
 #define REPORT_H
 #include "llmc/base/base.h"
+#include <stdio.h>
 
 /* Reads <folder>/log.jsonl and replaces <folder>/report.html: curves, expert loads, samples, warnings and options on one
  * page without scripts or external resources. Any log gives a valid page: empty, truncated or damaged; lines that a
