@@ -262,12 +262,6 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float *x = &sum[c * 32 + j * 8];
-                if (kind == FORWARD && p.bias)
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
-                        if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
-                    }
                 if (kind == INPUT && p.how == ADD)                              // dense: rows lie in order
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
