@@ -127,7 +127,7 @@ __device__ static inline void return_tickets(unsigned *tickets) {
 
 // The producer of FORWARD and INPUT: tiles of rows of one expert, 128 x BN of c. halves: the tile's columns are twice BN/2,
 // from n and from columns + n on (gate and up).
-template <Kind kind, typename Layout, bool gather, bool halves>
+template <ProductKind kind, typename Layout, bool gather, bool halves>
 __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
                                     int tiles, unsigned *tickets) {
     enum { BN = Layout::BN };
@@ -136,7 +136,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
     int drawn = 0, turn = 0;
     Position<Layout::stages> at;
     for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Layout, gather>(s, drawn, turn)) {
-        const Place to = place_of<kind, BM, halves ? BN / 2 : BN>(p, tile);
+        const TileCoord to = tile_coord<kind, BM, halves ? BN / 2 : BN>(p, tile);
         if (to.m < 0) {
             if (thread == 0) drawn = ticket(tickets);
             continue;
@@ -227,7 +227,7 @@ template <int pending> __device__ static inline void slab_free(void) {
 #endif
 
 // FORWARD and INPUT. tiles: of the worst case.
-template <Kind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
+template <ProductKind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
 void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                   const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles,
                   unsigned *tickets) {
@@ -671,18 +671,18 @@ static void allow_shared(const void *kernel, int bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-template <Kind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
+template <ProductKind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
     const int k = kind == FORWARD ? p.C : p.O, columns = columns_of<kind>(p);
     CUtensorMap a = {}, b, c;
     if ((!gather && !map_rows(&a, p.a, p.rows, k, BM)) || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Layout::BN : (int)BK)
         || !map_rows(&c, (floatX *)p.c, p.rows, columns, 16)) return false;
     auto *kernel = grouped_rows<kind, Layout, gather>;
     allow_shared((const void *)kernel, Layout::bytes);
-    const int tiles = (int)blocks_for<kind, BM, Layout::BN>(p);
+    const int tiles = (int)tile_count<kind, BM, Layout::BN>(p);
     LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->tickets);
     return true;
 }
-template <Kind kind, typename Layout> static bool launch_rows(const Product &p) {
+template <ProductKind kind, typename Layout> static bool launch_rows(const Product &p) {
     return p.a_row ? launch_rows<kind, Layout, true>(p) : launch_rows<kind, Layout, false>(p);
 }
 // How many columns of the result a tile has, and in how many shares the rows of a weight's gradient are summed, is a matter of
@@ -693,10 +693,10 @@ template <Kind kind, typename Layout> static bool launch_rows(const Product &p) 
 #ifndef TILE_SHARES
 #define TILE_SHARES 0
 #endif
-template <Kind kind> static bool rows_product(const Product &p) {
+template <ProductKind kind> static bool rows_product(const Product &p) {
     const int columns = columns_of<kind>(p);
     if (!can_use(p) || (p.how == ADD && p.start)) return false;
-    const bool few = columns <= 128 || blocks_for<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
+    const bool few = columns <= 128 || tile_count<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
     const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
     switch (TILE_COLUMNS ? TILE_COLUMNS : few ? 128 : fits ? 192 : 256) {
         case 128: return launch_rows<kind, Narrow>(p);
@@ -704,8 +704,8 @@ template <Kind kind> static bool rows_product(const Product &p) {
         default:  return launch_rows<kind, Wide>(p);
     }
 }
-bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
-bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
+bool hopper_product_forward(const Product &p) { return rows_product<FORWARD>(p); }
+bool hopper_product_input(const Product &p)   { return rows_product<INPUT>(p); }
 
 // c = or += the sum of its parts, in order. A thread has 4 of n, a multiple of that.
 template <typename T> static __global__ void add_planes(T *c, const float *part, size_t n, int parts, bool add) {
@@ -759,7 +759,7 @@ template <bool gather, bool transposed> static bool launch_weight(Outer o) {
         LAUNCH(add_planes<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, parts, n, o.splits, whole.how == ADD);
     return true;
 }
-bool hopper_weight(const Product &p) {
+bool hopper_product_weight(const Product &p) {
     if (!can_use(p)) return false;
     // c is (O,C): a's side is O. A gathered operand takes the side of 128; of two, so that fewer tiles are partly empty.
     auto area = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, 256); };
@@ -780,7 +780,7 @@ static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX
     if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p) || (uintptr_t)act % 16 || !map_weights(&b, p, 2 * F, 128)
         || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&act_map, act, p.rows, F, 16)) return false;
     allow_shared((const void *)expert_up, Wide::bytes);
-    const int tiles = (int)blocks_for<FORWARD, BM, 128>(p);
+    const int tiles = (int)tile_count<FORWARD, BM, 128>(p);
     LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Wide::bytes, b, pre_map, act_map, p, act, tiles,
            context()->tickets);
     return true;
@@ -792,7 +792,7 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     p.a_row = rows_of(plan, dout_rows);
     CUtensorMap b;
     if (f != SWIGLU || !p.a_row || !can_use(p) || ((uintptr_t)pre | (uintptr_t)dpre) % 16 || !map_weights(&b, p, C, BK)) return false;
-    const int parts = (int)divide_up(F, Backward::BN), tiles = (int)blocks_for<INPUT, BM, Backward::BN>(p);
+    const int parts = (int)divide_up(F, Backward::BN), tiles = (int)tile_count<INPUT, BM, Backward::BN>(p);
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)expert_down_backward, Backward::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, p,
