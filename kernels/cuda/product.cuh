@@ -7,7 +7,7 @@ typedef enum { FORWARD, INPUT, WEIGHT } ProductKind;
 
 // The arguments of a product. A dense product has one expert.
 typedef struct {
-    const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
+    const floatX *a, *b;
     void *c;                                // floatX; WEIGHT: real, or floatX if how == SET_ROUNDED
     const int *a_row, *b_row, *c_row;       // row i is stored at row a_row[i] of a (b_row: WEIGHT, c_row: FORWARD, INPUT); NULL: at i
     Write how;                              // c += or c =
@@ -86,8 +86,8 @@ static inline Product routed(const floatX *a, const floatX *b, void *c, const Pl
 }
 
 #if defined(PRECISION_BF16)
-// The same products with Hopper's instructions (hopper/rows.cu, hopper/weight.cu); bias is not used. Returns false, having done
-// nothing, if this GPU or these sizes and addresses do not allow it.
+// The same products with Hopper's instructions (hopper/rows.cu, hopper/weight.cu). Returns false, having done nothing, if this GPU
+// or these sizes and addresses do not allow it.
 bool hopper_product_forward(const Product &p);
 bool hopper_product_input(const Product &p);
 bool hopper_product_weight(const Product &p);
