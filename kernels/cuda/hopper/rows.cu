@@ -112,7 +112,6 @@ __device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const
 
 // The next tile, for a producer of one warp or of four. Its first thread has drawn it; turn: 0 and 1 alternately, so that none
 // is overwritten before all have seen it.
-__device__ static inline int ticket(unsigned *tickets) { return (int)(gridDim.x + atomicAdd(tickets, 1)); }
 template <typename Layout, bool warps> __device__ static inline int tell_ticket(const Shared<Layout> &s, int drawn, int &turn) {
     if (!warps) return __shfl_sync(ALL, drawn, 0);
     int *told = (int *)&s.info(Layout::stages) + turn;
@@ -121,16 +120,12 @@ template <typename Layout, bool warps> __device__ static inline int tell_ticket(
     turn ^= 1;
     return *told;
 }
-// Who draws no more says so; the last one leaves the counters as they were.
-__device__ static inline void return_tickets(unsigned *tickets) {
-    if (atomicInc(tickets + 1, gridDim.x - 1) == gridDim.x - 1) *tickets = 0;
-}
 
 // The producer of FORWARD and INPUT: tiles of rows of one expert, 128 x BN of c. halves: the tile's columns are twice BN/2,
 // from n and from columns + n on (gate and up).
 template <ProductKind kind, typename Layout, bool gather, bool halves>
 __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
-                                    int tiles, unsigned *tickets) {
+                                    int tiles, unsigned *work_counter) {
     enum { BN = Layout::BN };
     if (!gather && threadIdx.x >= 32) return;
     const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
@@ -139,7 +134,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
     for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Layout, gather>(s, drawn, turn)) {
         const TileCoord to = tile_coord<kind, BM, halves ? BN / 2 : BN>(p, tile);
         if (to.m < 0) {
-            if (thread == 0) drawn = ticket(tickets);
+            if (thread == 0) drawn = draw_work(work_counter, tiles);
             continue;
         }
         // A thread copies 16 bytes of every 64 columns of 8 rows. Its instructions count, as those of consumers do: addresses move
@@ -166,7 +161,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 }
                 __syncwarp();                                                   // lanes that order nothing may not fall behind
                 if (thread == 0) {
-                    if (step == max(steps - 3, 0)) drawn = ticket(tickets);     // it is known when this tile is done
+                    if (step == max(steps - 3, 0)) drawn = draw_work(work_counter, tiles);     // it is known when this tile is done
                     s.info(at.stage) = make_int4(to.expert, first, end, to.n);
                     barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
                     if (kind == FORWARD)
@@ -182,7 +177,6 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 for (int i = 0; i < EACH; i++) row[i] += TURNS * BK;
         }
     }
-    if (thread == 0) return_tickets(tickets);
     barrier_wait(s.empty(at.stage), at.phase ^ 1);                             // no more tiles: a stage that says so
     if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
     if (gather) barrier_arrive(s.full(at.stage));
@@ -231,7 +225,7 @@ template <int pending> __device__ static inline void slab_free(void) {
 template <ProductKind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
 void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                   const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles,
-                  unsigned *tickets) {
+                  unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Layout> s(raw);
@@ -239,7 +233,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
     p.start = s.open(gather ? 1 + 128 : 1, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<gather ? 56 : 40>();
-        produce_rows<kind, Layout, gather, false>(s, &a_map, &b_map, p, tiles, tickets);
+        produce_rows<kind, Layout, gather, false>(s, &a_map, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<gather ? 224 : 232>();
@@ -285,7 +279,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
                const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act, int tiles,
-               unsigned *tickets) {
+               unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Wide> s(raw);
@@ -293,7 +287,7 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles, tickets);
+        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<224>();
@@ -402,7 +396,7 @@ __device__ static inline void finish_unit(uint32_t da, uint32_t brought, const D
 
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ Product given,
-                          const __grid_constant__ DownBackward e, int tiles, unsigned *tickets) {
+                          const __grid_constant__ DownBackward e, int tiles, unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Backward> s(raw);
@@ -410,7 +404,7 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles, tickets);
+        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<224>();
@@ -680,7 +674,7 @@ template <ProductKind kind, typename Layout, bool gather> static bool launch_row
     auto *kernel = grouped_rows<kind, Layout, gather>;
     allow_shared((const void *)kernel, Layout::bytes);
     const int tiles = (int)tile_count<kind, BM, Layout::BN>(p);
-    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->tickets);
+    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->work_counter);
     return true;
 }
 template <ProductKind kind, typename Layout> static bool launch_rows(const Product &p) {
@@ -783,7 +777,7 @@ static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX
     allow_shared((const void *)expert_up, Wide::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, 128>(p);
     LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Wide::bytes, b, pre_map, act_map, p, act, tiles,
-           context()->tickets);
+           context()->work_counter);
     return true;
 }
 static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *dout, const floatX *down,
@@ -797,7 +791,7 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)expert_down_backward, Backward::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, p,
-           DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->tickets);
+           DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->work_counter);
     LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), p.rows,
            parts);
     return true;
