@@ -59,10 +59,9 @@ static void train_step(Run *r) {
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = 1;
-    model_start_step(m);
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        replay_run(&r->replay_micro[!m->fresh][m->parallel && m->last_micro], m->dev, model_state(m), micro_batch, r);
+        replay_run(&r->replay_micro[m->batch.phase], m->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
     replay_run(&r->replay_update, m->dev, 0, update, r);
@@ -74,9 +73,9 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1, .steps = r->s.steps };
     StepResults f = model_results(m);
-    for (int i = 0; i < m->all_micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
     t.norm = optimizer_norm(&r->optimizer, f.grad_sq_norms, bad_tensor);
-    for (int i = 0; i < 2 * m->routers && !m->ordered; i++) f.losses[i] /= r->parallel.ranks;
+    for (int i = 0; i < 2 * m->routers && !m->dp.ordered; i++) f.losses[i] /= r->parallel.ranks;
     t.routers = router_stats(m, f.load, f.losses);
     results_free(&f);
     const double seconds = now() - start;               /* a GPU's step has ended when its results are here */

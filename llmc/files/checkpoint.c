@@ -6,6 +6,7 @@
 #include "llmc/model/parallel.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
+#include "families.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -256,7 +257,7 @@ static int load_optimizer(const char *path, Model *m, const Optimizer *o, Error 
         ok = safetensors_read_double(s, bias, 0, buffer, bias->count, e);
         if (ok) m->dev->reals_from_double(m->bias, buffer, bias->count);
     }
-    if (ok && (!m->parallel || m->parallel->rank == 0)) {    /* one rank warns for all */
+    if (ok && (!m->dp.parallel || m->dp.parallel->rank == 0)) {    /* one rank warns for all */
         state_name(name, &m->manifest.at[0], STATE_KINDS - 1);
         if (converted) warn("%s: the optimizer's state is in %s and was converted", path, converted);
         if (no_master) warn("%s has no master copy of the weights; it starts as the rounded weights", path);

@@ -4,6 +4,7 @@
 #include "llmc/model/parallel.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
+#include "families.h"
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -40,5 +40,5 @@ RouterStats router_stats(const Model *m, const int *load, const double *losses) 
 
 void routers_update_bias(Model *m, float rate) {
     for (int r = 0; r < m->routers; r++)
-        m->dev->router_bias(real_at(m, m->bias, router_offset(m, r)), m->load + router_offset(m, r), rate, router_width(m, r));
+        m->dev->router_bias(real_at(m, m->bias, router_offset(m, r)), m->results.load + router_offset(m, r), rate, router_width(m, r));
 }

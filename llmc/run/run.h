@@ -31,8 +31,7 @@ typedef struct {
     Decoder       decoder;              /* for samples; uses the model's weights */
     Progress      progress;
     Log           log;
-    Replay        replay_micro[2][2];   /* of a micro-batch: [adds to gradients, not sets them][also sums them over ranks] */
-    Replay        replay_update;
+    Replay        replay_micro[PHASES], replay_update;      /* of a micro-batch in each phase, and of the update */
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           micro_batches;        /* of a step, on each rank */

@@ -59,11 +59,11 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "beyond",    1,    5,  8200,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm_backward" },
     { { "odd row",   1,  700,  1027,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
     { { "tall",      1, 4200,   264,      5,   1,  1,   1, 1, 1, 2, MIXED }, "bias_backward" },
-    { { "K = 7",     1, 2700,   136,      5,  16,  7,   1, 1, 1, 2, MIXED }, "join" },
-    { { "full",      1,   37,  4096,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
-    { { "widest",    1,    5,  8192,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
-    { { "beyond",    1,    5,  8200,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
-    { { "odd row",   1,  700,  1027,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
+    { { "K = 7",     1, 2700,   136,      5,  16,  7,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "full",      1,   37,  4096,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "widest",    1,    5,  8192,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "beyond",    1,    5,  8200,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "odd row",   1,  700,  1027,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
     { { "text",      1, 4200,    24,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
     { { "odd text",  1, 1000,     9,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
     { { "wide text", 1,  330,  2056,    700,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
@@ -76,7 +76,7 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "whole",     3,  256,   136,      5,   5,  1, 128, 1, 1, 2, IN_TILES }, "parallel_linear" },
     { { "whole",     3,  256,   136,      5,   5,  1, 128, 1, 1, 2, IN_TILES }, "expert" },
     { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "combine" },
-    { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "join" },
+    { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "add_norm" },
     { { "varied",    3,   70,     4,      5,  16,  7,  72, 1, 1, 2, VARIED }, "activation_backward" },
     { { "varied",    3,   70,     4,      5,  70,  7,   1, 1, 1, 2, VARIED }, "router_backward" },
     { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "parallel_linear" },
@@ -189,7 +189,6 @@ static void naive_parallel_linear_forward(const Case *c, double **v) {
     for (int s = 0; s < c->S; s++) {
         const size_t e = (size_t)expert_of(c, v, s);
         double *y = v[0] + place(c, v, s, c->to) * O;
-        for (size_t o = 0; v[3] && o < O; o++) y[o] = v[3][e*O + o];
         row_times_weight(y, v[1] + place(c, v, s, c->from) * C, v[2] + e*O*C, c->C, c->O);
     }
 }
@@ -203,9 +202,7 @@ static void naive_parallel_linear_backward_weight(const Case *c, double **v) {
     const size_t C = (size_t)c->C, O = (size_t)c->O;
     for (int s = 0; s < c->S; s++) {
         const size_t e = (size_t)expert_of(c, v, s);
-        const double *dy = v[2] + place(c, v, s, c->to) * O;
-        for (size_t o = 0; v[1] && o < O; o++) v[1][e*O + o] += dy[o];
-        outer_product(v[0] + e*O*C, dy, v[3] + place(c, v, s, c->from) * C, c->C, c->O);
+        outer_product(v[0] + e*O*C, v[1] + place(c, v, s, c->to) * O, v[2] + place(c, v, s, c->from) * C, c->C, c->O);
     }
 }
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
