@@ -2,9 +2,9 @@
 #include "run.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
-#include "llmc/files/families.h"
 #include <stdlib.h>
 #include <string.h>
 

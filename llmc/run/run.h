@@ -31,7 +31,7 @@ typedef struct {
     Decoder       decoder;              /* for samples; uses the model's weights */
     Progress      progress;
     Log           log;
-    Replay        replay_micro[PHASES], replay_update;
+    Replay        replay_micro[PHASES], replay_update;      /* of a micro-batch in each phase, and of the update */
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           micro_batches;        /* of a step, on each rank */
