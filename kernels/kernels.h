@@ -122,6 +122,11 @@ typedef struct {
     int   top_k;                        /* 0: off */
 } Sampler;
 
+/* What decode_in does to its input, and what it chooses. */
+typedef struct { const floatX *weight; float eps; } Norm;                                  /* an RMSNorm: weight (C) */
+typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; } Router; /* weight (E,C), bias (E) or NULL; weight NULL: none, E = K = 1 */
+typedef struct { int *expert; real *weight; } Choice;                                       /* of N tokens, (N,K) each */
+
 typedef struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
@@ -334,21 +339,20 @@ typedef struct Device {
      * for N tokens of C channels with experts of width F (and all other widths multiples of F or C)? If not, call what they
      * are made of.
      *
-     * decode_in: x = rmsnorm_forward(inp, norm); expert, weight = router_forward(x router^T, bias);
+     * decode_in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, router.bias);
      *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
-     *   router NULL: E = K = 1. plain_w NULL: P = 0. next: NULL, or what decode_out will need, next_size elements for each
-     *   expert: those of the chosen experts are asked for in advance.
+     *   plain_w NULL: P = 0. next: NULL, or the weights decode_out will read, next_size elements for each expert; those of
+     *   the chosen experts are prefetched.
      * decode_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
-     *   bias (O), or NULL. expert and weight are those of the last decode_in, or NULL: one expert. out may be residual.
+     *   bias (O), or NULL. choice is that of the last decode_in, or of NULLs: one expert. out may be residual.
      * decode_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_cached. kv (B,2,G,D)  row (B)
      *   position, row and what the cache holds were there before the operation before this one was queued. */
     int  (*decode_fits)(int N, int C, int F, int E, int K);
-    void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
-                    const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores,
-                    const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
-                    int N, int C, int E, int K, int O, int P);
-    void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
-                    const floatX *w, const floatX *bias, int N, int E, int K, int C, int O);
+    void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
+                       const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
+                       int N, int C, int O, int P);
+    void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
+                       const floatX *bias, int N, int E, int K, int C, int O);
     void (*decode_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
                           const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D);
 

@@ -51,14 +51,16 @@ void attention_layer_decode(Model *m, LayerActs *a, const LayerParams *p, floatX
     const int A = c->attention_experts, X = c->attention_topk;
     const int N = m->N, C = c->channels, G = c->kv_heads, Q = c->query_heads, D = c->head_size;
     const int H = A > 1 ? G*D : Q*G*D;                      /* width of an expert's heads */
+    const Norm norm = { p->att_norm, (float)c->norm_eps };
+    const Router router = { p->att_router, a->att.bias, (Scores)c->scores, A, X };
+    const Choice choice = { a->att.expert, a->att.weight };
 
     /* 1 to 3, 4 and 5, 6 and 7. */
-    dev->decode_in(a->q, a->kv, a->att.expert, a->att.weight, resid, p->att_norm, (float)c->norm_eps, p->att_router,
-                a->att.bias, (Scores)c->scores, p->query, p->kv, p->output, (size_t)C * (size_t)H, IDENTITY,
-                N, C, A, X, H, 2*G*D);
+    dev->decode_in(a->q, a->kv, choice, resid, norm, router, p->query, p->kv, p->output, (size_t)C * (size_t)H, IDENTITY,
+                   N, C, H, 2*G*D);
     dev->decode_attention(a->mixed, m->cache[layer], a->q, a->kv, m->rope, m->position, m->cache_row, head_order(c), m->B,
                        m->cache_capacity, G, Q, D);
-    dev->decode_out(out, resid, a->mixed, a->att.expert, a->att.weight, p->output, p->att_bias, N, A, X, H, C);
+    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, N, A, X, H, C);
 }
 
 Sum attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads *g, const floatX *dout,

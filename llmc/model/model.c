@@ -532,9 +532,9 @@ void model_next(Model *m, floatX *logits) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels, V = m->config.vocab;
     if (model_decode_path(m))
-        dev->decode_in(logits, NULL, NULL, NULL, m->acts[m->config.layers - 1].out, m->p.final_norm,
-                    (float)m->config.final_eps, NULL, NULL, TOPK_SOFTMAX, m->p.head, NULL, NULL, 0, IDENTITY,
-                    N, C, 1, 1, V, 0);
+        dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out,
+                       (Norm){ m->p.final_norm, (float)m->config.final_eps }, (Router){ .E = 1, .K = 1 },
+                       m->p.head, NULL, NULL, 0, IDENTITY, N, C, V, 0);
     else dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
 }
 

@@ -63,19 +63,18 @@ Sum moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const floatX
 void moe_layer_decode(Model *m, LayerActs *a, const LayerParams *p, floatX *out, const floatX *resid) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
-    const Scores scores = (Scores)c->scores;
     const Activation f = (Activation)c->activation;
-    const float eps = (float)c->norm_eps;
+    const Norm norm = { p->mlp_norm, (float)c->norm_eps };
+    const Router router = { p->router, a->mlp.bias, (Scores)c->scores, c->experts, c->topk }, none = { .E = 1, .K = 1 };
+    const Choice choice = { a->mlp.expert, a->mlp.weight }, one = { 0 };
     const int N = m->N, C = c->channels, F = c->width, Fs = c->experts > 1 ? c->shared_width : 0;
 
     /* 1 to 3; 3 and 4; 5. */
-    dev->decode_in(m->s.act, NULL, a->mlp.expert, a->mlp.weight, resid, p->mlp_norm, eps, p->router, a->mlp.bias, scores,
-                p->up, NULL, p->down, (size_t)C * (size_t)F, f, N, C, c->experts, c->topk, F, 0);
-    dev->decode_out(out, resid, m->s.act, a->mlp.expert, a->mlp.weight, p->down, p->mlp_bias, N, c->experts, c->topk, F, C);
+    dev->decode_in(m->s.act, NULL, choice, resid, norm, router, p->up, NULL, p->down, (size_t)C * (size_t)F, f, N, C, F, 0);
+    dev->decode_out(out, resid, m->s.act, choice, p->down, p->mlp_bias, N, c->experts, c->topk, F, C);
     if (!Fs) return;
-    dev->decode_in(m->s.act, NULL, NULL, NULL, resid, p->mlp_norm, eps, NULL, NULL, scores, p->shared_up, NULL, NULL, 0, f,
-                N, C, 1, 1, Fs, 0);
-    dev->decode_out(out, out, m->s.act, NULL, NULL, p->shared_down, NULL, N, 1, 1, Fs, C);
+    dev->decode_in(m->s.act, NULL, one, resid, norm, none, p->shared_up, NULL, NULL, 0, f, N, C, Fs, 0);
+    dev->decode_out(out, out, m->s.act, one, p->shared_down, NULL, N, 1, 1, Fs, C);
 }
 
 /* Neither the experts' answers nor their activations were kept: activation_backward recomputes the latter from a->pre
