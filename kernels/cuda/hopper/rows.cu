@@ -27,7 +27,7 @@
 // next one. Then neither activations nor their gradients travel to memory and back between two kernels. The latter has so much
 // to do after a tile's product that it does it between the steps of the next tile.
 #include "kernels/cuda/product.cuh"
-#include "pipeline.cuh"
+#include "wgmma.cuh"
 #include "kernels/cuda/expert.cuh"
 
 #if defined(PRECISION_BF16)
@@ -72,8 +72,8 @@ template <typename Layout> struct Shared {
     __device__ const int *open(int producers, const int *start, int E) const {
         int *near = (int *)(generic + Layout::starts);
         if (threadIdx.x == 0) {
-            for (int i = 0; i < Layout::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * SPEAKERS);
-            barrier_init_done();
+            for (int i = 0; i < Layout::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * RELEASING_LANES);
+            fence_barrier_init();
         }
         const bool fits = start && E < STARTS;
         if (fits) for (int i = threadIdx.x; i <= E; i += THREADS) near[i] = start[i];
@@ -81,39 +81,32 @@ template <typename Layout> struct Shared {
         return fits ? near : start;
     }
 };
-// Where in the ring somebody is.
-template <typename Layout> struct Position {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ void next(void) { if (++stage == Layout::stages) stage = 0, parity ^= 1; }
-};
-
 // A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already. meanwhile: what else to do in every
 // step, while the tensor cores work.
 struct Nothing { __device__ void operator()(void) const {} };
-template <typename Layout, int a_across, int b_across, typename Meanwhile = Nothing>
-__device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, Position<Layout> &at, int steps,
+template <typename Layout, Major a_major, Major b_major, typename Meanwhile = Nothing>
+__device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, Position<Layout::stages> &at, int steps,
                                              int mine, Meanwhile meanwhile = Meanwhile()) {
     __syncwarp();                                                               // the warp has read the stage's info
     int before = -1;
-    for (int step = 0; step < steps; step++, at.next()) {
-        if (step) barrier_wait(s.full(at.stage), at.parity);
+    for (int step = 0; step < steps; step++, at.advance()) {
+        if (step) barrier_wait(s.full(at.stage), at.phase);
         const uint32_t a = s.a(at.stage) + mine * 8192, b = s.b(at.stage);
         pin(sum);
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++)
-            wgmma<Layout::BN, a_across, b_across>(sum, operand(a + k16 * (a_across ? 2048 : 32), !a_across),
-                                                  operand(b + k16 * (b_across ? 2048 : 32), !b_across), step | k16);
+            wgmma<Layout::BN, a_major, b_major>(sum, descriptor(a + k16 * (a_major ? 2048 : 32), a_major),
+                                                  descriptor(b + k16 * (b_major ? 2048 : 32), b_major), step | k16);
         wgmma_commit();
         wgmma_wait<1>();                                                        // the step before is done
-        if (before >= 0 && speaks()) barrier_arrive(s.empty(before));
+        if (before >= 0 && releases()) barrier_arrive(s.empty(before));
         before = at.stage;
         meanwhile();
     }
     wgmma_wait<0>();
     pin(sum);
-    if (speaks()) barrier_arrive(s.empty(before));
+    if (releases()) barrier_arrive(s.empty(before));
 }
 
 // The next tile, for a producer of one warp or of four. Its first thread has drawn it; turn: 0 and 1 alternately, so that none
@@ -123,7 +116,7 @@ template <typename Layout, bool warps> __device__ static inline int tell_ticket(
     if (!warps) return __shfl_sync(ALL, drawn, 0);
     int *told = (int *)&s.info(Layout::stages) + turn;
     if (threadIdx.x == 0) *told = drawn;
-    meet(3, 128);
+    named_barrier_sync(3, 128);
     turn ^= 1;
     return *told;
 }
@@ -141,7 +134,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
     if (!gather && threadIdx.x >= 32) return;
     const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
     int drawn = 0, turn = 0;
-    Position<Layout> at;
+    Position<Layout::stages> at;
     for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Layout, gather>(s, drawn, turn)) {
         const Place to = place_of<kind, BM, halves ? BN / 2 : BN>(p, tile);
         if (to.m < 0) {
@@ -159,8 +152,8 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 row[i] = p.a + (size_t)p.a_row[min(first + thread / 8 + 16 * i, end - 1)] * k + chunk * 8;
         for (int step = 0; step < steps;) {
 #pragma unroll
-            for (int turn = 0; turn < TURNS && step < steps; turn++, step++, at.next()) {
-                barrier_wait(s.empty(at.stage), at.parity ^ 1);
+            for (int turn = 0; turn < TURNS && step < steps; turn++, step++, at.advance()) {
+                barrier_wait(s.empty(at.stage), at.phase ^ 1);
                 if (gather) {
                     const int valid = step * BK + chunk * 8 < k ? rows : 0;
 #pragma unroll
@@ -189,7 +182,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
         }
     }
     if (thread == 0) return_tickets(tickets);
-    barrier_wait(s.empty(at.stage), at.parity ^ 1);                             // no more tiles: a stage that says so
+    barrier_wait(s.empty(at.stage), at.phase ^ 1);                             // no more tiles: a stage that says so
     if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
     if (gather) barrier_arrive(s.full(at.stage));
 }
@@ -211,7 +204,7 @@ __device__ static inline void store_slab(uint32_t slab, const unsigned char *row
                                          const int *row_of, int columns, int n, int width, int first, int end) {
     const int lane = threadIdx.x % 32, chunk = lane % 8;
     const bool box = !row_of && first + 16 <= end;
-    if (box) publish();
+    if (box) fence_async_proxy();
     __syncwarp();
     if (lane == 0) {
         if (box) bulk_store(map, slab, n, first, 0);
@@ -251,13 +244,13 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
     take_registers<gather ? 224 : 232>();
     const int columns = columns_of<kind>(p), steps = ((kind == FORWARD ? p.C : p.O) + BK - 1) / BK;
     const int thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
-    Position<Layout> at;
+    Position<Layout::stages> at;
     for (int turn = 0;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);                                       // expert, first row, last + 1, column
         if (to.x < 0) break;
         float sum[Layout::BN / 2];
-        multiply_steps<Layout, 0, kind == INPUT>(sum, s, at, steps, mine);
+        multiply_steps<Layout, K_MAJOR, kind == INPUT ? MN_MAJOR : K_MAJOR>(sum, s, at, steps, mine);
 
         const int first = to.y + mine * 64 + thread / 32 * 16;                  // of this warp's rows
 #pragma unroll
@@ -310,13 +303,13 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
     }
     take_registers<224>();
     const int F = p.O, steps = (p.C + BK - 1) / BK, thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
-    Position<Wide> at;
+    Position<Wide::stages> at;
     for (int turn = 0;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);
         if (to.x < 0) break;
         float sum[128];
-        multiply_steps<Wide, 0, 0>(sum, s, at, steps, mine);
+        multiply_steps<Wide, K_MAJOR, K_MAJOR>(sum, s, at, steps, mine);
 
         const int first = to.y + mine * 64 + thread / 32 * 16;
 #pragma unroll
@@ -429,9 +422,9 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
     const int F = p.C, steps = (p.O + BK - 1) / BK, each = (UNITS + steps - 1) / steps, lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
     const uint32_t mine = s.slab(0) + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4), brought = s.slab(4) + lane * 16;
     Unfinished last = { UNITS };
-    Position<Backward> at;
+    Position<Backward::stages> at;
     for (;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);
         if (to.x < 0) break;
         const int first = to.y + warp * 16;
@@ -443,7 +436,7 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
             asked = true;
         };
         float da[Backward::BN / 2];
-        multiply_steps<Backward, 0, 1>(da, s, at, steps, warp / 4, [&](void) {
+        multiply_steps<Backward, K_MAJOR, MN_MAJOR>(da, s, at, steps, warp / 4, [&](void) {
             if (last.unit == UNITS) ask();
 #pragma unroll 1
             for (int i = 0; i < each && last.unit < UNITS; i++) finish_unit(mine, brought, e, last, p);
@@ -524,7 +517,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     const int across = (p.Q + BN - 1) / BN, down = (p.P + BM - 1) / BM, tiles = p.E * across * down * p.splits;
     const int thread = threadIdx.x % 128;
     const int *start = s.open(1 + 128, p.start, p.E);
-    Position<Wide> at;
+    Position<Wide::stages> at;
 
     if (threadIdx.x < 128) {
         give_registers<gather ? 72 : 56>();
@@ -554,8 +547,8 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             // An expert without rows has nothing to add; but where its gradient is set, a stage of zeros says so.
             for (int k = first, last = p.how == ADD ? end : max(end, first + 1); k < last;)
 #pragma unroll
-                for (int turn = 0; turn < AHEAD && k < last; turn++, k += BK, at.next()) {
-                    barrier_wait(s.empty(at.stage), at.parity ^ 1);
+                for (int turn = 0; turn < AHEAD && k < last; turn++, k += BK, at.advance()) {
+                    barrier_wait(s.empty(at.stage), at.phase ^ 1);
 #pragma unroll
                     for (int i = 0; i < EACH; i++) {
                         const int r = place + 16 * i;
@@ -585,7 +578,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                     }
                 }
         }
-        barrier_wait(s.empty(at.stage), at.parity ^ 1);
+        barrier_wait(s.empty(at.stage), at.phase ^ 1);
         if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
         barrier_arrive(s.full(at.stage));
         return;
@@ -594,11 +587,11 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     take_registers<gather ? 216 : 224>();
     const int mine = threadIdx.x / 128 - 1, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
     for (;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);                                       // plane of c, first of P, of Q, steps
         if (to.x < 0) break;
         float sum[BN / 2];
-        multiply_steps<Wide, 1, 1>(sum, s, at, to.w, mine);
+        multiply_steps<Wide, MN_MAJOR, MN_MAJOR>(sum, s, at, to.w, mine);
 
         const int m = to.y + mine * 64 + warp * 16 + g;
         if (p.how == SET) {
@@ -627,11 +620,11 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                 const int n = to.z + c * 64;
                 if (n >= p.Q || first >= p.P) break;
                 if (thread == 0) bulk_wait_read<0>();
-                meet(1 + mine, 128);
+                named_barrier_sync(1 + mine, 128);
 #pragma unroll
                 for (int i = 0; i < 2; i++) put_rounded<transposed>(slabs + i * SLAB, &sum[(c + i) * 32]);
-                publish();
-                meet(1 + mine, 128);
+                fence_async_proxy();
+                named_barrier_sync(1 + mine, 128);
                 if (thread == 0) {
                     for (int i = 0; i < 2 && n + i * 64 < p.Q; i++)
                         bulk_store(&c_map, slabs + i * SLAB, transposed ? first : n + i * 64, transposed ? n + i * 64 : first, to.x);
@@ -647,10 +640,10 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             if (n >= p.Q || first >= p.P) break;
             const uint32_t slab = slabs + c % 2 * SLAB;
             if (thread == 0) bulk_wait_read<1>();
-            meet(1 + mine, 128);
+            named_barrier_sync(1 + mine, 128);
             put_floats<transposed>(s.at(slab), &sum[c * 16]);
-            publish();
-            meet(1 + mine, 128);
+            fence_async_proxy();
+            named_barrier_sync(1 + mine, 128);
             if (thread == 0) {
                 if (!transposed) bulk_add(&c_map, slab, n, first, to.x);
                 else {
