@@ -11,8 +11,8 @@ enum { RULES = ROUND_DOWN + 1, RUNS = 9, PARTS = 4 };
 static void add_up(Model *m, Sum s) {
     const int N = m->N, C = m->config.channels;
     if (s.plan) m->dev->combine_forward(m->s.dnormed[0], s.rows, s.weight, s.bias, s.plan, C, GROUPED);
-    for (int i = 0; i < s.products; i++)
-        m->dev->matmul_backward_input(m->s.branch, s.product[i].dout, s.product[i].weight, N, C, s.product[i].O, SET);
+    for (int i = 0; i < s.terms; i++)
+        m->dev->matmul_backward_input(m->s.branch, s.term[i].dout, s.term[i].weight, N, C, s.term[i].O, SET);
 }
 static void work(Model *m, int part) {
     LayerActs *a = m->acts;

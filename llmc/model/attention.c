@@ -17,7 +17,7 @@ Sum attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const 
     if (mixture) route_forward(m, &a->att, p->att_router, x);
 
     /* 3. Queries from the chosen experts, G heads for each slot; keys and values from the shared projection. */
-    if (mixture) dev->parallel_linear_forward(a->q, x, p->query, NULL, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
+    if (mixture) dev->parallel_linear_forward(a->q, x, p->query, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
     else         dev->matmul_forward(a->q, x, p->query, N, C, Q*G*D);
     dev->matmul_forward(a->kv, x, p->kv, N, C, 2*G*D);
 
@@ -40,7 +40,7 @@ Sum attention_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const 
         dev->matmul_forward(m->s.branch, a->mixed, p->output, N, Q*G*D, C);
         return (Sum){ .rows = m->s.branch };
     }
-    dev->parallel_linear_forward(m->s.rows, a->mixed, p->output, NULL, &r->plan, G*D, C, BY_SLOT, GROUPED);
+    dev->parallel_linear_forward(m->s.rows, a->mixed, p->output, &r->plan, G*D, C, BY_SLOT, GROUPED);
     return (Sum){ .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->att_bias };
 }
 
@@ -77,7 +77,7 @@ Sum attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Layer
         dev->parallel_linear_backward_input(m->s.dmixed, dout, p->output, &r->plan, G*D, C, BY_SLOT, BY_TOKEN);
         dev->activation_backward(m->s.dmixed, m->s.act, m->s.dweight, m->s.dmixed, a->mixed, r->weight,
                                  &r->plan, BY_SLOT, IDENTITY, N*Q, G*D);
-        dev->parallel_linear_backward_weight(g->output, NULL, dout, m->s.act, &r->plan, G*D, C, BY_SLOT, BY_TOKEN,
+        dev->parallel_linear_backward_weight(g->output, dout, m->s.act, &r->plan, G*D, C, BY_SLOT, BY_TOKEN,
                                              m->write);
     } else {
         dev->matmul_backward_input(m->s.dmixed, dout, p->output, N, Q*G*D, C, SET);
@@ -96,14 +96,14 @@ Sum attention_layer_backward(Model *m, LayerActs *a, const LayerParams *p, Layer
     /* 3 */
     if (mixture) {
         dev->parallel_linear_backward_input(m->s.rows, m->s.dq, p->query, &r->plan, C, G*D, GROUPED, BY_SLOT);
-        dev->parallel_linear_backward_weight(g->query, NULL, m->s.dq, x, &r->plan, C, G*D, BY_TOKEN, BY_SLOT,
+        dev->parallel_linear_backward_weight(g->query, m->s.dq, x, &r->plan, C, G*D, BY_TOKEN, BY_SLOT,
                                              m->write);
         dx.rows = m->s.rows, dx.plan = &r->plan;
     } else {
-        sum_product(&dx, m->s.dq, p->query, Q*G*D);
+        sum_add(&dx, m->s.dq, p->query, Q*G*D);
         dev->matmul_backward_weight(g->query, m->s.dq, x, N, C, Q*G*D, m->write);
     }
-    sum_product(&dx, m->s.dkv, p->kv, 2*G*D);
+    sum_add(&dx, m->s.dkv, p->kv, 2*G*D);
     dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D, m->write);
 
     /* 2, 1 */

@@ -161,7 +161,6 @@ static void describe_scratch(Model *m) {
         SHARED(dweight, most*Re);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed[0], N*C*X);
-        if (m->dev->add_norm_backward)
         SHARED(dnormed[1], N*C*X);
         SHARED(dresid, N*C*X);
     }
@@ -416,40 +415,21 @@ int model_decode_path(const Model *m) {
         && m->dev->decode_fits(m->N, c->channels, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
 
-/* The end of a half: resid = residual + drop(sum of s), and that normalized for what comes next. */
+static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
+static Norm final_norm(const Model *m) { return (Norm){ m->p.final_norm, (float)m->config.final_eps }; }
+static Dropout dropout_at(const Model *m, int site) { return (Dropout){ m->dropout, m->key, site }; }
+
+/* resid = residual + drop(sum of s), and that normalized for the next sub-layer. */
 static void add_norm_forward(Model *m, floatX *normed, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
-                         int site, const floatX *norm, double eps) {
-    const Device *dev = m->dev;
-    const int N = m->N, C = m->config.channels;
-    const floatX *branch = s->plan ? m->s.branch : s->rows;
-    if (dev->add_norm_forward) {
-        dev->add_norm_forward(normed, rstd, resid, residual, s->rows, s->weight, s->bias, s->plan, m->dropout, m->key, site,
-                          norm, (float)eps, N, C);
-        return;
-    }
-    if (s->plan) dev->combine_forward(m->s.branch, s->rows, s->weight, s->bias, s->plan, C, GROUPED);
-    dev->residual(resid, residual, branch, m->dropout, m->key, site, (size_t)N * (size_t)C);
-    dev->rmsnorm_forward(normed, rstd, resid, norm, (float)eps, N, C);
+                             int site, Norm norm) {
+    m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->N, m->config.channels);
 }
 /* And back: dx is the gradient of what was normalized. The residual stream passes its gradient (m->s.dresid) on
- * unchanged and each half adds its own. dbias: of the half before, unless dropout comes first. */
-static void add_norm_backward(Model *m, real *dnorm, real *dbias, const Sum *dx, const floatX *resid, const floatX *norm,
-                          const real *rstd) {
-    const Device *dev = m->dev;
-    const int N = m->N, C = m->config.channels, at_once = dev->add_norm_backward != NULL;
-    floatX *sum = m->s.dnormed[0], *addend[2] = { sum, at_once ? m->s.dnormed[1] : sum };
-    if (m->dropout > 0) dbias = NULL;
-    if (!at_once && dx->plan) dev->combine_forward(sum, dx->rows, NULL, NULL, dx->plan, C, GROUPED);
-    for (int i = 0; i < dx->products; i++)
-        dev->matmul_backward_input(addend[i], dx->product[i].dout, dx->product[i].weight, N, C, dx->product[i].O,
-                                   at_once || (!dx->rows && i == 0) ? SET : ADD);
-    if (at_once) {
-        dev->add_norm_backward(m->s.dresid, dnorm, dbias, dx->rows, dx->plan, dx->products > 0 ? addend[0] : NULL,
-                           dx->products > 1 ? addend[1] : NULL, resid, norm, rstd, N, C);
-        return;
-    }
-    dev->rmsnorm_backward(m->s.dresid, dnorm, dx->rows && !dx->plan ? dx->rows : sum, resid, norm, rstd, N, C);
-    if (dbias) dev->bias_backward(dbias, m->s.dresid, N, C);
+ * unchanged and each sub-layer adds its own. dbias: of the sub-layer before, unless dropout comes first. */
+static void add_norm_backward(Model *m, real *dnorm, real *dbias, const Sum *dx, const floatX *resid, Norm norm,
+                              const real *rstd) {
+    m->dev->add_norm_backward(m->dev, m->s.dresid, dnorm, m->dropout > 0 ? NULL : dbias, m->s.dnormed, dx, resid, norm, rstd,
+                              m->N, m->config.channels);
 }
 
 /* From a->att_normed to the next layer's, or to m->final. again: only what backward needs is made once more. */
@@ -465,13 +445,13 @@ static void block_forward(Model *m, int l, const floatX *resid, int recompute) {
     }
 
     Sum answer = attention_layer_forward(m, a, p, a->att_normed, l);
-    add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, resid, &answer, 2*l + 1, p->mlp_norm, c->norm_eps);
+    add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, resid, &answer, 2*l + 1, norm_of(m, p->mlp_norm));
 
     answer = moe_layer_forward(m, a, p, a->mlp_normed);
     if (recompute) return;
     parallel_wait_weights(m, l + 2 < m->manifest.range_count ? l + 2 : m->manifest.range_count - 1);     /* the next norm's */
-    if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, m->p.final_norm, c->final_eps);
-    else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, m->lp[l+1].att_norm, c->norm_eps);
+    if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, final_norm(m));
+    else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
 }
 
 /* The gradient of a half's answer: that of the stream, through dropout. */
@@ -479,7 +459,7 @@ static const floatX *sublayer_backward(Model *m, real *dbias, int site) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels;
     if (!(m->dropout > 0)) return m->s.dresid;
-    dev->dropout(m->s.branch, m->s.dresid, m->dropout, m->key, site, (size_t)N * (size_t)C);
+    dev->dropout(m->s.branch, m->s.dresid, dropout_at(m, site), (size_t)N * (size_t)C);
     if (dbias) dev->bias_backward(dbias, m->s.branch, N, C);
     return m->s.branch;
 }
@@ -488,23 +468,22 @@ static const floatX *sublayer_backward(Model *m, real *dbias, int site) {
 static void block_backward(Model *m, int l, const floatX *resid, float scale) {
     const Device *dev = m->dev;
     const int N = m->N, C = m->config.channels;
-    const float eps = (float)m->config.norm_eps;
     LayerActs *a = &m->acts[l];
     const LayerParams *p = &m->lp[l];
     LayerGrads *g = &m->lg[l];
     Sum dx;
 
-    if (m->recompute >= 2) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
+    if (m->recompute >= 2) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, norm_of(m, p->att_norm), N, C);
     if (m->recompute >= 2) block_forward(m, l, resid, 1);
-    if (m->recompute == 1) dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, p->mlp_norm, eps, N, C);
+    if (m->recompute == 1) dev->rmsnorm_forward(a->mlp_normed, a->mlp_rstd, a->mid, norm_of(m, p->mlp_norm), N, C);
     const floatX *dout = sublayer_backward(m, g->mlp_bias, 2*l + 2);
     dx = moe_layer_backward(m, a, p, g, dout, a->mlp_normed, scale);
-    add_norm_backward(m, g->mlp_norm, g->att_bias, &dx, a->mid, p->mlp_norm, a->mlp_rstd);
+    add_norm_backward(m, g->mlp_norm, g->att_bias, &dx, a->mid, norm_of(m, p->mlp_norm), a->mlp_rstd);
 
-    if (m->recompute == 1) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, p->att_norm, eps, N, C);
+    if (m->recompute == 1) dev->rmsnorm_forward(a->att_normed, a->att_rstd, resid, norm_of(m, p->att_norm), N, C);
     dout = sublayer_backward(m, g->att_bias, 2*l + 1);
     dx = attention_layer_backward(m, a, p, g, dout, a->att_normed, scale);
-    add_norm_backward(m, g->att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, resid, p->att_norm, a->att_rstd);
+    add_norm_backward(m, g->att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, resid, norm_of(m, p->att_norm), a->att_rstd);
 }
 
 void model_forward(Model *m) {
@@ -512,11 +491,10 @@ void model_forward(Model *m) {
     const int N = m->N, C = m->config.channels, L = m->config.layers;
     parallel_wait_weights(m, 0);
     dev->embed_forward(m->encoded, m->tokens, m->p.embed, N, C);
-    if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, m->dropout, m->key, 0, (size_t)N * (size_t)C);
+    if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
     parallel_wait_weights(m, 1);
     if (!model_decode_path(m))                                      /* which has norms of its own */
-        dev->rmsnorm_forward(m->acts[0].att_normed, m->acts[0].att_rstd, m->encoded, m->lp[0].att_norm,
-                             (float)m->config.norm_eps, N, C);
+        dev->rmsnorm_forward(m->acts[0].att_normed, m->acts[0].att_rstd, m->encoded, norm_of(m, m->lp[0].att_norm), N, C);
     for (int l = 0; l < L; l++) block_forward(m, l, l ? m->acts[l-1].out : m->encoded, 0);
 }
 
@@ -588,8 +566,8 @@ void model_backward(Model *m, float scale) {
     const int N = m->N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
     const size_t NC = (size_t)N * (size_t)C;
     dev->zero(m->s.dresid, NC * dev->floatX_size);
-    add_norm_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out, m->p.final_norm,
-                  m->final_rstd);
+    add_norm_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out, final_norm(m),
+                      m->final_rstd);
     parallel_gradients(m, m->manifest.range_count - 1);
     for (int l = L-1; l >= 0; l--) {
         const int first = m->fresh && (l == L-1 || !m->config.universal);
@@ -597,7 +575,7 @@ void model_backward(Model *m, float scale) {
         block_backward(m, l, l ? m->acts[l-1].out : m->encoded, scale);
         if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
     }
-    if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, m->dropout, m->key, 0, NC);
+    if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, dropout_at(m, 0), NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->tokens, N, V, C);
     parallel_gradients(m, 0);
 }

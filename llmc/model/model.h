@@ -67,23 +67,9 @@ typedef struct {                      /* one layer at a time uses these */
     floatX *dq, *dmixed, *dkv;        /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
     floatX *dlogits;  real *dweight;  /* (N,E) (S) */
     int    *choice;                   /* (N,K) what tokens chose, before it is rounded */
-    floatX *dnormed[2], *dresid;      /* (N,C)   two addends of the one, where they can be added later */
+    floatX *dnormed[2], *dresid;      /* (N,C)   dnormed: addends of the gradient of a norm's output */
     floatX *logits;                   /* (head_rows, V) a chunk of the head's output */
 } Scratch;
-
-/* What a half of a layer leaves for its end: its answer, or the gradient of what it read, before it is summed (add_norm_forward,
- * add_norm_backward in kernels.h). Products are not made yet: dout (N,O) times weight (O,C). */
-typedef struct { const floatX *dout, *weight; int O; } Product;
-typedef struct {
-    const floatX *rows;                 /* (S,C) grouped, or, without a plan, (N,C); NULL: none */
-    const Plan   *plan;
-    const real   *weight;               /* (S)  NULL: ones */
-    const floatX *bias;                 /* (C)  NULL: zeros */
-    Product product[2];  int products;
-} Sum;
-static inline void sum_product(Sum *s, const floatX *dout, const floatX *weight, int O) {
-    s->product[s->products++] = (Product){ dout, weight, O };
-}
 
 typedef enum { MODEL_TRAIN, MODEL_INFER } ModelMode;
 

@@ -22,7 +22,7 @@ static void mlp_backward(Model *m, const floatX *pre, const floatX *up, const fl
     dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, pre, NULL, NULL, BY_TOKEN,
                              (Activation)m->config.activation, N, F);
     dev->matmul_backward_weight(ddown, dout, m->s.act, N, F, C, m->write);
-    sum_product(dx, m->s.dpre, up, P);
+    sum_add(dx, m->s.dpre, up, P);
     dev->matmul_backward_weight(dup, m->s.dpre, x, N, C, P, m->write);
 }
 
@@ -30,7 +30,7 @@ Sum moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const floatX
     const Device *dev = m->dev;
     const Config *c = &m->config;
     const Route *r = &a->mlp;
-    const int C = c->channels, F = c->width, P = pre_width(c, F);
+    const int C = c->channels, F = c->width;
     const Activation f = (Activation)c->activation;
     if (c->experts == 1) {
         mlp_forward(m, a->pre, p->up, p->down, m->s.branch, x, F);
@@ -41,12 +41,8 @@ Sum moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const floatX
     route_forward(m, &a->mlp, p->router, x);
 
     /* 3. Each expert is a small MLP on its own rows, which it reads where the tokens lie. */
-    if (dev->expert_up_forward) dev->expert_up_forward(a->pre, m->s.act, x, p->up, &r->plan, f, C, F, BY_TOKEN);
-    else {
-        dev->parallel_linear_forward(a->pre, x, p->up, NULL, &r->plan, C, P, BY_TOKEN, GROUPED);
-        dev->activation_forward(m->s.act, a->pre, f, r->plan.S, F);
-    }
-    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, NULL, &r->plan, F, C, GROUPED, GROUPED);
+    dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, &r->plan, f, C, F, BY_TOKEN);
+    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
 
     /* 4. Each token adds up what its K experts answered, by weight. */
     if (!c->shared_width)
@@ -55,7 +51,7 @@ Sum moe_layer_forward(Model *m, LayerActs *a, const LayerParams *p, const floatX
 
     /* 5. The shared expert sees every token. */
     mlp_forward(m, a->shared_pre, p->shared_up, p->shared_down, m->s.rows, x, c->shared_width);
-    dev->residual(m->s.branch, m->s.branch, m->s.rows, 0, NULL, 0, (size_t)m->N * (size_t)C);
+    dev->residual(m->s.branch, m->s.branch, m->s.rows, (Dropout){ 0 }, (size_t)m->N * (size_t)C);
     return (Sum){ .rows = m->s.branch };
 }
 
@@ -93,17 +89,12 @@ Sum moe_layer_backward(Model *m, LayerActs *a, const LayerParams *p, LayerGrads 
     }
 
     /* 4, 3. The gradient of the sum is the same for all K experts: they read it where it lies, by token. */
-    if (dev->expert_down_backward)
-        dev->expert_down_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, r->weight, &r->plan, f,
-                                  C, F, BY_TOKEN);
-    else {
-        dev->parallel_linear_backward_input(m->s.dact, dout, p->down, &r->plan, F, C, GROUPED, BY_TOKEN);
-        dev->activation_backward(m->s.dpre, m->s.act, m->s.dweight, m->s.dact, a->pre, r->weight, &r->plan, GROUPED, f, r->plan.S, F);
-    }
-    dev->parallel_linear_backward_weight(g->down, NULL, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN,
+    dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, r->weight, &r->plan,
+                              f, C, F, BY_TOKEN);
+    dev->parallel_linear_backward_weight(g->down, dout, m->s.act, &r->plan, F, C, GROUPED, BY_TOKEN,
                                          m->write);
     dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, &r->plan, C, P, GROUPED, GROUPED);
-    dev->parallel_linear_backward_weight(g->up, NULL, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED,
+    dev->parallel_linear_backward_weight(g->up, m->s.dpre, x, &r->plan, C, P, BY_TOKEN, GROUPED,
                                          m->write);
     dx.rows = m->s.rows, dx.plan = &r->plan;
 

@@ -37,6 +37,6 @@ void route_backward(Model *m, Route *r, const floatX *router, void *drouter, Sum
     /* 1 */
     dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->plan.first, r->logits, r->load,
                          m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
-    sum_product(dx, m->s.dlogits, router, E);
+    sum_add(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, m->write);
 }

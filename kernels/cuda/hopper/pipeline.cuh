@@ -100,6 +100,15 @@ template <int STAGES> struct Pipeline {
     __device__ void skip(At at) const { wait_full(at), release(at); }              // a stage that this warp does not need
 };
 
+// ---- the work counter -----------------------------------------------------------------------------------------------------
+
+// The blocks of a persistent kernel take `count` pieces of work in order: a block begins with the piece of its own number and draws
+// every further one from a counter in memory (Context.work_counter). A block draws until it gets a number >= count. If the grid has at
+// most `count` blocks, these are `count` draws in all, after which the counter is 0 again, ready for the next kernel.
+__device__ static inline int draw_work(unsigned *counter, int count) {
+    return (int)(gridDim.x + atomicInc(counter, (unsigned)count - 1));
+}
+
 // ---- bulk copies: a box at (column, row, plane) of a map ------------------------------------------------------------------
 
 __device__ static inline void bulk_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int column, int row, int plane) {

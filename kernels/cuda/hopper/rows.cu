@@ -29,6 +29,7 @@
 #include "kernels/cuda/product.cuh"
 #include "wgmma.cuh"
 #include "kernels/cuda/expert.cuh"
+#include "kernels/compound.h"
 
 #if defined(PRECISION_BF16)
 
@@ -111,7 +112,6 @@ __device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const
 
 // The next tile, for a producer of one warp or of four. Its first thread has drawn it; turn: 0 and 1 alternately, so that none
 // is overwritten before all have seen it.
-__device__ static inline int ticket(unsigned *tickets) { return (int)(gridDim.x + atomicAdd(tickets, 1)); }
 template <typename Layout, bool warps> __device__ static inline int tell_ticket(const Shared<Layout> &s, int drawn, int &turn) {
     if (!warps) return __shfl_sync(ALL, drawn, 0);
     int *told = (int *)&s.info(Layout::stages) + turn;
@@ -120,25 +120,21 @@ template <typename Layout, bool warps> __device__ static inline int tell_ticket(
     turn ^= 1;
     return *told;
 }
-// Who draws no more says so; the last one leaves the counters as they were.
-__device__ static inline void return_tickets(unsigned *tickets) {
-    if (atomicInc(tickets + 1, gridDim.x - 1) == gridDim.x - 1) *tickets = 0;
-}
 
 // The producer of FORWARD and INPUT: tiles of rows of one expert, 128 x BN of c. halves: the tile's columns are twice BN/2,
 // from n and from columns + n on (gate and up).
-template <Kind kind, typename Layout, bool gather, bool halves>
+template <ProductKind kind, typename Layout, bool gather, bool halves>
 __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
-                                    int tiles, unsigned *tickets) {
+                                    int tiles, unsigned *work_counter) {
     enum { BN = Layout::BN };
     if (!gather && threadIdx.x >= 32) return;
     const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
     int drawn = 0, turn = 0;
     Position<Layout::stages> at;
     for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Layout, gather>(s, drawn, turn)) {
-        const Place to = place_of<kind, BM, halves ? BN / 2 : BN>(p, tile);
+        const TileCoord to = tile_coord<kind, BM, halves ? BN / 2 : BN>(p, tile);
         if (to.m < 0) {
-            if (thread == 0) drawn = ticket(tickets);
+            if (thread == 0) drawn = draw_work(work_counter, tiles);
             continue;
         }
         // A thread copies 16 bytes of every 64 columns of 8 rows. Its instructions count, as those of consumers do: addresses move
@@ -165,7 +161,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 }
                 __syncwarp();                                                   // lanes that order nothing may not fall behind
                 if (thread == 0) {
-                    if (step == max(steps - 3, 0)) drawn = ticket(tickets);     // it is known when this tile is done
+                    if (step == max(steps - 3, 0)) drawn = draw_work(work_counter, tiles);     // it is known when this tile is done
                     s.info(at.stage) = make_int4(to.expert, first, end, to.n);
                     barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
                     if (kind == FORWARD)
@@ -181,7 +177,6 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 for (int i = 0; i < EACH; i++) row[i] += TURNS * BK;
         }
     }
-    if (thread == 0) return_tickets(tickets);
     barrier_wait(s.empty(at.stage), at.phase ^ 1);                             // no more tiles: a stage that says so
     if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
     if (gather) barrier_arrive(s.full(at.stage));
@@ -227,10 +222,10 @@ template <int pending> __device__ static inline void slab_free(void) {
 #endif
 
 // FORWARD and INPUT. tiles: of the worst case.
-template <Kind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
+template <ProductKind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
 void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                   const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles,
-                  unsigned *tickets) {
+                  unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Layout> s(raw);
@@ -238,7 +233,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
     p.start = s.open(gather ? 1 + 128 : 1, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<gather ? 56 : 40>();
-        produce_rows<kind, Layout, gather, false>(s, &a_map, &b_map, p, tiles, tickets);
+        produce_rows<kind, Layout, gather, false>(s, &a_map, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<gather ? 224 : 232>();
@@ -262,12 +257,6 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float *x = &sum[c * 32 + j * 8];
-                if (kind == FORWARD && p.bias)
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
-                        if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
-                    }
                 if (kind == INPUT && p.how == ADD)                              // dense: rows lie in order
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -290,7 +279,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
                const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act, int tiles,
-               unsigned *tickets) {
+               unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Wide> s(raw);
@@ -298,7 +287,7 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles, tickets);
+        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<224>();
@@ -407,7 +396,7 @@ __device__ static inline void finish_unit(uint32_t da, uint32_t brought, const D
 
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ Product given,
-                          const __grid_constant__ DownBackward e, int tiles, unsigned *tickets) {
+                          const __grid_constant__ DownBackward e, int tiles, unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Backward> s(raw);
@@ -415,7 +404,7 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles, tickets);
+        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<224>();
@@ -677,18 +666,18 @@ static void allow_shared(const void *kernel, int bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-template <Kind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
+template <ProductKind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
     const int k = kind == FORWARD ? p.C : p.O, columns = columns_of<kind>(p);
     CUtensorMap a = {}, b, c;
     if ((!gather && !map_rows(&a, p.a, p.rows, k, BM)) || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Layout::BN : (int)BK)
         || !map_rows(&c, (floatX *)p.c, p.rows, columns, 16)) return false;
     auto *kernel = grouped_rows<kind, Layout, gather>;
     allow_shared((const void *)kernel, Layout::bytes);
-    const int tiles = (int)blocks_for<kind, BM, Layout::BN>(p);
-    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->tickets);
+    const int tiles = (int)tile_count<kind, BM, Layout::BN>(p);
+    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->work_counter);
     return true;
 }
-template <Kind kind, typename Layout> static bool launch_rows(const Product &p) {
+template <ProductKind kind, typename Layout> static bool launch_rows(const Product &p) {
     return p.a_row ? launch_rows<kind, Layout, true>(p) : launch_rows<kind, Layout, false>(p);
 }
 // How many columns of the result a tile has, and in how many shares the rows of a weight's gradient are summed, is a matter of
@@ -699,10 +688,10 @@ template <Kind kind, typename Layout> static bool launch_rows(const Product &p) 
 #ifndef TILE_SHARES
 #define TILE_SHARES 0
 #endif
-template <Kind kind> static bool rows_product(const Product &p) {
+template <ProductKind kind> static bool rows_product(const Product &p) {
     const int columns = columns_of<kind>(p);
     if (!can_use(p) || (p.how == ADD && p.start)) return false;
-    const bool few = columns <= 128 || blocks_for<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
+    const bool few = columns <= 128 || tile_count<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
     const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
     switch (TILE_COLUMNS ? TILE_COLUMNS : few ? 128 : fits ? 192 : 256) {
         case 128: return launch_rows<kind, Narrow>(p);
@@ -710,8 +699,8 @@ template <Kind kind> static bool rows_product(const Product &p) {
         default:  return launch_rows<kind, Wide>(p);
     }
 }
-bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
-bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
+bool hopper_product_forward(const Product &p) { return rows_product<FORWARD>(p); }
+bool hopper_product_input(const Product &p)   { return rows_product<INPUT>(p); }
 
 // c = or += the sum of its parts, in order. A thread has 4 of n, a multiple of that.
 template <typename T> static __global__ void add_planes(T *c, const float *part, size_t n, int parts, bool add) {
@@ -765,7 +754,7 @@ template <bool gather, bool transposed> static bool launch_weight(Outer o) {
         LAUNCH(add_planes<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, parts, n, o.splits, whole.how == ADD);
     return true;
 }
-bool hopper_weight(const Product &p) {
+bool hopper_product_weight(const Product &p) {
     if (!can_use(p)) return false;
     // c is (O,C): a's side is O. A gathered operand takes the side of 128; of two, so that fewer tiles are partly empty.
     auto area = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, 256); };
@@ -786,9 +775,9 @@ static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX
     if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p) || (uintptr_t)act % 16 || !map_weights(&b, p, 2 * F, 128)
         || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&act_map, act, p.rows, F, 16)) return false;
     allow_shared((const void *)expert_up, Wide::bytes);
-    const int tiles = (int)blocks_for<FORWARD, BM, 128>(p);
+    const int tiles = (int)tile_count<FORWARD, BM, 128>(p);
     LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Wide::bytes, b, pre_map, act_map, p, act, tiles,
-           context()->tickets);
+           context()->work_counter);
     return true;
 }
 static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *dout, const floatX *down,
@@ -798,34 +787,30 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     p.a_row = rows_of(plan, dout_rows);
     CUtensorMap b;
     if (f != SWIGLU || !p.a_row || !can_use(p) || ((uintptr_t)pre | (uintptr_t)dpre) % 16 || !map_weights(&b, p, C, BK)) return false;
-    const int parts = (int)divide_up(F, Backward::BN), tiles = (int)blocks_for<INPUT, BM, Backward::BN>(p);
+    const int parts = (int)divide_up(F, Backward::BN), tiles = (int)tile_count<INPUT, BM, Backward::BN>(p);
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)expert_down_backward, Backward::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, p,
-           DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->tickets);
+           DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->work_counter);
     LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), p.rows,
            parts);
     return true;
 }
 
-// Where a compound operation is not for these sizes or this GPU, its parts are called, as the table documents.
-static Device parts;
-static void expert_up_or_parts(OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
-                               Activation f, int C, int F, Rows inp_rows) {
-    if (up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows)) return;
-    parts.parallel_linear_forward(pre, inp, weight, NULL, plan, C, f == SWIGLU ? 2 * F : F, inp_rows, GROUPED);
-    parts.activation_forward(act, pre, f, plan->S, F);
+// Where a compound operation is not for these sizes or this GPU, its parts are called.
+static void expert_up_or_parts(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
+                               const Plan *plan, Activation f, int C, int F, Rows inp_rows) {
+    if (!up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows))
+        compound_expert_up_forward(d, pre, act, inp, weight, plan, f, C, F, inp_rows);
 }
-static void expert_down_or_parts(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da, const floatX *dout,
-                                 const floatX *down, const floatX *pre, const real *weight, const Plan *plan, Activation f,
-                                 int C, int F, Rows dout_rows) {
-    if (down_backward(dpre, wact, dweight, dout, down, pre, weight, plan, f, C, F, dout_rows)) return;
-    parts.parallel_linear_backward_input(da, dout, down, plan, F, C, GROUPED, dout_rows);
-    parts.activation_backward(dpre, wact, dweight, da, pre, weight, plan, GROUPED, f, plan->S, F);
+static void expert_down_or_parts(const Device *d, OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da,
+                                 const floatX *dout, const floatX *down, const floatX *pre, const real *weight,
+                                 const Plan *plan, Activation f, int C, int F, Rows dout_rows) {
+    if (!down_backward(dpre, wact, dweight, dout, down, pre, weight, plan, f, C, F, dout_rows))
+        compound_expert_down_backward(d, dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows);
 }
 PART(hopper) {
     d->expert_up_forward = expert_up_or_parts;
     d->expert_down_backward = expert_down_or_parts;
-    parts = *d;
 }
 #endif
