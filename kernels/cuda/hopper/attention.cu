@@ -2,8 +2,8 @@
 // explains the formulas and packed rows, and its kernels take every other case. The instructions are in pipeline.cuh and
 // wgmma.cuh. This file keeps the tensor cores busy.
 //
-//   blocks       One block an SM. It draws work tiles from a counter until none is left, those with most work first, so that all
-//                SMs finish at about the same time. The result does not depend on which SM computes a tile.
+//   blocks       One block an SM. It draws work tiles until none is left, those with most work first, so that all SMs finish at
+//                about the same time. The result does not depend on which SM computes a tile.
 //   warpgroups   One producer, of which one thread issues all copies, always ahead of their use; two or three consumers, with 64
 //                rows (or keys) each.
 //   work tiles   forward and backward_q: 64 query rows for each consumer; key/value tiles stream past them in order.
@@ -76,9 +76,9 @@ template <bool b> struct Bool { static constexpr bool value = b; };
 
 // ---- work tiles ---------------------------------------------------------------------------------------------------------
 
-// Draws the number of a work tile. Every block draws until its number is past the last tile, once. With that many draws atomicInc
-// has wrapped to 0.
-__device__ static inline unsigned draw(Packing h, Schedule o) {
+// As draw_work (pipeline.cuh), but a block's first tile is drawn, too: beside a communication kernel some blocks start late, and
+// should then find less work, not a large tile of their own. Every block draws until its number is past the last tile.
+__device__ static inline unsigned draw_tile(Packing h, Schedule o) {
     return atomicInc(o.counter, (unsigned)(h.pairs * o.tiles) + gridDim.x - 1);
 }
 __device__ static inline WorkTile work_tile(unsigned number, Packing h, Schedule o) {
@@ -214,7 +214,7 @@ template <class L> __device__ static inline KeyRange key_range(Packing h, Schedu
 // tile's boxes from box `box` on, load_later(n, w, box) those of rows that are needed later.
 template <int D, class L, class LoadRows, class LoadLater> __device__ static inline void
 produce(const RowsBlock<L> &s, const CUtensorMap *kv_map, Packing h, Schedule o, LoadRows load_rows, LoadLater load_later) {
-    unsigned number = draw(h, o);
+    unsigned number = draw_tile(h, o);
     for (int n = 0, kv = 0;; n++) {
         const WorkTile w = work_tile(number, h, o);
         const int box = first_box<L>(h, o, w);
@@ -227,7 +227,7 @@ produce(const RowsBlock<L> &s, const CUtensorMap *kv_map, Packing h, Schedule o,
             load_keys<D, L::KEYS>(s.v_tile(kv), kv_map, s.v.full(kv), i*L::KEYS, 1, w);
         };
         if (w.tile >= 0) {
-            number = draw(h, o);                                        // early: known when this tile is loaded
+            number = draw_tile(h, o);                                   // early: known when this tile is loaded
             load_k(0);
         }
         s.q.wait_empty(n);
@@ -608,11 +608,11 @@ template <int D> __device__ static inline void
 backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map, const CUtensorMap *kv_map,
                     const BoxStats *stats, Packing h, Schedule o) {
     typedef BackwardKV<D> L;
-    unsigned number = draw(h, o);
+    unsigned number = draw_tile(h, o);
     for (int n = 0, r = 0;; n++) {
         WorkTile w = work_tile(number, h, o);
         if (w.tile >= 0) {
-            number = draw(h, o);
+            number = draw_tile(h, o);
             w.tile = o.tiles - 1 - w.tile;                              // most rows see the first keys
         }
         b.kv.wait_empty(n);
@@ -774,7 +774,7 @@ static Schedule schedule_of(Packing h, int count, int size) {
     const int tiles = (int)divide_up((size_t)count, (size_t)size);
     const size_t all = (size_t)h.pairs * (size_t)tiles, groups = divide_up(all, (size_t)4 * context()->sm_count);
     const int n = groups < (size_t)h.pairs ? (int)groups : h.pairs;
-    return { tiles, h.pairs / n, h.pairs % n, context()->tickets };
+    return { tiles, h.pairs / n, h.pairs % n, context()->work_counter };
 }
 static unsigned blocks_for(Packing h, Schedule o) { return (unsigned)min(o.tiles * h.pairs, context()->sm_count); }
 static bool can_use(const void *a, const void *b, const void *c, const void *d, int B, int T, int Q, int D) {
