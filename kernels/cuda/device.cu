@@ -372,9 +372,9 @@ void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(attention_hopper)(Device *d);
 void DEVICE(optimizer)(Device *d);
-void DEVICE(decode)(Device *d);
+void DEVICE(decode_attention)(Device *d);
 void DEVICE(sample)(Device *d);
-void DEVICE(few)(Device *d);
+void DEVICE(decode_layer)(Device *d);
 }
 PART(device) {
     *d = Device();
@@ -409,9 +409,9 @@ PART(device) {
     DEVICE(attention)(d);
     DEVICE(attention_hopper)(d);
     DEVICE(optimizer)(d);
-    DEVICE(decode)(d);
+    DEVICE(decode_attention)(d);
     DEVICE(sample)(d);
-    DEVICE(few)(d);
+    DEVICE(decode_layer)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after what it may have to call instead
 #endif
