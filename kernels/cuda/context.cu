@@ -75,8 +75,8 @@ const char *cuda_open(int which) {
                      properties.name, mine.arch, BUILT_FOR, cudaGetErrorString(e));
         else {
             CUDA_CHECK(cudaStreamCreateWithFlags(&mine.stream, cudaStreamNonBlocking));
-            CUDA_CHECK(cudaMalloc(&mine.tickets, 2 * sizeof *mine.tickets));
-            CUDA_CHECK(cudaMemsetAsync(mine.tickets, 0, 2 * sizeof *mine.tickets, mine.stream));
+            CUDA_CHECK(cudaMalloc(&mine.work_counter, sizeof *mine.work_counter));
+            CUDA_CHECK(cudaMemsetAsync(mine.work_counter, 0, sizeof *mine.work_counter, mine.stream));
             opened = true;
             return NULL;
         }

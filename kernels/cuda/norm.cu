@@ -217,7 +217,7 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backwa
         dot = warp_sum(there ? dot : 0);
         if (warps > 1) {
             if (lane == 0) of_warps[turn][first + threadIdx.x / 128].x[threadIdx.x / 32 % 4] = dot;
-            meet(1 + threadIdx.y, blockDim.x);
+            named_barrier_sync(1 + threadIdx.y, blockDim.x);
             dot = 0;
             #pragma unroll 1
             for (int i = 0; i < fours; i++) {
@@ -233,7 +233,7 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backwa
     }
     // A row that had a turn less than the first meets once more, so that all have met equally often: compute-sanitizer's
     // racecheck takes what different barriers order for one.
-    if (warps > 1 && n - threadIdx.y < N) meet(1 + threadIdx.y, blockDim.x);
+    if (warps > 1 && n - threadIdx.y < N) named_barrier_sync(1 + threadIdx.y, blockDim.x);
     __syncthreads();                                        // nothing is on its way any more
     Reals<4> *const shares = (Reals<4> *)places;
     for (int i = 0; i < VECTOR; i++) shares[i / 4 * threads + thread].x[i % 4] = share[i];

@@ -101,8 +101,8 @@ template <typename T> __device__ static inline T *of_block(T *there, int rank) {
     return there;
 }
 
-// Named barriers 1..15 of the block (0 is __syncthreads): `threads` of its threads meet.
-__device__ static inline void meet(int id, int threads) {
+// Named barriers 1..15 of the block (0 is __syncthreads): waits until `threads` threads have called it with this id.
+__device__ static inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 

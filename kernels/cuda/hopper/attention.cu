@@ -1,6 +1,6 @@
 // attention_hopper.cu: causal attention by Hopper's own instructions (sm_90a, bf16, heads of 64 or 128 elements).
 // What is computed, and what packed rows are, stands in attention.cu, which does whatever these kernels cannot; the
-// instructions are in hopper.cuh; here is how the tensor cores are kept busy.
+// instructions are in pipeline.cuh and wgmma.cuh; here is how the tensor cores are kept busy.
 //
 //   block        one to an SM, which takes one tile of work after the other until there is none: a producer
 //                warpgroup, of which one thread orders all copies, always ahead of their use, and two or three
@@ -19,6 +19,7 @@
 //                instead of 5: no sum has two owners. (One kernel, which adds dq in memory, tile after tile in a fixed
 //                order, was no faster: docs/LOG.md.)
 #include "pipeline.cuh"
+#include "wgmma.cuh"
 
 #if defined(PRECISION_BF16)
 
@@ -77,23 +78,23 @@ load_keys(uint32_t to, const CUtensorMap *map, uint32_t barrier, int key, int wh
 
 // d = a b^T for 64 rows of a and N of b, D columns each, in slabs of 64 columns.
 template <int N, int D> __device__ static inline void multiply_along(float (&d)[N / 2], uint32_t a, uint32_t b) {
-    const uint64_t x = operand(a, true), y = operand(b, true);
+    const uint64_t x = descriptor(a, K_MAJOR), y = descriptor(b, K_MAJOR);
     pin(d);
     wgmma_fence();
     #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        wgmma<N, 0, 0>(d, further(x, k/4*8192 + k%4*32), further(y, k/4*N*128 + k%4*32), k > 0);
+        wgmma<N, K_MAJOR, K_MAJOR>(d, advance(x, k/4*8192 + k%4*32), advance(y, k/4*N*128 + k%4*32), k > 0);
     wgmma_commit();
 }
 // d += a b for COUNT columns of a, in registers, and as many rows of b.
 template <int D, int COUNT> __device__ static inline void
 multiply_registers(float (&d)[D / 2], uint32_t (&a)[COUNT / 4], uint32_t b) {
-    const uint64_t y = operand(b, false, COUNT*128);
+    const uint64_t y = descriptor(b, MN_MAJOR, COUNT*128);
     pin(d);
     pin(a);
     wgmma_fence();
     #pragma unroll
-    for (int k = 0; k < COUNT / 16; k++) wgmma<D, 1>(d, &a[4*k], further(y, k*2048), 1);
+    for (int k = 0; k < COUNT / 16; k++) wgmma<D, MN_MAJOR>(d, &a[4*k], advance(y, k*2048), 1);
     wgmma_commit();
 }
 // Sums to factors of the next product.
@@ -181,21 +182,21 @@ template <class At> __device__ static inline View view_of(Heads h, Order o, Work
 // The producer: tiles of rows in q_ring, of keys and values in theirs. rows(n, w, box) orders the n-th tile's boxes, and
 // more(n, w, box) what is needed later.
 template <int D, class At, class Rows, class More> __device__ static inline void
-bring(const CUtensorMap *kv_map, uint32_t base, Ring<At::STAGES> q_ring, Ring<At::TILES> k_ring, Ring<At::TILES> v_ring,
+bring(const CUtensorMap *kv_map, uint32_t base, Pipeline<At::STAGES> q_ring, Pipeline<At::TILES> k_ring, Pipeline<At::TILES> v_ring,
       Work *work, Heads h, Order order, Rows rows, More more) {
     unsigned number = take_number(h, order);
     for (int n = 0, turn = 0;; n++) {
         const Work w = work_of(number, h, order);
         const int box = first_box<At>(h, order, w);
-        auto load = [&](Ring<At::TILES> ring, int tiles, int i, int which) {
-            ring.expect(turn, At::tile);
+        auto load = [&](Pipeline<At::TILES> ring, int tiles, int i, int which) {
+            ring.acquire(turn, At::tile);
             load_keys<D, At::KEYS>(base + tiles + turn % At::TILES * At::tile, kv_map, ring.full(turn), i*At::KEYS, which, w);
         };
         if (w.tile >= 0) {
             number = take_number(h, order);
             load(k_ring, At::k, 0, 0);
         }
-        q_ring.await_empty(n);
+        q_ring.wait_empty(n);
         work[n & 1] = w;
         if (w.tile < 0) { barrier_arrive(q_ring.full(n)); break; }
         rows(n, w, box);
@@ -230,12 +231,12 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
     __shared__ uint64_t barriers[10];
     __shared__ Work work[2];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    const Ring<1> q_ring = { shared_address(barriers) };
-    const Ring<2> k_ring = { q_ring.barriers + 16 }, v_ring = { q_ring.barriers + 48 };
+    const Pipeline<1> q_ring = { shared_address(barriers) };
+    const Pipeline<2> k_ring = { q_ring.barriers + 16 }, v_ring = { q_ring.barriers + 48 };
     const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     if (threadIdx.x == 0) {
-        q_ring.open(CONSUMERS * 4), k_ring.open(CONSUMERS * 4), v_ring.open(CONSUMERS * 4);
-        barrier_init_done();
+        q_ring.init(CONSUMERS * 4), k_ring.init(CONSUMERS * 4), v_ring.init(CONSUMERS * 4);
+        fence_barrier_init();
     }
     __syncthreads();
 
@@ -255,12 +256,12 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
     const uint32_t q_mine = base + At::q + mine*At::box, out_mine = base + At::out + mine*At::box;
     const float c = LOG2E / sqrtf((float)D);
     for (int n = 0, turn = 0;; n++) {
-        q_ring.await(n);
+        q_ring.wait_full(n);
         Work w = work[n & 1];
         w.tile = uniform(w.tile);
         if (w.tile < 0) break;
         const View view = view_of<At>(h, order, w, mine);
-        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.pass(turn), v_ring.pass(turn); };
+        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.skip(turn), v_ring.skip(turn); };
         if (view.box < 0) {
             q_ring.release(n);
             pass(view.all);
@@ -272,11 +273,11 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         for (int i = 0; i < D / 2; i++) o[i] = 0;
 
         auto scores = [&](int at) {
-            k_ring.await(at);
+            k_ring.wait_full(at);
             multiply_along<KEYS, D>(s, q_mine, base + At::k + at % 2 * At::tile);
         };
         auto values = [&](int at) {
-            v_ring.await(at);
+            v_ring.wait_full(at);
             multiply_registers<D, KEYS>(o, p, base + At::v + at % 2 * At::tile);
         };
         auto weigh = [&](int i) {
@@ -325,10 +326,10 @@ hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         #pragma unroll
         for (int j = 0; j < D / 2; j++) o[j] *= sum[j/2%2];
         if (thread == 0) bulk_wait_read<0>();
-        meet(1 + mine, 128);
+        named_barrier_sync(1 + mine, 128);
         place_rows<D>(out_mine, o);
-        publish();
-        meet(1 + mine, 128);
+        fence_async_proxy();
+        named_barrier_sync(1 + mine, 128);
         if (thread == 0) {
             #pragma unroll
             for (int d = 0; d < D; d += 64)
@@ -364,13 +365,13 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
     __shared__ uint64_t barriers[2 + 4*TILES + 2*STAGES];
     __shared__ Work work[2];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    const Ring<1> out_ring = { shared_address(barriers) };
-    const Ring<TILES> k_ring = { out_ring.barriers + 16 }, v_ring = { k_ring.barriers + TILES*16 };
-    const Ring<STAGES> q_ring = { v_ring.barriers + TILES*16 };
+    const Pipeline<1> out_ring = { shared_address(barriers) };
+    const Pipeline<TILES> k_ring = { out_ring.barriers + 16 }, v_ring = { k_ring.barriers + TILES*16 };
+    const Pipeline<STAGES> q_ring = { v_ring.barriers + TILES*16 };
     const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     if (threadIdx.x == 0) {
-        q_ring.open(CONSUMERS * 4), out_ring.open(CONSUMERS * 4), k_ring.open(CONSUMERS * 4), v_ring.open(CONSUMERS * 4);
-        barrier_init_done();
+        q_ring.init(CONSUMERS * 4), out_ring.init(CONSUMERS * 4), k_ring.init(CONSUMERS * 4), v_ring.init(CONSUMERS * 4);
+        fence_barrier_init();
     }
     __syncthreads();
 
@@ -386,7 +387,7 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         };
         auto outs = [&](int n, Work w, int box) {
             const uint32_t to = base + At::out;
-            out_ring.expect(n, CONSUMERS * h.fill * D * 2);
+            out_ring.acquire(n, CONSUMERS * h.fill * D * 2);
             for (int i = 0; i < CONSUMERS; i++) load_rows<D>(to + i*At::box, &out_map, out_ring.full(n), box + i, h, w);
         };
         if (threadIdx.x == 0) bring<D, At>(&kv_map, base, q_ring, k_ring, v_ring, work, h, order, rows, outs);
@@ -397,15 +398,15 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
     const uint32_t out_mine = base + At::out + mine*At::box;
     const float c = LOG2E / sqrtf((float)D);
     for (int n = 0, turn = 0;; n++) {
-        q_ring.await(n);
+        q_ring.wait_full(n);
         Work w = work[n & 1];
         w.tile = uniform(w.tile);
         if (w.tile < 0) break;
         const uint32_t q_mine = base + At::q + (n % STAGES * CONSUMERS + mine)*At::box, dout_mine = q_mine + At::dout - At::q;
         const View view = view_of<At>(h, order, w, mine);
-        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.pass(turn), v_ring.pass(turn); };
+        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.skip(turn), v_ring.skip(turn); };
         if (view.box < 0) {
-            q_ring.release(n), out_ring.pass(n);
+            q_ring.release(n), out_ring.skip(n);
             pass(view.all);
             continue;
         }
@@ -414,7 +415,7 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         #pragma unroll
         for (int i = 0; i < D / 2; i++) dq[i] = 0;
         pin(dq);
-        out_ring.await(n);
+        out_ring.wait_full(n);
         Stats &of = stats[(size_t)w.pair*h.boxes + view.box];
         #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -425,9 +426,9 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
             if (lane%4 == 0) of.lse[stat_of(in)] = top[i], of.delta[stat_of(in)] = exists ? delta[i] : 0;
         }
         auto scores = [&](int at) {
-            k_ring.await(at);
+            k_ring.wait_full(at);
             multiply_along<KEYS, D>(s, q_mine, base + At::k + at % TILES * At::tile);
-            v_ring.await(at);
+            v_ring.wait_full(at);
             multiply_along<KEYS, D>(dp, dout_mine, base + At::v + at % TILES * At::tile);
         };
         auto step = [&](int i, auto last) {                             // last: no scores after these
@@ -463,10 +464,10 @@ hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant_
         pass(view.all - view.end);                                      // for the others' rows
         #pragma unroll
         for (int j = 0; j < D / 2; j++) dq[j] *= c * LN2;
-        meet(1 + mine, 128);                                            // all have read their rows of out
+        named_barrier_sync(1 + mine, 128);                              // all have read their rows of out
         place_rows<D>(out_mine, dq);
-        publish();
-        meet(1 + mine, 128);
+        fence_async_proxy();
+        named_barrier_sync(1 + mine, 128);
         if (thread == 0) {
             #pragma unroll
             for (int d = 0; d < D; d += 64)
@@ -504,17 +505,17 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
     __shared__ uint64_t barriers[2*TILES + 2*STAGES];
     __shared__ Work work[2];
     const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    const Ring<TILES> k_ring = { shared_address(barriers) };
-    const Ring<STAGES> ring = { k_ring.barriers + TILES*16 };
+    const Pipeline<TILES> k_ring = { shared_address(barriers) };
+    const Pipeline<STAGES> ring = { k_ring.barriers + TILES*16 };
     const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     if (threadIdx.x == 0) {
-        k_ring.open(8), ring.open(8);
-        barrier_init_done();
+        k_ring.init(8), ring.init(8);
+        fence_barrier_init();
     }
     if (h.fill < 64) {                                                  // rows that no copy brings are factors too: zeros
         unsigned char *tiles = raw + (base - shared_address(raw));
         for (int i = At::q + threadIdx.x*16; i < At::out; i += 384*16) *(int4 *)(tiles + i) = make_int4(0, 0, 0, 0);
-        publish();
+        fence_async_proxy();
     }
     __syncthreads();
 
@@ -528,7 +529,7 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
                 number = take_number(h, order);
                 w.tile = order.tiles - 1 - w.tile;                      // the first keys are seen by most
             }
-            k_ring.await_empty(n);
+            k_ring.wait_empty(n);
             work[n & 1] = w;
             if (w.tile < 0) { barrier_arrive(k_ring.full(n)); break; }
             barrier_expect(k_ring.full(n), 4 * At::box);
@@ -538,7 +539,7 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
                                  w.tile*128 + i%2*64, i/2, w);
             for (int i = w.tile*128 * h.Q / h.fill; i < h.boxes; i++, turn++) {
                 const int s = turn % STAGES;
-                ring.expect(turn, 2 * h.fill * D * 2 + (int)sizeof(Stats));
+                ring.acquire(turn, 2 * h.fill * D * 2 + (int)sizeof(Stats));
                 load_rows<D>(base + At::q + s*At::box, &q_map, ring.full(turn), i, h, w);
                 load_rows<D>(base + At::dout + s*At::box, &dout_map, ring.full(turn), i, h, w);
                 bulk_load(base + At::stats + s*(int)sizeof(Stats), stats + (size_t)w.pair*h.boxes + i, ring.full(turn),
@@ -552,7 +553,7 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
     const uint32_t out_mine = base + At::out + mine*2*At::box;
     const float c = LOG2E / sqrtf((float)D);
     for (int n = 0, turn = 0;; n++) {
-        k_ring.await(n);
+        k_ring.wait_full(n);
         const int tile = uniform(work[n & 1].tile);
         if (tile < 0) break;
         const uint32_t k_mine = base + At::k + (n % TILES * 4 + mine)*At::box, v_mine = k_mine + 2*At::box;
@@ -563,7 +564,7 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
         for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
         pin(dk), pin(dv);
         auto scores = [&](int at) {
-            ring.await(at);
+            ring.wait_full(at);
             multiply_along<64, D>(p, k_mine, base + At::q + at % STAGES * At::box);
         };
         auto step = [&](int i, auto last) {                             // last: no scores after these
@@ -608,7 +609,7 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
 
         int i = tile*128 * h.Q / h.fill;
         const int seen = min(k0 * h.Q / h.fill, h.boxes);                 // the rows before see no key of mine
-        for (; i < seen; i++) ring.pass(turn++);
+        for (; i < seen; i++) ring.skip(turn++);
         if (i < h.boxes) {
             if (At::AHEAD) scores(turn);
             for (; i + 1 < h.boxes; i++) step(i, Bool<false>());
@@ -619,11 +620,11 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
         #pragma unroll
         for (int j = 0; j < D / 2; j++) dk[j] *= c * LN2;
         if (thread == 0) bulk_wait_read<0>();
-        meet(1 + mine, 128);
+        named_barrier_sync(1 + mine, 128);
         place_rows<D>(out_mine, dk);
         place_rows<D>(out_mine + At::box, dv);
-        publish();
-        meet(1 + mine, 128);
+        fence_async_proxy();
+        named_barrier_sync(1 + mine, 128);
         if (thread == 0) {
             #pragma unroll
             for (int d = 0; d < D; d += 64)

@@ -27,7 +27,7 @@
 // next one. Then neither activations nor their gradients travel to memory and back between two kernels. The latter has so much
 // to do after a tile's product that it does it between the steps of the next tile.
 #include "kernels/cuda/product.cuh"
-#include "pipeline.cuh"
+#include "wgmma.cuh"
 #include "kernels/cuda/expert.cuh"
 #include "kernels/compound.h"
 
@@ -73,8 +73,8 @@ template <typename Layout> struct Shared {
     __device__ const int *open(int producers, const int *start, int E) const {
         int *near = (int *)(generic + Layout::starts);
         if (threadIdx.x == 0) {
-            for (int i = 0; i < Layout::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * SPEAKERS);
-            barrier_init_done();
+            for (int i = 0; i < Layout::stages; i++) barrier_init(full(i), producers), barrier_init(empty(i), 8 * RELEASING_LANES);
+            fence_barrier_init();
         }
         const bool fits = start && E < STARTS;
         if (fits) for (int i = threadIdx.x; i <= E; i += THREADS) near[i] = start[i];
@@ -82,71 +82,59 @@ template <typename Layout> struct Shared {
         return fits ? near : start;
     }
 };
-// Where in the ring somebody is.
-template <typename Layout> struct Position {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ void next(void) { if (++stage == Layout::stages) stage = 0, parity ^= 1; }
-};
-
 // A consumer multiplies `steps` stages: sum (64 x BN) = a b. The first stage is full already. meanwhile: what else to do in every
 // step, while the tensor cores work.
 struct Nothing { __device__ void operator()(void) const {} };
-template <typename Layout, int a_across, int b_across, typename Meanwhile = Nothing>
-__device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, Position<Layout> &at, int steps,
+template <typename Layout, Major a_major, Major b_major, typename Meanwhile = Nothing>
+__device__ static inline void multiply_steps(float (&sum)[Layout::BN / 2], const Shared<Layout> &s, Position<Layout::stages> &at, int steps,
                                              int mine, Meanwhile meanwhile = Meanwhile()) {
     __syncwarp();                                                               // the warp has read the stage's info
     int before = -1;
-    for (int step = 0; step < steps; step++, at.next()) {
-        if (step) barrier_wait(s.full(at.stage), at.parity);
+    for (int step = 0; step < steps; step++, at.advance()) {
+        if (step) barrier_wait(s.full(at.stage), at.phase);
         const uint32_t a = s.a(at.stage) + mine * 8192, b = s.b(at.stage);
         pin(sum);
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++)
-            wgmma<Layout::BN, a_across, b_across>(sum, operand(a + k16 * (a_across ? 2048 : 32), !a_across),
-                                                  operand(b + k16 * (b_across ? 2048 : 32), !b_across), step | k16);
+            wgmma<Layout::BN, a_major, b_major>(sum, descriptor(a + k16 * (a_major ? 2048 : 32), a_major),
+                                                  descriptor(b + k16 * (b_major ? 2048 : 32), b_major), step | k16);
         wgmma_commit();
         wgmma_wait<1>();                                                        // the step before is done
-        if (before >= 0 && speaks()) barrier_arrive(s.empty(before));
+        if (before >= 0 && releases()) barrier_arrive(s.empty(before));
         before = at.stage;
         meanwhile();
     }
     wgmma_wait<0>();
     pin(sum);
-    if (speaks()) barrier_arrive(s.empty(before));
+    if (releases()) barrier_arrive(s.empty(before));
 }
 
 // The next tile, for a producer of one warp or of four. Its first thread has drawn it; turn: 0 and 1 alternately, so that none
 // is overwritten before all have seen it.
-__device__ static inline int ticket(unsigned *tickets) { return (int)(gridDim.x + atomicAdd(tickets, 1)); }
 template <typename Layout, bool warps> __device__ static inline int tell_ticket(const Shared<Layout> &s, int drawn, int &turn) {
     if (!warps) return __shfl_sync(ALL, drawn, 0);
     int *told = (int *)&s.info(Layout::stages) + turn;
     if (threadIdx.x == 0) *told = drawn;
-    meet(3, 128);
+    named_barrier_sync(3, 128);
     turn ^= 1;
     return *told;
-}
-// Who draws no more says so; the last one leaves the counters as they were.
-__device__ static inline void return_tickets(unsigned *tickets) {
-    if (atomicInc(tickets + 1, gridDim.x - 1) == gridDim.x - 1) *tickets = 0;
 }
 
 // The producer of FORWARD and INPUT: tiles of rows of one expert, 128 x BN of c. halves: the tile's columns are twice BN/2,
 // from n and from columns + n on (gate and up).
-template <Kind kind, typename Layout, bool gather, bool halves>
+template <ProductKind kind, typename Layout, bool gather, bool halves>
 __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *a_map, const CUtensorMap *b_map, const Product &p,
-                                    int tiles, unsigned *tickets) {
+                                    int tiles, unsigned *work_counter) {
     enum { BN = Layout::BN };
     if (!gather && threadIdx.x >= 32) return;
     const int k = kind == FORWARD ? p.C : p.O, steps = (k + BK - 1) / BK, thread = threadIdx.x;
     int drawn = 0, turn = 0;
-    Position<Layout> at;
+    Position<Layout::stages> at;
     for (int tile = blockIdx.x; tile < tiles; tile = tell_ticket<Layout, gather>(s, drawn, turn)) {
-        const Place to = place_of<kind, BM, halves ? BN / 2 : BN>(p, tile);
+        const TileCoord to = tile_coord<kind, BM, halves ? BN / 2 : BN>(p, tile);
         if (to.m < 0) {
-            if (thread == 0) drawn = ticket(tickets);
+            if (thread == 0) drawn = draw_work(work_counter, tiles);
             continue;
         }
         // A thread copies 16 bytes of every 64 columns of 8 rows. Its instructions count, as those of consumers do: addresses move
@@ -160,8 +148,8 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 row[i] = p.a + (size_t)p.a_row[min(first + thread / 8 + 16 * i, end - 1)] * k + chunk * 8;
         for (int step = 0; step < steps;) {
 #pragma unroll
-            for (int turn = 0; turn < TURNS && step < steps; turn++, step++, at.next()) {
-                barrier_wait(s.empty(at.stage), at.parity ^ 1);
+            for (int turn = 0; turn < TURNS && step < steps; turn++, step++, at.advance()) {
+                barrier_wait(s.empty(at.stage), at.phase ^ 1);
                 if (gather) {
                     const int valid = step * BK + chunk * 8 < k ? rows : 0;
 #pragma unroll
@@ -173,7 +161,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 }
                 __syncwarp();                                                   // lanes that order nothing may not fall behind
                 if (thread == 0) {
-                    if (step == max(steps - 3, 0)) drawn = ticket(tickets);     // it is known when this tile is done
+                    if (step == max(steps - 3, 0)) drawn = draw_work(work_counter, tiles);     // it is known when this tile is done
                     s.info(at.stage) = make_int4(to.expert, first, end, to.n);
                     barrier_expect(s.full(at.stage), BN * BK * 2 + (gather ? 0 : A_BYTES));
                     if (kind == FORWARD)
@@ -189,8 +177,7 @@ __device__ static void produce_rows(const Shared<Layout> &s, const CUtensorMap *
                 for (int i = 0; i < EACH; i++) row[i] += TURNS * BK;
         }
     }
-    if (thread == 0) return_tickets(tickets);
-    barrier_wait(s.empty(at.stage), at.parity ^ 1);                             // no more tiles: a stage that says so
+    barrier_wait(s.empty(at.stage), at.phase ^ 1);                             // no more tiles: a stage that says so
     if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
     if (gather) barrier_arrive(s.full(at.stage));
 }
@@ -212,7 +199,7 @@ __device__ static inline void store_slab(uint32_t slab, const unsigned char *row
                                          const int *row_of, int columns, int n, int width, int first, int end) {
     const int lane = threadIdx.x % 32, chunk = lane % 8;
     const bool box = !row_of && first + 16 <= end;
-    if (box) publish();
+    if (box) fence_async_proxy();
     __syncwarp();
     if (lane == 0) {
         if (box) bulk_store(map, slab, n, first, 0);
@@ -235,10 +222,10 @@ template <int pending> __device__ static inline void slab_free(void) {
 #endif
 
 // FORWARD and INPUT. tiles: of the worst case.
-template <Kind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
+template <ProductKind kind, typename Layout, bool gather> static __global__ __launch_bounds__(THREADS, 1)
 void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                   const __grid_constant__ CUtensorMap c_map, const __grid_constant__ Product given, int tiles,
-                  unsigned *tickets) {
+                  unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Layout> s(raw);
@@ -246,19 +233,19 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
     p.start = s.open(gather ? 1 + 128 : 1, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<gather ? 56 : 40>();
-        produce_rows<kind, Layout, gather, false>(s, &a_map, &b_map, p, tiles, tickets);
+        produce_rows<kind, Layout, gather, false>(s, &a_map, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<gather ? 224 : 232>();
     const int columns = columns_of<kind>(p), steps = ((kind == FORWARD ? p.C : p.O) + BK - 1) / BK;
     const int thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
-    Position<Layout> at;
+    Position<Layout::stages> at;
     for (int turn = 0;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);                                       // expert, first row, last + 1, column
         if (to.x < 0) break;
         float sum[Layout::BN / 2];
-        multiply_steps<Layout, 0, kind == INPUT>(sum, s, at, steps, mine);
+        multiply_steps<Layout, K_MAJOR, kind == INPUT ? MN_MAJOR : K_MAJOR>(sum, s, at, steps, mine);
 
         const int first = to.y + mine * 64 + thread / 32 * 16;                  // of this warp's rows
 #pragma unroll
@@ -292,7 +279,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ CUtensorMap pre_map,
                const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given, floatX *act, int tiles,
-               unsigned *tickets) {
+               unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Wide> s(raw);
@@ -300,18 +287,18 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles, tickets);
+        produce_rows<FORWARD, Wide, true, true>(s, NULL, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<224>();
     const int F = p.O, steps = (p.C + BK - 1) / BK, thread = threadIdx.x % 128, mine = threadIdx.x / 128 - 1;
-    Position<Wide> at;
+    Position<Wide::stages> at;
     for (int turn = 0;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);
         if (to.x < 0) break;
         float sum[128];
-        multiply_steps<Wide, 0, 0>(sum, s, at, steps, mine);
+        multiply_steps<Wide, K_MAJOR, K_MAJOR>(sum, s, at, steps, mine);
 
         const int first = to.y + mine * 64 + thread / 32 * 16;
 #pragma unroll
@@ -409,7 +396,7 @@ __device__ static inline void finish_unit(uint32_t da, uint32_t brought, const D
 
 static __global__ __launch_bounds__(THREADS, 1)
 void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ Product given,
-                          const __grid_constant__ DownBackward e, int tiles, unsigned *tickets) {
+                          const __grid_constant__ DownBackward e, int tiles, unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Backward> s(raw);
@@ -417,16 +404,16 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
     p.start = s.open(1 + 128, p.start, p.E);
     if (threadIdx.x < 128) {
         give_registers<56>();
-        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles, tickets);
+        produce_rows<INPUT, Backward, true, false>(s, NULL, &b_map, p, tiles, work_counter);
         return;
     }
     take_registers<224>();
     const int F = p.C, steps = (p.O + BK - 1) / BK, each = (UNITS + steps - 1) / steps, lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
     const uint32_t mine = s.slab(0) + lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4), brought = s.slab(4) + lane * 16;
     Unfinished last = { UNITS };
-    Position<Backward> at;
+    Position<Backward::stages> at;
     for (;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);
         if (to.x < 0) break;
         const int first = to.y + warp * 16;
@@ -438,7 +425,7 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
             asked = true;
         };
         float da[Backward::BN / 2];
-        multiply_steps<Backward, 0, 1>(da, s, at, steps, warp / 4, [&](void) {
+        multiply_steps<Backward, K_MAJOR, MN_MAJOR>(da, s, at, steps, warp / 4, [&](void) {
             if (last.unit == UNITS) ask();
 #pragma unroll 1
             for (int i = 0; i < each && last.unit < UNITS; i++) finish_unit(mine, brought, e, last, p);
@@ -519,7 +506,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     const int across = (p.Q + BN - 1) / BN, down = (p.P + BM - 1) / BM, tiles = p.E * across * down * p.splits;
     const int thread = threadIdx.x % 128;
     const int *start = s.open(1 + 128, p.start, p.E);
-    Position<Wide> at;
+    Position<Wide::stages> at;
 
     if (threadIdx.x < 128) {
         give_registers<gather ? 72 : 56>();
@@ -549,8 +536,8 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             // An expert without rows has nothing to add; but where its gradient is set, a stage of zeros says so.
             for (int k = first, last = p.how == ADD ? end : max(end, first + 1); k < last;)
 #pragma unroll
-                for (int turn = 0; turn < AHEAD && k < last; turn++, k += BK, at.next()) {
-                    barrier_wait(s.empty(at.stage), at.parity ^ 1);
+                for (int turn = 0; turn < AHEAD && k < last; turn++, k += BK, at.advance()) {
+                    barrier_wait(s.empty(at.stage), at.phase ^ 1);
 #pragma unroll
                     for (int i = 0; i < EACH; i++) {
                         const int r = place + 16 * i;
@@ -580,7 +567,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                     }
                 }
         }
-        barrier_wait(s.empty(at.stage), at.parity ^ 1);
+        barrier_wait(s.empty(at.stage), at.phase ^ 1);
         if (thread == 0) s.info(at.stage).x = -1, barrier_arrive(s.full(at.stage));
         barrier_arrive(s.full(at.stage));
         return;
@@ -589,11 +576,11 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
     take_registers<gather ? 216 : 224>();
     const int mine = threadIdx.x / 128 - 1, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
     for (;;) {
-        barrier_wait(s.full(at.stage), at.parity);
+        barrier_wait(s.full(at.stage), at.phase);
         const int4 to = s.info(at.stage);                                       // plane of c, first of P, of Q, steps
         if (to.x < 0) break;
         float sum[BN / 2];
-        multiply_steps<Wide, 1, 1>(sum, s, at, to.w, mine);
+        multiply_steps<Wide, MN_MAJOR, MN_MAJOR>(sum, s, at, to.w, mine);
 
         const int m = to.y + mine * 64 + warp * 16 + g;
         if (p.how == SET) {
@@ -622,11 +609,11 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
                 const int n = to.z + c * 64;
                 if (n >= p.Q || first >= p.P) break;
                 if (thread == 0) bulk_wait_read<0>();
-                meet(1 + mine, 128);
+                named_barrier_sync(1 + mine, 128);
 #pragma unroll
                 for (int i = 0; i < 2; i++) put_rounded<transposed>(slabs + i * SLAB, &sum[(c + i) * 32]);
-                publish();
-                meet(1 + mine, 128);
+                fence_async_proxy();
+                named_barrier_sync(1 + mine, 128);
                 if (thread == 0) {
                     for (int i = 0; i < 2 && n + i * 64 < p.Q; i++)
                         bulk_store(&c_map, slabs + i * SLAB, transposed ? first : n + i * 64, transposed ? n + i * 64 : first, to.x);
@@ -642,10 +629,10 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
             if (n >= p.Q || first >= p.P) break;
             const uint32_t slab = slabs + c % 2 * SLAB;
             if (thread == 0) bulk_wait_read<1>();
-            meet(1 + mine, 128);
+            named_barrier_sync(1 + mine, 128);
             put_floats<transposed>(s.at(slab), &sum[c * 16]);
-            publish();
-            meet(1 + mine, 128);
+            fence_async_proxy();
+            named_barrier_sync(1 + mine, 128);
             if (thread == 0) {
                 if (!transposed) bulk_add(&c_map, slab, n, first, to.x);
                 else {
@@ -679,18 +666,18 @@ static void allow_shared(const void *kernel, int bytes) {
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-template <Kind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
+template <ProductKind kind, typename Layout, bool gather> static bool launch_rows(const Product &p) {
     const int k = kind == FORWARD ? p.C : p.O, columns = columns_of<kind>(p);
     CUtensorMap a = {}, b, c;
     if ((!gather && !map_rows(&a, p.a, p.rows, k, BM)) || !map_weights(&b, p, p.O, kind == FORWARD ? (int)Layout::BN : (int)BK)
         || !map_rows(&c, (floatX *)p.c, p.rows, columns, 16)) return false;
     auto *kernel = grouped_rows<kind, Layout, gather>;
     allow_shared((const void *)kernel, Layout::bytes);
-    const int tiles = (int)blocks_for<kind, BM, Layout::BN>(p);
-    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->tickets);
+    const int tiles = (int)tile_count<kind, BM, Layout::BN>(p);
+    LAUNCH(kernel, (unsigned)min(tiles, context()->sm_count), THREADS, Layout::bytes, a, b, c, p, tiles, context()->work_counter);
     return true;
 }
-template <Kind kind, typename Layout> static bool launch_rows(const Product &p) {
+template <ProductKind kind, typename Layout> static bool launch_rows(const Product &p) {
     return p.a_row ? launch_rows<kind, Layout, true>(p) : launch_rows<kind, Layout, false>(p);
 }
 // How many columns of the result a tile has, and in how many shares the rows of a weight's gradient are summed, is a matter of
@@ -701,10 +688,10 @@ template <Kind kind, typename Layout> static bool launch_rows(const Product &p) 
 #ifndef TILE_SHARES
 #define TILE_SHARES 0
 #endif
-template <Kind kind> static bool rows_product(const Product &p) {
+template <ProductKind kind> static bool rows_product(const Product &p) {
     const int columns = columns_of<kind>(p);
     if (!can_use(p) || (p.how == ADD && p.start)) return false;
-    const bool few = columns <= 128 || blocks_for<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
+    const bool few = columns <= 128 || tile_count<kind, BM, 256>(p) <= (unsigned)context()->sm_count;
     const bool fits = 192 * divide_up(columns, 192) * 8 <= 256 * divide_up(columns, 256) * 7;       // better by an eighth
     switch (TILE_COLUMNS ? TILE_COLUMNS : few ? 128 : fits ? 192 : 256) {
         case 128: return launch_rows<kind, Narrow>(p);
@@ -712,8 +699,8 @@ template <Kind kind> static bool rows_product(const Product &p) {
         default:  return launch_rows<kind, Wide>(p);
     }
 }
-bool hopper_forward(const Product &p) { return rows_product<FORWARD>(p); }
-bool hopper_input(const Product &p)   { return rows_product<INPUT>(p); }
+bool hopper_product_forward(const Product &p) { return rows_product<FORWARD>(p); }
+bool hopper_product_input(const Product &p)   { return rows_product<INPUT>(p); }
 
 // c = or += the sum of its parts, in order. A thread has 4 of n, a multiple of that.
 template <typename T> static __global__ void add_planes(T *c, const float *part, size_t n, int parts, bool add) {
@@ -767,7 +754,7 @@ template <bool gather, bool transposed> static bool launch_weight(Outer o) {
         LAUNCH(add_planes<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, parts, n, o.splits, whole.how == ADD);
     return true;
 }
-bool hopper_weight(const Product &p) {
+bool hopper_product_weight(const Product &p) {
     if (!can_use(p)) return false;
     // c is (O,C): a's side is O. A gathered operand takes the side of 128; of two, so that fewer tiles are partly empty.
     auto area = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, 256); };
@@ -788,9 +775,9 @@ static bool up_forward(floatX *pre, floatX *act, const floatX *inp, const floatX
     if (f != SWIGLU || F % 64 || !p.a_row || !can_use(p) || (uintptr_t)act % 16 || !map_weights(&b, p, 2 * F, 128)
         || !map_rows(&pre_map, pre, p.rows, 2 * F, 16) || !map_rows(&act_map, act, p.rows, F, 16)) return false;
     allow_shared((const void *)expert_up, Wide::bytes);
-    const int tiles = (int)blocks_for<FORWARD, BM, 128>(p);
+    const int tiles = (int)tile_count<FORWARD, BM, 128>(p);
     LAUNCH(expert_up, (unsigned)min(tiles, context()->sm_count), THREADS, Wide::bytes, b, pre_map, act_map, p, act, tiles,
-           context()->tickets);
+           context()->work_counter);
     return true;
 }
 static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *dout, const floatX *down,
@@ -800,11 +787,11 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     p.a_row = rows_of(plan, dout_rows);
     CUtensorMap b;
     if (f != SWIGLU || !p.a_row || !can_use(p) || ((uintptr_t)pre | (uintptr_t)dpre) % 16 || !map_weights(&b, p, C, BK)) return false;
-    const int parts = (int)divide_up(F, Backward::BN), tiles = (int)blocks_for<INPUT, BM, Backward::BN>(p);
+    const int parts = (int)divide_up(F, Backward::BN), tiles = (int)tile_count<INPUT, BM, Backward::BN>(p);
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)expert_down_backward, Backward::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Backward::bytes, b, p,
-           DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->tickets);
+           DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->work_counter);
     LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), p.rows,
            parts);
     return true;
