@@ -222,7 +222,7 @@ struct Device {
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
-     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/basic.c).
+     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/dropout.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
     void (*dropout )(OUT floatX *out, const floatX *inp, Dropout d, size_t n);

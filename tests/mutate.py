@@ -20,27 +20,29 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BASIC, ROUTE, EXPERT = "kernels/cpu/basic.c", "kernels/cpu/route.c", "kernels/cpu/expert.c"
-ATTENTION, MATMUL, OPTIMIZER = "kernels/cpu/attention.c", "kernels/cpu/matmul.c", "kernels/cpu/optimizer.c"
+EMBED, NORM, ROPE, DROPOUT = (f"kernels/cpu/{name}.c" for name in ("embed", "norm", "rope", "dropout"))
+ROUTE, ROUND, EXPERT = "kernels/cpu/route.c", "kernels/cpu/round.c", "kernels/cpu/expert.c"
+ATTENTION, MATMUL = "kernels/cpu/attention.c", "kernels/cpu/matmul.c"
+LOSS, SUM, OPTIMIZER = "kernels/cpu/loss.c", "kernels/cpu/sum.c", "kernels/cpu/optimizer.c"
 MUTANTS = [
     # memory and copies
-    ("kernels", BASIC, "out + (size_t)n*C, weight + (size_t)token[n]*C", "out + (size_t)n*C, weight + (size_t)n*C"),
-    ("kernels", BASIC, "c < from + WIDE; c++) w[c] += R(d[c]);", "c < from + WIDE; c++) w[c] = R(d[c]);"),
-    ("kernels", BASIC, "c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C + c]);",
+    ("kernels", EMBED, "out + (size_t)n*C, weight + (size_t)token[n]*C", "out + (size_t)n*C, weight + (size_t)n*C"),
+    ("kernels", EMBED, "c < from + WIDE; c++) w[c] += R(d[c]);", "c < from + WIDE; c++) w[c] = R(d[c]);"),
+    ("kernels", NORM, "c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C + c]);",
      "c < from + WIDE; c++) dbias[c] += R(dout[(size_t)n*C]);"),
     ("kernels", ATTENTION, "cache + (size_t)row[n]*width", "cache + (size_t)n*width"),
     # norm
-    ("kernels", BASIC, "sqrt(squares / C + (real)norm.eps)", "sqrt(squares / C + 2 * (real)norm.eps)"),
-    ("kernels", BASIC, "real k = r * r * r / C * dot;", "real k = r * r / C * dot;"),
-    ("kernels", BASIC, "(r * R(dy[c]) * R(weight[c]) - k * R(x[c]))", "(r * R(dy[c]) * R(weight[c]) + k * R(x[c]))"),
-    ("kernels", BASIC, "sum[c] += R(dy[c]) * R(X(R(x[c]) * r));", "sum[c] += R(dy[c]) * R(x[c]);"),
+    ("kernels", NORM, "sqrt(squares / C + (real)norm.eps)", "sqrt(squares / C + 2 * (real)norm.eps)"),
+    ("kernels", NORM, "real k = r * r * r / C * dot;", "real k = r * r / C * dot;"),
+    ("kernels", NORM, "(r * R(dy[c]) * R(weight[c]) - k * R(x[c]))", "(r * R(dy[c]) * R(weight[c]) + k * R(x[c]))"),
+    ("kernels", NORM, "sum[c] += R(dy[c]) * R(X(R(x[c]) * r));", "sum[c] += R(dy[c]) * R(x[c]);"),
     # rope, residual, dropout
-    ("kernels", BASIC, "sine = direction * turn[2*i + 1]", "sine = -direction * turn[2*i + 1]"),
-    ("kernels", BASIC, "turn = table + (size_t)position[n] * D", "turn = table + (size_t)n * D"),
-    ("kernels", BASIC, "pow((double)theta, -2.0 * i / D)", "pow((double)theta, -1.0 * i / D)"),
-    ("kernels", BASIC, "return random_16(key, i) >= least;", "return random_16(key, i + 1) >= least;"),
-    ("kernels", BASIC, "kept(m.key, i, m.least) ? R(inp[i]) * m.scale", "!kept(m.key, i, m.least) ? R(inp[i]) * m.scale"),
-    ("kernels", BASIC, "X(R(residual[i]) + (stays ? R(branch[i]) * m.scale : 0))", "X(R(residual[i]) + (stays ? R(branch[i]) : 0))"),
+    ("kernels", ROPE, "sine = direction * turn[2*i + 1]", "sine = -direction * turn[2*i + 1]"),
+    ("kernels", ROPE, "turn = table + (size_t)position[n] * D", "turn = table + (size_t)n * D"),
+    ("kernels", ROPE, "pow((double)theta, -2.0 * i / D)", "pow((double)theta, -1.0 * i / D)"),
+    ("kernels", DROPOUT, "return random_16(key, i) >= least;", "return random_16(key, i + 1) >= least;"),
+    ("kernels", DROPOUT, "kept(m.key, i, m.least) ? R(inp[i]) * m.scale", "!kept(m.key, i, m.least) ? R(inp[i]) * m.scale"),
+    ("kernels", DROPOUT, "X(R(residual[i]) + (stays ? R(branch[i]) * m.scale : 0))", "X(R(residual[i]) + (stays ? R(branch[i]) : 0))"),
     # products, in each layout
     ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->row_of_slot : plan->token_of_row"),
     ("kernels", MATMUL, "rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row", "rows == BY_SLOT ? plan->slot_of_row : plan->slot_of_row"),
@@ -53,7 +55,7 @@ MUTANTS = [
     ("kernels", MATMUL, "m0 = at / t.across * t.rows", "m0 = at % t.across * t.rows"),
     ("kernels", MATMUL, "load_some(a + i, k - i) * load_some(b[l] + i, k - i)", "load_some(a, k - i) * load_some(b[l] + i, k - i)"),
     # gradients as floatX
-    ("kernels", OPTIMIZER, "const double s = g->dtype == REAL ? sum_of(", "const double s = 1 ? sum_of("),
+    ("kernels", OPTIMIZER, "const double s = g->dtype == REAL ? DEVICE(sum_of)(", "const double s = 1 ? DEVICE(sum_of)("),
     ("kernels", OPTIMIZER, "segments[s].dtype == REAL ? (const real *)grads + segments[s].gradient : NULL;",
      "(const real *)grads + segments[s].gradient;"),
     ("model", "llmc/model/model.c", "t->layer >= 0 && t->rank > 1 ? FLOATX : REAL", "t->rank > 1 ? FLOATX : REAL"),
@@ -78,9 +80,9 @@ MUTANTS = [
     ("kernels", ROUTE, "here < sum ? (real)rate : here > sum ? -(real)rate : 0", "here < sum ? -(real)rate : (real)rate"),
     ("kernels", ROUTE, "row = rows == GROUPED ? (size_t)plan->row_of_slot[s] : s", "row = rows == GROUPED ? (size_t)plan->slot_of_row[s] : s"),
     ("kernels", ROUTE, "real w = weight ? weight[s] : 1;", "real w = weight ? weight[row] : 1;"),
-    ("kernels", ROUTE, "if (rank[n] < up || rank[n] >= down) continue;", "if (rank[n] < up) continue;"),
-    ("kernels", ROUTE, "if (reach >= r) limit |= bit;", "if (reach > r) limit |= bit;"),
-    ("kernels", ROUTE, "before += can_round(load[e], N, tile) ? load[e] : 0;", "before += load[e];"),
+    ("kernels", ROUND, "if (rank[n] < up || rank[n] >= down) continue;", "if (rank[n] < up) continue;"),
+    ("kernels", ROUND, "if (reach >= r) limit |= bit;", "if (reach > r) limit |= bit;"),
+    ("kernels", ROUND, "before += can_round(load[e], N, tile) ? load[e] : 0;", "before += load[e];"),
     ("model", ROUTE, "const int *chosen = expert + slot;", "const int *chosen = expert + (size_t)n*K;"),
     # experts
     ("kernels", EXPERT, "dx[i]  = X(w * v * u * s * (1 + g * (1 - s)));", "dx[i]  = X(w * v * u * s);"),
@@ -100,10 +102,10 @@ MUTANTS = [
     ("kernels", ATTENTION, "product(dvalues, D, p, 1, T, dresult, D, seen, D, count, ADD);", "product(dvalues, D, p, 1, T, dresult, D, seen, D, count, SET);"),
     ("kernels", ATTENTION, "seen = position[b] + 1;", "seen = position[b];"),
     # loss and optimizer
-    ("kernels", OPTIMIZER, "loss[n] = log(sum) + max - R(x[target[n]]);", "loss[n] = log(sum) - R(x[target[n]]);"),
-    ("kernels", OPTIMIZER, "X(fast_exp(hit - max) * norm - (real)scale)", "X(fast_exp(hit - max) * norm - 1)"),
-    ("kernels", OPTIMIZER, "for (int v = used; v < V; v++) x[v] = X((real)0);", ""),
-    ("kernels", OPTIMIZER, "for (size_t i = 0; i < count; i++) s += (double)at[i] * (double)at[i];", "for (size_t i = 1; i < count; i++) s += (double)at[i] * (double)at[i];"),
+    ("kernels", LOSS, "loss[n] = log(sum) + max - R(x[target[n]]);", "loss[n] = log(sum) - R(x[target[n]]);"),
+    ("kernels", LOSS, "X(fast_exp(hit - max) * norm - (real)scale)", "X(fast_exp(hit - max) * norm - 1)"),
+    ("kernels", LOSS, "for (int v = used; v < V; v++) x[v] = X((real)0);", ""),
+    ("kernels", SUM, "for (size_t i = 0; i < count; i++) s += (double)at[i] * (double)at[i];", "for (size_t i = 1; i < count; i++) s += (double)at[i] * (double)at[i];"),
     ("kernels", OPTIMIZER, "if (!(norm <= (real)3e38)) return;", "if (norm > (real)3e38) return;"),
     ("kernels", OPTIMIZER, "? (real)a->clip / norm : 1", "? (real)a->clip / (norm * norm) : 1"),
     ("kernels", OPTIMIZER, "+ (1 - b2) * g * g;", "+ (1 - b2) * g;"),
