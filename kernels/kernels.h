@@ -74,9 +74,6 @@ typedef enum {
     ROUND_OFF,                          /* f */
     ROUND_NEAREST,                      /* the nearer one; lo in the middle */
     ROUND_STOCHASTIC,                   /* hi with probability (f - lo) / tile: f on average */
-    ROUND_SCORE,                        /* the same of probabilities instead of tokens: what the tokens have that lo would
-                                         * drop, over that of them and those that hi would add */
-    ROUND_BALANCED,                     /* the one with which all experts up to here, together, are nearest to their choices */
     ROUND_UP, ROUND_DOWN                /* hi; lo */
 } Rounding;
 enum { ROW_TILE = 128 };                    /* rows that the products of a GPU take at a time */

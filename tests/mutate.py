@@ -80,9 +80,7 @@ MUTANTS = [
     ("kernels", ROUTE, "here < sum ? (real)rate : here > sum ? -(real)rate : 0", "here < sum ? -(real)rate : (real)rate"),
     ("kernels", ROUTE, "row = rows == GROUPED ? (size_t)plan->row_of_slot[s] : s", "row = rows == GROUPED ? (size_t)plan->slot_of_row[s] : s"),
     ("kernels", ROUTE, "real w = weight ? weight[s] : 1;", "real w = weight ? weight[row] : 1;"),
-    ("kernels", ROUND, "if (rank[n] < up || rank[n] >= down) continue;", "if (rank[n] < up) continue;"),
     ("kernels", ROUND, "if (reach >= r) limit |= bit;", "if (reach > r) limit |= bit;"),
-    ("kernels", ROUND, "before += can_round(load[e], N, tile) ? load[e] : 0;", "before += load[e];"),
     ("model", ROUTE, "const int *chosen = expert + slot;", "const int *chosen = expert + (size_t)n*K;"),
     # experts
     ("kernels", EXPERT, "dx[i]  = X(w * v * u * s * (1 + g * (1 - s)));", "dx[i]  = X(w * v * u * s);"),

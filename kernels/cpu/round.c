@@ -21,30 +21,18 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
     const int N = plan->N, E = plan->E, K = plan->K;
     const uint64_t draws = random_key(*key, (uint64_t)site);
     uint64_t *rank = malloc(((size_t)N + 1) * sizeof *rank);
-    int before = 0, row = 0, *first = plan->first;
+    int row = 0, *first = plan->first;
     memset(load, 0, (size_t)E * sizeof *load);
     memset(first, 0, ((size_t)N + 1) * sizeof *first);
     for (size_t s = 0; s < (size_t)N*K; s++) load[choice[s]]++;
     for (int e = 0; e < E; e++) {
-        uint64_t mass[2] = { 0, 0 };                        /* gained, lost */
         for (int n = 0; n < N; n++) {
             const real x = R(logits[(size_t)n*E + e]);
             int chose = 0;
             for (int k = 0; k < K; k++) chose |= choice[(size_t)n*K + k] == e;
             rank[n] = rank_of(chose, (float)(scores == SIGMOID_TOPK ? x : x - lse[n]), n);
         }
-        if (rule == ROUND_SCORE && can_round(load[e], N, tile)) {
-            const uint64_t up = nth_largest(rank, N, round_up(load[e], tile));
-            const uint64_t down = nth_largest(rank, N, round_down(load[e], tile));
-            for (int n = 0; n < N; n++) {
-                const real x = R(logits[(size_t)n*E + e]);
-                if (rank[n] < up || rank[n] >= down) continue;
-                mass[rank[n] >> 63] += fixed_point((double)(scores == SIGMOID_TOPK ? sigmoid(x) : exp(x - lse[n])));
-            }
-        }
-        const int rows = rounded(rule, load[e], before, mass[1], mass[0], N, tile, draws, e);
-        const uint64_t limit = nth_largest(rank, N, rows);
-        before += can_round(load[e], N, tile) ? load[e] : 0;
+        const uint64_t limit = nth_largest(rank, N, rounded(rule, load[e], N, tile, draws, e));
         plan->start[e] = row;
         for (int n = 0; n < N; n++) if (rank[n] >= limit) { plan->token_of_row[row++] = n; first[n + 1]++; }
     }

@@ -10,7 +10,7 @@
 
 static const char *const scores_names[] = { "topk-softmax", "softmax-topk", "sigmoid" };
 static const char *const activation_names[] = { "silu", "gelu_pytorch_tanh", "relu2" };     /* Hugging Face's words */
-static const char *const rounding_names[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+static const char *const rounding_names[] = { "off", "nearest", "stochastic", "up", "down" };
 
 const char *scores_name(int s)     { return scores_names[s]; }
 const char *activation_name(int a) { return activation_names[a]; }

@@ -61,7 +61,7 @@ static const Option options[] = {
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
       "balance by a selection bias that moves so much a step (try 1e-3 with -ra 0)" },
-    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|score|balanced|up|down",
+    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|up|down",
       "in training, give every MLP expert a multiple of 128 rows" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
       "1: route round robin, for speed measurements; does not learn to route" },
