@@ -2,7 +2,6 @@
 #define _DEFAULT_SOURCE
 #include "impl.h"
 #include "kernels/compound.h"
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -42,7 +41,7 @@ static void download(void *host, const void *src, size_t bytes) {
 static _Thread_local void *posted[2];
 static void post(int slot, const void *src, size_t bytes) {
     free(posted[slot]);
-    copy(posted[slot] = malloc(bytes + 1), src, bytes);
+    copy(posted[slot] = scratch(bytes), src, bytes);
 }
 static void collect(void *host, int slot, size_t bytes) {
     waited.reads++;

@@ -3,7 +3,6 @@
  * y_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C, and with g_c = dy_c w_c
  *     dx_c = r g_c - r^3 x_c / C * sum_i g_i x_i          dw_c = sum over rows of dy_c x_c r. */
 #include "impl.h"
-#include <stdlib.h>
 
 static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C) {
     enum { FEW = 256 };
@@ -31,7 +30,7 @@ static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, co
     enum { ROWS = 64 };
     const floatX *weight = norm.weight;
     int blocks = (N + ROWS - 1) / ROWS;
-    real *partial = calloc((size_t)blocks*C + 1, sizeof *partial);
+    real *partial = zeroed_scratch((size_t)blocks*C * sizeof *partial);
     #pragma omp parallel for PARALLEL_IF((size_t)N*C)
     for (int b = 0; b < blocks; b++) {
         real *sum = partial + (size_t)b*C;

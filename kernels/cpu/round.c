@@ -1,7 +1,6 @@
 /* round.c: routing rounded to whole tiles. An expert's tokens are those whose rank reaches a limit, the r-th largest rank. */
 #include "route.h"
 #include "kernels/round.h"
-#include <stdlib.h>
 
 /* Bit by bit: the largest number that r of the n different ones reach, or one that exactly those reach. */
 static uint64_t nth_largest(const uint64_t *x, int n, int r) {
@@ -20,7 +19,7 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
                         const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int site) {
     const int N = plan->N, E = plan->E, K = plan->K;
     const uint64_t draws = random_key(*key, (uint64_t)site);
-    uint64_t *rank = malloc(((size_t)N + 1) * sizeof *rank);
+    uint64_t *rank = scratch((size_t)N * sizeof *rank);
     int row = 0, *first = plan->first;
     memset(load, 0, (size_t)E * sizeof *load);
     memset(first, 0, ((size_t)N + 1) * sizeof *first);

@@ -1,6 +1,5 @@
 /* route.c: which tokens go to which experts, what that costs, and how the experts' answers come back together. */
 #include "route.h"
-#include <stdlib.h>
 
 /* The distribution p over all experts that the balance loss looks at, for one token. Sigmoids are normalized as a
  * softmax of their logarithms, which stays right where all of them underflow. */
@@ -36,7 +35,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
                            Scores scores, int forced, int N, int E, int K) {
     #pragma omp parallel PARALLEL_IF((size_t)N*E*K)
     {
-        real *score = malloc((size_t)E * sizeof *score);
+        real *score = scratch((size_t)E * sizeof *score);
         #pragma omp for
         for (int n = 0; n < N; n++) {
             const floatX *x = logits + (size_t)n*E;
@@ -81,7 +80,7 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
                             float zloss, int tokens, Scores scores, int N, int E, int K) {
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
     {
-        real *p = malloc((size_t)E * 2 * sizeof *p), *d = p + E;
+        real *p = scratch((size_t)E * 2 * sizeof *p), *d = p + E;
         #pragma omp for
         for (int n = 0; n < N; n++) {
             const floatX *x = logits + (size_t)n*E;
@@ -135,10 +134,10 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
                           Scores scores, int N, int E, int K) {
     enum { ROWS = 256 };                                /* partial sums over fixed blocks of tokens, added in order */
     int blocks = (N + ROWS - 1) / ROWS;
-    double *partial = calloc((size_t)blocks * 2 + 1, sizeof *partial);
+    double *partial = zeroed_scratch((size_t)blocks * 2 * sizeof *partial);
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
     {
-        real *p = malloc((size_t)E * sizeof *p);
+        real *p = scratch((size_t)E * sizeof *p);
         #pragma omp for
         for (int b = 0; b < blocks; b++)
             for (int n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {

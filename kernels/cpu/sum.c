@@ -1,12 +1,11 @@
 /* sum.c: sums of many numbers: in blocks of fixed size, each in double, added in order. */
 #include "sum.h"
-#include <stdlib.h>
 
 enum { BLOCK = 1 << 14 };
 
 double DEVICE(sum_of)(const void *x, size_t n, Summand term) {
     size_t blocks = (n + BLOCK - 1) / BLOCK;
-    double total = 0, *partial = malloc((blocks + 1) * sizeof *partial);
+    double total = 0, *partial = scratch(blocks * sizeof *partial);
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t b = 0; b < blocks; b++) {
         const real *at = (const real *)x + b * BLOCK;
