@@ -21,11 +21,16 @@ ON_BOTH static inline int rounded(Rounding rule, int count, int N, int tile, uin
     }
 }
 
-/* A score as whole numbers that are in its order, 31 bits: what is not a number comes last. */
+/* Unsigned integers in the order of the floats. */
+ON_BOTH static inline uint32_t ordered_bits(float x) {
+    union { float f; uint32_t u; } v;
+    v.f = x + 0.0f;                                         /* -0 becomes +0: they are equal */
+    return v.u ^ (v.u >> 31 ? 0xffffffffu : 0x80000000u);
+}
+/* Scores as integers of 31 bits in their order; NaN comes last. */
 ON_BOTH static inline uint32_t score_order(float score) {
-    union { float f; uint32_t u; } x;
-    x.f = score + 0.0f;                                     /* -0 becomes +0: they are equal */
-    return score == score ? (x.u ^ (x.u >> 31 ? 0xffffffffu : 0x80000000u)) >> 1 : 0;
+    const uint32_t bits = ordered_bits(score);
+    return score == score ? bits >> 1 : 0;
 }
 /* An expert's order of tokens: larger is earlier. No two are the same, and none is ~0. */
 ON_BOTH static inline uint64_t rank_of(int chose, float score, int token) {

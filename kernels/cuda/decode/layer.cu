@@ -380,16 +380,9 @@ void one_in_kernel(const In p, int of_slot) {
         __syncthreads();
         const real logit = lane < p.router.E ? R(logits[lane]) : 0;
         const real l = p.router.scores == SOFTMAX_TOPK ? log_sum(logits, p.router.E) : 0;
-        Best best = { 0, 0, (unsigned)lane };
-        if (lane < p.router.E)
-            best = { score_expert(logit, p.router.bias, lane, p.router.scores, l), ordered(logit), (unsigned)lane };
         int e = 0, mine = 0;                                            // lane k's: the k-th chosen expert
-#pragma unroll 1
-        for (int k = 0; k <= (tells ? p.router.K - 1 : slot); k++) {
-            e = __ffs(best_of_warp(best)) - 1;
-            if (lane == k) mine = e;
-            if (lane == e) best.score = 0;
-        }
+        top_experts<false>(only_candidate(logit, p.router.bias, p.router.scores, l, p.router.E), NULL, NULL, p.router.E,
+                           tells ? p.router.K : slot + 1, [&](int k, int best) { e = best; if (lane == k) mine = best; });
         if (tells) {
             if (warp) return;
             if (lane < p.router.K) p.choice.expert[lane] = mine;
