@@ -1,5 +1,6 @@
-// product.cuh: what matmul.cu and the kernels in hopper/ share: the arguments of a matrix product grouped by expert, and which tile of
-// the result has which number. The three kinds of product, and what a, b and c are in each: the table at the top of matmul.cu.
+// product.cuh: what matmul.cu and the kernels in hopper/ share: the arguments of a matrix product grouped by expert, and which
+// tile of the result has which number. The three kinds of product, and what a, b and c are in each: the table at the top of
+// matmul.cu.
 #pragma once
 #include "ptx.cuh"
 
@@ -9,7 +10,7 @@ typedef enum { FORWARD, INPUT, WEIGHT } ProductKind;
 typedef struct {
     const floatX *a, *b;
     void *c;                                // floatX; WEIGHT: real, or floatX if how == SET_ROUNDED
-    const int *a_row, *b_row, *c_row;       // row i is stored at row a_row[i] of a (b_row: WEIGHT, c_row: FORWARD, INPUT); NULL: at i
+    const int *a_row, *b_row, *c_row;       // row i is row a_row[i] of a, or i if NULL (b_row: WEIGHT; c_row: FORWARD, INPUT)
     Write how;                              // c += or c =
     const int *start;                       // expert e has rows start[e] .. start[e+1]-1; NULL: one expert has all
     int E, rows, C, O;                      // rows: of all experts
@@ -18,7 +19,9 @@ typedef struct {
 template <ProductKind kind> struct Out { typedef floatX type; };
 template <> struct Out<WEIGHT> { typedef real type; };
 
-template <ProductKind kind> __host__ __device__ static inline int columns_of(const Product &p) { return kind == FORWARD ? p.O : p.C; }
+template <ProductKind kind> __host__ __device__ static inline int columns_of(const Product &p) {
+    return kind == FORWARD ? p.O : p.C;
+}
 
 // ---- tiles --------------------------------------------------------------------------------------------------------------
 

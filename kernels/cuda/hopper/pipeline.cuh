@@ -23,7 +23,8 @@
 // 16 bytes. For floats element_size is 4 and box_columns 32. Returns false if the driver cannot make the map.
 bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
                 uint64_t pitch, uint64_t plane, int box_columns, int box_rows);
-// The same for any rank up to 5: extents and box innermost first; consecutive elements of dimension i + 1 are pitch[i] elements apart.
+// The same for any rank up to 5: extents and box innermost first; consecutive elements of dimension i + 1 are pitch[i] elements
+// apart.
 bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
                    const uint64_t *pitch, const uint32_t *box);
 
@@ -102,9 +103,10 @@ template <int STAGES> struct Pipeline {
 
 // ---- the work counter -----------------------------------------------------------------------------------------------------
 
-// The blocks of a persistent kernel take `count` pieces of work in order: a block begins with the piece of its own number and draws
-// every further one from a counter in memory (Context.work_counter). A block draws until it gets a number >= count. If the grid has at
-// most `count` blocks, these are `count` draws in all, after which the counter is 0 again, ready for the next kernel.
+// The blocks of a persistent kernel take `count` pieces of work in order: a block begins with the piece of its own number and
+// draws every further one from a counter in memory (Context.work_counter). A block draws until it gets a number >= count. If
+// the grid has at most `count` blocks, these are `count` draws in all, after which the counter is 0 again, ready for the next
+// kernel.
 __device__ static inline int draw_work(unsigned *counter, int count) {
     return (int)(gridDim.x + atomicInc(counter, (unsigned)count - 1));
 }
