@@ -1,5 +1,5 @@
 // context.cu: the GPU, its stream and its errors; compiled once. All calls of the runtime that create something are
-// here and in basic.cu (memory).
+// here and in device.cu (memory).
 #include "kernels/cuda/hopper/pipeline.cuh"
 #include <stdio.h>
 #include <stdlib.h>

@@ -53,6 +53,8 @@ void  cuda_read(void *host, const void *src, size_t bytes);
 Waits cuda_waits(void);
 void  cuda_doing(const char *what);     // for messages: declared in kernels.h
 
+void  DEVICE(upload)(void *dst, const void *host, size_t bytes);       // device.cu
+
 // Moments in the stream, by events: declared in kernels.h.
 void   cuda_mark(int i);
 double cuda_elapsed(int from, int to);
