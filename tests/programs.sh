@@ -136,7 +136,7 @@ expect 2 'does not store bf16' $run -o new -mo bf16
 for wrong in m0 x4 m2:z4 m2:c32c32 m2:c m2:e4k5 m2:a4x5 m2:c30h4 m2:c32h4d7 m2:c32h6q4a1 m99999999999; do
     expect 2 "$wrong" $train $data -o new -e $wrong
 done
-expect 2 'says itself' $train $data -o new -e whole -fa gelu
+expect 2 'config.json defines' $train $data -o new -e whole -fa gelu
 expect 0 'usage\|--help' $train --help
 expect 0 'trainer' $train --version
 
@@ -265,7 +265,7 @@ await grep -q "step *$((saved + 20))/" "$work/log"
 ok "the run continues after SIGUSR1" kill -0 $background
 kill -HUP $background; kill -TERM $background
 ends 75 "SIGHUP is ignored and SIGTERM stops the run"
-ok "it prints how to resume" grep -q 'to go on:.*-o busy -y 1' "$work/log"
+ok "it prints how to resume" grep -q 'to continue:.*-o busy -y 1' "$work/log"
 ok "it saves a checkpoint of its last step" grep -q "\"step\": $(tail -1 busy/main.log | sed 's/s:\([0-9]*\).*/\1/')," "$(ls -d busy/state/* | tail -1)/run.json"
 start $train -o busy -y 1
 await grep -q 'step *[0-9]*/' "$work/log" && touch busy/STOP
@@ -338,7 +338,7 @@ alike() {
 shared="$train $data $model -t 32 -u 10 -s 0 -dv cpu -d 384"          # 12 sequences a step
 expect 0 fingerprint $shared -x 40 -v 20 -b 12 -o r1
 for n in 2 3 4; do
-    expect 0 "optimizer state shared by $n ranks" $shared -x 40 -v 20 -b $((12 / n)) -ng $n -n 20 -o r$n
+    expect 0 "optimizer state sharded over $n ranks" $shared -x 40 -v 20 -b $((12 / n)) -ng $n -n 20 -o r$n
     alike r1 r$n "$n ranks"
 done
 expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
@@ -351,14 +351,14 @@ for n in 2 4; do
 done
 expect 0 fingerprint $shared -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3 -ng 4 -o o4plain
 ok "without -rp 1 the bits differ" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
-expect 2 'round by the place in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
+expect 2 'depends on positions in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
 rm -rf r4/state/step-00000040 && cp -r r4 r43 && cp -r r4 r41
 expect 0 'step-00000020 at step 20' $train -o r4 -y 1 -ng 4
 expect 0 '-b 2 instead of 3' $train -o r43 -y 1 -ng 3
 expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
-expect 0 'shared by 4 ranks' $shared -x 0 -b 3 -ng 4
+expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
 expect 0 '= 2 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))

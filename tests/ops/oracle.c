@@ -150,34 +150,29 @@ static void naive_route_round(const Case *c, double **v) {
     const int E = c->s.E, N = c->N, T = c->tile;
     const uint64_t draws = splitmix64(splitmix64(c->key + ((uint64_t)c->site + 1) * 0x9E3779B97F4A7C15u)
                                       + 0x6D6F66 * 0x9E3779B97F4A7C15u);
-    int *rank = mem_alloc(((size_t)N + 1) * sizeof *rank), error = 0, row = 0, slot = 0;
+    int *rank = mem_alloc(((size_t)N + 1) * sizeof *rank), row = 0, slot = 0;
     char *kept = mem_alloc((size_t)N * (size_t)E + 1);
     for (int e = 0; e < E; e++) {
-        double lost = 0, gained = 0;
         int f = 0, rows;
         for (int n = 0; n < N; n++) f += chose(c, v, n, e);
         const int lo = f / T * T, hi = (f + T - 1) / T * T;
         for (int n = 0; n < N; n++) {
             const int mine = chose(c, v, n, e);
-            const double p = c->scores == SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
             rank[n] = 0;
             for (int i = 0; i < N; i++) {
                 const int its = chose(c, v, i, e);
                 const float a = score_of(c, v, i, e), b = score_of(c, v, n, e);
                 rank[n] += its > mine || (its == mine && (a > b || (a == b && i < n)));
             }
-            if (rank[n] >= lo && rank[n] < hi) { if (mine) lost += p; else gained += p; }
         }
         const double u = (double)(splitmix64(draws + ((uint64_t)e + 1) * 0x9E3779B97F4A7C15u) >> 11) / 9007199254740992.0;
         switch (c->rule) {
         case ROUND_NEAREST:    rows = hi - f < f - lo ? hi : lo; break;
         case ROUND_STOCHASTIC: rows = f > lo && floor(u * T) >= hi - f ? hi : lo; break;
-        case ROUND_SCORE:      rows = u * (lost + gained) < lost ? hi : lo; break;
-        case ROUND_BALANCED:   rows = abs(error + hi - f) < abs(error + lo - f) ? hi : lo; break;
         case ROUND_UP:         rows = hi; break;
         default:               rows = lo;
         }
-        if (hi > N) rows = f; else error += rows - f;
+        if (hi > N) rows = f;
         v[0][e] = row;
         v[5][e] = f;
         for (int n = 0; n < N; n++) if (rank[n] < rows) { v[2][row++] = n; kept[n*E + e] = 1; }

@@ -159,13 +159,12 @@ static void routed_close(Routed *r) {
     free(r->x);
 }
 
-/* Does an expert that f tokens chose have as many rows as its rule allows? sum: of rows added so far, by all experts. */
-static int wrong_count(const Routed *r, int f, int rows, int *sum) {
+/* Does an expert that f tokens chose have as many rows as its rule allows? */
+static int wrong_count(const Routed *r, int f, int rows) {
     const int whole = (f + r->tile - 1) / r->tile * r->tile <= r->N, off = abs(rows - f);   /* 0: more tokens than there are */
-    *sum += whole ? rows - f : 0;
     if (whole ? rows % r->tile != 0 : rows != f) return 1;
     return off >= r->tile + !whole || (r->rule == ROUND_NEAREST && 2 * off > r->tile) || (r->rule == ROUND_UP && rows < f)
-        || (r->rule == ROUND_DOWN && rows > f) || (r->rule == ROUND_BALANCED && 2 * abs(*sum) > r->tile);
+        || (r->rule == ROUND_DOWN && rows > f);
 }
 static float score_of(const Routed *r, int n, int e) {
     const double *x = r->x + n * r->E;
@@ -233,9 +232,9 @@ void check_rounded_routing(const Device *dev, int try) {
     routed_round(&r, key);
     for (int i = 0; i < ARRAYS; i++) routed_read(&r, i);
     const int *start = r.host[START], *first = r.host[FIRST];
-    int wrong = start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1), sum = 0;
+    int wrong = start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1);
     for (int e = 0; e < E && !wrong; e++)
-        wrong = wrong_count(&r, r.host[LOAD][e], start[e + 1] - start[e], &sum) || wrong_rows(&r, e);
+        wrong = wrong_count(&r, r.host[LOAD][e], start[e + 1] - start[e]) || wrong_rows(&r, e);
     check(!wrong, "%s route_round: rule %d keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, r.rule, N, E, K, tile, skew);
     check(!wrong && !wrong_weights(&r), "%s route_round: weights of the slots that a token has, N=%d", dev->name, N);
     routed_close(&r);
