@@ -47,7 +47,7 @@ BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c tests/*/*.c))
 # kernels/ladder is for tests and benchmarks; the programs do without.
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
-CASES   := $(B)/tests/ops/cases.o
+CASES   := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o
 
 .PHONY: all run_tests test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe

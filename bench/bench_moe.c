@@ -162,7 +162,8 @@ static void warm_up(Work *w) {
     w->calls = once < enough / 1000 ? 1000 : once < enough ? (int)(enough / once) + 1 : 1;
 }
 static int work_open(Work *w, const Case *c, const Device *dev) {
-    const double bytes = case_bytes(c, dev), wanted = c->flops > 0 ? 1 : (double)out_of_cache / (bytes + 1);
+    const Cost cost = case_cost(c, dev);
+    const double wanted = cost.flop > 0 ? 1 : (double)out_of_cache / (cost.bytes + 1);
     *w = (Work){ .dev = dev };
     while (w->copies < MOST_COPIES && (!w->copies || w->copies < wanted))
         if (case_place(&w->copy[w->copies], c, dev)) w->copies++;
@@ -235,18 +236,19 @@ static void add_to_groups(Bench *b, const Case *c, double amount, double time) {
 static void time_case(Case *c, void *context) {
     Bench *b = context;
     Work w, dense = { 0 }, even = { 0 };
-    const int product = c->flops > 0, routed = c->dense && b->dev->is_gpu, ceiling = routed && b->even.name;
+    const Cost cost = case_cost(c, b->dev);
+    const int product = cost.flop > 0, routed = c->dense && b->dev->is_gpu, ceiling = routed && b->even.name;
     if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only))) return;
     if (b->list) { puts(c->what); return; }
     if (!work_open(&w, c, b->dev) || (routed && !work_open(&dense, c->dense, b->dev))
         || (ceiling && !work_open(&even, c->even, &b->even)))
         printf("%-72s not enough memory\n", c->what);
     else {
-        const double amount = product ? c->flops : case_bytes(c, b->dev);
+        const double amount = product ? cost.flop : cost.bytes;
         Work *const beside[OTHERS] = { routed ? &dense : product ? NULL : &b->copying, ceiling ? &even : NULL };
         const double copied = product ? 0 : copying_of(&b->copying, amount);
         const Timing t = time_beside(&w, beside, b->seconds);
-        const double peak = routed ? c->flops / t.other[0] : product ? b->flops_peak : copied / t.other[0];
+        const double peak = routed ? cost.flop / t.other[0] : product ? b->flops_peak : copied / t.other[0];
         printf("%-72s %9.4f ms (%.4f - %.4f) %9.2f %s %8.1f %s", c->what, t.time * 1e3, t.fastest * 1e3, t.slowest * 1e3,
                amount / (product ? 1e9 : 1e6), product ? "GFLOP" : "MB   ", amount / t.time / 1e9,
                product ? "GFLOP/s" : "GB/s   ");
@@ -291,7 +293,7 @@ static void time_copies(Copies *c, Work *w, double rate) {
 static double product_rate(const Device *dev) {
     Work w;
     Case *c = case_product(8192, 8192, 8192);
-    const double rate = work_open(&w, c, dev) ? c->flops / time_beside(&w, NULL, 0.1).time : 0;
+    const double rate = work_open(&w, c, dev) ? case_cost(c, dev).flop / time_beside(&w, NULL, 0.1).time : 0;
     work_close(&w);
     case_free(c);
     return rate;
