@@ -48,19 +48,7 @@ __device__ static inline int token_at(int j) {
 }
 __device__ static inline int shift_after(const Task &t, int level) { return max(t.bits - DIGIT * (level + 1), 0); }
 
-static __device__ unsigned arrivals[GROUP];                 // blocks that are done with a pass; 0 between launches
-
-// Is this the last block of its sequence to come here? Then it sees what all the others have written.
-__device__ static bool last_block(void) {
-    __shared__ int last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&arrivals[blockIdx.y], 1) == gridDim.x - 1;
-    __syncthreads();
-    if (last && threadIdx.x == 0) arrivals[blockIdx.y] = 0;
-    __threadfence();
-    return last;
-}
+static __device__ unsigned arrivals[GROUP];                 // of a sequence: blocks that are done with a pass; 0 between launches
 
 // The larger of two, of equal ones the lower id; token -1: none.
 __device__ static inline Top better(Top a, Top b) {
@@ -94,7 +82,7 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
         }
     mine = best_of_block(mine);
     if (threadIdx.x == 0) t.tops[(size_t)n * gridDim.x + blockIdx.x] = mine;
-    if (!last_block()) return;
+    if (!last_block(&arrivals[blockIdx.y], gridDim.x)) return;
     mine = { 0, -1 };
     for (int b = threadIdx.x; b < gridDim.x; b += THREADS) mine = better(mine, t.tops[(size_t)n * gridDim.x + b]);
     __syncthreads();
@@ -203,7 +191,7 @@ static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, i
         mine = block_sum<THREADS / 32>(mine);
         if (threadIdx.x == 0) atomicAdd(&t.search[n].all, mine);
     }
-    if (!last_block()) return;
+    if (!last_block(&arrivals[blockIdx.y], gridDim.x)) return;
 
     if (!level) {                                           // what is to be reached is known only now
         u64 sum = 0;
