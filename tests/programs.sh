@@ -138,7 +138,7 @@ for wrong in m0 x4 m2:z4 m2:c32c32 m2:c m2:e4k5 m2:a4x5 m2:c30h4 m2:c32h4d7 m2:c
 done
 expect 2 'config.json defines' $train $data -o new -e whole -fa gelu
 expect 0 'usage\|--help' $train --help
-expect 0 'trainer' $train --version
+expect 0 'moe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------
 
