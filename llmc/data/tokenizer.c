@@ -62,6 +62,7 @@ int tokenizer_find(const Tokenizer *t, const char *s, size_t n) {
         if (t->symbol[id].bytes == n && !memcmp(t->symbol[id].at, s, n)) return id;
     return -1;
 }
+
 static void heap_push(Encoder *e, uint64_t x) {
     size_t i = e->waiting++;
     for (; i && e->heap[(i - 1) / 2] > x; i = (i - 1) / 2) e->heap[i] = e->heap[(i - 1) / 2];
@@ -111,7 +112,7 @@ static void word(Encoder *e, const char *s, size_t n) {
     if (n > e->symbol_capacity) {
         e->symbol_capacity = 2 * n;
         e->symbols = mem_grow(e->symbols, e->symbol_capacity * sizeof *e->symbols);
-        e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);      /* n pairs at first, two more a merge */
+        e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);      /* n pairs at first, two more for each merge */
     }
     int count = first_symbols(e, s, n);
     e->waiting = 0;

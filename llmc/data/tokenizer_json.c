@@ -107,8 +107,7 @@ static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
     return error_set(e, "decoder %.80s, or one of its options, is not supported", type);
 }
 
-/* Only what stands in front of a single text matters here; other post-processors
- * change offsets, which we do not keep. */
+/* Only a token in front of a single text matters; other post-processors change offsets, which are not kept. */
 static void read_post_processor(Tokenizer *t, const JsonValue *v) {
     for (const JsonValue *part = json_first(json_get(v, "processors")); part; part = part->next)
         read_post_processor(t, part);
@@ -126,7 +125,7 @@ static Slice keep(Tokenizer *t, const char *s, size_t n) {
     return kept;
 }
 
-static uint32_t byte_to_code(int byte) {                 /* how byte-level files write a byte */
+static uint32_t byte_to_code(int byte) {                 /* the character that stands for a byte in a byte-level file */
     uint32_t next = 0x100;
     for (int b = 0; b < 256; b++) {
         int printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
@@ -135,7 +134,7 @@ static uint32_t byte_to_code(int byte) {                 /* how byte-level files
     }
     return 0;
 }
-/* 0 if the key has other characters than these. */
+/* Undoes byte_to_code for a key; 0 if it has other characters. */
 static int bytes_of_key(const int *byte_of_code, const JsonValue *v, Text *out) {
     for (size_t at = 0, n; at < v->key_length; at += n) {
         uint32_t code = 0;
@@ -147,7 +146,7 @@ static int bytes_of_key(const int *byte_of_code, const JsonValue *v, Text *out) 
     return 1;
 }
 
-static int byte_token(const char *s, size_t n) {         /* <0x4F> is the byte 79; -1 for all other tokens */
+static int byte_token(const char *s, size_t n) {         /* <0x4F> is the byte 79; -1 for other tokens */
     static const char digits[] = "0123456789ABCDEF";
     if (n != 6 || memcmp(s, "<0x", 3) || s[5] != '>' || !s[3] || !s[4]) return -1;
     const char *high = strchr(digits, s[3]), *low = strchr(digits, s[4]);
@@ -243,7 +242,7 @@ static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *voca
     return 1;
 }
 
-/* A merge is written "left right" or ["left", "right"]; both parts and the whole must be tokens. */
+/* A merge is written "left right" or ["left", "right"]; left, right and their concatenation must be tokens. */
 static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
     int rank = 0;
     for (const JsonValue *v = json_first(list); v; v = v->next, rank++) {

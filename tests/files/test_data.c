@@ -1,5 +1,5 @@
 /* test_data.c: every layout of training data, the order of samples, and what happens to bad files.
- * Most files hold the tokens 0, 1, 2, ...: a batch then says itself where it was cut. */
+ * Most files hold the tokens 0, 1, 2, ..., so that a batch shows where it was cut. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "tests/test.h"
@@ -19,7 +19,7 @@ enum { GPT2 = 20240520, LLAMA3 = 20240801 };
 
 /* ---- making files -------------------------------------------------------------------------------------- */
 
-static char *at(const char *name) {                         /* a path in scratch(), good for many calls more */
+static char *at(const char *name) {                         /* a path in scratch(), valid for the next 127 calls */
     static char path[128][512];
     static int next;
     char *p = path[next++ % 128];
@@ -63,7 +63,7 @@ static Data *must_open(const char *train, const char *validation, const Tokenize
     return d;
 }
 
-/* The message has to hold every one of the words that `words` lists, separated by '|'. */
+/* The message must contain all the words in `words`, which are separated by '|'. */
 static void check_message(const Error *e, const char *words, const char *what) {
     char *list = text_format("%s", words);
     for (char *word = strtok(list, "|"); word; word = strtok(NULL, "|"))
@@ -230,7 +230,7 @@ static void test_tinyshakespeare(void) {
 /* A folder like this project's, around an empty data/tinyshakespeare. */
 static void test_fallback(void) {
     Error e;
-    static const struct { const char *name, *text; } files[] = {            /* in the order in which they must come */
+    static const struct { const char *name, *text; } files[] = {            /* in the order in which they are read */
         { "project/README.md", "readme " }, { "project/docs/a.md", "a " }, { "project/docs/b.md", "b " },
         { "project/kernels/kernels.h", "kernels " }, { "project/llmc/base/a.c", "a.c " }, { "project/llmc/base/a.h", "a.h " },
         { "project/llmc/files/b.c", "b.c " }, { "project/kernels/cpu/z.c", "z.c, the last one" },
@@ -281,7 +281,7 @@ static int starts(const Data *d, int64_t first, int count, int T, uint64_t seed,
 }
 
 /* Are these the windows of one epoch? Files of `size[f]` tokens that begin with the id base[f]: as many windows as
- * expected in each, side by side from one phase, inside the file, none twice. */
+ * expected in each, consecutive from one phase, inside the file, none twice. */
 static int is_epoch(const int *start, int count, int T, const int *base, const int *size, int files) {
     int seen = 0;
     for (int f = 0; f < files; f++) {
