@@ -9,9 +9,17 @@
 enum { END = SPACE + 1 };               /* beside the classes of characters */
 typedef struct { size_t bytes; int class; } Char;
 
-static Char look(const char *s, size_t n) {
+/* The classes of ASCII, '0' + CharClass: most text is ASCII, and this is the inner loop of encoding. */
+static const char ascii[] =
+    "0000000003333300" "0000000000000000"           /* tab to carriage return are spaces */
+    "3000000000000000" "2222222222000000"           /* space; digits */
+    "0111111111111111" "1111111111100000"           /* capitals */
+    "0111111111111111" "1111111111100000";
+
+static inline Char look(const char *s, size_t n) {
     uint32_t code;
     if (!n) return (Char){ 0, END };
+    if ((unsigned char)*s < 0x80) return (Char){ 1, ascii[(unsigned char)*s] - '0' };
     const size_t bytes = utf8_decode(s, n, &code);
     return bytes ? (Char){ bytes, unicode_class(code) } : (Char){ 1, OTHER };
 }

@@ -33,13 +33,21 @@ void tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out)
 
 enum { WORD_MAX = 1 << 28 };                             /* positions fit an int; a longer word is cut */
 typedef struct { int id, previous, next; } Symbol;       /* id -1: merged into the one before */
+
+/* Words of up to 15 bytes and 4 tokens are kept with their tokens: a few thousand words are nine tenths of a text.
+ * A newer word replaces the older one of the same slot. */
+enum { SLOTS = 1 << 15, SLOT_IDS = 4 };
+typedef struct { uint64_t key[2]; int ids[SLOT_IDS]; } Slot;    /* key: the bytes, zeros, the length; ids end with -1 */
+
 typedef struct {
     const Tokenizer *t;
+    const char *end;                                     /* of the text that is being encoded */
     int *ids;
     size_t count, capacity;
     Symbol *symbols;
     uint64_t *heap;
     size_t symbol_capacity, waiting;
+    Slot *slots;
 } Encoder;
 
 static void emit(Encoder *e, int id) {
@@ -106,13 +114,13 @@ static int first_symbols(Encoder *e, const char *s, size_t n) {
     return count;
 }
 
-static void word(Encoder *e, const char *s, size_t n) {
+static void merge_word(Encoder *e, const char *s, size_t n) {
     int whole = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : -1;
     if (whole >= 0) { emit(e, whole); return; }
     if (n > e->symbol_capacity) {
         e->symbol_capacity = 2 * n;
         e->symbols = mem_grow(e->symbols, e->symbol_capacity * sizeof *e->symbols);
-        e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);      /* n pairs at first, two more for each merge */
+        e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);  /* n pairs at first, two more for each merge */
     }
     int count = first_symbols(e, s, n);
     e->waiting = 0;
@@ -137,6 +145,37 @@ static void word(Encoder *e, const char *s, size_t n) {
     for (int i = count ? 0 : -1; i >= 0; i = e->symbols[i].next) emit(e, e->symbols[i].id);
 }
 
+/* The bytes of a word of at most 15 bytes, then zeros, then the length: one comparison of 16 bytes says equal. */
+static void slot_key(const Encoder *e, const char *s, size_t n, uint64_t key[2]) {
+    char bytes[16] = { 0 };
+    if (e->end - s < 16) memcpy(bytes, s, n);
+    else {                                               /* 16 bytes at once, and then the rest of them cleared */
+        static const char mask[31] = { -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1 };
+        memcpy(bytes, s, 16);
+        for (int i = 0; i < 16; i++) bytes[i] &= mask[15 - n + (size_t)i];
+    }
+    bytes[15] = (char)n;
+    memcpy(key, bytes, 16);
+}
+
+static void word(Encoder *e, const char *s, size_t n) {
+    uint64_t key[2];
+    if (n > 15) { merge_word(e, s, n); return; }
+    slot_key(e, s, n, key);
+    const uint64_t mixed = (key[0] ^ key[1] * 0xC2B2AE3D27D4EB4Fu) * 0x9E3779B97F4A7C15u;
+    Slot *slot = &e->slots[(mixed ^ mixed >> 32) % SLOTS];
+    if (slot->key[0] != key[0] || slot->key[1] != key[1]) {
+        const size_t first = e->count;
+        merge_word(e, s, n);
+        const size_t made = e->count - first;
+        if (made > SLOT_IDS) return;
+        *slot = (Slot){ { key[0], key[1] }, { -1, -1, -1, -1 } };
+        memcpy(slot->ids, e->ids + first, made * sizeof *e->ids);
+        return;
+    }
+    for (int i = 0; i < SLOT_IDS && slot->ids[i] >= 0; i++) emit(e, slot->ids[i]);
+}
+
 /* ---- encoding and decoding ----------------------------------------------------------------------------- */
 
 /* Cuts s by the scanners from number `scanner` on, and encodes the words. */
@@ -145,7 +184,7 @@ static void cut(Encoder *e, int scanner, const char *s, size_t n) {
     for (size_t length; n; s += length, n -= length) {
         length = scanner < t->scanners ? t->scanner[scanner].next(&t->scanner[scanner], s, n)
                : n < WORD_MAX ? n : WORD_MAX;
-        if (scanner < t->scanners) cut(e, scanner + 1, s, length);
+        if (scanner < t->scanners - 1 || length > WORD_MAX) cut(e, scanner + 1, s, length);
         else word(e, s, length);
     }
 }
@@ -166,14 +205,19 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
 static void between(Encoder *e, const char *s, size_t n, int normalized, int first) {
     const Tokenizer *t = e->t;
     Text changed = { 0 };
-    if (!normalized && normalizes(t)) { tokenizer_normalize(t, s, n, &changed); s = changed.at; n = changed.length; }
-    if (!normalized) encode(e, s, n, 1, first);
-    else if (t->metaspace) {
-        int led = s[0] == ' ' || (n >= 3 && !memcmp(s, UNDERLINE, 3));
-        underline(s, n, 1, !led && (t->metaspace_prepend == ALWAYS || (t->metaspace_prepend == FIRST && first)),
-                  &changed);
-        cut(e, 0, changed.at, changed.length);
-    } else cut(e, 0, s, n);
+    if (!normalized) {
+        if (normalizes(t)) { tokenizer_normalize(t, s, n, &changed); s = changed.at; n = changed.length; }
+        encode(e, s, n, 1, first);
+    } else {
+        if (t->metaspace) {
+            int led = s[0] == ' ' || (n >= 3 && !memcmp(s, UNDERLINE, 3));
+            underline(s, n, 1, !led && (t->metaspace_prepend == ALWAYS || (t->metaspace_prepend == FIRST && first)),
+                      &changed);
+            s = changed.at; n = changed.length;
+        }
+        e->end = s + n;
+        cut(e, 0, s, n);
+    }
     free(changed.at);
 }
 
@@ -190,8 +234,9 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
 }
 
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids) {
-    Encoder e = { .t = t };
+    Encoder e = { .t = t, .slots = mem_alloc(SLOTS * sizeof(Slot)) };
     encode(&e, text, bytes, 0, 1);
+    free(e.slots);
     free(e.symbols);
     free(e.heap);
     *ids = e.ids ? e.ids : mem_alloc(sizeof **ids);
