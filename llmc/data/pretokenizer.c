@@ -108,5 +108,6 @@ const PreTokenizer *pretokenizer_of_regex(const char *regex) {
 }
 
 PreTokenizer pretokenizer_gpt2(void)               { return patterns[0].scanner; }
+const char  *pretokenizer_cl100k_regex(void)       { return patterns[2].regex; }
 PreTokenizer pretokenizer_digits(size_t limit)     { return (PreTokenizer){ next_digits, limit }; }
 PreTokenizer pretokenizer_underline(void)          { return (PreTokenizer){ next_underline, 0 }; }

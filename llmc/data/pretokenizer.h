@@ -18,6 +18,7 @@ struct PreTokenizer {
 
 const PreTokenizer *pretokenizer_of_regex(const char *regex);           /* GPT-2, Qwen2, GPT-4; NULL: not supported */
 PreTokenizer pretokenizer_gpt2(void);
+const char  *pretokenizer_cl100k_regex(void);                           /* GPT-4's */
 PreTokenizer pretokenizer_digits(size_t limit);                         /* numbers apart from everything else */
 PreTokenizer pretokenizer_underline(void);                              /* a word begins with U+2581 */
 #endif

@@ -125,7 +125,7 @@ static Slice keep(Tokenizer *t, const char *s, size_t n) {
     return kept;
 }
 
-static uint32_t byte_to_code(int byte) {                 /* the character that stands for a byte in a byte-level file */
+uint32_t tokenizer_byte_code(int byte) {
     uint32_t next = 0x100;
     for (int b = 0; b < 256; b++) {
         int printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
@@ -171,7 +171,7 @@ static void word_add(Tokenizer *t, int id) {
 static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
     int byte_of_code[0x200], ok = 1;
     for (int i = 0; i < 0x200; i++) byte_of_code[i] = -1;
-    for (int b = 0; b < 256; b++) byte_of_code[byte_to_code(b)] = b;
+    for (int b = 0; b < 256; b++) byte_of_code[tokenizer_byte_code(b)] = b;
     for (const JsonValue *v = json_first(vocab); v && ok; v = v->next) {
         if (!(ok = id_free(t, v, v->key, e))) break;
         int id = (int)v->is.integer, byte = -1, reachable = 1;
@@ -399,7 +399,7 @@ Tokenizer *tokenizer_bytes(void) {
     for (int b = 0; b < 256; b++) {
         char key[4];
         text_add(&json, b ? "," : "");
-        text_add_json(&json, key, utf8_encode(byte_to_code(b), key));
+        text_add_json(&json, key, utf8_encode(tokenizer_byte_code(b), key));
         text_add(&json, ":%d", b);
     }
     text_add(&json, "}}}\n");
