@@ -27,6 +27,20 @@ typedef enum { DATA_TRAIN, DATA_VALIDATION } Split;
 /* Opens all files and reads every token once, to find the largest id. validation: NULL or "": hold out a tenth.
  * tokenizer: for text; NULL: a byte is a token. The Data does not keep it. NULL on error. */
 Data       *data_open(const char *train, const char *validation, const Tokenizer *tokenizer, Error *e);
+
+/* The same for texts that need a tokenizer made: it is loaded or trained, and the tokens may come from a cache. */
+typedef struct {
+    const char *train, *validation;     /* as above */
+    const char *tokenizer;              /* "": a byte is a token; a tokenizer.json; a number: train one of that many tokens */
+    const char *pattern;                /* how a trained one cuts text into words: BPE_PATTERNS (bpe.h) */
+    const char *trained;                /* NULL, or the tokenizer.json that an earlier start has trained and saved */
+    const char *cache;                  /* NULL, or the folder in which data_keep has kept tokens */
+    int show;                           /* progress of long work, on stderr */
+} DataRequest;
+Data       *data_open_text(const DataRequest *request, Tokenizer **tokenizer, Error *e);    /* *tokenizer: NULL for bytes */
+/* Keeps the tokens of texts, and their tokenizer, in FOLDER/tokens.cache, for data_open_text of the same text with the same
+ * tokenizer. Does nothing where it would save no time. Deleting the file is safe. */
+int         data_keep(const Data *data, const Tokenizer *tokenizer, const char *folder, Error *e);
 void        data_close(Data *data);                                  /* NULL is fine */
 
 int64_t     data_tokens(const Data *data, Split split);

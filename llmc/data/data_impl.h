@@ -2,6 +2,8 @@
 #ifndef DATA_IMPL_H
 #define DATA_IMPL_H
 #include "data.h"
+#include "documents.h"
+#include "tokenizer.h"
 
 /* A sequence of tokens that no window leaves: a file, or its training or held-out part. Tokens of files stay on disk and are
  * read with pread (a mapped file that shrinks would kill the process). Text is tokenized once and stays in memory. */
@@ -10,7 +12,7 @@ typedef struct {
     int   fd;                           /* -1: not kept open */
     int   width;                        /* bytes of a token */
     void *memory;                       /* the tokens; NULL: they are in the file, from byte `start` on */
-    int64_t  start, tokens;
+    int64_t  start, tokens, bytes;      /* bytes: of text */
     uint32_t max;                       /* the largest id and its first position */
     int64_t  max_at;
 } Segment;
@@ -21,19 +23,41 @@ typedef struct {
     int header, width;                  /* bytes of the header and of a token */
 } Format;
 
+typedef struct { Source *at; int *use; int count; } Texts;     /* use: a Split, or BOTH: hold out a tenth */
+enum { BOTH = 2 };
+
+enum { HELD_OUT_TENTH = 1, HELD_OUT_DOCUMENTS };
+
 struct Data {
     Segment *segment[2];                /* of each split */
     int   segments[2];
     int64_t tokens[2], bytes[2];
     int   descriptors, files, held_out, is_text, is_bytes, is_fallback, max_id;
     const Format *format;               /* of the first file: the others must have tokens of the same width */
-    const Tokenizer *tokenizer;         /* while the data are opened */
     uint64_t fingerprint;
     char *description;
+    Texts texts;                        /* until they are encoded */
+    uint64_t text_hash;                 /* what the cache is for: all bytes of the texts, */
+    uint64_t recipe_hash;               /* how the tokenizer was trained (0: it was loaded), */
+    uint64_t tokenizer_hash;            /* and its file */
+    int   cached;                       /* the tokens were read from a cache */
 };
 
 /* Reads bytes of the segment's file, or says what is wrong with it. */
 int data_read_at(const Segment *segment, void *to, size_t bytes, int64_t at, Error *e);
 /* Finds the largest id, which must be an int. */
 int data_scan(Segment *segment, Error *e);
+
+Segment *data_add_segment(Data *d, Split split, const char *path, int width);
+void data_add_tokens(Data *d, Split split, const char *path, int fd, int width, int64_t start, int64_t tokens);
+
+int data_too_small(const char *path, int64_t count, Error *e);          /* 0 and a message: no tenth to hold out */
+
+/* data_text.c: makes segments of the texts. request: NULL, or what data_open_text was asked for. */
+int data_encode_texts(Data *d, const DataRequest *request, Tokenizer **tokenizer, Error *e);
+int data_trains_tokenizer(const DataRequest *request);         /* or may have read the one it has trained before */
+int data_load_tokenizer(const DataRequest *request, Tokenizer **tokenizer, Error *e);
+
+/* token_cache.c */
+int cache_read(Data *d, const char *folder, Tokenizer **tokenizer);    /* 0: there is none, or of other data */
 #endif

@@ -26,9 +26,7 @@ enum { TEXT, NANOGPT, SHARD, FORMATS = sizeof formats / sizeof *formats };
 
 /* ---- opening ------------------------------------------------------------------------------------------- */
 
-enum { BOTH = 2 };                      /* beside DATA_TRAIN and DATA_VALIDATION: a file to hold out a tenth of */
-
-static Segment *add_segment(Data *d, Split split, const char *path, int width) {
+Segment *data_add_segment(Data *d, Split split, const char *path, int width) {
     int n = d->segments[split]++;
     d->segment[split] = mem_grow(d->segment[split], (size_t)(n + 1) * sizeof(Segment));
     Segment *p = &d->segment[split][n];
@@ -36,57 +34,34 @@ static Segment *add_segment(Data *d, Split split, const char *path, int width) {
     return p;
 }
 
-static void add_tokens(Data *d, Split split, const char *path, int fd, int width, int64_t start, int64_t tokens) {
-    Segment *p = add_segment(d, split, path, width);
+void data_add_tokens(Data *d, Split split, const char *path, int fd, int width, int64_t start, int64_t tokens) {
+    Segment *p = data_add_segment(d, split, path, width);
     p->start = start;
     p->tokens = tokens;
     if (d->descriptors < KEEP_OPEN) p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     d->descriptors += p->fd >= 0;
 }
 
-static int add_text(Data *d, Split split, const char *path, const char *text, int64_t bytes, Error *e) {
-    d->bytes[split] += bytes;
-    if (d->is_bytes) {
-        Segment *p = add_segment(d, split, path, 1);
-        p->memory = mem_alloc((size_t)bytes);
-        memcpy(p->memory, text, (size_t)bytes);
-        p->tokens = bytes;
-        return 1;
-    }
-    int *ids = NULL;
-    int64_t n = (int64_t)tokenizer_encode(d->tokenizer, text, (size_t)bytes, &ids);
-    if (n <= 0) {
-        free(ids);
-        return error_set(e, "%s: the tokenizer makes no tokens of its %lld bytes", path, (long long)bytes);
-    }
-    Segment *p = add_segment(d, split, path, tokenizer_vocab(d->tokenizer) <= 1 << 16 ? 2 : 4);
-    p->tokens = n;
-    p->memory = ids;
-    if (p->width == 2) {
-        uint16_t *narrow = p->memory = mem_alloc((size_t)n * 2);
-        for (int64_t i = 0; i < n; i++) narrow[i] = (uint16_t)ids[i];
-        free(ids);
-    }
-    return 1;
+/* The next text, to be read into it. */
+static Source *add_source(Data *d, int use) {
+    const size_t n = (size_t)d->texts.count++;
+    d->texts.at = mem_grow(d->texts.at, (n + 1) * sizeof *d->texts.at);
+    d->texts.use = mem_grow(d->texts.use, (n + 1) * sizeof *d->texts.use);
+    d->texts.at[n] = (Source){ 0 };
+    d->texts.use[n] = use;
+    return &d->texts.at[n];
 }
 
-/* Where the training part of `count` tokens or bytes ends; 0 on error. */
+int data_too_small(const char *path, int64_t count, Error *e) {
+    return error_set(e, "%s: found %lld token%s, expected at least 2 to hold out a tenth for validation; give "
+                     "more data, or validation data of its own (-j)", path, (long long)count, count == 1 ? "" : "s");
+}
+
+/* Where the training part of `count` tokens ends; 0 on error. */
 static int64_t cut(Data *d, const char *path, int64_t count, Error *e) {
     int64_t at = count / 10 * 9 + count % 10 * 9 / 10;
-    d->held_out = 1;
-    return at ? at
-        : error_set(e, "%s: found %lld token%s, expected at least 2 to hold out a tenth for validation; give "
-                       "more data, or validation data of its own (-j)", path, (long long)count,
-                       count == 1 ? "" : "s");
-}
-
-/* Text is cut as text and then tokenized, at a UTF-8 character: a byte 10xxxxxx continues one. */
-static int use_text(Data *d, int use, const char *path, const char *text, int64_t bytes, Error *e) {
-    if (use != BOTH) return add_text(d, (Split)use, path, text, bytes, e);
-    int64_t at = cut(d, path, bytes, e);
-    if (!at) return 0;
-    for (int i = 0; i < 3 && at > 1 && ((unsigned char)text[at] & 0xC0) == 0x80; i++) at--;
-    return add_text(d, DATA_TRAIN, path, text, at, e) && add_text(d, DATA_VALIDATION, path, text + at, bytes - at, e);
+    d->held_out = HELD_OUT_TENTH;
+    return at ? at : data_too_small(path, count, e);
 }
 
 static const char *base_name(const char *path) {
@@ -159,17 +134,14 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
     if (!ok) return 0;
 
     if (format == &formats[TEXT]) {
-        size_t bytes = 0;
-        char *text = file_read(path, &bytes, e);
-        ok = text && (bytes ? use_text(d, use, path, text, (int64_t)bytes, e) : error_set(e, "%s: became empty", path));
-        free(text);
-        return ok;
+        Source *text = add_source(d, use);
+        return source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path));
     }
     int64_t tokens = (size - format->header) / format->width, at = use == BOTH ? cut(d, path, tokens, e) : tokens;
     if (!at) return 0;
-    add_tokens(d, use == DATA_VALIDATION ? DATA_VALIDATION : DATA_TRAIN, path, fd, format->width, format->header, at);
+    data_add_tokens(d, use == DATA_VALIDATION ? DATA_VALIDATION : DATA_TRAIN, path, fd, format->width, format->header, at);
     if (use == BOTH)
-        add_tokens(d, DATA_VALIDATION, path, fd, format->width, format->header + at * format->width, tokens - at);
+        data_add_tokens(d, DATA_VALIDATION, path, fd, format->width, format->header + at * format->width, tokens - at);
     return 1;
 }
 
@@ -232,47 +204,80 @@ static int use_project(Data *d, int use, const char *folder, Error *e) {
         d->format = &formats[TEXT];
         d->files = 1;
         fingerprint(d, use, "", (int64_t)length, text, text + length - ends, ends);
-        ok = use_text(d, use, "the project's own text", text, (int64_t)length, e);
-    }
-    free(text);
+        source_take_text(add_source(d, use), "the project's own text", text, length);
+    } else free(text);
     free(root);
     free(proof);
     return ok;
 }
 
+/* Every file is a document. */
+static int use_documents(Data *d, int use, const char *folder, Error *e) {
+    Source *s = add_source(d, use);
+    if (d->format && d->format != &formats[TEXT])
+        return error_set(e, "%s: a folder of text, expected %s as before it", folder, d->format->name);
+    d->format = &formats[TEXT];
+    if (!source_read_folder(s, folder, e)) return 0;
+    for (size_t i = 0; i < s->files; i++) {
+        const TextFile *f = &s->file[i];
+        const size_t bytes = f->to - f->from, ends = bytes < PRINTED ? bytes : PRINTED;
+        fingerprint(d, use, f->path + strlen(folder), (int64_t)bytes, s->text + f->from, s->text + f->to - ends, ends);
+    }
+    d->files += (int)s->files;
+    return 1;
+}
+
+static int no_data(const char *folder, int use, int shakespeare, Error *e) {
+    char *fetch = text_format("%s/fetch.sh", folder);
+    char *hint = shakespeare || is_file(fetch) ? text_format("; fetch it: sh %s", fetch) : text_format("%s", "");
+    error_set(e, "%s: a folder with no data, expected one of\n"
+              "  %-29s shards of llm.c\n  %-29s nanoGPT, uint16 without a header\n"
+              "  input.txt                     text\n  any files but *.bin           text, a document in each, or in each "
+              "line of a *.jsonl; or name a file, or a pattern in quotes%s", folder,
+              use == DATA_VALIDATION ? "*_val*.bin" : "*_train*.bin and *_val*.bin",
+              use == DATA_VALIDATION ? "val.bin" : "train.bin and val.bin", hint);
+    free(fetch);
+    free(hint);
+    return 0;
+}
+
+static int count_matches(const char *folder, const char *pattern) {
+    glob_t found;
+    const int n = matches(folder, pattern, &found);
+    globfree(&found);
+    return n;
+}
+
 static int use_folder(Data *d, int use, const char *folder, Error *e) {
     static const struct { const char *train, *validation; } layouts[] = {
-        { "*_train*.bin", "*_val*.bin" }, { "train.bin", "val.bin" }, { "input.txt", "" }, { "*.txt", "" },
+        { "*_train*.bin", "*_val*.bin" }, { "train.bin", "val.bin" }, { "input.txt", "" },
     };
-    int texts = 0, shakespeare = !strcmp(base_name(folder), "tinyshakespeare");
+    const int shakespeare = !strcmp(base_name(folder), "tinyshakespeare");
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         const char *wanted = use == DATA_VALIDATION && layouts[i].validation[0] ? layouts[i].validation
                            : layouts[i].train;
         glob_t found, beside;
         int n = matches(folder, wanted, &found), ok = 0;
-        if (n > 1 && !strcmp(wanted, "*.txt")) texts = n;
-        else if (n) {
+        if (n) {
             int paired = matches(folder, use == BOTH ? layouts[i].validation : "", &beside) > 0;
             ok = use_files(d, paired ? DATA_TRAIN : use, &found, e) && use_files(d, DATA_VALIDATION, &beside, e);
             globfree(&beside);
         }
         globfree(&found);
-        if (n && !texts) return ok;
+        if (n) return ok;
     }
     if (shakespeare && use != DATA_VALIDATION) {
         int ok = use_project(d, use, folder, e);
         if (ok >= 0) return ok;
     }
-    char *count = texts ? text_format("%d *.txt files and no input.txt", texts) : text_format("no data");
-    char *hint = shakespeare ? text_format("; fetch it: sh %s/fetch.sh", folder) : text_format("%s", "");
-    error_set(e, "%s: a folder with %s, expected one of\n"
-              "  %-29s shards of llm.c\n  %-29s nanoGPT, uint16 without a header\n"
-              "  input.txt or a single *.txt   text; or name a file, or a pattern in quotes%s", folder, count,
-              use == DATA_VALIDATION ? "*_val*.bin" : "*_train*.bin and *_val*.bin",
-              use == DATA_VALIDATION ? "val.bin" : "train.bin and val.bin", hint);
-    free(count);
-    free(hint);
-    return 0;
+    const int all = count_matches(folder, "*");             /* hidden ones aside */
+    if (!all || count_matches(folder, "*.bin") || count_matches(folder, "fetch.sh"))
+        return no_data(folder, use, shakespeare, e);
+    glob_t lone;
+    const int is_lone = all == 1 && matches(folder, "*.txt", &lone) == 1 && is_file(lone.gl_pathv[0]);
+    const int ok = is_lone ? use_files(d, use, &lone, e) : use_documents(d, use, folder, e);
+    if (all == 1) globfree(&lone);
+    return ok;
 }
 
 static int use_path(Data *d, int use, const char *given, Error *e) {
@@ -315,23 +320,39 @@ static int scan_all(Data *d, Error *e) {
 }
 
 static void describe(Data *d) {
-    const Segment *first = d->segment[DATA_TRAIN], *last = first + d->segments[DATA_TRAIN] - 1;
-    char *to = first == last ? text_format("%s", "") : text_format(" ... %s", base_name(last->path));
-    d->description = text_format("%s%s%s: %s, %d file%s, %lld tokens for training, %lld for validation%s",
-        d->is_fallback ? "NOT tinyshakespeare, which is missing, but " : "", first->path, to,
+    static const char *const held_out[] = { "", " (the last tenth)", " (every tenth document)" };
+    const Texts *texts = &d->texts;
+    const char *first = texts->count ? texts->at[0].path : d->segment[DATA_TRAIN][0].path;
+    const char *last = texts->count ? texts->at[0].path : d->segment[DATA_TRAIN][d->segments[DATA_TRAIN] - 1].path;
+    for (int i = 0; i < texts->count; i++) if (texts->use[i] != DATA_VALIDATION) last = texts->at[i].path;
+    char *to = !strcmp(first, last) ? text_format("%s", "") : text_format(" ... %s", base_name(last));
+    d->description = text_format("%s%s%s: %s, %d file%s, %lld tokens for training, %lld for validation%s%s",
+        d->is_fallback ? "NOT tinyshakespeare, which is missing, but " : "", first, to,
         d->is_bytes && d->is_text ? "text as bytes" : d->format->name, d->files,
         d->files == 1 ? "" : "s", (long long)d->tokens[DATA_TRAIN], (long long)d->tokens[DATA_VALIDATION],
-        d->held_out ? " (the last tenth)" : "");
+        held_out[d->held_out], d->cached ? ", as encoded before" : "");
     free(to);
 }
 
-Data *data_open(const char *train, const char *validation, const Tokenizer *tokenizer, Error *e) {
+static void free_texts(Data *d) {
+    for (int i = 0; i < d->texts.count; i++) source_free(&d->texts.at[i]);
+    free(d->texts.at);
+    free(d->texts.use);
+    d->texts = (Texts){ 0 };
+}
+
+/* Opens everything. request: NULL, or what data_open_text was asked for. *tokenizer: the one given or loaded, or NULL. */
+static Data *open_all(const char *train, const char *validation, const DataRequest *request, Tokenizer **tokenizer,
+                      Error *e) {
     Data *d = mem_alloc(sizeof *d);
-    int apart = validation && validation[0];
-    d->tokenizer = tokenizer;
-    d->is_bytes = !tokenizer || tokenizer_is_bytes(tokenizer);
-    if (!use_path(d, apart ? DATA_TRAIN : BOTH, train, e) || (apart && !use_path(d, DATA_VALIDATION, validation, e))
-        || !scan_all(d, e)) {
+    const int apart = validation && validation[0];
+    int ok = use_path(d, apart ? DATA_TRAIN : BOTH, train, e) && (!apart || use_path(d, DATA_VALIDATION, validation, e));
+    d->is_text = d->format == &formats[TEXT];
+    if (ok && d->is_text) ok = data_encode_texts(d, request, tokenizer, e);
+    else if (ok && request && data_trains_tokenizer(request))
+        ok = error_set(e, "%s: found %s, expected text to train a tokenizer of %s tokens on (-tk)", train,
+                       d->format->name, request->tokenizer);
+    if (!ok || !scan_all(d, e)) {
         data_close(d);
         return NULL;
     }
@@ -340,10 +361,24 @@ Data *data_open(const char *train, const char *validation, const Tokenizer *toke
             d->tokens[s] += d->segment[s][i].tokens;
             if ((int)d->segment[s][i].max > d->max_id) d->max_id = (int)d->segment[s][i].max;
         }
-    d->is_text = d->format == &formats[TEXT];
     describe(d);
-    d->tokenizer = NULL;
+    free_texts(d);
     return d;
+}
+
+Data *data_open(const char *train, const char *validation, const Tokenizer *tokenizer, Error *e) {
+    Tokenizer *given = (Tokenizer *)tokenizer;              /* open_all only reads it, having no request */
+    return open_all(train, validation, NULL, &given, e);
+}
+
+Data *data_open_text(const DataRequest *request, Tokenizer **tokenizer, Error *e) {
+    *tokenizer = NULL;
+    Data *d = data_load_tokenizer(request, tokenizer, e)
+            ? open_all(request->train, request->validation, request, tokenizer, e) : NULL;
+    if (d) return d;
+    tokenizer_free(*tokenizer);
+    *tokenizer = NULL;
+    return NULL;
 }
 
 void data_close(Data *d) {
@@ -356,6 +391,7 @@ void data_close(Data *d) {
         }
         free(d->segment[s]);
     }
+    free_texts(d);
     free(d->description);
     free(d);
 }

@@ -111,3 +111,5 @@ PreTokenizer pretokenizer_gpt2(void)               { return patterns[0].scanner;
 const char  *pretokenizer_cl100k_regex(void)       { return patterns[2].regex; }
 PreTokenizer pretokenizer_digits(size_t limit)     { return (PreTokenizer){ next_digits, limit }; }
 PreTokenizer pretokenizer_underline(void)          { return (PreTokenizer){ next_underline, 0 }; }
+
+int pretokenizer_ends_before_space(const PreTokenizer *p) { return p->next == next_gpt2 || p->next == next_gpt4; }

@@ -21,4 +21,7 @@ PreTokenizer pretokenizer_gpt2(void);
 const char  *pretokenizer_cl100k_regex(void);                           /* GPT-4's */
 PreTokenizer pretokenizer_digits(size_t limit);                         /* numbers apart from everything else */
 PreTokenizer pretokenizer_underline(void);                              /* a word begins with U+2581 */
+
+/* Does it end a word between an ASCII letter or digit and a space or new line, whatever else is in the text? */
+int pretokenizer_ends_before_space(const PreTokenizer *p);
 #endif

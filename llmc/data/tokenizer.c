@@ -233,14 +233,82 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
     if (n > from) between(e, s + from, n - from, normalized, first && !from);
 }
 
+static Encoder encoder_begin(const Tokenizer *t) {
+    return (Encoder){ .t = t, .slots = mem_alloc(SLOTS * sizeof(Slot)) };
+}
+static void encoder_end(Encoder *e) {
+    free(e->slots);
+    free(e->symbols);
+    free(e->heap);
+}
+
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids) {
-    Encoder e = { .t = t, .slots = mem_alloc(SLOTS * sizeof(Slot)) };
+    Encoder e = encoder_begin(t);
     encode(&e, text, bytes, 0, 1);
-    free(e.slots);
-    free(e.symbols);
-    free(e.heap);
+    encoder_end(&e);
     *ids = e.ids ? e.ids : mem_alloc(sizeof **ids);
     return e.count;
+}
+
+/* May documents be cut where documents_jobs cuts them? Words must end there, and no added token may extend over it. */
+static int is_divisible(const Tokenizer *t) {
+    int ends = 0;
+    for (int i = 0; i < t->scanners; i++) ends |= pretokenizer_ends_before_space(&t->scanner[i]);
+    for (int i = 0; i < t->added_count; i++)
+        for (size_t k = 1; k < t->added[i].bytes; k++) ends &= t->added[i].at[k] != ' ' && t->added[i].at[k] != '\n';
+    return ends && t->byte_level;
+}
+
+/* The ids of a job, each `width` bytes wide. */
+static void *encode_job(Encoder *e, const Job *job, int end, int width, size_t *count) {
+    e->count = 0;
+    for (size_t i = 0; i < job->count; i++) {
+        int last;
+        const Document piece = job_piece(job, i, &last);
+        encode(e, piece.at, piece.bytes, 0, 1);
+        if (last && end >= 0) emit(e, end);
+    }
+    void *ids = mem_alloc(e->count * (size_t)width);
+    for (size_t i = 0; i < e->count; i++)
+        if (width == 2) ((uint16_t *)ids)[i] = (uint16_t)e->ids[i];
+        else ((uint32_t *)ids)[i] = (uint32_t)e->ids[i];
+    *count = e->count;
+    return ids;
+}
+
+int tokenizer_width(const Tokenizer *t) { return t->vocab <= 1 << 16 ? 2 : 4; }
+
+size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
+                                  void **ids) {
+    const int width = tokenizer_width(t);
+    Job *jobs;
+    const int64_t n = (int64_t)documents_jobs(documents, count, is_divisible(t), &jobs);
+    struct { void *ids; size_t count, at; } *done = mem_alloc((size_t)n * sizeof *done);
+    size_t all = 0;
+#ifdef _OPENMP
+    #pragma omp parallel
+#endif
+    {
+        Encoder e = encoder_begin(t);
+#ifdef _OPENMP
+        #pragma omp for schedule(dynamic)
+#endif
+        for (int64_t i = 0; i < n; i++) {
+            done[i].ids = encode_job(&e, &jobs[i], end, width, &done[i].count);
+            meter_add(meter, (int64_t)jobs[i].bytes);
+        }
+        encoder_end(&e);
+        free(e.ids);
+    }
+    for (int64_t i = 0; i < n; i++) { done[i].at = all; all += done[i].count; }
+    *ids = mem_alloc(all * (size_t)width);
+    for (int64_t i = 0; i < n; i++) {
+        if (done[i].count) memcpy((char *)*ids + done[i].at * (size_t)width, done[i].ids, done[i].count * (size_t)width);
+        free(done[i].ids);
+    }
+    free(done);
+    free(jobs);
+    return all;
 }
 
 const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes) {
@@ -270,6 +338,7 @@ int tokenizer_vocab(const Tokenizer *t)    { return t->vocab; }
 int tokenizer_eos(const Tokenizer *t)      { return t->eos; }
 int tokenizer_bos(const Tokenizer *t)      { return t->bos; }
 int tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
+uint64_t tokenizer_hash(const Tokenizer *t) { return hash_bytes(0, t->json, t->json_bytes); }
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes) { *bytes = t->json_bytes; return t->json; }
 
 int tokenizer_id(const Tokenizer *t, const char *piece) {

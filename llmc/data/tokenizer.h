@@ -8,6 +8,8 @@
  * Unicode normalization (NFC) changes them. No beginning-of-text token is added: see tokenizer_bos. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
+#include "documents.h"
+#include "meter.h"
 #include "llmc/base/base.h"
 
 typedef struct Tokenizer Tokenizer;
@@ -17,6 +19,7 @@ Tokenizer *tokenizer_load_text(const char *json, size_t bytes, Error *e);       
 void       tokenizer_free(Tokenizer *t);
 
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
+uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
 int    tokenizer_eos(const Tokenizer *t);                                /* by its usual names; -1 if there is none */
@@ -25,6 +28,11 @@ int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 i
 
 /* Returns the number of ids; free(*ids). */
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids);
+/* Many documents on all cores, each followed by the token `end` (-1: by none). *ids: uint16_t or uint32_t, as wide as
+ * tokenizer_width says; free(*ids). The same ids on any number of threads. */
+size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
+                                  void **ids);
+int    tokenizer_width(const Tokenizer *t);
 /* The bytes of a token; none for special tokens and unused ids. */
 const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes);
 /* The bytes of all of them, NUL at the end; free it. */
