@@ -55,7 +55,7 @@ static void update(void *run) {
     if (r->records) parallel_gather_weights(m, 0);
     for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
         at = router_width(m, i, &experts);
-        m->dev->router_bias(real_at(m, m->bias, (size_t)at), m->load + at, r->s.bias_rate,
+        m->dev->router_bias(real_at(m, m->bias, (size_t)at), m->results.load + at, r->s.bias_rate,
                             experts);
     }
 }
@@ -67,10 +67,9 @@ static void train_step(Run *r) {
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = 1;
-    model_start_step(m);
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        replay_run(&r->replay_micro[!m->fresh][m->parallel && m->last_micro], m->dev, model_state(m), micro_batch, r);
+        replay_run(&r->replay_micro[m->batch.phase], m->dev, model_state(m), micro_batch, r);
         model_end_micro(m, micro);
     }
     replay_run(&r->replay_update, m->dev, 0, update, r);
@@ -82,9 +81,9 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1 };
     StepResults f = model_results(m);
-    for (int i = 0; i < m->all_micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
     t.norm = optimizer_norm(&r->optimizer, f.grad_sq_norms, bad_tensor);
-    for (int i = 0; i < 2 * m->routers && !m->ordered; i++) f.losses[i] /= r->parallel.ranks;
+    for (int i = 0; i < 2 * m->routers && !m->dp.ordered; i++) f.losses[i] /= r->parallel.ranks;
     if (m->routers) router_stats(&t, m, f.load, f.losses);
     results_free(&f);
     t.lr = (double)adamw(&r->s, r->progress.step).lr;

@@ -137,27 +137,18 @@ static void forward(Layer *l) {
     const Device *d = l->dev;
     const int C = l->z.C, F = l->z.F;
     d->route_plan(&l->plan, l->load, l->expert);
-    if (d->expert_up_forward) d->expert_up_forward(l->pre, l->act, l->x, l->up, &l->plan, SWIGLU, C, F, BY_TOKEN);
-    else {
-        d->parallel_linear_forward(l->pre, l->x, l->up, NULL, &l->plan, C, 2*F, BY_TOKEN, GROUPED);
-        d->activation_forward(l->act, l->pre, SWIGLU, l->S, F);
-    }
-    d->parallel_linear_forward(l->rows, l->act, l->down, NULL, &l->plan, F, C, GROUPED, GROUPED);
+    d->expert_up_forward(d, l->pre, l->act, l->x, l->up, &l->plan, SWIGLU, C, F, BY_TOKEN);
+    d->parallel_linear_forward(l->rows, l->act, l->down, &l->plan, F, C, GROUPED, GROUPED);
     d->combine_forward(l->out, l->rows, l->weight, NULL, &l->plan, C, GROUPED);
 }
 static void backward(Layer *l) {
     const Device *d = l->dev;
     const int C = l->z.C, F = l->z.F;
-    if (d->expert_down_backward)
-        d->expert_down_backward(l->dpre, l->act, l->dweight, l->dact, l->dout, l->down, l->pre, l->weight, &l->plan, SWIGLU, C, F,
+    d->expert_down_backward(d, l->dpre, l->act, l->dweight, l->dact, l->dout, l->down, l->pre, l->weight, &l->plan, SWIGLU, C, F,
                                 BY_TOKEN);
-    else {
-        d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, GROUPED, BY_TOKEN);
-        d->activation_backward(l->dpre, l->act, l->dweight, l->dact, l->pre, l->weight, &l->plan, GROUPED, SWIGLU, l->S, F);
-    }
-    d->parallel_linear_backward_weight(l->ddown, NULL, l->dout, l->act, &l->plan, F, C, GROUPED, BY_TOKEN, SET_ROUNDED);
+    d->parallel_linear_backward_weight(l->ddown, l->dout, l->act, &l->plan, F, C, GROUPED, BY_TOKEN, SET_ROUNDED);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, 2*F, GROUPED, GROUPED);
-    d->parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->x, &l->plan, C, 2*F, BY_TOKEN, GROUPED, SET_ROUNDED);
+    d->parallel_linear_backward_weight(l->dup, l->dpre, l->x, &l->plan, C, 2*F, BY_TOKEN, GROUPED, SET_ROUNDED);
     d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
 }
 
@@ -165,12 +156,12 @@ static void attention_forward(Layer *l) {
     const Device *d = l->dev;
     const int N = l->z.N, C = l->z.C, F = l->z.F, G = l->G, K = l->z.K, D = l->D;
     d->route_plan(&l->plan, l->load, l->expert);
-    d->parallel_linear_forward(l->pre, l->x, l->up, NULL, &l->plan, C, F, BY_TOKEN, BY_SLOT);
+    d->parallel_linear_forward(l->pre, l->x, l->up, &l->plan, C, F, BY_TOKEN, BY_SLOT);
     d->matmul_forward(l->kv, l->x, l->to_kv, N, C, 2*F);
     d->rope(l->pre, l->rope, l->position, +1, N, K*F, K*G, D);
     d->rope(l->kv, l->rope, l->position, +1, N, 2*F, G, D);
     d->attention_forward(l->act, l->lse, l->pre, l->kv, HEADS_TILED, l->B, l->T, G, K, D);
-    d->parallel_linear_forward(l->rows, l->act, l->down, NULL, &l->plan, F, C, BY_SLOT, GROUPED);
+    d->parallel_linear_forward(l->rows, l->act, l->down, &l->plan, F, C, BY_SLOT, GROUPED);
     d->combine_forward(l->out, l->rows, l->weight, NULL, &l->plan, C, GROUPED);
 }
 static void attention_backward(Layer *l) {
@@ -178,12 +169,12 @@ static void attention_backward(Layer *l) {
     const int N = l->z.N, C = l->z.C, F = l->z.F, G = l->G, K = l->z.K, D = l->D;
     d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, BY_SLOT, BY_TOKEN);
     d->activation_backward(l->dact, l->wact, l->dweight, l->dact, l->act, l->weight, &l->plan, BY_SLOT, IDENTITY, l->S, F);
-    d->parallel_linear_backward_weight(l->ddown, NULL, l->dout, l->wact, &l->plan, F, C, BY_SLOT, BY_TOKEN, SET_ROUNDED);
+    d->parallel_linear_backward_weight(l->ddown, l->dout, l->wact, &l->plan, F, C, BY_SLOT, BY_TOKEN, SET_ROUNDED);
     d->attention_backward(l->dpre, l->dkv, l->dact, l->act, l->lse, l->pre, l->kv, HEADS_TILED, l->B, l->T, G, K, D);
     d->rope(l->dpre, l->rope, l->position, -1, N, K*F, K*G, D);
     d->rope(l->dkv, l->rope, l->position, -1, N, 2*F, G, D);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, F, GROUPED, BY_SLOT);
-    d->parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->x, &l->plan, C, F, BY_TOKEN, BY_SLOT, SET_ROUNDED);
+    d->parallel_linear_backward_weight(l->dup, l->dpre, l->x, &l->plan, C, F, BY_TOKEN, BY_SLOT, SET_ROUNDED);
     d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
     d->matmul_backward_input(l->dx, l->dkv, l->to_kv, N, C, 2*F, ADD);
     d->matmul_backward_weight(l->dto_kv, l->dkv, l->x, N, C, 2*F, SET_ROUNDED);
@@ -192,15 +183,15 @@ static void attention_backward(Layer *l) {
 /* The ceiling: the routed products of a layer alone, of equal parts and with all rows in order (ladder_uniform). */
 static void uniform_forward(Layer *l) {
     const int C = l->z.C, F = l->z.F, O = l->heads ? F : 2*F;
-    l->limit.parallel_linear_forward(l->pre, l->rows, l->up, NULL, &l->plan, C, O, GROUPED, GROUPED);
-    l->limit.parallel_linear_forward(l->rows, l->act, l->down, NULL, &l->plan, F, C, GROUPED, GROUPED);
+    l->limit.parallel_linear_forward(l->pre, l->rows, l->up, &l->plan, C, O, GROUPED, GROUPED);
+    l->limit.parallel_linear_forward(l->rows, l->act, l->down, &l->plan, F, C, GROUPED, GROUPED);
 }
 static void uniform_backward(Layer *l) {
     const int C = l->z.C, F = l->z.F, O = l->heads ? F : 2*F;
     l->limit.parallel_linear_backward_input(l->dact, l->rows, l->down, &l->plan, F, C, GROUPED, GROUPED);
-    l->limit.parallel_linear_backward_weight(l->ddown, NULL, l->rows, l->act, &l->plan, F, C, GROUPED, GROUPED, SET_ROUNDED);
+    l->limit.parallel_linear_backward_weight(l->ddown, l->rows, l->act, &l->plan, F, C, GROUPED, GROUPED, SET_ROUNDED);
     l->limit.parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, O, GROUPED, GROUPED);
-    l->limit.parallel_linear_backward_weight(l->dup, NULL, l->dpre, l->rows, &l->plan, C, O, GROUPED, GROUPED, SET_ROUNDED);
+    l->limit.parallel_linear_backward_weight(l->dup, l->dpre, l->rows, &l->plan, C, O, GROUPED, GROUPED, SET_ROUNDED);
 }
 
 static int ascending(const void *a, const void *b) {

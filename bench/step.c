@@ -11,6 +11,7 @@
  * median of several steps. */
 #include "layers.h"
 #include "trainee.h"
+#include "kernels/compound.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -62,8 +63,17 @@ static void note(const char *op, double flop, double bytes, const char *format, 
 /* An operation as kernels.h declares it, then the names of its arguments, flop and bytes, and a line's sizes. */
 #define NOTED(op, parameters, arguments, flop, bytes, ...) \
     static void noted_##op parameters { \
-        note(#op, flop, bytes, __VA_ARGS__); \
         p.inner->op arguments; \
+        note(#op, flop, bytes, __VA_ARGS__); \
+        mark(p.calls); \
+    }
+/* A compound operation. Where it was made of its parts, those have been noted. */
+#define NOTED_OR_PARTS(op, parameters, arguments, flop, bytes, ...) \
+    static void noted_##op parameters { \
+        const int before = p.calls; \
+        p.inner->op arguments; \
+        if (p.calls > before) return; \
+        note(#op, flop, bytes, __VA_ARGS__); \
         mark(p.calls); \
     }
 
@@ -82,18 +92,16 @@ NOTED(embed_forward, (floatX *out, const int *token, const floatX *weight, int N
       0, N * (4 + 2 * C * p.fx), "N=%d C=%d", N, C)
 NOTED(embed_backward, (real *dweight, const floatX *dout, const int *token, int N, int V, int C),
       (dweight, dout, token, N, V, C), 0, N * (4 + C * p.fx) + 2 * fewer(N, V) * C * p.re, "N=%d C=%d", N, C)
-NOTED(rmsnorm_forward, (floatX *out, real *rstd, const floatX *inp, const floatX *weight, float eps, int N, int C),
-      (out, rstd, inp, weight, eps, N, C), 0, N * (2 * C * p.fx + p.re), "N=%d C=%d", N, C)
-NOTED(rmsnorm_backward, (floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, const floatX *weight,
-                         const real *rstd, int N, int C), (dinp, dweight, dout, inp, weight, rstd, N, C),
+NOTED(rmsnorm_forward, (floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C), (out, rstd, inp, norm, N, C), 0, N * (2 * C * p.fx + p.re), "N=%d C=%d", N, C)
+NOTED(rmsnorm_backward, (floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm,
+                         const real *rstd, int N, int C), (dinp, dweight, dout, inp, norm, rstd, N, C),
       0, N * (4 * C * p.fx + p.re), "N=%d C=%d", N, C)
 NOTED(rope, (floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D),
       (x, table, position, direction, N, stride, heads, D), 0, N * (4 + 2 * times(heads, D) * p.fx),
       "N=%d heads=%d D=%d", N, heads, D)
-NOTED(residual, (floatX *out, const floatX *residual, const floatX *branch, float rate, const uint64_t *key, int site,
-                 size_t n), (out, residual, branch, rate, key, site, n), 0, 3 * (double)n * p.fx, "n=%zu", n)
-NOTED(dropout, (floatX *out, const floatX *inp, float rate, const uint64_t *key, int site, size_t n),
-      (out, inp, rate, key, site, n), 0, 2 * (double)n * p.fx, "n=%zu", n)
+NOTED(residual, (floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n),
+      (out, residual, branch, d, n), 0, 3 * (double)n * p.fx, "n=%zu", n)
+NOTED(dropout, (floatX *out, const floatX *inp, Dropout d, size_t n), (out, inp, d, n), 0, 2 * (double)n * p.fx, "n=%zu", n)
 #define PRODUCT(N, C, O) (times(N, C) + times(N, O) + times(C, O))
 NOTED(matmul_forward, (floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O),
       (out, inp, weight, N, C, O), 2 * times(N, C) * O, PRODUCT(N, C, O) * p.fx, "N=%d C=%d O=%d", N, C, O)
@@ -106,9 +114,9 @@ static const char *const how_name[] = { "", " ADD", " as floatX" };
 NOTED(matmul_backward_weight, (void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how),
       (dweight, dout, inp, N, C, O, how), 2 * times(N, C) * O,
       times(N, C + O) * p.fx + times(C, O) * writes(how), "N=%d C=%d O=%d%s", N, C, O, how_name[how])
-NOTED(parallel_linear_forward, (floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
-                                const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows),
-      (out, inp, weight, bias, plan, C, O, inp_rows, out_rows), 2 * slots(plan) * C * O,
+NOTED(parallel_linear_forward, (floatX *out, const floatX *inp, const floatX *weight, const Plan *plan,
+                                int C, int O, Rows inp_rows, Rows out_rows),
+      (out, inp, weight, plan, C, O, inp_rows, out_rows), 2 * slots(plan) * C * O,
       (rows_in(plan, inp_rows) * C + slots(plan) * O + times(C, O) * plan->E) * p.fx,
       "S=%d E=%d C=%d O=%d %s>%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[out_rows])
 NOTED(parallel_linear_backward_input, (floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan,
@@ -116,22 +124,22 @@ NOTED(parallel_linear_backward_input, (floatX *dinp, const floatX *dout, const f
       (dinp, dout, weight, plan, C, O, dinp_rows, dout_rows), 2 * slots(plan) * C * O,
       (rows_in(plan, dout_rows) * O + slots(plan) * C + times(C, O) * plan->E) * p.fx,
       "S=%d E=%d C=%d O=%d %s<%s", plan->N * plan->K, plan->E, C, O, rows_name[dinp_rows], rows_name[dout_rows])
-NOTED(parallel_linear_backward_weight, (void *dweight, real *dbias, const floatX *dout, const floatX *inp,
+NOTED(parallel_linear_backward_weight, (void *dweight, const floatX *dout, const floatX *inp,
                                         const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how),
-      (dweight, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, how), 2 * slots(plan) * C * O,
+      (dweight, dout, inp, plan, C, O, inp_rows, dout_rows, how), 2 * slots(plan) * C * O,
       (rows_in(plan, inp_rows) * C + rows_in(plan, dout_rows) * O) * p.fx
           + times(C, O) * plan->E * writes(how),
       "S=%d E=%d C=%d O=%d %s,%s%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[dout_rows],
       how_name[how])
-NOTED(expert_up_forward, (floatX *pre, floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
-                          Activation f, int C, int F, Rows inp_rows), (pre, act, inp, weight, plan, f, C, F, inp_rows),
-      2 * slots(plan) * C * F * pre_of(f),
+NOTED_OR_PARTS(expert_up_forward, (const Device *d, floatX *pre, floatX *act, const floatX *inp, const floatX *weight,
+                                   const Plan *plan, Activation f, int C, int F, Rows inp_rows),
+      (d, pre, act, inp, weight, plan, f, C, F, inp_rows), 2 * slots(plan) * C * F * pre_of(f),
       (rows_in(plan, inp_rows) * C + slots(plan) * F * (1 + pre_of(f)) + times(C, F) * pre_of(f) * plan->E) * p.fx,
       "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[inp_rows])
-NOTED(expert_down_backward, (floatX *dpre, floatX *wact, real *dweight, floatX *da, const floatX *dout,
-                             const floatX *down, const floatX *pre, const real *weight, const Plan *plan, Activation f,
-                             int C, int F, Rows dout_rows),
-      (dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows), 2 * slots(plan) * C * F,
+NOTED_OR_PARTS(expert_down_backward, (const Device *d, floatX *dpre, floatX *wact, real *dweight, floatX *da,
+                                      const floatX *dout, const floatX *down, const floatX *pre, const real *weight,
+                                      const Plan *plan, Activation f, int C, int F, Rows dout_rows),
+      (d, dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows), 2 * slots(plan) * C * F,
       (rows_in(plan, dout_rows) * C + slots(plan) * F * (1 + 2 * pre_of(f)) + times(C, F) * plan->E) * p.fx
           + 2 * slots(plan) * p.re, "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[dout_rows])
 NOTED(router_forward, (int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores,
@@ -163,18 +171,18 @@ NOTED(activation_backward, (floatX *dpre, floatX *wact, real *dweight, const flo
                             const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F),
       (dpre, wact, dweight, da, pre, weight, plan, rows, f, M, F),
       0, times(M, F) * (2 + 2 * pre_of(f)) * p.fx + (weight ? 2 * M * p.re : 0), "M=%d F=%d", M, F)
-NOTED(add_norm_forward, (floatX *out, real *rstd, floatX *resid, const floatX *residual, const floatX *inp, const real *weight,
-                     const floatX *bias, const Plan *plan, float rate, const uint64_t *key, int site, const floatX *norm,
-                     float eps, int N, int C),
-      (out, rstd, resid, residual, inp, weight, bias, plan, rate, key, site, norm, eps, N, C),
-      0, times(N, C) * ((plan ? plan->K : 1) + 3) * p.fx + (plan ? slots(plan) * (4 + p.re) : 0) + N * p.re,
-      "N=%d K=%d C=%d", N, plan ? plan->K : 1, C)
-NOTED(add_norm_backward, (floatX *dresid, real *dnorm, real *dbias, const floatX *inp, const Plan *plan, const floatX *more,
-                      const floatX *more_still, const floatX *resid, const floatX *norm, const real *rstd, int N, int C),
-      (dresid, dnorm, dbias, inp, plan, more, more_still, resid, norm, rstd, N, C),
-      0, times(N, C) * ((plan ? plan->K : inp != NULL) + (more != NULL) + (more_still != NULL) + 3) * p.fx
-          + (plan ? 4 * slots(plan) : 0) + N * p.re,
-      "N=%d K=%d+%d C=%d%s", N, plan ? plan->K : inp != NULL, (more != NULL) + (more_still != NULL), C, dbias ? " bias" : "")
+NOTED_OR_PARTS(add_norm_forward, (const Device *d, floatX *out, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
+                                  Dropout dropout, Norm norm, int N, int C),
+      (d, out, rstd, resid, residual, s, dropout, norm, N, C),
+      0, times(N, C) * ((s->plan ? s->plan->K : 1) + 3) * p.fx + (s->plan ? slots(s->plan) * (4 + p.re) : 0) + N * p.re,
+      "N=%d K=%d C=%d", N, s->plan ? s->plan->K : 1, C)
+/* Its products are operations of their own. */
+NOTED(add_norm_backward, (const Device *d, floatX *dresid, real *dnorm, real *dbias, floatX *const scratch[2], const Sum *s,
+                          const floatX *resid, Norm norm, const real *rstd, int N, int C),
+      (d, dresid, dnorm, dbias, scratch, s, resid, norm, rstd, N, C),
+      0, times(N, C) * ((s->plan ? s->plan->K : s->rows != NULL) + s->terms + 3) * p.fx
+          + (s->plan ? 4 * slots(s->plan) : 0) + N * p.re,
+      "N=%d K=%d+%d C=%d%s", N, s->plan ? s->plan->K : s->rows != NULL, s->terms, C, dbias ? " bias" : "")
 NOTED(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * p.fx,
       "N=%d C=%d", N, C)
 #define PAIRS (times(B, Q) * G * T * (T + 1.0) / 2)             /* (query, key) that see each other */
@@ -208,10 +216,10 @@ static Device noting(const Device *dev) {
     NOTE(parallel_linear_backward_weight); NOTE(router_forward); NOTE(router_backward); NOTE(route_plan); NOTE(route_round);
     NOTE(router_losses); NOTE(router_bias); NOTE(combine_forward); NOTE(activation_forward);
     NOTE(activation_backward); NOTE(bias_backward); NOTE(attention_forward); NOTE(attention_backward);
-    if (dev->add_norm_forward) NOTE(add_norm_forward);
-    if (dev->add_norm_backward) NOTE(add_norm_backward);
-    if (dev->expert_up_forward) NOTE(expert_up_forward);
-    if (dev->expert_down_backward) NOTE(expert_down_backward);
+    NOTE(add_norm_forward);
+    if (dev->add_norm_backward != compound_add_norm_backward) NOTE(add_norm_backward);
+    NOTE(expert_up_forward);
+    NOTE(expert_down_backward);
     NOTE(cross_entropy); NOTE(sum); NOTE(grad_sq_norms); NOTE(adamw);
     return d;
 }
@@ -291,7 +299,6 @@ double print_operations(double product_rate, const Copies *copies) {
 static void step(void *trainee, const Device *dev) {
     Trainee *t = trainee;
     t->m.dev = dev;
-    model_start_step(&t->m);
     model_begin_micro(&t->m, 0);
     trainee_learn(&t->m);
     model_end_micro(&t->m, 0);

@@ -87,6 +87,34 @@ typedef enum {
     HEADS_GROUPED                       /* head g*Q + r uses g: grouped-query attention (Llama, Mixtral) */
 } HeadOrder;
 
+/* An RMSNorm: weight (C). */
+typedef struct { const floatX *weight; float eps; } Norm;
+
+/* A router: weight (E,C), bias (E) or NULL, added to the scores for choosing only. weight NULL: there is none, E = K = 1. */
+typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; } Router;
+
+/* What it chose for N tokens: (N,K) each. */
+typedef struct { int *expert; real *weight; } Choice;
+
+/* Dropout at one site of the model. p in [0,1); key: of this batch, in device memory; NULL if p is 0. site: a number that no
+ * other site has. */
+typedef struct { float p; const uint64_t *key; int site; } Dropout;
+
+/* A sub-layer's result before it is summed. Forward, the answers of a token's experts: rows by weight, plus bias. Backward,
+ * the addends of the gradient of its input: rows, and products that are still to be made. */
+typedef struct { const floatX *dout, *weight; int O; } Term;   /* dout weight, of (N,O) and (O,C) */
+typedef struct {
+    const floatX *rows;                 /* (S,C) GROUPED, or, without a plan, (N,C); NULL: none */
+    const Plan   *plan;
+    const real   *weight;               /* (S)  NULL: ones */
+    const floatX *bias;                 /* (C)  NULL: zeros */
+    Term term[2];  int terms;
+} Sum;
+static inline void sum_add(Sum *s, const floatX *dout, const floatX *weight, int O) {
+    s->term[s->terms].dout = dout, s->term[s->terms].weight = weight, s->term[s->terms].O = O;
+    s->terms++;
+}
+
 /* Overwrite or accumulate, where a caller needs both; and, of gradients of weights, overwrite as floatX: one rounding more. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
 
@@ -122,7 +150,8 @@ typedef struct {
     int   top_k;                        /* 0: off */
 } Sampler;
 
-typedef struct Device {
+typedef struct Device Device;
+struct Device {
     const char *name;                   /* "cpu-f32", "cuda-bf16", ... */
     const char *dtype;                  /* of floatX in files: "F32", "BF16", "F64" */
     size_t floatX_size, real_size;      /* bytes */
@@ -179,12 +208,11 @@ typedef struct Device {
     void (*embed_backward)(ACC real *dweight, const floatX *dout, const int *token, int N, int V, int C);
 
     /* ---- rmsnorm: out = round(inp * rstd) * weight, rstd = 1/sqrt(mean(inp^2) + eps) ----------------------------
-     * out, inp (N,C)  weight (C)  rstd (N), saved for backward. The inner rounding to floatX is Hugging Face's.
+     * out, inp (N,C)  rstd (N), saved for backward. The inner rounding to floatX is Hugging Face's.
      * Source: Zhang and Sennrich 2019, arXiv 1910.07467.   error: 4 eps forward, 8 eps backward (norm-wise) */
-    void (*rmsnorm_forward )(OUT floatX *out, OUT real *rstd, const floatX *inp, const floatX *weight,
-                             float eps, int N, int C);
+    void (*rmsnorm_forward )(OUT floatX *out, OUT real *rstd, const floatX *inp, Norm norm, int N, int C);
     void (*rmsnorm_backward)(ACC floatX *dinp, ACC real *dweight, const floatX *dout, const floatX *inp,
-                             const floatX *weight, const real *rstd, int N, int C);
+                             Norm norm, const real *rstd, int N, int C);
 
     /* ---- rope: rotate pairs (i, i + D/2) of each head by position * theta^(-2i/D), in place ---------------------
      * table (T,D/2,2) cos and sin for positions 0..T-1.   x (N,stride), of which the first heads*D of each row are
@@ -194,12 +222,10 @@ typedef struct Device {
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
-     * mask[i] is a function of (*key, place, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/basic.c). p in [0,1).
-     * key: of this batch, in device memory; NULL if p is 0. place: every place that drops has a number of its own.
+     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/basic.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
-    void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
-                     int site, size_t n);
-    void (*dropout )(OUT floatX *out, const floatX *inp, float p, const uint64_t *key, int site, size_t n);
+    void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
+    void (*dropout )(OUT floatX *out, const floatX *inp, Dropout d, size_t n);
 
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
      * dweight: of reals, or, how SET_ROUNDED, of floatX.   error: sqrt(reduction) * 2 eps_f32 + eps */
@@ -209,19 +235,18 @@ typedef struct Device {
     void (*matmul_backward_weight)(void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O,
                                    Write how);
 
-    /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T + bias[e] ------------
-     * weight (E,O,C)  bias (E,O) or NULL.   inp: any Rows layout;   out: BY_SLOT or GROUPED.
+    /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T ----------------------
+     * weight (E,O,C).   inp: any Rows layout;   out: BY_SLOT or GROUPED.
      * Rows are read and written where they lie: nothing is padded, sorted or copied in memory.
      * backward_input is the same product with weight[e]: dout in any layout (BY_TOKEN: one upstream row serves the K
      * slots of its token), dinp BY_SLOT or GROUPED; what a BY_TOKEN input needs, the sum over K, is combine_forward.
      * backward_weight: dweight[e] = or += sum over the rows of e of dout^T inp; of an empty expert: zeros.
      * Source: Tan et al. 2024, ScatterMoE, arXiv 2403.08245.   error: as matmul; cost 2*S*C*O flop each */
     void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight,
-                                            const floatX *bias, const Plan *plan, int C, int O, Rows inp_rows,
-                                            Rows out_rows);
+                                            const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows);
     void (*parallel_linear_backward_input )(OUT floatX *dinp, const floatX *dout, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows);
-    void (*parallel_linear_backward_weight)(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+    void (*parallel_linear_backward_weight)(void *dweight, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows,
                                             Write how);
 
@@ -286,30 +311,26 @@ typedef struct Device {
                                 const floatX *pre, const real *weight, const Plan *plan, Rows rows,
                                 Activation f, int M, int F);
 
-    /* ---- both halves of an expert's MLP, each as one operation; NULL where a device has only the parts -------
-     * up_forward:    parallel_linear_forward(pre, inp, weight, inp_rows, GROUPED), activation_forward(act, pre)
-     * down_backward: parallel_linear_backward_input(da, dout, weight, GROUPED, dout_rows), activation_backward(dpre, wact,
-     *                dweight, da, pre, ...). da (S,F) is scratch: afterwards it may hold anything.
-     * up weight (E,2F,C) or (E,F,C), down weight (E,C,F).   error: of the parts */
-    void (*expert_up_forward)(OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
+    /* ---- compound operations: d is the device itself. kernels/compound.c makes each of the parts named here; a device
+     * fills the table with that where it has nothing better. error: of the parts.
+     * expert_up_forward:    parallel_linear_forward(pre, inp, weight, inp_rows, GROUPED), activation_forward(act, pre)
+     * expert_down_backward: parallel_linear_backward_input(da, dout, down, GROUPED, dout_rows), activation_backward(dpre,
+     *                       wact, dweight, da, pre, ...). da (S,F) is scratch: afterwards it may hold anything.
+     *                       up weight (E,2F,C) or (E,F,C), down (E,C,F)
+     * add_norm_forward:     branch = combine_forward(s), residual(resid, residual, branch, dropout),
+     *                       rmsnorm_forward(out, rstd, resid, norm). Without a plan s has no weight; it never has terms.
+     * add_norm_backward:    dout = combine_forward(rows of s) + its terms, at least one of them,
+     *                       rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then bias_backward(dbias, dresid)
+     *                       unless dbias is NULL. scratch: two of (N,C). */
+    void (*expert_up_forward)(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
                               const Plan *plan, Activation f, int C, int F, Rows inp_rows);
-    void (*expert_down_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da,
+    void (*expert_down_backward)(const Device *d, OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da,
                                  const floatX *dout, const floatX *down, const floatX *pre, const real *weight,
                                  const Plan *plan, Activation f, int C, int F, Rows dout_rows);
-
-    /* ---- where one half of a layer ends and the next begins; NULL where a device has only the parts -----------
-     * inp: rows (S,C) GROUPED, or, plan NULL, (N,C).
-     * add_norm_forward:  branch = combine_forward(inp, weight, bias, plan), residual(resid, residual, branch, p, key, place),
-     *                rmsnorm_forward(out, rstd, resid, norm, eps). Without a plan there is no weight.
-     * add_norm_backward: dout = combine_forward(inp, plan) + more + more_still, each NULL if there is none,
-     *                rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then bias_backward(dbias, dresid) if dbias.
-     * error: of the parts */
-    void (*add_norm_forward )(OUT floatX *out, OUT real *rstd, OUT floatX *resid, const floatX *residual, const floatX *inp,
-                          const real *weight, const floatX *bias, const Plan *plan, float p, const uint64_t *key,
-                          int site, const floatX *norm, float eps, int N, int C);
-    void (*add_norm_backward)(ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, const floatX *inp, const Plan *plan,
-                          const floatX *more, const floatX *more_still, const floatX *resid, const floatX *norm,
-                          const real *rstd, int N, int C);
+    void (*add_norm_forward )(const Device *d, OUT floatX *out, OUT real *rstd, OUT floatX *resid, const floatX *residual,
+                              const Sum *s, Dropout dropout, Norm norm, int N, int C);
+    void (*add_norm_backward)(const Device *d, ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, floatX *const scratch[2],
+                              const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C);
 
     /* ---- bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------- */
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);
@@ -334,21 +355,20 @@ typedef struct Device {
      * for N tokens of C channels with experts of width F (and all other widths multiples of F or C)? If not, call what they
      * are made of.
      *
-     * decode_in: x = rmsnorm_forward(inp, norm); expert, weight = router_forward(x router^T, bias);
+     * decode_in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, router.bias);
      *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
-     *   router NULL: E = K = 1. plain_w NULL: P = 0. next: NULL, or what decode_out will need, next_size elements for each
-     *   expert: those of the chosen experts are asked for in advance.
+     *   plain_w NULL: P = 0. next: NULL, or the weights decode_out will read, next_size elements for each expert; those of
+     *   the chosen experts are prefetched.
      * decode_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
-     *   bias (O), or NULL. expert and weight are those of the last decode_in, or NULL: one expert. out may be residual.
+     *   bias (O), or NULL. choice is that of the last decode_in, or of NULLs: one expert. out may be residual.
      * decode_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_cached. kv (B,2,G,D)  row (B)
      *   position, row and what the cache holds were there before the operation before this one was queued. */
     int  (*decode_fits)(int N, int C, int F, int E, int K);
-    void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
-                    const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores,
-                    const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
-                    int N, int C, int E, int K, int O, int P);
-    void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
-                    const floatX *w, const floatX *bias, int N, int E, int K, int C, int O);
+    void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
+                       const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
+                       int N, int C, int O, int P);
+    void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
+                       const floatX *bias, int N, int E, int K, int C, int O);
     void (*decode_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
                           const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D);
 
@@ -388,7 +408,7 @@ typedef struct Device {
     void (*adamw)(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
                   const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
-} Device;
+};
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }
 

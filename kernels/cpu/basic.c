@@ -1,6 +1,7 @@
 /* basic.c: memory, embedding, norm, rotary positions, residual and dropout; and the device table itself. */
 #define _DEFAULT_SOURCE
 #include "impl.h"
+#include "kernels/compound.h"
 #include "kernels/random.h"
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -88,8 +89,9 @@ static void embed_backward(real *dweight, const floatX *dout, const int *token, 
  * y_c = w_c x_c r with r = (mean(x^2) + eps)^(-1/2), so dr/dx_c = -r^3 x_c / C, and with g_c = dy_c w_c
  *     dx_c = r g_c - r^3 x_c / C * sum_i g_i x_i          dw_c = sum over rows of dy_c x_c r. */
 
-static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, const floatX *weight, float eps, int N, int C) {
+static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C) {
     enum { FEW = 256 };
+    const floatX *weight = norm.weight;
     #pragma omp parallel for PARALLEL_IF((size_t)N*C)
     for (int n = 0; n < N; n++) {
         const floatX *x = inp + (size_t)n*C;
@@ -102,15 +104,16 @@ static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, const fl
             for (int c = from; c < to; c++) few += R(x[c]) * R(x[c]);
             squares += few;
         }
-        real r = rstd[n] = 1 / sqrt(squares / C + (real)eps);
+        real r = rstd[n] = 1 / sqrt(squares / C + (real)norm.eps);
         for (int c = 0; c < C; c++) y[c] = X(R(X(R(x[c]) * r)) * R(weight[c]));
     }
 }
 
 /* dweight: each block of ROWS rows makes a partial sum of its own, and the partial sums are added in order. */
-static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, const floatX *weight,
+static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm,
                              const real *rstd, int N, int C) {
     enum { ROWS = 64 };
+    const floatX *weight = norm.weight;
     int blocks = (N + ROWS - 1) / ROWS;
     real *partial = calloc((size_t)blocks*C + 1, sizeof *partial);
     #pragma omp parallel for PARALLEL_IF((size_t)N*C)
@@ -162,26 +165,26 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 }
 
 /* ---- residual and dropout ---------------------------------------------------------------------------------
- * The mask is a hash of (key, place, i): nothing is stored, backward asks again, and no device or thread count changes
+ * The mask is a hash of (key, site, i): nothing is stored, backward asks again, and no device or thread count changes
  * it. A number of 16 bits decides. */
 
 static inline int kept(uint64_t key, uint64_t i, uint32_t least) { return random_16(key, i) >= least; }
-static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int site, size_t n) {
-    const uint32_t least = (uint32_t)((double)p * 65536);
-    const real scale = (real)1 / ((real)1 - (real)p);
-    const uint64_t here = least ? random_key(*key, (uint64_t)site) : 0;
-    #pragma omp parallel for PARALLEL_IF(n)
-    for (size_t i = 0; i < n; i++) out[i] = X(kept(here, i, least) ? R(inp[i]) * scale : 0);
+typedef struct { uint64_t key; uint32_t least; real scale; } Mask;           /* least 0: everything is kept, unscaled */
+static Mask mask_of(Dropout d) {
+    const uint32_t least = (uint32_t)((double)d.p * 65536);
+    return (Mask){ least ? random_key(*d.key, (uint64_t)d.site) : 0, least, (real)1 / ((real)1 - (real)d.p) };
 }
-static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
-                     int site, size_t n) {
-    const uint32_t least = (uint32_t)((double)p * 65536);
-    const real scale = (real)1 / ((real)1 - (real)p);
-    const uint64_t here = least ? random_key(*key, (uint64_t)site) : 0;
+static void dropout(floatX *out, const floatX *inp, Dropout d, size_t n) {
+    const Mask m = mask_of(d);
+    #pragma omp parallel for PARALLEL_IF(n)
+    for (size_t i = 0; i < n; i++) out[i] = X(kept(m.key, i, m.least) ? R(inp[i]) * m.scale : 0);
+}
+static void residual(floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n) {
+    const Mask m = mask_of(d);
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) {
-        const int stays = least == 0 || kept(here, i, least);
-        out[i] = X(R(residual[i]) + (stays ? R(branch[i]) * scale : 0));
+        const int stays = m.least == 0 || kept(m.key, i, m.least);
+        out[i] = X(R(residual[i]) + (stays ? R(branch[i]) * m.scale : 0));
     }
 }
 
@@ -214,6 +217,9 @@ PART(device) {
         .rmsnorm_forward = rmsnorm_forward, .rmsnorm_backward = rmsnorm_backward,
         .rope_table = rope_table, .rope = rope, .residual = residual, .dropout = dropout,
         .bias_backward = bias_backward,
+        .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,
+        .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,
+        .decode_fits = compound_decode_fits,
     };
     DEVICE(matmul)(d);
     DEVICE(route)(d);

@@ -132,7 +132,7 @@ typedef enum { FORWARD, INPUT, WEIGHT } Kind;
 typedef struct {
     Kind kind;
     Matrix a, b;
-    floatX *out; const int *out_row; const floatX *bias;        /* FORWARD, INPUT; bias only FORWARD, or NULL */
+    floatX *out; const int *out_row;                            /* FORWARD, INPUT */
     real *dweight;                                              /* WEIGHT */
     Write how;
     const int *start; int E, C, O;
@@ -159,7 +159,6 @@ static size_t row_of_c(const Product *p, Share s, size_t i) {
 static void write(const Product *p, Share s, size_t i, size_t j, size_t n, const real *restrict sum) {
     size_t at = row_of_c(p, s, i) * s.n + j;
     if (p->kind == WEIGHT) for (size_t x = 0; x < n; x++) p->dweight[at + x] += sum[x];
-    else if (p->bias) for (size_t x = 0; x < n; x++) p->out[at + x] = X(sum[x] + R(p->bias[s.b + j + x]));
     else if (p->how == ADD) for (size_t x = 0; x < n; x++) p->out[at + x] = X(R(p->out[at + x]) + sum[x]);
     else for (size_t x = 0; x < n; x++) p->out[at + x] = X(sum[x]);
 }
@@ -229,7 +228,7 @@ static void (*const multiply_rows[])(size_t kc, const real *a, const real *b, re
  * else in scratch until they can be rounded. Scratch: 0.6 MB of stack for f32, 1.2 for f64. */
 static void tile(const Product *p, Share s, size_t m0, size_t rows, size_t n0, size_t columns) {
     struct { real a[MA * KC], b[NB * KC], c[MB * NB]; } __attribute__((aligned(64))) x;
-    int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX) && !p->bias);
+    int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX));
     real *out = p->kind == WEIGHT ? p->dweight : (real *)p->out;
     size_t direct = reals ? columns / NR * NR : 0;
     for (size_t k0 = 0; k0 < s.k; k0 += KC) {
@@ -336,16 +335,16 @@ static void run(const Product *p) {
 }
 
 /* ---- ParallelLinear -----------------------------------------------------------------------------------------------
- * For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T + b[e]. */
+ * For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T. */
 
 static const int *rows_of(const Plan *plan, Rows rows) {
     return rows == GROUPED ? NULL : rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row;
 }
 
-static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
-                                    const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows) {
+static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan,
+                                    int C, int O, Rows inp_rows, Rows out_rows) {
     run(&(Product){ .kind = FORWARD, .a = { inp, (size_t)C, rows_of(plan, inp_rows) }, .b = { weight, (size_t)C, NULL },
-                    .out = out, .out_row = rows_of(plan, out_rows), .bias = bias,
+                    .out = out, .out_row = rows_of(plan, out_rows),
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
@@ -357,34 +356,22 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* Every row of e has used W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product over the rows;
- * and db[e] += their sum of dy. */
-static void parallel_linear_backward_weight(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+/* Every row of e has used W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product over the rows. */
+static void parallel_linear_backward_weight(void *dweight, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     const size_t all = (size_t)plan->E * (size_t)O * (size_t)C;
     if (how == SET_ROUNDED && sizeof(floatX) != sizeof(real)) {                /* sums first, then rounded */
         real *sum = malloc((all + 1) * sizeof *sum);
-        parallel_linear_backward_weight(sum, dbias, dout, inp, plan, C, O, inp_rows, dout_rows, SET);
+        parallel_linear_backward_weight(sum, dout, inp, plan, C, O, inp_rows, dout_rows, SET);
         #pragma omp parallel for simd PARALLEL_IF(all)
         for (size_t i = 0; i < all; i++) ((floatX *)dweight)[i] = X(sum[i]);
         free(sum);
         return;
     }
     if (how != ADD) memset(dweight, 0, all * sizeof(real));
-    Product p = { .kind = WEIGHT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) },
-                  .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight, .how = ADD,
-                  .start = plan->start, .E = plan->E, .C = C, .O = O };
-    run(&p);
-    if (!dbias) return;
-#pragma omp parallel for collapse(2) schedule(dynamic) PARALLEL_IF((double)plan->start[plan->E] * O / 4)
-    for (int e = 0; e < plan->E; e++)
-        for (int o = 0; o < O; o += 64) {
-            int n = O - o < 64 ? O - o : 64;
-            real s[64] = { 0 };
-            for (int r = plan->start[e]; r < plan->start[e + 1]; r++)
-                for (int i = 0; i < n; i++) s[i] += R(row_of(p.a, (size_t)r)[o + i]);
-            for (int i = 0; i < n; i++) dbias[(size_t)e * O + o + i] += s[i];
-        }
+    run(&(Product){ .kind = WEIGHT, .a = { dout, (size_t)O, rows_of(plan, dout_rows) },
+                    .b = { inp, (size_t)C, rows_of(plan, inp_rows) }, .dweight = dweight, .how = ADD,
+                    .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
 /* ---- dense: one expert, whose rows lie in order ---------------------------------------------------------------- */
@@ -398,7 +385,7 @@ static Plan one_expert(int *start, int N) {
 static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O) {
     int start[2];
     Plan plan = one_expert(start, N);
-    parallel_linear_forward(out, inp, weight, NULL, &plan, C, O, GROUPED, GROUPED);
+    parallel_linear_forward(out, inp, weight, &plan, C, O, GROUPED, GROUPED);
 }
 
 /* dinp = dout W, or dinp += dout W where inp has served other products too */
@@ -414,7 +401,7 @@ static void matmul_backward_weight(void *dweight, const floatX *dout, const floa
                                    Write how) {
     int start[2];
     Plan plan = one_expert(start, N);
-    parallel_linear_backward_weight(dweight, NULL, dout, inp, &plan, C, O, GROUPED, GROUPED, how);
+    parallel_linear_backward_weight(dweight, dout, inp, &plan, C, O, GROUPED, GROUPED, how);
 }
 
 PART(matmul) {

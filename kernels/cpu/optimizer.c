@@ -45,8 +45,8 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, float s
 
 enum { BLOCK = 1 << 14 };
 
-typedef enum { PLAIN, SQUARED, SQUARED_FLOATX } Term;
-static double sum_of(const void *x, size_t n, Term term) {
+typedef enum { PLAIN, SQUARED, SQUARED_FLOATX } Summand;
+static double sum_of(const void *x, size_t n, Summand term) {
     size_t blocks = (n + BLOCK - 1) / BLOCK;
     double total = 0, *partial = malloc((blocks + 1) * sizeof *partial);
     #pragma omp parallel for PARALLEL_IF(n)

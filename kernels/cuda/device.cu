@@ -5,6 +5,7 @@
 // several loads of each thread under way at once, every byte moved once. W is how many elements a thread
 // takes at a time: VECTOR (16 bytes), or 1 where a width or a pointer does not allow that.
 #include "norm.cuh"
+#include "kernels/compound.h"
 #include "sort.cuh"
 #include <math.h>
 #include <string.h>
@@ -259,12 +260,11 @@ template<int W> static __global__ void rmsnorm_forward_kernel(floatX *out, real 
     for (int j = 0; j < KEEP; j++) if (first + j*step < C) write(kept[j], first + j*step);
     for (int c = first + KEEP*step; c < C; c += step) write(load<W>(x + c), c);
 }
-static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, const floatX *weight, float eps,
-        int N, int C) {
-    const bool w = wide(C, out, inp, weight);
+static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C) {
+    const bool w = wide(C, out, inp, norm.weight);
     const dim3 block = row_threads(w ? C / VECTOR : C, KEEP, 1024);
     auto kernel = w ? rmsnorm_forward_kernel<VECTOR> : rmsnorm_forward_kernel<1>;
-    LAUNCH(kernel, divide_up(N, block.y), block, 0, out, rstd, inp, weight, eps, N, C);
+    LAUNCH(kernel, divide_up(N, block.y), block, 0, out, rstd, inp, norm.weight, norm.eps, N, C);
 }
 
 // ---- rope -------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ static void rope(floatX *x, const real *table, const int *position, int directio
 // NULL: dropout alone. Moves 3*n elements, or 2*n.
 enum { DROP_EACH = 2, DROP_THREADS = 256 };
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual, const floatX *branch,
-        Dropout dropout, size_t n) {
+        Mask dropout, size_t n) {
     enum { STEP = DROP_THREADS * W };
     const size_t first = (size_t)blockIdx.x * DROP_EACH * STEP + threadIdx.x * W, whole = n / W * W;
     const int count = first >= whole ? 0 : min((whole - first + STEP - 1) / STEP, (size_t)DROP_EACH);
@@ -351,15 +351,14 @@ template<int W> static __global__ void drop_kernel(floatX *out, const floatX *re
         out[rest] = X(residual ? R(residual[rest]) + sum : sum);
     }
 }
-static void residual(floatX *out, const floatX *residual, const floatX *branch, float p, const uint64_t *key,
-        int site, size_t n) {
+static void residual(floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n) {
     const bool w = wide(0, out, residual, branch);
     auto kernel = w ? drop_kernel<VECTOR> : drop_kernel<1>;
     LAUNCH(kernel, divide_up(n, DROP_THREADS * DROP_EACH * (w ? VECTOR : 1)), DROP_THREADS, 0, out, residual, branch,
-           dropout_of(p, key, site), n);
+           mask_of(d), n);
 }
-static void dropout(floatX *out, const floatX *inp, float p, const uint64_t *key, int site, size_t n) {
-    residual(out, NULL, inp, p, key, site, n);
+static void dropout(floatX *out, const floatX *inp, Dropout d, size_t n) {
+    residual(out, NULL, inp, d, n);
 }
 
 extern "C" {
@@ -400,6 +399,8 @@ PART(device) {
     d->rmsnorm_forward = rmsnorm_forward;
     d->rope_table = rope_table;               d->rope = rope;
     d->residual = residual;                   d->dropout = dropout;
+    d->expert_up_forward = compound_expert_up_forward;
+    d->expert_down_backward = compound_expert_down_backward;
     DEVICE(matmul)(d);
     DEVICE(route)(d);
     DEVICE(round)(d);
@@ -423,7 +424,7 @@ PART(portable) {
     d->name = DEVICE_NAME "-portable";
     DEVICE(matmul_portable)(d);
     DEVICE(attention)(d);
-    d->expert_up_forward = NULL;
-    d->expert_down_backward = NULL;
+    d->expert_up_forward = compound_expert_up_forward;
+    d->expert_down_backward = compound_expert_down_backward;
 }
 #endif

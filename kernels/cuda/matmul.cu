@@ -112,8 +112,6 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
     const int columns = columns_of<kind>(p), column = threadIdx.x % (BN / 4) * 4, n = at.n + column;
     if (n >= columns) return;
     T *c = (T *)p.c + (kind == WEIGHT ? (size_t)at.expert * p.O * p.C : 0) + n;
-    float bias[4] = { 0, 0, 0, 0 };
-    if (kind == FORWARD && p.bias) for (int x = 0; x < 4; x++) bias[x] = R(p.bias[(size_t)at.expert * p.O + n + x]);
     for (int first = threadIdx.x / (BN / 4); first < BM; first += BATCH * ROWS_AT_ONCE) {
         Four *to[BATCH], old[BATCH];
 #pragma unroll
@@ -128,7 +126,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
                 const float4 s = *(const float4 *)&shared[(first + i * ROWS_AT_ONCE) * PITCH + column];
                 const float x[4] = { s.x, s.y, s.z, s.w };
                 Four v;
-                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (p.how == ADD ? (float)old[i].x[q] : bias[q]));
+                for (int q = 0; q < 4; q++) v.x[q] = (T)(x[q] + (p.how == ADD ? (float)old[i].x[q] : 0));
                 *to[i] = v;
             }
     }
@@ -311,9 +309,7 @@ template <Kind kind> static __global__ __launch_bounds__(256) void plain_product
         for (int j = 0; j < 4; j++) {
             const int n = at.n + low * 4 + j;
             if (n >= N) continue;
-            float was = 0;
-            if (p.how == ADD) was = (float)c[n];
-            else if (kind == FORWARD && p.bias) was = R(p.bias[at.expert * O + n]);
+            const float was = p.how == ADD ? (float)c[n] : 0;
             if (kind == WEIGHT && p.how == SET_ROUNDED) ((floatX *)p.c)[line + n] = X(sum[i][j]);
             else c[n] = (T)(sum[i][j] + was);
         }
@@ -352,33 +348,11 @@ static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product 
 #pragma unroll
             for (int r = 0; r < FEW; r++) if (r < rows) sum[r] += R(weight[k]) * R(inp[r][k]);
     }
-    const float bias = p.bias ? R(p.bias[(size_t)e * p.O + n]) : 0;
 #pragma unroll
     for (int r = 0; r < FEW; r++) {
-        const float s = warp_sum(sum[r]) + bias;
+        const float s = warp_sum(sum[r]);
         if (r < rows && lane == 0) ((floatX *)p.c)[(size_t)(p.c_row ? p.c_row[row + r] : row + r) * p.O + n] = X(s);
     }
-}
-
-// ---- the gradient of the bias -------------------------------------------------------------------------------------------
-
-// dbias[e][o] += sum over the rows of e of dout[row][o]. A block: one expert, 32 columns; warp w sums rows w, w+8, w+16, ...,
-// then warp 0 adds the 8 sums in order.
-static __global__ __launch_bounds__(256)
-void bias_gradient(real *dbias, const floatX *dout, const int *row, const int *start, int O) {
-    __shared__ float partial[8][32];
-    const int across = (O + 31) / 32, e = blockIdx.x / across, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int o = blockIdx.x % across * 32 + lane, end = start[e + 1];
-    float sum = 0;
-    if (start[e] == end) return;
-    if (o < O)
-#pragma unroll 4
-        for (int r = start[e] + warp; r < end; r += 8) sum += R(dout[(size_t)(row ? row[r] : r) * O + o]);
-    partial[warp][lane] = sum;
-    __syncthreads();
-    if (warp || o >= O) return;
-    for (int w = 1; w < 8; w++) sum += partial[w][lane];
-    dbias[(size_t)e * O + o] += sum;
 }
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
@@ -432,12 +406,12 @@ static void matmul_backward_weight(void *dweight, const floatX *dout, const floa
     multiply<WEIGHT, portable>(p);
 }
 
-// For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T + b[e],
+// For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T,
 template <bool portable>
-static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
-                                    const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows) {
+static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan,
+                                    int C, int O, Rows inp_rows, Rows out_rows) {
     Product p = routed(inp, weight, out, plan, C, O);
-    p.a_row = rows_of(plan, inp_rows), p.c_row = rows_of(plan, out_rows), p.bias = bias;
+    p.a_row = rows_of(plan, inp_rows), p.c_row = rows_of(plan, out_rows);
     multiply<FORWARD, portable>(p);
 }
 
@@ -450,15 +424,13 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
     multiply<INPUT, portable>(p);
 }
 
-// dW[e] = the sum over its rows of dy^T x, or +=, and db[e] += that of dy.
+// dW[e] = the sum over its rows of dy^T x, or +=
 template <bool portable>
-static void parallel_linear_backward_weight(void *dweight, ACC real *dbias, const floatX *dout, const floatX *inp,
+static void parallel_linear_backward_weight(void *dweight, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     Product p = routed(dout, inp, dweight, plan, C, O);
     p.a_row = rows_of(plan, dout_rows), p.b_row = rows_of(plan, inp_rows), p.how = how;
     multiply<WEIGHT, portable>(p);
-    if (!dbias || !p.rows) return;
-    LAUNCH(bias_gradient, (unsigned)(p.E * divide_up((size_t)O, 32)), 256, 0, dbias, dout, p.a_row, p.start, O);
 }
 
 template <bool portable> static void fill(Device *d) {

@@ -50,7 +50,7 @@ typedef struct { const floatX *inp; const real *weight; const floatX *bias; Wher
 // way: 1536 threads, which takes 40 registers. Every value is rounded where the single operations would store it.
 // Moves (K+3) N C elements.
 template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) join_forward_kernel(floatX *out, real *rstd,
-        floatX *resid, const floatX *residual, Answer a, Dropout dropout, const floatX *norm, real eps, int N, int C) {
+        floatX *resid, const floatX *residual, Answer a, Mask dropout, const floatX *norm, real eps, int N, int C) {
     const size_t n = blockIdx.x, at = n*C + threadIdx.x * VECTOR;
     const int c = threadIdx.x * VECTOR;
     Vec x = {};
@@ -77,7 +77,7 @@ template<int MOST> static __global__ void __launch_bounds__(MOST, 1536 / MOST) j
 }
 // The same for rows of any width and address: a block has a row, and reads resid again.
 static __global__ void join_forward_plain_kernel(floatX *out, real *rstd, floatX *resid, const floatX *residual, Answer a,
-        Dropout dropout, const floatX *norm, real eps, int N, int C) {
+        Mask dropout, const floatX *norm, real eps, int N, int C) {
     const size_t n = blockIdx.x;
     const uint64_t here = drop_key(dropout);
     real squares = 0;
@@ -94,15 +94,14 @@ static __global__ void join_forward_plain_kernel(floatX *out, real *rstd, floatX
     if (threadIdx.x == 0) rstd[n] = r;
     for (int c = threadIdx.x; c < C; c += blockDim.x) out[n*C + c] = X(R(X(R(resid[n*C + c]) * r)) * R(norm[c]));
 }
-static void add_norm_forward(floatX *out, real *rstd, floatX *resid, const floatX *residual, const floatX *inp,
-        const real *weight, const floatX *bias, const Plan *plan, float p, const uint64_t *key, int site,
-        const floatX *norm, float eps, int N, int C) {
+static void add_norm_forward(const Device *, floatX *out, real *rstd, floatX *resid, const floatX *residual, const Sum *s,
+        Dropout dropout, Norm norm, int N, int C) {
     const unsigned threads = (unsigned)divide_up(C, 32 * VECTOR) * 32;
-    const bool fits = threads <= 1024 && wide(C, out, resid, residual, inp) && wide(C, bias, norm);
-    const Answer a = { inp, weight, bias, where(plan, inp) };
+    const bool fits = threads <= 1024 && wide(C, out, resid, residual, s->rows) && wide(C, s->bias, norm.weight);
+    const Answer a = { s->rows, s->weight, s->bias, where(s->plan, s->rows) };
     auto kernel = !fits ? join_forward_plain_kernel : threads > 256 ? join_forward_kernel<1024> : join_forward_kernel<256>;
-    LAUNCH(kernel, N, fits ? threads : 256, 0, out, rstd, resid, residual, a, dropout_of(p, key, site), norm, eps, N,
-                 C);
+    LAUNCH(kernel, N, fits ? threads : 256, 0, out, rstd, resid, residual, a, mask_of(dropout), norm.weight,
+           norm.eps, N, C);
 }
 
 // ---- sums of columns --------------------------------------------------------------------------------------
@@ -302,14 +301,16 @@ static void back_through_norm(floatX *dresid, real *dnorm, real *dbias, Terms te
         LAUNCH(join_backward_plain_kernel, blocks, block, 0, dresid, partial, terms, resid, norm, rstd, dbias != NULL, N, C);
     add_partial(dnorm, dbias, partial, blocks, C);
 }
-static void add_norm_backward(floatX *dresid, real *dnorm, real *dbias, const floatX *inp, const Plan *plan,
-        const floatX *more, const floatX *more_still, const floatX *resid, const floatX *norm, const real *rstd, int N,
-        int C) {
-    back_through_norm(dresid, dnorm, dbias, Terms{ inp, where(plan, inp), { more, more_still } }, resid, norm, rstd, N, C);
+static void add_norm_backward(const Device *d, floatX *dresid, real *dnorm, real *dbias, floatX *const scratch[2], const Sum *s,
+        const floatX *resid, Norm norm, const real *rstd, int N, int C) {
+    for (int i = 0; i < s->terms; i++)
+        d->matmul_backward_input(scratch[i], s->term[i].dout, s->term[i].weight, N, C, s->term[i].O, SET);
+    const Terms terms = { s->rows, where(s->plan, s->rows), { s->terms > 0 ? scratch[0] : NULL, s->terms > 1 ? scratch[1] : NULL } };
+    back_through_norm(dresid, dnorm, dbias, terms, resid, norm.weight, rstd, N, C);
 }
-static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, const floatX *weight,
+static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm,
         const real *rstd, int N, int C) {
-    back_through_norm(dinp, dweight, NULL, Terms{ NULL, where(NULL, NULL), { dout, NULL } }, inp, weight, rstd, N, C);
+    back_through_norm(dinp, dweight, NULL, Terms{ NULL, where(NULL, NULL), { dout, NULL } }, inp, norm.weight, rstd, N, C);
 }
 
 // ---- bias alone -------------------------------------------------------------------------------------------

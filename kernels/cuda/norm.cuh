@@ -3,15 +3,15 @@
 #include "impl.cuh"
 #include "kernels/random.h"
 
-// Dropout at one place: x becomes x * scale if its number is at least `least`, else 0. least 0: p is 0, nothing is read.
-typedef struct { const uint64_t *key; int site; uint32_t least; real scale; } Dropout;
-static inline Dropout dropout_of(float p, const uint64_t *key, int site) {
-    return { key, site, (uint32_t)((double)p * 65536), (real)1 / ((real)1 - (real)p) };
+// A Dropout as kernels use it: x becomes x * scale if its number is at least `least`, else 0. least 0: p is 0, nothing is read.
+typedef struct { const uint64_t *key; int site; uint32_t least; real scale; } Mask;
+static inline Mask mask_of(Dropout d) {
+    return { d.key, d.site, (uint32_t)((double)d.p * 65536), (real)1 / ((real)1 - (real)d.p) };
 }
-__device__ static inline uint64_t drop_key(Dropout d) { return d.least ? random_key(*d.key, d.site) : 0; }
+__device__ static inline uint64_t drop_key(Mask d) { return d.least ? random_key(*d.key, d.site) : 0; }
 // Elements i.. of which there are W; i is a multiple of W. here: the drop_key. The mask is bit for bit that of
 // kernels/cpu/basic.c; four elements share a hash.
-template<int W> __device__ static inline void drop(real *x, Dropout d, uint64_t here, uint64_t i) {
+template<int W> __device__ static inline void drop(real *x, Mask d, uint64_t here, uint64_t i) {
     if (d.least == 0) {
         for (int j = 0; j < W; j++) x[j] *= d.scale;
         return;

@@ -6,7 +6,7 @@
 typedef enum { FORWARD, INPUT, WEIGHT } Kind;
 
 typedef struct {
-    const floatX *a, *b, *bias;             // bias: FORWARD, or NULL
+    const floatX *a, *b;
     void *c;                                // floatX; WEIGHT: real, or, SET_ROUNDED, floatX
     const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
     Write how;                              // c += or c =

@@ -7,7 +7,7 @@
 
 /* The two operations that have ladders, as in kernels.h. */
 #define PARALLEL_LINEAR(name) \
-    void name(OUT floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, const Plan *plan, \
+    void name(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, \
               int C, int O, Rows inp_rows, Rows out_rows)
 #define ATTENTION(name) \
     void name(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, HeadOrder order, \

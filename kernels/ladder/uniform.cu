@@ -1,6 +1,7 @@
 // uniform.cu: see ladder_uniform in ladder.h. Matrices are by columns here: out^T = weight inp^T, expert by expert.
 #include "kernels/cuda/dense.cuh"
 extern "C" {
+#include "kernels/compound.h"
 #include "ladder.h"
 }
 
@@ -11,14 +12,14 @@ static void product(void *c, bool c_real, const floatX *a, bool a_transposed, co
 }
 static int rows_of(const Plan *plan) { return (int)((int64_t)plan->N * plan->K / plan->E); }
 
-static void forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *, const Plan *plan, int C, int O,
+static void forward(floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, int C, int O,
                     Rows, Rows) {
     product(out, false, weight, true, inp, false, O, rows_of(plan), C, plan->E);
 }
 static void backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan, int C, int O, Rows, Rows) {
     product(dinp, false, weight, false, dout, false, C, rows_of(plan), O, plan->E);
 }
-static void backward_weight(void *dweight, real *, const floatX *dout, const floatX *inp, const Plan *plan, int C, int O,
+static void backward_weight(void *dweight, const floatX *dout, const floatX *inp, const Plan *plan, int C, int O,
                             Rows, Rows, Write how) {
     product(dweight, how != SET_ROUNDED, inp, false, dout, true, C, O, rows_of(plan), plan->E);
 }
@@ -35,7 +36,7 @@ int ladder_uniform(Device *d, const Device *base) {
     d->parallel_linear_forward = forward;
     d->parallel_linear_backward_input = backward_input;
     d->parallel_linear_backward_weight = backward_weight;
-    d->expert_up_forward = NULL;
-    d->expert_down_backward = NULL;
+    d->expert_up_forward = compound_expert_up_forward;
+    d->expert_down_backward = compound_expert_down_backward;
     return 1;
 }

@@ -419,7 +419,7 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
         }
         if (ok && strcmp(f->dtype, dtype_of(m->dev, type))) stored = f->dtype;
     }
-    const int first = !m->parallel || m->parallel->rank == 0;       /* of several that read the same */
+    const int first = !m->dp.parallel || m->dp.parallel->rank == 0;       /* of several that read the same */
     if (ok && stored && first) warn("%s: the optimizer's state is in %s and was converted", path, stored);
     if (ok && no_master && first) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
     if (ok && !o->master && first) {

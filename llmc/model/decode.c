@@ -25,10 +25,10 @@ static floatX *row(const Model *m, const floatX *x, size_t row, int width) {
     return (floatX *)((char *)x + row * (size_t)width * m->dev->floatX_size);
 }
 
-/* The model on m->tokens, up to the logits after the last token of every sequence. */
+/* The model on m->batch.tokens, up to the logits after the last token of every sequence. */
 static void forward(Decoder *d) {
     Model *m = &d->model;
-    const int V = m->config.vocab, C = m->config.channels, B = d->sequences, T = m->T;
+    const int V = m->config.vocab, C = m->config.channels, B = d->sequences, T = m->batch.T;
     model_forward(m);
     if (T == 1) model_next(m, d->logits);
     else for (int b = 0; b < B; b++)
@@ -46,10 +46,10 @@ static void set_positions(Decoder *d, int from, int T) {
             position[b*T + t] = from + t;
             at[b*T + t] = b * m->cache_capacity + from + t;
         }
-    m->B = B;
-    m->T = T;
-    m->N = N;
-    m->dev->upload(m->position, position, (size_t)N * sizeof *position);
+    m->batch.B = B;
+    m->batch.T = T;
+    m->batch.N = N;
+    m->dev->upload(m->batch.position, position, (size_t)N * sizeof *position);
     m->dev->upload(m->cache_row, at, (size_t)N * sizeof *at);
     free(position);
 }
@@ -63,13 +63,13 @@ int decoder_feed(Decoder *d, const int *tokens, int count) {
         int *batch = mem_alloc(B * (size_t)T * sizeof *batch);
         for (size_t b = 0; b < B; b++)
             memcpy(batch + b * (size_t)T, tokens + b * (size_t)count + t, (size_t)T * sizeof *batch);
-        m->dev->upload(m->tokens, batch, B * (size_t)T * sizeof *batch);
+        m->dev->upload(m->batch.tokens, batch, B * (size_t)T * sizeof *batch);
         set_positions(d, d->length, T);
         forward(d);
         d->length += T;
         free(batch);
     }
-    if (count && m->T > 1) set_positions(d, d->length - 1, 1);      /* where steps go on from */
+    if (count && m->batch.T > 1) set_positions(d, d->length - 1, 1);      /* where steps go on from */
     return 1;
 }
 
@@ -80,18 +80,18 @@ void decoder_draw(Decoder *d, Sampler s, const uint64_t *key) {
 
 static void draw(Decoder *d) {
     const Model *m = &d->model;
-    m->dev->sample(m->tokens, d->logits, d->keys, m->position, d->sampler, d->sequences, m->config.vocab, m->used_vocab);
+    m->dev->sample(m->batch.tokens, d->logits, d->keys, m->batch.position, d->sampler, d->sequences, m->config.vocab, m->used_vocab);
 }
 void decoder_sample(Decoder *d, int *tokens) {
     draw(d);
-    d->model.dev->download(tokens, d->model.tokens, (size_t)d->sequences * sizeof *tokens);
+    d->model.dev->download(tokens, d->model.batch.tokens, (size_t)d->sequences * sizeof *tokens);
 }
 
 static void step(void *decoder) {
     Decoder *d = decoder;
     const Model *m = &d->model;
     draw(d);
-    m->dev->advance(m->position, m->cache_row, d->log, m->tokens, d->sequences);
+    m->dev->advance(m->batch.position, m->cache_row, d->log, m->batch.tokens, d->sequences);
     forward(d);
 }
 void decoder_queue(Decoder *d, int count, int slot) {

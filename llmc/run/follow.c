@@ -111,7 +111,7 @@ int run_validate(Run *r) {
     const int N = s->batch * s->seq;
     m->dropout = 0;
     m->rounds = 0;
-    if (m->routers) m->dev->zero(m->own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
+    if (m->routers) m->dev->zero(m->dp.own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
     for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {       /* ranks deal the batches out */
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
             fail(EXIT_DISK, "%s", e.text);
@@ -135,7 +135,7 @@ int run_validate(Run *r) {
     log_validation(&r->log, p->step, loss, bytes > 0 ? loss * tokens / bytes / log(2) : 0, p->best_loss, p->best_step);
     if (m->routers && r->leads) {
         int experts, loads = router_width(m, m->routers, &experts), *load = mem_alloc((size_t)loads * sizeof *load);
-        m->dev->download(load, m->load, (size_t)loads * sizeof *load);
+        m->dev->download(load, m->results.load, (size_t)loads * sizeof *load);
         log_loads(&r->log, p->step, m, load, s->show_loads);
         free(load);
     }

@@ -225,7 +225,7 @@ static size_t memory_with(const Run *r, int batch, int recompute, int master, Dt
     Model m;
     Optimizer o;
     model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches * r->s.batch / batch,
-                        dtype_by_name(r->s.gradients), r->model.parallel);
+                        dtype_by_name(r->s.gradients), r->model.dp.parallel);
     optimizer_plan(&o, &m, master, kind);
     const size_t total = m.arena.total;
     model_free(&m);
@@ -314,7 +314,7 @@ void run_allocate(Run *r) {
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
-    for (int i = 0; i < 4; i++) r->replay_micro[i / 2][i % 2].off = !r->records;
+    for (int i = 0; i < PHASES; i++) r->replay_micro[i].off = !r->records;
     r->replay_update.off = !r->records;
     parallel_register_memory(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;

@@ -28,7 +28,7 @@ typedef struct {
     Decoder    decoder;                 /* for samples; shares the weights */
     Progress   progress;
     Log        log;
-    Replay     replay_micro[2][2], replay_update; /* of micro-batches: [sets or adds][sums gradients over ranks besides] */
+    Replay     replay_micro[PHASES], replay_update;
     int        records;                 /* 1: steps are recorded */
     Checkpoint *from;                   /* what is resumed, until it is loaded */
     int        micro_batches, samples_wanted;     /* micro_batches: of each rank */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 static void lens_open(Lens *o, const View *v, Route *route, const char *name, const Model *m) {
-    const size_t slots = (size_t)m->N * (size_t)route->plan.K, E = (size_t)route->plan.E;
+    const size_t slots = (size_t)m->batch.N * (size_t)route->plan.K, E = (size_t)route->plan.E;
     *o = (Lens){ .name = name, .route = route, .own = v->dev->alloc(slots * sizeof(int)),
                  .host = mem_alloc(slots * sizeof(int)),
                  .count = mem_alloc(E * (size_t)v->V * sizeof(unsigned)), .first = mem_alloc(E * sizeof(unsigned)) };

@@ -340,6 +340,7 @@ static void add_gradients(Model *m, int first, int B, int T, int of, int micro) 
             tokens[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t) * m->config.vocab);
             targets[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t + 1) * m->config.vocab);
         }
+    model_set_phase(m, micro == 0 ? PHASE_FIRST : PHASE_MIDDLE);
     model_batch(m, tokens, targets, B, T);
     model_forward(m);
     model_loss(m, 1.0f / (float)(of * T), 1);
@@ -348,7 +349,6 @@ static void add_gradients(Model *m, int first, int B, int T, int of, int micro) 
     free(tokens);
 }
 static void step(Trainee *t, int number, int B, int T) {
-    model_start_step(&t->m);
     add_gradients(&t->m, number * B, B, T, B, 0);
     optimizer_set(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
                                          .decay = 0.1f, .clip = 1 });
@@ -369,7 +369,6 @@ static void accumulation(void) {
             const int count = parts ? PARTS : 1;
             open_trainee(&t, dev->name, &c, B / count, T, count, 7);
             n = t.m.manifest.total;
-            model_start_step(&t.m);
             for (int i = 0; i < count; i++) add_gradients(&t.m, i * B / count, B / count, T, B, i);
             g[parts] = mem_alloc(n * sizeof **g);
             model_gradients(&t.m, g[parts]);

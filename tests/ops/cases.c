@@ -224,7 +224,7 @@ static Case *embed_backward(const Shape *s, int few, int exact) {
 
 /* ---- rmsnorm ------------------------------------------------------------------------------------------- */
 
-CALL(rmsnorm_forward, b[0], b[1], b[2], b[3], c->eps, c->N, c->C)
+CALL(rmsnorm_forward, b[0], b[1], b[2], ((Norm){ b[3], c->eps }), c->N, c->C)
 static Case *rmsnorm_forward(const Shape *s) {
     Case *c = BEGIN(rmsnorm_forward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
     out(c, FLOATX, "out", times(c->N, c->C), 4, 0);                     /* rounded twice, times an rstd with errors */
@@ -233,7 +233,7 @@ static Case *rmsnorm_forward(const Shape *s) {
     in(c, FLOATX, "weight", (size_t)c->C, 1, 0.2);
     return c;
 }
-CALL(rmsnorm_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->N, c->C)
+CALL(rmsnorm_backward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), b[5], c->N, c->C)
 static Case *rmsnorm_backward(const Shape *s) {
     Case *c = BEGIN(rmsnorm_backward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
     acc(c, FLOATX, "dinp", times(c->N, c->C), 0, 1, 8, 0);
@@ -275,7 +275,7 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
 /* ---- residual and dropout ------------------------------------------------------------------------------ */
 
 enum { SITE = 5 };
-CALL(residual, b[0], b[1], b[2], c->p, b[3], SITE, c->buffer[0].n)
+CALL(residual, b[0], b[1], b[2], ((Dropout){ c->p, b[3], SITE }), c->buffer[0].n)
 static Case *residual(const Shape *s, float p) {
     Case *c = BEGIN(residual, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
     c->p = p;
@@ -287,7 +287,7 @@ static Case *residual(const Shape *s, float p) {
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     return c;
 }
-CALL(dropout, b[0], b[1], c->p, b[2], SITE, c->buffer[0].n)
+CALL(dropout, b[0], b[1], ((Dropout){ c->p, b[2], SITE }), c->buffer[0].n)
 static Case *dropout(const Shape *s, float p) {
     Case *c = BEGIN(dropout, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
     c->p = p;
@@ -346,15 +346,14 @@ static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Writ
 
 /* ---- ParallelLinear ------------------------------------------------------------------------------------ */
 
-CALL(parallel_linear_forward, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to)
-static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int bias, int exact) {
-    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d%s", rows_name[from], rows_name[to],
-                    s->name, C, O, bias ? " bias" : "");
+CALL(parallel_linear_forward, b[0], b[1], b[2], &plan, c->C, c->O, c->from, c->to)
+static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Rows to, int exact) {
+    Case *c = BEGIN(parallel_linear_forward, s, exact, "%s>%s %s C=%d O=%d", rows_name[from], rows_name[to],
+                    s->name, C, O);
     c->C = C, c->O = O, c->from = from, c->to = to;
     out(c, FLOATX, "out", times(c->S, O), 1, sum_error(C));
     in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
-    if (bias) in(c, FLOATX, "bias", times(s->E, O), 0, 1); else absent(c);
     routed(c, START);
     c->flops = 2.0 * c->S * C * O;
     return c;
@@ -369,22 +368,21 @@ static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows d
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
     routed(c, START);
     c->flops = 2.0 * c->S * C * O;
-    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, 0, exact);
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, exact);
     return c;
 }
-CALL(parallel_linear_backward_weight, b[0], b[1], b[2], b[3], &plan, c->C, c->O, c->from, c->to, c->how)
+CALL(parallel_linear_backward_weight, b[0], b[1], b[2], &plan, c->C, c->O, c->from, c->to, c->how)
 static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows inp_rows, Rows dout_rows,
-                                             int bias, Write how, int exact) {
-    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s%s", rows_name[inp_rows],
-                    rows_name[dout_rows], s->name, C, O, bias ? " bias" : "", how_name[how]);
+                                             Write how, int exact) {
+    Case *c = BEGIN(parallel_linear_backward_weight, s, exact, "%s,%s %s C=%d O=%d%s", rows_name[inp_rows],
+                    rows_name[dout_rows], s->name, C, O, how_name[how]);
     c->C = C, c->O = O, c->from = inp_rows, c->to = dout_rows;
     weight_gradient(c, times(s->E * O, C), c->S, how);
-    if (bias) acc(c, REAL, "dbias", times(s->E, O), 0, 1, 0, sum_error(c->S)); else absent(c);
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)C, 0, 1);
     routed(c, START);
     c->flops = 2.0 * c->S * C * O;
-    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, bias, exact);
+    if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, exact);
     return c;
 }
 
@@ -554,16 +552,7 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
     return c;
 }
 
-/* Compound operations. A device that has only the parts is asked for those, so that any device can be the oracle. */
-static void run_expert_up_forward(const Device *d, const Case *c, void *const *b) {
-    const Plan plan = plan_at(c, b);
-    if (d->expert_up_forward)
-        d->expert_up_forward(b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from);
-    else {
-        d->parallel_linear_forward(b[0], b[2], b[3], NULL, &plan, c->C, c->O, c->from, GROUPED);
-        d->activation_forward(b[1], b[0], c->f, c->S, c->F);
-    }
-}
+CALL(expert_up_forward, d, b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from)
 static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
     Case *c = BEGIN(expert_up_forward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[inp_rows], s->name, s->C, s->F);
     c->f = f, c->from = inp_rows, c->F = s->F, c->O = f == SWIGLU ? 2 * s->F : s->F;
@@ -575,15 +564,7 @@ static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
     c->flops = 2.0 * c->S * c->C * c->O;
     return c;
 }
-static void run_expert_down_backward(const Device *d, const Case *c, void *const *b) {
-    const Plan plan = plan_at(c, b);
-    if (d->expert_down_backward)
-        d->expert_down_backward(b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &plan, c->f, c->C, c->F, c->from);
-    else {
-        d->parallel_linear_backward_input(b[3], b[4], b[5], &plan, c->F, c->C, GROUPED, c->from);
-        d->activation_backward(b[0], b[1], b[2], b[3], b[6], b[7], &plan, GROUPED, c->f, c->S, c->F);
-    }
-}
+CALL(expert_down_backward, d, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &plan, c->f, c->C, c->F, c->from)
 static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) {
     Case *c = BEGIN(expert_down_backward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[dout_rows], s->name, s->C,
                     s->F);
@@ -612,14 +593,8 @@ static Case *bias_backward(const Shape *s, int exact) {
 
 static void run_add_norm_forward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
-    const Plan *given = c->plan < 0 ? NULL : &plan;
-    if (d->add_norm_forward) {
-        d->add_norm_forward(b[0], b[1], b[2], b[4], b[5], b[6], b[7], given, c->p, b[8], SITE, b[9], c->eps, c->N, c->C);
-        return;
-    }
-    if (given) d->combine_forward(b[3], b[5], b[6], b[7], given, c->C, GROUPED);
-    d->residual(b[2], b[4], given ? b[3] : b[5], c->p, b[8], SITE, times(c->N, c->C));
-    d->rmsnorm_forward(b[0], b[1], b[2], b[9], c->eps, c->N, c->C);
+    const Sum sum = { .rows = b[4], .weight = b[5], .bias = b[6], .plan = c->plan < 0 ? NULL : &plan };
+    d->add_norm_forward(d, b[0], b[1], b[2], b[3], &sum, (Dropout){ c->p, b[7], SITE }, (Norm){ b[8], c->eps }, c->N, c->C);
 }
 static Case *add_norm_forward(const Shape *s, int routes, float p) {
     Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g %s C=%d", routes ? "grouped" : "token", (double)p, s->name, s->C);
@@ -628,7 +603,6 @@ static Case *add_norm_forward(const Shape *s, int routes, float p) {
     out(c, FLOATX, "out", times(c->N, c->C), 8, s->K + 1);
     out(c, REAL, "rstd", (size_t)c->N, 3, 8);                       /* of a stream that was rounded twice */
     out(c, FLOATX, "resid", times(c->N, c->C), 3, s->K + 5);
-    add(c, SCRATCH, FLOATX, "branch", times(c->N, c->C), NULL)->moved = 0;
     in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1);
     if (routes) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
@@ -640,29 +614,24 @@ static Case *add_norm_forward(const Shape *s, int routes, float p) {
 }
 static void run_add_norm_backward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
-    const Plan *given = c->plan < 0 ? NULL : &plan;
-    if (d->add_norm_backward) {
-        d->add_norm_backward(b[0], b[1], b[2], b[4], given, b[5], b[6], b[7], b[8], b[9], c->N, c->C);
-        return;
-    }
-    if (given) d->combine_forward(b[3], b[4], NULL, NULL, given, c->C, GROUPED);
-    else if (b[4]) d->copy(b[3], b[4], times(c->N, c->C) * d->floatX_size);
-    else d->zero(b[3], times(c->N, c->C) * d->floatX_size);
-    for (int i = 5; i < 7; i++) if (b[i]) d->residual(b[3], b[3], b[i], 0, NULL, 0, times(c->N, c->C));
-    d->rmsnorm_backward(b[0], b[1], b[3], b[7], b[8], b[9], c->N, c->C);
-    if (b[2]) d->bias_backward(b[2], b[0], c->N, c->C);
+    Sum sum = { .rows = b[5], .plan = c->plan < 0 ? NULL : &plan };
+    for (int i = 6; i < 10; i += 2) if (b[i]) sum_add(&sum, b[i], b[i + 1], c->O);
+    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], b[4] }, &sum, b[10], (Norm){ b[11], c->eps }, b[12], c->N, c->C);
 }
-static Case *add_norm_backward(const Shape *s, int routes, int inp, int more, int bias) {
+static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, int bias) {
     Case *c = BEGIN(add_norm_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
-                    more > 1 ? " + 2" : more ? " + 1" : "", bias ? " bias" : "", s->name, s->C);
+                    terms > 1 ? " + 2" : terms ? " + 1" : "", bias ? " bias" : "", s->name, s->C);
     const size_t rows = (size_t)(routes ? c->S : c->N);
+    c->O = s->E;
     acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, s->K + 3);
     acc(c, REAL, "dnorm", (size_t)c->C, 0, 1, 16, s->K + 3);        /* of products that were rounded */
     if (bias) acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 16, c->N + 1); else absent(c);
-    add(c, SCRATCH, FLOATX, "dout", times(c->N, c->C), NULL)->moved = 0;
+    for (int i = 0; i < 2; i++) add(c, SCRATCH, FLOATX, i ? "scratch 1" : "scratch 0", times(c->N, c->C), NULL)->moved = 0;
     if (inp) in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1); else absent(c);
-    for (int i = 0; i < 2; i++)
-        if (i < more) in(c, FLOATX, i ? "more_still" : "more", times(c->N, c->C), 0, 1); else absent(c);
+    for (int i = 0; i < 2; i++) {
+        if (i < terms) in(c, FLOATX, i ? "dout 1" : "dout 0", times(c->N, c->O), 0, 1); else absent(c);
+        if (i < terms) in(c, FLOATX, i ? "weight 1" : "weight 0", times(c->O, c->C), 0, 1 / sqrt(c->O)); else absent(c);
+    }
     in(c, FLOATX, "resid", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
     in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
@@ -897,14 +866,14 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
             for (int from = BY_TOKEN; from <= GROUPED; from++)
                 for (int to = BY_TOKEN; to <= GROUPED; to++) {
                     const Rows f = (Rows)from, t = (Rows)to;
-                    const int bias = (from + to + exact) % 2;
-                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, bias, exact));
-                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, !bias, exact));
+                    const int odd = (from + to + exact) % 2;
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, exact));
+                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, exact));
                     if (to != BY_TOKEN) DO(parallel_linear_backward_input(s, C, 2*F, t, f, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, ADD, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, bias, SET_ROUNDED, exact));
-                    DO(parallel_linear_backward_weight(s, F, C, f, t, !bias, bias ? ADD : SET, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, SET, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, ADD, exact));
+                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, SET_ROUNDED, exact));
+                    DO(parallel_linear_backward_weight(s, F, C, f, t, odd ? ADD : SET, exact));
                 }
             for (int rows = BY_SLOT; rows <= GROUPED; rows++)
                 for (int given = 0; given < 4; given++)
@@ -928,15 +897,15 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         for (int i = 0; i < 4; i++) {
             const int S = N * s->K, in_width = expert[i].C, out_width = expert[i].O;
             unplanned = 1;
-            Case *even[] = { parallel_linear_forward(s, in_width, out_width, GROUPED, GROUPED, 0, 0),
+            Case *even[] = { parallel_linear_forward(s, in_width, out_width, GROUPED, GROUPED, 0),
                              parallel_linear_backward_input(s, in_width, out_width, GROUPED, GROUPED, 0),
-                             parallel_linear_backward_weight(s, in_width, out_width, GROUPED, GROUPED, 0, SET, 0) };
+                             parallel_linear_backward_weight(s, in_width, out_width, GROUPED, GROUPED, SET, 0) };
             unplanned = 0;
-            DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0, 0),
+            DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0),
                       matmul_forward(s, S, in_width, out_width, 0), even[0]));
             DO(beside(parallel_linear_backward_input(s, in_width, out_width, expert[i].dinp, expert[i].dout, 0),
                       matmul_backward_input(s, S, in_width, out_width, SET, 0), even[1]));
-            DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, 0, SET, 0),
+            DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, SET, 0),
                       matmul_backward_weight(s, S, in_width, out_width, SET, 0), even[2]));
         }
         DO(combine_forward(s, GROUPED, 1, 0, 0));

@@ -13,7 +13,7 @@
 #include "kernels/kernels.h"
 #include "llmc/base/base.h"
 
-enum { MOST_BUFFERS = 16, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: bytes of canary on each side of a buffer */
+enum { MOST_BUFFERS = 20, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: bytes of canary on each side of a buffer */
 typedef enum { INPUT, SCRATCH, OUTPUT, UPDATE } Role;   /* read; of no interest; overwritten; read and written */
 /* The dtype of a buffer: a Dtype of kernels.h, or one of these. BYTE: of a struct or a key, as the host has them. */
 enum { INTEGER = FLOATX + 1, BYTE };

@@ -235,40 +235,31 @@ static Plan planned(const Device *d, int N, void *const *b) {
     return plan;
 }
 static void run_mlp(const Device *d, int N, void *const *b) {
-    const int C = EXPERTS_C, F = EXPERTS_F, S = N * EXPERTS_K;
+    const int C = EXPERTS_C, F = EXPERTS_F;
     const Plan plan = planned(d, N, b);
-    if (d->expert_up_forward) d->expert_up_forward(b[PRE], b[ACT], b[X], b[UP], &plan, SWIGLU, C, F, BY_TOKEN);
-    else {
-        d->parallel_linear_forward(b[PRE], b[X], b[UP], NULL, &plan, C, 2*F, BY_TOKEN, GROUPED);
-        d->activation_forward(b[ACT], b[PRE], SWIGLU, S, F);
-    }
-    d->parallel_linear_forward(b[ROWS], b[ACT], b[DOWN], NULL, &plan, F, C, GROUPED, GROUPED);
+    d->expert_up_forward(d, b[PRE], b[ACT], b[X], b[UP], &plan, SWIGLU, C, F, BY_TOKEN);
+    d->parallel_linear_forward(b[ROWS], b[ACT], b[DOWN], &plan, F, C, GROUPED, GROUPED);
     d->combine_forward(b[Y], b[ROWS], b[WEIGHT], NULL, &plan, C, GROUPED);
 
-    if (d->expert_down_backward)
-        d->expert_down_backward(b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[DOUT], b[DOWN], b[PRE], b[WEIGHT], &plan, SWIGLU, C, F,
+    d->expert_down_backward(d, b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[DOUT], b[DOWN], b[PRE], b[WEIGHT], &plan, SWIGLU, C, F,
                                 BY_TOKEN);
-    else {
-        d->parallel_linear_backward_input(b[DACT], b[DOUT], b[DOWN], &plan, F, C, GROUPED, BY_TOKEN);
-        d->activation_backward(b[DPRE], b[ACT], b[DWEIGHT], b[DACT], b[PRE], b[WEIGHT], &plan, GROUPED, SWIGLU, S, F);
-    }
-    d->parallel_linear_backward_weight(b[DDOWN], NULL, b[DOUT], b[ACT], &plan, F, C, GROUPED, BY_TOKEN, SET);
+    d->parallel_linear_backward_weight(b[DDOWN], b[DOUT], b[ACT], &plan, F, C, GROUPED, BY_TOKEN, SET);
     d->parallel_linear_backward_input(b[ROWS], b[DPRE], b[UP], &plan, C, 2*F, GROUPED, GROUPED);
-    d->parallel_linear_backward_weight(b[DUP], NULL, b[DPRE], b[X], &plan, C, 2*F, BY_TOKEN, GROUPED, SET);
+    d->parallel_linear_backward_weight(b[DUP], b[DPRE], b[X], &plan, C, 2*F, BY_TOKEN, GROUPED, SET);
     d->combine_forward(b[DX], b[ROWS], NULL, NULL, &plan, C, GROUPED);
 }
 static void run_heads(const Device *d, int N, void *const *b) {         /* 2F wide; up is the query, down too wide by half */
     const int C = EXPERTS_C, H = 2 * EXPERTS_F, S = N * EXPERTS_K;
     const Plan plan = planned(d, N, b);
-    d->parallel_linear_forward(b[PRE], b[X], b[UP], NULL, &plan, C, H, BY_TOKEN, BY_SLOT);
-    d->parallel_linear_forward(b[ROWS], b[PRE], b[DOWN], NULL, &plan, H, C, BY_SLOT, GROUPED);
+    d->parallel_linear_forward(b[PRE], b[X], b[UP], &plan, C, H, BY_TOKEN, BY_SLOT);
+    d->parallel_linear_forward(b[ROWS], b[PRE], b[DOWN], &plan, H, C, BY_SLOT, GROUPED);
     d->combine_forward(b[Y], b[ROWS], b[WEIGHT], NULL, &plan, C, GROUPED);
 
     d->parallel_linear_backward_input(b[DPRE], b[DOUT], b[DOWN], &plan, H, C, BY_SLOT, BY_TOKEN);
     d->activation_backward(b[DPRE], b[ACT], b[DWEIGHT], b[DPRE], b[PRE], b[WEIGHT], &plan, BY_SLOT, IDENTITY, S, H);
-    d->parallel_linear_backward_weight(b[DDOWN], NULL, b[DOUT], b[ACT], &plan, H, C, BY_SLOT, BY_TOKEN, SET);
+    d->parallel_linear_backward_weight(b[DDOWN], b[DOUT], b[ACT], &plan, H, C, BY_SLOT, BY_TOKEN, SET);
     d->parallel_linear_backward_input(b[ROWS], b[DPRE], b[UP], &plan, C, H, GROUPED, BY_SLOT);
-    d->parallel_linear_backward_weight(b[DUP], NULL, b[DPRE], b[X], &plan, C, H, BY_TOKEN, BY_SLOT, SET);
+    d->parallel_linear_backward_weight(b[DUP], b[DPRE], b[X], &plan, C, H, BY_TOKEN, BY_SLOT, SET);
     d->combine_forward(b[DX], b[ROWS], NULL, NULL, &plan, C, GROUPED);
 }
 static Chain experts(int heads) {

@@ -189,7 +189,6 @@ static void naive_parallel_linear_forward(const Case *c, double **v) {
     for (int s = 0; s < c->S; s++) {
         const size_t e = (size_t)expert_of(c, v, s);
         double *y = v[0] + place(c, v, s, c->to) * O;
-        for (size_t o = 0; v[3] && o < O; o++) y[o] = v[3][e*O + o];
         row_times_weight(y, v[1] + place(c, v, s, c->from) * C, v[2] + e*O*C, c->C, c->O);
     }
 }
@@ -203,9 +202,7 @@ static void naive_parallel_linear_backward_weight(const Case *c, double **v) {
     const size_t C = (size_t)c->C, O = (size_t)c->O;
     for (int s = 0; s < c->S; s++) {
         const size_t e = (size_t)expert_of(c, v, s);
-        const double *dy = v[2] + place(c, v, s, c->to) * O;
-        for (size_t o = 0; v[1] && o < O; o++) v[1][e*O + o] += dy[o];
-        outer_product(v[0] + e*O*C, dy, v[3] + place(c, v, s, c->from) * C, c->C, c->O);
+        outer_product(v[0] + e*O*C, v[1] + place(c, v, s, c->to) * O, v[2] + place(c, v, s, c->from) * C, c->C, c->O);
     }
 }
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }

@@ -58,7 +58,6 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
         }
     model_send(m, tokens, targets, keys, B, T);
     optimizer_set(o, m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 0.5f });
-    model_start_step(m);
     for (int micro = 0; micro < t->micro_batches; micro++) {
         const int stumble = rank == 1 && step + 1 == t->stumbles;
         model_begin_micro(m, micro);
@@ -104,7 +103,7 @@ static void member(void *team, int local) {
         optimizer_norm(&o, f.grad_sq_norms, &t->bad[rank]);
         if (rank == 0) {
             t->loss[step] = t->balance[step] = t->z[step] = 0;
-            for (int i = 0; i < m.all_micro_batches; i++) t->loss[step] += f.step_losses[i] / (SEQUENCES * T);
+            for (int i = 0; i < m.batch.all_micro_batches; i++) t->loss[step] += f.step_losses[i] / (SEQUENCES * T);
             for (int i = 0; i < m.routers; i++) {
                 t->balance[step] += f.losses[2*i] / (m.routers * (t->ordered ? 1 : t->ranks));
                 t->z[step] += f.losses[2*i + 1] / (m.routers * (t->ordered ? 1 : t->ranks));

@@ -98,15 +98,14 @@ void products(float sum[ROWS][NT], Vec (&w)[ROWS][AHEAD], const floatX *const ro
 
 typedef struct {
     floatX *out, *plain;
-    int *expert;
-    real *weight;
-    const floatX *inp, *norm, *router, *w, *plain_w, *next;
-    const real *bias;
+    Choice choice;
+    const floatX *inp;
+    Norm norm;
+    Router router;
+    const floatX *w, *plain_w, *next;
     size_t next_size;                       // elements of next[e]
-    float eps;
-    Scores scores;
     Activation f;
-    int N, C, E, K, O, P;
+    int N, C, O, P;
 } In;
 
 // A unit of work is a pair of rows of a weight, for all tokens that have its expert; a warp takes one after another. For a
@@ -115,18 +114,18 @@ typedef struct {
 template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_in_kernel(const In p) {
     extern __shared__ __align__(16) unsigned char shared[];
     floatX *const x = (floatX *)shared, *const logits = x + p.N * p.C;                  // (N,C) (N,E)
-    unsigned *const score = (unsigned *)(logits + (p.N * p.E + 7) / 8 * 8);             // (N,E)
-    int *const expert = (int *)(score + p.N * p.E);                                     // (N,K)
-    real *const weight = (real *)(expert + p.N * p.K);                                  // (N,K)
-    short *const active = (short *)(weight + p.N * p.K), *const slot = active + p.N * p.K;   // (N*K) (N*K,N)
+    unsigned *const score = (unsigned *)(logits + (p.N * p.router.E + 7) / 8 * 8);             // (N,E)
+    int *const expert = (int *)(score + p.N * p.router.E);                                     // (N,K)
+    real *const weight = (real *)(expert + p.N * p.router.K);                                  // (N,K)
+    short *const active = (short *)(weight + p.N * p.router.K), *const slot = active + p.N * p.router.K;   // (N*K) (N*K,N)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = lane * VECTOR, C = p.C;
     const int pairs = (p.O + !gated) / (gated ? 1 : 2);
 
     // What does not depend on the kernel before: the norm's weights, and of every warp a row of the router.
-    if (!p.router) let_next_start();
+    if (!p.router.weight) let_next_start();
     Vec norm[IN_AHEAD], router[1][IN_AHEAD];
-    load_stride(norm, p.norm, first, C);
-    if (p.router) load_stride(router[0], p.router + (size_t)(warp % p.E) * C, first, C);
+    load_stride(norm, p.norm.weight, first, C);
+    if (p.router.weight) load_stride(router[0], p.router.weight + (size_t)(warp % p.router.E) * C, first, C);
 #pragma unroll 1
     for (unsigned i = global_index() * 128; i < (size_t)p.P * C * sizeof(floatX); i += gridDim.x * THREADS * 128)
         prefetch_line((const char *)p.plain_w + i);
@@ -143,7 +142,7 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
         for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) add_squares(v[i]);
 #pragma unroll 1
         for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) add_squares(load_vec(from + c));
-        const real rstd = 1 / sqrtf(warp_sum(sum) / C + p.eps);
+        const real rstd = 1 / sqrtf(warp_sum(sum) / C + p.norm.eps);
         auto scale = [&](const Vec &y, const Vec &by, int c) {
             Vec to;
             for (int j = 0; j < VECTOR; j++) to.x[j] = X(R(X(element(y, j) * rstd)) * element(by, j));
@@ -152,37 +151,38 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
 #pragma unroll
         for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) scale(v[i], norm[i], first + i * 32 * VECTOR);
 #pragma unroll 1
-        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) scale(load_vec(from + c), load_vec(p.norm + c), c);
+        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR)
+            scale(load_vec(from + c), load_vec(p.norm.weight + c), c);
     }
     __syncthreads();
 
     int count = 1;
-    if (p.router) {
+    if (p.router.weight) {
 #pragma unroll 1
-        for (int i = warp; i < p.N * p.E; i += WARPS) {
-            const floatX *row[1] = { p.router + (size_t)(i % p.E) * C };
-            const int token[1] = { i / p.E };
+        for (int i = warp; i < p.N * p.router.E; i += WARPS) {
+            const floatX *row[1] = { p.router.weight + (size_t)(i % p.router.E) * C };
+            const int token[1] = { i / p.router.E };
             float sum[1][1];
-            if (i != warp || warp >= p.E) load_stride(router[0], row[0], first, C);
+            if (i != warp || warp >= p.router.E) load_stride(router[0], row[0], first, C);
             products<1, 1, false, IN_AHEAD>(sum, router, row, x, token, C);
             if (lane == 0) logits[i] = X(sum[0][0]);
         }
         __syncthreads();
 #pragma unroll 1
         for (int n = warp; n < p.N; n += WARPS) {
-            choose_experts(expert + n * p.K, weight + n * p.K, NULL, logits + n * p.E, p.bias, score + n * p.E, p.scores, 0,
-                           n, p.E, p.K);
+            choose_experts(expert + n * p.router.K, weight + n * p.router.K, NULL, logits + n * p.router.E, p.router.bias,
+                           score + n * p.router.E, p.router.scores, 0, n, p.router.E, p.router.K);
             __syncwarp();
 #pragma unroll 1
-            for (int i = n * p.K + lane; i < (n + 1) * p.K && blockIdx.x == 0; i += 32) {
-                p.expert[i] = expert[i];
-                p.weight[i] = weight[i];
+            for (int i = n * p.router.K + lane; i < (n + 1) * p.router.K && blockIdx.x == 0; i += 32) {
+                p.choice.expert[i] = expert[i];
+                p.choice.weight[i] = weight[i];
                 __threadfence();
             }
         }
         __syncthreads();
         let_next_start();                                               // decode_out counts on the choice
-        count = active_experts(active, slot, expert, p.N, p.K);
+        count = active_experts(active, slot, expert, p.N, p.router.K);
     }
 
     const int routed = count * pairs, units = routed + (p.P + 1) / 2;
@@ -192,12 +192,12 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
         const int a = plain ? 0 : u / pairs, width = plain ? p.P : p.O;
         const int o = plain ? (u - routed) * 2 : gated ? u - a * pairs : (u - a * pairs) * 2;
         const int second = gated && !plain ? o + width : min(o + 1, width - 1);
-        const size_t e = plain || !p.router ? 0 : active[a];
+        const size_t e = plain || !p.router.weight ? 0 : active[a];
         const floatX *from = plain ? p.plain_w : p.w + e * p.O * (gated ? 2 : 1) * C;
         const floatX *row[2] = { from + (size_t)o * C, from + (size_t)second * C };
         int to[MOST];                                                    // row of the result
 #pragma unroll
-        for (int n = 0; n < MOST; n++) to[n] = n >= p.N ? -1 : plain || !p.router ? n : slot[a * p.N + n];
+        for (int n = 0; n < MOST; n++) to[n] = n >= p.N ? -1 : plain || !p.router.weight ? n : slot[a * p.N + n];
         Vec w[2][IN_AHEAD];
         load_stride(w[0], row[0], first, C);
         load_stride(w[1], row[1], first, C);
@@ -217,7 +217,7 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
         }
     }
 
-    if (!p.next || !p.router) return;
+    if (!p.next || !p.router.weight) return;
     const unsigned lines = (unsigned)divide_up(p.next_size * sizeof(floatX), 128);
 #pragma unroll 1
     for (int a = 0; a < count; a++) {
@@ -231,8 +231,7 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_i
 typedef struct {
     floatX *out;
     const floatX *residual, *inp, *w, *bias;
-    const int *expert;
-    const real *weight;
+    Choice choice;                          // of the last decode_in; NULLs: one expert
     int N, E, K, C, O, rows;                // rows: of the result, for each block
 } Out;
 
@@ -249,7 +248,7 @@ static __global__ __launch_bounds__(THREADS, 2) void few_out_kernel(const Out p)
     // The first row of every warp is on its way before the kernel before has ended, if it is known which.
     Vec w[1][OUT_AHEAD];
     const int lane = threadIdx.x % 32;
-    if (!p.expert && warp < rows) load_stride(w[0], p.w + (size_t)(first + warp) * p.C, lane * VECTOR, p.C);
+    if (!p.choice.expert && warp < rows) load_stride(w[0], p.w + (size_t)(first + warp) * p.C, lane * VECTOR, p.C);
     let_next_start();
     wait_for_previous();
 
@@ -257,24 +256,24 @@ static __global__ __launch_bounds__(THREADS, 2) void few_out_kernel(const Out p)
     const int mine = threadIdx.x % rows, token = threadIdx.x / rows;    // rows * N is at most 32
     const size_t to = (size_t)token * p.O + first + mine;
     const real old = token < p.N ? R(p.residual[to]) : 0, bias = token < p.N && p.bias ? R(p.bias[first + mine]) : 0;
-    const real share = threadIdx.x < S && p.expert ? p.weight[threadIdx.x] : 1;
+    const real share = threadIdx.x < S && p.choice.expert ? p.choice.weight[threadIdx.x] : 1;
 
     int count = 1;
-    if (p.expert) {
+    if (p.choice.expert) {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < S; i += THREADS) expert[i] = p.expert[i];
+        for (int i = threadIdx.x; i < S; i += THREADS) expert[i] = p.choice.expert[i];
         __syncthreads();
         count = active_experts(active, slot, expert, p.N, p.K);
     }
 #pragma unroll 1
     for (int i = warp; i < rows * count; i += WARPS) {
         const int r = i % rows, a = i / rows;
-        const size_t e = p.expert ? active[a] : 0;
+        const size_t e = p.choice.expert ? active[a] : 0;
         const floatX *row[1] = { p.w + (e * p.O + first + r) * p.C };
-        if (p.expert || i != warp) load_stride(w[0], row[0], lane * VECTOR, p.C);
+        if (p.choice.expert || i != warp) load_stride(w[0], row[0], lane * VECTOR, p.C);
         int from[MOST];                                                  // row of the input
 #pragma unroll
-        for (int n = 0; n < MOST; n++) from[n] = n >= p.N ? -1 : !p.expert ? n : slot[a * p.N + n];
+        for (int n = 0; n < MOST; n++) from[n] = n >= p.N ? -1 : !p.choice.expert ? n : slot[a * p.N + n];
         float sum[1][MOST];
         products<1, MOST, false, OUT_AHEAD>(sum, w, row, p.inp, from, p.C);
 #pragma unroll
@@ -337,11 +336,11 @@ template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_on_sm(CHU
 void one_in_kernel(const In p, int of_slot) {
     __shared__ floatX logits[LANES];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
-    const bool tells = p.router && !blockIdx.x;
-    int slot = 0, block = blockIdx.x - (p.router ? 1 : 0);
+    const bool tells = p.router.weight && !blockIdx.x;
+    int slot = 0, block = blockIdx.x - (p.router.weight ? 1 : 0);
 #pragma unroll 1
-    while (slot < p.K && block >= of_slot) block -= of_slot, slot++;
-    const bool plain = slot == p.K, gated = p.f == SWIGLU && !plain, routed = p.router && !plain;
+    while (slot < p.router.K && block >= of_slot) block -= of_slot, slot++;
+    const bool plain = slot == p.router.K, gated = p.f == SWIGLU && !plain, routed = p.router.weight && !plain;
     const int width = plain ? p.P : p.O, units = gated ? width : (width + 1) / 2;
     const floatX *from = (plain ? p.plain_w : p.w) + lane * VECTOR;
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
@@ -354,8 +353,8 @@ void one_in_kernel(const In p, int of_slot) {
 
     // What does not depend on the kernel before.
     if (!tells || p.P) let_next_start();                                // decode_attention comes before decode_out
-    load_row(norm, p.norm + lane * VECTOR, C);
-    if (routed) load_row(w[0], p.router + (warp < p.E ? warp * C : 0) + lane * VECTOR, C);
+    load_row(norm, p.norm.weight + lane * VECTOR, C);
+    if (routed) load_row(w[0], p.router.weight + (warp < p.router.E ? warp * C : 0) + lane * VECTOR, C);
     else load_unit(unit);
     wait_for_previous();
 
@@ -367,35 +366,37 @@ void one_in_kernel(const In p, int of_slot) {
         for (int j = 0; j < VECTOR; j++) { x[i][j] = element(v[i], j); part += x[i][j] * x[i][j]; }
         sum += part;
     }
-    const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.eps);
+    const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.norm.eps);
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) scale(x[i], rstd, norm[i]);
 
     if (routed) {
 #pragma unroll 1
-        for (int e = warp; e < p.E; ) {
+        for (int e = warp; e < p.router.E; ) {
             const float logit = warp_sum(dot(w[0], x));
             if (lane == 0) logits[e] = X(logit);
-            if ((e += WARPS) < p.E) load_row(w[0], p.router + e * C + lane * VECTOR, C);
+            if ((e += WARPS) < p.router.E) load_row(w[0], p.router.weight + e * C + lane * VECTOR, C);
         }
         __syncthreads();
-        const real logit = lane < p.E ? R(logits[lane]) : 0, l = p.scores == SOFTMAX_TOPK ? log_sum(logits, p.E) : 0;
+        const real logit = lane < p.router.E ? R(logits[lane]) : 0;
+        const real l = p.router.scores == SOFTMAX_TOPK ? log_sum(logits, p.router.E) : 0;
         Best best = { 0, 0, (unsigned)lane };
-        if (lane < p.E) best = { score_expert(logit, p.bias, lane, p.scores, l), ordered(logit), (unsigned)lane };
+        if (lane < p.router.E)
+            best = { score_expert(logit, p.router.bias, lane, p.router.scores, l), ordered(logit), (unsigned)lane };
         int e = 0, mine = 0;                                            // lane k's: the k-th chosen expert
 #pragma unroll 1
-        for (int k = 0; k <= (tells ? p.K - 1 : slot); k++) {
+        for (int k = 0; k <= (tells ? p.router.K - 1 : slot); k++) {
             e = __ffs(best_of_warp(best)) - 1;
             if (lane == k) mine = e;
             if (lane == e) best.score = 0;
         }
         if (tells) {
             if (warp) return;
-            if (lane < p.K) p.expert[lane] = mine;
+            if (lane < p.router.K) p.choice.expert[lane] = mine;
             __threadfence();
             __syncwarp();
             let_next_start();                                           // decode_out counts on the choice
-            weigh_experts(p.weight, p.expert, logits, p.scores, l, p.K);
+            weigh_experts(p.choice.weight, p.choice.expert, logits, p.router.scores, l, p.router.K);
             return;
         }
         from += (size_t)e * (gated ? 2 * width : width) * C;
@@ -407,7 +408,7 @@ void one_in_kernel(const In p, int of_slot) {
     }
 
     floatX *const out = plain ? p.plain : p.out + slot * width;
-    const int stride = (plain ? gridDim.x - (p.router ? 1 : 0) - p.K * of_slot : of_slot) * WARPS;
+    const int stride = (plain ? gridDim.x - (p.router.weight ? 1 : 0) - p.router.K * of_slot : of_slot) * WARPS;
 #pragma unroll 1
     for (;;) {
         const float first = dot(w[0], x), second = dot(w[1], x);
@@ -432,7 +433,7 @@ void one_out_kernel(const Out p, unsigned inverse) {
     const int lane = threadIdx.x % 32, o = min(blockIdx.x * OUT_WARPS + threadIdx.x / 32, p.O - 1);
     const int vectors = p.C / VECTOR, all = p.K * vectors;
     let_next_start();
-    const int expert = p.expert && lane < p.K ? __ldcg(p.expert + lane) : 0;
+    const int expert = p.choice.expert && lane < p.K ? __ldcg(p.choice.expert + lane) : 0;
     floatX old = X(0), bias = X(0);                                     // made floats when they are there
     float weight = 1, sum = 0;
 #pragma unroll 1
@@ -450,7 +451,7 @@ void one_out_kernel(const Out p, unsigned inverse) {
             wait_for_previous();
             old = p.residual[o];
             if (p.bias) bias = p.bias[o];
-            if (p.weight && lane < p.K) weight = p.weight[lane];
+            if (p.choice.weight && lane < p.K) weight = p.choice.weight[lane];
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) x[i] = load_vec(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
@@ -482,21 +483,20 @@ static int decode_fits(int N, int C, int F, int E, int K) {
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
 
-static void decode_in(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT real *weight, const floatX *inp,
-                   const floatX *norm, float eps, const floatX *router, const real *bias, Scores scores, const floatX *w,
-                   const floatX *plain_w, const floatX *next, size_t next_size, Activation f, int N, int C, int E, int K,
-                   int O, int P) {
+static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
+                      const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
+                      int N, int C, int O, int P) {
     typedef void Kernel(In, int);
     static Kernel *const one_kernels[MOST_CHUNKS + 1] = { NULL, one_in_kernel<1>, one_in_kernel<2>, one_in_kernel<3>,
                                                           one_in_kernel<4>, one_in_kernel<5>, one_in_kernel<6> };
-    const In p = { out, plain, expert, weight, inp, norm, router, w, plain_w, next, bias, next_size, eps, scores, f,
-                   N, C, E, K, O, P };
+    const In p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, f, N, C, O, P };
+    const int E = router.E, K = router.K;
     const size_t pairs = f == SWIGLU ? O : divide_up(O, 2), plains = divide_up(P, 2), chunks = divide_up(C, CHUNK);
     const size_t most = (size_t)context()->sm_count * (N == 1 ? one_on_sm((int)chunks) : 2);
     if (!N) return;
     if (N == 1 && chunks <= MOST_CHUNKS && E <= LANES) {
         const size_t of_slot = min(divide_up(pairs, WARPS), divide_up(most, K));
-        const size_t blocks = (router ? 1 : 0) + K * of_slot + min(divide_up(plains, WARPS), most);
+        const size_t blocks = (router.weight ? 1 : 0) + K * of_slot + min(divide_up(plains, WARPS), most);
         LAUNCH_EARLY(one_kernels[chunks], (unsigned)blocks, THREADS, 0, p, (int)of_slot);
         return;
     }
@@ -505,12 +505,12 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT int *expert, OUT r
                  in_shared(N, C, E, K), p);
 }
 
-static void decode_out(OUT floatX *out, const floatX *residual, const floatX *inp, const int *expert, const real *weight,
-                    const floatX *w, const floatX *bias, int N, int E, int K, int C, int O) {
+static void decode_out(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
+                       const floatX *bias, int N, int E, int K, int C, int O) {
     const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
     const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
     const uint64_t vectors = C / VECTOR;
-    const Out p = { out, residual, inp, w, bias, expert, weight, N, E, K, C, O, rows };
+    const Out p = { out, residual, inp, w, bias, choice, N, E, K, C, O, rows };
     if (!N) return;
     if (N == 1 && K <= LANES && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
         LAUNCH_EARLY((K * vectors > 4 * 32 ? one_out_kernel<8> : one_out_kernel<4>), (unsigned)divide_up(O, OUT_WARPS),

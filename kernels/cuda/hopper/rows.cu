@@ -29,6 +29,7 @@
 #include "kernels/cuda/product.cuh"
 #include "pipeline.cuh"
 #include "kernels/cuda/expert.cuh"
+#include "kernels/compound.h"
 
 #if defined(PRECISION_BF16)
 
@@ -269,12 +270,6 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float *x = &sum[c * 32 + j * 8];
-                if (kind == FORWARD && p.bias)
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const int column = n + j * 16 + i / 4 * 8 + thread % 4 * 2 + i % 2;
-                        if (column < columns) x[i] += R(p.bias[(size_t)to.x * columns + column]);
-                    }
                 if (kind == INPUT && p.how == ADD)                              // dense: rows lie in order
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -815,24 +810,20 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     return true;
 }
 
-// Where a compound operation is not for these sizes or this GPU, its parts are called, as the table documents.
-static Device parts;
-static void expert_up_or_parts(OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight, const Plan *plan,
-                               Activation f, int C, int F, Rows inp_rows) {
-    if (up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows)) return;
-    parts.parallel_linear_forward(pre, inp, weight, NULL, plan, C, f == SWIGLU ? 2 * F : F, inp_rows, GROUPED);
-    parts.activation_forward(act, pre, f, plan->S, F);
+// Where a compound operation is not for these sizes or this GPU, its parts are called.
+static void expert_up_or_parts(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
+                               const Plan *plan, Activation f, int C, int F, Rows inp_rows) {
+    if (!up_forward(pre, act, inp, weight, plan, f, C, F, inp_rows))
+        compound_expert_up_forward(d, pre, act, inp, weight, plan, f, C, F, inp_rows);
 }
-static void expert_down_or_parts(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da, const floatX *dout,
-                                 const floatX *down, const floatX *pre, const real *weight, const Plan *plan, Activation f,
-                                 int C, int F, Rows dout_rows) {
-    if (down_backward(dpre, wact, dweight, dout, down, pre, weight, plan, f, C, F, dout_rows)) return;
-    parts.parallel_linear_backward_input(da, dout, down, plan, F, C, GROUPED, dout_rows);
-    parts.activation_backward(dpre, wact, dweight, da, pre, weight, plan, GROUPED, f, plan->S, F);
+static void expert_down_or_parts(const Device *d, OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da,
+                                 const floatX *dout, const floatX *down, const floatX *pre, const real *weight,
+                                 const Plan *plan, Activation f, int C, int F, Rows dout_rows) {
+    if (!down_backward(dpre, wact, dweight, dout, down, pre, weight, plan, f, C, F, dout_rows))
+        compound_expert_down_backward(d, dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows);
 }
 PART(hopper) {
     d->expert_up_forward = expert_up_or_parts;
     d->expert_down_backward = expert_down_or_parts;
-    parts = *d;
 }
 #endif

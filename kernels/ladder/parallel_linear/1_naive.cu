@@ -17,6 +17,6 @@ static __global__ void naive(const Product p) {
 }
 
 PARALLEL_LINEAR(parallel_linear_naive) {
-    const Product p = product(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+    const Product p = product(out, inp, weight, plan, C, O, inp_rows, out_rows);
     LAUNCH(naive, (unsigned)divide_up((size_t)p.S * O, 256), 256, 0, p);
 }

@@ -39,6 +39,6 @@ static __global__ __launch_bounds__(THREADS) void tiled(const Product p) {
 }
 
 PARALLEL_LINEAR(parallel_linear_tiled) {
-    const Product p = product(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+    const Product p = product(out, inp, weight, plan, C, O, inp_rows, out_rows);
     LAUNCH(tiled, (tiles<SIDE, SIDE>(p)), THREADS, 0, p);
 }

@@ -36,6 +36,6 @@ static __global__ __launch_bounds__(THREADS) void tensor_cores(const Product p) 
 }
 
 PARALLEL_LINEAR(parallel_linear_tensor_cores) {
-    const Product p = product(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+    const Product p = product(out, inp, weight, plan, C, O, inp_rows, out_rows);
     LAUNCH(tensor_cores, (tiles<SIDE, SIDE>(p)), THREADS, 0, p);
 }

@@ -50,9 +50,9 @@ static __global__ __launch_bounds__(THREADS) void pipelined(const Product p) {
 }
 
 PARALLEL_LINEAR(parallel_linear_pipelined) {
-    const Product p = product(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+    const Product p = product(out, inp, weight, plan, C, O, inp_rows, out_rows);
     if (!p.vectors) {                                       // cp.async takes 16 bytes or nothing
-        parallel_linear_tensor_cores(out, inp, weight, bias, plan, C, O, inp_rows, out_rows);
+        parallel_linear_tensor_cores(out, inp, weight, plan, C, O, inp_rows, out_rows);
         return;
     }
     CUDA_CHECK(cudaFuncSetAttribute(pipelined, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED));

@@ -1,6 +1,6 @@
 // rung.cuh: what all rungs of ParallelLinear share: the arguments, and which rows of which expert a block works on.
 //
-//     out[row i] = inp[row i] weight[e]^T + bias[e]     for the rows i of each expert e: start[e] .. start[e+1]-1
+//     out[row i] = inp[row i] weight[e]^T     for the rows i of each expert e: start[e] .. start[e+1]-1
 //
 // Rows lie where they lie: row i of an operand is found through a list (token_of_row, slot_of_row; none if sorted). From
 // the first rung on, the product itself looks up where a row is (Tan et al. 2024, ScatterMoE, arXiv 2403.08245): what is
@@ -13,17 +13,17 @@ extern "C" {
 
 typedef struct {
     floatX *out;
-    const floatX *inp, *weight, *bias;          // bias: or NULL
+    const floatX *inp, *weight;
     const int *start, *inp_row, *out_row;       // where row i of inp and out lies; NULL: at i
     int E, S, C, O;
     bool vectors;                               // rows of inp and weight are multiples of 16 bytes
 } Product;
 
-static inline Product product(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, const Plan *plan,
+static inline Product product(floatX *out, const floatX *inp, const floatX *weight, const Plan *plan,
                               int C, int O, Rows inp_rows, Rows out_rows) {
     const int *const list[] = { plan->token_of_row, plan->slot_of_row, NULL };      // by Rows
     const bool vectors = C % VECTOR == 0 && ((uintptr_t)inp | (uintptr_t)weight) % 16 == 0;
-    return { out, inp, weight, bias, plan->start, list[inp_rows], list[out_rows], plan->E, plan->N * plan->K, C, O, vectors };
+    return { out, inp, weight, plan->start, list[inp_rows], list[out_rows], plan->E, plan->N * plan->K, C, O, vectors };
 }
 
 __device__ static inline const floatX *inp_at(const Product &p, int row) {
@@ -33,8 +33,7 @@ __device__ static inline const floatX *weight_at(const Product &p, int expert, i
     return p.weight + ((size_t)expert * p.O + column) * p.C;
 }
 __device__ static inline void store(const Product &p, int expert, int row, int column, float sum) {
-    const float bias = p.bias ? R(p.bias[(size_t)expert * p.O + column]) : 0;
-    p.out[(size_t)(p.out_row ? p.out_row[row] : row) * p.O + column] = X(sum + bias);
+    p.out[(size_t)(p.out_row ? p.out_row[row] : row) * p.O + column] = X(sum);
 }
 
 // The last expert e with start[e]/height + e*step <= x, by halving.
