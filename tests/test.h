@@ -28,6 +28,7 @@ char *scratch_path(const char *name);                       /* free() it */
 /* The groups, one per file. */
 void test_files(void);                                      /* json, safetensors, tokenizer */
 void test_data(void);
+void test_texts(void);                                      /* raw text, part of the group data */
 void test_kernels(void);
 void test_model(void);
 void test_reference(void);

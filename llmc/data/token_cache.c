@@ -18,7 +18,8 @@
 #define MAGIC 0x31736e656b6f746dull     /* "mtokens1"; the last byte counts the versions of the format and of encoding */
 enum { CHUNK = 1 << 20, ROWS_MAX = 1 << 20 };
 typedef struct {
-    uint64_t magic, text, recipe, tokenizer, tokens, size;      /* hashes, see Data; of all tokens; bytes of the file */
+    uint64_t magic, text, recipe, tokenizer, size;      /* hashes, see Data; bytes of the file */
+    uint64_t hash;                                      /* of this header with hash = 0, and of all that follows */
     uint32_t width, rows, held_out, json_bytes;
 } Header;
 typedef struct { int64_t split, tokens, bytes; } Row;
@@ -29,6 +30,25 @@ static char *cache_path(const char *folder) { return text_format("%s/tokens.cach
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
 typedef struct { Segment file; Header header; Row *rows; char *json; int64_t tokens_at; } Cache;
+
+/* The hash that a file with this header begins with. */
+static uint64_t hash_header(Header h) {
+    h.hash = 0;
+    return hash_bytes(0, &h, sizeof h);
+}
+
+static int check_hash(const Cache *c, Error *e) {
+    const int64_t size = (int64_t)c->header.size;
+    uint64_t hash = hash_header(c->header);
+    char *buffer = mem_alloc(CHUNK);
+    int ok = 1;
+    for (int64_t at = sizeof c->header, n; ok && at < size; at += n) {
+        n = size - at < CHUNK ? size - at : CHUNK;
+        if ((ok = data_read_at(&c->file, buffer, (size_t)n, at, e))) hash = hash_bytes(hash, buffer, (size_t)n);
+    }
+    free(buffer);
+    return ok && (hash == c->header.hash || error_set(e, "%s: damaged: its checksum is wrong", c->file.path));
+}
 
 static int cache_load(Cache *c, Error *e) {
     struct stat s;
@@ -48,16 +68,7 @@ static int cache_load(Cache *c, Error *e) {
             return error_set(e, "%s: damaged", c->file.path);
         tokens += c->rows[i].tokens;
     }
-    if (at + tokens * h->width != s.st_size) return error_set(e, "%s: damaged", c->file.path);
-    uint64_t hash = 0;
-    char *buffer = mem_alloc(CHUNK);
-    int ok = 1;
-    for (int64_t n; ok && at < s.st_size; at += n) {
-        n = s.st_size - at < CHUNK ? s.st_size - at : CHUNK;
-        if ((ok = data_read_at(&c->file, buffer, (size_t)n, at, e))) hash = hash_bytes(hash, buffer, (size_t)n);
-    }
-    free(buffer);
-    return ok && (hash == h->tokens || error_set(e, "%s: damaged: its checksum is wrong", c->file.path));
+    return at + tokens * h->width == s.st_size ? check_hash(c, e) : error_set(e, "%s: damaged", c->file.path);
 }
 
 static void add_segments(Data *d, const Cache *c) {
@@ -95,51 +106,53 @@ int cache_read(Data *d, const char *folder, Tokenizer **tokenizer) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* Puts the tokens of all segments out in order, in chunks as cache_load reads them: to a file, or only into the hash. */
-static int put_tokens(const Data *d, int width, FILE *f, uint64_t *hash) {
-    char *chunk = mem_alloc(CHUNK);
-    size_t filled = 0;
-    int ok = 1;
-    for (int s = 0; s < 2 && ok; s++)
-        for (int i = 0; i < d->segments[s] && ok; i++) {
-            const Segment *p = &d->segment[s][i];
-            const size_t bytes = (size_t)p->tokens * (size_t)width;
-            for (size_t at = 0, n; at < bytes && ok; at += n) {
-                n = bytes - at < CHUNK - filled ? bytes - at : CHUNK - filled;
-                memcpy(chunk + filled, (const char *)p->memory + at, n);
-                if ((filled += n) < CHUNK) continue;
-                *hash = hash_bytes(*hash, chunk, filled);
-                ok = !f || fwrite(chunk, 1, filled, f) == filled;
-                filled = 0;
-            }
+/* Where the file goes, in chunks that are hashed as check_hash does. */
+typedef struct { FILE *f; uint64_t hash; char *chunk; size_t filled; int ok; } Sink;        /* f NULL: only the hash */
+
+static void sink_flush(Sink *s) {
+    s->hash = hash_bytes(s->hash, s->chunk, s->filled);
+    if (s->f) s->ok &= fwrite(s->chunk, 1, s->filled, s->f) == s->filled;
+    s->filled = 0;
+}
+static void sink_put(Sink *s, const void *data, size_t bytes) {
+    for (size_t at = 0, n; at < bytes && s->ok; at += n) {
+        n = bytes - at < CHUNK - s->filled ? bytes - at : CHUNK - s->filled;
+        memcpy(s->chunk + s->filled, (const char *)data + at, n);
+        if ((s->filled += n) == CHUNK) sink_flush(s);
+    }
+}
+
+/* All but the header. Returns the hash; 0 if it could not be written. */
+static uint64_t put_body(const Data *d, const Tokenizer *t, const Header *h, FILE *f) {
+    Sink s = { .f = f, .hash = hash_header(*h), .chunk = mem_alloc(CHUNK), .ok = 1 };
+    static const char zeros[8];
+    size_t json_bytes;
+    const char *json = tokenizer_json(t, &json_bytes);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < d->segments[k]; i++) {
+            const Row row = { k, d->segment[k][i].tokens, d->segment[k][i].bytes };
+            sink_put(&s, &row, sizeof row);
         }
-    if (filled) *hash = hash_bytes(*hash, chunk, filled);
-    if (filled && ok && f) ok = fwrite(chunk, 1, filled, f) == filled;
-    free(chunk);
-    return ok;
+    sink_put(&s, json, json_bytes);
+    sink_put(&s, zeros, padded(json_bytes) - json_bytes);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < d->segments[k]; i++)
+            sink_put(&s, d->segment[k][i].memory, (size_t)d->segment[k][i].tokens * h->width);
+    if (s.filled) sink_flush(&s);
+    free(s.chunk);
+    return s.ok ? s.hash : 0;
 }
 
 static int put_all(const Data *d, const Tokenizer *t, FILE *f) {
     size_t json_bytes, tokens = 0;
-    const char *json = tokenizer_json(t, &json_bytes);
-    static const char zeros[8];
-    uint64_t again = 0;
+    tokenizer_json(t, &json_bytes);
     Header h = { .magic = MAGIC, .text = d->text_hash, .recipe = d->recipe_hash, .tokenizer = tokenizer_hash(t),
                  .width = (uint32_t)tokenizer_width(t), .rows = (uint32_t)(d->segments[0] + d->segments[1]),
                  .held_out = (uint32_t)d->held_out, .json_bytes = (uint32_t)json_bytes };
-    for (int s = 0; s < 2; s++) for (int i = 0; i < d->segments[s]; i++) tokens += (size_t)d->segment[s][i].tokens;
+    for (int k = 0; k < 2; k++) for (int i = 0; i < d->segments[k]; i++) tokens += (size_t)d->segment[k][i].tokens;
     h.size = sizeof h + h.rows * sizeof(Row) + padded(json_bytes) + tokens * h.width;
-    put_tokens(d, (int)h.width, NULL, &h.tokens);
-    int ok = fwrite(&h, sizeof h, 1, f) == 1;
-    for (int s = 0; s < 2; s++)
-        for (int i = 0; i < d->segments[s] && ok; i++) {
-            const Segment *p = &d->segment[s][i];
-            const Row row = { s, p->tokens, p->bytes };
-            ok = fwrite(&row, sizeof row, 1, f) == 1;
-        }
-    return ok && fwrite(json, 1, json_bytes, f) == json_bytes
-        && fwrite(zeros, 1, padded(json_bytes) - json_bytes, f) == padded(json_bytes) - json_bytes
-        && put_tokens(d, (int)h.width, f, &again);
+    h.hash = put_body(d, t, &h, NULL);
+    return fwrite(&h, sizeof h, 1, f) == 1 && put_body(d, t, &h, f) == h.hash;
 }
 
 int data_keep(const Data *d, const Tokenizer *t, const char *folder, Error *e) {

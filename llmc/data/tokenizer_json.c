@@ -273,7 +273,7 @@ static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *voc
         uint64_t pair = (uint64_t)l << 32 | (uint32_t)r;
         *tokenizer_merge(t, pair) = (Merge){ pair, rank, (int)id };
     }
-    if (!rank && !(t->byte_level && t->model_vocab == 256))
+    if (!rank && !(t->byte_level && t->vocab - t->added_count == 256))
         return error_set(e, "it has no merges, so %d tokens could never be used", t->model_vocab);
     return 1;
 }
