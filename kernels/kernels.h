@@ -74,9 +74,6 @@ typedef enum {
     ROUND_OFF,                          /* f */
     ROUND_NEAREST,                      /* the nearer one; lo in the middle */
     ROUND_STOCHASTIC,                   /* hi with probability (f - lo) / tile: f on average */
-    ROUND_SCORE,                        /* the same of probabilities instead of tokens: what the tokens have that lo would
-                                         * drop, over that of them and those that hi would add */
-    ROUND_BALANCED,                     /* the one with which all experts up to here, together, are nearest to their choices */
     ROUND_UP, ROUND_DOWN                /* hi; lo */
 } Rounding;
 enum { ROW_TILE = 128 };                    /* rows that the products of a GPU take at a time */
@@ -222,7 +219,7 @@ struct Device {
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
-     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/basic.c).
+     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/dropout.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
     void (*dropout )(OUT floatX *out, const floatX *inp, Dropout d, size_t n);

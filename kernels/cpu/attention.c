@@ -13,7 +13,6 @@
  * queries go in blocks of BLOCK rows, and the (BLOCK, T) score matrix is the largest thing that exists.
  * All products are one small routine. */
 #include "impl.h"
-#include <stdlib.h>
 
 enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted work */
 enum { TILE_M = 4, TILE_N = 2 * LANES };
@@ -74,7 +73,7 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
     const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
     {
-        real *keys = malloc(((size_t)3*T*D + (size_t)BLOCK*(T + 2*D) + 1) * sizeof *keys);
+        real *keys = scratch(((size_t)3*T*D + (size_t)BLOCK*(T + 2*D)) * sizeof *keys);
         real *values = keys + (size_t)T*D, *keys_t = values + (size_t)T*D;
         real *scores = keys_t + (size_t)T*D, *queries = scores + (size_t)BLOCK*T, *result = queries + (size_t)BLOCK*D;
         #pragma omp for schedule(dynamic)
@@ -118,7 +117,7 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
     const real scale = 1 / sqrt((real)D);
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
     {
-        real *keys = malloc(((size_t)6*T*D + (size_t)BLOCK*(2*T + 3*D) + 1) * sizeof *keys);
+        real *keys = scratch(((size_t)6*T*D + (size_t)BLOCK*(2*T + 3*D)) * sizeof *keys);
         real *keys_t = keys + (size_t)T*D, *values = keys_t + (size_t)T*D, *values_t = values + (size_t)T*D;
         real *dkeys = values_t + (size_t)T*D, *dvalues = dkeys + (size_t)T*D;
         real *p = dvalues + (size_t)T*D, *ds = p + (size_t)BLOCK*T;
@@ -175,7 +174,7 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
     {
         enum { FEW = 128 };
-        real *scores = malloc(((size_t)T + 3*(size_t)D) * sizeof *scores);
+        real *scores = scratch(((size_t)T + 3*(size_t)D) * sizeof *scores);
         real *const query = scores + T, *const sum = query + D, *const part = sum + D;
         #pragma omp for
         for (int i = 0; i < B*G*Q; i++) {

@@ -4,6 +4,8 @@
 #define IMPL_H
 #define KERNELS_IMPLEMENTATION
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <tgmath.h>
 
@@ -54,6 +56,15 @@ typedef float floatX, real;
 
 /* Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; } */
 #define PART(part) void DEVICE(part)(Device *d); void DEVICE(part)(Device *d)
+
+/* Memory for one call, to be freed with free(). Operations return no errors: without memory the program ends, as by llmc's fail(). */
+static inline void *scratch(size_t bytes) {
+    void *p = malloc(bytes ? bytes : 1);
+    if (p) return p;
+    fprintf(stderr, "error: out of host memory: an operation needs %zu bytes of scratch\n", bytes);
+    _Exit(7);                           /* EXIT_MEMORY; other threads may be anywhere */
+}
+static inline void *zeroed_scratch(size_t bytes) { return memset(scratch(bytes), 0, bytes); }
 
 /* Starting threads costs microseconds: a loop with less than about this many operations runs on one. */
 #define PARALLEL_MIN 20000

@@ -2,7 +2,6 @@
  * between threads, TCP between processes. Only the sums are made here, because they depend on the number type. */
 #include "impl.h"
 #include "kernels/comm.h"
-#include <stdlib.h>
 
 static void add_reals(void *x, const void *y, size_t bytes) {
     real *a = x;

@@ -32,7 +32,6 @@
  * With few rows (decoding a token) a weight is used once or twice, and reading it is all the work: forward then takes
  * weights as they lie (few_rows). Which way is taken depends on the number of rows alone. */
 #include "impl.h"
-#include <stdlib.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #else
@@ -361,7 +360,7 @@ static void parallel_linear_backward_weight(void *dweight, const floatX *dout, c
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     const size_t all = (size_t)plan->E * (size_t)O * (size_t)C;
     if (how == SET_ROUNDED && sizeof(floatX) != sizeof(real)) {                /* sums first, then rounded */
-        real *sum = malloc((all + 1) * sizeof *sum);
+        real *sum = scratch(all * sizeof *sum);
         parallel_linear_backward_weight(sum, dout, inp, plan, C, O, inp_rows, dout_rows, SET);
         #pragma omp parallel for simd PARALLEL_IF(all)
         for (size_t i = 0; i < all; i++) ((floatX *)dweight)[i] = X(sum[i]);

@@ -1,7 +1,6 @@
 /* sample.c: the next token from its logits. */
 #include "impl.h"
 #include "kernels/random.h"
-#include <stdlib.h>
 
 /* The tokens by descending probability, so that every rule is a prefix. Only as many as could be kept are
  * sorted: a heap gives them one at a time. */
@@ -53,8 +52,8 @@ static int draw(const floatX *logits, Sampler s, double uniform, double *p, int 
 
 static void sample(int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s, int N, int V,
                    int used) {
-    double *p = malloc((size_t)used * sizeof *p);
-    int *order = malloc((size_t)used * sizeof *order);
+    double *p = scratch((size_t)used * sizeof *p);
+    int *order = scratch((size_t)used * sizeof *order);
     for (int n = 0; n < N; n++) {
         const double uniform = random_uniform(key[n], (uint64_t)position[n] + 1);
         token[n] = draw(logits + (size_t)n*(size_t)V, s, uniform, p, order, used);

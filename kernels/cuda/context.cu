@@ -1,5 +1,5 @@
 // context.cu: the GPU, its stream and its errors; compiled once. All calls of the runtime that create something are
-// here and in basic.cu (memory).
+// here and in device.cu (memory).
 #include "kernels/cuda/hopper/pipeline.cuh"
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,8 +75,8 @@ const char *cuda_open(int which) {
                      properties.name, mine.arch, BUILT_FOR, cudaGetErrorString(e));
         else {
             CUDA_CHECK(cudaStreamCreateWithFlags(&mine.stream, cudaStreamNonBlocking));
-            CUDA_CHECK(cudaMalloc(&mine.tickets, 2 * sizeof *mine.tickets));
-            CUDA_CHECK(cudaMemsetAsync(mine.tickets, 0, 2 * sizeof *mine.tickets, mine.stream));
+            CUDA_CHECK(cudaMalloc(&mine.work_counter, sizeof *mine.work_counter));
+            CUDA_CHECK(cudaMemsetAsync(mine.work_counter, 0, sizeof *mine.work_counter, mine.stream));
             opened = true;
             return NULL;
         }

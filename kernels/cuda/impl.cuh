@@ -33,7 +33,7 @@ typedef struct {
     cudaStream_t stream;                // everything is queued here, in order
     void  *workspace;                   // scratch of `workspace_bytes`, for kernels that need it within one call
     size_t workspace_bytes;
-    unsigned *tickets;                  // two counters for blocks that share work (hopper.cu), zero between kernels
+    unsigned *work_counter;             // from which blocks draw work (hopper/pipeline.cuh), zero between kernels
     Waits  waited;                      // by this thread
     bool   connected;                   // to other ranks, by NCCL
     int    recordings;                  // that exist, and may use the workspace as it was when they were made
@@ -52,6 +52,8 @@ void  cuda_sync(void);
 void  cuda_read(void *host, const void *src, size_t bytes);
 Waits cuda_waits(void);
 void  cuda_doing(const char *what);     // for messages: declared in kernels.h
+
+void  DEVICE(upload)(void *dst, const void *host, size_t bytes);       // device.cu
 
 // Moments in the stream, by events: declared in kernels.h.
 void   cuda_mark(int i);

@@ -27,7 +27,7 @@
 // to k: it changes with every step, and is itself fetched two steps before it is needed.
 //
 // How many rows an expert has is known only on the GPU (plan->start), and nobody waits to be told: the grid covers the worst
-// case, blocks find their expert (place_of), and those without work leave. Each element of c is one block's, and its sum is
+// case, blocks find their expert (tile_coord), and those without work leave. Each element of c is one block's, and its sum is
 // taken in the order of k: same bits every time.
 //
 // Other ways: f32, and bf16 with widths that are no multiples of 8, take plain_product, which is slow but takes anything.
@@ -93,8 +93,8 @@ template <bool along, int pitch> __device__ static inline uint32_t operand_offse
 
 // The finished tile: from the registers of each warp, 2 x 8 bytes here and there, to shared memory, and from there as whole
 // rows to where the rows of c lie, with what is to be added, and rounded once. `list`: row of c of each row of the tile.
-template <Kind kind, int BN, typename T> __device__ static inline
-void write_tile(const Product &p, const Place &at, const float sum[4][8][4], float *shared, const int *list) {
+template <ProductKind kind, int BN, typename T> __device__ static inline
+void write_tile(const Product &p, const TileCoord &at, const float sum[4][8][4], float *shared, const int *list) {
     struct alignas(4 * sizeof(T)) Four { T x[4]; };
     enum { PITCH = BN + 8, ROWS_AT_ONCE = 4, BATCH = 8 };       // BN/4 threads to a row; 8 more: rows begin in other banks
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -135,13 +135,13 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
 // A block: one tile of c, BM x BN, by BN threads: 2 warps down, BN/64 across. 2*BM*BN*k flop; from L2 (BM + BN)*k*2 bytes,
 // which is 64 flop a byte at 128 x 128 and 85 at 128 x 256. 8 warps to an SM either way, as many as the registers allow:
 // with 128 x 128 two blocks, of which one can multiply while the other begins or ends.
-template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
+template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
     constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
     constexpr int a_pitch = (a_along ? BK : BM) * 2, b_pitch = (b_along ? BK : BN) * 2, STAGE = Size<BN>::stage;
     extern __shared__ __align__(1024) unsigned char shared[];
     int *list = (int *)(shared + STAGES * STAGE);
     const int thread = threadIdx.x, warp = thread / 32;
-    const Place at = place_of<kind, BM, BN>(p, blockIdx.x);
+    const TileCoord at = tile_coord<kind, BM, BN>(p, blockIdx.x);
     if (at.m < 0) return;
 
     const int k = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows, steps = (k + BK - 1) / BK;
@@ -226,10 +226,10 @@ template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) v
     else write_tile<kind, BN, typename Out<kind>::type>(p, at, sum, (float *)shared, list + BM);
 }
 
-template <Kind kind, int BN> static void launch_tiles(const Product &p) {
+template <ProductKind kind, int BN> static void launch_tiles(const Product &p) {
     auto *kernel = tile_product<kind, BN>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Size<BN>::shared));
-    LAUNCH(kernel, (blocks_for<kind, BM, BN>(p)), BN, Size<BN>::shared, p);
+    LAUNCH(kernel, (tile_count<kind, BM, BN>(p)), BN, Size<BN>::shared, p);
 }
 
 // 16 bytes at a time: all widths and addresses must be multiples.
@@ -238,9 +238,9 @@ static bool can_tile(const Product &p) {
 }
 
 // Wide tiles read less, but only one fits on an SM: they need many to be spread evenly, and no half empty ones.
-template <Kind kind> static bool wide_tiles(const Product &p) {
+template <ProductKind kind> static bool wide_tiles(const Product &p) {
     const int n = columns_of<kind>(p);
-    return (n % 256 == 0 || n > 2048) && blocks_for<kind, BM, 256>(p) >= 8u * (unsigned)context()->sm_count
+    return (n % 256 == 0 || n > 2048) && tile_count<kind, BM, 256>(p) >= 8u * (unsigned)context()->sm_count
         && context()->max_shared >= Size<256>::shared;
 }
 #endif
@@ -250,10 +250,10 @@ template <Kind kind> static bool wide_tiles(const Product &p) {
 // A block: 64 x 64 of c by 256 threads, each 4 x 4 of it, in steps of 16 of k. The next step's numbers are read into registers
 // while this step's are multiplied. In shared memory k is the slow dimension for both operands, widened to float.
 enum { PLAIN = 64, PLAIN_K = 16 };
-template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const __grid_constant__ Product p) {
+template <ProductKind kind> static __global__ __launch_bounds__(256) void plain_product(const __grid_constant__ Product p) {
     typedef typename Out<kind>::type T;
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
-    const Place at = place_of<kind, PLAIN, PLAIN>(p, blockIdx.x);
+    const TileCoord at = tile_coord<kind, PLAIN, PLAIN>(p, blockIdx.x);
     if (at.m < 0) return;
     const int M = kind == WEIGHT ? p.O : at.rows, N = columns_of<kind>(p);
     const int K = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows;
@@ -358,7 +358,7 @@ static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
 // portable: only with instructions that every GPU since Ampere has, for the device of that name.
-template <Kind kind, bool portable> static void multiply(const Product &p) {
+template <ProductKind kind, bool portable> static void multiply(const Product &p) {
     if (p.rows == 0) {
         const size_t each = p.how == SET_ROUNDED ? sizeof(floatX) : sizeof(real);
         if (kind == WEIGHT && p.how != ADD) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
@@ -371,14 +371,14 @@ template <Kind kind, bool portable> static void multiply(const Product &p) {
         return;
     }
 #if defined(PRECISION_BF16)
-    if (!portable && (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p))) return;
+    if (!portable && (kind == FORWARD ? hopper_product_forward(p) : kind == INPUT ? hopper_product_input(p) : hopper_product_weight(p))) return;
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);
         return;
     }
 #endif
-    LAUNCH(plain_product<kind>, (blocks_for<kind, PLAIN, PLAIN>(p)), 256, 0, p);
+    LAUNCH(plain_product<kind>, (tile_count<kind, PLAIN, PLAIN>(p)), 256, 0, p);
 }
 
 // out = inp W^T. To cuBLAS, which thinks in columns, that is out^T (O,N) = W inp^T, and a matrix by rows is its transpose.

@@ -1,10 +1,55 @@
-// join.cu: where one half of a layer ends and the next begins. Forward, the answers of its experts are combined, added to the
+// norm.cu: where one half of a layer ends and the next begins. Forward, the answers of its experts are combined, added to the
 // residual stream, and normalized for the next half; backward, the gradients of what was normalized are added up, go back
 // through the norm and into the stream's. Each of these operations reads what the one before has just written; as one they
 // move K+3 times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of K+8.
-// rmsnorm_backward is a join whose sum lies there already. The formulas stand in kernels/cpu/basic.c and route.c.
-#include "norm.cuh"
+// rmsnorm_backward is a join whose sum lies there already. The formulas stand in kernels/cpu/norm.c and route.c.
+#include "dropout.cuh"
 #include "ptx.cuh"
+
+// ---- rmsnorm ----------------------------------------------------------------------------------------------
+// A row has one warp while 32 threads with KEEP units each can hold it in registers (C up to 1024 in bf16),
+// then more, so that it is read once however long it is; only what is beyond the largest block is read again.
+
+enum { KEEP = 4 };
+
+// Moves 2*N*C elements.
+template<int W> static __global__ void rmsnorm_forward_kernel(floatX *out, real *rstd, const floatX *inp,
+        const floatX *weight, real eps, int N, int C) {
+    const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    const int first = threadIdx.x * W, step = blockDim.x * W;
+    if (n >= N) return;
+    const floatX *x = inp + n*C;
+    Pack<W> kept[KEEP];
+    real sum = 0;
+    auto add_squares = [&](const Pack<W> &v) { for (int i = 0; i < W; i++) sum += unpack(v).x[i] * unpack(v).x[i]; };
+    #pragma unroll
+    for (int j = 0; j < KEEP; j++) if (first + j*step < C) kept[j] = load<W>(x + first + j*step);
+    #pragma unroll
+    for (int j = 0; j < KEEP; j++) if (first + j*step < C) add_squares(kept[j]);
+    for (int c = first + KEEP*step; c < C; c += step) add_squares(load<W>(x + c));
+
+    const real r = 1 / sqrtf(row_sum(sum) / C + eps);
+    if (threadIdx.x == 0) rstd[n] = r;
+    auto write = [&](const Pack<W> &v, int c) {
+        const Reals<W> w = unpack(load<W>(weight + c));
+        Reals<W> y = unpack(v);
+        for (int i = 0; i < W; i++) y.x[i] *= r;
+        y = unpack(pack(y));
+        for (int i = 0; i < W; i++) y.x[i] *= w.x[i];
+        store(out + n*C + c, pack(y));
+    };
+    #pragma unroll
+    for (int j = 0; j < KEEP; j++) if (first + j*step < C) write(kept[j], first + j*step);
+    for (int c = first + KEEP*step; c < C; c += step) write(load<W>(x + c), c);
+}
+static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C) {
+    const bool w = wide(C, out, inp, norm.weight);
+    const dim3 block = row_threads(w ? C / VECTOR : C, KEEP, 1024);
+    auto kernel = w ? rmsnorm_forward_kernel<VECTOR> : rmsnorm_forward_kernel<1>;
+    LAUNCH(kernel, divide_up(N, block.y), block, 0, out, rstd, inp, norm.weight, norm.eps, N, C);
+}
+
+// ---- rows of a token --------------------------------------------------------------------------------------
 
 // sum += COUNT rows, by weight (NULL: ones), from `slot` on. All their loads are under way at once. row_of_slot NULL: they are
 // in the order of slots.
@@ -217,7 +262,7 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backwa
         dot = warp_sum(there ? dot : 0);
         if (warps > 1) {
             if (lane == 0) of_warps[turn][first + threadIdx.x / 128].x[threadIdx.x / 32 % 4] = dot;
-            meet(1 + threadIdx.y, blockDim.x);
+            named_barrier_sync(1 + threadIdx.y, blockDim.x);
             dot = 0;
             #pragma unroll 1
             for (int i = 0; i < fours; i++) {
@@ -233,7 +278,7 @@ template<bool BIASED> static __global__ void __launch_bounds__(1024) join_backwa
     }
     // A row that had a turn less than the first meets once more, so that all have met equally often: compute-sanitizer's
     // racecheck takes what different barriers order for one.
-    if (warps > 1 && n - threadIdx.y < N) meet(1 + threadIdx.y, blockDim.x);
+    if (warps > 1 && n - threadIdx.y < N) named_barrier_sync(1 + threadIdx.y, blockDim.x);
     __syncthreads();                                        // nothing is on its way any more
     Reals<4> *const shares = (Reals<4> *)places;
     for (int i = 0; i < VECTOR; i++) shares[i / 4 * threads + thread].x[i % 4] = share[i];
@@ -349,7 +394,8 @@ static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
     add_partial(dbias, NULL, partial, down, C);
 }
 
-PART(join) {
-    d->add_norm_forward = add_norm_forward;          d->add_norm_backward = add_norm_backward;
-    d->rmsnorm_backward = rmsnorm_backward;  d->bias_backward = bias_backward;
+PART(norm) {
+    d->rmsnorm_forward = rmsnorm_forward;    d->rmsnorm_backward = rmsnorm_backward;
+    d->add_norm_forward = add_norm_forward;  d->add_norm_backward = add_norm_backward;
+    d->bias_backward = bias_backward;
 }

@@ -85,35 +85,15 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, int (*sums)[32], 
 // kept (E,words): a bit for each token; before (E,words): how many there are in the words before; slots (words): how many
 // experts keep a token, added up. Reads the keys once; the time goes into some twenty rounds of a comparison a token.
 static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, int *before, int *rows, int *slots,
-        const unsigned *key, const int *count, const floatX *logits, const real *lse, Scores scores, Rounding rule, int tile,
-        const uint64_t *batch_key, int site, int N, int E, int words) {
+        const unsigned *key, const int *count, Rounding rule, int tile, const uint64_t *batch_key, int site, int N, int words) {
     __shared__ int sums[2][32];
-    __shared__ unsigned long long mass[2];                                  // gained, lost
-    const int e = blockIdx.x, thread = threadIdx.x, own = count[e];
-    const bool whole = can_round(own, N, tile);
-    int turn = 0, earlier = 0;
+    const int e = blockIdx.x, thread = threadIdx.x;
+    int turn = 0;
     Tokens t = { key + (size_t)e * N, N };
     #pragma unroll
     for (int i = 0; i < NEAR; i++) t.near[i] = i * THREADS + thread < N ? t.key[i * THREADS + thread] : 0;
-    if (rule == ROUND_BALANCED) {
-        for (int i = thread; i < e; i += THREADS) if (can_round(count[i], N, tile)) earlier += count[i];
-        earlier = block_sum(earlier, sums, turn);
-    }
-    uint64_t up = 0, down = 0;
-    if (rule == ROUND_SCORE && whole) {
-        if (thread < 2) mass[thread] = 0;
-        up = nth_largest(t, round_up(own, tile), sums, turn);
-        down = nth_largest(t, round_down(own, tile), sums, turn);
-        __syncthreads();
-        each_token(t, [&](unsigned k, int n) {
-            if (n >= N || rank_at(k, n) < up || rank_at(k, n) >= down) return;
-            const real x = R(logits[(size_t)n * E + e]);
-            atomicAdd(&mass[k >> 31], (unsigned long long)fixed_point(scores == SIGMOID_TOPK ? sigmoid(x) : expf(x - lse[n])));
-        });
-        __syncthreads();
-    }
-    const int r = rounded(rule, own, earlier, mass[1], mass[0], N, tile, random_key(*batch_key, (uint64_t)site), e);
-    const uint64_t limit = rule != ROUND_SCORE || !whole ? nth_largest(t, r, sums, turn) : r == round_up(own, tile) ? up : down;
+    const int r = rounded(rule, count[e], N, tile, random_key(*batch_key, (uint64_t)site), e);
+    const uint64_t limit = nth_largest(t, r, sums, turn);
 
     each_token(t, [&](unsigned k, int n) {
         const unsigned word = __ballot_sync(ALL, n < N && rank_at(k, n) >= limit);
@@ -202,8 +182,7 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
     CUDA_CHECK(cudaMemsetAsync(count, 0, (E + words) * sizeof(int), context()->stream));
     LAUNCH(rank_kernel, dim3((unsigned)words, (unsigned)divide_up(E, EXPERTS)), dim3(32, 8), 0, keys, count, choice, logits, lse,
            scores, plan->N, plan->E, plan->K);
-    LAUNCH(choose_kernel, (unsigned)E, THREADS, 0, kept, before, rows, slots, keys, count, logits, lse, scores, rule, tile, key, site,
-           plan->N, plan->E, (int)words);
+    LAUNCH(choose_kernel, (unsigned)E, THREADS, 0, kept, before, rows, slots, keys, count, rule, tile, key, site, plan->N, (int)words);
     LAUNCH(fill_kernel, (unsigned)(words ? divide_up(words, WARPS) : 1), dim3(32, WARPS), E * sizeof(int), *plan, load, expert, weight,
            logits, lse, scores, kept, before, count, rows, slots, (int)words);
 }

@@ -1,4 +1,4 @@
-// sort.cuh: a stable counting sort of whole numbers. For route.cu (slots by expert) and basic.cu (tokens by word).
+// sort.cuh: a stable counting sort of whole numbers. For route.cu (slots by expert) and embed.cu (tokens by id).
 #pragma once
 #include "impl.cuh"
 

@@ -1,5 +1,4 @@
-/* decode.c: see decode.h. The model is the one of model.c; only where keys and
- * values lie differs (attention.c, step 5). */
+/* decode.c: see decode.h. The model is that of model.c; only keys and values come from a cache (attention.c, step 5). */
 #include "decode.h"
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +35,7 @@ static void forward(Decoder *d) {
                                1, C, V);
 }
 
-/* Where the next T tokens of each sequence are and go. */
+/* Positions of the next T tokens of each sequence, and their rows in the cache. */
 static void set_positions(Decoder *d, int from, int T) {
     Model *m = &d->model;
     const int B = d->sequences, N = B * T;
@@ -58,7 +57,7 @@ int decoder_feed(Decoder *d, const int *tokens, int count) {
     Model *m = &d->model;
     const size_t B = (size_t)d->sequences;
     if (count > m->cache_capacity - d->length) return 0;
-    for (int t = 0, T; t < count; t += T) {                 /* into an empty cache many at a time, later one */
+    for (int t = 0, T; t < count; t += T) {                 /* many at a time into an empty cache, then one by one */
         T = d->length ? 1 : count < d->chunk ? count : d->chunk;
         int *batch = mem_alloc(B * (size_t)T * sizeof *batch);
         for (size_t b = 0; b < B; b++)
@@ -69,7 +68,7 @@ int decoder_feed(Decoder *d, const int *tokens, int count) {
         d->length += T;
         free(batch);
     }
-    if (count && m->batch.T > 1) set_positions(d, d->length - 1, 1);      /* where steps go on from */
+    if (count && m->batch.T > 1) set_positions(d, d->length - 1, 1);      /* where decoder_queue continues */
     return 1;
 }
 

@@ -84,9 +84,9 @@ void parallel_gradients(Model *m, int range) {
     c->wait_all(c);
 }
 
-/* step_losses, losses and squares lie one after the other. Where the optimizer is not sharded, every rank has the
- * squares of the whole sum of gradients already. If ordered, losses and loads of routers are those of the step's last
- * micro-batch, which the last rank had. */
+/* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every rank has the norms of the
+ * whole sum of gradients already. If ordered, losses and loads of routers are those of the step's last micro-batch, which
+ * the last rank had. */
 void parallel_sum_results(Model *m) {
     Comm *c = comm_of(m);
     if (!c) return;

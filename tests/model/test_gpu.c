@@ -221,7 +221,7 @@ void gpu_fault(void) {
     fail(EXIT_DONE, "no error");
 }
 static void faults(const Device *dev) {
-    static const char *const says[] = { "error: CUDA: ", "at step 7", "in embed_", "basic.cu", "built for sm_", "the GPU is sm_" };
+    static const char *const says[] = { "error: CUDA: ", "at step 7", "in embed_", "embed.cu", "built for sm_", "the GPU is sm_" };
     char program[4096], text[4096];
     const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     program[n > 0 ? n : 0] = 0;

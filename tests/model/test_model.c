@@ -6,6 +6,7 @@
 #include "llmc/model/decode.h"
 #include "llmc/model/optim.h"
 #include "llmc/base/random.h"
+#include "llmc/files/families.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +41,9 @@ static const struct { const char *descriptor; int scores, activation, tied, reco
 /* The rules of rounding, each with another kind of model. */
 static const struct { const char *descriptor; int scores, activation, recompute; Rounding rule; } rounded[] = {
     { "m2:c16h4d4e5k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
-    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_SCORE },
+    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_NEAREST },
     { "m2:c16h4d4e5k1f12a1",       SOFTMAX_TOPK, GELU,   2, ROUND_STOCHASTIC },
-    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_BALANCED },
+    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_UP },
     { "m2:c16h4d4e6k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_UP },
     { "u2:c16h4d4e6k2f12a1",       SOFTMAX_TOPK, SWIGLU, 0, ROUND_DOWN },
 };

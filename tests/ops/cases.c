@@ -478,7 +478,7 @@ static void run_route_round(const Device *d, const Case *c, void *const *b) {
     d->route_round(&plan, b[5], b[6], b[7], b[8], b[9], b[10], c->scores, c->rule, c->tile, b[11], c->site);
 }
 static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
-    static const char *const rules[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+    static const char *const rules[] = { "off", "nearest", "stochastic", "up", "down" };
     const int N = s->B * s->T, tile = N < 200 ? 4 : ROW_TILE;
     Case *c = BEGIN(route_round, s, 0, "%s %s %s N=%d E=%d K=%d tile=%d", rules[rule], scores_name[scores], s->name, N, s->E, s->K,
                     tile);

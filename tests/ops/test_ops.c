@@ -59,11 +59,11 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "beyond",    1,    5,  8200,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm_backward" },
     { { "odd row",   1,  700,  1027,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
     { { "tall",      1, 4200,   264,      5,   1,  1,   1, 1, 1, 2, MIXED }, "bias_backward" },
-    { { "K = 7",     1, 2700,   136,      5,  16,  7,   1, 1, 1, 2, MIXED }, "join" },
-    { { "full",      1,   37,  4096,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
-    { { "widest",    1,    5,  8192,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
-    { { "beyond",    1,    5,  8200,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
-    { { "odd row",   1,  700,  1027,      5,   3,  2,   1, 1, 1, 2, MIXED }, "join" },
+    { { "K = 7",     1, 2700,   136,      5,  16,  7,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "full",      1,   37,  4096,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "widest",    1,    5,  8192,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "beyond",    1,    5,  8200,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
+    { { "odd row",   1,  700,  1027,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
     { { "text",      1, 4200,    24,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
     { { "odd text",  1, 1000,     9,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
     { { "wide text", 1,  330,  2056,    700,   1,  1,   1, 1, 1, 2, MIXED }, "embed" },
@@ -76,7 +76,7 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "whole",     3,  256,   136,      5,   5,  1, 128, 1, 1, 2, IN_TILES }, "parallel_linear" },
     { { "whole",     3,  256,   136,      5,   5,  1, 128, 1, 1, 2, IN_TILES }, "expert" },
     { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "combine" },
-    { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "join" },
+    { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "add_norm" },
     { { "varied",    3,   70,     4,      5,  16,  7,  72, 1, 1, 2, VARIED }, "activation_backward" },
     { { "varied",    3,   70,     4,      5,  70,  7,   1, 1, 1, 2, VARIED }, "router_backward" },
     { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "parallel_linear" },
@@ -274,34 +274,29 @@ static void naive_route_round(const Case *c, double **v) {
     const int E = c->s.E, N = c->N, T = c->tile;
     const uint64_t draws = splitmix64(splitmix64(c->key + ((uint64_t)c->site + 1) * 0x9E3779B97F4A7C15u)
                                       + 0x6D6F66 * 0x9E3779B97F4A7C15u);
-    int *rank = mem_alloc(((size_t)N + 1) * sizeof *rank), error = 0, row = 0, slot = 0;
+    int *rank = mem_alloc(((size_t)N + 1) * sizeof *rank), row = 0, slot = 0;
     char *kept = mem_alloc((size_t)N * (size_t)E + 1);
     for (int e = 0; e < E; e++) {
-        double lost = 0, gained = 0;
         int f = 0, rows;
         for (int n = 0; n < N; n++) f += chose(c, v, n, e);
         const int lo = f / T * T, hi = (f + T - 1) / T * T;
         for (int n = 0; n < N; n++) {
             const int mine = chose(c, v, n, e);
-            const double p = c->scores == SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
             rank[n] = 0;
             for (int i = 0; i < N; i++) {
                 const int its = chose(c, v, i, e);
                 const float a = score_of(c, v, i, e), b = score_of(c, v, n, e);
                 rank[n] += its > mine || (its == mine && (a > b || (a == b && i < n)));
             }
-            if (rank[n] >= lo && rank[n] < hi) { if (mine) lost += p; else gained += p; }
         }
         const double u = (double)(splitmix64(draws + ((uint64_t)e + 1) * 0x9E3779B97F4A7C15u) >> 11) / 9007199254740992.0;
         switch (c->rule) {
         case ROUND_NEAREST:    rows = hi - f < f - lo ? hi : lo; break;
         case ROUND_STOCHASTIC: rows = f > lo && floor(u * T) >= hi - f ? hi : lo; break;
-        case ROUND_SCORE:      rows = u * (lost + gained) < lost ? hi : lo; break;
-        case ROUND_BALANCED:   rows = abs(error + hi - f) < abs(error + lo - f) ? hi : lo; break;
         case ROUND_UP:         rows = hi; break;
         default:               rows = lo;
         }
-        if (hi > N) rows = f; else error += rows - f;
+        if (hi > N) rows = f;
         v[0][e] = row;
         v[5][e] = f;
         for (int n = 0; n < N; n++) if (rank[n] < rows) { v[2][row++] = n; kept[n*E + e] = 1; }
@@ -1028,7 +1023,7 @@ static void rounding_promises(const Device *dev, int try) {
     int **at[] = { NULL, NULL, NULL, NULL, NULL, NULL, NULL }, *v[7];
     const int size[] = { E + 1, S, S, S, N + 1, E, S };
     Plan p = { .N = N, .E = E, .K = K, .S = S };
-    int *load, *expert, *choice = dev->alloc((size_t)(N*K + 1) * sizeof(int)), wrong = 0, unweighted = 0, sum = 0;
+    int *load, *expert, *choice = dev->alloc((size_t)(N*K + 1) * sizeof(int)), wrong = 0, unweighted = 0;
     at[0] = &p.start, at[1] = &p.slot_of_row, at[2] = &p.token_of_row, at[3] = &p.row_of_slot, at[4] = &p.first;
     at[5] = &load, at[6] = &expert;
     for (int i = 0; i < 7; i++) *at[i] = dev->alloc((size_t)(size[i] + 1) * sizeof(int));
@@ -1053,10 +1048,9 @@ static void rounding_promises(const Device *dev, int try) {
     wrong += start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1);
     for (int e = 0; e < E && !wrong; e++) {
         const int f = v[5][e], rows = start[e + 1] - start[e], whole = (f + tile - 1) / tile * tile <= N;
-        sum += whole ? rows - f : 0;
         wrong += whole ? rows % tile != 0 : rows != f;
         wrong += abs(rows - f) >= tile + !whole || (rule == ROUND_NEAREST && 2 * abs(rows - f) > tile)
-              || (rule == ROUND_UP && rows < f) || (rule == ROUND_DOWN && rows > f) || (rule == ROUND_BALANCED && 2 * abs(sum) > tile);
+              || (rule == ROUND_UP && rows < f) || (rule == ROUND_DOWN && rows > f);
         float least[2] = { INFINITY, INFINITY }, most[2] = { -INFINITY, -INFINITY };   /* kept, left out; of those that did not choose and did */
         for (int n = 0, r = start[e]; n < N && !wrong; n++) {
             int mine = 0;

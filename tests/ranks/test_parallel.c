@@ -76,7 +76,7 @@ static void member(void *team, int local) {
     Error e;
     Model m;
     Optimizer o;
-    Progress p = { .best_step = -1 };
+    int first = 0;
     Parallel parallel = { .ranks = t->ranks, .sharded = t->sharded, .ordered = t->ordered };
     parallel_connect(&parallel, dev, 0, t->world, local);
     const int rank = parallel.rank;
@@ -94,10 +94,11 @@ static void member(void *team, int local) {
     optimizer_start(&o, &m);
     if (t->from) {
         Checkpoint *from = checkpoint_open(t->from, &e);
-        if (!from || !checkpoint_load(from, &m, &o, &p, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+        if (!from || !checkpoint_load(from, &m, &o, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+        first = (int)json_int(json_get(checkpoint_run(from), "step"), 0);
         checkpoint_close(from);
     }
-    for (int step = (int)p.step; step < t->steps; step++) {
+    for (int step = first; step < t->steps; step++) {
         train_step(t, &m, &o, rank, step);
         StepResults f = model_results(&m);
         optimizer_norm(&o, f.grad_sq_norms, &t->bad[rank]);
@@ -113,11 +114,14 @@ static void member(void *team, int local) {
         results_free(&f);
     }
     t->updates[rank] = o.updates;
-    p.step = t->steps;
-    p.updates = o.updates;
     if (t->to) {
         if (rank) optimizer_lend(&o, &m);
-        else check(checkpoint_save(t->to, &m, &o, &p, NULL, "{}", 2, 0, &e), "%d ranks save: %s", t->ranks, e.text);
+        else {
+            char *progress = text_format("\"step\": %d, \"updates\": %d", t->steps, o.updates);
+            const Snapshot s = { .model = &m, .optimizer = &o, .step = t->steps, .progress = progress, .options = "{}" };
+            check(checkpoint_save(t->to, &s, 2, 0, &e), "%d ranks save: %s", t->ranks, e.text);
+            free(progress);
+        }
     }
 
     /* every rank has the same weights, and rank 0 can have the state of all */

@@ -1,4 +1,4 @@
-// join.cuh: dropout, for the operation alone (basic.cu) and as a part of another (join.cu).
+// dropout.cuh: dropout, for the operation alone (dropout.cu) and as a part of another (norm.cu).
 #pragma once
 #include "impl.cuh"
 #include "kernels/random.h"
@@ -10,7 +10,7 @@ static inline Mask mask_of(Dropout d) {
 }
 __device__ static inline uint64_t drop_key(Mask d) { return d.least ? random_key(*d.key, d.site) : 0; }
 // Elements i.. of which there are W; i is a multiple of W. here: the drop_key. The mask is bit for bit that of
-// kernels/cpu/basic.c; four elements share a hash.
+// kernels/cpu/dropout.c; four elements share a hash.
 template<int W> __device__ static inline void drop(real *x, Mask d, uint64_t here, uint64_t i) {
     if (d.least == 0) {
         for (int j = 0; j < W; j++) x[j] *= d.scale;
