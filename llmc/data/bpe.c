@@ -25,7 +25,7 @@ static int omp_get_thread_num(void) { return 0; }
 
 /* ---- counting words ------------------------------------------------------------------------------------ */
 
-enum { WORD_LIMIT = 4096 };             /* longer words are counted in pieces, or one of a megabyte would take hours */
+enum { WORD_LIMIT = 4096 };             /* longer words are counted in pieces: each merge passes over whole words */
 typedef struct { const char *at; uint32_t bytes, hash; int64_t count; } Word;   /* count 0: a free entry */
 typedef struct { Word *at; size_t capacity, used; } Words;                      /* hash table */
 
@@ -118,15 +118,15 @@ typedef struct {
     size_t word_count;
     Pair *pairs;
     uint32_t pair_count, pair_capacity;
-    uint32_t *table, mask;              /* hash table of pairs: index + 1, 0 is free */
+    uint32_t *table, mask;              /* hash table of pairs: index + 1; 0: a free entry */
     Candidate *heap;
     size_t heap_count, heap_capacity;
-    uint32_t *grown;                    /* pairs that the merge of now has made or added to */
+    uint32_t *grown;                    /* pairs whose count the current merge has raised */
     size_t grown_count, grown_capacity;
     Merged *merges;
     int merge_count;
-    Text bytes;                         /* of all tokens, and where each begins */
-    size_t *start;
+    Text bytes;                         /* of all tokens, one after another */
+    size_t *start;                      /* where each begins; one more for the end of the last */
     int tokens;
     int32_t *token_table; uint32_t token_mask;          /* hash table of tokens by their bytes: id or -1 */
 } Trainer;
@@ -293,7 +293,7 @@ static void merge_in_word(Trainer *t, uint32_t word, uint32_t left, uint32_t rig
     t->words[word].length = kept;
 }
 
-/* Merges until there are so many tokens, or no pair occurs twice. */
+/* Merges until there are `tokens` tokens, or no pair occurs twice. */
 static void merge_all(Trainer *t, int tokens, int show) {
     Meter meter;
     meter_begin(&meter, show, "tokenizer: merging", tokens, "tokens");
@@ -378,11 +378,11 @@ static Tokenizer *tokenizer_of(const Trainer *t, const char *regex, Error *e) {
 Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const char *pattern, int show, Error *e) {
     const int gpt2 = !strcmp(pattern, "gpt2");
     if (!gpt2 && strcmp(pattern, "cl100k")) {
-        error_set(e, "split pattern \"%.80s\": expected one of %s", pattern, BPE_PATTERNS);
+        error_set(e, "pattern \"%.80s\" (-tp): expected one of %s", pattern, BPE_PATTERNS);
         return NULL;
     }
     if (tokens < BPE_MIN || tokens > BPE_MAX) {
-        error_set(e, "a tokenizer of %d tokens: expected %d (256 bytes and the end of text) to %d", tokens, BPE_MIN, BPE_MAX);
+        error_set(e, "a tokenizer of %d tokens (-tk): expected %d (256 bytes and the end of text) to %d", tokens, BPE_MIN, BPE_MAX);
         return NULL;
     }
     const char *regex = gpt2 ? NULL : pretokenizer_cl100k_regex();
@@ -395,8 +395,8 @@ Tokenizer *bpe_train(const Document *text, size_t documents, int tokens, const c
     Tokenizer *tokenizer = NULL;
     if (t.tokens == tokens) tokenizer = tokenizer_of(&t, regex, e);
     else
-        error_set(e, "a tokenizer of %d tokens: the training text supports %d, then no pair of tokens occurs twice; "
-                  "ask for fewer tokens or give more text", tokens, t.tokens);
+        error_set(e, "a tokenizer of %d tokens (-tk): the training text supports %d, after which no pair of tokens occurs "
+                  "twice; ask for fewer tokens or give more text", tokens, t.tokens);
     trainer_end(&t);
     return tokenizer;
 }

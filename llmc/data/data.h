@@ -2,11 +2,13 @@
  *
  * A path (-i for training, -j for validation) may be
  *   a folder    the first of these that it holds: *_train*.bin and *_val*.bin (llm.c shards), train.bin and val.bin
- *               (nanoGPT), input.txt, a single *.txt
+ *               (nanoGPT), input.txt, nothing but one *.txt, any other files (text, a document in each; no *.bin)
  *   a pattern   whose matches are files as below: 'fineweb_train_*.bin'
  *   a file      an llm.c shard by its first four bytes; nanoGPT's headerless uint16 if it is called train.bin or
- *               val.bin; anything else that does not end in .bin is text, tokenized in memory
- * Without validation data the last tenth of every training file is held out.
+ *               val.bin; a document in each line, {"text": "..."}, if it ends in .jsonl; anything else that does not end
+ *               in .bin is text, one document
+ * Without validation data the last tenth of every training file is held out, or every tenth of several documents.
+ * Documents of folders and JSONL are joined, each followed by the tokenizer's end-of-text token if it has one.
  *
  * A sample is a window of T+1 tokens of one file: T inputs, and T targets one further on. Training reads an endless
  * stream of samples, and sample i is a function of (seed, i) alone. No position is saved: a run resumes by continuing to
@@ -28,18 +30,19 @@ typedef enum { DATA_TRAIN, DATA_VALIDATION } Split;
  * tokenizer: for text; NULL: a byte is a token. The Data does not keep it. NULL on error. */
 Data       *data_open(const char *train, const char *validation, const Tokenizer *tokenizer, Error *e);
 
-/* The same for texts that need a tokenizer made: it is loaded or trained, and the tokens may come from a cache. */
+/* The same, with a tokenizer that is loaded or trained first, and a cache of tokens. */
 typedef struct {
     const char *train, *validation;     /* as above */
     const char *tokenizer;              /* "": a byte is a token; a tokenizer.json; a number: train one of that many tokens */
-    const char *pattern;                /* how a trained one cuts text into words: BPE_PATTERNS (bpe.h) */
-    const char *trained;                /* NULL, or the tokenizer.json that an earlier start has trained and saved */
-    const char *cache;                  /* NULL, or the folder in which data_keep has kept tokens */
+    const char *pattern;                /* how a trained one cuts text into words (bpe.h) */
+    const char *trained;                /* NULL, or the tokenizer.json that an earlier start trained and saved */
+    const char *cache;                  /* NULL, or a folder that data_keep may have written to */
     int show;                           /* progress of long work, on stderr */
 } DataRequest;
 Data       *data_open_text(const DataRequest *request, Tokenizer **tokenizer, Error *e);    /* *tokenizer: NULL for bytes */
-/* Keeps the tokens of texts, and their tokenizer, in FOLDER/tokens.cache, for data_open_text of the same text with the same
- * tokenizer. Does nothing where it would save no time. Deleting the file is safe. */
+/* Writes the tokens of texts, and the tokenizer, to FOLDER/tokens.cache. data_open_text reads them if the text and the
+ * tokenizer are the same. Writes nothing for bytes, for files of tokens, and if the tokens came from a cache. Deleting the
+ * file costs only time. */
 int         data_keep(const Data *data, const Tokenizer *tokenizer, const char *folder, Error *e);
 void        data_close(Data *data);                                  /* NULL is fine */
 

@@ -37,9 +37,9 @@ struct Data {
     uint64_t fingerprint;
     char *description;
     Texts texts;                        /* until they are encoded */
-    uint64_t text_hash;                 /* what the cache is for: all bytes of the texts, */
-    uint64_t recipe_hash;               /* how the tokenizer was trained (0: it was loaded), */
-    uint64_t tokenizer_hash;            /* and its file */
+    uint64_t text_hash;                 /* of all bytes of the texts; 0: nothing to cache */
+    uint64_t recipe_hash;               /* of how the tokenizer is trained; 0: it is loaded */
+    uint64_t tokenizer_hash;            /* of its file; 0: not trained yet */
     int   cached;                       /* the tokens were read from a cache */
 };
 
@@ -55,7 +55,7 @@ int data_too_small(const char *path, int64_t count, Error *e);          /* 0 and
 
 /* data_text.c: makes segments of the texts. request: NULL, or what data_open_text was asked for. */
 int data_encode_texts(Data *d, const DataRequest *request, Tokenizer **tokenizer, Error *e);
-int data_trains_tokenizer(const DataRequest *request);         /* or may have read the one it has trained before */
+int data_trains_tokenizer(const DataRequest *request);         /* does -tk give a number? */
 int data_load_tokenizer(const DataRequest *request, Tokenizer **tokenizer, Error *e);
 
 /* token_cache.c */

@@ -1,5 +1,5 @@
-/* data_text.c: from texts to segments of tokens: find the documents, hold some out, train a tokenizer if one is wanted,
- * encode; or read what an earlier start has kept (token_cache.c). */
+/* data_text.c: from texts to segments of tokens. Finds the documents, holds some out, trains a tokenizer if asked to, and
+ * encodes; or reads the tokens that an earlier start has written (token_cache.c). */
 #include "data_impl.h"
 #include "bpe.h"
 #include <limits.h>
@@ -37,7 +37,7 @@ static int find_documents(Data *d, Portions *p, Error *e) {
     return 1;
 }
 
-/* How many tokens a name asks for that is a number; -1 if it is another name. */
+/* The number of tokens, if the name of the tokenizer is a number; else -1. */
 static int tokens_wanted(const char *name) {
     if (!*name || strspn(name, "0123456789") != strlen(name)) return -1;
     const long long n = strtoll(name, NULL, 10);
@@ -108,7 +108,7 @@ int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Erro
 
 int data_trains_tokenizer(const DataRequest *r) { return tokens_wanted(r->tokenizer) >= 0; }
 
-/* Loads the tokenizer that is asked for, unless it is yet to be trained. 0 on error. */
+/* Loads the tokenizer, unless it is to be trained. 0 on error. */
 int data_load_tokenizer(const DataRequest *r, Tokenizer **tokenizer, Error *e) {
     const char *path = tokens_wanted(r->tokenizer) < 0 ? r->tokenizer : r->trained ? r->trained : "";
     *tokenizer = *path ? tokenizer_load(path, e) : NULL;

@@ -16,7 +16,8 @@ typedef struct {
 } Source;
 
 /* All take a Source that is {0}; 0 on error. A file that ends in .jsonl has a document in each line, the string "text" of a
- * JSON object. In a folder: all files in it and in its folders, by name, but hidden, empty and binary ones. */
+ * JSON object. A folder: all files in it and below, sorted by name, without hidden, empty and binary
+ * ones (NUL bytes; with a warning). */
 int  source_read_file(Source *s, const char *path, Error *e);
 int  source_read_folder(Source *s, const char *folder, Error *e);
 void source_take_text(Source *s, const char *path, char *text, size_t bytes);   /* text: from malloc */

@@ -2,8 +2,8 @@
  *
  *   Header | Row of each segment | tokenizer.json, padded to 8 bytes | tokens of each segment
  *
- * The file is used if its text is the same, byte for byte (by hash), and its tokenizer is the one given, or was trained
- * in the way that is asked for now. Numbers are stored as this machine stores them; another's make another MAGIC. */
+ * The file is used if the hash of all text is the same, and the tokenizer is the one given or was trained with the same
+ * settings. Numbers have this machine's byte order; with another order MAGIC differs. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAGIC 0x31736e656b6f746dull     /* "mtokens1"; the last byte counts the versions of the format and of encoding */
+#define MAGIC 0x31736e656b6f746dull     /* "mtokens1"; a change of the format or of the tokens needs another digit */
 enum { CHUNK = 1 << 20, ROWS_MAX = 1 << 20 };
 typedef struct {
     uint64_t magic, text, recipe, tokenizer, size;      /* hashes, see Data; bytes of the file */
@@ -106,7 +106,7 @@ int cache_read(Data *d, const char *folder, Tokenizer **tokenizer) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* Where the file goes, in chunks that are hashed as check_hash does. */
+/* Writes the file in chunks and hashes them as check_hash does. */
 typedef struct { FILE *f; uint64_t hash; char *chunk; size_t filled; int ok; } Sink;        /* f NULL: only the hash */
 
 static void sink_flush(Sink *s) {
