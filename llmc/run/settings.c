@@ -1,5 +1,6 @@
 /* settings.c: see settings.h. */
 #include "settings.h"
+#include "llmc/data/bpe.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
@@ -10,11 +11,13 @@
 static const Option options[] = {
     /* group       letter name               kind          field              default                low   high   choices      what it is */
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
-      "training data: text file, folder, llm.c or nanoGPT tokens" },
+      "training data: text, JSONL, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
       "validation data; none: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
-      "tokenizer.json for text; none: every byte is a token" },
+      "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; none: every byte is a token" },
+    { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0,    0,     BPE_PATTERNS,
+      "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4",                  0,    0,     NULL,
@@ -125,6 +128,7 @@ static const char usage[] =
     "train_moe: trains a sparse mixture-of-experts language model.\n"
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
+    "  ./train_moe -i texts -tk 16384                a folder of texts, and a tokenizer trained on them\n"
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
