@@ -61,9 +61,9 @@ static const char usage[] =
     "Generates text with a trained model. Without a folder: from out/best or out, or else the newest checkpoint "
     "below this folder.";
 
-static void check_options(const Options *o) {
+static void check_options(Options o) {
     static const char *const generating[] = { "i", "n", "r", "m", "st", "e", "t", "p", "mp", "k", "s" };
-    const Settings *s = o->settings;
+    const Settings *s = o.settings;
     const int chat = !strcmp(s->mode, "chat");
     for (size_t i = 0; *s->file && i < sizeof generating / sizeof *generating; i++)
         if (option_given(o, generating[i]))
@@ -323,7 +323,7 @@ static void measure(Session *q) {
 /* ---- main ---------------------------------------------------------------------------------------------- */
 
 /* What follows from the options and the terminal: the escapes of the stop string, a seed from the clock, colors. */
-static void prepare(Session *q, const Options *o) {
+static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
     const char *stop = !strcmp(s->mode, "chat") && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
@@ -352,10 +352,10 @@ int main(int argc, char **argv) {
     const Options options = { table, OPTIONS, &q->s, given };
     const char *folder = NULL;
     threads_settle(argv);
-    options_parse(&options, argc, argv, usage, &folder, 1);
-    check_options(&options);
+    options_parse(options, argc, argv, usage, &folder, 1);
+    check_options(options);
     load(q, folder);
-    prepare(q, &options);
+    prepare(q, options);
 
     if (*q->s.file) measure(q);
     else if (!strcmp(q->s.mode, "chat")) chat(q);

@@ -138,7 +138,7 @@ for wrong in m0 x4 m2:z4 m2:c32c32 m2:c m2:e4k5 m2:a4x5 m2:c30h4 m2:c32h4d7 m2:c
 done
 expect 2 'config.json defines' $train $data -o new -e whole -fa gelu
 expect 0 'usage\|--help' $train --help
-expect 0 'trainer' $train --version
+expect 0 'moe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------
 
@@ -169,6 +169,14 @@ expect 3 'header.bin' $train -i header.bin -o new
 expect 3 'large.bin: token id 65535 .*vocabulary of 256' $train -i large.bin -j good.bin -e whole -t 32 -o new
 expect 3 'huge.bin' $train -i huge.bin -j huge.bin -t 8 -o new
 expect 3 'tokenizer.json' $train -i text.txt -tk nowhere/tokenizer.json -o new
+expect 3 'supports [0-9]*, after which' $train -i text.txt -tk 60000 -o new
+expect 3 'expected 257' $train -i text.txt -tk 200 -o new
+expect 2 'expected one of cl100k|gpt2' $train -i text.txt -tk 300 -tp gpt5 -o new
+printf '{"text": "one"}\n{"text": oops}\n' > broken.jsonl
+expect 3 'broken.jsonl: line 2: .*byte 9.*oops' $train -i broken.jsonl -tk 300 -o new
+mkdir documents && cp page.txt documents/b.txt && cp broken.jsonl documents/
+expect 3 'documents/broken.jsonl: line 2' $train -i documents -tk 300 -o new
+expect 3 'good.bin: .*expected text' $train -i good.bin -tk 300 -o new
 expect 3 'config.json' $train $data -e void -o new
 
 # ---- the output folder -------------------------------------------------------------------------------------------------------
@@ -197,6 +205,22 @@ expect 0 'total ' $some -o new -x 0
 expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0
 expect 0 'parameters ' $train $data -e m12:e64k8f256 -x 0
 ok "-x 0 creates nothing" [ ! -e new -a ! -e out ]
+
+# ---- raw text ----------------------------------------------------------------------------------------------------------------
+
+words="$train -i text.txt $model -tk 400 -b 2 -t 32 -u 10 -v 20 -s 25 -g 20 -d 256 -x 40 -n 20"
+expect 0 'text, 1 file' $words -o words
+ok "the tokenizer and the tokens are kept" [ -s words/tokenizer.json -a -s words/tokens.cache ]
+cp -r words x0 && rm -rf x0/state/step-00000040
+expect 0 'as encoded before' $train -o x0 -y 1
+same_run words x0 "resumed with the tokens of the first start"
+rm -rf x0/state/step-00000040 x0/tokens.cache
+expect 0 'text, 1 file' $train -o x0 -y 1
+same_run words x0 "resumed with its tokenizer, text encoded again"
+expect 0 'as encoded before' $words -o x0 -y 0
+mkdir away && mv text.txt away/
+expect 0 'generated 20 tokens' $infer words/best -i 'static' -n 20
+mv away/text.txt .
 
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 

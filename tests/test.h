@@ -29,6 +29,7 @@ char *scratch_path(const char *name);                       /* free() it */
 void test_house(void);                                      /* the rules of the source tree */
 void test_files(void);                                      /* json, safetensors, tokenizer */
 void test_data(void);
+void test_texts(void);                                      /* raw text, part of the group data */
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);
 void test_reference(void);

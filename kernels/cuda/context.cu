@@ -11,14 +11,14 @@
 
 static thread_local Context mine;
 static thread_local bool opened;
-static thread_local char set_activity[64] = "start";
+static thread_local char activity[64] = "start";
 Context *context(void) { return &mine; }
-void cuda_doing(const char *what) { snprintf(set_activity, sizeof set_activity, "%s", what); }
+void cuda_set_activity(const char *what) { snprintf(activity, sizeof activity, "%s", what); }
 
 void cuda_fail(const char *file, int line, const char *what, cudaError_t error) {
     fflush(stdout);
     fprintf(stderr, "error: CUDA: %s (%s) at %s, in %s (%s:%d); built for %s, the GPU is sm_%d\n", cudaGetErrorString(error),
-            cudaGetErrorName(error), set_activity, what, file, line, BUILT_FOR, mine.arch);
+            cudaGetErrorName(error), activity, what, file, line, BUILT_FOR, mine.arch);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
         fprintf(stderr, "Build again on this machine, or with GPU_ARCH=%d\n", mine.arch);
     else if (error == cudaErrorMemoryAllocation)

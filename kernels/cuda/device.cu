@@ -140,7 +140,7 @@ PART(device) {
     d->record_end = cuda_record_end;          d->replay = cuda_replay;
     d->record_free = cuda_record_free;
     d->mark = cuda_mark;                      d->elapsed = cuda_elapsed;
-    d->set_activity = cuda_doing;
+    d->set_activity = cuda_set_activity;
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
     DEVICE(embed)(d);

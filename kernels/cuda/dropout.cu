@@ -1,8 +1,8 @@
 // dropout.cu: the residual stream, and dropout.
 #include "dropout.cuh"
 
-// A thread has W elements at each of DROP_EACH places, whose loads are under way while the key of the mask is made. residual
-// NULL: dropout alone. Moves 3*n elements, or 2*n.
+// A thread has DROP_EACH packs of W elements, which are loaded while the key of the mask is computed. residual NULL: dropout alone.
+// Moves 3*n elements, or 2*n.
 enum { DROP_EACH = 2, DROP_THREADS = 256 };
 template<int W> static __global__ void drop_kernel(floatX *out, const floatX *residual, const floatX *branch,
         Mask dropout, size_t n) {
@@ -14,18 +14,18 @@ template<int W> static __global__ void drop_kernel(floatX *out, const floatX *re
     for (int k = 0; k < DROP_EACH; k++) if (k < count) x[k] = load<W>(branch + first + k*STEP);
     #pragma unroll
     for (int k = 0; k < DROP_EACH; k++) if (k < count && residual) old[k] = load<W>(residual + first + k*STEP);
-    const uint64_t here = drop_key(dropout);
+    const uint64_t key = drop_key(dropout);
     #pragma unroll
     for (int k = 0; k < DROP_EACH; k++) if (k < count) {
         Reals<W> y = unpack(x[k]);
-        drop<W>(y.x, dropout, here, first + k*STEP);
+        drop<W>(y.x, dropout, key, first + k*STEP);
         if (residual) for (int i = 0; i < W; i++) y.x[i] += unpack(old[k]).x[i];
         store(out + first + k*STEP, pack(y));
     }
     const size_t rest = whole + global_index();             // the last few
     if (rest < n) {
         real sum = R(branch[rest]);
-        drop<1>(&sum, dropout, here, rest);
+        drop<1>(&sum, dropout, key, rest);
         out[rest] = X(residual ? R(residual[rest]) + sum : sum);
     }
 }

@@ -1,70 +1,70 @@
-// optimizer.cu: the squared norms of the gradients, and the update. The formulas stand in kernels/cpu/optimizer.c.
+// optimizer.cu: the squared norms of the gradients, and the update.
 #include "sum.cuh"
 #include "ptx.cuh"
 #include "kernels/random.h"
 #include <math.h>
 
 // ---- segments ---------------------------------------------------------------------------------------------
-// Laid end to end, the segments make one line. Each block takes its share of that line, whichever segments it
-// meets there, so that one launch does for all of them and no block has more to do than another. Every warp
-// looks for itself where it is.
+// Laid end to end, the segments make one line. Each block takes a part of that line, whatever segments it covers, so that one
+// launch does for all of them and all blocks have equal work. Every warp finds its own segment.
 
 __device__ static size_t line_length(const Segment *segments, int count) {
     size_t sum = 0;
     for (int s = threadIdx.x % 32; s < count; s += 32) sum += segments[s].count;
     return warp_sum(sum);
 }
-typedef struct { int segment; size_t begin; } Place;        // begin: of the segment, on the line
-__device__ static Place line_find(const Segment *segments, int count, size_t at) {
+// The segment that contains element `at` of the line, and where on the line it begins.
+typedef struct { int segment; size_t begin; } LinePosition;
+__device__ static LinePosition line_find(const Segment *segments, int count, size_t at) {
     const int lane = threadIdx.x % 32;
     size_t before = 0;
     for (int from = 0; ; from += 32) {
-        const size_t mine = from + lane < count ? segments[from + lane].count : 0;
-        size_t upto = before + mine;
-        for (int d = 1; d < 32; d *= 2) {
-            const size_t left = __shfl_up_sync(ALL, upto - before, d);
-            if (lane >= d) upto += left;
-        }
-        const unsigned past = __ballot_sync(ALL, at < upto);
+        const size_t mine = from + lane < count ? segments[from + lane].count : 0, end = before + warp_scan(mine);
+        const unsigned past = __ballot_sync(ALL, at < end);
         if (past) {
-            const int who = __ffs(past) - 1;
-            return { from + who, __shfl_sync(ALL, upto - mine, who) };
+            const int first = __ffs(past) - 1;
+            return { from + first, __shfl_sync(ALL, end - mine, first) };
         }
-        before = __shfl_sync(ALL, upto, 31);
+        before = __shfl_sync(ALL, end, 31);
+    }
+}
+// use(number, segment, from, n) for each segment in at .. end-1 of the line: n of its elements, from number `from` on.
+template<class Use> __device__ static inline void each_segment(const Segment *segments, int count, size_t at, size_t end, Use use) {
+    LinePosition p = line_find(segments, count, at);
+    for (; at < end; p.segment++) {
+        const Segment s = segments[p.segment];
+        const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
+        use(p.segment, s, at - p.begin, stop - at);
+        at = stop;
+        p.begin += s.count;
     }
 }
 
-// What is found in segment s of share i is partial[i + s]: along the line one of the two always grows, so no two
-// meet.
+// ---- squared norms ----------------------------------------------------------------------------------------
+
+// The sum over segment s in part i of the line is partial[i + s]. No two meet: along the line one of the two always grows.
 static __global__ void __launch_bounds__(THREADS, 4) grad_sq_norms_kernel(double *partial, const void *grads,
         const Segment *segments, int count) {
-    const size_t length = line_length(segments, count), share = sum_share_of(length);
-    for (size_t i = blockIdx.x; i * share < length; i += gridDim.x) {
-        size_t at = i * share;
-        const size_t end = length - at < share ? length : at + share;
-        for (Place p = line_find(segments, count, at); at < end; p.segment++) {
-            const Segment s = segments[p.segment];
-            const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
-            const size_t from = s.gradient + (at - p.begin), n = stop - at;
-            const double sum = s.dtype == REAL ? range_sum<true>((const real *)grads + from, n)
-                                                   : range_sum<true>((const floatX *)grads + from, n);
-            if (threadIdx.x == 0) partial[i + p.segment] = sum;
-            at = stop;
-            p.begin += s.count;
-        }
+    const size_t length = line_length(segments, count), part = sum_part_size(length);
+    for (size_t i = blockIdx.x; i * part < length; i += gridDim.x) {
+        const size_t at = i * part, end = length - at < part ? length : at + part;
+        each_segment(segments, count, at, end, [&](int number, const Segment &s, size_t from, size_t n) {
+            const double sum = s.dtype == REAL ? range_sum<true>((const real *)grads + s.gradient + from, n)
+                                               : range_sum<true>((const floatX *)grads + s.gradient + from, n);
+            if (threadIdx.x == 0) partial[i + number] = sum;
+        });
     }
 }
-// One block. Its warps take the segments by turns and add up what was found in them; then all segments are
-// added.
+// One block. Each warp adds up the partial sums of every 32nd segment; then all segments are added.
 static __global__ void __launch_bounds__(1024) grad_sq_norms_finish_kernel(real *out, double *of_segment,
         const double *partial, const Segment *segments, int count) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t share = sum_share_of(line_length(segments, count));
+    const size_t part = sum_part_size(line_length(segments, count));
     size_t begin = warp_sum(lane < warp && lane < count ? segments[lane].count : 0);
     for (int s = warp; s < count; s += 32) {
         const size_t n = segments[s].count;
         double sum = 0;
-        if (n) for (size_t b = begin / share + lane; b <= (begin + n - 1) / share; b += 32) sum += partial[b + s];
+        if (n) for (size_t i = begin / part + lane; i <= (begin + n - 1) / part; i += 32) sum += partial[i + s];
         sum = warp_sum(sum);
         if (lane == 0) { out[s] = (real)sum; of_segment[s] = sum; }
         begin += warp_sum(s + lane < count ? segments[s + lane].count : 0);
@@ -94,27 +94,26 @@ __device__ static inline floatX X_random(real r, uint32_t bits) {
 #endif
 }
 
-// What all updates of a launch have in common. M: real or floatX.
+// What all updates of a launch share. M: real or floatX.
 template<class M> struct Update {
     floatX *weight;
-    real *master;
+    real *master;                       // or NULL
     M *m, *v;
     real lr, b1, b2, eps, fix1, fix2;
     uint64_t key;
 };
 
-template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
-template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
+// Updates elements i .. i + W-1, whose gradients are at g_at and whose master, m and v begin at i - shift.
 template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i, size_t shift,
         real scale, real shrink) {
     const size_t at = i - shift;
-    const Some<G, W> grad = some<W>(g_at);
-    Some<M, W> m = some<W>(u.m + at), v = some<W>(u.v + at);
-    Some<real, W> master;
-    Some<floatX, W> weight;
-    if (u.master) master = some<W>(u.master + at);
+    const Array<G, W> grad = load<W>(g_at);
+    Array<M, W> m = load<W>(u.m + at), v = load<W>(u.v + at);
+    Reals<W> master;
+    Pack<W> weight;
+    if (u.master) master = load<W>(u.master + at);
     else {
-        weight = some<W>(u.weight + i);
+        weight = load<W>(u.weight + i);
         for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
     }
     const bool random = !u.master || sizeof(M) < sizeof(real);
@@ -131,12 +130,12 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
         master.x[j] = w;
         weight.x[j] = u.master ? X(w) : X_random(w, mine);
     }
-    *(Some<M, W> *)(u.m + at) = m;
-    *(Some<M, W> *)(u.v + at) = v;
-    if (u.master) *(Some<real, W> *)(u.master + at) = master;
-    *(Some<floatX, W> *)(u.weight + i) = weight;
+    store(u.m + at, m);
+    store(u.v + at, v);
+    if (u.master) store(u.master + at, master);
+    store(u.weight + i, weight);
 }
-// Elements from .. to - 1 of the segment, whose gradient begins at grad, by a block.
+// Elements from .. to-1 of the arena, in segment s whose gradient begins at grad, by a block.
 template<class M, class G> __device__ static inline void update_range(const Update<M> &u, const Segment &s, const G *grad,
         size_t from, size_t to, real scale, real shrink, bool aligned) {
     const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to, tail = body + (to - body) / 4 * 4;
@@ -146,12 +145,11 @@ template<class M, class G> __device__ static inline void update_range(const Upda
     for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, scale, shrink);
 }
 
-// A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
-// gradient, m, v and master (8 of bf16). The gradient's norm is read here, so that the host need not wait for
-// it. Moves 30 bytes per element with a master copy of bf16 weights, 28 for float, 24 for bf16 weights without
-// a master, 16 if m and v are bf16 too; and 2 less where the gradient is bf16. Root and quotient are the
-// approximate instructions, right to one and two units of f32: rounded exactly, arithmetic and not memory would
-// limit the last form (84 instead of 94 % of a copy).
+// A block updates its part of the line of segments. A thread takes four elements at a time: 16 bytes each of gradient, m, v and
+// master (8 of bf16). The gradient's norm is read here, so that the host need not wait for it. Moves 30 bytes per element with a
+// master copy of bf16 weights, 28 for float, 24 for bf16 weights without a master, 16 if m and v are bf16 too; 2 less where the
+// gradient is bf16. Root and quotient are the approximate instructions, right to one and two units of f32: with exact rounding,
+// the last of these forms would be limited by arithmetic instead of memory (84 instead of 94 % of a copy's speed).
 template<class M> static __global__ void adamw_kernel(floatX *weight, real *master, M *m, M *v, const void *grads,
         const real *grad_sq_norms, const Segment *segments, int count, const AdamW *settings, int aligned) {
     const AdamW a = *settings;
@@ -159,22 +157,15 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
     const Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
-    const size_t length = line_length(segments, count), share = share_of(length, BLOCKS);
-    size_t at = blockIdx.x * share;
-    const size_t end = length - at < share ? length : at + share;
+    const size_t length = line_length(segments, count), part = part_size(length, BLOCKS), at = blockIdx.x * part;
     if (at >= length) return;
-    Place p = line_find(segments, count, at);
-    for (; at < end; p.segment++) {
-        const Segment s = segments[p.segment];
-        const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
-        const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
+    each_segment(segments, count, at, length - at < part ? length : at + part, [&](int, const Segment &s, size_t first, size_t n) {
+        const size_t from = s.offset + first, to = from + n;
         const bool fours = aligned && s.shift % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
         const real shrink = 1 - a.lr * a.decay * s.decay;
         if (s.dtype == REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);
         else update_range(u, s, (const floatX *)grads + s.gradient, from, to, scale, shrink, fours);
-        at = stop;
-        p.begin += s.count;
-    }
+    });
 }
 static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
         const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a) {
@@ -187,14 +178,14 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
                segments, count, a, all % 16 == 0);
 }
 
-// A thread adds 4 elements, or the last few one by one. Moves 12 bytes an element.
+// A thread adds 4 elements, the last few one by one. Moves 12 bytes per element.
 static __global__ void accumulate_kernel(real *acc, const real *x, size_t n, int aligned) {
     const size_t from = global_index() * 4;
     if (aligned && from + 4 <= n) {
-        Some<real, 4> sum = some<4>(acc + from);
-        const Some<real, 4> more = some<4>(x + from);
+        Reals<4> sum = load<4>(acc + from);
+        const Reals<4> more = load<4>(x + from);
         for (int i = 0; i < 4; i++) sum.x[i] += more.x[i];
-        *(Some<real, 4> *)(acc + from) = sum;
+        store(acc + from, sum);
     } else
         for (size_t i = from; i < n && i < from + 4; i++) acc[i] += x[i];
 }
@@ -202,14 +193,14 @@ static void accumulate(real *acc, const real *x, size_t n) {
     LAUNCH(accumulate_kernel, divide_up(n, THREADS * 4), THREADS, 0, acc, x, n, ((uintptr_t)acc | (uintptr_t)x) % 16 == 0);
 }
 
-// A thread converts W elements, the last one maybe fewer.
+// A thread converts W elements, the last thread possibly fewer.
 template<int W> static __global__ void set_master_kernel(real *master, const floatX *weight, size_t n) {
     const size_t from = global_index() * W;
     if (from + W <= n) {
         const Pack<W> w = load<W>(weight + from);
-        Some<real, W> to;
+        Reals<W> to;
         for (int i = 0; i < W; i++) to.x[i] = R(w.x[i]);
-        *(Some<real, W> *)(master + from) = to;
+        store(master + from, to);
     } else
         for (size_t i = from; i < n; i++) master[i] = R(weight[i]);
 }

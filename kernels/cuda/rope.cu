@@ -1,10 +1,8 @@
-// rope.cu: rotary positions.
+// rope.cu: rotary positions. The table is computed on the host, in double: the same bits on every device.
 #include "impl.cuh"
 #include <math.h>
 #include <stdlib.h>
 
-// Cosines and sines come from the host: in double, and the same bits on every device. The frequency of pair i
-// is theta^(-2i/D).
 static void rope_table(real *table, float theta, int T, int D) {
     const size_t bytes = (size_t)T * D * sizeof(real);
     real *const host = (real *)malloc(bytes + 1);
@@ -21,19 +19,19 @@ static void rope_table(real *table, float theta, int T, int D) {
     free(host);
 }
 
-// A block is a rectangle of rows and units; a unit is W pairs of one head: W elements of its lower half and W
-// of its upper. Moves 2*N*heads*D elements; the table stays in the cache. A thread waits for a position, then for its part of
-// the table: as many threads as there can be, with 32 registers.
+// A block has several rows. A unit is W pairs of one head: W elements of its lower half and W of its upper half. Moves
+// 2*N*heads*D elements; the table stays in the cache. A thread waits for a position, then for its part of the table, so there
+// should be as many threads as possible: 32 registers.
 template<int W> static __global__ void __launch_bounds__(256, 8) rope_kernel(floatX *x, const real *table,
         const int *position, int direction, int N, int stride, int heads, int D) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     const int half = D / 2, units = half / W;               // of a head
     if (n >= N) return;
-    const real *turn = table + (size_t)position[n] * D;
+    const real *angles = table + (size_t)position[n] * D;   // cos and sin of each
     for (int u = threadIdx.x; u < heads * units; u += blockDim.x) {
         const int i = u % units * W;
         floatX *low = x + n * stride + (size_t)(u / units) * D + i, *high = low + half;
-        const Reals<2*W> t = *(const Reals<2*W> *)(turn + 2*i);
+        const Reals<2*W> t = load<2*W>(angles + 2*i);
         Reals<W> a = unpack(load<W>(low)), b = unpack(load<W>(high));
         #pragma unroll
         for (int j = 0; j < W; j++) {

@@ -83,13 +83,13 @@ top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, 
     }
 }
 
+// The weights of the chosen experts are a softmax of these over the chosen, for SOFTMAX_TOPK over all. v: a logit.
+__device__ static inline real weight_logit(real v, Scores scores) { return scores == SIGMOID_TOPK ? log_sigmoid(v) : v; }
+
 // The weights w (K) of the chosen experts.
 __device__ static inline void weigh_experts(real *w, const int *chosen, const floatX *x, Scores scores, real l, int K) {
     const int lane = threadIdx.x % 32;
-    auto value = [&](int k) {
-        const real v = R(x[chosen[k]]);
-        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
-    };
+    auto value = [&](int k) { return weight_logit(R(x[chosen[k]]), scores); };
     real top = -INFINITY, kept = 0;
     #pragma unroll 1
     for (int k = lane; k < K; k += 32) top = fmaxf(top, value(k));

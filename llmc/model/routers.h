@@ -1,4 +1,4 @@
-/* routers.h: all routers of a model together: which arrays are whose, and what their loads say.
+/* routers.h: all routers of a model: where each is in arrays over all of them, their names, and statistics of their loads.
  *
  * A layer has a router before its attention experts, one before its MLP experts, or both; they are numbered in the order
  * of the forward pass. Arrays over all routers are (routers, E), with the larger kind's E: router_experts in model.h. */

@@ -103,7 +103,7 @@ static int accept_hello(const ProcessGroup *g, Hello *h, char **settings) {
 }
 
 /* Accepts one connection of another process. 0 and e: the run cannot begin. */
-static int admit(ProcessGroup *g, const GroupOptions *o, const Hello *mine, Error *e) {
+static int accept_process(ProcessGroup *g, const GroupOptions *o, const Hello *mine, Error *e) {
     Hello h;
     char *settings;
     const int fd = accept_hello(g, &h, &settings);
@@ -167,7 +167,7 @@ static int list_missing(const ProcessGroup *g, char *list, size_t capacity) {
 }
 
 /* A process that has introduced itself sends nothing more: if its connection becomes readable, the process has ended. */
-static int nobody_left(const ProcessGroup *g, struct pollfd *fds, Error *e) {
+static int all_still_connected(const ProcessGroup *g, struct pollfd *fds, Error *e) {
     for (int p = 1; p < g->processes; p++) {
         char byte;
         if (fds[p].fd >= 0 && fds[p].revents && recv(fds[p].fd, &byte, 1, MSG_PEEK) <= 0)
@@ -196,7 +196,7 @@ static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Er
         const double until = (start + seconds < next_note ? start + seconds : next_note) - now();
         const int ready = poll(fds, (nfds_t)g->processes, until > 0 ? (int)(until * 1e3) + 1 : 0);
         if (ready > 0) {
-            ok = nobody_left(g, fds, e) && (!fds[0].revents || admit(g, o, &mine, e));
+            ok = all_still_connected(g, fds, e) && (!fds[0].revents || accept_process(g, o, &mine, e));
             left -= !ok;                                    /* the offending one has its reason already */
         } else if (now() >= start + seconds)
             ok = error_set(e, "%d of %d processes have not connected to %s port %d in %.0f s: %s", left, g->processes,

@@ -63,7 +63,7 @@ static int receive_message(ProcessGroup *g, int process) {
 /* Seconds between heartbeats. */
 static double period(const ProcessGroup *g) { return g->silence < 4 ? g->silence / 4 : 1; }
 
-/* Ends the run if a rank exceeds its limit. The culprit is the rank with the fewest phases begun; after two heartbeat
+/* Ends the run if a rank exceeds its limit. The cause is the rank with the fewest phases begun; after two heartbeat
  * periods every rank's count is current. */
 static void check_progress(ProcessGroup *g) {
     int late = -1, behind = 0;

@@ -47,10 +47,10 @@ void option_value(const Option *o, const void *settings, char *text, size_t capa
     if (o->kind == OPTION_TEXT)  snprintf(text, capacity, "%s", *(const char *const *)field);
 }
 
-static void help(const Options *o, const char *usage) {
+static void help(Options o, const char *usage) {
     const char *group = "";
     puts(usage);
-    for (const Option *row = o->rows; row < o->rows + o->count; row++) {
+    for (const Option *row = o.rows; row < o.rows + o.count; row++) {
         if (strcmp(group, row->group)) printf("\n%s\n", group = row->group);
         printf("  -%-3s --%-15s %s", row->letter, row->name, row->help);
         if (row->choices) printf(": %s", row->choices);
@@ -77,11 +77,11 @@ static int edits(const char *a, const char *b) {
     }
     return row[n];
 }
-static _Noreturn void unknown(const Options *o, const char *flag) {
+static _Noreturn void unknown(Options o, const char *flag) {
     const int is_name = !strncmp(flag, "--", 2);
-    const Option *best = o->rows;
+    const Option *best = o.rows;
     int fewest = 99;
-    for (const Option *row = o->rows; row < o->rows + o->count; row++) {
+    for (const Option *row = o.rows; row < o.rows + o.count; row++) {
         const int d = edits(flag + 1 + is_name, is_name ? row->name : row->letter);
         if (d < fewest) { fewest = d; best = row; }
     }
@@ -90,26 +90,26 @@ static _Noreturn void unknown(const Options *o, const char *flag) {
 }
 
 /* The row of -letter, --name or --name=value; value: after '=', or NULL. */
-static int find_flag(const Options *o, const char *flag, const char **value) {
+static int find_flag(Options o, const char *flag, const char **value) {
     const int is_name = !strncmp(flag, "--", 2);
     const char *equals = is_name ? strchr(flag, '=') : NULL;
     const size_t n = equals ? (size_t)(equals - flag) - 2 : strlen(flag);
     *value = equals ? equals + 1 : NULL;
-    for (int i = 0; i < o->count; i++) {
-        const Option *row = &o->rows[i];
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
         if (!strcmp(flag + 1, row->letter)) return i;
         if (is_name && !strncmp(flag + 2, row->name, equals ? n : n + 1) && (!equals || !row->name[n])) return i;
     }
     unknown(o, flag);
 }
 
-void options_parse(const Options *o, int argc, char **argv, const char *usage, const char **words, int max_words) {
+void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words) {
     int word = 0;
-    for (int i = 0; i < o->count; i++) { set(&o->rows[i], o->settings, o->rows[i].init); o->given[i] = 0; }
+    for (int i = 0; i < o.count; i++) { set(&o.rows[i], o.settings, o.rows[i].init); o.given[i] = 0; }
     for (int a = 1; a < argc; a++) {
         const char *flag = argv[a], *value;
         if (!strcmp(flag, "--help") || !strcmp(flag, "-?")) { help(o, usage); exit(EXIT_DONE); }
-        if (!strcmp(flag, "--version")) { printf("moe trainer, %s\n", MOE_VERSION); exit(EXIT_DONE); }
+        if (!strcmp(flag, "--version")) { printf("moe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
             if (word == max_words)
                 fail(EXIT_USAGE, "%s: not an option (options begin with -; --help lists them)", flag);
@@ -117,40 +117,40 @@ void options_parse(const Options *o, int argc, char **argv, const char *usage, c
             continue;
         }
         const int i = find_flag(o, flag, &value);
-        const Option *row = &o->rows[i];
-        if (o->given[i]) fail(EXIT_USAGE, "-%s (--%s) is given twice", row->letter, row->name);
+        const Option *row = &o.rows[i];
+        if (o.given[i]) fail(EXIT_USAGE, "-%s (--%s) is given twice", row->letter, row->name);
         if (!value && a + 1 == argc) fail(EXIT_USAGE, "%s needs a value (--%s: %s)", flag, row->name, row->help);
-        o->given[i] = 1;
-        set(row, o->settings, value ? value : argv[++a]);
+        o.given[i] = 1;
+        set(row, o.settings, value ? value : argv[++a]);
     }
 }
 
-static int find(const Options *o, const char *letter) {
-    for (int i = 0; i < o->count; i++) if (!strcmp(o->rows[i].letter, letter)) return i;
+static int find(Options o, const char *letter) {
+    for (int i = 0; i < o.count; i++) if (!strcmp(o.rows[i].letter, letter)) return i;
     fail(EXIT_USAGE, "no option -%s in the table", letter);
 }
-void options_default(const Options *o, const char *letter, const char *value) {
+void options_default(Options o, const char *letter, const char *value) {
     const int i = find(o, letter);
-    if (!o->given[i]) set(&o->rows[i], o->settings, value);
+    if (!o.given[i]) set(&o.rows[i], o.settings, value);
 }
-int option_given(const Options *o, const char *letter) { return o->given[find(o, letter)]; }
+int option_given(Options o, const char *letter) { return o.given[find(o, letter)]; }
 
-void options_print(const Options *o) {
+void options_print(Options o) {
     const char *group = "";
-    for (int i = 0; i < o->count; i++) {
-        const Option *row = &o->rows[i];
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
         char value[256];
         if (strcmp(group, row->group)) printf("| %s\n", group = row->group);
-        option_value(row, o->settings, value, sizeof value);
-        printf("|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-", o->given[i] ? "  (given)" : "");
+        option_value(row, o.settings, value, sizeof value);
+        printf("|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-", o.given[i] ? "  (given)" : "");
     }
 }
-void options_json(const Options *o, Text *out) {
+void options_json(Options o, Text *out) {
     text_add(out, "{");
-    for (int i = 0; i < o->count; i++) {
-        const Option *row = &o->rows[i];
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
         char value[4096];
-        option_value(row, o->settings, value, sizeof value);
+        option_value(row, o.settings, value, sizeof value);
         text_add(out, "%s\"%s\": ", i ? ", " : "", row->name);
         if (row->kind == OPTION_TEXT) text_add_json(out, value, strlen(value));
         else text_add_string(out, value);

@@ -25,13 +25,13 @@ typedef struct {
 
 /* Sets every field to its default, then reads the command line. words: takes up to max_words arguments that are not
  * options. Errors end the program with EXIT_USAGE and a message; --help and --version print and exit with 0. */
-void options_parse(const Options *o, int argc, char **argv, const char *usage, const char **words, int max_words);
+void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words);
 
 /* Sets an option that the user did not give: a default that depends on the machine or the data. */
-void options_default(const Options *o, const char *letter, const char *value);
+void options_default(Options o, const char *letter, const char *value);
 
-int  option_given(const Options *o, const char *letter);
-void options_print(const Options *o);                       /* the start-up table */
-void options_json(const Options *o, Text *out);             /* {"name": value, ...} */
+int  option_given(Options o, const char *letter);
+void options_print(Options o);                       /* the start-up table */
+void options_json(Options o, Text *out);             /* {"name": value, ...} */
 void option_value(const Option *option, const void *settings, char *text, size_t capacity);     /* as the user would write it */
 #endif

@@ -87,10 +87,13 @@ void run_choose_device(Run *r) {
 void run_open_data(Run *r) {
     Error e;
     Settings *s = &r->s;
-    Tokenizer *tokenizer = NULL;
-    if (*s->tokenizer && !(tokenizer = tokenizer_load(s->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
-    if (!(r->data = data_open(s->train, s->val, tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
-    r->tokenizer = tokenizer ? tokenizer : data_is_text(r->data) ? tokenizer_bytes() : NULL;
+    char *trained = text_format("%s/tokenizer.json", s->out);
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = s->tokenizer, .pattern = s->pattern,
+                                  .trained = r->from && is_file(trained) ? trained : NULL, .cache = s->out,
+                                  .show = r->leads };
+    if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    free(trained);
+    if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_is_text(r->data));
     if (data_is_fallback(r->data))
         warn("tinyshakespeare is missing: training on this project's own text instead. "
@@ -158,7 +161,9 @@ void run_join_ranks(Run *r) {
     settings_json(s, &settings);
     settings.length--;                                      /* the closing brace */
     text_add(&settings, ", \"device of the ranks\": \"%s\", \"fingerprint of the data\": \"%016llx\", "
-             "\"resumed from\": ", r->dev->name, (unsigned long long)data_fingerprint(r->data));
+             "\"fingerprint of the tokenizer\": \"%016llx\", \"resumed from\": ", r->dev->name,
+             (unsigned long long)data_fingerprint(r->data),
+             (unsigned long long)(r->tokenizer ? tokenizer_hash(r->tokenizer) : 0));
     const char *from = r->from ? checkpoint_path(r->from) : "";
     text_add_json(&settings, from, strlen(from));
     text_add(&settings, "}");
@@ -379,6 +384,7 @@ void run_start_or_resume(Run *r) {
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) claim_folder(r);
     }
+    if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e)) warn("%s; the next start encodes the text again", e.text);
     p->data = data_fingerprint(r->data);
     r->first_step = p->step;
 }

@@ -1,5 +1,6 @@
 /* settings.c: see settings.h. */
 #include "settings.h"
+#include "llmc/data/bpe.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
@@ -10,11 +11,13 @@
 static const Option options[] = {
     /* group       letter name               kind          field              default                low   high   choices      what it is */
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
-      "training data: text file, folder, llm.c or nanoGPT tokens" },
+      "training data: text, JSONL, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
       "validation data; none: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
-      "tokenizer.json for text; none: every byte is a token" },
+      "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; none: every byte is a token" },
+    { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0,    0,     BPE_PATTERNS,
+      "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4",                  0,    0,     NULL,
@@ -31,7 +34,7 @@ static const Option options[] = {
       "sequences per micro-batch and rank (B); the default is split across the ranks" },
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
-      "tokens per step, a multiple of B*T; more than B*T: gradients accumulate; 0: B*T" },
+      "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,
       "optimizer steps; -1: one epoch; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
@@ -125,35 +128,27 @@ static const char usage[] =
     "train_moe: trains a sparse mixture-of-experts language model.\n"
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
+    "  ./train_moe -i texts -tk 16384                a folder of texts, and a tokenizer trained on them\n"
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
-    "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing";
+    "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
+    "Defaults in brackets are for text on a CPU. On a GPU, or with token files, some differ: the start-up table shows them.";
 
 static Options table(const Settings *s) { return (Options){ options, SETTINGS, (void *)s, (char *)s->given }; }
 
-void settings_parse(Settings *s, int argc, char **argv) {
-    const Options all = table(s);
-    options_parse(&all, argc, argv, usage, NULL, 0);
-}
-int  settings_given(const Settings *s, const char *letter) {
-    const Options all = table(s);
-    return option_given(&all, letter);
-}
-void settings_print(const Settings *s) {
-    const Options all = table(s);
-    options_print(&all);
-}
+void settings_parse(Settings *s, int argc, char **argv) { options_parse(table(s), argc, argv, usage, NULL, 0); }
+int  settings_given(const Settings *s, const char *letter) { return option_given(table(s), letter); }
+void settings_print(const Settings *s) { options_print(table(s)); }
 void settings_json(const Settings *s, Text *out) {
     Options kept = table(s);
     kept.count = kept_options();
-    options_json(&kept, out);
+    options_json(kept, out);
 }
 
 /* Settings of one invocation: not restored from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
 void settings_restore(Settings *s, const JsonValue *saved) {
-    const Options all = table(s);
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int keep = 0;
         for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
@@ -162,7 +157,7 @@ void settings_restore(Settings *s, const JsonValue *saved) {
             char number[64];
             if (strcmp(v->key, options[i].name)) continue;
             snprintf(number, sizeof number, json_is(v, JSON_INT) ? "%.0f" : "%.9g", json_double(v, 0));
-            options_default(&all, options[i].letter, json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
+            options_default(table(s), options[i].letter, json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
         }
     }
 }
@@ -177,10 +172,9 @@ void settings_suit(Settings *s, int gpu, int text) {
         { "dr", "0.3", "0",   "0" },      { "v",  "25",   "250",  "250" },
         { "m",  "-1",  "20",  "20" },     { "s",  "400",  "1000", "1000" },
     };
-    const Options all = table(s);
     if (text && !gpu) return;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
-        options_default(&all, defaults[i].letter,
+        options_default(table(s), defaults[i].letter,
                         text ? defaults[i].text_gpu : gpu ? defaults[i].tokens_gpu : defaults[i].tokens_cpu);
 }
 

@@ -126,7 +126,7 @@ static void test_layouts(void) {
     put_text("layouts/book.txt", "the one text in here");
     opens("single .txt", f, NULL, 18, 2, 'r', 'x');
     put_text("layouts/more.txt", "another");
-    refused("folder with two .txt", f, NULL, "layouts|2 *.txt files|input.txt|*_train*.bin|val.bin");
+    opens("two .txt: documents", f, NULL, 20, 7, 'a', 'x');
     put_text("layouts/input.txt", "abcdefghij");
     opens("input.txt", f, NULL, 9, 1, 0, 'j');                  /* one token: it has no target, so the batch is padding */
     put_tokens("layouts/train.bin", 0, 1, 40);
@@ -475,7 +475,7 @@ static void test_bad_files(void) {
     refused("path through a file", at("good.bin/x"), NULL, "good.bin/x|Not a directory");
     refused("empty text", put_text("empty.txt", ""), NULL, "empty.txt|0 bytes");
     refused("empty shard", put_text("empty.bin", ""), NULL, "empty.bin|0 bytes");
-    refused("empty folder", put_folder("void"), NULL, "void|no data|*_train*.bin|train.bin|input.txt|*.txt");
+    refused("empty folder", put_folder("void"), NULL, "void|no data|*_train*.bin|train.bin|input.txt|*.jsonl");
     refused("empty folder for validation", good, put_folder("void"), "void|*_val*.bin|val.bin|input.txt");
     refused("folder that ends in .bin", put_folder("dir.bin"), NULL, "dir.bin|no data");
     refused("pattern that matches a folder", at("di?.bin"), NULL, "dir.bin|regular file");
@@ -717,6 +717,7 @@ static void test_fetch(void) {
 void test_data(void) {
     test_layouts();
     test_text();
+    test_texts();
     test_tokenized();
     test_tinyshakespeare();
     test_fallback();

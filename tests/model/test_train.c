@@ -243,7 +243,7 @@ static void parse_line(void *line) {
     char given[ROWS], *argv[16];
     const char *word;
     const Options o = { table, ROWS, &s, given };
-    options_parse(&o, split(line, argv), argv, "usage", &word, 1);
+    options_parse(o, split(line, argv), argv, "usage", &word, 1);
 }
 
 static void options(void) {
@@ -275,18 +275,18 @@ static void options(void) {
     const char *word = NULL;
     const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
     const Options o = { table, ROWS, &s, given }, other = { table, ROWS, &again, given };
-    options_parse(&o, n, argv, "usage", &word, 1);
+    options_parse(o, n, argv, "usage", &word, 1);
     check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
           && word && !strcmp(word, "out"), "good options are read");
-    check(option_given(&o, "c") && !option_given(&o, "k"),
+    check(option_given(o, "c") && !option_given(o, "k"),
           "and it is known which were given");
-    options_default(&o, "c", "9");
-    options_default(&o, "k", "wsd");
+    options_default(o, "c", "9");
+    options_default(o, "k", "wsd");
     check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
 
     Text json = { 0 };
     Error e;
-    options_json(&o, &json);
+    options_json(o, &json);
     Json *j = json_parse(json.at, json.length, &e);
     check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
           && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
@@ -299,7 +299,7 @@ static void options(void) {
         option_value(&table[2], &s, value, sizeof value);
         again = s;
         memset(given, 0, sizeof given);
-        options_default(&other, "ra", value);
+        options_default(other, "ra", value);
         exact &= again.rate == s.rate;
     }
     check(exact, "a number written is the number read");
