@@ -329,15 +329,15 @@ static int is(const char *arg, const char *letter, const char *name) {
 }
 
 /* MODEL[,SEQUENCES[,TOKENS]]: descriptors have no commas. */
-static void step_of(const Device *dev, const char *text, Lesson l, double product_rate, const Copies *copies) {
+static void step_of(const Device *dev, const char *text, TraineeOptions o, double product_rate, const Copies *copies) {
     char model[128];
     int used = 0;
     const size_t n = strcspn(text, ",");
     snprintf(model, sizeof model, "%.*s", (int)n, text);
-    l.B = dev->is_gpu ? 16 : 1, l.T = 1024;
-    if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &l.B, &used, &l.T, &used) < 1 || text[n + (size_t)used] || l.B < 1 || l.T < 1))
+    o.B = dev->is_gpu ? 16 : 1, o.T = 1024;
+    if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &o.B, &used, &o.T, &used) < 1 || text[n + (size_t)used] || o.B < 1 || o.T < 1))
         fail(EXIT_USAGE, "-step %s: not MODEL,SEQUENCES,TOKENS\n%s", text, usage);
-    bench_step(dev, model, l, product_rate, copies);
+    bench_step(dev, model, o, product_rate, copies);
 }
 /* One of the words; its number. */
 static int choice(int argc, char **argv, int *i, const char *const *words) {
@@ -351,7 +351,7 @@ int main(int argc, char **argv) {
     static Bench b = { .seconds = 0.1 };
     static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
     static const char *const types[] = { "f32", "bf16", NULL };
-    Lesson lesson = { .master = 1, .gradients = FLOATX };
+    TraineeOptions training = { .gradients = FLOATX };
     int wait = 0;
     Copies copies = { { 0 } };
     for (int i = 1; i < argc; i++)
@@ -366,10 +366,10 @@ int main(int argc, char **argv) {
                 fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
         } else if (is(argv[i], "-s", "--step") || is(argv[i], "-step", "-step")) step = value_of(argc, argv, &i);
         else if (is(argv[i], "-w", "--wait")) wait = 1;
-        else if (!strcmp(argv[i], "-r")) lesson.recompute = choice(argc, argv, &i, numbers);
-        else if (!strcmp(argv[i], "-mw")) lesson.master = choice(argc, argv, &i, yes);
-        else if (!strcmp(argv[i], "-mo")) lesson.moments = (Dtype)choice(argc, argv, &i, types);
-        else if (!strcmp(argv[i], "-mg")) lesson.gradients = (Dtype)choice(argc, argv, &i, types);
+        else if (!strcmp(argv[i], "-r")) training.recompute = choice(argc, argv, &i, numbers);
+        else if (!strcmp(argv[i], "-mw")) training.no_master = !choice(argc, argv, &i, yes);
+        else if (!strcmp(argv[i], "-mo")) training.moments = (Dtype)choice(argc, argv, &i, types);
+        else if (!strcmp(argv[i], "-mg")) training.gradients = (Dtype)choice(argc, argv, &i, types);
         else if (is(argv[i], "-l", "--list")) b.list = 1;
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
@@ -415,7 +415,7 @@ int main(int argc, char **argv) {
     if (what == RUNGS) bench_ladder(b.dev);
     if (what == ROUNDED) bench_rounding(b.dev);
     if (parts) bench_layer_parts(b.dev, b.filter, b.dev->is_gpu ? 1 : shrink, b.flops_peak, &copies);
-    else if (step) step_of(b.dev, step, lesson, b.flops_peak, &copies);
+    else if (step) step_of(b.dev, step, training, b.flops_peak, &copies);
     for (int i = 0; i < SIZES && what < 0 && !step; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;

@@ -10,7 +10,7 @@
  * All calls of one operation with the same sizes are one line. A line's time is the sum over its calls, of each the
  * median of several steps. */
 #include "layers.h"
-#include "trainee.h"
+#include "tests/model/trainee.h"
 #include "kernels/compound.h"
 #include <math.h>
 #include <stdarg.h>
@@ -165,37 +165,28 @@ double print_operations(double product_rate, const Copies *copies) {
 static void step(void *trainee, const Device *dev) {
     Trainee *t = trainee;
     t->m.dev = dev;
-    model_begin_micro(&t->m, 0);
-    trainee_learn(&t->m);
-    model_end_micro(&t->m, 0);
-    optimizer_update(&t->o, &t->m);
+    trainee_step(t);
 }
-static void send(void *trainee, int run) {
-    trainee_send(trainee, run);
-}
+static void send(void *trainee, int run) { trainee_send(trainee, run); }
 
-void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, const Copies *copies) {
+void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, double product_rate, const Copies *copies) {
     static Trainee t;
     Model *const m = &t.m;
-    Config c;
-    Error e;
-    const int B = l.B, T = l.T, N = B * T;
-    if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = 50304;
-    c.context = T;
-    if (!config_check(&c, &e)) fail(EXIT_USAGE, "%s: %s", descriptor, e.text);
-    if (!trainee_open(&t, dev, &c, l))
+    const Config c = trainee_config(descriptor, 50304, o.T);
+    const int N = o.B * o.T;
+    if (!trainee_open(&t, dev, &c, o))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo bf16 save some",
-             descriptor, B, T, (double)t.m.arena.total / 1e9, dev->name);
+             descriptor, o.B, o.T, (double)m->arena.total / 1e9, dev->name);
+    m->balance_coef = 0.01f;
     unit.elements = (double)m->manifest.total, unit.gradient_bytes = (double)m->manifest.gradient_bytes;
     const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads,
                            .spare_bytes = m->manifest.gradient_bytes };
     const double usual = time_operations(dev, &steps, copies);
-    m->dev = dev;                                               /* and not the one that notes, which is gone */
+    m->dev = dev;                                               /* the device that notes is gone */
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
-           descriptor, dev->name, B, T, c.vocab, unit.elements / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
-    const double counted = print_operations(product_rate, copies), formula = config_flops(&c, T) * N;
-    if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / T))       /* 1/T: the diagonal */
+           descriptor, dev->name, o.B, o.T, c.vocab, unit.elements / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
+    const double counted = print_operations(product_rate, copies), formula = config_flops(&c, o.T) * N;
+    if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / o.T))     /* 1/T: the diagonal */
         warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);
     trainee_close(&t);
 }
