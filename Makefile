@@ -124,7 +124,7 @@ build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh ke
 endef
 $(foreach p,BF16 F32,$(eval $(call check,$p)))
 quick: run_tests
-	@./run_tests files data kernels model reference
+	@./run_tests house files data kernels model reference
 bench: bench_moe
 	@./bench_moe
 # Times every rung of kernels/ladder, once they have all passed, and keeps the table.

@@ -132,7 +132,6 @@ static double one_step(Trainee *t, int number) {
     Model *m = &t->m;
     const double start = now();
     trainee_send(t, number);
-    model_start_step(m);
     model_begin_micro(m, 0);
     trainee_learn(m);
     model_end_micro(m, 0);

@@ -9,7 +9,7 @@ enum { RULES = ROUND_DOWN + 1, RUNS = 9, PARTS = 4 };
 
 /* What the model's joins do with it, but for the norm. */
 static void add_up(Model *m, Sum s) {
-    const int N = m->N, C = m->config.channels;
+    const int N = m->batch.N, C = m->config.channels;
     if (s.plan) m->dev->combine_forward(m->s.dnormed[0], s.rows, s.weight, s.bias, s.plan, C, GROUPED);
     for (int i = 0; i < s.terms; i++)
         m->dev->matmul_backward_input(m->s.branch, s.term[i].dout, s.term[i].weight, N, C, s.term[i].O, SET);
@@ -17,10 +17,10 @@ static void add_up(Model *m, Sum s) {
 static void work(Model *m, int part) {
     LayerActs *a = m->acts;
     Sum s = { 0 };
-    if (part == 0) s = moe_layer_forward(m, a, m->lp, a->mlp_normed);
-    if (part == 1) s = moe_layer_backward(m, a, m->lp, m->lg, m->s.dresid, a->mlp_normed, 1);
+    if (part == 0) s = moe_layer_forward(m, 0, a->mlp_normed);
+    if (part == 1) s = moe_layer_backward(m, 0, m->s.dresid, a->mlp_normed, 1);
     if (part == 2) route_forward(m, &a->mlp, m->lp->router, a->mlp_normed);
-    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, &s, a->mlp_normed, 1);
+    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, &s, a->mlp_normed, 1, gradient_write(m, 0));
     add_up(m, s);
 }
 
@@ -36,16 +36,16 @@ void bench_rounding(const Device *dev) {
     c.rounding = ROUND_UP;                                  /* room for the most */
     model_plan_training(&m, dev, &c, dev->is_gpu ? 16 : 1, c.context, 0, 1, FLOATX, NULL);
     if (!model_allocate(&m)) { puts("rounding: does not fit into this device's memory"); return; }
-    const size_t NC = (size_t)m.N * (size_t)c.channels;
+    const size_t NC = (size_t)m.batch.N * (size_t)c.channels;
     const int E = c.experts;
     int *start = mem_alloc(((size_t)E + 1) * sizeof *start);
     fill_normal(dev, m.params, m.manifest.total, 1, 0.02);
     fill_normal(dev, m.acts->mlp_normed, NC, 2, 1);
     fill_normal(dev, m.s.dresid, NC, 3, 0.1);
-    m.write = m.set;
+    m.batch.phase = PHASE_FIRST;
     m.balance_coef = 0.01f;
     printf("\nSMoE MLP layer on %s, routing rounded: N,C,F,E,K = %d,%d,%d,%d,%d; median ms of %d, rules by turns\n"
-           "%-12s %8s %9s %9s %9s %9s %9s\n", dev->name, m.N, c.channels, c.width, E, c.topk, RUNS, "rule", "rows", "forward",
+           "%-12s %8s %9s %9s %9s %9s %9s\n", dev->name, m.batch.N, c.channels, c.width, E, c.topk, RUNS, "rule", "rows", "forward",
            "backward", "(routing", "of them)", "÷ off");
     for (int run = -1; run < RUNS; run++)                   /* the first is not counted */
         for (int rule = 0; rule < RULES; rule++) {

@@ -11,6 +11,7 @@
  * median of several steps. */
 #include "layers.h"
 #include "trainee.h"
+#include "kernels/compound.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -216,7 +217,7 @@ static Device noting(const Device *dev) {
     NOTE(router_losses); NOTE(router_bias); NOTE(combine_forward); NOTE(activation_forward);
     NOTE(activation_backward); NOTE(bias_backward); NOTE(attention_forward); NOTE(attention_backward);
     NOTE(add_norm_forward);
-    NOTE(add_norm_backward);
+    if (dev->add_norm_backward != compound_add_norm_backward) NOTE(add_norm_backward);
     NOTE(expert_up_forward);
     NOTE(expert_down_backward);
     NOTE(cross_entropy); NOTE(sum); NOTE(grad_sq_norms); NOTE(adamw);
@@ -298,7 +299,6 @@ double print_operations(double product_rate, const Copies *copies) {
 static void step(void *trainee, const Device *dev) {
     Trainee *t = trainee;
     t->m.dev = dev;
-    model_start_step(&t->m);
     model_begin_micro(&t->m, 0);
     trainee_learn(&t->m);
     model_end_micro(&t->m, 0);

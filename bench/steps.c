@@ -24,7 +24,6 @@ static double step(Bench *b, int number) {
     const double start = now();
     const int64_t before = waits(dev);
     trainee_send(&b->t, number);
-    model_start_step(m);
     model_begin_micro(m, 0);
     replay_run(&b->batch, dev, model_state(m), trainee_learn, m);
     model_end_micro(m, 0);

@@ -39,13 +39,13 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, Lesson l) {
 
 void trainee_send(Trainee *t, int number) {
     const uint64_t key = (uint64_t)number;
-    model_send(&t->m, t->tokens, t->tokens + 1, &key, t->m.B, t->m.T);
+    model_send(&t->m, t->tokens, t->tokens + 1, &key, t->m.batch.B, t->m.batch.T);
     optimizer_set(&t->o, &t->m, (AdamW){ .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .clip = 1 });
 }
 
 void trainee_learn(void *model) {
     Model *m = model;
-    model_learn(m, 1.0f / (float)(m->N * m->ranks), 1.0f / (float)m->ranks);
+    model_learn(m, 1.0f / (float)(m->batch.N * m->dp.ranks), 1.0f / (float)m->dp.ranks);
 }
 
 void trainee_close(Trainee *t) {

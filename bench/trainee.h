@@ -10,7 +10,7 @@ typedef struct {
 } Lesson;
 
 int  trainee_open(Trainee *t, const Device *dev, const Config *c, Lesson l);         /* 0: the device has no room for it */
-void trainee_send(Trainee *t, int number);          /* what a step needs of the host; then model_start_step, and so on */
+void trainee_send(Trainee *t, int number);          /* what a step needs of the host; then model_begin_micro, and so on */
 void trainee_learn(void *model);                    /* model_learn of the whole step's one batch */
 void trainee_close(Trainee *t);
 #endif

@@ -119,9 +119,9 @@ void DEVICE(attention_hopper)(Device *d);
 void DEVICE(loss)(Device *d);
 void DEVICE(sum)(Device *d);
 void DEVICE(optimizer)(Device *d);
-void DEVICE(decode)(Device *d);
+void DEVICE(decode_attention)(Device *d);
 void DEVICE(sample)(Device *d);
-void DEVICE(few)(Device *d);
+void DEVICE(decode_layer)(Device *d);
 }
 PART(device) {
     *d = Device();
@@ -157,9 +157,9 @@ PART(device) {
     DEVICE(loss)(d);
     DEVICE(sum)(d);
     DEVICE(optimizer)(d);
-    DEVICE(decode)(d);
+    DEVICE(decode_attention)(d);
     DEVICE(sample)(d);
-    DEVICE(few)(d);
+    DEVICE(decode_layer)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces
 #endif

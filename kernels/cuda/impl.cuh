@@ -220,3 +220,13 @@ __device__ static inline real row_sum(real x) {
     for (int warp = 0; warp < blockDim.x / 32; warp++) x += of_warp[warp];
     return x;
 }
+// Is this block the last of `blocks` to arrive here? Then it sees what the others wrote before. *arrived is 0 between kernels.
+__device__ static inline bool last_block(unsigned *arrived, unsigned blocks) {
+    __shared__ int last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(arrived, blocks - 1) == blocks - 1;
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}

@@ -47,18 +47,7 @@ __device__ static inline int token_at(int j) {
 }
 __device__ static inline int shift_after(const Task &t, int level) { return max(t.bits - DIGIT * (level + 1), 0); }
 
-static __device__ unsigned arrivals[GROUP];                 // blocks of a sequence that are done; 0 between launches
-
-// Is this the last block of its sequence to get here? Then it sees what all others have written. The counter wraps to 0.
-__device__ static bool last_block(void) {
-    __shared__ int last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(&arrivals[blockIdx.y], gridDim.x - 1) == gridDim.x - 1;
-    __syncthreads();
-    __threadfence();
-    return last;
-}
+static __device__ unsigned arrivals[GROUP];                 // of a sequence: blocks that are done with a pass; 0 between launches
 
 // The one with the larger logit, of equal ones with the lower id; token -1: none.
 __device__ static inline Top better(Top a, Top b) {
@@ -92,7 +81,7 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
         }
     mine = best_of_block(mine);
     if (threadIdx.x == 0) t.tops[(size_t)n * gridDim.x + blockIdx.x] = mine;
-    if (!last_block()) return;
+    if (!last_block(&arrivals[blockIdx.y], gridDim.x)) return;
     mine = { 0, -1 };
     for (int b = threadIdx.x; b < gridDim.x; b += THREADS) mine = better(mine, t.tops[(size_t)n * gridDim.x + b]);
     __syncthreads();
@@ -205,7 +194,7 @@ static __global__ __launch_bounds__(THREADS) void search_digit(const Task t, int
         mass = block_sum<THREADS / 32>(mass);
         if (threadIdx.x == 0) atomicAdd(&t.search[n].all, mass);
     }
-    if (!last_block()) return;
+    if (!last_block(&arrivals[blockIdx.y], gridDim.x)) return;
 
     if (!level) {                                           // the target is known only now
         u64 sum = 0;

@@ -1,6 +1,6 @@
-/* arena.h: memory is planned before any of it is asked for. Every buffer of a run is added by name, category and
- * size; the plan can be printed and compared with what the device has; then one allocation is made and the pointers
- * are set. After that nothing is allocated, so a run that starts does not run out of memory later. */
+/* arena.h: memory is planned before it is allocated. Every buffer of a run is added by name, category and size; the plan can be
+ * printed and compared with what the device has; then one allocation is made and the pointers are set. Nothing is allocated
+ * after that, so a run that starts does not run out of memory later. */
 #ifndef ARENA_H
 #define ARENA_H
 #include "llmc/base/base.h"

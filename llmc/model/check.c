@@ -32,7 +32,7 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
     b->m.dropout = c->dropout;
     b->m.rounds = 1;
     const uint64_t key = random_key(c->seed, 3);
-    dev->upload(b->m.key, &key, sizeof key);
+    dev->upload(b->m.batch.key, &key, sizeof key);
     b->weights = mem_alloc(b->m.manifest.total * sizeof *b->weights);
     b->grads = mem_alloc(b->m.manifest.total * sizeof *b->grads);
     b->tokens = mem_alloc(N * sizeof *b->tokens);
@@ -63,7 +63,7 @@ static double loss(Probe *b, int gradient) {
     model_loss(m, scale, gradient);
     model_router_losses(m);
     m->dev->reals_to_double(&sum, m->loss_sum, 1);
-    m->dev->reals_to_double(routers, m->losses, (size_t)(2 * m->routers));
+    m->dev->reals_to_double(routers, m->results.losses, (size_t)(2 * m->routers));
     total = sum * (double)scale;
     for (int r = 0; r < m->routers; r++)
         total += (double)m->balance_coef * routers[2*r] + (double)m->z_coef * routers[2*r + 1];
@@ -72,7 +72,7 @@ static double loss(Probe *b, int gradient) {
 }
 static void gradients(Probe *b) {
     Model *m = &b->m;
-    model_start_step(m);
+    model_set_phase(m, PHASE_ONLY);
     loss(b, 1);
     model_backward(m, 1);
     model_gradients(m, b->grads);

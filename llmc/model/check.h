@@ -12,14 +12,13 @@ typedef struct {
 } Check;
 
 /* Finite differences in f64: for each tensor, `samples` elements, the loss at four points around the element's value.
- * An element near which a token changes its experts is passed over, because the loss has a step there. Prints a line
- * per tensor (only the bad ones without `all`), returns how many tensors exceed `bound`, -1 if there is no memory;
- * *worst: the largest error, relative to the larger of the element's gradient and the tensor's root mean square. */
+ * An element near which a token changes its experts is skipped, because the loss has a step there. Prints a line per tensor
+ * (without `all` only the bad ones). Returns how many tensors exceed `bound`, -1 if there is no memory; *worst: the largest error, relative to the larger of the element's gradient and the tensor's root mean square. */
 int check_gradients(const Check *c, double bound, FILE *report, int all, double *worst);
 
 /* The same batch on two devices: the norm-wise relative difference of every tensor's gradient. Where rounding sends one
- * token to another expert the gradients differ by percents and both are right, so a batch is looked for that both route
- * alike (the seed or one of the next nineteen). Returns as above. */
+ * token to another expert the gradients differ by percents and both are right, so this tries up to 20 seeds for a batch that
+ * both devices route identically. Returns as above. */
 int check_devices(const Check *c, const Device *dev, const Device *twin, double bound, FILE *report, int all,
                   double *worst);
 #endif

@@ -1,11 +1,9 @@
-/* config.h: what a model is. Made from a descriptor such as m12:e64k8f256 or from a
- * config.json, and never changed after. */
+/* config.h: what a model is. Made from a descriptor such as m12:e64k8f256 or from a config.json (llmc/files/families.h), and
+ * never changed after. */
 #ifndef CONFIG_H
 #define CONFIG_H
 #include "llmc/base/base.h"
-#include "llmc/base/json.h"
 #include "kernels/kernels.h"
-#include "llmc/base/text.h"
 
 /* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours alone. */
 typedef enum { FAMILY_JETMOE = 1, FAMILY_MIXTRAL = 2, FAMILY_LLAMA = 4, FAMILY_SMOE = 8 } Family;
@@ -44,10 +42,6 @@ int         scores_by_name(const char *name);                       /* -1 if unk
 int         activation_by_name(const char *name);
 int         rounding_by_name(const char *name);
 
-/* any family; refuses what would change the mathematics */
-int  config_from_json(Config *c, const JsonValue *root, Error *e);
-void config_to_json(const Config *c, const char *dtype, Text *out);
-int  config_same(const Config *a, const Config *b, Error *difference);
 
 /* Parameters that work on one token (of `total` learnable ones): each router's k of its experts. */
 size_t config_active(const Config *c, size_t total);

@@ -1,5 +1,4 @@
-/* decode.c: see decode.h. The model is the one of model.c; only where keys and
- * values lie differs (attention.c, step 5). */
+/* decode.c: see decode.h. The model is that of model.c; only keys and values come from a cache (attention.c, step 5). */
 #include "decode.h"
 #include <stdlib.h>
 #include <string.h>
@@ -25,10 +24,10 @@ static floatX *row(const Model *m, const floatX *x, size_t row, int width) {
     return (floatX *)((char *)x + row * (size_t)width * m->dev->floatX_size);
 }
 
-/* The model on m->tokens, up to the logits after the last token of every sequence. */
+/* The model on m->batch.tokens, up to the logits after the last token of every sequence. */
 static void forward(Decoder *d) {
     Model *m = &d->model;
-    const int V = m->config.vocab, C = m->config.channels, B = d->sequences, T = m->T;
+    const int V = m->config.vocab, C = m->config.channels, B = d->sequences, T = m->batch.T;
     model_forward(m);
     if (T == 1) model_next(m, d->logits);
     else for (int b = 0; b < B; b++)
@@ -36,7 +35,7 @@ static void forward(Decoder *d) {
                                1, C, V);
 }
 
-/* Where the next T tokens of each sequence are and go. */
+/* Positions of the next T tokens of each sequence, and their rows in the cache. */
 static void set_positions(Decoder *d, int from, int T) {
     Model *m = &d->model;
     const int B = d->sequences, N = B * T;
@@ -46,10 +45,10 @@ static void set_positions(Decoder *d, int from, int T) {
             position[b*T + t] = from + t;
             at[b*T + t] = b * m->cache_capacity + from + t;
         }
-    m->B = B;
-    m->T = T;
-    m->N = N;
-    m->dev->upload(m->position, position, (size_t)N * sizeof *position);
+    m->batch.B = B;
+    m->batch.T = T;
+    m->batch.N = N;
+    m->dev->upload(m->batch.position, position, (size_t)N * sizeof *position);
     m->dev->upload(m->cache_row, at, (size_t)N * sizeof *at);
     free(position);
 }
@@ -58,18 +57,18 @@ int decoder_feed(Decoder *d, const int *tokens, int count) {
     Model *m = &d->model;
     const size_t B = (size_t)d->sequences;
     if (count > m->cache_capacity - d->length) return 0;
-    for (int t = 0, T; t < count; t += T) {                 /* into an empty cache many at a time, later one */
+    for (int t = 0, T; t < count; t += T) {                 /* many at a time into an empty cache, then one by one */
         T = d->length ? 1 : count < d->chunk ? count : d->chunk;
         int *batch = mem_alloc(B * (size_t)T * sizeof *batch);
         for (size_t b = 0; b < B; b++)
             memcpy(batch + b * (size_t)T, tokens + b * (size_t)count + t, (size_t)T * sizeof *batch);
-        m->dev->upload(m->tokens, batch, B * (size_t)T * sizeof *batch);
+        m->dev->upload(m->batch.tokens, batch, B * (size_t)T * sizeof *batch);
         set_positions(d, d->length, T);
         forward(d);
         d->length += T;
         free(batch);
     }
-    if (count && m->T > 1) set_positions(d, d->length - 1, 1);      /* where steps go on from */
+    if (count && m->batch.T > 1) set_positions(d, d->length - 1, 1);      /* where decoder_queue continues */
     return 1;
 }
 
@@ -80,18 +79,18 @@ void decoder_draw(Decoder *d, Sampler s, const uint64_t *key) {
 
 static void draw(Decoder *d) {
     const Model *m = &d->model;
-    m->dev->sample(m->tokens, d->logits, d->keys, m->position, d->sampler, d->sequences, m->config.vocab, m->used_vocab);
+    m->dev->sample(m->batch.tokens, d->logits, d->keys, m->batch.position, d->sampler, d->sequences, m->config.vocab, m->used_vocab);
 }
 void decoder_sample(Decoder *d, int *tokens) {
     draw(d);
-    d->model.dev->download(tokens, d->model.tokens, (size_t)d->sequences * sizeof *tokens);
+    d->model.dev->download(tokens, d->model.batch.tokens, (size_t)d->sequences * sizeof *tokens);
 }
 
 static void step(void *decoder) {
     Decoder *d = decoder;
     const Model *m = &d->model;
     draw(d);
-    m->dev->advance(m->position, m->cache_row, d->log, m->tokens, d->sequences);
+    m->dev->advance(m->batch.position, m->cache_row, d->log, m->batch.tokens, d->sequences);
     forward(d);
 }
 void decoder_queue(Decoder *d, int count, int slot) {

@@ -1,6 +1,6 @@
 /* decode.h: generating with a key/value cache. B sequences advance together; each
- * has read the same number of tokens. Tokens are drawn on the device and read there: the host
- * queues steps and is told what came of them later. */
+ * has read the same number of tokens. Tokens are drawn on the device and read there: the host queues
+ * steps and reads the tokens a few steps behind. */
 #ifndef DECODE_H
 #define DECODE_H
 #include "model.h"
@@ -12,21 +12,21 @@ typedef struct {
     int     chunk;                      /* tokens per sequence that one pass can read into an empty cache */
     int     sequences;                  /* B */
     floatX *logits;                     /* (B,V) after the last token read */
-    int    *log;                        /* (room,B) the tokens that were drawn, by position */
+    int    *log;                        /* (capacity,B) the tokens that were drawn, by position */
     uint64_t *keys;                     /* (B) */
     Sampler sampler;
     Replay  replay;                     /* of a step */
-    int     posted[2];                  /* tokens of each sequence that are on their way to the host */
+    int     posted[2];                  /* tokens of each sequence that are being copied to the host */
 } Decoder;
 
-/* Memory for `sequences` of up to `room` positions; 0 if the device does not have it. weights_of: see model.h. With
+/* Memory for `sequences` of up to `capacity` positions; 0 if the device does not have it. weights_of: see model.h. With
  * NULL the weights must be loaded into d->model afterwards. */
 int  decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);
 void decoder_close(Decoder *d);
 void decoder_reset(Decoder *d);                             /* forget everything read */
 
-/* Reads `count` more tokens of every sequence, tokens (B,count), and makes the logits that follow the last one.
- * 0, having read nothing, if they do not fit into the cache. */
+/* Reads `count` more tokens of every sequence, tokens (B,count), and computes the logits that follow the last one.
+ * 0, with nothing read, if they do not fit into the cache. */
 int  decoder_feed(Decoder *d, const int *tokens, int count);
 
 /* How tokens are drawn from now on; key (B), of each sequence. A token is a function of the logits, of the key and of the
@@ -37,7 +37,7 @@ void decoder_draw(Decoder *d, Sampler s, const uint64_t *key);
 void decoder_sample(Decoder *d, int *tokens);
 
 /* Queues `count` steps, each of which draws the next token of every sequence and reads it; they must fit into the cache.
- * slot: 0 or 1, under which decoder_collect asks for these tokens, (count,B), and waits for them alone. */
+ * slot: 0 or 1, under which decoder_collect waits for these tokens, (count,B), and for nothing queued after them. */
 void decoder_queue(Decoder *d, int count, int slot);
 void decoder_collect(Decoder *d, int *tokens, int slot);
 

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments) {
-    const int shards = m->parallel && m->parallel->sharded ? m->ranks : 1;
+    const int shards = m->dp.parallel && m->dp.parallel->sharded ? m->dp.ranks : 1;
     const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size, each = dtype_size(m->dev, moments);
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .shards = shards,
-                      .shard = shards > 1 ? m->parallel->rank : 0 };
+                      .shard = shards > 1 ? m->dp.parallel->rank : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * each);
     if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
@@ -26,7 +26,7 @@ static void upload_segments(Segment *to, const Model *m, int shards, int shard) 
 }
 void optimizer_start(Optimizer *o, Model *m) {
     upload_segments(o->segments, m, o->shards, o->shard);
-    upload_segments(o->summed, m, m->ordered ? 1 : o->shards, m->ordered ? 0 : o->shard);
+    upload_segments(o->summed, m, m->dp.ordered ? 1 : o->shards, m->dp.ordered ? 0 : o->shard);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
         const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
@@ -41,9 +41,9 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     m->dev->upload(o->settings, &a, sizeof a);
 }
 void optimizer_update(Optimizer *o, Model *m) {
-    m->dev->grad_sq_norms(m->grad_sq_norms, m->grads, o->summed, o->tensors);
+    m->dev->grad_sq_norms(m->results.grad_sq_norms, m->grads, o->summed, o->tensors);
     parallel_sum_results(m);
-    m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->grad_sq_norms, o->segments, o->tensors,
+    m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments, o->tensors,
                   o->settings);
 }
 
@@ -68,7 +68,7 @@ size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
 }
 
 static void gather(const Optimizer *o, const Model *m, int kind) {
-    Comm *c = m->parallel->comm;
+    Comm *c = m->dp.parallel->comm;
     const size_t size = optimizer_element(o, m, kind);
     char *whole = (char *)m->grads, *own = optimizer_part(o, kind);
     for (int i = 0; i < m->manifest.range_count; i++) {
@@ -80,14 +80,14 @@ static void gather(const Optimizer *o, const Model *m, int kind) {
 }
 const void *optimizer_whole(const Optimizer *o, const Model *m, int kind) {
     if (o->shards == 1) return kind == STATE_END ? NULL : optimizer_part(o, kind);
-    group_broadcast(m->parallel->group, &kind, sizeof kind);
+    group_broadcast(m->dp.parallel->group, &kind, sizeof kind);
     if (kind == STATE_END || !optimizer_part(o, kind)) return NULL;
     gather(o, m, kind);
     return m->grads;
 }
 void optimizer_lend(const Optimizer *o, const Model *m) {
     for (int kind; o->shards > 1; gather(o, m, kind)) {
-        group_broadcast(m->parallel->group, &kind, sizeof kind);
+        group_broadcast(m->dp.parallel->group, &kind, sizeof kind);
         if (kind == STATE_END) return;
     }
 }

@@ -8,10 +8,10 @@ typedef struct {
     Dtype   moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's share of each */
-    Segment *summed;          /* (tensors) what it has the sum of gradients of: segments, or the whole tensors if ordered */
+    Segment *summed;          /* (tensors) whose summed gradients it has: segments, or whole tensors if ordered */
     AdamW   *settings;        /* of this update, on the device */
     int      tensors;
-    int      shards, shard;   /* parts that the state is in, each on another rank (parallel.h), and which this is */
+    int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */
     int      updates;         /* made so far: Adam's clock. A skipped step does not count */
 } Optimizer;
 
@@ -23,20 +23,19 @@ void optimizer_start(Optimizer *o, Model *m);               /* after the weights
 void optimizer_set(Optimizer *o, Model *m, AdamW a);
 void optimizer_update(Optimizer *o, Model *m);
 
-/* What the step found, from StepResults.grad_sq_norms: the gradient's global norm, and the last tensor whose gradient is not finite
- * (-1: none). A fault spreads from where it arises towards the embedding, so the last is the nearest to its origin.
- * Then `updates` is put right: a step with a bad gradient changed nothing. */
+/* From StepResults.grad_sq_norms: the gradient's global norm, and the last tensor whose gradient is not finite (-1: none). A
+ * fault spreads from its origin towards the embedding, so the last is the nearest to the origin. A step with a bad gradient
+ * changed nothing: `updates` is decremented. */
 double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor);
 
 /* The state of the whole model, laid out like its weights: of kind 0 (m), 1 (v) or 2 (master, NULL where there is none).
- * Where it is sharded, all ranks call this together, rank 0 decides which kind, and it is brought together in the place
- * of the gradients, which are used up between steps. Rank 0 ends with kind -1; the others call optimizer_lend meanwhile,
- * which comes back then. */
+ * Where it is sharded, all ranks call this together, rank 0 decides which kind, and it is gathered into the gradient
+ * buffer, which is free between steps. Rank 0 ends with STATE_END; the others call optimizer_lend, which returns then. */
 enum { STATE_KINDS = 3, STATE_END = -1 };
 extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
 const void *optimizer_whole(const Optimizer *o, const Model *m, int kind);
 void        optimizer_lend(const Optimizer *o, const Model *m);
-void       *optimizer_part(const Optimizer *o, int kind);   /* what this rank has of it */
+void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard */
 Dtype      optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
 #endif

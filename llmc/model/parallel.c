@@ -1,12 +1,6 @@
 /* parallel.c: see parallel.h. */
-#define _POSIX_C_SOURCE 200809L
 #include "parallel.h"
-#include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *processes, int local) {
     const char *why = dev->open(which);
@@ -33,20 +27,20 @@ double parallel_sum(const Parallel *p, double x) {
 
 /* ---- in a step ------------------------------------------------------------------------------------------ */
 
-static Comm *comm_of(const Model *m) { return m->parallel ? m->parallel->comm : NULL; }
+static Comm *comm_of(const Model *m) { return m->dp.parallel ? m->dp.parallel->comm : NULL; }
 static real *grads_of(const Model *m, const Range *r) { return real_at(m, m->grads, r->offset); }
 
 void parallel_register_memory(const Model *m) {
     Comm *c = comm_of(m);
-    if (c && m->stage) c->register_memory(c, m->arena.base, m->arena.total, m->stage, manifest_largest(&m->manifest) / (size_t)c->size);
+    if (c && m->dp.stage) c->register_memory(c, m->arena.base, m->arena.total, m->dp.stage, manifest_largest(&m->manifest) / (size_t)c->size);
 }
 
 void parallel_sum_loads(Model *m) {
     Comm *c = comm_of(m);
     if (!c || !m->routers) return;
     const size_t loads = (size_t)m->routers * (size_t)router_experts(&m->config);
-    m->dev->copy(m->load, m->own_load, loads * sizeof *m->load);
-    c->all_reduce_ints(c, m->load, loads);
+    m->dev->copy(m->results.load, m->dp.own_load, loads * sizeof *m->results.load);
+    c->all_reduce_ints(c, m->results.load, loads);
 }
 
 void parallel_wait_loads(Model *m) {
@@ -54,64 +48,64 @@ void parallel_wait_loads(Model *m) {
     if (c && m->routers) c->wait_all(c);
 }
 
-/* m->sums += the gradients of all ranks, rank by rank: of as many elements at a time as m->gathered has room for. */
+/* m->dp.sums += the gradients of all ranks, rank by rank: of as many elements at a time as m->dp.gathered has room for. */
 static void add_in_order(Model *m) {
     const Device *dev = m->dev;
-    const size_t Re = dev->real_size, total = m->manifest.total, ranks = (size_t)m->ranks;
+    const size_t Re = dev->real_size, total = m->manifest.total, ranks = (size_t)m->dp.ranks;
     Comm *c = comm_of(m);
-    if (!c) dev->accumulate(m->sums, m->grads, total);
+    if (!c) dev->accumulate(m->dp.sums, m->grads, total);
     for (size_t from = 0; from < total && c; from += GATHERED) {
         const size_t n = total - from < GATHERED ? total - from : GATHERED;
-        dev->copy(real_at(m, m->gathered, (size_t)c->rank * n), real_at(m, m->grads, from), n * Re);
-        c->all_gather(c, m->gathered, n * Re);
+        dev->copy(real_at(m, m->dp.gathered, (size_t)c->rank * n), real_at(m, m->grads, from), n * Re);
+        c->all_gather(c, m->dp.gathered, n * Re);
         c->wait_all(c);
         for (size_t r = 0; r < ranks; r++)
-            dev->accumulate(real_at(m, m->sums, from), real_at(m, m->gathered, r * n), n);
+            dev->accumulate(real_at(m, m->dp.sums, from), real_at(m, m->dp.gathered, r * n), n);
     }
-    if (m->last_micro) dev->copy(m->grads, m->sums, total * Re);
+    if (m->batch.phase & PHASE_LAST) dev->copy(m->grads, m->dp.sums, total * Re);
 }
 
 void parallel_send_gradients(Model *m) {
     Comm *c = comm_of(m);
-    if (!c || !m->due) return;
-    const Range *r = &m->manifest.ranges[m->due - 1];
-    if (m->parallel->sharded) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
+    if (!c || !m->dp.pending) return;
+    const Range *r = &m->manifest.ranges[m->dp.pending - 1];
+    if (m->dp.parallel->sharded) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
     else                      c->all_reduce(c, grads_of(m, r), r->count);
-    m->due = 0;
+    m->dp.pending = 0;
 }
 void parallel_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
-    if (m->ordered && range == 0) add_in_order(m);
-    if (m->ordered || !c || !m->last_micro) return;
+    if (m->dp.ordered && range == 0) add_in_order(m);
+    if (m->dp.ordered || !c || !(m->batch.phase & PHASE_LAST)) return;
     parallel_send_gradients(m);
-    m->due = range + 1;
+    m->dp.pending = range + 1;
     if (range > 0) return;
     parallel_send_gradients(m);
     c->wait_all(c);
 }
 
-/* step_losses, losses and squares lie one after the other. Where the optimizer is not sharded, every rank has the
- * squares of the whole sum of gradients already. If ordered, losses and loads of routers are those of the step's last
- * micro-batch, which the last rank had. */
+/* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every rank has the norms of the
+ * whole sum of gradients already. If ordered, losses and loads of routers are those of the step's last micro-batch, which
+ * the last rank had. */
 void parallel_sum_results(Model *m) {
     Comm *c = comm_of(m);
     if (!c) return;
-    const size_t losses = (size_t)(m->all_micro_batches + 2 * m->routers), norms = (size_t)m->manifest.count + 1;
+    const size_t losses = (size_t)(m->batch.all_micro_batches + 2 * m->routers), norms = (size_t)m->manifest.count + 1;
     const size_t loads = m->routers ? (size_t)m->routers * (size_t)router_experts(&m->config) : 0;
-    if (m->ordered && c->rank == c->size - 1) m->dev->copy(m->load, m->own_load, loads * sizeof *m->load);
-    else if (m->ordered) {
-        m->dev->zero(m->load, loads * sizeof *m->load);
-        m->dev->zero(m->losses, (size_t)(2 * m->routers) * m->dev->real_size);
+    if (m->dp.ordered && c->rank == c->size - 1) m->dev->copy(m->results.load, m->dp.own_load, loads * sizeof *m->results.load);
+    else if (m->dp.ordered) {
+        m->dev->zero(m->results.load, loads * sizeof *m->results.load);
+        m->dev->zero(m->results.losses, (size_t)(2 * m->routers) * m->dev->real_size);
     }
-    if (m->ordered && loads) c->all_reduce_ints(c, m->load, loads);
-    c->all_reduce(c, m->step_losses, losses + (m->parallel->sharded && !m->ordered ? norms : 0));
+    if (m->dp.ordered && loads) c->all_reduce_ints(c, m->results.load, loads);
+    c->all_reduce(c, m->results.step_losses, losses + (m->dp.parallel->sharded && !m->dp.ordered ? norms : 0));
     c->wait_all(c);
 }
 
 void parallel_gather_weights(Model *m, int behind) {
     Comm *c = comm_of(m);
     const size_t X = m->dev->floatX_size;
-    if (!c || !m->parallel->sharded) return;
+    if (!c || !m->dp.parallel->sharded) return;
     for (int i = 0; i < m->manifest.range_count; i++) {
         const Range *r = &m->manifest.ranges[i];
         c->all_gather(c, (char *)m->params + r->offset * X, r->count / (size_t)c->size * X);
@@ -121,7 +115,7 @@ void parallel_gather_weights(Model *m, int behind) {
 }
 void parallel_wait_weights(const Model *m, int range) {
     Comm *c = comm_of(m);
-    if (c && m->parallel->sharded) c->wait(c, range);
+    if (c && m->dp.parallel->sharded) c->wait(c, range);
 }
 
 void parallel_wait_all_weights(const Model *m) { parallel_wait_weights(m, m->manifest.range_count - 1); }

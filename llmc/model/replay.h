@@ -3,17 +3,17 @@
 #define REPLAY_H
 #include "kernels/kernels.h"
 
-/* Work that is queued again and again, the same each time but for what lies in device memory: done plainly the first time,
+/* Work that is queued repeatedly and differs only in the contents of device memory. It is queued plainly the first time,
  * recorded the second, and replayed from then on, where the device can (kernels.h). Starts as { 0 }. */
 typedef struct {
     int        off;                     /* 1: never record. Set by the user, or after it has failed once */
-    int        runs;                    /* in this state, without a recording */
+    int        runs;                    /* of this state, without a recording */
     uint64_t   state;
     Recording *recording;
 } Replay;
 
-/* state: a number of everything on the host that work(context) depends on, such as sizes (model_state). When it is
- * another than last time the recording falls away, and it starts anew. work may be called without being done. */
+/* state: a number of everything on the host that work(context) depends on, such as sizes (model_state). If it has changed, the
+ * recording is dropped. While work is recorded it is called, but not executed. */
 void replay_run(Replay *r, const Device *dev, uint64_t state, void (*work)(void *context), void *context);
 void replay_free(Replay *r, const Device *dev);
 #endif

@@ -3,7 +3,7 @@
 
 void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
     const Device *dev = m->dev;
-    const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
+    const int N = m->batch.N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
     const Scores scores = (Scores)m->config.scores;
 
     const int rounds = m->rounds && r->first;
@@ -19,24 +19,25 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
     r->plan.first = rounds ? r->first : NULL;
     if (!rounds) dev->route_plan(&r->plan, r->own_load, r->expert);
     else dev->route_round(&r->plan, r->own_load, r->expert, r->weight, choice, r->logits, r->lse, scores,
-                          (Rounding)m->config.rounding, m->config.tile, m->key, r->site);
+                          (Rounding)m->config.rounding, m->config.tile, m->batch.key, r->site);
 }
 
 /* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them, or, if
  * the result is not to depend on the number of ranks, those of this rank's micro-batch. */
 void route_losses(Model *m, Route *r) {
-    const int N = m->N, E = r->plan.E, K = r->plan.K;
+    const int N = m->batch.N, E = r->plan.E, K = r->plan.K;
     m->dev->router_losses(r->losses, r->logits, r->lse, r->load, model_counted(m), (Scores)m->config.scores, N, E, K);
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
-void route_backward(Model *m, Route *r, const floatX *router, void *drouter, Sum *dx, const floatX *x, float scale) {
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, Sum *dx, const floatX *x, float scale,
+                    Write how) {
     const Device *dev = m->dev;
-    const int N = m->N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
+    const int N = m->batch.N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
 
     /* 1 */
     dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->plan.first, r->logits, r->load,
                          m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
     sum_add(dx, m->s.dlogits, router, E);
-    dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, m->write);
+    dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, how);
 }

@@ -12,8 +12,8 @@ typedef struct {
     char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
     int    shape[4], rank;
     size_t offset, count;               /* elements; one offset addresses weight, master copy and moments */
-    Dtype dtype;                      /* what its gradient is made of, */
-    size_t element, gradient;           /* bytes of each number of that, and where it begins, in such numbers */
+    Dtype  dtype;                       /* of its gradient; */
+    size_t element, gradient;           /* bytes of one element of that, and where it begins, in elements */
     float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
     int    decay;                       /* 1: weight decay applies */
     size_t field;                       /* where the struct of pointers keeps this one */
@@ -21,9 +21,9 @@ typedef struct {
     int    range;                       /* which of the manifest's it lies in */
 } Tensor;
 
-/* What ranks exchange as a whole: the embedding, a layer, what follows the last one. Backward finishes their gradients
- * in the opposite order, so that one can travel while the next is computed. Ranges fill the arena without gaps, and each
- * is padded so that it divides into `shards` equal pieces: piece r of every range is rank r's to update. */
+/* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
+ * opposite order, so that one is reduced while the next is computed. Ranges fill the arena without gaps, and each is padded
+ * so that it divides into `shards` equal pieces: rank r updates piece r of every range. */
 typedef struct { size_t offset, count; } Range;
 typedef struct {
     Tensor *at;
@@ -44,16 +44,16 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, const 
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
-/* Lays out the gradients, once it is known what each is stored as: one after the other, as the weights are. */
+/* Lays out the gradients one after the other, in the order of the weights. After the dtype of each is set. */
 void manifest_place_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 
-/* Points every field of layer `layer` (or -1) in a struct of pointers at its place in an arena of `element` bytes each, or
- * in that of the gradients. */
+/* Points every field of layer `layer` (or -1) in a struct of pointers into an arena of elements of `element` bytes, or into
+ * that of the gradients. */
 void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
 void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients);
 
-void *gradient_of(const Tensor *t, const void *gradients);  /* where its own begins in that arena */
+void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
 
 /* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
  * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of
@@ -61,7 +61,7 @@ void *gradient_of(const Tensor *t, const void *gradients);  /* where its own beg
 int   manifest_piece_count(const Tensor *t);
 Piece manifest_piece(const Tensor *t, int i);
 
-/* The optimizer's view: what shard `shard` of `shards` (1: all) has of a range, and of tensor i, maybe nothing. */
+/* The optimizer's view: the part of a range, and of tensor i, that shard `shard` of `shards` (1: all) has. May be empty. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard);
 Segment manifest_segment(const Manifest *m, int i, int shards, int shard);
 

@@ -72,7 +72,7 @@ enum { MICRO = 3, STEPS = 5, FEW = 2 };                     /* FEW: -q */
 typedef struct { Model m; Optimizer o; } Trainee;
 static void one_batch(void *trainee) {
     Model *m = &((Trainee *)trainee)->m;
-    model_learn(m, 1.0f / (float)(MICRO * m->N), 1.0f / MICRO);
+    model_learn(m, 1.0f / (float)(MICRO * m->batch.N), 1.0f / MICRO);
 }
 static void one_update(void *trainee) {
     Trainee *t = trainee;
@@ -81,7 +81,8 @@ static void one_update(void *trainee) {
 static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, int record, int *recorded) {
     const int B = 2, T = c->context, N = B * T;
     int *tokens = mem_alloc(2 * MICRO * (size_t)N * sizeof *tokens), *targets = tokens + MICRO * N, bad;
-    Replay batch[2] = { { .off = !record }, { .off = !record } }, update = { .off = !record };     /* [1]: the first */
+    Replay batch[PHASES], update = { .off = !record };
+    for (int i = 0; i < PHASES; i++) batch[i] = (Replay){ .off = !record };
     uint64_t keys[MICRO], hash = 0;
     Trainee t;
     model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, FLOATX, NULL);
@@ -98,10 +99,9 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
         for (int i = 0; i < MICRO; i++) keys[i] = random_key((uint64_t)step, (uint64_t)i);
         model_send(&t.m, tokens, targets, keys, B, T);
         optimizer_set(&t.o, &t.m, (AdamW){ .lr = 1e-2f / (float)(step + 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f });
-        model_start_step(&t.m);
         for (int i = 0; i < MICRO; i++) {
             model_begin_micro(&t.m, i);
-            replay_run(&batch[t.m.fresh], dev, model_state(&t.m), one_batch, &t);
+            replay_run(&batch[t.m.batch.phase], dev, model_state(&t.m), one_batch, &t);
             model_end_micro(&t.m, i);
         }
         replay_run(&update, dev, 0, one_update, &t);
@@ -116,9 +116,8 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     dev->download(w, t.m.params, bytes);
     hash = hash_bytes(hash, w, bytes);
     free(w);
-    *recorded = batch[0].recording && batch[1].recording && update.recording;
-    replay_free(&batch[0], dev);
-    replay_free(&batch[1], dev);
+    *recorded = batch[PHASE_FIRST].recording && batch[PHASE_MIDDLE].recording && batch[PHASE_LAST].recording && update.recording;
+    for (int i = 0; i < PHASES; i++) replay_free(&batch[i], dev);
     replay_free(&update, dev);
     model_free(&t.m);
     free(tokens);

@@ -6,6 +6,7 @@
 #include "llmc/model/decode.h"
 #include "llmc/model/optim.h"
 #include "llmc/base/random.h"
+#include "llmc/files/families.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +103,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     for (int s = 0; s < steps; s++) {
         int bad;
         const Waits before = dev->waits();
-        model_start_step(&m);
+        model_set_phase(&m, PHASE_ONLY);
         model_batch(&m, tokens, targets, B, T);
         model_forward(&m);
         model_loss(&m, 1.0f / (float)N, 1);
@@ -294,7 +295,7 @@ int forgets(const Device *dev, const Config *c, int B) {
         }
         if (run) model_forget(&m);
         model_batch(&m, tokens, tokens + N, B, c->context);
-        model_start_step(&m);
+        model_set_phase(&m, PHASE_ONLY);
         model_learn(&m, 1 / (float)N, 1);
         grads[run] = mem_alloc(m.manifest.total * sizeof **grads);
         model_gradients(&m, grads[run]);
@@ -353,8 +354,8 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     model_plan_training(m, device_find("cpu-bf16"), &c, B, T, 0, micro_batches, dtype, NULL);
     check(model_allocate(m), "memory");
     model_initialize(m, 2);
-    model_start_step(m);
     for (int i = 0; i < micro_batches; i++) {
+        model_set_phase(m, i == 0 ? PHASE_FIRST : PHASE_MIDDLE);
         model_batch(m, tokens, tokens + 1, B, T);
         model_learn(m, 1.0f / (float)(N * micro_batches), 1.0f / (float)micro_batches);
     }

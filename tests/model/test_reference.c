@@ -3,6 +3,7 @@
  * back: what we save must be what we read. */
 #include "tests/test.h"
 #include "llmc/files/hf.h"
+#include "llmc/files/families.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

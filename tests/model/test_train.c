@@ -7,13 +7,14 @@
 #include "tests/test.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/run/device.h"
-#include "llmc/run/log.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/options.h"
 #include "llmc/base/random.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "llmc/model/replay.h"
+#include "llmc/files/families.h"
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
@@ -241,7 +242,8 @@ static void parse_line(void *line) {
     Small s;
     char given[ROWS], *argv[16];
     const char *word;
-    options_parse(table, ROWS, &s, given, split(line, argv), argv, "usage", &word, 1);
+    const Options o = { table, ROWS, &s, given };
+    options_parse(o, split(line, argv), argv, "usage", &word, 1);
 }
 
 static void options(void) {
@@ -272,18 +274,19 @@ static void options(void) {
     char given[ROWS], value[64], *argv[16];
     const char *word = NULL;
     const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
-    options_parse(table, ROWS, &s, given, n, argv, "usage", &word, 1);
+    const Options o = { table, ROWS, &s, given }, other = { table, ROWS, &again, given };
+    options_parse(o, n, argv, "usage", &word, 1);
     check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
           && word && !strcmp(word, "out"), "good options are read");
-    check(option_given(table, ROWS, given, "c") && !option_given(table, ROWS, given, "k"),
+    check(option_given(o, "c") && !option_given(o, "k"),
           "and it is known which were given");
-    options_default(table, ROWS, &s, given, "c", "9");
-    options_default(table, ROWS, &s, given, "k", "wsd");
+    options_default(o, "c", "9");
+    options_default(o, "k", "wsd");
     check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
 
     Text json = { 0 };
     Error e;
-    options_json(table, ROWS, &s, &json);
+    options_json(o, &json);
     Json *j = json_parse(json.at, json.length, &e);
     check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
           && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
@@ -296,7 +299,7 @@ static void options(void) {
         option_value(&table[2], &s, value, sizeof value);
         again = s;
         memset(given, 0, sizeof given);
-        options_default(table, ROWS, &again, given, "ra", value);
+        options_default(other, "ra", value);
         exact &= again.rate == s.rate;
     }
     check(exact, "a number written is the number read");
@@ -340,6 +343,7 @@ static void add_gradients(Model *m, int first, int B, int T, int of, int micro) 
             tokens[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t) * m->config.vocab);
             targets[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t + 1) * m->config.vocab);
         }
+    model_set_phase(m, micro == 0 ? PHASE_FIRST : PHASE_MIDDLE);
     model_batch(m, tokens, targets, B, T);
     model_forward(m);
     model_loss(m, 1.0f / (float)(of * T), 1);
@@ -348,7 +352,6 @@ static void add_gradients(Model *m, int first, int B, int T, int of, int micro) 
     free(tokens);
 }
 static void step(Trainee *t, int number, int B, int T) {
-    model_start_step(&t->m);
     add_gradients(&t->m, number * B, B, T, B, 0);
     optimizer_set(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
                                          .decay = 0.1f, .clip = 1 });
@@ -369,7 +372,6 @@ static void accumulation(void) {
             const int count = parts ? PARTS : 1;
             open_trainee(&t, dev->name, &c, B / count, T, count, 7);
             n = t.m.manifest.total;
-            model_start_step(&t.m);
             for (int i = 0; i < count; i++) add_gradients(&t.m, i * B / count, B / count, T, B, i);
             g[parts] = mem_alloc(n * sizeof **g);
             model_gradients(&t.m, g[parts]);
@@ -485,10 +487,19 @@ static int same_progress(const Progress *a, const Progress *b) {
         && a->seed == b->seed && a->data == b->data
         && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
 }
+static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, int keep, int64_t major,
+                     Error *e) {
+    Text json = { 0 };
+    progress_to_json(p, t->m.dev->name, &json);
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
+    const int ok = checkpoint_save(folder, &s, keep, major, e);
+    free(json.at);
+    return ok;
+}
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
     Error e = { "" };
     const Progress p = progress_at(step);
-    const int ok = checkpoint_save(folder, &t->m, &t->o, &p, NULL, "{\"lr\": 0.001}", keep, major, &e);
+    const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", keep, major, &e);
     check(ok, "step %lld is saved: %s", (long long)step, e.text);
     return ok;
 }
@@ -508,7 +519,6 @@ static void conversion(void) {
     for (int lean = 0; lean < 2; lean++) {
         char *folder = text_format("%s/convert-%d", scratch(), lean);
         const Progress p = progress_at(7);
-        Progress q;
         Trainee a, b;
         Error e = { "" };
         open_lean(&a, "cpu-bf16", &c, 2, 8, 1, 1, lean);
@@ -516,11 +526,11 @@ static void conversion(void) {
         const size_t n = a.m.manifest.total;
         double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
         for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
-        check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{}", 2, 0, &e), "saved %s", e.text);
+        check(save_with(folder, &a, &p, "{}", 2, 0, &e), "saved %s", e.text);
         Checkpoint *from = checkpoint_open(folder, &e);
         conversions = 0;
         warn_hook(count_conversion);
-        check(from && checkpoint_load(from, &b.m, &b.o, &q, &e), "loaded with other types: %s", e.text);
+        check(from && checkpoint_load(from, &b.m, &b.o, &e), "loaded with other types: %s", e.text);
         warn_hook(NULL);
         check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
         for (int i = 0; i < 2; i++) {
@@ -551,8 +561,7 @@ static void round_trip(const char *device, int lean) {
     for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
-    check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0,
-                          &e), "%s: saved %s", device, e.text);
+    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0, &e), "%s: saved %s", device, e.text);
 
     Checkpoint *from = checkpoint_open(folder, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
@@ -561,7 +570,8 @@ static void round_trip(const char *device, int lean) {
         check(hash_of(&a) != hash_of(&b), "%s: before loading they differ", device);
         check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
               "%s: the configuration comes back", device);
-        check(checkpoint_load(from, &b.m, &b.o, &q, &e), "%s: loaded %s", device, e.text);
+        check(checkpoint_load(from, &b.m, &b.o, &e), "%s: loaded %s", device, e.text);
+        q = progress_from_json(checkpoint_run(from));
         dev->reals_to_double(back, b.m.bias, 16);
         check(hash_of(&a) == hash_of(&b), "%s: weights, moments and master copy come back bit for bit", device);
         check(!memcmp(bias, back, sizeof bias), "%s: so do the routers' biases", device);
@@ -606,7 +616,6 @@ static void fallback(void) {
     const Config c = config_of("m1:c16h4d4e4k2f12a4x2");
     Trainee t;
     Error e;
-    Progress p;
     open_trainee(&t, "cpu-f32", &c, 1, 8, 1, 1);
     for (int kind = 0; kind < 4; kind++) {
         char *folder = text_format("%s/damaged-%d", scratch(), kind);
@@ -617,7 +626,7 @@ static void fallback(void) {
         fflush(stderr);
         dup2(null, STDERR_FILENO);
         Checkpoint *from = checkpoint_open(folder, &e);
-        check(from && checkpoint_load(from, &t.m, &t.o, &p, &e) && p.step == 10,
+        check(from && checkpoint_load(from, &t.m, &t.o, &e) && progress_from_json(checkpoint_run(from)).step == 10,
               "%s: the newest whole checkpoint is used", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
@@ -672,7 +681,7 @@ static void pruning(void) {
     save(folder, &t, 11, 2, 0);
     t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
     const Progress p = progress_at(12);
-    check(!checkpoint_save(folder, &t.m, &t.o, &p, NULL, "{}", 2, 0, &e)
+    check(!save_with(folder, &t, &p, "{}", 2, 0, &e)
           && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
     check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "and the checkpoint before stays");
     model_free(&t.m);

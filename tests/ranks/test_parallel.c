@@ -58,7 +58,6 @@ static void train_step(Team *t, Model *m, Optimizer *o, int rank, int step) {
         }
     model_send(m, tokens, targets, keys, B, T);
     optimizer_set(o, m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 0.5f });
-    model_start_step(m);
     for (int micro = 0; micro < t->micro_batches; micro++) {
         const int stumble = rank == 1 && step + 1 == t->stumbles;
         model_begin_micro(m, micro);
@@ -77,7 +76,7 @@ static void member(void *team, int local) {
     Error e;
     Model m;
     Optimizer o;
-    Progress p = { .best_step = -1 };
+    int first = 0;
     Parallel parallel = { .ranks = t->ranks, .sharded = t->sharded, .ordered = t->ordered };
     parallel_connect(&parallel, dev, 0, t->world, local);
     const int rank = parallel.rank;
@@ -95,16 +94,17 @@ static void member(void *team, int local) {
     optimizer_start(&o, &m);
     if (t->from) {
         Checkpoint *from = checkpoint_open(t->from, &e);
-        if (!from || !checkpoint_load(from, &m, &o, &p, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+        if (!from || !checkpoint_load(from, &m, &o, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+        first = (int)json_int(json_get(checkpoint_run(from), "step"), 0);
         checkpoint_close(from);
     }
-    for (int step = (int)p.step; step < t->steps; step++) {
+    for (int step = first; step < t->steps; step++) {
         train_step(t, &m, &o, rank, step);
         StepResults f = model_results(&m);
         optimizer_norm(&o, f.grad_sq_norms, &t->bad[rank]);
         if (rank == 0) {
             t->loss[step] = t->balance[step] = t->z[step] = 0;
-            for (int i = 0; i < m.all_micro_batches; i++) t->loss[step] += f.step_losses[i] / (SEQUENCES * T);
+            for (int i = 0; i < m.batch.all_micro_batches; i++) t->loss[step] += f.step_losses[i] / (SEQUENCES * T);
             for (int i = 0; i < m.routers; i++) {
                 t->balance[step] += f.losses[2*i] / (m.routers * (t->ordered ? 1 : t->ranks));
                 t->z[step] += f.losses[2*i + 1] / (m.routers * (t->ordered ? 1 : t->ranks));
@@ -114,11 +114,14 @@ static void member(void *team, int local) {
         results_free(&f);
     }
     t->updates[rank] = o.updates;
-    p.step = t->steps;
-    p.updates = o.updates;
     if (t->to) {
         if (rank) optimizer_lend(&o, &m);
-        else check(checkpoint_save(t->to, &m, &o, &p, NULL, "{}", 2, 0, &e), "%d ranks save: %s", t->ranks, e.text);
+        else {
+            char *progress = text_format("\"step\": %d, \"updates\": %d", t->steps, o.updates);
+            const Snapshot s = { .model = &m, .optimizer = &o, .step = t->steps, .progress = progress, .options = "{}" };
+            check(checkpoint_save(t->to, &s, 2, 0, &e), "%d ranks save: %s", t->ranks, e.text);
+            free(progress);
+        }
     }
 
     /* every rank has the same weights, and rank 0 can have the state of all */

@@ -10,9 +10,9 @@
 //   block        384 threads, one block on each SM. It computes tiles of 128 rows of one expert x BN columns, one after the other.
 //                What a tile costs besides its multiplications (finding it, filling the pipeline, storing it) overlaps with the
 //                multiplications of the tiles before and after it.
-//   producer     The first warpgroup loads a and b into a ring of stages, 64 of k each, and runs ahead across tiles. Boxes are
-//                loaded by bulk copies, which one thread issues; gathered rows by cp.async, 16 bytes a thread, each row from its
-//                own address.
+//   producer     The first warpgroup loads a and b into a ring of stages, 64 of k each, and runs ahead across tiles. Boxes of a
+//                matrix are loaded by bulk copies (TMA), which one thread issues; gathered rows by cp.async, 16 bytes a thread,
+//                each row from its own address.
 //   consumers    Two warpgroups hold 64 x BN sums each, in registers. BN is 256 where possible: shared memory gives 128 bytes a
 //                clock, and smaller tiles need more. While the tensor cores work on a step, the next one is already queued.
 //   registers    The kernel is compiled for 168 a thread. The producer keeps 40, or 56 if it gathers; the consumers take the rest.
@@ -20,9 +20,9 @@
 //                them from there. 16 rows that are scattered, or not all the expert's, form no box: they are stored row by row.
 //   tiles        A block draws the number of its next tile from a counter. So tiles with neighbouring numbers, which share rows or
 //                weights, are computed at the same time and find them in L2. (If block i had tiles i, i + gridDim.x, ..., blocks
-//                would drift apart, since numbers without rows take no time, and memory would be read five times.)
+//                would drift apart, since some numbers have no tile and take no time, and memory would be read five times.)
 //
-// Shared memory of a block with BN = 256 (byte offsets; Layout in gemm.cuh):
+// Shared memory of a block with BN = 256 (byte offsets; Layout in gemm.cuh; K_MAJOR and MN_MAJOR in wgmma.cuh):
 //
 //        0   stage 0: a, 16 KB        128 rows x 64 of k (K_MAJOR)
 //    16384            b, 32 KB        FORWARD: 256 columns x 64 of k (K_MAJOR).  INPUT: 4 times 64 of k x 64 columns (MN_MAJOR)
@@ -92,7 +92,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Layout> s(raw);
-    Product p = given;
+    Product p = given;                                                  // but with start in shared memory
     p.start = s.init(gather ? 1 + WARPGROUP : 1, p.start, p.E);         // arrivals: thread 0, and all that gather
     if (threadIdx.x < WARPGROUP) {
         give_registers<gather ? 56 : 40>();
@@ -105,7 +105,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
     for (int stores = 0;;) {
         s.pipe.wait_full(at);
         const Tile tile = s.tile(at);
-        if (tile.expert < 0) break;
+        if (tile.expert < 0) break;                                     // no more tiles
         float sum[Layout::BN / 2];
         mainloop<K_MAJOR, kind == INPUT ? MN_MAJOR : K_MAJOR>(sum, s, at, steps, consumer);
         epilogue<kind>(sum, s, p, &c_map, tile, stores);

@@ -1,0 +1,14 @@
+/* families.h: a Config as the config.json of a model family, and back. */
+#ifndef FAMILIES_H
+#define FAMILIES_H
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/model/config.h"
+
+/* Of any family. Refuses what would change the mathematics: 0, and a message that names the key. */
+int  config_from_json(Config *c, const JsonValue *root, Error *e);
+/* dtype: of the weights beside it, "F32", "BF16" or "F64". */
+void config_to_json(const Config *c, const char *dtype, Text *out);
+/* 1, or 0 and the keys that differ with both values. */
+int  config_same(const Config *a, const Config *b, Error *difference);
+#endif

@@ -1,0 +1,95 @@
+/* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase, results, gradients. */
+#include "parallel.h"
+#include <stdlib.h>
+#include <string.h>
+
+static void set_shape(Model *m, int B, int T) {
+    const size_t N = (size_t)B * (size_t)T;
+    int *position = mem_alloc(N * sizeof *position);
+    m->batch.B = B;
+    m->batch.T = T;
+    m->batch.N = B * T;
+    for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
+    m->dev->upload(m->batch.position, position, N * sizeof *position);
+    free(position);
+}
+void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
+    set_shape(m, B, T);
+    m->dev->upload(m->batch.tokens, tokens, (size_t)m->batch.N * sizeof *tokens);
+    if (targets) m->dev->upload(m->batch.targets, targets, (size_t)m->batch.N * sizeof *targets);
+}
+void model_send(Model *m, const int *tokens, const int *targets, const uint64_t *keys, int B, int T) {
+    Batch *b = &m->batch;
+    set_shape(m, B, T);
+    const size_t all = (size_t)b->micro_batches * (size_t)b->N;
+    m->dev->upload(b->step_tokens, tokens, all * sizeof *tokens);
+    m->dev->upload(b->step_targets, targets, all * sizeof *targets);
+    m->dev->upload(b->step_keys, keys, (size_t)b->micro_batches * sizeof *keys);
+}
+
+/* Most matrices get their gradient from one product, which overwrites it (gradient_write). All others are sums and start at
+ * zero. */
+void model_set_phase(Model *m, Phase phase) {
+    m->batch.phase = phase;
+    for (int i = 0; i < m->manifest.count && phase & PHASE_FIRST; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        void *gradient = gradient_of(t, m->grads);
+        const int overwritten = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
+        if (!overwritten) m->dev->zero(gradient, t->count * t->element);
+    }
+}
+/* Where ranks add in order, the gradients of each micro-batch are made apart from the others. */
+void model_begin_micro(Model *m, int micro) {
+    Batch *b = &m->batch;
+    const size_t N = (size_t)b->N, first = (size_t)micro * N;
+    m->dev->copy(b->tokens, b->step_tokens + first, N * sizeof *b->tokens);
+    m->dev->copy(b->targets, b->step_targets + first, N * sizeof *b->targets);
+    m->dev->copy(b->key, b->step_keys + micro, sizeof *b->key);
+    if (micro == 0 && m->dp.ranks > 1) m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
+    if (micro == 0 && m->dp.ordered) m->dev->zero(m->dp.sums, m->manifest.total * m->dev->real_size);
+    model_set_phase(m, (Phase)((micro == 0 || m->dp.ordered ? PHASE_FIRST : 0) | (micro == b->micro_batches - 1 ? PHASE_LAST : 0)));
+}
+void model_end_micro(Model *m, int micro) {
+    const int index = micro * m->dp.ranks + (m->dp.parallel ? m->dp.parallel->rank : 0);
+    m->dev->copy(real_at(m, m->results.step_losses, (size_t)index), m->loss_sum, m->dev->real_size);
+}
+
+StepResults model_results(const Model *m) {
+    const size_t Re = m->dev->real_size, before_load = (size_t)((char *)m->results.load - m->results.base), reals = before_load / Re;
+    const size_t load = (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int);
+    char *host = mem_alloc(before_load + load);
+    StepResults r = { .step_losses = mem_alloc(reals * sizeof *r.step_losses), .load = mem_alloc(load) };
+    m->dev->download(host, m->results.base, before_load + load);
+    for (size_t i = 0; i < reals; i++)
+        r.step_losses[i] = Re == sizeof(double) ? ((double *)host)[i] : (double)((float *)host)[i];
+    r.losses = r.step_losses + m->batch.all_micro_batches;
+    r.grad_sq_norms = r.losses + 2 * m->routers;
+    memcpy(r.load, host + before_load, load);
+    free(host);
+    return r;
+}
+void results_free(StepResults *r) {
+    free(r->step_losses);
+    free(r->load);
+}
+void model_gradients(const Model *m, double *host) {
+    memset(host, 0, m->manifest.total * sizeof *host);
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        const void *from = gradient_of(t, m->grads);
+        if (t->dtype == REAL) m->dev->reals_to_double(host + t->offset, from, t->count);
+        else m->dev->to_double(host + t->offset, from, t->count);
+    }
+}
+
+uint64_t model_state(const Model *m) {
+    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->used_vocab, m->batch.phase,
+                           (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
+    return hash_bytes(0, all, sizeof all);
+}
+void model_forget(Model *m) {
+    for (int i = 0; i < m->arena.count; i++) {
+        const ArenaEntry *a = &m->arena.at[i];
+        if (a->category == MEM_KEPT || a->category == MEM_SHARED) m->dev->zero(*a->pointer, a->bytes);
+    }
+}

@@ -1,0 +1,358 @@
+/* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
+#include "parallel.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- learnable tensors, each once. To add one: a field in model.h, a line here. ---------------------------
+ * Names are those of the files. JetMoE's is our own family's layout too; what Mixtral and Llama call differently or
+ * keep in several tensors stands in `pieces` (see tensor.h). */
+
+static const char *pick(Family f, const char *ours, const char *mixtral, const char *llama) {
+    return f == FAMILY_MIXTRAL ? mixtral : f == FAMILY_LLAMA ? llama : ours;
+}
+
+static void describe_layer(Manifest *m, const Config *c, int l) {
+    const int C = c->channels, A = c->attention_experts, E = c->experts, F = c->width, Fs = c->shared_width;
+    const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD, gate = c->activation == SWIGLU ? 2 : 1;
+    const float std = (float)c->init_std, out = std / sqrtf(2.0f * (float)c->layers);
+    const Family f = config_family(c);
+
+#define TENSOR(field, name, pieces, init, decay, ...) \
+    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, decay, \
+                 (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+
+    TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, NO_DECAY, C);
+    TENSOR(kv,         "*self_attention.kv_proj.weight",
+           pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
+                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, DECAY, 2*GD, C);
+    if (A > 1) {
+        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   DECAY,    A, C);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   DECAY,    A, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, out,   DECAY,    A, C, GD);
+        if (c->output_bias)
+        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, NO_DECAY, C);
+    } else {
+        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, DECAY, QGD, C);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), out, DECAY, C, QGD);
+    }
+    TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, NO_DECAY, C);
+    if (E > 1) {
+        TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, DECAY, E, C);
+        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", NULL),
+               std, DECAY, E, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), out, DECAY, E, C, F);
+        if (c->output_bias)
+        TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, NO_DECAY, C);
+        if (Fs) {
+        TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, DECAY, gate*Fs, C);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, out, DECAY, C, Fs);
+        }
+    } else {
+        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, DECAY, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), out, DECAY, C, F);
+    }
+#undef TENSOR
+}
+
+static void describe_model(Manifest *m, const Config *c) {
+    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
+    const float std = (float)c->init_std;
+    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, NO_DECAY, 2,
+                 (int[]){ V, C });
+    manifest_end_range(m);
+    for (int l = 0; l < blocks; l++) { describe_layer(m, c, l); manifest_end_range(m); }
+    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, NO_DECAY, 1, (int[]){ C });
+    if (!c->tied)
+        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, DECAY, 2,
+                     (int[]){ V, C });
+    manifest_end_range(m);
+}
+
+/* ---- activations, each once --------------------------------------------------------------------------------
+ * KEEP: backward needs what forward made, one buffer per layer. NORM and LAYER: the same, unless that much is
+ * recomputed (-r 1, -r 2), when all layers use one buffer; so do they all when nothing is trained. */
+
+typedef enum { KEEP, NORM, LAYER } Lifetime;
+typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
+
+/* Upper bound on slots: rounding adds at most tile-1 (UP) or tile/2 (NEAREST) rows an expert. An expert never has more than N. */
+int mlp_slots(const Config *c, int N, int rounds) {
+    const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
+    if (!rounds || !c->rounding || E == 1) return (int)chosen;
+    const int64_t more = c->rounding == ROUND_DOWN ? 0
+                       : c->rounding == ROUND_NEAREST ? E * ((c->tile - 1) / 2) : E * (c->tile - 1);
+    return (int)(chosen + more < all ? chosen + more : all);
+}
+static int can_round(const Model *m) {
+    return m->mode == MODEL_TRAIN && m->config.rounding && m->config.experts > 1;
+}
+
+static int is_shared(const Model *m, Lifetime life) {
+    return m->mode == MODEL_INFER || (life == NORM && m->recompute >= 1) || (life == LAYER && m->recompute >= 2);
+}
+/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. */
+static void act(Model *m, ActsPass pass, Lifetime life, const char *name, void *pointer, void *shared, size_t bytes) {
+    if (pass == BIND_SHARED) { if (is_shared(m, life)) memcpy(pointer, shared, sizeof(void *)); }
+    else if (is_shared(m, life) == (pass == PLAN_SHARED))
+        arena_add(&m->arena, pass == PLAN_SHARED ? MEM_SHARED : MEM_KEPT, name, pointer, bytes);
+}
+
+static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
+    const Config *c = &m->config;
+    const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
+    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
+    const size_t Q = (size_t)c->query_heads;
+    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
+    LayerActs *s = &m->shared;
+
+#define ACT(life, field, bytes) act(m, pass, life, #field, &a->field, &s->field, bytes)
+    ACT(NORM,  att_normed, N*C*X);
+    ACT(KEEP,  att_rstd,   N*Re);
+    ACT(LAYER, q,          N*Q*G*D*X);
+    ACT(LAYER, kv,         N*2*G*D*X);
+    ACT(LAYER, mixed,      N*Q*G*D*X);
+    ACT(LAYER, att_lse,    N*Q*G*Re);
+    ACT(LAYER, mid,        N*C*X);
+    ACT(NORM,  mlp_normed, N*C*X);
+    ACT(KEEP,  mlp_rstd,   N*Re);
+    ACT(LAYER, pre,        S*gate*(size_t)c->width*X);
+    if (c->experts > 1 && c->shared_width)
+    ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
+    ACT(KEEP,  out,        N*C*X);
+#define ROUTE(r, experts, slots) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
+    ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S_*Re); \
+    ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
+    ACT(KEEP, r.plan.token_of_row, S_*I); ACT(KEEP, r.plan.row_of_slot, S_*I); } while (0)
+    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, N*(size_t)c->attention_topk);
+    if (c->experts > 1)           ROUTE(mlp, c->experts, S);
+    if (can_round(m))             ACT(KEEP, mlp.first, (N+1)*I);
+#undef ROUTE
+#undef ACT
+}
+
+static size_t max(size_t a, size_t b) { return a > b ? a : b; }
+
+static void describe_scratch(Model *m) {
+    const Config *c = &m->config;
+    const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
+    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, V = (size_t)c->vocab;
+    const size_t GD = (size_t)(c->kv_heads * c->head_size);
+    const size_t QGD = (size_t)c->query_heads * GD, F = (size_t)c->width;
+    const size_t Fs = c->experts > 1 ? (size_t)c->shared_width : 0;
+    const int train = m->mode == MODEL_TRAIN;
+    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
+    const size_t most = max(S, N * (size_t)c->attention_topk);
+    Scratch *s = &m->s;
+
+#define SHARED(field, bytes) arena_add(&m->arena, MEM_SHARED, #field, &s->field, bytes)
+    SHARED(branch, N*C*X);
+    SHARED(rows, most*C*X);
+    SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
+    SHARED(logits, (size_t)m->head_rows*V*X);
+    if (train) {
+        SHARED(dact, max(S*F, N*Fs) * X);
+        SHARED(dpre, max(S*F, N*Fs) * gate*X);
+        SHARED(dq, N*QGD*X);
+        SHARED(dmixed, N*QGD*X);
+        SHARED(dkv, N*2*GD*X);
+        SHARED(dlogits, N*(size_t)(c->experts > c->attention_experts ? c->experts : c->attention_experts)*X);
+        SHARED(dweight, most*Re);
+        if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
+        SHARED(dnormed[0], N*C*X);
+        SHARED(dnormed[1], N*C*X);
+        SHARED(dresid, N*C*X);
+    }
+#undef SHARED
+}
+
+/* ---- planning and memory ------------------------------------------------------------------------------- */
+
+int router_experts(const Config *c) {
+    int a = c->attention_experts > 1 ? c->attention_experts : 0, e = c->experts > 1 ? c->experts : 0;
+    return a > e ? a : e;
+}
+
+/* Tokens whose logits exist at once. Every chunk reads and writes the whole gradient of the head, so where memory is plenty
+ * and products want to be large, a chunk is 256 M logits; else 16 M. A multiple of 128 rows, if it is that many. */
+static int head_chunk(const Model *m) {
+    const size_t logits = (size_t)(m->dev->is_gpu && m->mode == MODEL_TRAIN ? 256 : 16) << 20;
+    const size_t rows = logits / (size_t)m->config.vocab + 1, N = (size_t)m->batch.N;
+    return (int)(rows >= N ? N : rows >= 128 ? rows / 128 * 128 : rows);
+}
+
+static size_t loads(const Model *m) { return (size_t)m->routers * (size_t)router_experts(&m->config); }
+static size_t result_reals(const Model *m) {
+    return (size_t)m->batch.all_micro_batches + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
+}
+
+/* The gradient of a layer's matrix comes from one product. If nothing is added to it, in a step of one micro-batch on one rank,
+ * it may be rounded; sums are kept in reals. */
+static void place_gradients(Model *m, Dtype matrices) {
+    const int once = m->batch.micro_batches == 1 && m->dp.ranks == 1 && !m->dp.ordered && !m->config.universal;
+    m->matrix_gradients = matrices == FLOATX && once && m->dev->floatX_size < m->dev->real_size ? FLOATX : REAL;
+    for (int i = 0; i < m->manifest.count; i++) {
+        Tensor *t = &m->manifest.at[i];
+        t->dtype = t->layer >= 0 && t->rank > 1 ? m->matrix_gradients : REAL;
+    }
+    manifest_place_gradients(&m->manifest, m->dev);
+}
+
+static void plan_weights(Model *m) {
+    const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
+    const Parallel *parallel = m->dp.parallel;
+    Arena *a = &m->arena;
+    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
+    if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, loads(m)*Re);
+    if (m->mode == MODEL_TRAIN) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes);
+    if (parallel && parallel->one_process && parallel->sharded)
+        arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
+    if (m->dp.ordered) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, m->manifest.total * Re);
+    if (m->dp.ordered && m->dp.ranks > 1)
+        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, (size_t)m->dp.ranks * GATHERED * Re);
+}
+
+static void plan_activations(Model *m) {
+    const size_t X = m->dev->floatX_size, Re = m->dev->real_size, L = (size_t)m->config.layers;
+    const size_t N = (size_t)m->batch.N, C = (size_t)m->config.channels;
+    const MemCategory kept = m->mode == MODEL_TRAIN ? MEM_KEPT : MEM_SHARED;
+    Arena *a = &m->arena;
+    for (size_t l = 0; l < L; l++) describe_acts(m, &m->acts[l], PLAN_KEPT);
+    describe_acts(m, &m->shared, PLAN_SHARED);
+    describe_scratch(m);
+    arena_add(a, kept, "encoded", &m->encoded, N*C*X);
+    arena_add(a, kept, "final", &m->final, N*C*X);
+    arena_add(a, MEM_SHARED, "final_rstd", &m->final_rstd, N*Re);
+    if (m->mode == MODEL_TRAIN) arena_add(a, MEM_SHARED, "dfinal", &m->dfinal, N*C*X);
+}
+
+static int positions(const Model *m) { return m->cache_capacity > m->batch.T ? m->cache_capacity : m->batch.T; }
+
+static void plan_batch(Model *m) {
+    const size_t Re = m->dev->real_size, I = sizeof(int), N = (size_t)m->batch.N, M = (size_t)m->batch.micro_batches;
+    Batch *b = &m->batch;
+    Arena *a = &m->arena;
+    arena_add(a, MEM_DATA, "tokens", &b->tokens, N*I);
+    arena_add(a, MEM_DATA, "targets", &b->targets, N*I);
+    arena_add(a, MEM_DATA, "position", &b->position, N*I);
+    arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
+    arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
+    arena_add(a, MEM_DATA, "dropout key", &b->key, sizeof *b->key);
+    if (m->mode == MODEL_TRAIN) {
+        arena_add(a, MEM_DATA, "tokens of a step", &b->step_tokens, M*N*I);
+        arena_add(a, MEM_DATA, "targets of a step", &b->step_targets, M*N*I);
+        arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
+    }
+    arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);
+    if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, loads(m)*I);
+    arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + loads(m)*I);
+}
+
+static void plan_cache(Model *m) {
+    const Config *c = &m->config;
+    const size_t X = m->dev->floatX_size, L = (size_t)c->layers, GD = (size_t)(c->kv_heads * c->head_size);
+    if (!m->cache_capacity) return;
+    m->cache = mem_alloc(L * sizeof *m->cache);
+    for (size_t l = 0; l < L; l++)
+        arena_add(&m->arena, MEM_CACHE, "cache", &m->cache[l], (size_t)m->batch.B * (size_t)m->cache_capacity * 2*GD*X);
+    arena_add(&m->arena, MEM_DATA, "cache_row", &m->cache_row, (size_t)m->batch.N * sizeof(int));
+}
+
+/* What training and generating have in common. */
+static void plan(Model *m, int micro_batches, Dtype gradients) {
+    const Config *c = &m->config;
+    const size_t L = (size_t)c->layers;
+    m->head_rows = head_chunk(m);
+    m->used_vocab = c->vocab;
+    m->routers = c->layers * ((c->attention_experts > 1) + (c->experts > 1));
+    m->batch.micro_batches = micro_batches;
+    m->batch.all_micro_batches = micro_batches * m->dp.ranks;
+    m->manifest.shards = m->dp.ranks;
+    describe_model(&m->manifest, c);
+    place_gradients(m, gradients);
+    m->lp = mem_alloc(L * sizeof *m->lp);
+    m->lg = mem_alloc(L * sizeof *m->lg);
+    m->acts = mem_alloc(L * sizeof *m->acts);
+    plan_weights(m);
+    plan_activations(m);
+    plan_batch(m);
+    plan_cache(m);
+}
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+                         Dtype gradients, const Parallel *parallel) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
+                  .recompute = recompute,
+                  .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
+                          .ordered = parallel && parallel->ordered } };
+    plan(m, micro_batches, gradients);
+}
+void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
+                          const Model *weights_of) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T },
+                  .dp = { .ranks = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
+    plan(m, 1, REAL);
+}
+
+static void bind_route(Model *m, Route *r, int router, int E, int K) {
+    const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
+    r->plan.E = E;
+    r->plan.K = K;
+    r->site = 2 * m->config.layers + 1 + router;           /* dropout has the sites before */
+    r->own_load = m->dp.own_load + at;
+    r->load = m->dp.ordered ? r->own_load : m->results.load + at;
+    r->losses = real_at(m, m->results.losses, (size_t)router * 2);
+    r->bias = real_at(m, m->bias, at);
+}
+
+static void bind_results(Model *m) {
+    ResultBuffers *r = &m->results;
+    r->step_losses = (real *)r->base;
+    r->losses = real_at(m, r->step_losses, (size_t)m->batch.all_micro_batches);
+    r->grad_sq_norms = real_at(m, r->losses, (size_t)(2 * m->routers));
+    r->load = (int *)(r->base + result_reals(m) * m->dev->real_size);
+    if (m->dp.ranks == 1) m->dp.own_load = r->load;
+}
+
+int model_allocate(Model *m) {
+    const Config *c = &m->config;
+    const Device *dev = m->dev;
+    if (!arena_allocate(&m->arena, dev)) return 0;
+    if (m->weights_of) {
+        m->params = m->weights_of->params;
+        m->bias = m->weights_of->bias;
+        m->used_vocab = m->weights_of->used_vocab;
+    }
+    manifest_bind(&m->manifest, -1, &m->p, m->params, dev->floatX_size);
+    if (m->grads) manifest_bind_gradients(&m->manifest, -1, &m->g, m->grads);
+    if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
+    bind_results(m);
+    for (int l = 0, router = 0; l < c->layers; l++) {
+        const int block = c->universal ? 0 : l;
+        manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
+        if (m->grads) manifest_bind_gradients(&m->manifest, block, &m->lg[l], m->grads);
+        describe_acts(m, &m->acts[l], BIND_SHARED);
+        if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk);
+        if (c->experts > 1)           bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk);
+    }
+    dev->rope_table(m->rope, (float)c->rope_theta, positions(m), c->head_size);
+    return 1;
+}
+
+void model_initialize(Model *m, uint64_t seed) {
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        double *values = mem_alloc(t->count * sizeof *values);
+        manifest_initial(t, seed, values);
+        m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
+        free(values);
+    }
+}
+
+void model_free(Model *m) {
+    arena_free(&m->arena, m->dev);
+    manifest_free(&m->manifest);
+    free(m->lp);
+    free(m->lg);
+    free(m->acts);
+    free(m->cache);
+}
