@@ -47,7 +47,8 @@ BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c tests/*/*.c))
 # kernels/ladder is for tests and benchmarks; the programs do without.
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
-CASES   := $(B)/tests/ops/cases.o
+# What tests and benchmarks have in common.
+SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
 .PHONY: all run_tests test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
@@ -64,7 +65,7 @@ run_tests: $(B)/run_tests
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
-$(B)/bench/bench_moe: $(BENCH) $(CASES) $(LADDER) $(LIBRARY)
+$(B)/bench/bench_moe: $(BENCH) $(SHARED) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 $(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)

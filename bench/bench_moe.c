@@ -162,7 +162,8 @@ static void warm_up(Work *w) {
     w->calls = once < enough / 1000 ? 1000 : once < enough ? (int)(enough / once) + 1 : 1;
 }
 static int work_open(Work *w, const Case *c, const Device *dev) {
-    const double bytes = case_bytes(c, dev), wanted = c->flops > 0 ? 1 : (double)out_of_cache / (bytes + 1);
+    const Cost cost = case_cost(c, dev);
+    const double wanted = cost.flop > 0 ? 1 : (double)out_of_cache / (cost.bytes + 1);
     *w = (Work){ .dev = dev };
     while (w->copies < MOST_COPIES && (!w->copies || w->copies < wanted))
         if (case_place(&w->copy[w->copies], c, dev)) w->copies++;
@@ -235,18 +236,19 @@ static void add_to_groups(Bench *b, const Case *c, double amount, double time) {
 static void time_case(Case *c, void *context) {
     Bench *b = context;
     Work w, dense = { 0 }, even = { 0 };
-    const int product = c->flops > 0, routed = c->dense && b->dev->is_gpu, ceiling = routed && b->even.name;
+    const Cost cost = case_cost(c, b->dev);
+    const int product = cost.flop > 0, routed = c->dense && b->dev->is_gpu, ceiling = routed && b->even.name;
     if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only))) return;
     if (b->list) { puts(c->what); return; }
     if (!work_open(&w, c, b->dev) || (routed && !work_open(&dense, c->dense, b->dev))
         || (ceiling && !work_open(&even, c->even, &b->even)))
         printf("%-72s not enough memory\n", c->what);
     else {
-        const double amount = product ? c->flops : case_bytes(c, b->dev);
+        const double amount = product ? cost.flop : cost.bytes;
         Work *const beside[OTHERS] = { routed ? &dense : product ? NULL : &b->copying, ceiling ? &even : NULL };
         const double copied = product ? 0 : copying_of(&b->copying, amount);
         const Timing t = time_beside(&w, beside, b->seconds);
-        const double peak = routed ? c->flops / t.other[0] : product ? b->flops_peak : copied / t.other[0];
+        const double peak = routed ? cost.flop / t.other[0] : product ? b->flops_peak : copied / t.other[0];
         printf("%-72s %9.4f ms (%.4f - %.4f) %9.2f %s %8.1f %s", c->what, t.time * 1e3, t.fastest * 1e3, t.slowest * 1e3,
                amount / (product ? 1e9 : 1e6), product ? "GFLOP" : "MB   ", amount / t.time / 1e9,
                product ? "GFLOP/s" : "GB/s   ");
@@ -291,7 +293,7 @@ static void time_copies(Copies *c, Work *w, double rate) {
 static double product_rate(const Device *dev) {
     Work w;
     Case *c = case_product(8192, 8192, 8192);
-    const double rate = work_open(&w, c, dev) ? c->flops / time_beside(&w, NULL, 0.1).time : 0;
+    const double rate = work_open(&w, c, dev) ? case_cost(c, dev).flop / time_beside(&w, NULL, 0.1).time : 0;
     work_close(&w);
     case_free(c);
     return rate;
@@ -327,15 +329,15 @@ static int is(const char *arg, const char *letter, const char *name) {
 }
 
 /* MODEL[,SEQUENCES[,TOKENS]]: descriptors have no commas. */
-static void step_of(const Device *dev, const char *text, Lesson l, double product_rate, const Copies *copies) {
+static void step_of(const Device *dev, const char *text, TraineeOptions o, double product_rate, const Copies *copies) {
     char model[128];
     int used = 0;
     const size_t n = strcspn(text, ",");
     snprintf(model, sizeof model, "%.*s", (int)n, text);
-    l.B = dev->is_gpu ? 16 : 1, l.T = 1024;
-    if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &l.B, &used, &l.T, &used) < 1 || text[n + (size_t)used] || l.B < 1 || l.T < 1))
+    o.B = dev->is_gpu ? 16 : 1, o.T = 1024;
+    if (text[n] && (sscanf(text + n, ",%d%n,%d%n", &o.B, &used, &o.T, &used) < 1 || text[n + (size_t)used] || o.B < 1 || o.T < 1))
         fail(EXIT_USAGE, "-step %s: not MODEL,SEQUENCES,TOKENS\n%s", text, usage);
-    bench_step(dev, model, l, product_rate, copies);
+    bench_step(dev, model, o, product_rate, copies);
 }
 /* One of the words; its number. */
 static int choice(int argc, char **argv, int *i, const char *const *words) {
@@ -349,7 +351,7 @@ int main(int argc, char **argv) {
     static Bench b = { .seconds = 0.1 };
     static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
     static const char *const types[] = { "f32", "bf16", NULL };
-    Lesson lesson = { .master = 1, .gradients = FLOATX };
+    TraineeOptions training = { .gradients = FLOATX };
     int wait = 0;
     Copies copies = { { 0 } };
     for (int i = 1; i < argc; i++)
@@ -364,10 +366,10 @@ int main(int argc, char **argv) {
                 fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
         } else if (is(argv[i], "-s", "--step") || is(argv[i], "-step", "-step")) step = value_of(argc, argv, &i);
         else if (is(argv[i], "-w", "--wait")) wait = 1;
-        else if (!strcmp(argv[i], "-r")) lesson.recompute = choice(argc, argv, &i, numbers);
-        else if (!strcmp(argv[i], "-mw")) lesson.master = choice(argc, argv, &i, yes);
-        else if (!strcmp(argv[i], "-mo")) lesson.moments = (Dtype)choice(argc, argv, &i, types);
-        else if (!strcmp(argv[i], "-mg")) lesson.gradients = (Dtype)choice(argc, argv, &i, types);
+        else if (!strcmp(argv[i], "-r")) training.recompute = choice(argc, argv, &i, numbers);
+        else if (!strcmp(argv[i], "-mw")) training.no_master = !choice(argc, argv, &i, yes);
+        else if (!strcmp(argv[i], "-mo")) training.moments = (Dtype)choice(argc, argv, &i, types);
+        else if (!strcmp(argv[i], "-mg")) training.gradients = (Dtype)choice(argc, argv, &i, types);
         else if (is(argv[i], "-l", "--list")) b.list = 1;
         else if (argv[i][0] == '-' || b.filter) fail(EXIT_USAGE, "%s: unknown\n%s", argv[i], usage);
         else b.filter = argv[i];
@@ -413,7 +415,7 @@ int main(int argc, char **argv) {
     if (what == RUNGS) bench_ladder(b.dev);
     if (what == ROUNDED) bench_rounding(b.dev);
     if (parts) bench_layer_parts(b.dev, b.filter, b.dev->is_gpu ? 1 : shrink, b.flops_peak, &copies);
-    else if (step) step_of(b.dev, step, lesson, b.flops_peak, &copies);
+    else if (step) step_of(b.dev, step, training, b.flops_peak, &copies);
     for (int i = 0; i < SIZES && what < 0 && !step; i++) {
         const Shape *s = &sizes[i].s;
         if (size ? strcmp(size, s->name) != 0 : sizes[i].gpu != b.dev->is_gpu) continue;

@@ -191,6 +191,18 @@ static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
     case_release(&want);
 }
 
+/* Does operations.h know the operation, and count no more than its buffers hold? */
+static void check_cost(const Case *c, const Device *dev) {
+    double held = 0;
+    for (int i = 0; i < c->buffers; i++) {
+        const Buffer *b = &c->buffer[i];
+        const size_t size = b->dtype == INTEGER ? sizeof(int) : b->dtype == BYTE ? 1 : dtype_size(dev, (Dtype)b->dtype);
+        if (b->name) held += (double)(b->n * size) * (b->role == UPDATE || b->role == SCRATCH ? 2 : 1);
+    }
+    const double counted = case_cost(c, dev).bytes;
+    check(counted >= 0.25 * held && counted <= 1.001 * held, "%s: moves %.0f bytes, its buffers hold %.0f", c->what, counted, held);
+}
+
 /* ---- arguments that may be the same pointer ------------------------------------------------------------ */
 
 static void check_alias(Case *c, const Device *dev) {
@@ -238,6 +250,7 @@ static void check_case(Case *c, void *context) {
     const int is_small = *(int *)context;
     if (!in_part()) return;
     if (is_tested(f64)) against_definition(c, f64);
+    if (!strcmp(c->s.name, "odd")) check_cost(c, f64);
     for (int i = 0; (dev = tested_device(i)); i++) {
         if (is_again(c, dev)) continue;
         if (dev != f64 || is_small) against_oracle(c, dev, f64);
