@@ -1,5 +1,5 @@
-/* round.h: how many rows an expert gets where routing is rounded: the same number on every device. The rules: Rounding in
- * kernels.h. */
+/* round.h: what rounding of routing decides, the same on every device: how many rows an expert keeps (Rounding in kernels.h), and
+ * in which order it ranks tokens. */
 #ifndef KERNELS_ROUND_H
 #define KERNELS_ROUND_H
 #include "kernels.h"
@@ -9,7 +9,7 @@ ON_BOTH static inline int round_down(int count, int tile) { return count / tile 
 ON_BOTH static inline int round_up(int count, int tile)   { return round_down(count + tile - 1, tile); }
 ON_BOTH static inline int round_near(int count, int tile) { return round_down(count + (tile - 1) / 2, tile); }
 
-/* Rows of expert e, which `count` of N tokens chose. Where whole tiles would need more than N tokens: count. */
+/* Rows of expert e, which `count` of N tokens chose. If whole tiles would need more than N tokens: count. */
 ON_BOTH static inline int rounded(Rounding rule, int count, int N, int tile, uint64_t key, int e) {
     if (round_up(count, tile) > N) return count;
     switch (rule) {
@@ -32,7 +32,7 @@ ON_BOTH static inline uint32_t score_order(float score) {
     const uint32_t bits = ordered_bits(score);
     return score == score ? bits >> 1 : 0;
 }
-/* An expert's order of tokens: larger is earlier. No two are the same, and none is ~0. */
+/* By which an expert ranks a token: larger is earlier. All tokens differ, and none has ~0. */
 ON_BOTH static inline uint64_t rank_of(int chose, float score, int token) {
     return (uint64_t)(chose != 0) << 63 | (uint64_t)score_order(score) << 32 | (uint32_t)~token;
 }

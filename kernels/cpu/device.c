@@ -7,11 +7,11 @@
 
 enum { HUGE_PAGE = 2 << 20 };
 
-/* ---- memory: a CPU's memory is the host's -------------------------------------------------------------- */
+/* ---- memory: that of the host --------------------------------------------------------------------------- */
 
 static const char *open_device(int which) { (void)which; return NULL; }
 static int count(void) { return 1; }
-/* Large blocks ask for large pages: walking weights then needs a five-hundredth of the address translations. */
+/* Large blocks ask for huge pages: streaming weights then takes 1/512 of the TLB entries. */
 static void *alloc(size_t bytes) {
     const size_t align = bytes < HUGE_PAGE ? 256 : HUGE_PAGE;
     void *p = bytes < SIZE_MAX - 2 * align ? aligned_alloc(align, (bytes + align) / align * align) : NULL;
@@ -31,7 +31,7 @@ static size_t memory(void) {
 }
 static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(dst, src, bytes); }
 
-static _Thread_local Waits waited;              /* nothing to wait for here; counted so that a CPU can test who would */
+static _Thread_local Waits waited;              /* a CPU waits for nothing; counted so that tests on it see who would wait */
 static Waits waits(void) { return waited; }
 static void count_sync(void) { waited.syncs++; }
 static void download(void *host, const void *src, size_t bytes) {

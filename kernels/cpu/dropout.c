@@ -1,7 +1,7 @@
 /* dropout.c: the residual stream, and dropout.
  *
- * The mask is a hash of (key, site, i): nothing is stored, backward asks again, and no device or thread count changes
- * it. A number of 16 bits decides. */
+ * The mask is a hash of (key, site, i), 16 bits for each element: nothing is stored, backward computes it again, and it is
+ * the same on every device with any number of threads. */
 #include "impl.h"
 #include "kernels/random.h"
 
@@ -20,8 +20,8 @@ static void residual(floatX *out, const floatX *residual, const floatX *branch, 
     const Mask m = mask_of(d);
     #pragma omp parallel for PARALLEL_IF(n)
     for (size_t i = 0; i < n; i++) {
-        const int stays = m.least == 0 || kept(m.key, i, m.least);
-        out[i] = X(R(residual[i]) + (stays ? R(branch[i]) * m.scale : 0));
+        const int keep = m.least == 0 || kept(m.key, i, m.least);
+        out[i] = X(R(residual[i]) + (keep ? R(branch[i]) * m.scale : 0));
     }
 }
 

@@ -1,12 +1,11 @@
-/* embed.c: the embedding. A row is looked up, so its gradient goes back to that row. */
+/* embed.c: the embedding. Forward looks rows up; backward adds a token's gradient to its row. */
 #include "impl.h"
 
 static void embed_forward(floatX *out, const int *token, const floatX *weight, int N, int C) {
     for (int n = 0; n < N; n++) memcpy(out + (size_t)n*C, weight + (size_t)token[n]*C, (size_t)C * sizeof(floatX));
 }
 
-/* Threads take columns, not tokens: two tokens may share a row, two columns never
- * do, and the order of the sum stays. */
+/* Threads split the columns, not the tokens: two tokens may have the same row, and the order of a sum is that of tokens. */
 static void embed_backward(real *dweight, const floatX *dout, const int *token, int N, int V, int C) {
     enum { WIDE = 16 };
     (void)V;

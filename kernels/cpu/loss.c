@@ -3,7 +3,8 @@
 
 /* ---- cross entropy: loss = lse(x) - x[target], and dlse/dx_v = softmax_v, so dx_v = softmax_v - [v = target] ---- */
 
-/* sum of exp(x - max) over n numbers: a few at a time as real, which vectors do, and those in double, because a vocabulary is long. */
+/* The sum of exp(x - max) over n numbers: blocks of 1024 in real, which is vectorized, and their sums in double, because
+ * vocabularies are long. */
 static real sum_of_exp(const floatX *x, int n, real max) {
     enum { FEW = 1024 };
     double total = 0;

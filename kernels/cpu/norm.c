@@ -11,20 +11,20 @@ static void rmsnorm_forward(floatX *out, real *rstd, const floatX *inp, Norm nor
     for (int n = 0; n < N; n++) {
         const floatX *x = inp + (size_t)n*C;
         floatX *y = out + (size_t)n*C;
-        real squares = 0;
-        for (int from = 0; from < C; from += FEW) {                 /* sums of a few, and of those */
+        real sum = 0;
+        for (int from = 0; from < C; from += FEW) {                 /* sums of FEW elements, then of these */
             const int to = C - from < FEW ? C : from + FEW;
             real few = 0;
             #pragma omp simd reduction(+:few)
             for (int c = from; c < to; c++) few += R(x[c]) * R(x[c]);
-            squares += few;
+            sum += few;
         }
-        real r = rstd[n] = 1 / sqrt(squares / C + (real)norm.eps);
+        real r = rstd[n] = 1 / sqrt(sum / C + (real)norm.eps);
         for (int c = 0; c < C; c++) y[c] = X(R(X(R(x[c]) * r)) * R(weight[c]));
     }
 }
 
-/* dweight: each block of ROWS rows makes a partial sum of its own, and the partial sums are added in order. */
+/* dweight: each block of ROWS rows has a partial sum; these are added in order. */
 static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm,
                              const real *rstd, int N, int C) {
     enum { ROWS = 64 };
@@ -52,7 +52,7 @@ static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, co
     free(partial);
 }
 
-/* ---- bias: added to every row, so its gradient is the sum over rows ------------------------------------ */
+/* ---- bias_backward: a bias is added to every row, so its gradient is the sum over rows --------------------- */
 
 static void bias_backward(real *dbias, const floatX *dout, int N, int C) {
     enum { WIDE = 16 };

@@ -14,7 +14,7 @@ static void grad_sq_norms(real *out, const void *grads, const Segment *segments,
     out[count] = (real)total;
 }
 
-/* ---- AdamW: m and v are running means of g and g^2, both divided by 1 - beta^t because they start at zero ---- */
+/* ---- AdamW: m and v are running means of g and g^2, corrected by 1 / (1 - beta^t) because they start at zero ---- */
 
 static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
                   const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a) {

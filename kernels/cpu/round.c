@@ -1,8 +1,9 @@
-/* round.c: routing rounded to whole tiles. An expert's tokens are those whose rank reaches a limit, the r-th largest rank. */
+/* round.c: routing rounded to whole tiles. An expert that keeps r tokens keeps those whose rank (round.h) is at least the
+ * r-th largest. */
 #include "route.h"
 #include "kernels/round.h"
 
-/* Bit by bit: the largest number that r of the n different ones reach, or one that exactly those reach. */
+/* The r-th largest of n different numbers, found bit by bit, or any number that exactly r of them reach. */
 static uint64_t nth_largest(const uint64_t *x, int n, int r) {
     uint64_t limit = 0;
     if (r == 0) return UINT64_MAX;

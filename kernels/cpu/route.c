@@ -1,8 +1,8 @@
-/* route.c: which tokens go to which experts, what that costs, and how the experts' answers come back together. */
+/* route.c: which tokens go to which experts, what that costs, and how the experts' results are combined. */
 #include "route.h"
 
-/* The distribution p over all experts that the balance loss looks at, for one token. Sigmoids are normalized as a
- * softmax of their logarithms, which stays right where all of them underflow. */
+/* The distribution p over all experts that the balance loss uses, for one token. Sigmoids are normalized as a softmax of their
+ * logarithms, which stays right where all of them underflow. */
 static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     if (scores != SIGMOID_TOPK) {
         for (int e = 0; e < E; e++) p[e] = exp(R(x[e]) - lse);
@@ -14,12 +14,12 @@ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int
     for (int e = 0; e < E; e++) p[e] /= sum;
 }
 
-/* The slots of token n begin here, and end where those of the next begin. */
+/* Where the slots of token n begin; they end where those of token n + 1 begin. */
 static inline size_t first_slot(const int *first, int n, int K) { return first ? (size_t)first[n] : (size_t)n*K; }
 
-/* ---- router -----------------------------------------------------------------------------------------------
- * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, which is the same order but for the bias. Where
- * two of those round to the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
+/* ---- router ----------------------------------------------------------------------------------------------- TOPK_SOFTMAX
+ * compares logits; the others probabilities or sigmoids, whose order without a bias is the same. Where two of these round to
+ * the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
 
 void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
     real max = 0, kept = 0;
@@ -66,7 +66,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
     }
 }
 
-/* Three gradients meet in the logits of a token, l:
+/* The gradient of a token's logits, l, has three parts:
  *  - through the weights. With w a softmax over the chosen set T, the softmax over everything else cancels, and
  *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in T.
  *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in T] dw_i - sum_{j in T} p_j dw_j) for all i.
@@ -124,7 +124,7 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
         plan->token_of_row[row] = s / K;
         plan->row_of_slot[s] = row;
     }
-    for (int e = E; e > 0; e--) start[e] = start[e - 1];    /* ...and has then moved to where expert e + 1 begins */
+    for (int e = E; e > 0; e--) start[e] = start[e - 1];    /* ...and is then where expert e + 1 begins */
     start[0] = 0;
 }
 
@@ -132,7 +132,7 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
 
 static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K) {
-    enum { ROWS = 256 };                                /* partial sums over fixed blocks of tokens, added in order */
+    enum { ROWS = 256 };                                /* tokens of a partial sum; these are added in order */
     int blocks = (N + ROWS - 1) / ROWS;
     double *partial = zeroed_scratch((size_t)blocks * 2 * sizeof *partial);
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
@@ -157,7 +157,7 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
 }
 
 static void router_bias(real *bias, const int *load, float rate, int E) {
-    int64_t sum = 0;                                        /* load < mean is load * E < sum: nothing is rounded */
+    int64_t sum = 0;                                        /* load < mean is load * E < sum in integers, so nothing is rounded */
     for (int e = 0; e < E; e++) sum += load[e];
     for (int e = 0; e < E; e++) {
         const int64_t here = (int64_t)load[e] * E;
@@ -165,7 +165,7 @@ static void router_bias(real *bias, const int *load, float rate, int E) {
     }
 }
 
-/* ---- combine: a token's output is the weighted sum of what its experts said ---------------------------- */
+/* ---- combine: a token's output is the weighted sum of its experts' results ----------------------------- */
 
 static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
                             const Plan *plan, int C, Rows rows) {

@@ -3,33 +3,34 @@
 #include "kernels/compound.h"
 
 // ---- memory -----------------------------------------------------------------------------------------------
-// What the host sends goes through two pieces of pinned memory by turns: while the GPU fetches one, the host
-// fills the other, and the caller's memory is its own again as soon as the call returns.
+// Uploads go through two pinned staging buffers: while the GPU copies from one, the host fills the other. The caller may reuse
+// its own memory as soon as the call returns.
 
-enum { PIECE = 4 << 20 };
-static thread_local struct { char *at[2]; cudaEvent_t fetched[2]; int turn; } pieces;
+enum { STAGING = 4 << 20 };
+static thread_local struct { char *at[2]; cudaEvent_t copied[2]; int current; } staging;
 
-static char *piece(void) {
-    for (int i = 0; i < 2 && !pieces.fetched[i]; i++) {
-        CUDA_CHECK(cudaMallocHost((void **)&pieces.at[i], PIECE));
-        CUDA_CHECK(cudaEventCreateWithFlags(&pieces.fetched[i], cudaEventDisableTiming));
+// The buffer to fill next; staging_send copies it to the device.
+static char *staging_buffer(void) {
+    for (int i = 0; i < 2 && !staging.copied[i]; i++) {
+        CUDA_CHECK(cudaMallocHost((void **)&staging.at[i], STAGING));
+        CUDA_CHECK(cudaEventCreateWithFlags(&staging.copied[i], cudaEventDisableTiming));
     }
-    CUDA_CHECK(context()->recording ? cudaErrorStreamCaptureUnsupported     // a replay would send what is there then
-                                    : cudaEventSynchronize(pieces.fetched[pieces.turn]));
-    return pieces.at[pieces.turn];
+    // A replay would upload whatever the buffer holds at that time, so uploads cannot be recorded.
+    CUDA_CHECK(context()->recording ? cudaErrorStreamCaptureUnsupported : cudaEventSynchronize(staging.copied[staging.current]));
+    return staging.at[staging.current];
 }
-static void piece_send(void *dst, size_t bytes) {
-    if (context()->recording) return;                       // piece has said so
-    CUDA_CHECK(cudaMemcpyAsync(dst, pieces.at[pieces.turn], bytes, cudaMemcpyHostToDevice, context()->stream));
-    CUDA_CHECK(cudaEventRecord(pieces.fetched[pieces.turn], context()->stream));
-    pieces.turn ^= 1;
+static void staging_send(void *dst, size_t bytes) {
+    if (context()->recording) return;                       // staging_buffer has reported it
+    CUDA_CHECK(cudaMemcpyAsync(dst, staging.at[staging.current], bytes, cudaMemcpyHostToDevice, context()->stream));
+    CUDA_CHECK(cudaEventRecord(staging.copied[staging.current], context()->stream));
+    staging.current ^= 1;
 }
 
 static void *alloc(size_t bytes) {
     void *p = NULL;
     const cudaError_t e = cudaMalloc(&p, bytes ? bytes : 1);
     if (e == cudaErrorMemoryAllocation) {
-        cudaGetLastError();                                 // it has been reported, by NULL
+        cudaGetLastError();                                 // NULL reports it
         return NULL;
     }
     CUDA_CHECK(e);
@@ -42,7 +43,7 @@ static void release(void *p) {
     cuda_sync();
     CUDA_CHECK(cudaFree(p));
 }
-// Less than there is: the library, recordings and the workspace come later and want some.
+// Less than is free: the library, recordings and the workspace are allocated later.
 static size_t memory(void) {
     const size_t later = (size_t)512 << 20;
     size_t available = 0, total = 0;
@@ -51,28 +52,28 @@ static size_t memory(void) {
 }
 void DEVICE(upload)(void *dst, const void *host, size_t bytes) {
     for (size_t at = 0, n; at < bytes; at += n) {
-        n = bytes - at < PIECE ? bytes - at : PIECE;
-        memcpy(piece(), (const char *)host + at, n);
-        piece_send((char *)dst + at, n);
+        n = bytes - at < STAGING ? bytes - at : STAGING;
+        memcpy(staging_buffer(), (const char *)host + at, n);
+        staging_send((char *)dst + at, n);
     }
 }
 
-// What goes to the host without its waiting lands in pinned memory, and an event says when.
-static thread_local struct { void *at; size_t capacity; cudaEvent_t landed; } letters[2];
+// Each slot of post has a pinned buffer, and an event that tells when its copy is complete.
+static thread_local struct { void *at; size_t capacity; cudaEvent_t complete; } posts[2];
 static void post(int slot, const void *src, size_t bytes) {
-    auto &l = letters[slot];
-    if (!l.landed) CUDA_CHECK(cudaEventCreateWithFlags(&l.landed, cudaEventDisableTiming));
-    if (bytes > l.capacity) {
-        if (l.at) CUDA_CHECK(cudaFreeHost(l.at));
-        CUDA_CHECK(cudaMallocHost(&l.at, l.capacity = bytes));
+    auto &p = posts[slot];
+    if (!p.complete) CUDA_CHECK(cudaEventCreateWithFlags(&p.complete, cudaEventDisableTiming));
+    if (bytes > p.capacity) {
+        if (p.at) CUDA_CHECK(cudaFreeHost(p.at));
+        CUDA_CHECK(cudaMallocHost(&p.at, p.capacity = bytes));
     }
-    CUDA_CHECK(cudaMemcpyAsync(l.at, src, bytes, cudaMemcpyDeviceToHost, context()->stream));
-    CUDA_CHECK(cudaEventRecord(l.landed, context()->stream));
+    CUDA_CHECK(cudaMemcpyAsync(p.at, src, bytes, cudaMemcpyDeviceToHost, context()->stream));
+    CUDA_CHECK(cudaEventRecord(p.complete, context()->stream));
 }
 static void collect(void *host, int slot, size_t bytes) {
     context()->waited.reads++;
-    CUDA_CHECK(cudaEventSynchronize(letters[slot].landed));
-    memcpy(host, letters[slot].at, bytes);
+    CUDA_CHECK(cudaEventSynchronize(posts[slot].complete));
+    memcpy(host, posts[slot].at, bytes);
 }
 static void copy(void *dst, const void *src, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, context()->stream));
@@ -83,16 +84,16 @@ static void zero(void *dst, size_t bytes) {
 
 template<class T> static void convert_up(T *dst, const double *host, size_t n) {
     for (size_t at = 0, count; at < n; at += count) {
-        T *to = (T *)piece();
-        count = n - at < PIECE / sizeof(T) ? n - at : PIECE / sizeof(T);
+        T *to = (T *)staging_buffer();
+        count = n - at < STAGING / sizeof(T) ? n - at : STAGING / sizeof(T);
         for (size_t i = 0; i < count; i++) to[i] = (T)(real)host[at + i];
-        piece_send(dst + at, count * sizeof(T));
+        staging_send(dst + at, count * sizeof(T));
     }
 }
 template<class T> static void convert_down(double *host, const T *src, size_t n) {
     for (size_t at = 0, count; at < n; at += count) {
-        T *from = (T *)piece();
-        count = n - at < PIECE / sizeof(T) ? n - at : PIECE / sizeof(T);
+        T *from = (T *)staging_buffer();
+        count = n - at < STAGING / sizeof(T) ? n - at : STAGING / sizeof(T);
         cuda_read(from, src + at, count * sizeof(T));
         for (size_t i = 0; i < count; i++) host[at + i] = (double)(real)from[i];
     }
@@ -160,12 +161,12 @@ PART(device) {
     DEVICE(sample)(d);
     DEVICE(decode_layer)(d);
 #if defined(PRECISION_BF16)
-    DEVICE(hopper)(d);                                      // after what it may have to call instead
+    DEVICE(hopper)(d);                                      // after the functions that it replaces
 #endif
 }
 
 #if defined(PRECISION_BF16)
-// The same with nothing that only newer GPUs have: what runs on Ampere, to be tested and timed anywhere.
+// The path for Ampere, which runs on every later GPU too, so that it can be tested and timed there.
 PART(portable) {
     DEVICE(device)(d);
     d->name = DEVICE_NAME "-portable";

@@ -3,7 +3,8 @@
 #include "impl.cuh"
 #include "kernels/random.h"
 
-// A Dropout as kernels use it: x becomes x * scale if its random_16 is at least `least`, else 0. least 0: p is 0 and key is not read.
+// A Dropout as kernels use it: x becomes x * scale if its random_16 is at least `least`, else 0. least 0: p is 0 and key is not
+// read.
 typedef struct { const uint64_t *key; int site; uint32_t least; real scale; } Mask;
 static inline Mask mask_of(Dropout d) {
     return { d.key, d.site, (uint32_t)((double)d.p * 65536), (real)1 / ((real)1 - (real)d.p) };

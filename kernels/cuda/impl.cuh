@@ -65,7 +65,8 @@ Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
 
-// Ends the program with a message: the error, the program's activity, file, line, the call, the build's architectures and the GPU's.
+// Ends the program with a message: the error, the program's activity, file, line, the call, the build's architectures and the
+// GPU's.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
 // The same, except that an operation that cannot be recorded only spoils the recording.
 void cuda_check(const char *file, int line, const char *what, cudaError_t error);
@@ -108,8 +109,8 @@ __host__ __device__ static inline floatX X(real r)   { return (floatX)r; }
 __host__ __device__ static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 __device__ static inline size_t global_index(void) { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// W elements that a thread loads or stores at once: one instruction for up to 16 bytes. The address must be a multiple of their size,
-// or of 16.
+// W elements that a thread loads or stores at once: one instruction for up to 16 bytes. The address must be a multiple of their
+// size, or of 16.
 enum { VECTOR = 16 / sizeof(floatX) };
 template<class T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Array { T x[W]; };
 template<int W> using Pack  = Array<floatX, W>;

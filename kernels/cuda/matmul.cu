@@ -22,17 +22,17 @@
 //               do at most 4096 flop: just balanced; a smaller tile would not be. Of the registers, 128 are sums and 64 hold a and b,
 //               both for the 16 of k being multiplied and for the next.
 //
-// The three products differ in two ways. Where k is the slow dimension in memory (b of INPUT, both of WEIGHT), the tile is copied as
-// it is and transposed on its way into registers, by ldmatrix.trans. And for WEIGHT the row index belongs to k: it changes with every
-// step, and is itself loaded two steps before it is needed.
+// The three products differ in two ways. Where k is the slow dimension in memory (b of INPUT, both of WEIGHT), the tile is
+// copied as it is and transposed on its way into registers, by ldmatrix.trans. And for WEIGHT the row index belongs to k: it
+// changes with every step, and is itself loaded two steps before it is needed.
 //
-// How many rows an expert has is known only on the GPU (plan->start), and the host does not wait for it: the grid covers the worst
-// case, blocks find their expert (tile_coord), and blocks without work return. Each element of c belongs to one block, and its sum runs
-// in the order of k: the same bits every time.
+// How many rows an expert has is known only on the GPU (plan->start), and the host does not wait for it: the grid covers the
+// worst case, blocks find their expert (tile_coord), and blocks without work return. Each element of c belongs to one block,
+// and its sum runs in the order of k: the same bits every time.
 //
-// Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, which is slow but takes anything. A few rows
-// (decoding) use few_rows, whose time is that of reading weights. Dense products are offered to cuBLASLt first (dense.cu). Each choice
-// depends on sizes and alignment only.
+// Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, which is slow but takes anything. A
+// few rows (decoding) use few_rows, whose time is that of reading weights. Dense products are offered to cuBLASLt first
+// (dense.cu). Each choice depends on sizes and alignment only.
 #include "dense.cuh"
 #include "product.cuh"
 
@@ -70,9 +70,9 @@ __device__ static inline void copy_tile(uint32_t to, const floatX *from, int wid
     }
 }
 
-// A warp's 64 x 16 of an operand, as mma takes it: r[i] is the 16 x 16 block i. `along`: the tile is [64...][BK], with rows along k;
-// otherwise [BK][64...], and ldmatrix transposes, which exchanges i and k16. pitch: bytes per row. offset: the lane's for
-// i = k16 = 0. Chunks are swizzled, so that they are addressed by xor: c ^ r%8 becomes (c+2i) ^ r%8.
+// A warp's 64 x 16 of an operand, as mma takes it: r[i] is the 16 x 16 block i. `along`: the tile is [64...][BK], with rows
+// along k; otherwise [BK][64...], and ldmatrix transposes, which exchanges i and k16. pitch: bytes per row. offset: the lane's
+// for i = k16 = 0. Chunks are swizzled, so that they are addressed by xor: c ^ r%8 becomes (c+2i) ^ r%8.
 template <bool along, int pitch>
 __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint32_t offset, int k16) {
 #pragma unroll
@@ -81,9 +81,9 @@ __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint
         else ldmatrix_trans(r[i], tile + (offset ^ (i * 32)) + k16 * 16 * pitch);
 }
 
-// The four 8 x 8 matrices of a 16 x 16 block go to registers 0-3 in mma's order: of a first along m, then along k; of b first along k.
-// In the tile m and n are rows if `along`, otherwise columns. rows_first: matrices 0 and 1 are in the same columns of the tile,
-// otherwise in the same rows. first: the warp's first m or n in the tile.
+// The four 8 x 8 matrices of a 16 x 16 block go to registers 0-3 in mma's order: of a first along m, then along k; of b first
+// along k. In the tile m and n are rows if `along`, otherwise columns. rows_first: matrices 0 and 1 are in the same columns of
+// the tile, otherwise in the same rows. first: the warp's first m or n in the tile.
 template <bool along, int pitch> __device__ static inline uint32_t operand_offset(int first, bool rows_first) {
     const int lane = threadIdx.x % 32;
     const int row  = rows_first ? lane % 16 : lane / 16 * 8 + lane % 8;
@@ -91,8 +91,8 @@ template <bool along, int pitch> __device__ static inline uint32_t operand_offse
     return (along ? (first + row) * pitch : row * pitch + first * 2) + (side ^ row % 8) * 16;
 }
 
-// Stores the finished tile: from each warp's registers, where a row is scattered in pieces of 8 bytes, to shared memory, and from there
-// as whole rows to c, after adding what c held, and rounded once. list: the row of c for each row of the tile.
+// Stores the finished tile: from each warp's registers, where a row is scattered in pieces of 8 bytes, to shared memory, and
+// from there as whole rows to c, after adding what c held, and rounded once. list: the row of c for each row of the tile.
 template <ProductKind kind, int BN, typename T> __device__ static inline
 void write_tile(const Product &p, const TileCoord &at, const float sum[4][8][4], float *shared, const int *list) {
     typedef Array<T, 4> Four;
@@ -173,9 +173,9 @@ template <ProductKind kind, int BN> struct Operands {
     }
 };
 
-// A block has one tile of c, BM x BN, and BN threads: 2 warps along m, BN/64 along n. 2*BM*BN*k flop; reads (BM + BN)*k*2 bytes from
-// L2: 64 flop per byte at 128 x 128 and 85 at 128 x 256. 8 warps fit on an SM either way, as many as the registers allow: with
-// 128 x 128 as two blocks, of which one can multiply while the other begins or ends.
+// A block has one tile of c, BM x BN, and BN threads: 2 warps along m, BN/64 along n. 2*BM*BN*k flop; reads (BM + BN)*k*2 bytes
+// from L2: 64 flop per byte at 128 x 128 and 85 at 128 x 256. 8 warps fit on an SM either way, as many as the registers allow:
+// with 128 x 128 as two blocks, of which one can multiply while the other begins or ends.
 template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
     constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
     constexpr int a_pitch = (a_along ? BK : BM) * 2, b_pitch = (b_along ? BK : BN) * 2, STAGE = Size<BN>::stage;
@@ -280,8 +280,8 @@ void write_plain(const Product &p, const TileCoord &at, const float sum[4][4], i
         }
     }
 }
-// A block has 64 x 64 of c, and each of its 256 threads 4 x 4, in steps of 16 of k. The next step's numbers are loaded into registers
-// while this step's are multiplied. In shared memory they are floats, and k is the slow dimension of both operands.
+// A block has 64 x 64 of c, and each of its 256 threads 4 x 4, in steps of 16 of k. The next step's numbers are loaded into
+// registers while this step's are multiplied. In shared memory they are floats, and k is the slow dimension of both operands.
 template <ProductKind kind> static __global__ __launch_bounds__(256) void plain_product(const __grid_constant__ Product p) {
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
     const TileCoord at = tile_coord<kind, PLAIN, PLAIN>(p, blockIdx.x);
@@ -335,8 +335,9 @@ template <ProductKind kind> static __global__ __launch_bounds__(256) void plain_
 
 // ---- few rows, forward --------------------------------------------------------------------------------------------------
 
-// A warp has one column of c for all (at most FEW) rows of an expert: it reads one row of the weight, once, and each row of inp, which
-// are in the caches. A block is launched for each row; the one of an expert's first row computes all its rows, the others return.
+// A warp has one column of c for all (at most FEW) rows of an expert: it reads one row of the weight, once, and each row of
+// inp, which are in the caches. A block is launched for each row; the one of an expert's first row computes all its rows, the
+// others return.
 enum { FEW = 8, FEW_WARPS = 8 };
 static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product p, bool vectors) {
     const int across = (p.O + FEW_WARPS - 1) / FEW_WARPS, row = blockIdx.x / across;
@@ -388,7 +389,8 @@ template <ProductKind kind, bool portable> static void multiply(const Product &p
         return;
     }
 #if defined(PRECISION_BF16)
-    if (!portable && (kind == FORWARD ? hopper_product_forward(p) : kind == INPUT ? hopper_product_input(p) : hopper_product_weight(p))) return;
+    if (!portable && (kind == FORWARD ? hopper_product_forward(p) : kind == INPUT ? hopper_product_input(p)
+                                                                                  : hopper_product_weight(p))) return;
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);

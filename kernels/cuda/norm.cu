@@ -1,10 +1,10 @@
 // norm.cu: RMSNorm, alone and fused with the residual connection before it (add_norm); the gradient of a bias.
 //
 // add_norm_forward ends a sub-layer and begins the next: the rows of each token's experts are combined, added to the residual
-// stream, and normalized. In add_norm_backward the gradients of what was normalized are added up, go back through the norm, and are
-// added to the stream's gradient. As separate operations each would read what the one before has just written: fused they move K+3
-// times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of K+8. rmsnorm_backward is the special case
-// in which the sum has already been computed.
+// stream, and normalized. In add_norm_backward the gradients of what was normalized are added up, go back through the norm, and
+// are added to the stream's gradient. As separate operations each would read what the one before has just written: fused they
+// move K+3 times N*C elements instead of K+6, and backward, with one product to add, K+5 instead of K+8. rmsnorm_backward is
+// the special case in which the sum has already been computed.
 #include "dropout.cuh"
 #include "gather.cuh"
 #include "ptx.cuh"
@@ -122,9 +122,9 @@ static void add_norm_forward(const Device *, floatX *out, real *rstd, floatX *re
 
 // ---- sums of columns --------------------------------------------------------------------------------------
 
-// first[c] += the sum of column c of partial (rows, C). With a second: partial is (rows, 2C), and its right half is added to second.
-// A block has 32 columns. Each of its warps adds every 32nd row, with AT_ONCE loads in flight; then the warps' sums are added in
-// order. The kernel before, which writes partial, lets this one start before it ends.
+// first[c] += the sum of column c of partial (rows, C). With a second: partial is (rows, 2C), and its right half is added to
+// second. A block has 32 columns. Each of its warps adds every 32nd row, with AT_ONCE loads in flight; then the warps' sums are
+// added in order. The kernel before, which writes partial, lets this one start before it ends.
 enum { AT_ONCE = 8 };
 static __global__ void add_partial_kernel(real *first, real *second, const real *partial, int rows, int C) {
     __shared__ real part[32][32];
@@ -221,8 +221,8 @@ __device__ static inline real sum_of_warps(real of_warp, Reals<4> *of_warps, int
     return sum;
 }
 // A block's row of partial: the sums over its threads with the same columns. sums: (1 + BIASED, VECTOR/4, threads).
-template<bool BIASED> __device__ static inline void store_partial(real *partial, Reals<4> *sums, const real *dnorm, const real *dbias,
-        int thread, int threads, int C) {
+template<bool BIASED> __device__ static inline void store_partial(real *partial, Reals<4> *sums, const real *dnorm,
+        const real *dbias, int thread, int threads, int C) {
     for (int i = 0; i < VECTOR; i++) sums[i / 4 * threads + thread].x[i % 4] = dnorm[i];
     if (BIASED) for (int i = 0; i < VECTOR; i++) sums[(VECTOR + i) / 4 * threads + thread].x[i % 4] = dbias[i];
     __syncthreads();
@@ -234,15 +234,15 @@ template<bool BIASED> __device__ static inline void store_partial(real *partial,
     }
 }
 
-// dresid, and a block's part of dnorm and dbias, in one pass. The block is as wide as a row, so a thread has the same VECTOR columns
-// of every row and keeps their sums in registers. blockDim.y rows are processed at the same time, each with a barrier of its own. A
-// dot product takes one barrier, because successive rows alternate between the two of_warps. While a row is computed the next is
-// copied to shared memory: a thread starts the copies as soon as it has read what they overwrite.
-// Moves (K + more + 3) N C elements: dresid is read and written.
+// dresid, and a block's part of dnorm and dbias, in one pass. The block is as wide as a row, so a thread has the same VECTOR
+// columns of every row and keeps their sums in registers. blockDim.y rows are processed at the same time, each with a barrier
+// of its own. A dot product takes one barrier, because successive rows alternate between the two of_warps. While a row is
+// computed the next is copied to shared memory: a thread starts the copies as soon as it has read what they overwrite. Moves (K
+// + more + 3) N C elements: dresid is read and written.
 template<bool BIASED> static __global__ void __launch_bounds__(1024) norm_backward_kernel(const NormBackward p) {
     __shared__ Reals<4> of_warps[2][16];
     extern __shared__ uint4 shared[];                       // the threads' buffers; at the end their sums
-    const bool exists = threadIdx.x * VECTOR < p.C;         // threads past the last column repeat column 0; their result is discarded
+    const bool exists = threadIdx.x * VECTOR < p.C;         // others repeat column 0, and their results are discarded
     const int c = exists ? threadIdx.x * VECTOR : 0, warps = blockDim.x / 32, fours = (warps + 3) / 4;     // of a row
     const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
     const Buffer buffer = { (Vec *)shared + thread, threads };
@@ -353,8 +353,8 @@ static void rmsnorm_backward(floatX *dinp, real *dweight, const floatX *dout, co
 
 // ---- bias_backward ----------------------------------------------------------------------------------------
 
-// Sums of columns. A block has 32 packs of columns, and BIAS_ROWS rows at a time with 4 loads of each thread in flight. Its sum over
-// every gridDim.y-th group of rows becomes a row of `partial` (gridDim.y,C). Reads N*C elements.
+// Sums of columns. A block has 32 packs of columns, and BIAS_ROWS rows at a time with 4 loads of each thread in flight. Its sum
+// over every gridDim.y-th group of rows becomes a row of `partial` (gridDim.y,C). Reads N*C elements.
 enum { BIAS_ROWS = 32 };
 template<int W> static __global__ void bias_backward_kernel(real *partial, const floatX *dout, int N, int C) {
     __shared__ real part[BIAS_ROWS][32 * W];

@@ -39,8 +39,8 @@ static __global__ void rank_kernel(unsigned *key, int *count, const int *choice,
     }
 }
 
-// An expert's keys. Thread t has those of tokens t, t + THREADS, ...: the first NEAR stay in registers, the others are read from L2 each
-// time.
+// An expert's keys. Thread t has those of tokens t, t + THREADS, ...: the first NEAR stay in registers, the others are read
+// from L2 each time.
 enum { THREADS = 1024, NEAR = 16 };
 typedef struct { const unsigned *key; int N; unsigned near[NEAR]; } Tokens;
 template<class Visit> __device__ static inline void each_token(const Tokens &t, Visit visit) {
@@ -85,8 +85,8 @@ __device__ static uint64_t nth_largest(const Tokens &t, int r, AlternatingSum su
     return (uint64_t)high << 32 | low;
 }
 
-// kept (E,words): a bit for each token; before (E,words): the number of bits in the words before; slots (words): the number of bits of
-// all experts. Reads the keys once. The time is that of some twenty rounds, each with one comparison per token.
+// kept (E,words): a bit for each token; before (E,words): the number of bits in the words before; slots (words): the number of
+// bits of all experts. Reads the keys once. The time is that of some twenty rounds, each with one comparison per token.
 static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, int *before, int *rows, int *slots,
         const unsigned *key, const int *count, Rounding rule, int tile, const uint64_t *batch_key, int site, int N, int words) {
     __shared__ int of_warp[2][32];
@@ -129,7 +129,8 @@ template<class Visit> __device__ static inline void each_expert(const unsigned *
     }
 }
 // The weights of slots begin .. end-1, which are those of a token with logits x, by a lane.
-__device__ static inline void weigh_slots(real *weight, const int *expert, const floatX *x, real lse, Scores scores, int begin, int end) {
+__device__ static inline void weigh_slots(real *weight, const int *expert, const floatX *x, real lse, Scores scores, int begin,
+        int end) {
     auto value = [&](int s) { return weight_logit(R(x[expert[s]]), scores); };
     real top = -INFINITY, sum = 0;
     #pragma unroll 4

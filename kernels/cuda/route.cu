@@ -1,8 +1,8 @@
 // route.cu: which tokens go to which experts, what that costs, and how the experts' results are combined.
 //
-// Routing is decided on the GPU and stays there: no size of a grid or of memory depends on it. In the losses and backward a row of 8,
-// 16 or 32 threads has a token, so that each has at most 8 of the experts if 32 are enough: lane l those that are l modulo the row's
-// threads, also in shared memory, so lanes need no barriers.
+// Routing is decided on the GPU and stays there: no size of a grid or of memory depends on it. In the losses and backward a row
+// of 8, 16 or 32 threads has a token, so that each has at most 8 of the experts if 32 are enough: lane l those that are l
+// modulo the row's threads, also in shared memory, so lanes need no barriers.
 #include "gather.cuh"
 #include "ptx.cuh"
 #include "route.cuh"
@@ -48,11 +48,11 @@ static __global__ void router_forward_kernel(int *expert, real *weight, real *ls
             forced, n, E, K);
 }
 
-// The same for many tokens. A lane has a token, so lanes have nothing to exchange, and a token costs some 25 instructions per expert
-// instead of K rounds of a warp. An expert's score, logit and number are packed into one Key, in the order of preference. MOST keys at
-// a time are sorted and merged with the best MOST so far, both by networks of comparisons that do not depend on the data. A warp
-// copies the logits of its 32 tokens to shared memory, CHUNK experts at a time, one chunk ahead. Rows there are padded by 16 bytes, so
-// that 8 lanes reading 16 bytes of a row each have no bank conflicts.
+// The same for many tokens. A lane has a token, so lanes have nothing to exchange, and a token costs some 25 instructions per
+// expert instead of K rounds of a warp. An expert's score, logit and number are packed into one Key, in the order of
+// preference. MOST keys at a time are sorted and merged with the best MOST so far, both by networks of comparisons that do not
+// depend on the data. A warp copies the logits of its 32 tokens to shared memory, CHUNK experts at a time, one chunk ahead.
+// Rows there are padded by 16 bytes, so that 8 lanes reading 16 bytes of a row each have no bank conflicts.
 enum { CHUNK = 64, CHUNK_ROW = CHUNK + VECTOR, ROUTER_WARPS = 2 };
 
 // A bf16 logit and the number fill 32 bits, 16 each. A score that is not the logit (bias) goes before them.
@@ -194,9 +194,9 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             expert, weight, lse, logits, bias, scores, forced, N, E, K);
 }
 
-// A row of threads has a token. The gradients of balance and z loss are computed for all experts, then those of the weights are added
-// for the chosen ones, one lane each: no expert is chosen twice. balance and zloss include their constant factors. Rows past the last
-// token repeat its work and store nothing. Moves 2*N*E floatX.
+// A row of threads has a token. The gradients of balance and z loss are computed for all experts, then those of the weights are
+// added for the chosen ones, one lane each: no expert is chosen twice. balance and zloss include their constant factors. Rows
+// past the last token repeat its work and store nothing. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
         real zloss, Scores scores, int N, int E, int K) {

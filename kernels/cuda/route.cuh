@@ -63,8 +63,8 @@ __device__ static inline unsigned best_lanes(Candidate mine) {
     }
     return lanes;
 }
-// found(k, e) for k = 0 .. count-1: e is the k-th best expert. many: E > 32; only then score (E), shared memory of the warp, and the
-// logits x are used.
+// found(k, e) for k = 0 .. count-1: e is the k-th best expert. many: E > 32; only then score (E), shared memory of the warp, and
+// the logits x are used.
 template <bool many, class Found> __device__ static inline void
 top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, Found found) {
     const int lane = threadIdx.x % 32;
@@ -100,8 +100,8 @@ __device__ static inline void weigh_experts(real *w, const int *chosen, const fl
     if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
-// From the logits x (E) of token n: chosen, w (K) and *lse, or NULL. forced: as router_forward. score (E): shared memory of the warp,
-// used for more than 32 experts.
+// From the logits x (E) of token n: chosen, w (K) and, if not NULL, *lse. forced: as router_forward. score (E): shared memory of
+// the warp, used for more than 32 experts.
 __device__ static inline void choose_experts(int *chosen, real *w, real *lse, const floatX *x, const real *bias,
         unsigned *score, Scores scores, int forced, size_t n, int E, int K) {
     const int lane = threadIdx.x % 32;

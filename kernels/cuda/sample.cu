@@ -1,14 +1,14 @@
 // sample.cu: the next token from its logits, without leaving the GPU.
 //
-// "In descending order" asks for a sort of the vocabulary, but none is needed. Where the kept tokens end and which of them is drawn are
-// both searches: given numbers with masses, which is the smallest number at which the prefix sum of masses reaches a target? A
-// histogram over the highest digit of the numbers gives that digit; a histogram over the next digit, of the numbers with the digits
-// found so far, gives the next; and so on. A token's number is its logit, the largest first, and then its id, so that no two are
-// equal. Without limits it is the id alone: the order of ids is as good as any.
+// "In descending order" asks for a sort of the vocabulary, but none is needed. Where the kept tokens end and which of them is
+// drawn are both searches: given numbers with masses, which is the smallest number at which the prefix sum of masses reaches a
+// target? A histogram over the highest digit of the numbers gives that digit; a histogram over the next digit, of the numbers
+// with the digits found so far, gives the next; and so on. A token's number is its logit, the largest first, and then its id,
+// so that no two are equal. Without limits it is the id alone: the order of ids is as good as any.
 //
-// A mass is the probability relative to the largest, times 2^40, as an integer: sums of integers are exact, in whatever order blocks
-// add to a histogram. The probability is a double, so that this and the CPU's sampler, which adds in another order, draw different
-// tokens only once in a billion draws.
+// A mass is the probability relative to the largest, times 2^40, as an integer: sums of integers are exact, in whatever order
+// blocks add to a histogram. The probability is a double, so that this and the CPU's sampler, which adds in another order, draw
+// different tokens only once in a billion draws.
 #include "ptx.cuh"
 #include "route.cuh"
 #include "kernels/random.h"
@@ -40,8 +40,8 @@ struct Task {
     Sampler s;
     int V, used, sorted, id_bits, bits, passes;             // bits: of a number; sorted: it begins with the logit
 };
-// The j-th token of this thread. Lanes are far apart in the block's CHUNK, because in a histogram over ids neighbours would add to the
-// same bin, one after the other.
+// The j-th token of this thread. Lanes are far apart in the block's CHUNK, because in a histogram over ids neighbours would add
+// to the same bin, one after the other.
 __device__ static inline int token_at(int j) {
     return blockIdx.x * CHUNK + threadIdx.x % 32 * (CHUNK / 32) + j * (THREADS / 32) + threadIdx.x / 32;
 }
@@ -96,8 +96,8 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     if (s.decided) t.token[n] = s.best;
 }
 
-// By a whole block: the first value of the next digit, of `width` bits, with which the prefix sum reaches the target or `most` tokens
-// are passed. Updates before, passed and prefix. *reached: the prefix sum with it.
+// By a whole block: the first value of the next digit, of `width` bits, with which the prefix sum reaches the target or `most`
+// tokens are passed. Updates before, passed and prefix. *reached: the prefix sum with it.
 __device__ static void find_digit(Search *s, u64 *reached, const Histogram &h, int width) {
     __shared__ u64 mass_of_warp[THREADS / 32];
     __shared__ unsigned count_of_warp[THREADS / 32];

@@ -3,8 +3,8 @@
 //     scan       prefix sums of each row of that table, and each row's sum
 //     scatter    where a digit begins is the sum over the lower digits. Each warp goes through its tile in order and stores every
 //                element at the next position of its digit
-// Within a warp, lanes with equal digits find each other by one vote per bit, and are ranked by lane. The only atomic additions are of
-// integers, while counting: their order does not matter.
+// Within a warp, lanes with equal digits find each other by one vote per bit, and are ranked by lane. The only atomic additions
+// are of integers, while counting: their order does not matter.
 #include "sort.cuh"
 
 enum { GROUP = 4 };                                         // loads of a lane in flight

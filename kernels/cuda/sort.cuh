@@ -1,5 +1,5 @@
-// sort.cuh: a stable counting sort of integers (route_plan sorts slots by expert, embed_backward positions by token), and the scan that
-// it is made of.
+// sort.cuh: a stable counting sort of integers (route_plan sorts slots by expert, embed_backward positions by token), and the
+// scan that it is made of.
 #pragma once
 #include "impl.cuh"
 

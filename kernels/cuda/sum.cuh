@@ -1,6 +1,7 @@
 // sum.cuh: sums of long arrays, for sum.cu and optimizer.cu.
 //
-// An array is cut into equal parts, one or more per block. A thread adds in float; threads and blocks are added in double, in order.
+// An array is cut into equal parts, one or more per block. A thread adds in float; threads and blocks are added in double, in
+// order.
 #pragma once
 #include "impl.cuh"
 
@@ -11,9 +12,9 @@ __host__ __device__ static inline size_t part_size(size_t total, size_t parts) {
     const size_t size = divide_up(divide_up(total, parts), 1024) * 1024;
     return size > LEAST ? size : LEAST;
 }
-// Blocks of a sum: as many as 132 multiprocessors hold at once of sum_kernel (of grad_sq_norms_kernel two waves), because every wave
-// begins with a time in which nothing is loaded. A thread should not add too many floats, so long arrays have more parts, up to
-// BLOCKS, and several of them per block.
+// Blocks of a sum: as many as 132 multiprocessors hold at once of sum_kernel (of grad_sq_norms_kernel two waves), because every
+// wave begins with a time in which nothing is loaded. A thread should not add too many floats, so long arrays have more parts,
+// up to BLOCKS, and several of them per block.
 enum { SUM_BLOCKS = 8 * 132, LONG = 1 << 17 };
 __host__ __device__ static inline size_t sum_part_size(size_t total) {
     const size_t size = part_size(total, SUM_BLOCKS), least = part_size(total, BLOCKS);

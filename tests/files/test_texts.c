@@ -200,6 +200,61 @@ static void test_threads(void) {
     free(text.at);
 }
 
+/* Words that share their first eight bytes, so that many of them fall into one slot of the encoder's table. */
+static void test_slots(void) {
+    Text prefix = { 0 }, text = { 0 };
+    Error e = { "" };
+    for (int i = 0; i < 50; i++) text_add(&prefix, " abcdefg");
+    Tokenizer *t = train(prefix.at, prefix.length, 264, "gpt2", &e);
+    check(t && tokenizer_id(t, " abcdefg") == 263, "bpe: \" abcdefg\" is a token: %s", e.text);
+    for (int i = 0; i < 26 * 26 * 26; i++)
+        text_add(&text, " abcdefg%c%c%c", 'a' + i % 26, 'a' + i / 26 % 26, 'a' + i / 676);
+    int *ids, *of_word, same = 1;
+    const size_t n = tokenizer_encode(t, text.at, text.length, &ids);
+    size_t at = 0;
+    for (size_t word = 0; word < text.length && same; word += 11) {
+        const size_t count = tokenizer_encode(t, text.at + word, 11, &of_word);
+        same = at + count <= n && !memcmp(of_word, ids + at, count * sizeof *ids);
+        at += count;
+        free(of_word);
+    }
+    check(same && at == n, "tokenizer: 17576 words with one prefix, alone and in a text");
+    free(ids);
+    free(text.at);
+    free(prefix.at);
+    tokenizer_free(t);
+}
+
+/* Jobs cover the documents once, and cut them only between a letter or digit and a space. */
+static void test_jobs(void) {
+    enum { N = 5 << 20 };
+    char *text = mem_alloc(N);
+    for (size_t i = 0; i < N; i++) text[i] = "a  ,.\n\n-1"[(int)(uniform() * 9)];
+    const Document d[] = { { text, 3 << 20 }, { text, 0 }, { text + (3 << 20), 1000 }, { text + (3 << 20) + 1000, 100000 },
+                           { text, N } };
+    for (int divisible = 0; divisible < 2; divisible++) {
+        Job *jobs;
+        size_t at[COUNT(d)] = { 0 }, ends = 0, cuts = 0, bad = 0;
+        const size_t n = documents_jobs(d, COUNT(d), divisible, &jobs);
+        for (size_t i = 0; i < n; i++)
+            for (size_t k = 0; k < jobs[i].count; k++) {
+                int last;
+                const Document piece = job_piece(&jobs[i], k, &last);
+                const size_t of = (size_t)(jobs[i].first - d) + k, to = at[of] + piece.bytes;
+                const char *cut = d[of].at + to;
+                bad += piece.at != d[of].at + at[of] || to > d[of].bytes || (last != (to == d[of].bytes));
+                bad += !last && (!strchr("a1", cut[-1]) || !strchr(" \n", cut[0]));
+                at[of] = to;
+                ends += (size_t)last;
+                cuts += !last;
+            }
+        for (size_t i = 0; i < COUNT(d); i++) bad += at[i] != d[i].bytes;
+        check(!bad && ends == COUNT(d) && (divisible ? cuts > 5 : !cuts), "jobs: %zu with %zu cuts, %zu are wrong", n, cuts, bad);
+        free(jobs);
+    }
+    free(text);
+}
+
 /* ---- documents ----------------------------------------------------------------------------------------- */
 
 static Data *open_text(const char *train, const char *validation, const char *tokenizer, const char *cache, Tokenizer **t,
@@ -398,6 +453,8 @@ static void test_cache(void) {
 void test_texts(void) {
     test_trained_as_reference();
     test_training();
+    test_slots();
+    test_jobs();
     test_threads();
     test_documents();
     test_refused();

@@ -78,15 +78,16 @@ template <bool b> struct Bool { static constexpr bool value = b; };
 
 // As draw_work (pipeline.cuh), but a block's first tile is drawn, too: beside a communication kernel some blocks start late, and
 // should then find less work, not a large tile of their own. Every block draws until its number is past the last tile.
-__device__ static inline unsigned draw_tile(Packing h, Schedule o) {
-    return atomicInc(o.counter, (unsigned)(h.pairs * o.tiles) + gridDim.x - 1);
+__device__ static inline unsigned draw_tile(Packing h, Schedule schedule) {
+    return atomicInc(schedule.counter, (unsigned)(h.pairs * schedule.tiles) + gridDim.x - 1);
 }
-__device__ static inline WorkTile work_tile(unsigned number, Packing h, Schedule o) {
-    if (number >= (unsigned)(h.pairs * o.tiles)) return { -1, 0, 0, 0 };
-    const int at = (int)number / o.tiles, in_larger = o.larger * (o.group + 1), width = o.group + (at < in_larger);
+__device__ static inline WorkTile work_tile(unsigned number, Packing h, Schedule schedule) {
+    if (number >= (unsigned)(h.pairs * schedule.tiles)) return { -1, 0, 0, 0 };
+    const int at = (int)number / schedule.tiles, in_larger = schedule.larger * (schedule.group + 1);
+    const int width = schedule.group + (at < in_larger);
     const int first = at < in_larger ? at / width * width : in_larger + (at - in_larger) / width * width;
-    const int in = (int)number - first*o.tiles, pair = first + in % width;
-    return { o.tiles - 1 - in / width, pair % h.G, pair / h.G, pair };
+    const int in = (int)number - first*schedule.tiles, pair = first + in % width;
+    return { schedule.tiles - 1 - in / width, pair % h.G, pair / h.G, pair };
 }
 
 // Index of lse of packed row r.
@@ -197,14 +198,14 @@ template <class L> struct RowsBlock {
     __device__ void skip_tiles(int &kv, int tiles) const { for (; tiles > 0; tiles--, kv++) k.skip(kv), v.skip(kv); }
 };
 
-template <class L> __device__ static inline int first_box(Packing h, Schedule o, WorkTile w) {
-    return h.boxes - (o.tiles - w.tile) * L::CONSUMERS;
+template <class L> __device__ static inline int first_box(Packing h, Schedule schedule, WorkTile w) {
+    return h.boxes - (schedule.tiles - w.tile) * L::CONSUMERS;
 }
 // A consumer's box, and what its rows see of the key/value tiles that are loaded for the work tile: something of the first `used`,
 // everything of the first `unmasked`. last: the last keys that this thread's two rows see, counted from its first column.
 struct KeyRange { int box, loaded, used, unmasked, last[2]; };
-template <class L> __device__ static inline KeyRange key_range(Packing h, Schedule o, WorkTile w, int consumer) {
-    const int first = first_box<L>(h, o, w), box = first + consumer, lane = threadIdx.x % 32;
+template <class L> __device__ static inline KeyRange key_range(Packing h, Schedule schedule, WorkTile w, int consumer) {
+    const int first = first_box<L>(h, schedule, w), box = first + consumer, lane = threadIdx.x % 32;
     const int row = box*h.box_rows + threadIdx.x % 128 / 32 * 16 + lane/4;
     return { box, visible_tiles(h, (first + L::CONSUMERS) * h.box_rows, L::KEYS), visible_tiles(h, (box + 1) * h.box_rows, L::KEYS),
              (box*h.box_rows / h.Q + 1) / L::KEYS, { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 } };
@@ -213,26 +214,26 @@ template <class L> __device__ static inline KeyRange key_range(Packing h, Schedu
 // The producer, one thread. n counts work tiles, kv key/value tiles; load_rows(n, w, box) issues the copies of the n-th work
 // tile's boxes from box `box` on, load_later(n, w, box) those of rows that are needed later.
 template <int D, class L, class LoadRows, class LoadLater> __device__ static inline void
-produce(const RowsBlock<L> &s, const CUtensorMap *kv_map, Packing h, Schedule o, LoadRows load_rows, LoadLater load_later) {
-    unsigned number = draw_tile(h, o);
+produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule schedule, LoadRows load_rows, LoadLater load_later) {
+    unsigned number = draw_tile(h, schedule);
     for (int n = 0, kv = 0;; n++) {
-        const WorkTile w = work_tile(number, h, o);
-        const int box = first_box<L>(h, o, w);
+        const WorkTile w = work_tile(number, h, schedule);
+        const int box = first_box<L>(h, schedule, w);
         auto load_k = [&](int i) {
-            s.k.acquire(kv, L::tile);
-            load_keys<D, L::KEYS>(s.k_tile(kv), kv_map, s.k.full(kv), i*L::KEYS, 0, w);
+            b.k.acquire(kv, L::tile);
+            load_keys<D, L::KEYS>(b.k_tile(kv), kv_map, b.k.full(kv), i*L::KEYS, 0, w);
         };
         auto load_v = [&](int i) {
-            s.v.acquire(kv, L::tile);
-            load_keys<D, L::KEYS>(s.v_tile(kv), kv_map, s.v.full(kv), i*L::KEYS, 1, w);
+            b.v.acquire(kv, L::tile);
+            load_keys<D, L::KEYS>(b.v_tile(kv), kv_map, b.v.full(kv), i*L::KEYS, 1, w);
         };
         if (w.tile >= 0) {
-            number = draw_tile(h, o);                                   // early: known when this tile is loaded
+            number = draw_tile(h, schedule);                            // early: known when this tile is loaded
             load_k(0);
         }
-        s.q.wait_empty(n);
-        s.work[n & 1] = w;
-        if (w.tile < 0) { barrier_arrive(s.q.full(n)); break; }
+        b.q.wait_empty(n);
+        b.work[n & 1] = w;
+        if (w.tile < 0) { barrier_arrive(b.q.full(n)); break; }
         load_rows(n, w, box);
         load_v(0);
         load_later(n, w, box);
@@ -606,14 +607,14 @@ template <int D> struct KeysBlock {
 // The producer, one thread. n counts work tiles, r boxes of rows.
 template <int D> __device__ static inline void
 backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map, const CUtensorMap *kv_map,
-                    const BoxStats *stats, Packing h, Schedule o) {
+                    const BoxStats *stats, Packing h, Schedule schedule) {
     typedef BackwardKV<D> L;
-    unsigned number = draw_tile(h, o);
+    unsigned number = draw_tile(h, schedule);
     for (int n = 0, r = 0;; n++) {
-        WorkTile w = work_tile(number, h, o);
+        WorkTile w = work_tile(number, h, schedule);
         if (w.tile >= 0) {
-            number = draw_tile(h, o);
-            w.tile = o.tiles - 1 - w.tile;                              // most rows see the first keys
+            number = draw_tile(h, schedule);
+            w.tile = schedule.tiles - 1 - w.tile;                       // most rows see the first keys
         }
         b.kv.wait_empty(n);
         b.work[n & 1] = w;
@@ -776,7 +777,7 @@ static Schedule schedule_of(Packing h, int count, int size) {
     const int n = groups < (size_t)h.pairs ? (int)groups : h.pairs;
     return { tiles, h.pairs / n, h.pairs % n, context()->work_counter };
 }
-static unsigned blocks_for(Packing h, Schedule o) { return (unsigned)min(o.tiles * h.pairs, context()->sm_count); }
+static unsigned blocks_for(Packing h, Schedule schedule) { return (unsigned)min(schedule.tiles * h.pairs, context()->sm_count); }
 static bool can_use(const void *a, const void *b, const void *c, const void *d, int B, int T, int Q, int D) {
     return context()->arch == 90 && (D == 64 || D == 128) && Q <= 64 && B > 0 && T > 0
         && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
