@@ -1,5 +1,5 @@
 /* steps.c: see layers.h. A step is what train_moe does between two lines of its log: data from the host, forward, loss,
- * backward, update, and one read of what it has left. */
+ * backward, update, and one read of the results. */
 #include "layers.h"
 #include "tests/model/trainee.h"
 #include <stdio.h>
