@@ -1,5 +1,5 @@
 /* test_gpu.c: a GPU's devices against the CPU's, a whole training step at a time. cuda-f32 is held to
- * cpu-f64, cuda-bf16 to cpu-bf16, which rounds in the same places. (Single operations: test_kernels.c,
+ * cpu-f64, cuda-bf16 to cpu-bf16, which rounds in the same places. (Single operations: test_ops.c,
  * which visits every device that opens.) */
 #define _POSIX_C_SOURCE 200809L
 #include "models.h"

@@ -3,7 +3,7 @@
  * A Case is one call of one operation: its buffers, each with its role, type, size, contents and error bound; its other
  * arguments; how many operations it takes; and the call itself, through the table. Whoever wants to know
  * something about the operations visits the list:
- *     test_kernels.c   any device against cpu-f64 or a naive loop, gradients by finite differences, overruns, same bits
+ *     test_ops.c   any device against cpu-f64 or a naive loop, gradients by finite differences, overruns, same bits
  *     bench_moe.c      times, and the share of what the machine can do; the list of operations
  * Nothing here touches a device's memory but through the table, so a case serves any device.
  *
