@@ -268,7 +268,7 @@ void write_plain(const Product &p, const TileCoord &at, const float sum[4][4], i
     for (int i = 0; i < 4; i++) {
         const int m = m0 + i;
         if (m >= M) continue;
-        const size_t row = kind == WEIGHT ? (size_t)at.expert * p.O + m : p.c_row ? p.c_row[at.first + m] : at.first + m;
+        const size_t row = kind == WEIGHT ? (size_t)at.expert * p.O + m : (size_t)(p.c_row ? p.c_row[at.first + m] : at.first + m);
         T *c = (T *)p.c + row * N;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -282,7 +282,7 @@ void write_plain(const Product &p, const TileCoord &at, const float sum[4][4], i
 }
 // A block has 64 x 64 of c, and each of its 256 threads 4 x 4, in steps of 16 of k. The next step's numbers are loaded into
 // registers while this step's are multiplied. In shared memory they are floats, and k is the slow dimension of both operands.
-template <ProductKind kind> static __global__ __launch_bounds__(256) void plain_product(const __grid_constant__ Product p) {
+template <ProductKind kind> static __global__ __launch_bounds__(256, 4) void plain_product(const __grid_constant__ Product p) {
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
     const TileCoord at = tile_coord<kind, PLAIN, PLAIN>(p, blockIdx.x);
     if (at.m < 0) return;
