@@ -128,9 +128,9 @@ static void run_rank(void *setup, int local) {
 
 enum { STEPS = 15 };
 
-static double one_step(Trainee *t, int number) {
+static double one_step(Trainee *t) {
     const double start = now();
-    trainee_send(t, number);
+    trainee_send(t, 0);
     trainee_step(t);
     parallel_gather_weights(&t->m, 1);
     StepResults r = model_results(&t->m);
@@ -153,8 +153,8 @@ static void train_rank(void *setup, int local) {
     t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
     for (int shared = 0; shared <= (ranks > 1 && gpu); shared++) {
         if (shared) parallel_register_memory(&t.m);
-        for (int i = 0; i < 3; i++) one_step(&t, i);
-        for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t, i);
+        for (int i = 0; i < 3; i++) one_step(&t);
+        for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t);
         if (p.rank) continue;
         const double middle = median(ms, STEPS);
         const char *way = shared ? ", by copy engines:" : ranks > 1 ? ", by kernels:" : ":";

@@ -167,7 +167,10 @@ static void step(void *trainee, const Device *dev) {
     t->m.dev = dev;
     trainee_step(t);
 }
-static void send(void *trainee, int run) { trainee_send(trainee, run); }
+static void send(void *trainee, int run) {
+    (void)run;
+    trainee_send(trainee, 0);
+}
 
 void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, double product_rate, const Copies *copies) {
     static Trainee t;

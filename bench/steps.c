@@ -8,11 +8,11 @@ static int64_t waits(const Device *dev) { return dev->waits().syncs + dev->waits
 
 /* Waits of the host for the device: while the step is queued, and to read what it has left. */
 typedef struct { int64_t inside, outside; } Waited;
-static double step(Trainee *t, int number, Waited *w) {
+static double step(Trainee *t, Waited *w) {
     const Device *dev = t->m.dev;
     const int64_t before = waits(dev);
     const double start = now();
-    trainee_send(t, number);
+    trainee_send(t, 0);
     trainee_step(t);
     const int64_t queued = waits(dev);
     StepResults r = model_results(&t->m);
@@ -36,8 +36,8 @@ void bench_steps(const Device *dev) {
         else {
             t.m.balance_coef = 0.01f;
             t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
-            for (int i = 0; i < 3; i++) step(&t, i, &w);        /* plainly, recorded, and once more */
-            for (int i = 0; i < STEPS; i++) ms[i] = step(&t, i, &w);
+            for (int i = 0; i < 3; i++) step(&t, &w);        /* plainly, recorded, and once more */
+            for (int i = 0; i < STEPS; i++) ms[i] = step(&t, &w);
             const double middle = median(ms, STEPS);
             printf("%-9s %9.3f ms (%.3f - %.3f)  %8.0f tokens/s  host waits: %lld inside the model, %lld to read the step\n",
                    record ? "recorded" : "queued", middle, ms[0], ms[STEPS - 1], 1e3 * N / middle,

@@ -38,7 +38,7 @@ static void initialize(Model *m, uint64_t seed) {
 int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions options) {
     if (!options.micro_batches) options.micro_batches = 1;
     const size_t M = (size_t)options.micro_batches, tokens = M * (size_t)(options.B * options.T);
-    *t = (Trainee){ .options = options, .loss_factor = 1, .update = { .off = !options.record },
+    *t = (Trainee){ .options = options, .loss_factor = 1, .drawn = -1, .update = { .off = !options.record },
                     .adamw = { .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .decay = 0.1f, .clip = 1 } };
     for (int i = 0; i < PHASES; i++) t->batch[i].off = !options.record;
     t->tokens = mem_alloc(tokens * sizeof *t->tokens);
@@ -57,7 +57,7 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
 static int token(const Trainee *t, int number, uint64_t i) {
     return (int)(random_uniform(random_key(11, (uint64_t)number), i) * t->m.config.vocab);
 }
-void trainee_send(Trainee *t, int number) {
+static void draw(Trainee *t, int number) {
     const Model *m = &t->m;
     const int ranks = m->dp.ranks, rank = m->dp.parallel ? m->dp.parallel->rank : 0, V = m->config.vocab;
     const size_t N = (size_t)(t->options.B * t->options.T);
@@ -70,6 +70,10 @@ void trainee_send(Trainee *t, int number) {
             t->targets[at] = t->options.learnable ? (t->tokens[at] + 3) % V : token(t, number, index * N + n + 1);
         }
     }
+    t->drawn = number;
+}
+void trainee_send(Trainee *t, int number) {
+    if (number != t->drawn) draw(t, number);
     model_send(&t->m, t->tokens, t->targets, t->keys, t->options.B, t->options.T);
     optimizer_set(&t->o, &t->m, t->adamw);
 }

@@ -27,13 +27,15 @@ typedef struct {
     float     loss_factor;              /* 1; NaN gives a step whose gradient is not finite */
     TraineeOptions options;
     Replay    batch[PHASES], update;
+    int       drawn;                    /* the number of the samples below */
     int      *tokens, *targets;         /* of a step: (micro_batches, B, T) */
     uint64_t *keys;                     /* (micro_batches) */
 } Trainee;
 
 Config   trainee_config(const char *descriptor, int vocab, int context);       /* ends the program if there is no such model */
 int      trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions options);
-void     trainee_send(Trainee *t, int number);      /* the samples with this number, and the settings of the optimizer */
+/* Sends the samples with this number, and the settings of the optimizer. Samples that were just sent are not drawn again. */
+void     trainee_send(Trainee *t, int number);
 void     trainee_step(Trainee *t);                  /* all work of a step on what was sent; nothing waits */
 double   trainee_loss(Trainee *t, int *bad);        /* of that step, a token's; waits. bad: a tensor whose gradient is not finite, or -1 */
 uint64_t trainee_hash(const Trainee *t);            /* of weights, moments and master copy */
