@@ -588,7 +588,7 @@ static void fallback(void) {
         dup2(stderr_copy, STDERR_FILENO);
         close(stderr_copy);
         close(null);
-        save(folder, &t, 30, 3, 0);                       /* the same step again takes the place of the damaged one */
+        save(folder, &t, 30, 3, 0);                       /* the same step again replaces the damaged one */
         check((from = checkpoint_open(folder, &e)) != NULL, "%s: saving again replaces the damaged checkpoint", what[kind]);
         checkpoint_close(from);
         free(folder);
