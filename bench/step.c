@@ -194,8 +194,8 @@ NOTED(attention_backward, (floatX *dq, floatX *dkv, const floatX *dout, const fl
                            const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D),
       (dq, dkv, dout, out, lse, q, kv, order, B, T, G, Q, D),
       10 * PAIRS * D, HEADS * (4 * Q + 4) * p.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
-NOTED(cross_entropy, (real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used),
-      (loss, logits, target, scale, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * p.fx, "N=%d V=%d", N, V)
+NOTED(cross_entropy, (real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N, int V, int used),
+      (loss, logits, target, scale, cap, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * p.fx, "N=%d V=%d", N, V)
 NOTED(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * p.re, "n=%zu", n)
 NOTED(grad_sq_norms, (real *out, const void *grads, const Segment *segments, int count), (out, grads, segments, count),
       0, p.gradients, "n=%.0f", p.parameters)

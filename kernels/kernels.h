@@ -221,6 +221,20 @@ struct Device {
     void (*rope_table)(OUT real *table, float theta, int T, int D);
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
+    /* ---- norm_rope: rmsnorm of every head, then rope, in place --------------------------------------------------------
+     * x (N,stride), of which the first heads*D of each row are heads of D; norm.weight (D) is the same for all of them.
+     * before (N,heads,D), or NULL: what x held, for backward. backward: dx, a gradient of the result on entry, becomes that of
+     * x.   error: 4 eps forward, 16 eps backward (norm-wise). Source: Qwen3, arXiv 2505.09388. */
+    void (*norm_rope_forward )(floatX *x, OUT floatX *before, const real *table, const int *position, Norm norm, int N,
+                               int stride, int heads, int D);
+    void (*norm_rope_backward)(floatX *dx, ACC real *dweight, const floatX *before, const real *table, const int *position,
+                               Norm norm, int N, int stride, int heads, int D);
+
+    /* ---- columns of a wider matrix.   x (N,stride)   part (N,width) --------------------------------------------------
+     * columns_add: x[n,from+i] += part[n,i].   columns_take: part[n,i] = x[n,from+i].   error: one rounding; exact */
+    void (*columns_add )(ACC floatX *x, const floatX *part, int N, int stride, int from, int width);
+    void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
+
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
      * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/basic.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
@@ -261,6 +275,13 @@ struct Device {
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);
+
+    /* ---- route_extend: experts that every token has, before those that it chose, and a scale of the weights ------------
+     * expert, weight (N, always + K): experts 0..always-1 with weight 1, then always + chosen with scale * chosen_weight (N,K).
+     * backward: dchosen (N,K) = scale * the last K columns of dweight (N, always + K).   error: exact; one rounding */
+    void (*route_extend)(OUT int *expert, OUT real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
+                         int always, int K);
+    void (*route_extend_backward)(OUT real *dchosen, const real *dweight, float scale, int N, int always, int K);
 
     /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------------------------
      * fills plan (whose arrays the caller owns; N, E, K, S set) and load (E), slots per expert.   error: exact */
@@ -387,9 +408,12 @@ struct Device {
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
      * logits (N,V), with gradient they become scale * dloss/dlogits in place; only the first `used` columns take part
      * (the rest is padding of the vocabulary and gets gradient 0). target[n] < 0:
-     * loss and gradient 0.   error: 4 eps */
-    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+     * loss and gradient 0. cap: 0, or that of the soft_cap that made the logits, which the gradient then passes too.
+     * error: 4 eps */
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
                           int V, int used);
+    /* x = cap * tanh(x / cap), in place.   error: 4 eps.   Source: Gemma 2, arXiv 2408.00118 */
+    void (*soft_cap)(floatX *x, float cap, size_t n);
     void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
     void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */
 

@@ -205,6 +205,7 @@ void DEVICE(attention)(Device *d);
 void DEVICE(optimizer)(Device *d);
 void DEVICE(loopback)(Device *d);
 void DEVICE(sample)(Device *d);
+void DEVICE(recipe)(Device *d);
 PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
@@ -228,4 +229,5 @@ PART(device) {
     DEVICE(optimizer)(d);
     DEVICE(loopback)(d);
     DEVICE(sample)(d);
+    DEVICE(recipe)(d);
 }

@@ -374,6 +374,7 @@ void DEVICE(attention_hopper)(Device *d);
 void DEVICE(optimizer)(Device *d);
 void DEVICE(decode)(Device *d);
 void DEVICE(sample)(Device *d);
+void DEVICE(recipe)(Device *d);
 void DEVICE(few)(Device *d);
 }
 PART(device) {
@@ -411,6 +412,7 @@ PART(device) {
     DEVICE(optimizer)(d);
     DEVICE(decode)(d);
     DEVICE(sample)(d);
+    DEVICE(recipe)(d);
     DEVICE(few)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after what it may have to call instead

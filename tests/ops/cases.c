@@ -732,7 +732,7 @@ static Case *advance(const Shape *s) {
 
 /* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
-CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
+CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->cap, c->gradient, c->N, c->s.V, c->used)
 static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int ignored) {
     Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
     const double spread = wide ? 40 : 2;                            /* wide: probabilities below the smallest float */
