@@ -36,6 +36,14 @@ static const struct { const char *descriptor; int scores, activation, tied, reco
     { "d2:c16h4d4q1f20",           TOPK_SOFTMAX, GELU,   0, 2, 0.1f }, /* one kv head */
     { "u3:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* one block three times */
     { "u2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, RELU2,  0, 2, 0.3f },
+    { "m2:c16h4d4e4k2f12a4x2n1",   TOPK_SOFTMAX, SWIGLU, 1, 2, 0 },    /* the ingredients of a recipe, one by one */
+    { "u2:c16h4d4q2f12e4k2a1n1",   TOPK_SOFTMAX, SWIGLU, 1, 1, 0 },
+    { "d2:c16h4d4f12l2",           TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },
+    { "m2:c16h6d4q2e4k2f12a4x2b1", TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f },
+    { "m2:c16h4d4q1e4k2f12a3x1b3", SIGMOID_TOPK, SWIGLU, 1, 0, 0 },
+    { "d3:c16h4d4q2f12v2",         TOPK_SOFTMAX, SWIGLU, 0, 1, 0 },
+    { "m2:c16h4d4e4k2f12a1s1w250", SIGMOID_TOPK, RELU2,  1, 0, 0 },
+    { "m2:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100", TOPK_SOFTMAX, SWIGLU, 0, 0, 0.1f },     /* and all at once */
 };
 
 /* The rules of rounding, each with another kind of model. */
@@ -46,6 +54,7 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_BALANCED },
     { "m2:c16h4d4e6k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_UP },
     { "u2:c16h4d4e6k2f12a1",       SOFTMAX_TOPK, SWIGLU, 0, ROUND_DOWN },
+    { "m2:c16h6d4q2e5k2f12a4x2b1w200", TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
 };
 
 static void gradients_of(Check *c, const char *name) {
@@ -445,6 +454,8 @@ void test_model(void) {
     decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
     decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
     decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
+    decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX);
+    decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX);
     bad_gradient();
     training();
 }

@@ -254,6 +254,16 @@ static Case *rope_table(const Shape *s) {
     out(c, REAL, "table", times(s->T, s->D), 0, 2);
     return c;
 }
+static void turns(Case *c) {
+    const size_t n = times(c->s.T, c->s.D);
+    double *table = mem_alloc(n * sizeof *table);
+    for (size_t i = 0; i < n; i++) {
+        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
+        table[i] = i % 2 ? sin(angle) : cos(angle);
+    }
+    add(c, INPUT, REAL, "table", n, table);
+    integers(c, "position", (size_t)c->N, c->s.T);
+}
 CALL(rope, b[0], b[1], b[2], c->direction, c->N, c->stride, c->heads, c->s.D)
 static Case *rope(const Shape *s, int direction, int stride, int heads) {
     Case *c = BEGIN(rope, s, 0, "%+d N=%d stride=%d heads=%d D=%d", direction, s->B * s->T, stride, heads, s->D);
@@ -262,13 +272,54 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
     c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
     c->buffer[0].moved = times(c->N, heads * s->D);
-    double *table = mem_alloc(times(s->T, s->D) * sizeof *table);
-    for (size_t i = 0; i < times(s->T, s->D); i++) {
-        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
-        table[i] = i % 2 ? sin(angle) : cos(angle);
-    }
-    add(c, INPUT, REAL, "table", times(s->T, s->D), table);
-    integers(c, "position", (size_t)c->N, s->T);
+    turns(c);
+    return c;
+}
+CALL(norm_rope_forward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), c->N, c->stride, c->heads, c->s.D)
+static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) {
+    Case *c = BEGIN(norm_rope_forward, s, 0, "%sN=%d stride=%d heads=%d D=%d", keep ? "" : "forgets ", s->B * s->T, stride, heads, s->D);
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 4, 0);
+    c->buffer[0].moved = times(c->N, heads * s->D);
+    if (keep) out(c, FLOATX, "before", times(c->N, heads * s->D), 0, 0);
+    else absent(c);
+    turns(c);
+    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
+    return c;
+}
+CALL(norm_rope_backward, b[0], b[1], b[2], b[3], b[4], ((Norm){ b[5], c->eps }), c->N, c->stride, c->heads, c->s.D)
+static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
+    Case *c = BEGIN(norm_rope_backward, s, 0, "N=%d stride=%d heads=%d D=%d", s->B * s->T, stride, heads, s->D);
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "dx", times(c->N, stride), 0, 1, 8, 8);
+    c->buffer[0].moved = times(c->N, heads * s->D);
+    acc(c, REAL, "dweight", (size_t)s->D, 0, 1, 8, 8);
+    in(c, FLOATX, "before", times(c->N, heads * s->D), 0, 1);
+    turns(c);
+    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
+    return c;
+}
+
+/* ---- columns ------------------------------------------------------------------------------------------- */
+
+CALL(columns_add, b[0], b[1], c->N, c->stride, c->count, c->C)
+static Case *columns_add(const Shape *s, int stride, int from) {
+    Case *c = BEGIN(columns_add, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
+    c->stride = stride, c->count = from, c->C = s->G * s->D;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 1, 0);
+    c->buffer[0].moved = times(c->N, c->C);
+    in(c, FLOATX, "part", times(c->N, c->C), 0, 1);
+    return c;
+}
+CALL(columns_take, b[0], b[1], c->N, c->stride, c->count, c->C)
+static Case *columns_take(const Shape *s, int stride, int from) {
+    Case *c = BEGIN(columns_take, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
+    c->stride = stride, c->count = from, c->C = s->G * s->D;
+    out(c, FLOATX, "part", times(c->N, c->C), 0, 0);
+    in(c, FLOATX, "x", times(c->N, stride), 0, 1);
+    c->buffer[1].moved = times(c->N, c->C);
     return c;
 }
 
@@ -455,6 +506,25 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     if (s->routing == VARIED) first_slots(c);
     c->forward[0] = router_forward(s, scores, 0, 0, 0);
     c->forward[1] = router_losses(s, scores);
+    return c;
+}
+CALL(route_extend, b[0], b[1], b[2], b[3], c->scale, c->N, c->count, c->s.K)
+static Case *route_extend(const Shape *s, int always) {
+    Case *c = BEGIN(route_extend, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
+    c->count = always, c->scale = 1.7f;
+    out(c, INTEGER, "expert", times(c->N, always + s->K), 0, 0);
+    out(c, REAL, "weight", times(c->N, always + s->K), 0, 1);
+    integers(c, "chosen", times(c->N, s->K), s->E);
+    in(c, REAL, "chosen_weight", times(c->N, s->K), 0, 1);
+    return c;
+}
+CALL(route_extend_backward, b[0], b[1], c->scale, c->N, c->count, c->s.K)
+static Case *route_extend_backward(const Shape *s, int always) {
+    Case *c = BEGIN(route_extend_backward, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
+    c->count = always, c->scale = 1.7f;
+    out(c, REAL, "dchosen_weight", times(c->N, s->K), 0, 1);
+    in(c, REAL, "dweight", times(c->N, always + s->K), 0, 1);
+    c->forward[0] = route_extend(s, always);
     return c;
 }
 CALL(route_plan, &plan, b[4], b[5])
@@ -733,16 +803,25 @@ static Case *advance(const Shape *s) {
 /* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
 CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->cap, c->gradient, c->N, c->s.V, c->used)
-static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int ignored) {
-    Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
+static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int ignored) {
+    Case *c = BEGIN(cross_entropy, s, 0, "%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
+                    capped ? "capped " : "", rows, s->V);
     const double spread = wide ? 40 : 2;                            /* wide: probabilities below the smallest float */
     const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as in GPT-2's vocabulary */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
+    c->cap = capped ? 12 : 0;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
     if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
     double *target = integers(c, "target", (size_t)rows, c->used);
     for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
+    return c;
+}
+CALL(soft_cap, b[0], c->cap, c->buffer[0].n)
+static Case *soft_cap(const Shape *s, int rows) {
+    Case *c = BEGIN(soft_cap, s, 0, "N=%d V=%d", rows, s->V);
+    c->cap = 1.5f;
+    acc(c, FLOATX, "x", times(rows, s->V), 0, 2, 2, 4);
     return c;
 }
 CALL(sum, b[0], b[1], c->buffer[1].n)
@@ -850,6 +929,18 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         DO(rope(s, direction, 2*G*D, G));                   /* keys, values between them */
         if (all) DO(rope(s, direction, G*D + 3, G));
     }
+    DO(norm_rope_forward(s, 1, Q*G*D, Q*G));
+    DO(norm_rope_forward(s, 0, 2*G*D, G));
+    DO(norm_rope_backward(s, Q*G*D, Q*G));
+    DO(norm_rope_backward(s, 2*G*D, G));
+    DO(columns_add(s, 2*G*D, G*D));
+    DO(columns_take(s, 2*G*D, G*D));
+    if (all) {
+        DO(norm_rope_forward(s, 1, G*D + 3, G));
+        DO(norm_rope_backward(s, G*D + 3, G));
+        DO(columns_add(s, G*D + 3, 2));
+        DO(columns_take(s, G*D + 3, 2));
+    }
     DO(residual(s, 0));
     DO(residual(s, 0.3f));
     DO(dropout(s, 0.3f));
@@ -924,6 +1015,10 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         DO(router_backward(s, (Scores)scores, 2, 0));
         DO(router_backward(s, (Scores)scores, 0, 1));
     }
+    for (int always = 0; always < 3; always++) {
+        DO(route_extend(s, always));
+        DO(route_extend_backward(s, always));
+    }
     DO(route_plan(s));
     for (int rule = ROUND_NEAREST; rule <= (all ? ROUND_DOWN : ROUND_NEAREST); rule++)
         for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++)
@@ -958,9 +1053,11 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         DO(attention_cached(s, (HeadOrder)order));
     }
     DO(cache_store(s));
-    DO(cross_entropy(s, head_rows, 0, 0, all));
-    DO(cross_entropy(s, head_rows, 1, 0, all));
-    if (all) DO(cross_entropy(s, head_rows, 1, 1, all));
+    DO(cross_entropy(s, head_rows, 0, 0, 0, all));
+    DO(cross_entropy(s, head_rows, 1, 0, 0, all));
+    DO(cross_entropy(s, head_rows, 1, 0, 1, all));
+    if (all) DO(cross_entropy(s, head_rows, 1, 1, 0, all));
+    DO(soft_cap(s, head_rows));
     DO(sample(s, head_rows, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }));
     DO(sample(s, head_rows, (Sampler){ .temperature = 0, .top_p = 1 }));
     if (all) {

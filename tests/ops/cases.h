@@ -64,7 +64,7 @@ struct Case {
     HeadOrder order;
     Write how;
     int tokens, forced, gradient, used, direction, stride, heads, count, site;
-    float eps, p, balance, zloss, scale, rate;
+    float eps, p, balance, zloss, scale, rate, cap;
     uint64_t key;
     AdamW adamw;  int updates;  Dtype moments, gradients;
     Segment segment[MOST_SEGMENTS];

@@ -146,6 +146,56 @@ static void naive_rope(const Case *c, double **v) {
                 *im = a * turn[1] * c->direction + b * turn[0];
             }
 }
+static void naive_norm_rope_forward(const Case *c, double **v) {
+    const int D = c->s.D;
+    for (int n = 0; n < c->N; n++)
+        for (int h = 0; h < c->heads; h++) {
+            double *x = v[0] + n*c->stride + h*D, mean = 0;
+            for (int i = 0; i < D; i++) {
+                if (v[1]) v[1][(n*c->heads + h)*D + i] = x[i];
+                mean += x[i] * x[i] / D;
+            }
+            for (int i = 0; i < D; i++) x[i] *= v[4][i] / sqrt(mean + (double)c->eps);
+        }
+    Case turned = *c;
+    double *w[3] = { v[0], v[2], v[3] };
+    turned.direction = 1;
+    naive_rope(&turned, w);
+}
+/* With J the Jacobian of x r, dx = J^T (w dn): J_ij = r [i = j] - r^3 x_i x_j / D. */
+static void naive_norm_rope_backward(const Case *c, double **v) {
+    const int D = c->s.D;
+    Case turned = *c;
+    double *w[3] = { v[0], v[3], v[4] }, *dx = mem_alloc((size_t)D * sizeof *dx);
+    turned.direction = -1;
+    naive_rope(&turned, w);
+    for (int n = 0; n < c->N; n++)
+        for (int h = 0; h < c->heads; h++) {
+            double *dn = v[0] + n*c->stride + h*D, *x = v[2] + (n*c->heads + h)*D, mean = 0;
+            for (int i = 0; i < D; i++) mean += x[i] * x[i] / D;
+            const double r = 1 / sqrt(mean + (double)c->eps);
+            for (int i = 0; i < D; i++) {
+                dx[i] = 0;
+                for (int j = 0; j < D; j++) dx[i] += v[5][j] * dn[j] * (r * (i == j) - r*r*r * x[i] * x[j] / D);
+                v[1][i] += dn[i] * x[i] * r;
+            }
+            memcpy(dn, dx, (size_t)D * sizeof *dx);
+        }
+    free(dx);
+}
+static void naive_columns_add(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] += v[1][n*c->C + i];
+}
+static void naive_columns_take(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
+}
+static void naive_route_extend(const Case *c, double **v) {
+    double *expert = v[0], *weight = v[1], *chosen = v[2], *given = v[3];
+    for (int n = 0; n < c->N; n++) {
+        for (int e = 0; e < c->count; e++) *expert++ = e, *weight++ = 1;
+        for (int k = 0; k < c->s.K; k++) *expert++ = c->count + *chosen++, *weight++ = (double)c->scale * *given++;
+    }
+}
 /* Element i is kept if its quarter of splitmix64's number i / 4 is large enough. Seeded with 0, the first number is known. */
 static uint64_t splitmix64(uint64_t state) {
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
@@ -433,6 +483,9 @@ static void naive_advance(const Case *c, double **v) {
         v[2][(int)v[0][n]*c->N + n] = v[3][n];
     }
 }
+static double slope_of(const Case *c, double y) {           /* of y = cap tanh(x / cap) */
+    return c->cap > 0 ? 1 - y * y / ((double)c->cap * (double)c->cap) : 1;
+}
 static void naive_cross_entropy(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {
         double *x = v[1] + n*c->s.V, sum = 0, relative = 0;
@@ -440,7 +493,13 @@ static void naive_cross_entropy(const Case *c, double **v) {
         for (int i = 0; i < c->used; i++) { sum += exp(x[i]); if (target >= 0) relative += exp(x[i] - x[target]); }
         v[0][n] = target < 0 ? 0 : log(relative);
         for (int i = 0; c->gradient && i < c->s.V; i++)
-            x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target));
+            x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target)) * slope_of(c, x[i]);
+    }
+}
+static void naive_soft_cap(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) {
+        const double e = exp(2 * v[0][i] / (double)c->cap);
+        v[0][i] = (double)c->cap * (1 - 2 / (e + 1));
     }
 }
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
@@ -479,7 +538,8 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(matmul_forward), NAIVE(matmul_backward_input), NAIVE(matmul_backward_weight),
     NAIVE(parallel_linear_forward), NAIVE(parallel_linear_backward_input), NAIVE(parallel_linear_backward_weight),
     NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan), NAIVE(route_round), NAIVE(router_bias),
-    NAIVE(combine_forward),
+    NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward), NAIVE(columns_add), NAIVE(columns_take),
+    NAIVE(route_extend), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
     NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
     NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master)
@@ -744,6 +804,7 @@ static void check_cross_entropy_gradient(Case *c, const Device *dev) {
             case_release(&p);
         }
         c->buffer[1].value[j] = kept;
+        difference *= slope_of(c, kept);
         double error = fabs(difference / 2e-5 - gradient[j]) / (fabs(gradient[j]) + 1e-2);
         worst = worse(worst, error);
     }
