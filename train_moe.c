@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 /* ---- one step ------------------------------------------------------------------------------------------ */
@@ -56,7 +57,7 @@ static void update(void *run) {
     for (int i = 0, experts, at; i < m->routers && r->s.bias_rate > 0; i++) {
         at = router_width(m, i, &experts);
         m->dev->router_bias(real_at(m, m->bias, (size_t)at), m->results.load + at, r->s.bias_rate,
-                            experts);
+                            !strcmp(r->s.bias_law, "relative"), experts);
     }
 }
 static void train_step(Run *r) {

@@ -159,7 +159,7 @@ NOTED(route_round, (Plan *plan, int *load, int *expert, real *weight, const int 
 NOTED(router_losses, (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores,
                       int N, int E, int K), (loss, logits, lse, load, tokens, scores, N, E, K),
       0, N * (E * p.fx + p.re), "N=%d E=%d", N, E)
-NOTED(router_bias, (real *bias, const int *load, float rate, int E), (bias, load, rate, E),
+NOTED(router_bias, (real *bias, const int *load, float rate, int relative, int E), (bias, load, rate, relative, E),
       0, E * (4 + 2 * p.re), "E=%d", E)
 NOTED(combine_forward, (floatX *out, const floatX *inp, const real *weight, const floatX *bias, const Plan *plan,
                         int C, Rows rows), (out, inp, weight, bias, plan, C, rows),

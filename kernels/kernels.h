@@ -65,8 +65,10 @@ typedef enum {
 typedef enum {
     TOPK_SOFTMAX,                       /* weight = softmax of the K chosen logits (JetMoE, Mixtral, Granite) */
     SOFTMAX_TOPK,                       /* weight = p of the chosen, sums to less than one (OLMoE, Switch) */
-    SIGMOID_TOPK                        /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
+    SIGMOID_TOPK,                       /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
+    SIGMOID_EACH                        /* weight = sigmoid(logit) (Llama 4). From SIGMOID_TOPK on scores are sigmoids */
 } Scores;
+#define SUMS_TO_ONE(scores) ((scores) == TOPK_SOFTMAX || (scores) == SIGMOID_TOPK)
 
 /* Products take rows by the tile, and an expert's last one is seldom full. Rounding the routing to whole tiles makes it so
  * while a model is trained. Of an expert that f tokens chose, with lo <= f <= hi the multiples of the tile around f, it keeps */
@@ -289,7 +291,7 @@ struct Device {
 
     /* ---- route_round: a plan whose experts have whole tiles ---------------------------------------------------------
      * choice (N,K) is router_forward's. Every expert ranks all tokens: those that chose it before those that did not; then by
-     * score, logit - lse (SIGMOID_TOPK: logit) as a float without its last bit; then the lower token. It keeps as many of
+     * score, logit - lse (sigmoids: logit) as a float without its last bit; then the lower token. It keeps as many of
      * the first as the rule says; or, if there are fewer than hi tokens at all, those that chose it. A token's slots are the
      * experts that keep it, in ascending order, maybe none.
      * fills plan, with first; expert (S), weight (S) as in router_forward, over the experts that keep the token; load (E):
@@ -301,15 +303,15 @@ struct Device {
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z -------------------------------------------------------------
      * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect balance. p is the
-     *           softmax, or the sigmoid scores normalized over E for SIGMOID_TOPK. `tokens` is what load was counted
+     *           softmax, or the sigmoid scores normalized over E. `tokens` is what load was counted
      *           over: N, or more when it was summed over ranks. Source: Fedus et al. 2021, arXiv 2101.03961, eq. 4.
      * z       = mean over N of lse^2. Source: Zoph et al. 2022, arXiv 2202.08906, eq. 5.   error: 16 eps_f32 */
     void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K);
 
-    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]) --------------------------------------------------
-     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact */
-    void (*router_bias)(ACC real *bias, const int *load, float rate, int E);
+    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]); relative: rate * (1 - load[e] / mean load) -------
+     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact; relative: 4 eps_f32 */
+    void (*router_bias)(ACC real *bias, const int *load, float rate, int relative, int E);
 
     /* ---- combine: out[n] = sum_k weight[n,k] inp[slot n*K+k] + bias -------------------------------------------------
      * out (N,C)  inp (S,C), BY_SLOT or GROUPED   weight (S), or NULL for ones   bias (C), or NULL

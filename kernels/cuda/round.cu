@@ -20,7 +20,7 @@ static __global__ void rank_kernel(unsigned *key, int *count, const int *choice,
     #pragma unroll 4
     for (int t = y; t < 32 && first + t < N; t += blockDim.y) {
         const floatX *x = logits + (size_t)(first + t) * E + from;
-        const real l = scores == SIGMOID_TOPK ? 0 : lse[first + t];
+        const real l = scores >= SIGMOID_TOPK ? 0 : lse[first + t];
         #pragma unroll 2
         for (int e = lane; e < EXPERTS && from + e < E; e += 32) tile[e][t] = score_order(R(x[e]) - l);
     }
@@ -108,7 +108,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(unsigned *kept, 
         each_token(t, [&](unsigned k, int n) {
             if (n >= N || rank_at(k, n) < up || rank_at(k, n) >= down) return;
             const real x = R(logits[(size_t)n * E + e]);
-            atomicAdd(&mass[k >> 31], (unsigned long long)fixed_point(scores == SIGMOID_TOPK ? sigmoid(x) : expf(x - lse[n])));
+            atomicAdd(&mass[k >> 31], (unsigned long long)fixed_point(scores >= SIGMOID_TOPK ? sigmoid(x) : expf(x - lse[n])));
         });
         __syncthreads();
     }
@@ -181,15 +181,15 @@ static __global__ void fill_kernel(Plan plan, int *load, int *expert, real *weig
     const floatX *x = logits + (size_t)n * E;
     auto value = [&](int s) {
         const real v = R(x[expert[s]]);
-        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
+        return scores >= SIGMOID_TOPK ? log_sigmoid(v) : v;
     };
     real top = -INFINITY, sum = 0;
     #pragma unroll 4
     for (int s = slot; s < at; s++) top = fmaxf(top, value(s));
-    if (scores == SOFTMAX_TOPK) top = lse[n];
+    if (!SUMS_TO_ONE(scores)) top = scores == SOFTMAX_TOPK ? lse[n] : 0;
     #pragma unroll 4
     for (int s = slot; s < at; s++) sum += expf(value(s) - top);
-    if (scores == SOFTMAX_TOPK) sum = 1;
+    if (!SUMS_TO_ONE(scores)) sum = 1;
     for (int s = slot; s < at; s++) weight[s] = expf(value(s) - top) / sum;
 }
 

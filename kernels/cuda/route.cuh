@@ -50,23 +50,23 @@ __device__ static inline real log_sum(const floatX *x, int E) {
 // What experts are compared by: of the one with logit v. l: the logits' log sum exp, for SOFTMAX_TOPK.
 __device__ static inline unsigned score_expert(real v, const real *bias, int e, Scores scores, real l) {
     if (!bias) return ordered(v);
-    return ordered((scores == SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias[e]);
+    return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias[e]);
 }
 // The weights w (K) of the chosen experts, by a warp.
 __device__ static inline void weigh_experts(real *w, const int *chosen, const floatX *x, Scores scores, real l, int K) {
     const int lane = threadIdx.x % 32;
     auto value = [&](int k) {
         const real v = R(x[chosen[k]]);
-        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
+        return scores >= SIGMOID_TOPK ? log_sigmoid(v) : v;
     };
     real top = -INFINITY, kept = 0;
     #pragma unroll 1
     for (int k = lane; k < K; k += 32) top = fmaxf(top, value(k));
-    top = scores == SOFTMAX_TOPK ? l : warp_max(top);
+    top = scores == SOFTMAX_TOPK ? l : scores == SIGMOID_EACH ? 0 : warp_max(top);
     #pragma unroll 1
     for (int k = lane; k < K; k += 32) kept += w[k] = expf(value(k) - top);
     kept = warp_sum(kept);
-    if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
+    if (SUMS_TO_ONE(scores)) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
 // From the logits x (E) of token n. K times: every lane names its best, the warp finds the best of those by score, then

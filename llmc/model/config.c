@@ -8,7 +8,7 @@
 
 enum { MOST_NAMES = 8 };
 typedef const char *const Names[MOST_NAMES];                /* in the order of the enum; NULL after the last */
-static Names scores_names     = { "topk-softmax", "softmax-topk", "sigmoid" };
+static Names scores_names     = { "topk-softmax", "softmax-topk", "sigmoid", "sigmoid-each" };
 static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2" };       /* Hugging Face's */
 static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
 static Names rounding_names   = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };

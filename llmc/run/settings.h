@@ -7,9 +7,9 @@
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 
-enum { SETTINGS = 56 };
+enum { SETTINGS = 57 };
 typedef struct {
-    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *gradients, *rounding;
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *gradients, *rounding, *bias_law;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
           max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;

@@ -43,6 +43,7 @@ static const struct { const char *descriptor; int scores, activation, tied, reco
     { "m2:c16h4d4q1e4k2f12a3x1b3", SIGMOID_TOPK, SWIGLU, 1, 0, 0 },
     { "d3:c16h4d4q2f12v2",         TOPK_SOFTMAX, SWIGLU, 0, 1, 0 },
     { "m2:c16h4d4e4k2f12a1s1w250", SIGMOID_TOPK, RELU2,  1, 0, 0 },
+    { "m2:c16h4d4e4k2f12a4x2",     SIGMOID_EACH, SWIGLU, 1, 0, 0 },
     { "m2:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100", TOPK_SOFTMAX, SWIGLU, 0, 0, 0.1f },     /* and all at once */
 };
 

@@ -439,7 +439,7 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
 
 /* ---- router -------------------------------------------------------------------------------------------- */
 
-static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk" };
+static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk", "sigmoid_each" };
 
 /* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough
  * apart that no rounding can change who wins. */
@@ -569,11 +569,11 @@ static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
     bytes(c, "key", &c->key, sizeof c->key);
     return c;
 }
-CALL(router_bias, b[0], b[1], c->rate, c->s.E)
-static Case *router_bias(const Shape *s) {
-    Case *c = BEGIN(router_bias, s, 0, "%s E=%d", s->name, s->E);
-    c->rate = 0.001f;
-    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, 0);
+CALL(router_bias, b[0], b[1], c->rate, c->relative, c->s.E)
+static Case *router_bias(const Shape *s, int relative) {
+    Case *c = BEGIN(router_bias, s, 0, "%s%s E=%d", relative ? "relative " : "", s->name, s->E);
+    c->rate = relative ? 0.1f : 0.001f, c->relative = relative;
+    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, relative ? 4 : 0);
     load(c, 1);
     return c;
 }
@@ -1003,7 +1003,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         DO(combine_forward(s, GROUPED, 0, 0, 0));
     }
 
-    for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++) {
+    for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_EACH : TOPK_SOFTMAX); scores++) {
         DO(router_forward(s, (Scores)scores, 0, 0, 0));
         DO(router_losses(s, (Scores)scores));
         DO(router_backward(s, (Scores)scores, 0.5f, 0.25f));
@@ -1021,9 +1021,10 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     }
     DO(route_plan(s));
     for (int rule = ROUND_NEAREST; rule <= (all ? ROUND_DOWN : ROUND_NEAREST); rule++)
-        for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++)
+        for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_EACH : TOPK_SOFTMAX); scores++)
             DO(route_round(s, (Scores)scores, (Rounding)rule));
-    DO(router_bias(s));
+    DO(router_bias(s, 0));
+    DO(router_bias(s, 1));
 
     for (int f = SWIGLU; f <= IDENTITY; f++) {
         if (!all && f != SWIGLU && f != IDENTITY) continue;

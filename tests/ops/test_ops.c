@@ -269,7 +269,7 @@ static void naive_router_forward(const Case *c, double **v) {
                 double a[2] = { x[e], x[i] };
                 for (int j = 0; j < 2; j++) {
                     if (c->scores == SOFTMAX_TOPK) a[j] = exp(a[j]) / sum;
-                    if (c->scores == SIGMOID_TOPK) a[j] = sigmoid(a[j]);
+                    if (c->scores >= SIGMOID_TOPK) a[j] = sigmoid(a[j]);
                     if (v[4]) a[j] += v[4][j ? i : e];
                 }
                 rank += a[1] > a[0] || (a[1] == a[0] && i < e);
@@ -279,10 +279,10 @@ static void naive_router_forward(const Case *c, double **v) {
         for (int k = 0; k < K; k++) {
             if (c->forced) v[0][n*K + k] = (n*K + k) % E;
             double l = x[(int)v[0][n*K + k]];
-            v[1][n*K + k] = c->scores == SIGMOID_TOPK ? sigmoid(l) : exp(l);
+            v[1][n*K + k] = c->scores >= SIGMOID_TOPK ? sigmoid(l) : exp(l);
             kept += v[1][n*K + k];
         }
-        for (int k = 0; k < K; k++) v[1][n*K + k] /= c->scores == SOFTMAX_TOPK ? sum : kept;
+        for (int k = 0; k < K; k++) v[1][n*K + k] /= SUMS_TO_ONE(c->scores) ? kept : c->scores == SOFTMAX_TOPK ? sum : 1;
     }
 }
 static void naive_router_losses(const Case *c, double **v) {
@@ -291,7 +291,7 @@ static void naive_router_losses(const Case *c, double **v) {
         double sum = 0, all = 0;
         for (int e = 0; e < E; e++) { sum += sigmoid(v[1][n*E + e]); all += exp(v[1][n*E + e]); }
         for (int e = 0; e < E; e++) {
-            double p = c->scores == SIGMOID_TOPK ? sigmoid(v[1][n*E + e]) / sum : exp(v[1][n*E + e]) / all;
+            double p = c->scores >= SIGMOID_TOPK ? sigmoid(v[1][n*E + e]) / sum : exp(v[1][n*E + e]) / all;
             v[0][0] += (double)E / c->s.K * v[3][e] / c->tokens * p / c->N;
         }
         v[0][1] += pow(log(all), 2) / c->N;
@@ -308,7 +308,7 @@ static void naive_route_plan(const Case *c, double **v) {
 }
 /* Of every expert's tokens, those are kept before which there are fewer than it is to have. */
 static float score_of(const Case *c, double **v, int n, int e) {
-    float score = (float)(v[9][n*c->s.E + e] - (c->scores == SIGMOID_TOPK ? 0 : v[10][n]));
+    float score = (float)(v[9][n*c->s.E + e] - (c->scores >= SIGMOID_TOPK ? 0 : v[10][n]));
     uint32_t bits;
     memcpy(&bits, &score, sizeof bits);
     bits &= ~1u;
@@ -333,7 +333,7 @@ static void naive_route_round(const Case *c, double **v) {
         const int lo = f / T * T, hi = (f + T - 1) / T * T;
         for (int n = 0; n < N; n++) {
             const int mine = chose(c, v, n, e);
-            const double p = c->scores == SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
+            const double p = c->scores >= SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
             rank[n] = 0;
             for (int i = 0; i < N; i++) {
                 const int its = chose(c, v, i, e);
@@ -366,9 +366,9 @@ static void naive_route_round(const Case *c, double **v) {
             v[1][row] = slot;
             v[3][slot] = row;
             v[6][slot] = e;
-            sum += v[7][slot++] = c->scores == SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
+            sum += v[7][slot++] = c->scores >= SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
         }
-        for (int s = (int)v[4][n]; s < slot && c->scores != SOFTMAX_TOPK; s++) v[7][s] /= sum;
+        for (int s = (int)v[4][n]; s < slot && SUMS_TO_ONE(c->scores); s++) v[7][s] /= sum;
     }
     v[4][N] = slot;
     free(rank);
@@ -377,7 +377,8 @@ static void naive_route_round(const Case *c, double **v) {
 static void naive_router_bias(const Case *c, double **v) {
     for (int e = 0; e < c->s.E; e++) {
         double more = v[1][e] * c->s.E - c->S;              /* than the mean, in whole numbers */
-        v[0][e] += more < 0 ? (double)c->rate : more > 0 ? -(double)c->rate : 0;
+        if (c->relative) v[0][e] -= c->S ? (double)c->rate * more / c->S : 0;
+        else v[0][e] += more < 0 ? (double)c->rate : more > 0 ? -(double)c->rate : 0;
     }
 }
 static void naive_combine_forward(const Case *c, double **v) {
@@ -881,6 +882,7 @@ static void against_pytorch(Case *c, void *context) {
     Reference *r = context;
     const char *prefix = r->only, *outputs = prefix;
     if (strncmp(c->op, prefix, strlen(prefix))) return;
+    if (!strcmp(prefix, "router") && c->scores == SIGMOID_EACH) return;
     if (!strcmp(prefix, "router")) outputs = prefix = scores[c->scores];
     if (!strcmp(prefix, "activation")) outputs = prefix = experts[c->f];
     if (!*prefix) return;
@@ -889,7 +891,7 @@ static void against_pytorch(Case *c, void *context) {
         || (c->from == GROUPED && !strcmp(c->op, "activation_backward"))) return;
     if (!strcmp(c->op, "router_forward")
         && (c->forced || c->buffer[1].summed > 8
-            || (case_find(c, "bias") >= 0) != (c->scores == SIGMOID_TOPK))) return;
+            || (case_find(c, "bias") >= 0) != (c->scores >= SIGMOID_TOPK))) return;
     if (!strcmp(prefix, "rmsnorm")) c->eps = (float)scalar(prefix, "eps");
     if (!strncmp(c->op, "router_", 7)) c->tokens = (int)scalar(prefix, "tokens");
 
@@ -1124,8 +1126,8 @@ static void rounding_promises(const Device *dev, int try) {
             double now_lse = 0;
             const int kept = r < start[e + 1] && token_of_row[r] == n, slot = kept ? slot_of_row[r] : 0;
             for (int k = 0; k < K; k++) mine |= chosen[n*K + k] == e;
-            if (scores != SIGMOID_TOPK) for (int i = 0; i < E; i++) now_lse += exp(x[n*E + i]);
-            const float score = (float)(x[n*E + e] - (scores == SIGMOID_TOPK ? 0 : log(now_lse)));
+            if (scores < SIGMOID_TOPK) for (int i = 0; i < E; i++) now_lse += exp(x[n*E + i]);
+            const float score = (float)(x[n*E + e] - (scores >= SIGMOID_TOPK ? 0 : log(now_lse)));
             if (kept) least[mine] = fminf(least[mine], score); else most[mine] = fmaxf(most[mine], score);
             wrong += kept && (row_of_slot[slot] != r || v[6][slot] != e || slot < first[n] || slot >= first[n + 1]
                               || (slot > first[n] && v[6][slot - 1] >= e));
@@ -1140,7 +1142,7 @@ static void rounding_promises(const Device *dev, int try) {
         double total = 0;
         for (int s = first[n]; s < first[n + 1]; s++) total += w[s];
         unweighted += !(fabs(total - x[n*C]) < 1e-2) || (first[n] == first[n + 1] && x[n*C] != 0)
-                   || (scores != SOFTMAX_TOPK && first[n] < first[n + 1] && !(fabs(total - 1) < 1e-5));
+                   || (SUMS_TO_ONE(scores) && first[n] < first[n + 1] && !(fabs(total - 1) < 1e-5));
     }
     check(!unweighted, "%s route_round: weights of what a token has; nothing for those that have nothing, N=%d", dev->name, N);
     for (int i = 0; i < 7; i++) { free(v[i]); dev->release(*at[i]); }
