@@ -31,6 +31,7 @@ static double seconds_of(const Device *dev, const Case *c) {
 
 static void climb(Case *c, void *device) {
     const Rung *rung;
+    const double flop = case_cost(c, device).flop;
     double before = 0;
     /* Of the model's products, the up projection: rows gathered from tokens, written sorted. */
     if (!strcmp(c->op, "parallel_linear_forward") && (c->from != BY_TOKEN || c->to != GROUPED)) return;
@@ -39,7 +40,7 @@ static void climb(Case *c, void *device) {
         const Device dev = ladder_device(device, rung);
         const double time = seconds_of(&dev, c);
         if (!(before > 0)) printf("\n%s\n%10s %9s %8s\n", c->what, "ms", "TFLOP/s", "gain");
-        printf("%10.3f %9.1f ", 1e3 * time, c->flops / time / 1e12);
+        printf("%10.3f %9.1f ", 1e3 * time, flop / time / 1e12);
         if (before > 0) printf("%7.2fx", before / time); else printf("%8s", "");
         printf("   %-40s %s\n", rung->file, rung->idea);
         fflush(stdout);
@@ -47,7 +48,7 @@ static void climb(Case *c, void *device) {
     }
     if (before > 0 && c->dense) {
         const double time = seconds_of(device, c->dense);
-        printf("%10.3f %9.1f %8s   (one dense product of that size, by cuBLAS)\n", 1e3 * time, c->flops / time / 1e12, "");
+        printf("%10.3f %9.1f %8s   (one dense product of that size, by cuBLAS)\n", 1e3 * time, flop / time / 1e12, "");
     }
 }
 

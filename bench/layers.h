@@ -2,7 +2,7 @@
  * kernels/ladder. */
 #ifndef LAYERS_H
 #define LAYERS_H
-#include "trainee.h"
+#include "tests/model/trainee.h"
 
 /* Seconds of copies that move COPY_LEAST << i bytes, read and written. */
 enum { COPY_LEAST = 4096, COPY_SIZES = 18 };
@@ -28,7 +28,7 @@ void bench_steps(const Device *dev);
 void bench_rounding(const Device *dev);         /* rounding.c */
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
 /* One training step, operation by operation. product_rate: flop/s. */
-void bench_step(const Device *dev, const char *descriptor, Lesson l, double product_rate, const Copies *copies);
+void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, double product_rate, const Copies *copies);
 
 /* dev with its routed products done by cuBLASLt as strided batches (ladder_uniform); 0 if there is no such thing. */
 int find_ceiling(Device *limit, const Device *dev);

@@ -4,7 +4,7 @@
  * (R-1)/R of the whole x for a reduce-scatter or an all-gather, and twice that for an all-reduce. */
 #include "ranks.h"
 #include "layers.h"
-#include "trainee.h"
+#include "tests/model/trainee.h"
 #include "llmc/model/parallel.h"
 #include "llmc/base/random.h"
 #include "llmc/ranks/threads.h"
@@ -129,16 +129,12 @@ static void run_rank(void *setup, int local) {
 enum { STEPS = 15 };
 
 static double one_step(Trainee *t, int number) {
-    Model *m = &t->m;
     const double start = now();
     trainee_send(t, number);
-    model_begin_micro(m, 0);
-    trainee_learn(m);
-    model_end_micro(m, 0);
-    optimizer_update(&t->o, m);
-    parallel_gather_weights(m, 1);
-    StepResults f = model_results(m);
-    results_free(&f);
+    trainee_step(t);
+    parallel_gather_weights(&t->m, 1);
+    StepResults r = model_results(&t->m);
+    results_free(&r);
     return 1e3 * (now() - start);
 }
 
@@ -146,17 +142,14 @@ static void train_rank(void *setup, int local) {
     Setup *s = setup;
     const int ranks = group_size(s->world), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
     const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
+    const Config c = trainee_config(descriptor, gpu ? 50304 : 256, T);
     Parallel p = { .ranks = ranks, .sharded = ranks > 1, .one_process = gpu };
     Trainee t;
-    Config c;
-    Error e;
     double ms[STEPS];
     parallel_connect(&p, s->dev, local % s->dev->count(), s->world, local);
-    if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = gpu ? 50304 : 256;
-    c.context = T;
-    if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, ranks > 1 ? &p : NULL }))
+    if (!trainee_open(&t, s->dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .parallel = ranks > 1 ? &p : NULL }))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
+    t.m.balance_coef = 0.01f;
     for (int shared = 0; shared <= (ranks > 1 && gpu); shared++) {
         if (shared) parallel_register_memory(&t.m);
         for (int i = 0; i < 3; i++) one_step(&t, i);

@@ -11,7 +11,7 @@ typedef const char *const Names[MOST_NAMES];                /* in the order of t
 static Names scores_names     = { "topk-softmax", "softmax-topk", "sigmoid", "sigmoid-each" };
 static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2" };       /* Hugging Face's */
 static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
-static Names rounding_names   = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+static Names rounding_names   = { "off", "nearest", "stochastic", "up", "down" };
 
 static int by_name(Names names, const char *name) {
     for (int i = 0; names[i]; i++) if (!strcmp(name, names[i])) return i;

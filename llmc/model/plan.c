@@ -94,12 +94,11 @@ static void describe_model(Manifest *m, const Config *c) {
 typedef enum { KEEP, NORM, LAYER } Lifetime;
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
 
-/* Upper bound on slots: rounding adds at most tile-1 (UP), tile/2 (NEAREST) rows an expert, or tile/2 in total (BALANCED). An
- * expert never has more than N. */
+/* Upper bound on slots: rounding adds at most tile-1 (UP) or tile/2 (NEAREST) rows an expert. An expert never has more than N. */
 int mlp_slots(const Config *c, int N, int rounds) {
     const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
     if (!rounds || !c->rounding || E == 1) return (int)chosen;
-    const int64_t more = c->rounding == ROUND_DOWN ? 0 : c->rounding == ROUND_BALANCED ? c->tile / 2
+    const int64_t more = c->rounding == ROUND_DOWN ? 0
                        : c->rounding == ROUND_NEAREST ? E * ((c->tile - 1) / 2) : E * (c->tile - 1);
     return (int)(chosen + more < all ? chosen + more : all);
 }

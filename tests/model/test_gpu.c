@@ -1,14 +1,12 @@
 /* test_gpu.c: a GPU's devices against the CPU's, a whole training step at a time. cuda-f32 is held to
- * cpu-f64, cuda-bf16 to cpu-bf16, which rounds in the same places. (Single operations: test_kernels.c,
+ * cpu-f64, cuda-bf16 to cpu-bf16, which rounds in the same places. (Single operations: test_ops.c,
  * which visits every device that opens.) */
 #define _POSIX_C_SOURCE 200809L
 #include "models.h"
+#include "trainee.h"
 #include "tests/test.h"
 #include "llmc/model/check.h"
 #include "llmc/run/device.h"
-#include "llmc/model/optim.h"
-#include "llmc/base/random.h"
-#include "llmc/model/replay.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,14 +27,7 @@ static const struct { const char *descriptor; int scores, activation, recompute;
 
 static size_t configurations(void) { return quick ? 1 : sizeof grid / sizeof *grid; }
 
-static Config small(const char *descriptor, int context) {
-    Config c;
-    Error e;
-    check(config_parse(&c, descriptor, &e), "%s parses", descriptor);
-    c.vocab = 96;
-    c.context = context;
-    return c;
-}
+static Config small(const char *descriptor, int context) { return trainee_config(descriptor, 96, context); }
 
 static void lockstep(const Device *dev) {
     const Device *twin = device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f64");
@@ -69,61 +60,31 @@ static void learning(const Device *dev, const Config *c) {
     }
 }
 
-/* Steps of three micro-batches with dropout, their work queued anew each time or recorded: a hash of all that is left. */
+/* Steps of three micro-batches with dropout, their work queued or recorded: a hash of the losses and of what is left. */
 enum { MICRO = 3, STEPS = 5, FEW = 2 };                     /* FEW: -q */
-typedef struct { Model m; Optimizer o; } Trainee;
-static void one_batch(void *trainee) {
-    Model *m = &((Trainee *)trainee)->m;
-    model_learn(m, 1.0f / (float)(MICRO * m->batch.N), 1.0f / MICRO);
-}
-static void one_update(void *trainee) {
-    Trainee *t = trainee;
-    optimizer_update(&t->o, &t->m);
-}
 static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, int record, int *recorded) {
-    const int B = 2, T = c->context, N = B * T;
-    int *tokens = mem_alloc(2 * MICRO * (size_t)N * sizeof *tokens), *targets = tokens + MICRO * N, bad;
-    Replay batch[PHASES], update = { .off = !record };
-    for (int i = 0; i < PHASES; i++) batch[i] = (Replay){ .off = !record };
-    uint64_t keys[MICRO], hash = 0;
     Trainee t;
-    model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, FLOATX, NULL);
-    optimizer_plan(&t.o, &t.m, 1, REAL);
-    check(model_allocate(&t.m), "memory");
+    uint64_t hash = 0;
+    int bad;
+    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO, .recompute = recompute,
+                                                     .gradients = FLOATX, .seed = 3, .record = record }), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;
     t.m.rounds = 1;
-    model_initialize(&t.m, 3);
-    optimizer_start(&t.o, &t.m);
+    t.adamw.decay = t.adamw.clip = 0;
     for (int step = 0; step < (quick ? FEW : STEPS); step++) {
-        for (int n = 0; n < 2 * MICRO * N; n++)
-            tokens[n] = (int)(random_uniform((uint64_t)step, (uint64_t)n) * c->vocab);
-        for (int i = 0; i < MICRO; i++) keys[i] = random_key((uint64_t)step, (uint64_t)i);
-        model_send(&t.m, tokens, targets, keys, B, T);
-        optimizer_set(&t.o, &t.m, (AdamW){ .lr = 1e-2f / (float)(step + 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f });
-        for (int i = 0; i < MICRO; i++) {
-            model_begin_micro(&t.m, i);
-            replay_run(&batch[t.m.batch.phase], dev, model_state(&t.m), one_batch, &t);
-            model_end_micro(&t.m, i);
-        }
-        replay_run(&update, dev, 0, one_update, &t);
-        StepResults f = model_results(&t.m);
-        optimizer_norm(&t.o, f.grad_sq_norms, &bad);
+        t.adamw.lr = 1e-2f / (float)(step + 1);
+        trainee_send(&t, step);
+        trainee_step(&t);
+        const double loss = trainee_loss(&t, &bad);
         check(bad < 0, "%s: a finite gradient at step %d", dev->name, step);
-        hash = hash_bytes(hash, f.step_losses, MICRO * sizeof *f.step_losses);
-        results_free(&f);
+        hash = hash_bytes(hash, &loss, sizeof loss);
     }
-    const size_t bytes = t.m.manifest.total * dev->floatX_size;
-    void *w = mem_alloc(bytes);
-    dev->download(w, t.m.params, bytes);
-    hash = hash_bytes(hash, w, bytes);
-    free(w);
-    *recorded = batch[PHASE_FIRST].recording && batch[PHASE_MIDDLE].recording && batch[PHASE_LAST].recording && update.recording;
-    for (int i = 0; i < PHASES; i++) replay_free(&batch[i], dev);
-    replay_free(&update, dev);
-    model_free(&t.m);
-    free(tokens);
-    return hash;
+    const uint64_t weights = trainee_hash(&t);
+    *recorded = t.batch[PHASE_FIRST].recording && t.batch[PHASE_MIDDLE].recording && t.batch[PHASE_LAST].recording
+             && t.update.recording;
+    trainee_close(&t);
+    return hash_bytes(hash, &weights, sizeof weights);
 }
 static void recording(const Device *dev) {
     for (size_t i = 0; i < configurations(); i++) {
@@ -223,7 +184,7 @@ void gpu_fault(void) {
     fail(EXIT_DONE, "no error");
 }
 static void faults(const Device *dev) {
-    static const char *const says[] = { "error: CUDA: ", "at step 7", "in embed_", "basic.cu", "built for sm_", "the GPU is sm_" };
+    static const char *const says[] = { "error: CUDA: ", "at step 7", "in embed_", "embed.cu", "built for sm_", "the GPU is sm_" };
     char program[4096], text[4096];
     const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     program[n > 0 ? n : 0] = 0;

@@ -1,10 +1,10 @@
 /* test_model.c: the model as a whole. Every gradient of every kind of model against finite differences; its devices
  * against each other; decoding with a cache against a full pass; recomputation, and what a layer keeps. */
 #include "models.h"
+#include "trainee.h"
 #include "tests/test.h"
 #include "llmc/model/check.h"
 #include "llmc/model/decode.h"
-#include "llmc/model/optim.h"
 #include "llmc/base/random.h"
 #include "llmc/files/families.h"
 #include <math.h>
@@ -12,14 +12,10 @@
 #include <string.h>
 
 static Config config_of(const char *descriptor, int scores, int activation, int tied) {
-    Config c;
-    Error e;
-    check(config_parse(&c, descriptor, &e), "%s parses", descriptor);
+    Config c = trainee_config(descriptor, 29, 16);
     c.scores = scores;
     c.activation = activation;
     c.tied = tied;
-    c.vocab = 29;
-    c.context = 16;
     return c;
 }
 
@@ -50,9 +46,9 @@ static const struct { const char *descriptor; int scores, activation, tied, reco
 /* The rules of rounding, each with another kind of model. */
 static const struct { const char *descriptor; int scores, activation, recompute; Rounding rule; } rounded[] = {
     { "m2:c16h4d4e5k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
-    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_SCORE },
+    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_NEAREST },
     { "m2:c16h4d4e5k1f12a1",       SOFTMAX_TOPK, GELU,   2, ROUND_STOCHASTIC },
-    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_BALANCED },
+    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_UP },
     { "m2:c16h4d4e6k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_UP },
     { "u2:c16h4d4e6k2f12a1",       SOFTMAX_TOPK, SWIGLU, 0, ROUND_DOWN },
     { "m2:c16h6d4q2e5k2f12a4x2b1w200", TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
@@ -93,56 +89,30 @@ static void bf16(void) {
 }
 
 double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash) {
-    const int B = 2, T = c->context, N = B * T;
-    int *tokens = mem_alloc((size_t)N * sizeof *tokens), *targets = mem_alloc((size_t)N * sizeof *targets);
     double loss = NAN;
-    Model m;
-    Optimizer o;
-    model_plan_training(&m, dev, c, B, T, recompute, 1, FLOATX, NULL);
-    optimizer_plan(&o, &m, !lean, lean ? FLOATX : REAL);
-    if (!model_allocate(&m)) return NAN;
-    m.balance_coef = 0.01f;
-    m.z_coef = 0.001f;
-    m.rounds = 1;
-    model_initialize(&m, 3);
-    optimizer_start(&o, &m);
-    for (int n = 0; n < N; n++) {
-        tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c->vocab);
-        targets[n] = (int)(random_uniform(2, (uint64_t)n) * c->vocab);
-    }
+    Trainee t;
+    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute, .no_master = lean, .seed = 3,
+                                                    .moments = lean ? FLOATX : REAL, .gradients = FLOATX })) return NAN;
+    t.m.balance_coef = 0.01f;
+    t.m.z_coef = 0.001f;
+    t.m.rounds = 1;
+    t.adamw.decay = 0.01f;
     for (int s = 0; s < steps; s++) {
         int bad;
         const Waits before = dev->waits();
-        model_set_phase(&m, PHASE_ONLY);
-        model_batch(&m, tokens, targets, B, T);
-        model_forward(&m);
-        model_loss(&m, 1.0f / (float)N, 1);
-        model_backward(&m, 1);
-        model_end_micro(&m, 0);
-        /* constant to the end, the last loss would be as it happens to be: there are sudden rises */
+        /* With a constant rate the last loss would be accidental: there are sudden rises. */
         const float left = 4 * (float)(steps - s) / (float)steps;
-        optimizer_set(&o, &m, (AdamW){ .lr = 3e-3f * (left < 1 ? left : 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
-                                       .decay = 0.01f, .clip = 1, .key = (uint64_t)s });
-        optimizer_update(&o, &m);
-        StepResults f = model_results(&m);
+        t.adamw.lr = 3e-3f * (left < 1 ? left : 1);
+        t.adamw.key = (uint64_t)s;
+        trainee_send(&t, 0);
+        trainee_step(&t);
+        loss = trainee_loss(&t, &bad);
         const Waits after = dev->waits();
-        check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits for nothing but the one "
-              "read of what it has left", dev->name);
-        loss = f.step_losses[0] / N;
-        optimizer_norm(&o, f.grad_sq_norms, &bad);
-        results_free(&f);
+        check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits only to read what it has left", dev->name);
         check(bad < 0, "%s: a finite gradient at step %d", dev->name, s);
     }
-    if (hash) {
-        const size_t bytes = m.manifest.total * dev->floatX_size;
-        void *w = mem_alloc(bytes);
-        dev->download(w, m.params, bytes);
-        *hash = hash_bytes(0, w, bytes);
-        free(w);
-    }
-    model_free(&m);
-    free(tokens);
-    free(targets);
+    if (hash) *hash = trainee_hash(&t);
+    trainee_close(&t);
     return loss;
 }
 
@@ -175,39 +145,22 @@ static void training(void) {
 /* A NaN in one weight: the update does not happen, the tensor is named, and the rest of the state is as it was. */
 static void bad_gradient(void) {
     const Device *dev = device_find("cpu-f32");
-    Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
-    Model m;
-    Optimizer o;
-    int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
-    model_plan_training(&m, dev, &c, 1, 16, 0, 1, FLOATX, NULL);
-    optimizer_plan(&o, &m, 1, REAL);
-    check(model_allocate(&m), "memory");
-    model_initialize(&m, 3);
-    optimizer_start(&o, &m);
-    const Tensor *t = NULL;
-    for (int i = 0; i < m.manifest.count; i++)
-        if (strstr(m.manifest.at[i].name, "layers.1.mlp.output")) t = &m.manifest.at[i];
-    const size_t bytes = m.manifest.total * sizeof(float), skip = t->offset * sizeof(float);
-    char *before = mem_alloc(bytes), *after = mem_alloc(bytes);
-    double nan = NAN;
-    dev->from_double((floatX *)((char *)m.params + skip), &nan, 1);
-    dev->download(before, m.params, bytes);
-    model_batch(&m, tokens, tokens, 1, 16);
-    model_forward(&m);
-    model_loss(&m, 1, 1);
-    model_backward(&m, 1);
-    optimizer_set(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
-    optimizer_update(&o, &m);
-    StepResults f = model_results(&m);
-    const double norm = optimizer_norm(&o, f.grad_sq_norms, &bad);
-    results_free(&f);
-    dev->download(after, m.params, bytes);
-    check(!(norm <= 1e38) && bad >= 0, "a NaN weight shows in the norm");
-    check(!memcmp(before, after, bytes), "and changes no weight");
-    check(o.updates == 0, "nor Adam's clock");
-    model_free(&m);
-    free(before);
-    free(after);
+    const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
+    const Tensor *broken = NULL;
+    const double nan = NAN;
+    Trainee t;
+    int bad;
+    check(trainee_open(&t, dev, &c, (TraineeOptions){ .B = 1, .T = 16, .gradients = FLOATX, .seed = 3 }), "memory");
+    for (int i = 0; i < t.m.manifest.count; i++)
+        if (strstr(t.m.manifest.at[i].name, "layers.1.mlp.output")) broken = &t.m.manifest.at[i];
+    dev->from_double((floatX *)((char *)t.m.params + broken->offset * dev->floatX_size), &nan, 1);
+    const uint64_t before = trainee_hash(&t);
+    trainee_send(&t, 0);
+    trainee_step(&t);
+    check(isnan(trainee_loss(&t, &bad)) && bad >= 0, "a NaN weight shows in the loss and in the norm of the gradient");
+    check(trainee_hash(&t) == before, "a NaN in the gradient changes no weight and no moment");
+    check(t.o.updates == 0, "a skipped step does not count as an update");
+    trainee_close(&t);
 }
 
 double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound) {
@@ -282,38 +235,35 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
     return same;
 }
 
-int forgets(const Device *dev, const Config *c, int B) {
-    const size_t N = (size_t)B * (size_t)c->context;
-    int *tokens = mem_alloc(2 * N * sizeof *tokens), same;
-    double *grads[2];
-    Model m;
-    model_plan_training(&m, dev, c, B, c->context, 0, 1, FLOATX, NULL);
-    check(model_allocate(&m), "memory");
-    m.balance_coef = 0.01f;
-    m.rounds = 1;
-    model_initialize(&m, 3);
-    for (size_t i = 0; i < 2 * N; i++) tokens[i] = (int)(uniform() * c->vocab);
-    for (int run = 0; run < 2; run++) {
-        for (int i = 0; i < m.arena.count && run; i++) {
-            const ArenaEntry *a = &m.arena.at[i];
-            if (a->category != MEM_KEPT && a->category != MEM_SHARED) continue;
-            void *nan = mem_alloc(a->bytes);
-            memset(nan, 0xff, a->bytes);
-            dev->upload(*a->pointer, nan, a->bytes);
-            dev->sync();
-            free(nan);
-        }
-        if (run) model_forget(&m);
-        model_batch(&m, tokens, tokens + N, B, c->context);
-        model_set_phase(&m, PHASE_ONLY);
-        model_learn(&m, 1 / (float)N, 1);
-        grads[run] = mem_alloc(m.manifest.total * sizeof **grads);
-        model_gradients(&m, grads[run]);
+static void overwrite_activations(const Model *m) {        /* with NaN */
+    for (int i = 0; i < m->arena.count; i++) {
+        const ArenaEntry *a = &m->arena.at[i];
+        if (a->category != MEM_KEPT && a->category != MEM_SHARED) continue;
+        void *nan = mem_alloc(a->bytes);
+        memset(nan, 0xff, a->bytes);
+        m->dev->upload(*a->pointer, nan, a->bytes);
+        m->dev->sync();
+        free(nan);
     }
-    same = !memcmp(grads[0], grads[1], m.manifest.total * sizeof **grads);
-    for (size_t i = 0; i < m.manifest.total; i++) same &= isfinite(grads[1][i]);
-    model_free(&m);
-    free(grads[0]), free(grads[1]), free(tokens);
+}
+int forgets(const Device *dev, const Config *c, int B) {
+    double *grads[2];
+    Trainee t;
+    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = B, .T = c->context, .gradients = FLOATX, .seed = 3 }), "memory");
+    t.m.balance_coef = 0.01f;
+    t.m.rounds = 1;
+    t.adamw.lr = t.adamw.decay = 0;                         /* the weights stay the same */
+    for (int run = 0; run < 2; run++) {
+        if (run) overwrite_activations(&t.m), model_forget(&t.m);
+        trainee_send(&t, 0);
+        trainee_step(&t);
+        grads[run] = mem_alloc(t.m.manifest.total * sizeof **grads);
+        model_gradients(&t.m, grads[run]);
+    }
+    int same = !memcmp(grads[0], grads[1], t.m.manifest.total * sizeof **grads);
+    for (size_t i = 0; i < t.m.manifest.total; i++) same &= isfinite(grads[1][i]);
+    trainee_close(&t);
+    free(grads[0]), free(grads[1]);
     return same;
 }
 

@@ -4,10 +4,11 @@
  * programs do with them is in test_programs.sh. */
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
+#include "trainee.h"
 #include "tests/test.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/run/device.h"
-#include "llmc/run/log.h"
+#include "llmc/run/progress.h"
 #include "llmc/run/options.h"
 #include "llmc/base/random.h"
 #include "llmc/model/schedule.h"
@@ -242,7 +243,8 @@ static void parse_line(void *line) {
     Small s;
     char given[ROWS], *argv[16];
     const char *word;
-    options_parse(table, ROWS, &s, given, split(line, argv), argv, "usage", &word, 1);
+    const Options o = { table, ROWS, &s, given };
+    options_parse(o, split(line, argv), argv, "usage", &word, 1);
 }
 
 static void options(void) {
@@ -273,18 +275,19 @@ static void options(void) {
     char given[ROWS], value[64], *argv[16];
     const char *word = NULL;
     const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
-    options_parse(table, ROWS, &s, given, n, argv, "usage", &word, 1);
+    const Options o = { table, ROWS, &s, given }, other = { table, ROWS, &again, given };
+    options_parse(o, n, argv, "usage", &word, 1);
     check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
           && word && !strcmp(word, "out"), "good options are read");
-    check(option_given(table, ROWS, given, "c") && !option_given(table, ROWS, given, "k"),
+    check(option_given(o, "c") && !option_given(o, "k"),
           "and it is known which were given");
-    options_default(table, ROWS, &s, given, "c", "9");
-    options_default(table, ROWS, &s, given, "k", "wsd");
+    options_default(o, "c", "9");
+    options_default(o, "k", "wsd");
     check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
 
     Text json = { 0 };
     Error e;
-    options_json(table, ROWS, &s, &json);
+    options_json(o, &json);
     Json *j = json_parse(json.at, json.length, &e);
     check(j && json_int(json_get(json_root(j), "large"), 0) == s.large
           && !strcmp(json_string(json_get(json_root(j), "kind"), ""), "wsd"), "settings as JSON: %s",
@@ -297,7 +300,7 @@ static void options(void) {
         option_value(&table[2], &s, value, sizeof value);
         again = s;
         memset(given, 0, sizeof given);
-        options_default(table, ROWS, &again, given, "ra", value);
+        options_default(other, "ra", value);
         exact &= again.rate == s.rate;
     }
     check(exact, "a number written is the number read");
@@ -308,96 +311,46 @@ static void options(void) {
 
 /* ---- training: what must not change a gradient --------------------------------------------------------- */
 
-static Config config_of(const char *descriptor) {
-    Config c;
-    Error e;
-    check(config_parse(&c, descriptor, &e), "%s parses", descriptor);
-    c.vocab = 40;
-    c.context = 32;
-    return c;
-}
-
-typedef struct { Model m; Optimizer o; } Trainee;
-static void open_lean(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed,
-                      int lean) {                           /* lean: no master weights, moments in floatX */
-    model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, FLOATX, NULL);
-    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX : REAL);
-    check(model_allocate(&t->m), "%s has memory", device);
-    model_initialize(&t->m, seed);
-    optimizer_start(&t->o, &t->m);
+static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
+/* lean: no master weights, moments in floatX. */
+static void open_trainee(Trainee *t, const char *device, const Config *c, TraineeOptions o, int lean) {
+    o.gradients = FLOATX;
+    o.no_master = lean;
+    o.moments = lean ? FLOATX : REAL;
+    check(trainee_open(t, device_find(device), c, o), "%s has memory", device);
     t->m.z_coef = 0.001f;
 }
-
-static void open_trainee(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches,
-                         uint64_t seed) {
-    open_lean(t, device, c, B, T, micro_batches, seed, 0);
-}
-
-/* Adds to the gradients those of a batch made of samples first.. out of `of`, every sample a function of its number. */
-static void add_gradients(Model *m, int first, int B, int T, int of, int micro) {
-    int *tokens = mem_alloc((size_t)(2 * B * T) * sizeof *tokens), *targets = tokens + B * T;
-    for (int b = 0; b < B; b++)
-        for (int t = 0; t < T; t++) {
-            tokens[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t) * m->config.vocab);
-            targets[b*T + t] = (int)(random_uniform((uint64_t)(first + b), (uint64_t)t + 1) * m->config.vocab);
-        }
-    model_set_phase(m, micro == 0 ? PHASE_FIRST : PHASE_MIDDLE);
-    model_batch(m, tokens, targets, B, T);
-    model_forward(m);
-    model_loss(m, 1.0f / (float)(of * T), 1);
-    model_backward(m, (float)B / (float)of);
-    model_end_micro(m, micro);
-    free(tokens);
-}
-static void step(Trainee *t, int number, int B, int T) {
-    add_gradients(&t->m, number * B, B, T, B, 0);
-    optimizer_set(&t->o, &t->m, (AdamW){ .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
-                                         .decay = 0.1f, .clip = 1 });
-    optimizer_update(&t->o, &t->m);
+static void step(Trainee *t, int number) {
+    trainee_send(t, number);
+    trainee_step(t);
 }
 
 /* The balance loss is of a whole batch, not a sum over its tokens, so it is left out; all else is. */
 static void accumulation(void) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
     enum { B = 8, PARTS = 4, T = 12 };
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
     for (int d = 0; d < 2; d++) {
-        const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
-        const Device *dev = device_find(devices[d].device);
-        double *g[2], loss = 0;
+        double *g[2], loss[2];
         size_t n = 0;
+        int bad;
         for (int parts = 0; parts < 2; parts++) {
             Trainee t;
             const int count = parts ? PARTS : 1;
-            open_trainee(&t, dev->name, &c, B / count, T, count, 7);
+            open_trainee(&t, devices[d].device, &c, (TraineeOptions){ .B = B / count, .T = T, .micro_batches = count, .seed = 7 }, 0);
             n = t.m.manifest.total;
-            for (int i = 0; i < count; i++) add_gradients(&t.m, i * B / count, B / count, T, B, i);
+            step(&t, 0);
             g[parts] = mem_alloc(n * sizeof **g);
             model_gradients(&t.m, g[parts]);
-            StepResults f = model_results(&t.m);
-            for (int i = 0; i < count; i++) loss += parts ? -f.step_losses[i] : f.step_losses[i];
-            results_free(&f);
-            model_free(&t.m);
+            loss[parts] = trainee_loss(&t, &bad);
+            trainee_close(&t);
         }
         check_error(relative_error(g[1], g[0], n), devices[d].bound,
-                    "%s: gradients of 4 micro-batches of 2 are those of one batch of 8", dev->name);
-        check_error(fabs(loss) / (B * T), devices[d].bound, "%s: and so is the loss", dev->name);
+                    "%s: 4 micro-batches of 2 have the gradients of one batch of 8", devices[d].device);
+        check_error(fabs(loss[0] - loss[1]), devices[d].bound, "%s: 4 micro-batches of 2 have its loss", devices[d].device);
         free(g[0]);
         free(g[1]);
     }
-}
-
-static uint64_t hash_of(const Trainee *t) {                             /* of weights, moments and master copy */
-    const Device *dev = t->m.dev;
-    const size_t n = t->m.manifest.total;
-    const void *at[] = { t->m.params, t->o.m, t->o.v, t->o.master };
-    uint64_t h = 0;
-    for (int i = 0; i < 4; i++) {
-        const size_t bytes = n * dtype_size(dev, i == 3 ? REAL : i ? t->o.moments : FLOATX);
-        void *host = mem_alloc(bytes);
-        if (at[i]) { dev->download(host, at[i], bytes); h = hash_bytes(h, host, bytes); }
-        free(host);
-    }
-    return h;
 }
 
 static void threads(void) {
@@ -410,11 +363,11 @@ static void threads(void) {
         for (int n = 1; n <= 3; n++) {
             Trainee t;
             omp_set_num_threads(n);
-            open_trainee(&t, devices[d], &c, 4, 32, 1, 11);
+            open_trainee(&t, devices[d], &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11 }, 0);
             t.m.balance_coef = 0.01f;
-            for (int s = 0; s < 20; s++) step(&t, s, 4, 32);
-            hash[n - 1] = hash_of(&t);
-            model_free(&t.m);
+            for (int s = 0; s < 20; s++) step(&t, s);
+            hash[n - 1] = trainee_hash(&t);
+            trainee_close(&t);
         }
         check(hash[0] == hash[1] && hash[0] == hash[2],
               "%s: 20 steps give the same bits with 1, 2 and 3 threads", devices[d]);
@@ -485,10 +438,19 @@ static int same_progress(const Progress *a, const Progress *b) {
         && a->seed == b->seed && a->data == b->data
         && !memcmp(&a->loss, &b->loss, sizeof a->loss) && !memcmp(&a->norm, &b->norm, sizeof a->norm);
 }
+static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, int keep, int64_t major,
+                     Error *e) {
+    Text json = { 0 };
+    progress_to_json(p, t->m.dev->name, &json);
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
+    const int ok = checkpoint_save(folder, &s, keep, major, e);
+    free(json.at);
+    return ok;
+}
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
     Error e = { "" };
     const Progress p = progress_at(step);
-    const int ok = checkpoint_save(folder, &t->m, &t->o, &p, NULL, "{\"lr\": 0.001}", keep, major, &e);
+    const int ok = save_with(folder, t, &p, "{\"lr\": 0.001}", keep, major, &e);
     check(ok, "step %lld is saved: %s", (long long)step, e.text);
     return ok;
 }
@@ -508,19 +470,18 @@ static void conversion(void) {
     for (int lean = 0; lean < 2; lean++) {
         char *folder = text_format("%s/convert-%d", scratch(), lean);
         const Progress p = progress_at(7);
-        Progress q;
         Trainee a, b;
         Error e = { "" };
-        open_lean(&a, "cpu-bf16", &c, 2, 8, 1, 1, lean);
-        open_lean(&b, "cpu-bf16", &c, 2, 8, 1, 2, !lean);
+        open_trainee(&a, "cpu-bf16", &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1 }, lean);
+        open_trainee(&b, "cpu-bf16", &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 2 }, !lean);
         const size_t n = a.m.manifest.total;
         double *v[2] = { mem_alloc(n * sizeof **v), mem_alloc(n * sizeof **v) };
-        for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
-        check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{}", 2, 0, &e), "saved %s", e.text);
+        for (int s = 0; s < 5; s++) step(&a, s);
+        check(save_with(folder, &a, &p, "{}", 2, 0, &e), "saved %s", e.text);
         Checkpoint *from = checkpoint_open(folder, &e);
         conversions = 0;
         warn_hook(count_conversion);
-        check(from && checkpoint_load(from, &b.m, &b.o, &q, &e), "loaded with other types: %s", e.text);
+        check(from && checkpoint_load(from, &b.m, &b.o, &e), "loaded with other types: %s", e.text);
         warn_hook(NULL);
         check(conversions == 2, "moments are converted and a master copy is made or dropped; %d warnings (above)", conversions);
         for (int i = 0; i < 2; i++) {
@@ -530,8 +491,8 @@ static void conversion(void) {
         }
         check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v comes back, %s", lean ? "exactly" : "rounded");
         checkpoint_close(from);
-        model_free(&a.m);
-        model_free(&b.m);
+        trainee_close(&a);
+        trainee_close(&b);
         free(v[0]);
         free(v[1]);
         free(folder);
@@ -547,36 +508,36 @@ static void round_trip(const char *device, int lean) {
     Config read;
     Progress p = progress_at(42), q;
     double bias[16], back[16];
-    open_lean(&a, device, &c, 2, 8, 1, 1, lean);
-    for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
+    open_trainee(&a, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1 }, lean);
+    for (int s = 0; s < 5; s++) step(&a, s);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
-    check(checkpoint_save(folder, &a.m, &a.o, &p, NULL, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0,
-                          &e), "%s: saved %s", device, e.text);
+    check(save_with(folder, &a, &p, "{\"lr\": 0.001, \"train\": \"a \\\"b\\\"\"}", 2, 0, &e), "%s: saved %s", device, e.text);
 
     Checkpoint *from = checkpoint_open(folder, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
-        open_lean(&b, device, &c, 2, 8, 1, 99, lean);         /* other weights, so that what is read must have been */
-        check(hash_of(&a) != hash_of(&b), "%s: before loading they differ", device);
+        open_trainee(&b, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 99 }, lean);     /* other weights, to be overwritten */
+        check(trainee_hash(&a) != trainee_hash(&b), "%s: before loading they differ", device);
         check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
               "%s: the configuration comes back", device);
-        check(checkpoint_load(from, &b.m, &b.o, &q, &e), "%s: loaded %s", device, e.text);
+        check(checkpoint_load(from, &b.m, &b.o, &e), "%s: loaded %s", device, e.text);
+        q = progress_from_json(checkpoint_run(from));
         dev->reals_to_double(back, b.m.bias, 16);
-        check(hash_of(&a) == hash_of(&b), "%s: weights, moments and master copy come back bit for bit", device);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments and master copy come back bit for bit", device);
         check(!memcmp(bias, back, sizeof bias), "%s: so do the routers' biases", device);
         check(same_progress(&p, &q), "%s: and the progress with its windows", device);
         check(b.o.updates == p.updates, "%s: Adam's clock goes on", device);
         check(!strcmp(json_string(json_get(checkpoint_options(from), "train"), ""), "a \"b\""),
               "%s: the settings are kept", device);
         b.o.updates = a.o.updates;
-        step(&a, 5, 2, 8);
-        step(&b, 5, 2, 8);
-        check(hash_of(&a) == hash_of(&b), "%s: and the next step is the same", device);
-        model_free(&b.m);
+        step(&a, 5);
+        step(&b, 5);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: and the next step is the same", device);
+        trainee_close(&b);
     }
     checkpoint_close(from);
-    model_free(&a.m);
+    trainee_close(&a);
     free(folder);
 }
 
@@ -606,8 +567,7 @@ static void fallback(void) {
     const Config c = config_of("m1:c16h4d4e4k2f12a4x2");
     Trainee t;
     Error e;
-    Progress p;
-    open_trainee(&t, "cpu-f32", &c, 1, 8, 1, 1);
+    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
     for (int kind = 0; kind < 4; kind++) {
         char *folder = text_format("%s/damaged-%d", scratch(), kind);
         for (int i = 1; i <= 3; i++) save(folder, &t, 10 * i, 3, 0);
@@ -617,7 +577,7 @@ static void fallback(void) {
         fflush(stderr);
         dup2(null, STDERR_FILENO);
         Checkpoint *from = checkpoint_open(folder, &e);
-        check(from && checkpoint_load(from, &t.m, &t.o, &p, &e) && p.step == 10,
+        check(from && checkpoint_load(from, &t.m, &t.o, &e) && progress_from_json(checkpoint_run(from)).step == 10,
               "%s: the newest whole checkpoint is used", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
@@ -634,7 +594,7 @@ static void fallback(void) {
         checkpoint_close(from);
         free(folder);
     }
-    model_free(&t.m);
+    trainee_close(&t);
 }
 
 static int has_step(const char *folder, int64_t number) {
@@ -651,7 +611,7 @@ static void pruning(void) {
     Error e;
     struct stat s;
     Trainee t;
-    open_trainee(&t, "cpu-f32", &c, 1, 8, 1, 1);
+    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
     check(checkpoint_exists(folder) == HOLDS_NOTHING, "a folder that is not there holds nothing");
     check(folder_make(stale, &e) && checkpoint_exists(folder) == HOLDS_NOTHING, "nor does one with half a save");
     for (int i = 1; i <= 9; i++) save(folder, &t, i, 2, 4);
@@ -672,10 +632,10 @@ static void pruning(void) {
     save(folder, &t, 11, 2, 0);
     t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
     const Progress p = progress_at(12);
-    check(!checkpoint_save(folder, &t.m, &t.o, &p, NULL, "{}", 2, 0, &e)
+    check(!save_with(folder, &t, &p, "{}", 2, 0, &e)
           && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
     check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "and the checkpoint before stays");
-    model_free(&t.m);
+    trainee_close(&t);
     free(folder);
     free(top);
     free(stale);

@@ -3,7 +3,7 @@
  * A Case is one call of one operation: its buffers, each with its role, type, size, contents and error bound; its other
  * arguments; how many operations it takes; and the call itself, through the table. Whoever wants to know
  * something about the operations visits the list:
- *     test_kernels.c   any device against cpu-f64 or a naive loop, gradients by finite differences, overruns, same bits
+ *     test_ops.c   any device against cpu-f64 or a naive loop, gradients by finite differences, overruns, same bits
  *     bench_moe.c      times, and the share of what the machine can do; the list of operations
  * Nothing here touches a device's memory but through the table, so a case serves any device.
  *
@@ -24,7 +24,7 @@ typedef struct {
     const char *name;
     Role role;
     int dtype;
-    size_t n, moved;                    /* elements; elements that have to be read or written, if not all */
+    size_t n;                           /* elements */
     double *value;                      /* what it holds before the call; NULL for OUTPUT and SCRATCH, which start as NaN */
     size_t given;                       /* elements of value, which are repeated up to n. Less than n only to be timed */
     double stored, summed;
@@ -52,7 +52,6 @@ struct Case {
     Buffer buffer[MOST_BUFFERS];        /* as the operation takes them */
     int buffers, plan;                  /* plan: the first of the plan's buffers, or -1 */
     void (*call)(const Device *d, const Case *c, void *const *b);
-    double flops;                       /* 0: limited by memory */
     Case *forward[2];                   /* if this is a backward: of what. Owned */
     Case *dense, *even;                 /* if this is a routed product: one of one matrix, of the same size; and itself with
                                          * rows in order and without a plan, for ladder_uniform. Owned */
@@ -76,11 +75,12 @@ struct Case {
  * model uses, to be timed. */
 void each_case(const Shape *shape, int all, void (*visit)(Case *c, void *context), void *context);
 Case *case_product(int N, int C, int O);                /* one dense product, to be timed */
+typedef struct { double flop, bytes; } Cost;            /* flop 0: limited by memory. bytes: moved at least */
+Cost  case_cost(const Case *c, const Device *dev);      /* as operations.h has it; cost.c */
 void  case_free(Case *c);
 extern uint64_t case_seed;                              /* contents are a function of this and of the case's name */
 
 int    case_find(const Case *c, const char *name);      /* index of a buffer, or -1 */
-double case_bytes(const Case *c, const Device *dev);    /* that have to be moved at least */
 void   case_round(Case *c, const Device *dev);          /* contents become what this device can hold */
 
 /* A case in a device's memory, ready to be called. */

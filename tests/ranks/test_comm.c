@@ -311,9 +311,9 @@ static const Trouble troubles[] = {
     { "count",          2, 1, NOTHING,      .expected = "was started as one of 3 processes, process 0 as one of 2",
                                             .count = 3 },
     { "duplicate",      3, 2, NOTHING,      .expected = "two processes have the number 1", .number = 1 },
-    { "other job",      2, 1, NOTHING,      .expected = "1 of 2 processes have not come", .job = "job 8" },
-    { "missing",        3, 1, ABSENT,       .expected = "1 of 3 processes have not come" },
-    { "too late",       3, 1, FAR_TOO_LATE, .expected = "1 of 3 processes have not come" },
+    { "other job",      2, 1, NOTHING,      .expected = "1 of 2 processes have not connected", .job = "job 8" },
+    { "missing",        3, 1, ABSENT,       .expected = "1 of 3 processes have not connected" },
+    { "too late",       3, 1, FAR_TOO_LATE, .expected = "1 of 3 processes have not connected" },
 };
 
 /* Takes longer than it is given, whatever else is done meanwhile. */

@@ -41,6 +41,26 @@ raise_top(float top[2], float sum[2], float out[W / 8][4], const float s[KEYS / 
     }
 }
 
+// The sums of a row are spread over four lanes. Divided by its sum of exponentials, a row is done.
+template <int W> static __device__ void store_rows(const Attention &a, const Head &at, int t, const float (&top)[2], float (&sum)[2],
+                                                   const float (&out)[W / 8][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
+        if (t + half * 8 >= a.T) continue;
+        const size_t row = query_row(a, at, t + half * 8);
+        if (lane % 4 == 0) a.lse[row] = top[half] + logf(sum[half]);
+#pragma unroll
+        for (int n = 0; n < W / 8; n++)
+            for (int i = 0; i < 2; i++) {
+                const int d = n * 8 + lane % 4 * 2 + i;
+                if (d < a.D) a.out[row * a.D + d] = X(out[n][2 * half + i] / sum[half]);
+            }
+    }
+}
+
 template <int W> static __global__ __launch_bounds__(THREADS) void tensor_cores(const Attention a) {
     __shared__ __align__(16) floatX k[KEYS][W + 8], v[KEYS][W + 8];
     int first;
@@ -48,7 +68,7 @@ template <int W> static __global__ __launch_bounds__(THREADS) void tensor_cores(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * 16 + lane / 4;
     const int end = min(first + QUERIES, a.T);
 
-    uint32_t q[W / 16][4], b[4];                            // the warp's 16 queries, by way of the keys' place
+    uint32_t q[W / 16][4], b[4];                            // the warp's 16 queries, staged in the keys' buffer
     load_tile<W>(k, a.q + query_row(a, at, first) * a.D, (int64_t)a.Q * a.G * a.D, a.T - first, a);
     __syncthreads();
 #pragma unroll
@@ -96,20 +116,7 @@ template <int W> static __global__ __launch_bounds__(THREADS) void tensor_cores(
             }
         }
     }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
-        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
-        if (t + half * 8 >= a.T) continue;
-        const size_t row = query_row(a, at, t + half * 8);
-        if (lane % 4 == 0) a.lse[row] = top[half] + logf(sum[half]);
-#pragma unroll
-        for (int n = 0; n < W / 8; n++)
-            for (int i = 0; i < 2; i++) {
-                const int d = n * 8 + lane % 4 * 2 + i;
-                if (d < a.D) a.out[row * a.D + d] = X(out[n][2 * half + i] / sum[half]);
-            }
-    }
+    store_rows<W>(a, at, t, top, sum, out);
 }
 
 ATTENTION(attention_tensor_cores) {
