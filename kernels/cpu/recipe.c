@@ -2,7 +2,7 @@
 #include "impl.h"
 #include <stdlib.h>
 
-/* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of basic.c ------------ */
+/* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of rope.c ------------- */
 
 static real head_rstd(const floatX *x, real eps, int D) {
     real squares = 0;
@@ -30,7 +30,7 @@ static void norm_rope_forward(floatX *x, floatX *before, const real *table, cons
     }
 }
 
-/* The rotation the other way gives dn, and that goes through the norm as in basic.c. dweight: each block of ROWS tokens makes
+/* The rotation the other way gives dn, and that goes through the norm as in norm.c. dweight: each block of ROWS tokens makes
  * a partial sum, and these are added in order. */
 static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, const real *table, const int *position,
                                Norm norm, int N, int stride, int heads, int D) {
