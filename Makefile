@@ -102,7 +102,7 @@ data:
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 	@./run_tests && sh tests/programs.sh
-# On a machine with a GPU: every kernel of every device, and a training step in lockstep.
+# On a machine with a GPU: every kernel of every device, and training steps against the CPU.
 test_gpu: run_tests train_moe infer_moe
 	@./run_tests kernels model comm gpu ladder soak large
 # The same kernels under compute-sanitizer; racecheck has a build of its own (kernels/cuda/hopper/pipeline.cuh says why).
@@ -110,8 +110,8 @@ sanitize: run_tests
 	@$(MAKE) -s RACECHECK=1 $(B)/race/run_tests
 	@RACE_TESTS=$(B)/race/run_tests sh tests/sanitize.sh
 
-# Without a GPU the CUDA side is at least compiled, for the oldest and the newest kind of instructions used, with warnings as
-# errors; and the compiler's report must show no spilled registers.
+# Without a GPU the CUDA side is at least compiled, for the oldest and the newest architecture that it uses. Warnings are errors,
+# and the compiler must report no spilled registers.
 CHECKS := $(foreach p,BF16 F32,$(patsubst %.cu,build/check/$p/%.txt,$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))) \
           $(patsubst %.cu,build/check/BF16/%.txt,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu))
 cuda_check: $(CHECKS)
@@ -129,7 +129,7 @@ quick: run_tests
 	@./run_tests house files data kernels model reference
 bench: bench_moe
 	@./bench_moe
-# Times every rung of kernels/ladder, once they have all passed, and keeps the table.
+# Tests all rungs of kernels/ladder, then times them and keeps the table.
 ladder: run_tests bench_moe
 	@./run_tests ladder
 	@{ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; ./bench_moe -d cuda-bf16 -e ladder; } > bench/results/ladder.new
@@ -144,9 +144,9 @@ help:
 	@echo 'make test          all tests that need no GPU (two to four minutes)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
-	@echo 'make bench         time of every operation, as a share of what this machine can do'
-	@echo 'make ladder        what each idea of kernels/ladder is worth on the GPU here'
-	@echo 'make mutate        breaks one line of each backward pass and expects the tests to notice'
+	@echo 'make bench         times of all operations, compared with the limits of this machine'
+	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
+	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
 	@echo 'make size          lines per folder'
 	@echo 'make clean         removes what was built'
 # Lines of every folder, and all together.

@@ -1,4 +1,4 @@
-/* ladder.c: what is each rung of kernels/ladder worth? One size for all; the tests of the rungs are run_tests ladder. */
+/* ladder.c: how fast is each rung of kernels/ladder? All have one size; their tests are run_tests ladder. */
 #include "layers.h"
 #include "kernels/ladder/ladder.h"
 #include "tests/ops/cases.h"
@@ -17,7 +17,7 @@ static double seconds_of(const Device *dev, const Case *c) {
     int calls = 1;
     Placed p;
     if (!case_place(&p, c, dev)) fail(EXIT_MEMORY, "%s: no memory for %s", dev->name, c->what);
-    for (int i = -2; i < RUNS; i++) {                       /* two that only warm up and say how long a call takes */
+    for (int i = -2; i < RUNS; i++) {                       /* two to warm up and to see how long a call takes */
         const double start = now();
         for (int call = 0; call < calls; call++) case_run(&p);
         dev->sync();
@@ -33,7 +33,7 @@ static void climb(Case *c, void *device) {
     const Rung *rung;
     const double flop = case_cost(c, device).flop;
     double before = 0;
-    /* Of the model's products, the up projection: rows gathered from tokens, written sorted. */
+    /* Only the up projection: rows gathered from tokens, written sorted. */
     if (!strcmp(c->op, "parallel_linear_forward") && (c->from != BY_TOKEN || c->to != GROUPED)) return;
     for (int i = 0; (rung = ladder_list(i)); i++) {
         if (strcmp(c->op, rung->op)) continue;

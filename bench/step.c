@@ -1,14 +1,14 @@
-/* step.c: bench_moe -step m12: where does the time of a training step go, and how near is each part to its limit? And of a
+/* step.c: bench_moe -step m12: what takes the time of a training step, and how near is each operation to its limit? Also of a
  * layer: bench_moe -step layers.
  *
- * The work is done by a Device that is the given one, but for one thing: each operation that a step uses first notes, from
- * its arguments, how many multiply-adds it does (as flop, two each) and how many bytes it has to move at least, and
- * afterwards marks the moment. On a CPU that is the clock; on a GPU an event in the queue, so that the host can run ahead
- * and nothing waits between operations. The limit of an operation is the longer of flop / peak and the time of a copy that
- * moves as many bytes, which is timed in the same way, both just before. What is in a cache already can beat the latter.
+ * The work runs on a Device that is the given one with one addition: every operation notes what it computes and moves
+ * (tests/ops/operations.h), and marks the moment at which it ends. On a CPU that is the time; on a GPU an event in the queue,
+ * so that the host runs ahead and nothing waits between operations. The limit of an operation is the longer of flop / peak and
+ * the time of a copy that moves as many bytes; both are measured just before. Data that is already in a cache can beat the
+ * latter.
  *
- * All calls of one operation with the same sizes are one line. A line's time is the sum over its calls, of each the
- * median of several steps. */
+ * All calls of an operation with the same sizes are one line. Its time is the sum over these calls of the median of several
+ * steps. */
 #include "layers.h"
 #include "tests/model/trainee.h"
 #include "kernels/compound.h"
@@ -35,7 +35,7 @@ static struct {
     double *end;                        /* CPU: when each call ended; [0]: when the first began */
 } p;
 
-/* ---- noting ---------------------------------------------------------------------------------------------- */
+/* ---- taking notes ---------------------------------------------------------------------------------------------- */
 
 static void mark(int i) {
     if (p.inner->mark) p.inner->mark(i);
@@ -78,7 +78,7 @@ static double visible(int B, int T) { return (double)B * T; }
     }
 #include "tests/ops/operations.h"
 
-/* ---- any work ------------------------------------------------------------------------------------------------ */
+/* ---- timing any work ------------------------------------------------------------------------------------------------ */
 
 static Device noting(const Device *dev) {
     Device d = *dev;
@@ -93,12 +93,12 @@ double copy_seconds(const Copies *c, double bytes) {
     double size = COPY_LEAST;
     int i = 0;
     while (i < COPY_SIZES - 2 && bytes > 2 * size) i++, size *= 2;
-    if (bytes <= size) return c->seconds[i];                    /* no copy is faster than the smallest */
+    if (bytes <= size) return c->seconds[i];                    /* no copy is faster than the smallest one */
     if (bytes >= 2 * size) return c->seconds[i + 1] * bytes / (2 * size);
     return c->seconds[i] + (c->seconds[i + 1] - c->seconds[i]) * (bytes / size - 1);
 }
 
-/* Keeps a GPU busy until the host is ahead, so that no operation waits to be started. */
+/* Keeps a GPU busy until the host is ahead, so that no operation waits for the host. */
 static void get_ahead(const Listed *l, const Copies *copies) {
     const double seconds = 30e-3, bytes = (double)l->spare_bytes;
     for (double done = 0; p.inner->is_gpu && done < seconds; done += copy_seconds(copies, bytes))
@@ -111,7 +111,7 @@ double time_operations(const Device *dev, const Listed *l, const Copies *copies)
     p.inner = dev, p.lines = 0;
     unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size;
     p.end = mem_alloc(MOST_CALLS * sizeof *p.end);
-    for (int run = -2; run < 2 * RUNS; run++) {             /* two to warm up, then as usual and noted by turns */
+    for (int run = -2; run < 2 * RUNS; run++) {             /* two to warm up, then alternately as usual and noted */
         const int noting_now = run >= 0 && run % 2;
         if (l->before) l->before(l->work, run);
         dev->sync();
@@ -178,6 +178,7 @@ void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, dou
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo bf16 save some",
              descriptor, o.B, o.T, (double)m->arena.total / 1e9, dev->name);
     m->balance_coef = 0.01f;
+    t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
     unit.elements = (double)m->manifest.total, unit.gradient_bytes = (double)m->manifest.gradient_bytes;
     const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads,
                            .spare_bytes = m->manifest.gradient_bytes };

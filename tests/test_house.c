@@ -36,7 +36,7 @@ enum { LONGEST = 60, LONGEST_MAIN_LOOP = 80, LONGEST_TEST = 80 };
 enum { MOST_INCLUDES = 64 };
 typedef struct {
     char *path, *text;                          /* path: from the root of the tree */
-    int   include[MOST_INCLUDES], line[MOST_INCLUDES], includes;        /* indices of files; where each stands */
+    int   include[MOST_INCLUDES], line[MOST_INCLUDES], includes;        /* indices of files; lines */
     enum { NEW, OPEN, DONE } state;             /* of the search for circles */
 } Source;
 typedef struct {

@@ -1,5 +1,5 @@
-/* test_model.c: the model as a whole. Every gradient of every kind of model against finite differences; its devices
- * against each other; decoding with a cache against a full pass; recomputation, and what a layer keeps. */
+/* test_model.c: the model as a whole. All gradients of every kind of model against finite differences; its devices against each
+ * other; decoding with a cache against a full pass; recomputation; what a layer keeps in memory. */
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
@@ -19,15 +19,15 @@ static Config config_of(const char *descriptor, int scores, int activation, int 
     return c;
 }
 
-/* A grid of configurations in which every part and every kind appears. */
+/* Configurations in which every part and every kind of model appears. */
 static const struct { const char *descriptor; int scores, activation, tied, recompute; float dropout; } grid[] = {
-    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* the default kind, JetMoE's twin */
+    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* the default kind, as JetMoE */
     { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, 1, 0.2f }, /* untied, dropout, norms recomputed */
-    { "m3:c12h6d2e5k3f7a3x3",      TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f }, /* odd sizes, layers recomputed; x = a */
+    { "m3:c12h6d2e5k3f7a3x3",      TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f }, /* odd sizes, layers recomputed, x = a */
     { "m2:c16h4d4e4k1f12a1",       SOFTMAX_TOPK, SWIGLU, 1, 0, 0 },    /* one expert per token (Switch) */
     { "m2:c16h4d4q2e6k2f8a1s1",    SIGMOID_TOPK, SWIGLU, 0, 0, 0 },    /* grouped queries, shared expert, sigmoid */
     { "m2:c16h4d4e4k2f12a4x2s2",   SOFTMAX_TOPK, GELU,   1, 0, 0 },
-    { "m2:c16h2d4e3k3f12a2x1",     SIGMOID_TOPK, RELU2,  1, 0, 0 },    /* every expert chosen; x = 1 */
+    { "m2:c16h2d4e3k3f12a2x1",     SIGMOID_TOPK, RELU2,  1, 0, 0 },    /* all experts chosen, x = 1 */
     { "d2:c16h4d4f20",             TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* dense */
     { "d2:c16h4d4q1f20",           TOPK_SOFTMAX, GELU,   0, 2, 0.1f }, /* one kv head */
     { "u3:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* one block three times */
@@ -55,7 +55,7 @@ static const struct { const char *descriptor; int scores, activation, recompute;
 };
 
 static void gradients_of(Check *c, const char *name) {
-    /* The second derivative of relu^2 jumps: a difference across a jump is wrong by its step, not its 4th power. */
+    /* The second derivative of relu^2 jumps. The error of a difference across a jump is of order h, not h^4. */
     const double bound = c->config.activation == RELU2 ? 1e-4 : 1e-6;
     double worst;
     c->B = 2, c->T = 7, c->samples = 8, c->balance = 0.3f, c->z = 0.1f, c->seed = (uint64_t)(uniform() * 1e9);
@@ -79,8 +79,7 @@ static void gradients(void) {
     }
 }
 
-/* bf16 keeps 8 bits, and a router that sees rounded inputs sends a few tokens elsewhere; so only a dense model can be
- * held to a bound, and the mixture is compared as a loss. */
+/* A router with inputs rounded to bf16 sends a few tokens to other experts, so only a dense model is held to a bound. */
 static void bf16(void) {
     double worst;
     Check c = { .config = config_of("d2:c32h4f40", TOPK_SOFTMAX, SWIGLU, 1), .B = 2, .T = 12, .samples = 1, .seed = 5 };
@@ -123,26 +122,26 @@ static double learn(const char *device, const char *descriptor, int steps, int r
 static void training(void) {
     uint64_t kept, again, norms, layers;
     const double loss = learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &kept);
-    check_error(loss, 0.05, "one batch is learned by heart in 120 steps: loss");
-    check_error(learn("cpu-f32", "d2:c32h4f64", 120, 0, NULL), 0.05, "also by a dense model");
-    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also by a universal model");
-    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also in bf16 with a master copy");
+    check_error(loss, 0.05, "overfits one batch in 120 steps: loss");
+    check_error(learn("cpu-f32", "d2:c32h4f64", 120, 0, NULL), 0.05, "a dense model overfits: loss");
+    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "a universal model overfits: loss");
+    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "bf16 with a master copy overfits: loss");
     const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
-    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, 1, NULL), 0.05, "also without one, and with bf16 moments");
+    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, 1, NULL), 0.05, "bf16 without a master copy and with bf16 moments overfits: loss");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &again);
     check(kept == again, "the same run gives the same bits");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 2, &layers);
     check(kept == norms && kept == layers, "recomputing gives the same bits as keeping");
-    Config by_chance = c;
-    by_chance.rounding = ROUND_STOCHASTIC;
-    by_chance.tile = 8;
-    check_error(overfit(device_find("cpu-f32"), &by_chance, 120, 0, 0, &norms), 0.05, "also with routing rounded by chance");
-    overfit(device_find("cpu-f32"), &by_chance, 120, 2, 0, &layers);
-    check(norms == layers && norms != kept, "and recomputing rounds alike");
+    Config stochastic = c;
+    stochastic.rounding = ROUND_STOCHASTIC;
+    stochastic.tile = 8;
+    check_error(overfit(device_find("cpu-f32"), &stochastic, 120, 0, 0, &norms), 0.05, "stochastically rounded routing overfits: loss");
+    overfit(device_find("cpu-f32"), &stochastic, 120, 2, 0, &layers);
+    check(norms == layers && norms != kept, "recomputing rounds routing the same way");
 }
 
-/* A NaN in one weight: the update does not happen, the tensor is named, and the rest of the state is as it was. */
+/* A NaN in one weight: there is no update, the tensor is found, and the state is unchanged. */
 static void bad_gradient(void) {
     const Device *dev = device_find("cpu-f32");
     const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
@@ -225,7 +224,7 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
     decoder_collect(&d, many + 5 * row, 1);
     same &= !memcmp(one, many, STEPS * row * sizeof *one);
     decoder_rewind(&d, many + (STEPS - 1 - BACK) * row, FIRST + STEPS - BACK);
-    check(d.length == FIRST + STEPS - BACK, "some are forgotten");
+    check(d.length == FIRST + STEPS - BACK, "the decoder is rewound");
     decoder_queue(&d, BACK, 0);
     decoder_collect(&d, many, 0);
     same &= !memcmp(one + (STEPS - BACK) * row, many, BACK * row * sizeof *one);
@@ -292,14 +291,13 @@ static void decoding(const char *descriptor, int scores) {
     const int T = 12;
     for (int first = 1; first <= T; first += first < 3 ? 1 : 4)
         check_error(decoding_errors(device_find("cpu-f32"), &c, 3, T, first, 1e-4), 0,
-                    "%s: decoding after %d tokens at once as without a cache; share of others", descriptor, first);
+                    "%s: decoding after %d tokens at once, fraction that differs from a full pass", descriptor, first);
     for (int B = 1; B <= 4; B += 3)
         check(steps_agree(device_find("cpu-f32"), &c, B, (Sampler){ .temperature = 1, .top_p = 0.9f }),
-              "%s: %d sequences, drawn ahead or singly", descriptor, B);
+              "%s: %d sequences, drawn ahead or one at a time", descriptor, B);
 }
 
-/* The memory promise: an SMoE MLP layer keeps its input and the experts'
- * pre-activations, and bookkeeping of the routing. */
+/* The memory promise: an SMoE MLP layer keeps only its input, the pre-activations of the experts, and the routing. */
 static void memory_promise(void) {
     static const char *const models[] = { "m4", "m2:c128h4e32k8f32a8x2", "m2:c128h4e64k4f64a8x2" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -325,7 +323,7 @@ static void memory_promise(void) {
     }
 }
 
-/* Gradients of a model of random tokens, and which of them are stored as floatX. */
+/* Gradients of a model that stores those of matrices as `dtype`; every micro-batch has the same random tokens. */
 static double *gradients_stored(Model *m, const char *model, Dtype dtype, int micro_batches) {
     const int B = 2, T = 16, N = B * T;
     const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
@@ -344,7 +342,7 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     free(tokens);
     return grads;
 }
-/* Those of matrices are what they would be as reals, rounded once; where several micro-batches add up, none is rounded. */
+/* Gradients of matrices stored as floatX are those stored as reals, rounded once. Sums of several micro-batches are not rounded. */
 static void rounded_gradients(void) {
     static const char *const models[] = { "m2:c32h4e4k2f32a4x2", "m2:c32h4q2e4k2f32a1s1", "d2:c32h4f64", "u2:c32h4e4k2f32a4x2" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -359,17 +357,17 @@ static void rounded_gradients(void) {
         exact.dev->release(x);
         size_t bytes = 0, different = 0, twice = 0;
         for (int t = 0; t < m->count; t++) {
-            const int short_one = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
-            bytes += m->at[t].count * (short_one ? 2 : 4);
-            check(m->at[t].dtype == (short_one ? FLOATX : REAL), "%s: %s is stored as it should", models[i], m->at[t].name);
+            const int rounded_here = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
+            bytes += m->at[t].count * (rounded_here ? 2 : 4);
+            check(m->at[t].dtype == (rounded_here ? FLOATX : REAL), "%s: %s is stored as it should", models[i], m->at[t].name);
             check(several.manifest.at[t].dtype == REAL, "%s: %s is a sum", models[i], m->at[t].name);
             for (size_t j = m->at[t].offset; j < m->at[t].offset + m->at[t].count; j++) {
-                different += got[j] != (short_one ? once[j] : want[j]);
+                different += got[j] != (rounded_here ? once[j] : want[j]);
                 twice += !(fabs(sum[j] - want[j]) <= 1e-5 * fabs(want[j]) + 1e-9);
             }
         }
-        check(different == 0, "%s: gradients are rounded once; %zu are not", models[i], different);
-        check(twice == 0, "%s: twice half a batch is that batch; %zu gradients are not", models[i], twice);
+        check(different == 0, "%s: gradients are rounded once, %zu are not", models[i], different);
+        check(twice == 0, "%s: two equal micro-batches have the gradients of one, %zu differ", models[i], twice);
         check(m->gradient_bytes >= bytes && m->gradient_bytes < bytes + 4 * 64 * (size_t)m->count,
               "%s: %zu bytes of gradients, in %zu of memory", models[i], bytes, m->gradient_bytes);
         model_free(&exact), model_free(&coarse), model_free(&several);
@@ -421,7 +419,7 @@ void test_model(void) {
     Config tiled = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
     tiled.rounding = ROUND_UP;
     tiled.tile = 16;
-    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, nothing is left of a batch that was not finite");
+    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, model_forget removes all traces of a batch that was not finite");
     const Config recipe = config_of("m2:c32h6d8q2e4k2f32a4x2b1n1l3v1w200", TOPK_SOFTMAX, SWIGLU, 0);
     check(forgets(device_find("cpu-f32"), &recipe, 3), "with a recipe's ingredients likewise, and all gradients begin at zero");
     loads();

@@ -1,7 +1,7 @@
-/* test_train.c: what stands around the model. Settings, schedules, sampling and statistics against their definitions;
- * accumulation and threads, which must not change a gradient; checkpoints, which must give back every bit, survive
- * damage and keep out a second trainer; config.json in both directions; and the files under all of that. What the two
- * programs do with them is in test_programs.sh. */
+/* test_train.c: what surrounds the model in training. Schedules, sampling, statistics and options against their definitions;
+ * accumulation, threads and recordings, which must not change a gradient; checkpoints, which must restore every bit, survive
+ * damage and exclude a second trainer; config.json, written and read; files. What the programs do with these is tested by
+ * tests/programs.sh. */
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
 #include "trainee.h"
@@ -58,13 +58,13 @@ static void schedules(void) {
             falls &= s < 100 || b <= a;
             inside &= a > 0 && a <= 1 && (s < 100 || a >= 0.2);
         }
-        check(rises && falls && inside, "%s rises through the warm-up, never again, and stays above its end", names[k]);
+        check(rises && falls && inside, "%s rises only during warm-up and stays above its final rate", names[k]);
         check_error(fabs(schedule_rate(names[k], 0, 10, 0, 0.5) - 1), 0,
-                    "%s without warm-up begins at the peak", names[k]);
+                    "%s without warm-up starts at the peak", names[k]);
         check_error(fabs(schedule_rate(names[k], 9, 10, 50, 0.5) - 10/51.), 1e-12,
-                    "%s with a warm-up longer than the run is all warm-up", names[k]);
+                    "%s with a warm-up longer than the run is warm-up to the end", names[k]);
         check_error(fabs(schedule_rate(names[k], 10, 10, 10, 0.5) - (k == 2 ? 1 : 0.5)), 1e-12,
-                    "%s with a warm-up as long as the run has no division by zero", names[k]);
+                    "%s with a warm-up as long as the run does not divide by zero", names[k]);
     }
 }
 
@@ -80,9 +80,8 @@ static int draw(Draw s, const double *logits, int count, uint64_t position) {
     return token;
 }
 
-/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: 20000 draws, counted, and the
- * largest distance from what is expected in standard deviations of such a count (and one more draw, for
- * tokens that are hardly ever drawn). */
+/* The tokens order[0..n-1] must be drawn in proportion to p, and no others: counts of 20000 draws, and their largest distance from
+ * the expectation in standard deviations (plus one draw, for tokens that are hardly ever drawn). */
 static void proportions(const char *what, Draw s, const double *logits, const double *p, const int *order,
                         int count, int n) {
     enum { DRAWS = 20000 };
@@ -120,16 +119,16 @@ static void sampling(void) {
     s = plain;
     s.top_p = 0.6f;
     for (n = 0; n < V && most < (double)s.top_p; n++) most += p[order[n]];
-    proportions("top-p draws from the fewest with that probability", s, logits, p, order, V, n);
+    proportions("top-p draws from the smallest set with that probability", s, logits, p, order, V, n);
     s = plain;
     s.min_p = 0.2f;
     for (n = 0; n < V && p[order[n]] >= (double)s.min_p * p[order[0]]; n++);
-    proportions("min-p draws from those with a share of the largest", s, logits, p, order, V, n);
+    proportions("min-p draws from tokens with that fraction of the largest probability", s, logits, p, order, V, n);
     s.top_k = n > 2 ? 2 : 1;
-    proportions("of two limits the narrower counts", s, logits, p, order, V, s.top_k);
+    proportions("the narrower of two limits applies", s, logits, p, order, V, s.top_k);
     s = plain;
     s.top_k = V + 5;
-    proportions("a limit that cuts nothing changes nothing", s, logits, p, order, V, V);
+    proportions("a limit above the vocabulary changes nothing", s, logits, p, order, V, V);
     s = plain;
     s.temperature = 0.5f;
     for (int i = 0; i < V; i++) p[i] *= p[i];
@@ -153,19 +152,19 @@ static void sampling(void) {
         differs += draw(plain, even, V, i) != draw(s, even, V, i);
     }
     check(greedy, "temperature 0 gives the most likely token");
-    check(none, "top-p 0 too");
-    check(one, "top-k 1 too");
-    check(strict, "min-p 1 too");
-    check(cold, "a temperature near 0 too, without overflow");
-    check(same && moves > 100 && differs > 100, "a draw is a function of key and position, and of both");
+    check(none, "top-p 0 gives the most likely token");
+    check(one, "top-k 1 gives the most likely token");
+    check(strict, "min-p 1 gives the most likely token");
+    check(cold, "a temperature near 0 gives the most likely token, without overflow");
+    check(same && moves > 100 && differs > 100, "a draw depends on key and position and on nothing else");
 
     check(draw((Draw){ .temperature = 0, .top_p = 1 }, ties, 5, 0) == 1
           && draw((Draw){ .temperature = 1, .top_p = 0 }, ties, 5, 0) == 1, "ties go to the lower id");
     check(draw(plain, nothing, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.9f, .top_k = 2 },
                                                   nothing, 4, 0) == 0,
-                                                  "when everything is masked it is token 0");
+                                                  "if everything is masked, token 0");
     check(draw(plain, nans, 4, 0) == 0 && draw((Draw){ .temperature = 1, .top_p = 0.5f }, nans, 4, 0) == 0,
-          "when everything is NaN as well");
+          "if everything is NaN, token 0");
     check(draw(plain, boundless, 4, 0) == 2, "an infinite logit wins");
     int right = 1, seen[2] = { 0 };
     for (uint64_t i = 0; i < 500; i++) {
@@ -176,7 +175,7 @@ static void sampling(void) {
         seen[0] += a == 4;
         seen[1] += b == 4;
     }
-    check(right && seen[0] > 100 && seen[1] > 100, "NaN and masked tokens are never drawn, the others are");
+    check(right && seen[0] > 100 && seen[1] > 100, "NaN and masked tokens are never drawn, all others are");
 }
 
 /* ---- z-scores ------------------------------------------------------------------------------------------ */
@@ -186,17 +185,17 @@ static void windows(void) {
     double x[WINDOW], mean = 0, variance = 0;
     int early = 1;
     for (int i = 0; i < WINDOW; i++) { x[i] = normal(); early &= isnan(window_score(&w, x[i])); }
-    check(early && w.count == WINDOW, "no score before %d values are there", WINDOW);
+    check(early && w.count == WINDOW, "no score before there are %d values", WINDOW);
     for (int i = 0; i < WINDOW; i++) mean += x[i] / WINDOW;
     for (int i = 0; i < WINDOW; i++) variance += (x[i] - mean) * (x[i] - mean) / WINDOW;
     const Window before = w;
     check(isnan(window_score(&w, NAN)) && isinf(window_score(&w, INFINITY)) && !memcmp(&before, &w, sizeof w),
           "a value that is not finite has no score and is not kept");
     check_error(fabs(window_score(&w, mean + 3 * sqrt(variance)) - 3), 1e-9, "three deviations above the mean");
-    check(w.count == WINDOW && w.x[0] > mean, "and the oldest value has made room for it");
+    check(w.count == WINDOW && w.x[0] > mean, "the window drops its oldest value");
     Window flat = { 0 };
     for (int i = 0; i < WINDOW; i++) window_score(&flat, 4);
-    check(window_score(&flat, 5) == 0, "no spread, no score");
+    check(window_score(&flat, 5) == 0, "a window without spread has score 0");
 }
 
 /* ---- options ------------------------------------------------------------------------------------------- */
@@ -210,7 +209,7 @@ static const Option table[] = {
 };
 enum { ROWS = sizeof table / sizeof *table };
 
-/* Runs `child` in a process of its own; its exit code, and what it said on stderr. */
+/* Runs `child` in its own process; returns the exit code, and in `said` its stderr. */
 static int in_child(void (*child)(void *), void *argument, char *said, size_t capacity) {
     char *path = scratch_path("said");
     size_t n = 0;
@@ -265,7 +264,7 @@ static void options(void) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char line[64];
         snprintf(line, sizeof line, "%s", wrong[i].line);
-        /* "-" is a word, as for stdin */
+        /* "-" is a word: standard input */
         const int dash = !strcmp(line, "-"), code = in_child(parse_line, line, said, sizeof said);
         check(code == (dash ? 0 : EXIT_USAGE) && strstr(said, wrong[i].says),
               "options \"%s\": exit code %d, \"%s\" in \"%.200s\"", wrong[i].line, code, wrong[i].says, said);
@@ -280,7 +279,7 @@ static void options(void) {
     check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
           && word && !strcmp(word, "out"), "good options are read");
     check(option_given(o, "c") && !option_given(o, "k"),
-          "and it is known which were given");
+          "given options are marked as given");
     options_default(o, "c", "9");
     options_default(o, "k", "wsd");
     check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
@@ -295,7 +294,7 @@ static void options(void) {
     json_free(j);
     free(json.at);
     int exact = 1;
-    for (int i = 0; i < 2000; i++) {                                    /* a resumed run must have the very same rate */
+    for (int i = 0; i < 2000; i++) {                                    /* a resumed run must have exactly the same rate */
         s.rate = (float)(10 * pow(uniform(), 8));
         option_value(&table[2], &s, value, sizeof value);
         again = s;
@@ -303,10 +302,10 @@ static void options(void) {
         options_default(other, "ra", value);
         exact &= again.rate == s.rate;
     }
-    check(exact, "a number written is the number read");
+    check(exact, "a number that is written reads back exactly");
     s.rate = 0.1f;
     option_value(&table[2], &s, value, sizeof value);
-    check(!strcmp(value, "0.1"), "and is written as short as that allows: %s", value);
+    check(!strcmp(value, "0.1"), "a number is written with as few digits as possible: %s", value);
 }
 
 /* ---- training: what must not change a gradient --------------------------------------------------------- */
@@ -325,7 +324,7 @@ static void step(Trainee *t, int number) {
     trainee_step(t);
 }
 
-/* The balance loss is of a whole batch, not a sum over its tokens, so it is left out; all else is. */
+/* Without the balance loss, which is a function of a whole batch; all other losses are sums over tokens. */
 static void accumulation(void) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
     enum { B = 8, PARTS = 4, T = 12 };
@@ -378,7 +377,7 @@ static void threads(void) {
 #endif
 }
 
-/* ---- replaying: a device that writes down what is asked of it ------------------------------------------- */
+/* ---- replaying: a device that logs its calls ------------------------------------------- */
 
 static char asked[64];
 static void note(const char *what) { strncat(asked, what, sizeof asked - strlen(asked) - 1); }
@@ -395,7 +394,7 @@ static void fake_free(Recording *r) { note(r ? "f" : "?"); }
 static void expect(Replay *r, const Device *dev, const uint64_t *states, const char *expected, const char *what) {
     asked[0] = 0;
     for (; *states; states++) replay_run(r, dev, *states, work, "w");
-    check(!strcmp(asked, expected), "%s: asked %s, expected %s", what, asked, expected);
+    check(!strcmp(asked, expected), "%s: calls %s, expected %s", what, asked, expected);
 }
 static int refusals;
 static void count_refusal(const char *text) { refusals += strstr(text, "fake could not be recorded (too") != NULL; }
@@ -406,19 +405,19 @@ static void replaying(void) {
     Replay r = { 0 }, off = { .off = 1 }, begin = { 0 }, end = { 0 }, cpu = { 0 };
     refuses_at = "nowhere";
     expect(&r, &dev, same, "w(w)rrr", "once plainly, once recorded, then replayed");
-    expect(&r, &dev, changes, "rrfw(w)rr", "another state: the recording goes, and it starts anew");
+    expect(&r, &dev, changes, "rrfw(w)rr", "in another state the recording is dropped and made again");
     asked[0] = 0;
     replay_free(&r, &dev);
     check(!strcmp(asked, "f") && !r.recording, "a recording is freed");
-    expect(&off, &dev, same, "wwww", "switched off");
-    expect(&cpu, &plain, same, "wwww", "a device that records nothing");
+    expect(&off, &dev, same, "wwww", "recording is off");
+    expect(&cpu, &plain, same, "wwww", "a device that cannot record");
     warn_hook(count_refusal);
     refuses_at = "begin";
-    expect(&begin, &dev, same, "w(www", "recording is refused: work is done plainly, and it is not tried again");
+    expect(&begin, &dev, same, "w(www", "recording is refused: work is queued plainly, and recording is not tried again");
     refuses_at = "end";
-    expect(&end, &dev, same, "w(w)www", "what could not be recorded is done plainly");
+    expect(&end, &dev, same, "w(w)www", "work that could not be recorded is queued plainly");
     warn_hook(NULL);
-    check(refusals == 2, "and each says so once (above)");
+    check(refusals == 2, "each refusal is reported once (above)");
 }
 
 /* ---- checkpoints --------------------------------------------------------------------------------------- */
@@ -458,7 +457,7 @@ static char *step_file(const char *folder, int64_t step, const char *name) {
     return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
 }
 
-/* A checkpoint whose optimizer stores other types than the one that reads it: converted, and said so. */
+/* A checkpoint whose optimizer state has other types than the reader's: converted, with a warning. */
 static int conversions;
 static void count_conversion(const char *text) {
     conversions += strstr(text, "in BF16 and was converted") != NULL || strstr(text, "in F32 and was converted") != NULL
@@ -489,7 +488,7 @@ static void conversion(void) {
             if (t->o.moments == REAL) dev->reals_to_double(v[i], t->o.v, n);
             else dev->to_double(v[i], t->o.v, n);
         }
-        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v comes back, %s", lean ? "exactly" : "rounded");
+        check_error(relative_error(v[1], v[0], n), lean ? 0 : 0x1p-8, "v is restored, %s", lean ? "exactly" : "rounded");
         checkpoint_close(from);
         trainee_close(&a);
         trainee_close(&b);
@@ -520,20 +519,20 @@ static void round_trip(const char *device, int lean) {
         open_trainee(&b, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 99 }, lean);     /* other weights, to be overwritten */
         check(trainee_hash(&a) != trainee_hash(&b), "%s: before loading they differ", device);
         check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
-              "%s: the configuration comes back", device);
+              "%s: the configuration is restored", device);
         check(checkpoint_load(from, &b.m, &b.o, &e), "%s: loaded %s", device, e.text);
         q = progress_from_json(checkpoint_run(from));
         dev->reals_to_double(back, b.m.bias, 16);
-        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments and master copy come back bit for bit", device);
-        check(!memcmp(bias, back, sizeof bias), "%s: so do the routers' biases", device);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: weights, moments and master copy are restored bit for bit", device);
+        check(!memcmp(bias, back, sizeof bias), "%s: the routers' biases are restored bit for bit", device);
         check(same_progress(&p, &q), "%s: and the progress with its windows", device);
         check(b.o.updates == p.updates, "%s: Adam's clock goes on", device);
         check(!strcmp(json_string(json_get(checkpoint_options(from), "train"), ""), "a \"b\""),
-              "%s: the settings are kept", device);
+              "%s: the options are restored", device);
         b.o.updates = a.o.updates;
         step(&a, 5);
         step(&b, 5);
-        check(trainee_hash(&a) == trainee_hash(&b), "%s: and the next step is the same", device);
+        check(trainee_hash(&a) == trainee_hash(&b), "%s: the next step is the same", device);
         trainee_close(&b);
     }
     checkpoint_close(from);
@@ -573,24 +572,24 @@ static void fallback(void) {
         for (int i = 1; i <= 3; i++) save(folder, &t, 10 * i, 3, 0);
         damage(folder, 30, kind);
         damage(folder, 20, (kind + 1) % 4);
-        const int stderr_copy = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY);   /* it warns, as it should */
+        const int stderr_copy = dup(STDERR_FILENO), null = open("/dev/null", O_WRONLY);   /* without its warnings */
         fflush(stderr);
         dup2(null, STDERR_FILENO);
         Checkpoint *from = checkpoint_open(folder, &e);
         check(from && checkpoint_load(from, &t.m, &t.o, &e) && progress_from_json(checkpoint_run(from)).step == 10,
-              "%s: the newest whole checkpoint is used", what[kind]);
+              "%s: the newest intact checkpoint is used", what[kind]);
         checkpoint_close(from);
         damage(folder, 10, kind);
         from = checkpoint_open(folder, &e);
-        check(!from && strstr(e.text, "step-00000010"), "%s in all of them: refused, naming the file: %s",
+        check(!from && strstr(e.text, "step-00000010"), "%s in all checkpoints: refused, naming the file: %s",
               what[kind], from ? "" : e.text);
         checkpoint_close(from);
         fflush(stderr);
         dup2(stderr_copy, STDERR_FILENO);
         close(stderr_copy);
         close(null);
-        save(folder, &t, 30, 3, 0);                       /* the same step again takes the place of the damaged one */
-        check((from = checkpoint_open(folder, &e)) != NULL, "%s: saving heals", what[kind]);
+        save(folder, &t, 30, 3, 0);                       /* the same step again replaces the damaged one */
+        check((from = checkpoint_open(folder, &e)) != NULL, "%s: saving again replaces the damaged checkpoint", what[kind]);
         checkpoint_close(from);
         free(folder);
     }
@@ -612,29 +611,29 @@ static void pruning(void) {
     struct stat s;
     Trainee t;
     open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
-    check(checkpoint_exists(folder) == HOLDS_NOTHING, "a folder that is not there holds nothing");
-    check(folder_make(stale, &e) && checkpoint_exists(folder) == HOLDS_NOTHING, "nor does one with half a save");
+    check(checkpoint_exists(folder) == HOLDS_NOTHING, "a missing folder holds nothing");
+    check(folder_make(stale, &e) && checkpoint_exists(folder) == HOLDS_NOTHING, "a folder with a partial save holds nothing");
     for (int i = 1; i <= 9; i++) save(folder, &t, i, 2, 4);
     int right = 1;
     for (int i = 1; i <= 9; i++) right &= has_step(folder, i) == (i >= 8 || i == 4);
-    check(right, "the two newest of nine checkpoints stay, and every fourth");
-    check(!is_folder(stale), "what a killed save had left is gone");
-    check(!stat(top, &s) && s.st_nlink == 2, "the newest weights have a second name at the top of the folder");
+    check(right, "of nine checkpoints the two newest and every fourth are kept");
+    check(!is_folder(stale), "the temporary folder of a killed save is deleted");
+    check(!stat(top, &s) && s.st_nlink == 2, "the newest weights have a second link at the top of the folder");
     check(checkpoint_exists(folder) == HOLDS_STATE, "the folder holds a run");
     save(folder, &t, 10, 1, 0);
     check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
-          "keeping one is possible");
+          "a single checkpoint can be kept");
     check(checkpoint_save_best(folder, &t.m, 10, NULL, &e), "the best weights are saved");
     check(checkpoint_clear(folder, &e) && checkpoint_exists(folder) != HOLDS_STATE && !is_file(top),
-          "a run can be cleared away");
+          "a run can be deleted");
 
-    double bad = NAN;                                                /* weights that are not finite replace nothing */
+    double bad = NAN;                                                /* weights that are not finite must replace nothing */
     save(folder, &t, 11, 2, 0);
     t.m.dev->from_double(t.m.p.final_norm, &bad, 1);
     const Progress p = progress_at(12);
     check(!save_with(folder, &t, &p, "{}", 2, 0, &e)
           && strstr(e.text, "model.norm.weight"), "weights that are not finite are not saved: %s", e.text);
-    check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "and the checkpoint before stays");
+    check(has_step(folder, 11) && !has_step(folder, 12) && is_file(top), "the previous checkpoint is kept");
     trainee_close(&t);
     free(folder);
     free(top);
@@ -652,12 +651,12 @@ static void lock(void) {
     char *folder = scratch_path("locked"), *own = text_format("process %ld", (long)getpid()), said[512];
     Error e;
     check(in_child(try_lock, folder, said, sizeof said) == 0, "a free folder can be locked");
-    check(checkpoint_lock(folder, &e), "the lock of a process that ended is free");
+    check(checkpoint_lock(folder, &e), "the lock of a process that has ended is free");
     check(in_child(try_lock, folder, said, sizeof said) == 3 && strstr(said, "in use") && strstr(said, own),
-          "a second trainer is refused and told by whom: %s", said);
+          "a second trainer is refused, naming the first: %s", said);
     char *file = scratch_path("not-a-folder");
     check(file_write(file, "x", 1, &e) && !checkpoint_lock(file, &e) && strstr(e.text, "not a folder"),
-          "a file cannot be locked as a folder");
+          "a file cannot be locked like a folder");
     free(folder);
     free(own);
     free(file);
@@ -712,7 +711,7 @@ static void configs(void) {
             config_descriptor(&c, was);
             config_descriptor(&back, is);
             check(!strcmp(was, is) && back.output_bias == c.output_bias && back.norm_eps == c.norm_eps
-                  && config_family(&back) == config_family(&c), "%s in every detail: %s",
+                  && config_family(&back) == config_family(&c), "%s comes back in every detail: %s",
                   kinds[i].descriptor, is);
         }
         free(json.at);
@@ -731,8 +730,8 @@ static void refused_configs(void) {
         { "llama",   "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",      "rope_scaling" },
         { "llama",   "\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 1e4}", "yarn" },
         { "mixtral", "\"sliding_window\": 32",                            "sliding_window" },
-        { "llama",   "\"hidden_act\": \"gelu\"",                          "hidden_act" },             /* the exact one; ours is the tanh form */
-        { "llama",   "\"hidden_act\": \"gelu_pytorch_tanh\"",             "hidden_act" },             /* a gated one, which we do not have */
+        { "llama",   "\"hidden_act\": \"gelu\"",                          "hidden_act" },             /* exact GELU; ours is the tanh form */
+        { "llama",   "\"hidden_act\": \"gelu_pytorch_tanh\"",             "hidden_act" },             /* gated GELU: not supported */
         { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
         { "smoe",    "\"router_scores\": \"softmax\"",                    "router_scores" },
         { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
@@ -757,17 +756,17 @@ static void refused_configs(void) {
         char *text = text_format("{\"model_type\": \"%s\", " SIZES ", %s}", wrong[i].type, wrong[i].extra);
         e.text[0] = 0;
         const int read = from_text(&c, text, &e);
-        check(!read && strstr(e.text, wrong[i].names), "%s with %s is refused by name: %s", wrong[i].type,
+        check(!read && strstr(e.text, wrong[i].names), "%s with %s is refused, naming the key: %s", wrong[i].type,
               wrong[i].extra, read ? "it was read" : e.text);
         free(text);
     }
     for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
         char *text = text_format("{\"model_type\": \"llama\", " SIZES ", %s}", harmless[i]);
-        check(from_text(&c, text, &e), "llama with %s is fine: %s", harmless[i], e.text);
+        check(from_text(&c, text, &e), "llama with %s is accepted: %s", harmless[i], e.text);
         free(text);
     }
     check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
-          && strstr(e.text, "\"hidden_size\" is missing"), "what is missing is named: %s", e.text);
+          && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
 }
 
 /* ---- files --------------------------------------------------------------------------------------------- */
@@ -777,13 +776,13 @@ static void sums(void) {
     uint32_t parts = 0;
     for (int i = 0; i < 100; i++) text[i] = (char)(7 * i + 3);
     check(crc32c(0, "123456789", 9) == 0xe3069283u, "CRC-32C of 123456789 is e3069283");
-    check(crc32c(0, "", 0) == 0, "of nothing it is 0");
+    check(crc32c(0, "", 0) == 0, "CRC-32C of nothing is 0");
     for (int i = 0; i < 100; i += 9) parts = crc32c(parts, text + i, (size_t)(100 - i < 9 ? 100 - i : 9));
-    check(parts == crc32c(0, text, 100), "and it can be taken piece by piece");
+    check(parts == crc32c(0, text, 100), "CRC-32C can be computed piece by piece");
     check(hash_bytes(0, "", 0) == 0xcbf29ce44fd0bfc1u
           && hash_bytes(0, "mixture of experts", 18) == 0x17defe3bbc473e16u
           && hash_bytes(5, text, 100) == 0x3ae5de80744d1fc9u,
-          "fingerprints are what they always were: %016llx %016llx %016llx",
+          "fingerprints are the same in all versions: %016llx %016llx %016llx",
           (unsigned long long)hash_bytes(0, "", 0),
           (unsigned long long)hash_bytes(0, "mixture of experts", 18),
           (unsigned long long)hash_bytes(5, text, 100));
@@ -816,7 +815,7 @@ static int holds(const char *path, const char *text) {
     free(data);
     return same;
 }
-static int files_in(const char *folder) {                    /* counted by the shell, so that nothing is overlooked */
+static int files_in(const char *folder) {                    /* counted by ls, hidden files included */
     char *command = text_format("ls -A '%s' | wc -l", folder);
     FILE *f = popen(command, "r");
     int n = -1;
@@ -831,17 +830,17 @@ static void atomic_files(void) {
     Error e;
     check(folder_make(folder, &e) && file_write(path, "old", 3, &e) && holds(path, "old"), "a file is written");
     check(in_child(write_too_much, path, said, sizeof said) == 3 && strstr(said, "target"),
-          "a disk that is full is an error that names the file: %s", said);
-    check(holds(path, "old") && files_in(folder) == 1, "the file is as it was, and nothing is left beside it");
+          "a full disk is an error that names the file: %s", said);
+    check(holds(path, "old") && files_in(folder) == 1, "the file is unchanged, and no temporary file remains");
     check(file_write(path, "new and longer", 14, &e) && holds(path, "new and longer")
           && files_in(folder) == 1, "it is replaced as a whole");
     check(!file_write(below, "x", 1, &e) && strstr(e.text, "below"), "a path through a file is an error: %s", e.text);
-    check(!folder_make(below, &e) && strstr(e.text, "target"), "also for a folder: %s", e.text);
+    check(!folder_make(below, &e) && strstr(e.text, "target"), "a folder below a file is an error: %s", e.text);
     if (geteuid() != 0) {
         check(!chmod(folder, 0500) && !file_write(path, "x", 1, &e) && holds(path, "new and longer"),
-              "a folder that may not be written keeps its file: %s", e.text);
+              "a read-only folder keeps its file: %s", e.text);
         chmod(folder, 0700);
-    } else skip("root may write anywhere: no test of a folder without permission");
+    } else skip("root may write anywhere: read-only folders");
     free(folder);
     free(path);
     free(below);

@@ -1,4 +1,4 @@
-/* cases.c: see cases.h. First the tools, then one constructor for each operation, in the order of kernels.h. */
+/* cases.c: see cases.h. First the tools, then a constructor for each operation in the order of kernels.h, then the list. */
 #include "cases.h"
 #include "llmc/base/random.h"
 #include <math.h>
@@ -14,7 +14,7 @@ uint64_t case_seed = 1;
 typedef void Call(const Device *d, const Case *c, void *const *b);
 static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 }, in_tiles[] = { 2*ROW_TILE, 0, ROW_TILE, 3*ROW_TILE, 0 };
 
-/* Slots before token n. */
+/* The number of slots of tokens 0 .. n-1. */
 static int slots_before(const Shape *s, int n) {
     if (s->routing != VARIED) return n * s->K;
     int count = 0;
@@ -52,8 +52,7 @@ static Buffer *add(Case *c, Role role, int dtype, const char *name, size_t n, do
 }
 static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }     /* an optional argument that is not given */
 
-/* n numbers, normal around `mean`. Large buffers repeat a block of prime length:
- * drawing would take longer than the test. */
+/* n normal numbers. Large buffers repeat a block of prime length, because drawing takes longer than the test. */
 enum { PERIOD = 8191 };
 static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
     double *value = mem_alloc(n * sizeof *value);
@@ -63,8 +62,7 @@ static double *draw(const Case *c, const char *name, size_t n, double mean, doub
                  : c->exact ? (double)(random_bits(key, i) % 257) / 128 - 1 : mean + spread * random_normal(key, i);
     return value;
 }
-/* A buffer of such numbers. To be timed, one block of them is enough: the device repeats it, and gigabytes need not be
- * made and sent. */
+/* A buffer of such numbers. For timing the host draws and sends one block, and the device repeats it. */
 static int to_be_timed;
 static Buffer *drawn(Case *c, Role role, int dtype, const char *name, size_t n, double mean, double spread) {
     const size_t given = to_be_timed && n > PERIOD ? PERIOD : n;
@@ -95,14 +93,14 @@ static double *integers(Case *c, const char *name, size_t n, int below) {
     return value;
 }
 
-/* A struct that the operation reads from the device's memory. */
+/* A struct in the device's memory. */
 static void bytes(Case *c, const char *name, const void *at, size_t n) {
     double *value = mem_alloc(n * sizeof *value);
     for (size_t i = 0; i < n; i++) value[i] = ((const unsigned char *)at)[i];
     add(c, INPUT, BYTE, name, n, value);
 }
 
-/* The experts of the S slots: the same ones for every case of a shape. */
+/* The experts of the S slots; the same for every case of a shape. */
 static double *chosen(const Shape *s) {
     const int N = s->B * s->T, E = s->E, K = s->K;
     const uint64_t key = hash_bytes(case_seed, s->name, strlen(s->name));
@@ -114,27 +112,27 @@ static double *chosen(const Shape *s) {
         if (s->routing == ONE) e = E / 2;
         if (s->routing == HALF) e |= 1;
         if (counts) { while (!left) left = counts[++next]; left--; e = next; }
-        for (int again = 1; again && s->routing != ONE; ) {                 /* not one that this token has already */
+        for (int again = 1; again && s->routing != ONE; ) {                 /* this token must not have it already */
             again = 0;
             for (int j = from; j < i; j++) again |= (int)expert[j] == e;
             if (again) e = (e + (s->routing == HALF ? 2 : 1)) % E;
         }
         expert[i] = e;
     }
-    for (int i = N - 1; i > 0 && counts; i--) {               /* K = 1: any order of the tokens will do */
+    for (int i = N - 1; i > 0 && counts; i--) {               /* K = 1: shuffles the tokens */
         int j = (int)(random_bits(key, (uint64_t)(N + i)) % (uint64_t)(i + 1));
         double kept = expert[i];
         expert[i] = expert[j], expert[j] = kept;
     }
     return expert;
 }
-/* Its plan: an expert's rows begin after those of lower experts, and slots take them in order. */
+/* The plan of these: rows in the order of experts, and of slots within an expert. */
 static void first_slots(Case *c) {
     double *first = mem_alloc(((size_t)c->N + 1) * sizeof *first);
     for (int n = 0; n <= c->N; n++) first[n] = slots_before(&c->s, n);
     add(c, INPUT, INTEGER, "first", (size_t)c->N + 1, first);
 }
-static int unplanned;                                       /* cases are built without */
+static int unplanned;                                       /* 1: cases are built without a plan */
 static void routed(Case *c) {
     if (unplanned) return;
     const int S = c->S, E = c->s.E;
@@ -164,7 +162,7 @@ static void load(Case *c, int times) {
     free(expert);
 }
 
-/* One function per operation that turns buffers and arguments into the call. */
+/* The call of an operation, from the buffers b and the arguments in c. */
 static Plan plan_at(const Case *c, void *const *b) {
     Plan p = { .N = c->N, .E = c->s.E, .K = c->s.K, .S = c->S };
     if (c->plan < 0) return p;
@@ -191,13 +189,13 @@ static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
 CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
 static Case *embed_forward(const Shape *s) {
     Case *c = BEGIN(embed_forward, s, 0, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
-    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy */
+    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy: exact */
     integers(c, "token", (size_t)c->N, s->V);
     in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
     return c;
 }
 CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
-/* few: of the tokens, nine in ten are one of eleven, which lie far apart: a word like "the", and ids of several digits. */
+/* few: 90 % of tokens are drawn from 11 ids spread over the vocabulary (frequent words; multi-digit radix keys). */
 static Case *embed_backward(const Shape *s, int few, int exact) {
     Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", few ? "few " : "", s->B * s->T, s->V, s->C);
     acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
@@ -314,7 +312,7 @@ static Case *residual(const Shape *s, float p) {
     c->p = p;
     c->key = 0x123456789abcdef;
     c->site = SITE;
-    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), times, plus */
+    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), product, sum */
     in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "branch", times(c->N, c->C), 0, 1);
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
@@ -417,8 +415,8 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
 
 static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk", "sigmoid_each" };
 
-/* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough
- * apart that no rounding can change who wins. */
+/* Logits are multiples of 1/64. Among equal ones the lower id must win on every device; the others are so far apart that no
+ * rounding can change their order. */
 static double *logits_of(Case *c, double spread) {
     size_t n = times(c->N, c->s.E);
     double *x = draw(c, "logits", n, 0, spread);
@@ -455,7 +453,7 @@ static Case *router_forward(const Shape *s, Scores scores, int bias, int forced,
 CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
 static Case *router_losses(const Shape *s, Scores scores) {
     Case *c = BEGIN(router_losses, s, 0, "%s %s N=%d E=%d K=%d", scores_name[scores], s->name, s->B * s->T, s->E, s->K);
-    c->scores = scores, c->tokens = 3 * c->N;                               /* as if two more ranks had the same load */
+    c->scores = scores, c->tokens = 3 * c->N;                               /* as if two other ranks had the same load */
     out(c, REAL, "loss", 2, 0, 16);
     lse_of(c, logits_of(c, 1.5));
     load(c, 3);
@@ -474,9 +472,9 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
     double *logits = logits_of(c, 1.5);
     load(c, 3);
-    int end = c->buffers;                                              /* lse comes before the logits it is made of */
+    int end = c->buffers;                                              /* lse comes before the logits, from which it is computed */
     c->buffers = lse, lse_of(c, logits), c->buffers = end;
-    double *dloss = mem_alloc(2 * sizeof *dloss);              /* not passed: how the gradient check learns of them */
+    double *dloss = mem_alloc(2 * sizeof *dloss);              /* not an argument: the upstream gradient for the gradient check */
     dloss[0] = balance, dloss[1] = zloss;
     add(c, INPUT, REAL, "dloss", 2, dloss);
     if (s->routing == VARIED) first_slots(c);
@@ -515,7 +513,7 @@ static Case *route_plan(const Shape *s) {
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
     return c;
 }
-/* Buffers have room for more rows than there are in the end; what is left of them is made zeros. */
+/* Buffers have space for more rows than there are in the end; the rest of them is set to zero. */
 static void run_route_round(const Device *d, const Case *c, void *const *b) {
     Plan plan = plan_at(c, b);
     plan.first = b[4];
@@ -588,7 +586,7 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
     c->f = f, c->from = rows, c->M = c->S, c->F = s->F;
     out(c, FLOATX, "dpre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 8, 0);
     out(c, FLOATX, "wact", times(c->M, c->F), 8, 0);
-    /* of act, rounded or not */
+    /* devices may use act rounded or not */
     if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);
     in(c, FLOATX, "da", times(c->M, c->F), 0, 1);
     in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
@@ -629,7 +627,7 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
 CALL(bias_backward, b[0], b[1], c->N, c->C)
 static Case *bias_backward(const Shape *s, int exact) {
     Case *c = BEGIN(bias_backward, s, exact, "N=%d C=%d", s->B * s->T, s->C);
-    acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 0, c->N + 1);                 /* one after the other */
+    acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 0, c->N + 1);                 /* a running sum */
     in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
     c->forward[0] = combine_forward(s, BY_SLOT, 1, 1, 0);
     return c;
@@ -694,7 +692,7 @@ static Case *attention_forward(const Shape *s, HeadOrder order) {
     Case *c = BEGIN(attention_forward, s, 0, HEADS, HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
-    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* weights p rounded, then the sum */
+    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* the weights are rounded, then the sum */
     out(c, REAL, "lse", times(c->N, H), 0, 8);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
@@ -735,7 +733,7 @@ static Case *cache_store(const Shape *s) {
     acc(c, FLOATX, "cache", times(capacity, c->C), 0, 1, 0, 0);
     in(c, FLOATX, "kv", times(c->N, c->C), 0, 1);
     double *row = integers(c, "row", (size_t)c->N, 1);
-    /* distinct; three rows stay as they were */
+    /* distinct; three rows are not written */
     for (int n = 0; n < c->N; n++) row[n] = capacity - 1 - n - 2 * (n >= c->N / 2);
     return c;
 }
@@ -751,7 +749,7 @@ static Case *sample(const Shape *s, int rows, Sampler sampler) {
     c->used = s->V - (s->V > 2);
     add(c, OUTPUT, INTEGER, "token", (size_t)rows, NULL);
     in(c, FLOATX, "logits", times(rows, s->V), 0, 2);
-    integers(c, "key", times(2, rows), INT32_MAX);          /* pairs of them are read as 64-bit numbers */
+    integers(c, "key", times(2, rows), INT32_MAX);          /* read in pairs as 64-bit numbers */
     integers(c, "position", (size_t)rows, 1000);
     return c;
 }
@@ -773,8 +771,8 @@ CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->cap, c->gradient, c->N, c->s.
 static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int ignored) {
     Case *c = BEGIN(cross_entropy, s, 0, "%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
                     capped ? "capped " : "", rows, s->V);
-    const double spread = wide ? 40 : 2;                            /* wide: probabilities below the smallest float */
-    const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as in GPT-2's vocabulary */
+    const double spread = wide ? 40 : 2;                            /* wide: some probabilities are below the smallest float */
+    const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as for GPT-2's vocabulary */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
     c->cap = capped ? 12 : 0;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
@@ -795,12 +793,11 @@ CALL(sum, b[0], b[1], c->buffer[1].n)
 static Case *sum(const Shape *s) {
     Case *c = BEGIN(sum, s, 0, "n=%d", s->B * s->T * s->C);
     out(c, REAL, "out", 1, 0, 4);
-    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* a sum near zero would be all rounding */
+    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* of a sum near zero only rounding errors would be left */
     return c;
 }
-/* Of n elements, `count` segments. The last one has half of them, the others share the first third, each taking a
- * part of what the ones before have left (the last few elements one by one), but for the second, which is empty.
- * Between the two there is a gap. */
+/* `count` segments of n elements. The last has half of them. The others are in the first third: each takes a part of what the ones
+ * before have left (the last few elements one by one), except for the second, which is empty. Between them there is a gap. */
 static void segments(Case *c, size_t n, int count) {
     size_t at = 0;
     c->count = count;
@@ -845,7 +842,7 @@ static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, f
     c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
-    acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: rounded stochastically */
+    acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: stochastic rounding */
     if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
     acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
     acc(c, coarse ? FLOATX : REAL, "v", n, 0.1, 0.01, coarse ? 2*some : 0, units);
@@ -1095,12 +1092,12 @@ static size_t size_of(const Buffer *b, const Device *dev) {
     return b->dtype == FLOATX ? dev->floatX_size : b->dtype == REAL ? dev->real_size
          : b->dtype == INTEGER ? sizeof(int) : 1;
 }
-/* Doubles to and from a device's memory. The first `given` are sent, and repeated up to the end. */
+/* Doubles to and from a device's memory. The first `given` are sent, then repeated up to n. */
 static void put_floats(const Device *dev, const Buffer *b, void *to, const double *value, size_t given) {
     const size_t size = size_of(b, dev);
     if (b->dtype == FLOATX) dev->from_double(to, value, given);
     else dev->reals_from_double(to, value, given);
-    for (size_t at = given, n; at < b->n; at += n) {        /* doubles what is there */
+    for (size_t at = given, n; at < b->n; at += n) {        /* doubles the part that is filled */
         n = b->n - at < at ? b->n - at : at;
         dev->copy((char *)to + at * size, to, n * size);
     }
@@ -1144,7 +1141,7 @@ void case_round(Case *c, const Device *dev) {
     }
 }
 
-/* What has to be overwritten holds nothing that could be right. */
+/* Fills what has to be overwritten with values that cannot be right. */
 static void poison(const Device *dev, const Buffer *b, void *at) {
     if (!b->n) return;
     if (b->dtype != INTEGER) {

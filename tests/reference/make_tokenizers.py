@@ -1,11 +1,11 @@
-"""Writes tests/reference/tokenizers/: small tokenizers trained by Hugging Face's library, and what it encodes with them.
+"""Writes tests/reference/tokenizers/: small tokenizers that Hugging Face's library trains, and texts that it encodes with them.
 
     python make_tokenizers.py        (in this folder; needs the package `tokenizers`)
 
-trained_PATTERN.json is what the library's trainer makes of trained.txt (min_frequency 2): llmc/data/bpe.c must make the same.
-NAME.json is a tokenizer.json; NAME.cases.json holds {"cases": [{"text", "ids", "decoded"}]}, where the ids are without a
-beginning-of-text token and decoding skips special tokens. "decoded" is null where the library's byte-level decoder takes the
-characters of an added token for written bytes (it turns the token "na\u00ef" into the bytes 6E 61 EF)."""
+trained_PATTERN.json is the result of the library's trainer on trained.txt (min_frequency 2); llmc/data/bpe.c must give the same.
+NAME.json is a tokenizer.json; NAME.cases.json is {"cases": [{"text", "ids", "decoded"}]}, without a beginning-of-text token, and
+decoding skips special tokens. "decoded" is null if the library's byte-level decoder would interpret the characters of an added
+token as bytes (it turns the token "na\u00ef" into the bytes 6E 61 EF)."""
 import json
 import os
 import random
