@@ -13,6 +13,7 @@
 #include "llmc/run/requests.h"
 #include "llmc/run/run.h"
 #include <stdio.h>
+#include <string.h>
 
 /* ---- one step ------------------------------------------------------------------------------------------ */
 
@@ -49,7 +50,7 @@ static void update(void *run) {
     Run *r = run;
     optimizer_update(&r->optimizer, &r->model);
     if (r->records) parallel_gather_weights(&r->model, 0);
-    if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate);
+    if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate, !strcmp(r->s.bias_law, "relative"));
 }
 static void train_step(Run *r) {
     Model *m = &r->model;

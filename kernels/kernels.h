@@ -64,8 +64,10 @@ typedef enum {
 typedef enum {
     TOPK_SOFTMAX,                       /* weight = softmax of the K chosen logits (JetMoE, Mixtral, Granite) */
     SOFTMAX_TOPK,                       /* weight = p of the chosen; they sum to less than one (OLMoE, Switch) */
-    SIGMOID_TOPK                        /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
+    SIGMOID_TOPK,                       /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
+    SIGMOID_EACH                        /* weight = sigmoid(logit) (Llama 4). From SIGMOID_TOPK on scores are sigmoids */
 } Scores;
+#define SUMS_TO_ONE(scores) ((scores) == TOPK_SOFTMAX || (scores) == SIGMOID_TOPK)
 
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an
  * expert chosen by f tokens, lo <= f <= hi the neighbouring multiples of the tile, keeps this many: */
@@ -217,6 +219,20 @@ struct Device {
     void (*rope_table)(OUT real *table, float theta, int T, int D);
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
+    /* ---- norm_rope: rmsnorm of every head, then rope, in place --------------------------------------------------------
+     * x (N,stride), of which the first heads*D of each row are heads of D; norm.weight (D) is the same for all of them.
+     * before (N,heads,D), or NULL: what x held, for backward. backward: dx, a gradient of the result on entry, becomes that of
+     * x.   error: 4 eps forward, 16 eps backward (norm-wise). Source: Qwen3, arXiv 2505.09388. */
+    void (*norm_rope_forward )(floatX *x, OUT floatX *before, const real *table, const int *position, Norm norm, int N,
+                               int stride, int heads, int D);
+    void (*norm_rope_backward)(floatX *dx, ACC real *dweight, const floatX *before, const real *table, const int *position,
+                               Norm norm, int N, int stride, int heads, int D);
+
+    /* ---- columns of a wider matrix.   x (N,stride)   part (N,width) --------------------------------------------------
+     * columns_add: x[n,from+i] += part[n,i].   columns_take: part[n,i] = x[n,from+i].   error: one rounding; exact */
+    void (*columns_add )(ACC floatX *x, const floatX *part, int N, int stride, int from, int width);
+    void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
+
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
      * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/dropout.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
@@ -258,13 +274,20 @@ struct Device {
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);
 
+    /* ---- route_extend: experts that every token has, before those that it chose, and a scale of the weights ------------
+     * expert, weight (N, always + K): experts 0..always-1 with weight 1, then always + chosen with scale * chosen_weight (N,K).
+     * backward: dchosen (N,K) = scale * the last K columns of dweight (N, always + K).   error: exact; one rounding */
+    void (*route_extend)(OUT int *expert, OUT real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
+                         int always, int K);
+    void (*route_extend_backward)(OUT real *dchosen, const real *dweight, float scale, int N, int always, int K);
+
     /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------------------------
      * Fills plan and load (E), slots per expert. The caller owns plan's arrays and has set N, E, K, S.   error: exact */
     void (*route_plan)(OUT Plan *plan, OUT int *load, const int *expert);
 
     /* ---- route_round: a plan whose experts have whole tiles ---------------------------------------------------------
      * choice (N,K) is router_forward's. Every expert ranks all tokens: those that chose it before those that did not; then by
-     * score, logit - lse (SIGMOID_TOPK: logit) as a float without its last bit; then the lower token. It keeps the first ones, as
+     * score, logit - lse (sigmoids: logit) as a float without its last bit; then the lower token. It keeps the first ones, as
      * many as the rule says; if hi > N, those that chose it. A token's slots are the experts that keep it, in ascending order,
      * possibly none.
      * Fills plan, with first; expert (S); weight (S) as in router_forward, over the experts that keep the token; load (E):
@@ -276,15 +299,15 @@ struct Device {
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z -------------------------------------------------------------
      * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect balance. p is the
-     *           softmax, or for SIGMOID_TOPK the sigmoid scores normalized over E. tokens: those that load counts, N or,
+     *           softmax, or the sigmoid scores normalized over E. tokens: those that load counts, N or,
      *           if load was summed over ranks, more. Source: Fedus et al. 2021, arXiv 2101.03961, eq. 4.
      * z       = mean over N of lse^2. Source: Zoph et al. 2022, arXiv 2202.08906, eq. 5.   error: 16 eps_f32 */
     void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K);
 
-    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]) --------------------------------------------------
-     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact */
-    void (*router_bias)(ACC real *bias, const int *load, float rate, int E);
+    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]); relative: rate * (1 - load[e] / mean load) -------
+     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact; relative: 4 eps_f32 */
+    void (*router_bias)(ACC real *bias, const int *load, float rate, int relative, int E);
 
     /* ---- combine: out[n] = sum_k weight[n,k] inp[slot n*K+k] + bias -------------------------------------------------
      * out (N,C)  inp (S,C), BY_SLOT or GROUPED   weight (S), or NULL for ones   bias (C), or NULL
@@ -381,9 +404,12 @@ struct Device {
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
      * logits (N,V); with gradient they become scale * dloss/dlogits in place. Only the first `used` columns count: the rest is
-     * padding of the vocabulary and gets gradient 0. target[n] < 0: loss and gradient 0.   error: 4 eps */
-    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+     * padding of the vocabulary and gets gradient 0. target[n] < 0: loss and gradient 0. cap: 0, or that of the soft_cap that made
+     * the logits, which the gradient then passes too.   error: 4 eps */
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
                           int V, int used);
+    /* x = cap * tanh(x / cap), in place.   error: 4 eps.   Source: Gemma 2, arXiv 2408.00118 */
+    void (*soft_cap)(floatX *x, float cap, size_t n);
     void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
     void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */
 

@@ -76,6 +76,7 @@ void DEVICE(loss)(Device *d);
 void DEVICE(sum)(Device *d);
 void DEVICE(optimizer)(Device *d);
 void DEVICE(sample)(Device *d);
+void DEVICE(recipe)(Device *d);
 void DEVICE(loopback)(Device *d);
 PART(device) {
     *d = (Device){
@@ -102,5 +103,6 @@ PART(device) {
     DEVICE(sum)(d);
     DEVICE(optimizer)(d);
     DEVICE(sample)(d);
+    DEVICE(recipe)(d);
     DEVICE(loopback)(d);
 }

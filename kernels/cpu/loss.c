@@ -17,8 +17,14 @@ static real sum_of_exp(const floatX *x, int n, real max) {
     }
     return (real)total;
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+/* With y = cap tanh(x / cap), dy/dx = 1 - (y / cap)^2. */
+static void soft_cap(floatX *x, float cap, size_t n) {
+    #pragma omp parallel for PARALLEL_IF(n * 16)
+    for (size_t i = 0; i < n; i++) x[i] = X((real)cap * tanh(R(x[i]) / (real)cap));
+}
+static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
                           int V, int used) {
+    const real steep = cap > 0 ? 1 / ((real)cap * (real)cap) : 0;
     #pragma omp parallel for PARALLEL_IF((size_t)N*V*8)
     for (int n = 0; n < N; n++) {
         floatX *x = logits + (size_t)n*V;
@@ -34,10 +40,11 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, float s
         loss[n] = log(sum) + max - R(x[target[n]]);
         if (!gradient) continue;
         real norm = (real)scale / sum, hit = R(x[target[n]]);
-        for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm);
-        x[target[n]] = X(fast_exp(hit - max) * norm - (real)scale);
+        if (cap > 0) for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm * (1 - R(x[v]) * R(x[v]) * steep));
+        else for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm);
+        x[target[n]] = X((fast_exp(hit - max) * norm - (real)scale) * (1 - hit * hit * steep));
         for (int v = used; v < V; v++) x[v] = X((real)0);
     }
 }
 
-PART(loss) { d->cross_entropy = cross_entropy; }
+PART(loss) { d->cross_entropy = cross_entropy;  d->soft_cap = soft_cap; }

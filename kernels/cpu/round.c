@@ -30,7 +30,7 @@ static void route_round(Plan *plan, int *load, int *expert, real *weight, const 
             const real x = R(logits[(size_t)n*E + e]);
             int chose = 0;
             for (int k = 0; k < K; k++) chose |= choice[(size_t)n*K + k] == e;
-            rank[n] = rank_of(chose, (float)(scores == SIGMOID_TOPK ? x : x - lse[n]), n);
+            rank[n] = rank_of(chose, (float)(scores >= SIGMOID_TOPK ? x : x - lse[n]), n);
         }
         const uint64_t limit = nth_largest(rank, N, rounded(rule, load[e], N, tile, draws, e));
         plan->start[e] = row;

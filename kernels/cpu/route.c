@@ -4,7 +4,7 @@
 /* The distribution p over all experts that the balance loss uses, for one token. Sigmoids are normalized as a softmax of their
  * logarithms, which stays right where all of them underflow. */
 static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
-    if (scores != SIGMOID_TOPK) {
+    if (scores < SIGMOID_TOPK) {
         for (int e = 0; e < E; e++) p[e] = exp(R(x[e]) - lse);
         return;
     }
@@ -24,11 +24,11 @@ static inline size_t first_slot(const int *first, int n, int K) { return first ?
 void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
     real max = 0, kept = 0;
     for (int k = 0; k < K; k++) {
-        w[k] = scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
+        w[k] = scores >= SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
         if (k == 0 || w[k] > max) max = w[k];
     }
-    for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse : max));
-    if (scores != SOFTMAX_TOPK) for (int k = 0; k < K; k++) w[k] /= kept;
+    for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse : scores == SIGMOID_EACH ? 0 : max));
+    if (SUMS_TO_ONE(scores)) for (int k = 0; k < K; k++) w[k] /= kept;
 }
 
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
@@ -45,7 +45,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             for (int e = 0; e < E; e++) sum += exp(R(x[e]) - max);
             lse[n] = max + log(sum);
             for (int e = 0; e < E; e++) {
-                score[e] = scores == SIGMOID_TOPK ? sigmoid(R(x[e]))
+                score[e] = scores >= SIGMOID_TOPK ? sigmoid(R(x[e]))
                          : scores == SOFTMAX_TOPK ? exp(R(x[e]) - lse[n]) : R(x[e]);
                 if (bias) score[e] += bias[e];
             }
@@ -71,6 +71,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
  *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in T.
  *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in T] dw_i - sum_{j in T} p_j dw_j) for all i.
  *    SIGMOID_TOPK: w is a softmax over T of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form times (1 - s_i).
+ *    SIGMOID_EACH: dl_i = dw_i s_i (1 - s_i).
  *  - balance: E/K sum_e f_e P_e with f constant, so dp_e = balance E f_e / (K N), pushed through the softmax,
  *        dl_i = p_i (dp_i - sum_j p_j dp_j),
  *    or through the normalized sigmoid p_e = s_e / y: dl_i = (dp_i - sum_j p_j dp_j) p_i (1 - s_i).
@@ -92,16 +93,16 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
             probabilities(p, x, lse[n], scores, E);
             for (int e = 0; e < E; e++) pull += p[e] * (real)load[e];
             for (int e = 0; e < E; e++) {
-                real slope = scores == SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
+                real slope = scores >= SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
                 d[e] = (real)balance * E / ((real)K * N * tokens) * ((real)load[e] - pull) * slope;
                 d[e] += (real)zloss * 2 * lse[n] / N * exp(R(x[e]) - lse[n]);
             }
-            for (size_t k = 0; k < count; k++) dot += w[k] * dw[k];
+            for (size_t k = 0; k < count && scores != SIGMOID_EACH; k++) dot += w[k] * dw[k];
             if (scores == SOFTMAX_TOPK)
                 for (int e = 0; e < E; e++) d[e] -= p[e] * dot;
             for (size_t k = 0; k < count; k++)
                 d[chosen[k]] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
-                              : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))
+                              : scores >= SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))
                               :                          w[k] * (dw[k] - dot);
             for (int e = 0; e < E; e++) dlogits[(size_t)n*E + e] = X(d[e]);
         }
@@ -156,12 +157,13 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
     loss[1] = (real)(N ? z / N : 0);
 }
 
-static void router_bias(real *bias, const int *load, float rate, int E) {
+static void router_bias(real *bias, const int *load, float rate, int relative, int E) {
     int64_t sum = 0;                                        /* load < mean is load * E < sum in integers, so nothing is rounded */
     for (int e = 0; e < E; e++) sum += load[e];
     for (int e = 0; e < E; e++) {
         const int64_t here = (int64_t)load[e] * E;
-        bias[e] += here < sum ? (real)rate : here > sum ? -(real)rate : 0;
+        if (relative) bias[e] += sum ? (real)rate * (1 - (real)here / (real)sum) : 0;
+        else bias[e] += here < sum ? (real)rate : here > sum ? -(real)rate : 0;
     }
 }
 

@@ -121,6 +121,7 @@ void DEVICE(sum)(Device *d);
 void DEVICE(optimizer)(Device *d);
 void DEVICE(decode_attention)(Device *d);
 void DEVICE(sample)(Device *d);
+void DEVICE(recipe)(Device *d);
 void DEVICE(decode_layer)(Device *d);
 }
 PART(device) {
@@ -159,6 +160,7 @@ PART(device) {
     DEVICE(optimizer)(d);
     DEVICE(decode_attention)(d);
     DEVICE(sample)(d);
+    DEVICE(recipe)(d);
     DEVICE(decode_layer)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces

@@ -117,7 +117,7 @@ template<int W> using Pack  = Array<floatX, W>;
 template<int W> using Reals = Array<real, W>;
 template<int W, class T> __device__ static inline Array<T, W> load(const T *p) { return *(const Array<T, W> *)p; }
 template<int W, class T> __device__ static inline void store(T *p, Array<T, W> v) { *(Array<T, W> *)p = v; }
-// Between packs and reals, rounding to nearest even. bf16 is converted in pairs, as it lies in registers: one instruction per
+// Between packs and reals, rounding to nearest even. bf16 is converted in pairs, as registers hold it: one instruction per
 // number to float, one per pair back. (Single numbers go through a unit of a quarter of the rate.)
 __device__ static inline float unpack_bf16(uint32_t two, int i) { return __uint_as_float(i ? two & 0xffff0000 : two << 16); }
 template<int W> __device__ static inline real element(const Pack<W> &p, int i) {

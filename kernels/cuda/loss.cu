@@ -67,8 +67,9 @@ __device__ static inline LogSum block_log_sum(LogSum s) {
 }
 
 // kept: how many elements of the row are copied to shared memory.
-template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
-        floatX *logits, const int *target, real scale, int gradient, int V, int used, int kept) {
+// steep: 1/cap^2. With CAP the gradient passes y = cap tanh(x / cap) too, dy/dx = 1 - y^2 steep.
+template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
+        floatX *logits, const int *target, real scale, real steep, int gradient, int V, int used, int kept) {
     extern __shared__ uint4 shared_row[];                   // (kept) elements
     const size_t n = blockIdx.x;
     const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, whole = used / W * W;
@@ -113,24 +114,27 @@ template<int W> static __global__ void __launch_bounds__(ROW_THREADS) cross_entr
     auto derive = [&](int v, const Pack<W> &a) {
         Reals<W> d = unpack(a);
         #pragma unroll
-        for (int i = 0; i < W; i++) d.x[i] = exp_difference(d.x[i], s.max) * norm;
+        for (int i = 0; i < W; i++) d.x[i] = exp_difference(d.x[i], s.max) * norm * (CAP ? 1 - d.x[i] * d.x[i] * steep : 1);
         if (v + W > used) for (int i = 0; i < W; i++) if (v + i >= used) d.x[i] = 0;
         store(x + v, pack(d));
-        if (goal - v >= 0 && goal - v < W) x[goal] = X(exp_difference(hit, s.max) * norm - scale);
+        if (goal - v >= 0 && goal - v < W)
+            x[goal] = X((exp_difference(hit, s.max) * norm - scale) * (CAP ? 1 - hit * hit * steep : 1));
     };
     each_pack<W>(row, first, kept, step, derive);
     each_pack<W>(x, far, V, step, derive);
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
         int V, int used) {
     const bool w = wide(V, logits);
     const int units = w ? V / VECTOR : V, capacity = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
     const int kept = !w || !gradient ? 0 : V < capacity ? V : capacity / VECTOR * VECTOR;     // 0 if the row is read once
     const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
-    auto kernel = w ? cross_entropy_kernel<VECTOR> : cross_entropy_kernel<1>;
+    auto kernel = w ? cap > 0 ? cross_entropy_kernel<VECTOR, true> : cross_entropy_kernel<VECTOR, false>
+                    : cap > 0 ? cross_entropy_kernel<1, true> : cross_entropy_kernel<1, false>;
     if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)(kept * sizeof(floatX))));
-    LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, scale, gradient, V, used, kept);
+    LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, scale,
+           cap > 0 ? 1 / (cap * cap) : 0, gradient, V, used, kept);
 }
 
 PART(loss) { d->cross_entropy = cross_entropy; }

@@ -20,7 +20,7 @@ static __global__ void rank_kernel(unsigned *key, int *count, const int *choice,
     #pragma unroll 4
     for (int t = y; t < 32 && first + t < N; t += blockDim.y) {
         const floatX *x = logits + (size_t)(first + t) * E + from;
-        const real l = scores == SIGMOID_TOPK ? 0 : lse[first + t];
+        const real l = scores >= SIGMOID_TOPK ? 0 : lse[first + t];
         #pragma unroll 2
         for (int e = lane; e < EXPERTS && from + e < E; e += 32) tile[e][t] = score_order(R(x[e]) - l);
     }
@@ -135,10 +135,10 @@ __device__ static inline void weigh_slots(real *weight, const int *expert, const
     real top = -INFINITY, sum = 0;
     #pragma unroll 4
     for (int s = begin; s < end; s++) top = fmaxf(top, value(s));
-    if (scores == SOFTMAX_TOPK) top = lse;
+    if (!SUMS_TO_ONE(scores)) top = scores == SOFTMAX_TOPK ? lse : 0;
     #pragma unroll 4
     for (int s = begin; s < end; s++) sum += expf(value(s) - top);
-    if (scores == SOFTMAX_TOPK) sum = 1;
+    if (!SUMS_TO_ONE(scores)) sum = 1;
     for (int s = begin; s < end; s++) weight[s] = expf(value(s) - top) / sum;
 }
 static __global__ void fill_kernel(Plan plan, int *load, int *expert, real *weight, const floatX *logits, const real *lse,

@@ -24,7 +24,7 @@ __device__ static inline real row_max(real x) {             // as row_sum, for r
 __device__ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     const int lane = threadIdx.x;
     real max = -INFINITY, sum = 0;
-    if (scores != SIGMOID_TOPK) {
+    if (scores < SIGMOID_TOPK) {
         for (int e = lane; e < E; e += blockDim.x) p[e] = expf(R(x[e]) - lse);
         return;
     }
@@ -112,7 +112,7 @@ template<class Key, int MOST> __device__ static inline void take_experts(TopK<Ke
         key[i] = 0;
         if (e >= E) continue;
         t.sum += __expf(l - top);
-        make_key(key[i], logit, !bias ? l : (scores == SIGMOID_TOPK ? sigmoid(l) : l) + bias[e], e);
+        make_key(key[i], logit, !bias ? l : (scores >= SIGMOID_TOPK ? sigmoid(l) : l) + bias[e], e);
     }
     keep_best<MOST>(t.best, key);
 }
@@ -128,10 +128,10 @@ template<class Key, int MOST> __device__ static inline void weigh_best(int *expe
         e[k] = key_expert((unsigned)best[k]);
         top = fmaxf(top, w[k] = weight_logit(exists ? R(x[e[k]]) : 0, scores));
     }
-    if (scores == SOFTMAX_TOPK) top = lse;
+    if (!SUMS_TO_ONE(scores)) top = scores == SOFTMAX_TOPK ? lse : 0;
     #pragma unroll
     for (int k = 0; k < MOST; k++) if (k < K) kept += w[k] = expf(w[k] - top);
-    if (scores == SOFTMAX_TOPK) kept = 1;
+    if (!SUMS_TO_ONE(scores)) kept = 1;
     cp_async_wait<0>();
     __syncwarp();                                           // nothing arrives in the chunks any more
     #pragma unroll
@@ -214,9 +214,9 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     for (int e = lane; e < E; e += blockDim.x) pull += p[e] * (real)load_of[e];
     for (int k = lane; k < count; k += blockDim.x) dot += w[k] * dw[k];
     pull = row_sum(pull);
-    dot = row_sum(dot);
+    dot = scores == SIGMOID_EACH ? 0 : row_sum(dot);
     for (int e = lane; e < E; e += blockDim.x) {            // from here on p[e] is the gradient
-        const bool sigmoids = scores == SIGMOID_TOPK;
+        const bool sigmoids = scores >= SIGMOID_TOPK;
         const real slope = sigmoids ? p[e] * sigmoid(-R(x[e])) : p[e], softmax = sigmoids ? expf(R(x[e]) - l) : p[e];
         real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * softmax;
         if (scores == SOFTMAX_TOPK) d -= p[e] * dot;
@@ -226,7 +226,7 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     for (int k = lane; k < count; k += blockDim.x) {
         const int e = chosen[k];
         p[e] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
-              : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
+              : scores >= SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
               :                          w[k] * (dw[k] - dot);
     }
     __syncwarp();
@@ -292,17 +292,18 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
 }
 
 // One block. load < mean is load * E < sum in integers, so nothing is rounded.
-static __global__ void router_bias_kernel(real *bias, const int *load_of, real rate, int E) {
+static __global__ void router_bias_kernel(real *bias, const int *load_of, real rate, int relative, int E) {
     long long sum = 0;
     for (int e = threadIdx.x; e < E; e += 1024) sum += load_of[e];
     sum = block_sum<32>(sum);
     for (int e = threadIdx.x; e < E; e += 1024) {
         const long long here = (long long)load_of[e] * E;
-        bias[e] += here < sum ? rate : here > sum ? -rate : 0;
+        if (relative) bias[e] += sum ? rate * (1 - (real)here / (real)sum) : 0;
+        else bias[e] += here < sum ? rate : here > sum ? -rate : 0;
     }
 }
-static void router_bias(real *bias, const int *load, float rate, int E) {
-    LAUNCH(router_bias_kernel, 1, 1024, 0, bias, load, rate, E);
+static void router_bias(real *bias, const int *load, float rate, int relative, int E) {
+    LAUNCH(router_bias_kernel, 1, 1024, 0, bias, load, rate, relative, E);
 }
 
 // ---- combine: a token's output is the weighted sum of its experts' results --------------------------------

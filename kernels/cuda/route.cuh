@@ -34,7 +34,7 @@ typedef struct { unsigned score, logit, expert; } Candidate;
 // By which experts are compared: the score of one with logit v, or, without a bias, the logit itself, which is in the same order.
 // l: log_sum, for SOFTMAX_TOPK.
 __device__ static inline unsigned biased_score(real v, real bias, Scores scores, real l) {
-    return ordered((scores == SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias);
+    return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias);
 }
 // E <= 32: a lane has one expert at most, with logit v.
 __device__ static inline Candidate only_candidate(real v, const real *bias, Scores scores, real l, int E) {
@@ -83,8 +83,9 @@ top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, 
     }
 }
 
-// The weights of the chosen experts are a softmax of these over the chosen, for SOFTMAX_TOPK over all. v: a logit.
-__device__ static inline real weight_logit(real v, Scores scores) { return scores == SIGMOID_TOPK ? log_sigmoid(v) : v; }
+// The weights of the chosen experts are a softmax of these over the chosen, for SOFTMAX_TOPK over all; for SIGMOID_EACH their
+// exponentials. v: a logit.
+__device__ static inline real weight_logit(real v, Scores scores) { return scores >= SIGMOID_TOPK ? log_sigmoid(v) : v; }
 
 // The weights w (K) of the chosen experts.
 __device__ static inline void weigh_experts(real *w, const int *chosen, const floatX *x, Scores scores, real l, int K) {
@@ -93,11 +94,11 @@ __device__ static inline void weigh_experts(real *w, const int *chosen, const fl
     real top = -INFINITY, kept = 0;
     #pragma unroll 1
     for (int k = lane; k < K; k += 32) top = fmaxf(top, value(k));
-    top = scores == SOFTMAX_TOPK ? l : warp_max(top);
+    top = scores == SOFTMAX_TOPK ? l : scores == SIGMOID_EACH ? 0 : warp_max(top);
     #pragma unroll 1
     for (int k = lane; k < K; k += 32) kept += w[k] = expf(value(k) - top);
     kept = warp_sum(kept);
-    if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
+    if (SUMS_TO_ONE(scores)) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
 // From the logits x (E) of token n: chosen, w (K) and, if not NULL, *lse. forced: as router_forward. score (E): shared memory of

@@ -38,7 +38,8 @@ RouterStats router_stats(const Model *m, const int *load, const double *losses) 
     return s;
 }
 
-void routers_update_bias(Model *m, float rate) {
+void routers_update_bias(Model *m, float rate, int relative) {
     for (int r = 0; r < m->routers; r++)
-        m->dev->router_bias(real_at(m, m->bias, router_offset(m, r)), m->results.load + router_offset(m, r), rate, router_width(m, r));
+        m->dev->router_bias(real_at(m, m->bias, router_offset(m, r)), m->results.load + router_offset(m, r), rate, relative,
+                            router_width(m, r));
 }

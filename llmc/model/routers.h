@@ -18,6 +18,6 @@ typedef struct {
 /* From the loads (routers, E) and losses (routers, 2) of StepResults. */
 RouterStats router_stats(const Model *m, const int *load, const double *losses);
 
-/* Moves every router's selection biases by `rate` towards a balanced load, from Model.results.load (router_bias in kernels.h). */
-void routers_update_bias(Model *m, float rate);
+/* Moves every router's selection biases towards a balanced load, from Model.results.load. rate, relative: of router_bias. */
+void routers_update_bias(Model *m, float rate, int relative);
 #endif

@@ -7,10 +7,10 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 57 };
+enum { SETTINGS = 58 };
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *model, *scores, *activation, *out, *schedule, *device, *moments,
-               *gradients, *rounding, *address;
+               *gradients, *rounding, *bias_law, *address;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
           max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;

@@ -20,6 +20,8 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "d2:c128h4q1f192",           TOPK_SOFTMAX, RELU2,  0, 0 },
     { "u3:c64h4e4k2f64a4x2",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
     { "m2:c20h2d10e3k2f14a3x2",    TOPK_SOFTMAX, SWIGLU, 0, 0 },          /* no size is a multiple of 8 */
+    { "m2:c64h6d32q2e8k2f64a8x2b1n1l5v1w200", TOPK_SOFTMAX, SWIGLU, 0, 0 },   /* the ingredients of a recipe */
+    { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f },
 };
 
 static size_t configurations(void) { return quick ? 1 : sizeof grid / sizeof *grid; }

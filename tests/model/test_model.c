@@ -32,6 +32,15 @@ static const struct { const char *descriptor; int scores, activation, tied, reco
     { "d2:c16h4d4q1f20",           TOPK_SOFTMAX, GELU,   0, 2, 0.1f }, /* one kv head */
     { "u3:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* one block three times */
     { "u2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, RELU2,  0, 2, 0.3f },
+    { "m2:c16h4d4e4k2f12a4x2n1",   TOPK_SOFTMAX, SWIGLU, 1, 2, 0 },    /* the ingredients of a recipe, one by one */
+    { "u2:c16h4d4q2f12e4k2a1n1",   TOPK_SOFTMAX, SWIGLU, 1, 1, 0 },
+    { "d2:c16h4d4f12l2",           TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },
+    { "m2:c16h6d4q2e4k2f12a4x2b1", TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f },
+    { "m2:c16h4d4q1e4k2f12a3x1b3", SIGMOID_TOPK, SWIGLU, 1, 0, 0 },
+    { "d3:c16h4d4q2f12v2",         TOPK_SOFTMAX, SWIGLU, 0, 1, 0 },
+    { "m2:c16h4d4e4k2f12a1s1w250", SIGMOID_TOPK, RELU2,  1, 0, 0 },
+    { "m2:c16h4d4e4k2f12a4x2",     SIGMOID_EACH, SWIGLU, 1, 0, 0 },
+    { "m2:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100", TOPK_SOFTMAX, SWIGLU, 0, 0, 0.1f },     /* and all at once */
 };
 
 /* The rules of rounding, each with another kind of model. */
@@ -42,6 +51,7 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_UP },
     { "m2:c16h4d4e6k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_UP },
     { "u2:c16h4d4e6k2f12a1",       SOFTMAX_TOPK, SWIGLU, 0, ROUND_DOWN },
+    { "m2:c16h6d4q2e5k2f12a4x2b1w200", TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
 };
 
 static void gradients_of(Check *c, const char *name) {
@@ -256,6 +266,26 @@ int forgets(const Device *dev, const Config *c, int B) {
     return same;
 }
 
+/* Always-on experts are no router's: its loads are of those that it chose. */
+static void loads(void) {
+    const Config c = config_of("m1:c16h9d4q3e4k2f12a5x2b1", TOPK_SOFTMAX, SWIGLU, 1);
+    const int B = 2, T = c.context, N = B * T;
+    int *tokens = mem_alloc((size_t)N * sizeof *tokens), sum = 0;
+    Model m;
+    model_plan_training(&m, device_find("cpu-f32"), &c, B, T, 0, 1, FLOATX, NULL);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 3);
+    for (int n = 0; n < N; n++) tokens[n] = n % c.vocab;
+    model_batch(&m, tokens, tokens, B, T);
+    model_forward(&m);
+    const Route *r = &m.acts[0].att;
+    for (int e = 0; e < 5; e++) sum += r->own_load[e];
+    check(sum == 2 * N, "%d tokens chose %d attention experts", N, sum);
+    check(r->plan.S == 3 * N && r->plan.start[1] == N, "and have one more, the first of %d slots", r->plan.S);
+    model_free(&m);
+    free(tokens);
+}
+
 static void decoding(const char *descriptor, int scores) {
     const Config c = config_of(descriptor, scores, SWIGLU, 1);
     const int T = 12;
@@ -347,8 +377,9 @@ static void rounded_gradients(void) {
 
 static void descriptors(void) {
     static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256",
-                                        "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2" };
-    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:z3",
+                                        "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2",
+                                        "m12:b1n1z2i100u1v2l20w250y100", "m12:a8x2b2q3", "d12:n1z1u1", "m4:n0b0u0" };
+    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:j3", "m4:z3", "m4:n2", "m4:a1b1", "d4:w200", "u4:v1", "m4:b1h4",
                                        "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
                                        "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3" };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
@@ -389,10 +420,15 @@ void test_model(void) {
     tiled.rounding = ROUND_UP;
     tiled.tile = 16;
     check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, model_forget removes all traces of a batch that was not finite");
+    const Config recipe = config_of("m2:c32h6d8q2e4k2f32a4x2b1n1l3v1w200", TOPK_SOFTMAX, SWIGLU, 0);
+    check(forgets(device_find("cpu-f32"), &recipe, 3), "with a recipe's ingredients likewise, and all gradients begin at zero");
+    loads();
     decoding("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX);
     decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
     decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
     decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
+    decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX);
+    decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX);
     bad_gradient();
     training();
 }

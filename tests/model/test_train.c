@@ -686,6 +686,11 @@ static void configs(void) {
         { "u3:c16h4d4e4k2f12a4x2",   TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h4d4e1f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "d2:c16h4f20",             TOPK_SOFTMAX, RELU2,  1, 1e-6, FAMILY_SMOE },
+        { "d2:c16h4f20n1",           TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "d2:c16h4f20l15v2",        TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
+        { "m2:c16h4q2e8k2f12a1w250", SIGMOID_EACH, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "m2:c16h6d4q2e4k2f12a4x2b1z2i75y100", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
+        { "d2:c16h4f20z1i100y50",    TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_LLAMA },     /* only how it began */
     };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         Config c = config_of(kinds[i].descriptor), back;

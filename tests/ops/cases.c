@@ -239,6 +239,16 @@ static Case *rope_table(const Shape *s) {
     out(c, REAL, "table", times(s->T, s->D), 0, 2);
     return c;
 }
+static void turns(Case *c) {
+    const size_t n = times(c->s.T, c->s.D);
+    double *table = mem_alloc(n * sizeof *table);
+    for (size_t i = 0; i < n; i++) {
+        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
+        table[i] = i % 2 ? sin(angle) : cos(angle);
+    }
+    add(c, INPUT, REAL, "table", n, table);
+    integers(c, "position", (size_t)c->N, c->s.T);
+}
 CALL(rope, b[0], b[1], b[2], c->direction, c->N, c->stride, c->heads, c->s.D)
 static Case *rope(const Shape *s, int direction, int stride, int heads) {
     Case *c = BEGIN(rope, s, 0, "%+d N=%d stride=%d heads=%d D=%d", direction, s->B * s->T, stride, heads, s->D);
@@ -246,13 +256,50 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
     c->stride = stride;
     c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
-    double *table = mem_alloc(times(s->T, s->D) * sizeof *table);
-    for (size_t i = 0; i < times(s->T, s->D); i++) {
-        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
-        table[i] = i % 2 ? sin(angle) : cos(angle);
-    }
-    add(c, INPUT, REAL, "table", times(s->T, s->D), table);
-    integers(c, "position", (size_t)c->N, s->T);
+    turns(c);
+    return c;
+}
+CALL(norm_rope_forward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), c->N, c->stride, c->heads, c->s.D)
+static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) {
+    Case *c = BEGIN(norm_rope_forward, s, 0, "%sN=%d stride=%d heads=%d D=%d", keep ? "" : "forgets ", s->B * s->T, stride, heads, s->D);
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 4, 0);
+    if (keep) out(c, FLOATX, "before", times(c->N, heads * s->D), 0, 0);
+    else absent(c);
+    turns(c);
+    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
+    return c;
+}
+CALL(norm_rope_backward, b[0], b[1], b[2], b[3], b[4], ((Norm){ b[5], c->eps }), c->N, c->stride, c->heads, c->s.D)
+static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
+    Case *c = BEGIN(norm_rope_backward, s, 0, "N=%d stride=%d heads=%d D=%d", s->B * s->T, stride, heads, s->D);
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "dx", times(c->N, stride), 0, 1, 8, 8);
+    acc(c, REAL, "dweight", (size_t)s->D, 0, 1, 8, 8);
+    in(c, FLOATX, "before", times(c->N, heads * s->D), 0, 1);
+    turns(c);
+    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
+    return c;
+}
+
+/* ---- columns ------------------------------------------------------------------------------------------- */
+
+CALL(columns_add, b[0], b[1], c->N, c->stride, c->count, c->C)
+static Case *columns_add(const Shape *s, int stride, int from) {
+    Case *c = BEGIN(columns_add, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
+    c->stride = stride, c->count = from, c->C = s->G * s->D;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 1, 0);
+    in(c, FLOATX, "part", times(c->N, c->C), 0, 1);
+    return c;
+}
+CALL(columns_take, b[0], b[1], c->N, c->stride, c->count, c->C)
+static Case *columns_take(const Shape *s, int stride, int from) {
+    Case *c = BEGIN(columns_take, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
+    c->stride = stride, c->count = from, c->C = s->G * s->D;
+    out(c, FLOATX, "part", times(c->N, c->C), 0, 0);
+    in(c, FLOATX, "x", times(c->N, stride), 0, 1);
     return c;
 }
 
@@ -366,7 +413,7 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
 
 /* ---- router -------------------------------------------------------------------------------------------- */
 
-static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk" };
+static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk", "sigmoid_each" };
 
 /* Logits are multiples of 1/64. Among equal ones the lower id must win on every device; the others are so far apart that no
  * rounding can change their order. */
@@ -435,6 +482,25 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     c->forward[1] = router_losses(s, scores);
     return c;
 }
+CALL(route_extend, b[0], b[1], b[2], b[3], c->scale, c->N, c->count, c->s.K)
+static Case *route_extend(const Shape *s, int always) {
+    Case *c = BEGIN(route_extend, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
+    c->count = always, c->scale = 1.7f;
+    out(c, INTEGER, "expert", times(c->N, always + s->K), 0, 0);
+    out(c, REAL, "weight", times(c->N, always + s->K), 0, 1);
+    integers(c, "chosen", times(c->N, s->K), s->E);
+    in(c, REAL, "chosen_weight", times(c->N, s->K), 0, 1);
+    return c;
+}
+CALL(route_extend_backward, b[0], b[1], c->scale, c->N, c->count, c->s.K)
+static Case *route_extend_backward(const Shape *s, int always) {
+    Case *c = BEGIN(route_extend_backward, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
+    c->count = always, c->scale = 1.7f;
+    out(c, REAL, "dchosen_weight", times(c->N, s->K), 0, 1);
+    in(c, REAL, "dweight", times(c->N, always + s->K), 0, 1);
+    c->forward[0] = route_extend(s, always);
+    return c;
+}
 CALL(route_plan, &plan, b[4], b[5])
 static Case *route_plan(const Shape *s) {
     Case *c = BEGIN(route_plan, s, 0, "%s N=%d E=%d K=%d", s->name, s->B * s->T, s->E, s->K);
@@ -477,11 +543,11 @@ static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
     bytes(c, "key", &c->key, sizeof c->key);
     return c;
 }
-CALL(router_bias, b[0], b[1], c->rate, c->s.E)
-static Case *router_bias(const Shape *s) {
-    Case *c = BEGIN(router_bias, s, 0, "%s E=%d", s->name, s->E);
-    c->rate = 0.001f;
-    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, 0);
+CALL(router_bias, b[0], b[1], c->rate, c->relative, c->s.E)
+static Case *router_bias(const Shape *s, int relative) {
+    Case *c = BEGIN(router_bias, s, 0, "%s%s E=%d", relative ? "relative " : "", s->name, s->E);
+    c->rate = relative ? 0.1f : 0.001f, c->relative = relative;
+    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, relative ? 4 : 0);
     load(c, 1);
     return c;
 }
@@ -701,17 +767,26 @@ static Case *advance(const Shape *s) {
 
 /* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
-CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
-static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int ignored) {
-    Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
+CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->cap, c->gradient, c->N, c->s.V, c->used)
+static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int ignored) {
+    Case *c = BEGIN(cross_entropy, s, 0, "%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
+                    capped ? "capped " : "", rows, s->V);
     const double spread = wide ? 40 : 2;                            /* wide: some probabilities are below the smallest float */
     const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as for GPT-2's vocabulary */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
+    c->cap = capped ? 12 : 0;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
     if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
     double *target = integers(c, "target", (size_t)rows, c->used);
     for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
+    return c;
+}
+CALL(soft_cap, b[0], c->cap, c->buffer[0].n)
+static Case *soft_cap(const Shape *s, int rows) {
+    Case *c = BEGIN(soft_cap, s, 0, "N=%d V=%d", rows, s->V);
+    c->cap = 1.5f;
+    acc(c, FLOATX, "x", times(rows, s->V), 0, 2, 2, 4);
     return c;
 }
 CALL(sum, b[0], b[1], c->buffer[1].n)
@@ -823,6 +898,15 @@ static void each_on_tokens(const Visit *v) {
         V(v, rope(s, direction, 2*G*D, G));                     /* keys, with values between them */
         if (v->all) V(v, rope(s, direction, G*D + 3, G));
     }
+    const int stride[] = { s->Q*G*D, 2*G*D, G*D + 3 }, heads[] = { s->Q*G, G, G };
+    for (int i = 0; i < (v->all ? 3 : 2); i++) {
+        V(v, norm_rope_forward(s, i != 1, stride[i], heads[i]));
+        V(v, norm_rope_backward(s, stride[i], heads[i]));
+    }
+    for (int i = 1; i < (v->all ? 3 : 2); i++) {
+        V(v, columns_add(s, stride[i], i == 1 ? G*D : 2));
+        V(v, columns_take(s, stride[i], i == 1 ? G*D : 2));
+    }
     V(v, residual(s, 0));
     V(v, residual(s, 0.3f));
     V(v, dropout(s, 0.3f));
@@ -890,7 +974,7 @@ static void each_product_of_a_model(const Visit *v) {
 }
 static void each_of_routing(const Visit *v) {
     const Shape *s = v->s;
-    const Scores last = v->all ? SIGMOID_TOPK : TOPK_SOFTMAX;
+    const Scores last = v->all ? SIGMOID_EACH : TOPK_SOFTMAX;
     for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) {
         V(v, router_forward(s, scores, 0, 0, 0));
         V(v, router_losses(s, scores));
@@ -903,10 +987,14 @@ static void each_of_routing(const Visit *v) {
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));
     }
+    for (int always = 0; always < 3; always++) {
+        V(v, route_extend(s, always));
+        V(v, route_extend_backward(s, always));
+    }
     V(v, route_plan(s));
     for (Rounding rule = ROUND_NEAREST; rule <= (v->all ? ROUND_DOWN : ROUND_NEAREST); rule++)
         for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) V(v, route_round(s, scores, rule));
-    V(v, router_bias(s));
+    for (int relative = 0; relative < 2; relative++) V(v, router_bias(s, relative));
 }
 static void each_of_experts(const Visit *v) {
     for (Activation f = SWIGLU; f <= IDENTITY; f++) {
@@ -948,9 +1036,11 @@ static void each_at_the_head(const Visit *v) {
         { .temperature = 3, .top_p = 0.9f, .top_k = 40, .min_p = 0.1f }, { .temperature = 2, .top_p = 0 },
     };
     const int rows = head_rows(v->s);
-    V(v, cross_entropy(v->s, rows, 0, 0, v->all));
-    V(v, cross_entropy(v->s, rows, 1, 0, v->all));
-    if (v->all) V(v, cross_entropy(v->s, rows, 1, 1, v->all));
+    V(v, cross_entropy(v->s, rows, 0, 0, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 1, 0, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 1, 0, 1, v->all));
+    if (v->all) V(v, cross_entropy(v->s, rows, 1, 1, 0, v->all));
+    V(v, soft_cap(v->s, rows));
     for (int i = 0; i < (v->all ? 6 : 2); i++) V(v, sample(v->s, rows, samplers[i]));
     V(v, advance(v->s));
 }

@@ -61,8 +61,8 @@ struct Case {
     Scores scores;
     HeadOrder order;
     Write how;
-    int tokens, forced, gradient, used, direction, stride, heads, count, site;
-    float eps, p, balance, zloss, scale, rate;
+    int tokens, forced, relative, gradient, used, direction, stride, heads, count, site;
+    float eps, p, balance, zloss, scale, rate, cap;
     uint64_t key;
     AdamW adamw;  int updates;  Dtype moments, gradients;
     Segment segment[MOST_SEGMENTS];

@@ -52,6 +52,18 @@ OPERATION(rope_table, (real *table, float theta, int T, int D), (table, theta, T
 OPERATION(rope, (floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D),
     (x, table, position, direction, N, stride, heads, D), 0, N * (4 + 2 * times(heads, D) * unit.fx),
     "N=%d heads=%d D=%d", N, heads, D)
+OPERATION(norm_rope_forward,
+    (floatX *x, floatX *before, const real *table, const int *position, Norm norm, int N, int stride, int heads, int D),
+    (x, before, table, position, norm, N, stride, heads, D), 0, N * (4 + (before ? 3 : 2) * times(heads, D) * unit.fx),
+    "N=%d heads=%d D=%d", N, heads, D)
+OPERATION(norm_rope_backward,
+    (floatX *dx, real *dweight, const floatX *before, const real *table, const int *position, Norm norm, int N, int stride,
+     int heads, int D), (dx, dweight, before, table, position, norm, N, stride, heads, D), 0,
+    N * (4 + 3 * times(heads, D) * unit.fx), "N=%d heads=%d D=%d", N, heads, D)
+OPERATION(columns_add, (floatX *x, const floatX *part, int N, int stride, int from, int width),
+    (x, part, N, stride, from, width), 0, 3 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
+OPERATION(columns_take, (floatX *part, const floatX *x, int N, int stride, int from, int width),
+    (part, x, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
 OPERATION(residual, (floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n),
     (out, residual, branch, d, n), 0, 3 * (double)n * unit.fx, "n=%zu", n)
 OPERATION(dropout, (floatX *out, const floatX *inp, Dropout d, size_t n), (out, inp, d, n), 0, 2 * (double)n * unit.fx,
@@ -97,6 +109,12 @@ OPERATION(router_backward,
      const floatX *logits, const int *load, float balance, float zloss, int tokens, Scores scores, int N, int E, int K),
     (dlogits, dweight, weight, lse, expert, first, logits, load, balance, zloss, tokens, scores, N, E, K), 0,
     N * (2 * E * unit.fx + K * (4 + 2 * unit.re) + unit.re), "N=%d E=%d K=%d", N, E, K)
+OPERATION(route_extend,
+    (int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N, int always, int K),
+    (expert, weight, chosen, chosen_weight, scale, N, always, K), 0, times(N, always + 2.0 * K) * (4 + unit.re),
+    "N=%d always=%d K=%d", N, always, K)
+OPERATION(route_extend_backward, (real *dchosen, const real *dweight, float scale, int N, int always, int K),
+    (dchosen, dweight, scale, N, always, K), 0, 2 * times(N, K) * unit.re, "N=%d always=%d K=%d", N, always, K)
 OPERATION(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
     "S=%d E=%d", plan->N * plan->K, plan->E)
 OPERATION(route_round,
@@ -104,7 +122,8 @@ OPERATION(route_round,
      Scores scores, Rounding rule, int tile, const uint64_t *key, int site),
     (plan, load, expert, weight, choice, logits, lse, scores, rule, tile, key, site), 0,
     plan->N * (plan->E * unit.fx + unit.re + 4) + slots(plan) * (5 * 4 + unit.re), "S=%d E=%d", plan->N * plan->K, plan->E)
-OPERATION(router_bias, (real *bias, const int *load, float rate, int E), (bias, load, rate, E), 0, E * (4 + 2 * unit.re),
+OPERATION(router_bias, (real *bias, const int *load, float rate, int relative, int E), (bias, load, rate, relative, E), 0,
+    E * (4 + 2 * unit.re),
     "E=%d", E)
 OPERATION(combine_forward,
     (floatX *out, const floatX *inp, const real *weight, const floatX *bias, const Plan *plan, int C, Rows rows),
@@ -169,8 +188,10 @@ OPERATION(advance, (int *position, int *row, int *log, const int *token, int N),
     "N=%d", N)
 
 /* loss and optimizer */
-OPERATION(cross_entropy, (real *loss, floatX *logits, const int *target, float scale, int gradient, int N, int V, int used),
-    (loss, logits, target, scale, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * unit.fx, "N=%d V=%d", N, V)
+OPERATION(cross_entropy,
+    (real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N, int V, int used),
+    (loss, logits, target, scale, cap, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * unit.fx, "N=%d V=%d", N, V)
+OPERATION(soft_cap, (floatX *x, float cap, size_t n), (x, cap, n), 0, 2 * (double)n * unit.fx, "n=%zu", n)
 OPERATION(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * unit.re, "n=%zu", n)
 OPERATION(accumulate, (real *acc, const real *x, size_t n), (acc, x, n), 0, 3 * (double)n * unit.re, "n=%zu", n)
 OPERATION(grad_sq_norms, (real *out, const void *grads, const Segment *segments, int count), (out, grads, segments, count), 0,

@@ -48,6 +48,56 @@ static void naive_rope(const Case *c, double **v) {
                 *im = a * table[1] * c->direction + b * table[0];
             }
 }
+static void naive_norm_rope_forward(const Case *c, double **v) {
+    const int D = c->s.D;
+    for (int n = 0; n < c->N; n++)
+        for (int h = 0; h < c->heads; h++) {
+            double *x = v[0] + n*c->stride + h*D, mean = 0;
+            for (int i = 0; i < D; i++) {
+                if (v[1]) v[1][(n*c->heads + h)*D + i] = x[i];
+                mean += x[i] * x[i] / D;
+            }
+            for (int i = 0; i < D; i++) x[i] *= v[4][i] / sqrt(mean + (double)c->eps);
+        }
+    Case turned = *c;
+    double *w[3] = { v[0], v[2], v[3] };
+    turned.direction = 1;
+    naive_rope(&turned, w);
+}
+/* With J the Jacobian of x r, dx = J^T (w dn): J_ij = r [i = j] - r^3 x_i x_j / D. */
+static void naive_norm_rope_backward(const Case *c, double **v) {
+    const int D = c->s.D;
+    Case turned = *c;
+    double *w[3] = { v[0], v[3], v[4] }, *dx = mem_alloc((size_t)D * sizeof *dx);
+    turned.direction = -1;
+    naive_rope(&turned, w);
+    for (int n = 0; n < c->N; n++)
+        for (int h = 0; h < c->heads; h++) {
+            double *dn = v[0] + n*c->stride + h*D, *x = v[2] + (n*c->heads + h)*D, mean = 0;
+            for (int i = 0; i < D; i++) mean += x[i] * x[i] / D;
+            const double r = 1 / sqrt(mean + (double)c->eps);
+            for (int i = 0; i < D; i++) {
+                dx[i] = 0;
+                for (int j = 0; j < D; j++) dx[i] += v[5][j] * dn[j] * (r * (i == j) - r*r*r * x[i] * x[j] / D);
+                v[1][i] += dn[i] * x[i] * r;
+            }
+            memcpy(dn, dx, (size_t)D * sizeof *dx);
+        }
+    free(dx);
+}
+static void naive_columns_add(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] += v[1][n*c->C + i];
+}
+static void naive_columns_take(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
+}
+static void naive_route_extend(const Case *c, double **v) {
+    double *expert = v[0], *weight = v[1], *chosen = v[2], *given = v[3];
+    for (int n = 0; n < c->N; n++) {
+        for (int e = 0; e < c->count; e++) *expert++ = e, *weight++ = 1;
+        for (int k = 0; k < c->s.K; k++) *expert++ = c->count + *chosen++, *weight++ = (double)c->scale * *given++;
+    }
+}
 uint64_t splitmix64(uint64_t state) {
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
     state = (state ^ state >> 27) * 0x94D049BB133111EBu;
@@ -95,7 +145,7 @@ static void naive_router_forward(const Case *c, double **v) {
                 double a[2] = { x[e], x[i] };
                 for (int j = 0; j < 2; j++) {
                     if (c->scores == SOFTMAX_TOPK) a[j] = exp(a[j]) / sum;
-                    if (c->scores == SIGMOID_TOPK) a[j] = sigmoid(a[j]);
+                    if (c->scores >= SIGMOID_TOPK) a[j] = sigmoid(a[j]);
                     if (v[4]) a[j] += v[4][j ? i : e];
                 }
                 rank += a[1] > a[0] || (a[1] == a[0] && i < e);
@@ -105,10 +155,10 @@ static void naive_router_forward(const Case *c, double **v) {
         for (int k = 0; k < K; k++) {
             if (c->forced) v[0][n*K + k] = (n*K + k) % E;
             double l = x[(int)v[0][n*K + k]];
-            v[1][n*K + k] = c->scores == SIGMOID_TOPK ? sigmoid(l) : exp(l);
+            v[1][n*K + k] = c->scores >= SIGMOID_TOPK ? sigmoid(l) : exp(l);
             kept += v[1][n*K + k];
         }
-        for (int k = 0; k < K; k++) v[1][n*K + k] /= c->scores == SOFTMAX_TOPK ? sum : kept;
+        for (int k = 0; k < K; k++) v[1][n*K + k] /= SUMS_TO_ONE(c->scores) ? kept : c->scores == SOFTMAX_TOPK ? sum : 1;
     }
 }
 static void naive_router_losses(const Case *c, double **v) {
@@ -117,7 +167,7 @@ static void naive_router_losses(const Case *c, double **v) {
         double sum = 0, all = 0;
         for (int e = 0; e < E; e++) { sum += sigmoid(v[1][n*E + e]); all += exp(v[1][n*E + e]); }
         for (int e = 0; e < E; e++) {
-            double p = c->scores == SIGMOID_TOPK ? sigmoid(v[1][n*E + e]) / sum : exp(v[1][n*E + e]) / all;
+            double p = c->scores >= SIGMOID_TOPK ? sigmoid(v[1][n*E + e]) / sum : exp(v[1][n*E + e]) / all;
             v[0][0] += (double)E / c->s.K * v[3][e] / c->tokens * p / c->N;
         }
         v[0][1] += pow(log(all), 2) / c->N;
@@ -134,7 +184,7 @@ static void naive_route_plan(const Case *c, double **v) {
 }
 /* Rounded routing: of the tokens in the order of their scores an expert keeps the first `rows`. */
 static float score_of(const Case *c, double **v, int n, int e) {
-    float score = (float)(v[9][n*c->s.E + e] - (c->scores == SIGMOID_TOPK ? 0 : v[10][n]));
+    float score = (float)(v[9][n*c->s.E + e] - (c->scores >= SIGMOID_TOPK ? 0 : v[10][n]));
     uint32_t bits;
     memcpy(&bits, &score, sizeof bits);
     bits &= ~1u;
@@ -187,9 +237,9 @@ static void naive_route_round(const Case *c, double **v) {
             v[1][row] = slot;
             v[3][slot] = row;
             v[6][slot] = e;
-            sum += v[7][slot++] = c->scores == SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
+            sum += v[7][slot++] = c->scores >= SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
         }
-        for (int s = (int)v[4][n]; s < slot && c->scores != SOFTMAX_TOPK; s++) v[7][s] /= sum;
+        for (int s = (int)v[4][n]; s < slot && SUMS_TO_ONE(c->scores); s++) v[7][s] /= sum;
     }
     v[4][N] = slot;
     free(rank);
@@ -198,7 +248,8 @@ static void naive_route_round(const Case *c, double **v) {
 static void naive_router_bias(const Case *c, double **v) {
     for (int e = 0; e < c->s.E; e++) {
         double excess = v[1][e] * c->s.E - c->S;            /* E times the load above the mean: a whole number */
-        v[0][e] += excess < 0 ? (double)c->rate : excess > 0 ? -(double)c->rate : 0;
+        if (c->relative) v[0][e] -= c->S ? (double)c->rate * excess / c->S : 0;
+        else v[0][e] += excess < 0 ? (double)c->rate : excess > 0 ? -(double)c->rate : 0;
     }
 }
 static void naive_combine_forward(const Case *c, double **v) {
@@ -299,6 +350,9 @@ static void naive_advance(const Case *c, double **v) {
         v[2][(int)v[0][n]*c->N + n] = v[3][n];
     }
 }
+static double slope_of(const Case *c, double y) {           /* of y = cap tanh(x / cap) */
+    return c->cap > 0 ? 1 - y * y / ((double)c->cap * (double)c->cap) : 1;
+}
 static void naive_cross_entropy(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) {
         double *x = v[1] + n*c->s.V, sum = 0, relative = 0;
@@ -306,7 +360,13 @@ static void naive_cross_entropy(const Case *c, double **v) {
         for (int i = 0; i < c->used; i++) { sum += exp(x[i]); if (target >= 0) relative += exp(x[i] - x[target]); }
         v[0][n] = target < 0 ? 0 : log(relative);
         for (int i = 0; c->gradient && i < c->s.V; i++)
-            x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target));
+            x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target)) * slope_of(c, x[i]);
+    }
+}
+static void naive_soft_cap(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) {
+        const double e = exp(2 * v[0][i] / (double)c->cap);
+        v[0][i] = (double)c->cap * (1 - 2 / (e + 1));
     }
 }
 static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
@@ -343,7 +403,9 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
 #define NAIVE(op) { #op, naive_##op }
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope_table), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
-    NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(activation_forward), NAIVE(activation_backward),
+    NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
+    NAIVE(columns_add), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
+    NAIVE(activation_forward), NAIVE(activation_backward),
     NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master)
 };

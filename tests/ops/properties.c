@@ -169,8 +169,8 @@ static int wrong_count(const Routed *r, int f, int rows) {
 static float score_of(const Routed *r, int n, int e) {
     const double *x = r->x + n * r->E;
     double sum = 0;
-    for (int i = 0; i < r->E && r->scores != SIGMOID_TOPK; i++) sum += exp(x[i]);
-    return (float)(x[e] - (r->scores == SIGMOID_TOPK ? 0 : log(sum)));
+    for (int i = 0; i < r->E && r->scores < SIGMOID_TOPK; i++) sum += exp(x[i]);
+    return (float)(x[e] - (r->scores >= SIGMOID_TOPK ? 0 : log(sum)));
 }
 /* Are its rows the tokens with the best scores, and do all arrays say so? Tokens that chose the expert have precedence over
  * those that are added; they are dropped only to have fewer rows, others added only to have more. */
@@ -210,7 +210,7 @@ static int wrong_weights(const Routed *r) {
         double total = 0;
         for (int s = from; s < to; s++) total += w[s];
         wrong |= !(fabs(total - sum[n]) < 1e-2) || (from == to && sum[n] != 0)
-              || (r->scores != SOFTMAX_TOPK && from < to && !(fabs(total - 1) < 1e-5));
+              || (SUMS_TO_ONE(r->scores) && from < to && !(fabs(total - 1) < 1e-5));
     }
     r->dev->release(rows), r->dev->release(out);
     free(ones), free(w), free(sum);
