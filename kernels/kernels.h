@@ -128,6 +128,8 @@ typedef struct {
                                          * state each keeps its own parts only, one after the other */
     Dtype dtype;                      /* what its gradient is made of, */
     size_t gradient;                    /* and where that begins, in elements of that kind; aligned as the weight is */
+    float  rate;                        /* of the learning rate */
+    size_t without_v;                   /* elements before it that have no v: v begins at offset - shift - without_v */
 } Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
@@ -135,6 +137,20 @@ typedef struct {
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
     uint64_t key;                       /* of this update's stochastic rounding */
 } AdamW;
+
+typedef struct {
+    float lr, momentum, decay, clip;    /* as AdamW's; momentum: of the running mean of gradients */
+    uint64_t key;
+} Muon;
+enum { MUON_STEPS = 5 };                /* of Newton and Schulz */
+/* What Muon needs for `count` matrices of rows x columns at a time; k: the smaller side. */
+typedef struct {
+    floatX *x, *out;                    /* (count, rows, columns) momentum; the same with singular values near 1 */
+    floatX *gram, *square;              /* (count, k, k) */
+    real   *sums;                       /* (count, MUON_SUMS) */
+    int    *start;                      /* (2, count + 1) */
+} MuonBuffers;
+enum { MUON_SUMS = 32 };
 
 typedef struct Recording Recording;     /* work that can be replayed; the device's own */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
@@ -408,6 +424,23 @@ struct Device {
     void (*adamw)(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
                   const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
+
+    /* ---- Muon: matrices of equal shape ----------------------------------------------------------------------
+     * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
+     *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
+     *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros. b.x and the other
+     *   buffers are scratch. d: the device itself.   error: 1e-5 in f32, norm-wise; 0.05 in bf16, where x_i, A, A A and the
+     *   polynomial are rounded
+     * muon: g = gradient * min(1, clip/norm);  m = beta m + (1-beta) g;  u = beta m + (1-beta) g  (Nesterov);  O = orthogonalize(u);
+     *     w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O
+     *   matrices: a segment for each, in device memory, of rows * columns elements. Their v is not used. grad_sq_norm: of all
+     *   gradients; not finite: nothing changes. master and rounding without it: as adamw. a: in device memory.
+     * Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of the update: Liu et al. 2025, Moonlight, arXiv 2502.16982.
+     * error: m 4 eps_f32, or eps as floatX; the update as orthogonalize */
+    void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
+    void (*muon)(const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads,
+                 const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b,
+                 const Muon *a);
 };
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }

@@ -203,6 +203,7 @@ void DEVICE(route)(Device *d);
 void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(muon)(Device *d);
 void DEVICE(loopback)(Device *d);
 void DEVICE(sample)(Device *d);
 PART(device) {
@@ -226,6 +227,7 @@ PART(device) {
     DEVICE(expert)(d);
     DEVICE(attention)(d);
     DEVICE(optimizer)(d);
+    DEVICE(muon)(d);
     DEVICE(loopback)(d);
     DEVICE(sample)(d);
 }

@@ -372,6 +372,7 @@ void DEVICE(expert)(Device *d);
 void DEVICE(attention)(Device *d);
 void DEVICE(attention_hopper)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(muon)(Device *d);
 void DEVICE(decode)(Device *d);
 void DEVICE(sample)(Device *d);
 void DEVICE(few)(Device *d);
@@ -409,6 +410,7 @@ PART(device) {
     DEVICE(attention)(d);
     DEVICE(attention_hopper)(d);
     DEVICE(optimizer)(d);
+    DEVICE(muon)(d);
     DEVICE(decode)(d);
     DEVICE(sample)(d);
     DEVICE(few)(d);

@@ -285,11 +285,11 @@ template<class M> struct Update {
 
 template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
 template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
-template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i, size_t shift,
+template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i, size_t shift, size_t without_v,
         real scale, real shrink) {
-    const size_t at = i - shift;
+    const size_t at = i - shift, v_at = at - without_v;
     const Some<G, W> grad = some<W>(g_at);
-    Some<M, W> m = some<W>(u.m + at), v = some<W>(u.v + at);
+    Some<M, W> m = some<W>(u.m + at), v = some<W>(u.v + v_at);
     Some<real, W> master;
     Some<floatX, W> weight;
     if (u.master) master = some<W>(u.master + at);
@@ -312,7 +312,7 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
         weight.x[j] = u.master ? X(w) : X_random(w, mine);
     }
     *(Some<M, W> *)(u.m + at) = m;
-    *(Some<M, W> *)(u.v + at) = v;
+    *(Some<M, W> *)(u.v + v_at) = v;
     if (u.master) *(Some<real, W> *)(u.master + at) = master;
     *(Some<floatX, W> *)(u.weight + i) = weight;
 }
@@ -321,9 +321,9 @@ template<class M, class G> __device__ static inline void update_range(const Upda
         size_t from, size_t to, real scale, real shrink, bool aligned) {
     const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to, tail = body + (to - body) / 4 * 4;
     grad -= s.offset;
-    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, scale, shrink);
-    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, scale, shrink);
-    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, scale, shrink);
+    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
+    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
+    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
 }
 
 // A block updates its share of the line of segments, four elements of a thread at a time: 16 bytes each of
@@ -338,7 +338,7 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     const real norm = sqrtf(grad_sq_norms[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
-    const Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
+    Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
     const size_t length = line_length(segments, count), share = share_of(length, BLOCKS);
     size_t at = blockIdx.x * share;
     const size_t end = length - at < share ? length : at + share;
@@ -348,8 +348,9 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
         const Segment s = segments[p.segment];
         const size_t stop = p.begin + s.count < end ? p.begin + s.count : end;
         const size_t from = s.offset + (at - p.begin), to = s.offset + (stop - p.begin);
-        const bool fours = aligned && s.shift % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
-        const real shrink = 1 - a.lr * a.decay * s.decay;
+        const bool fours = aligned && (s.shift | s.without_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
+        u.lr = a.lr * s.rate;
+        const real shrink = 1 - u.lr * a.decay * s.decay;
         if (s.dtype == REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);
         else update_range(u, s, (const floatX *)grads + s.gradient, from, to, scale, shrink, fours);
         at = stop;

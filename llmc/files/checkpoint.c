@@ -142,41 +142,55 @@ static const char *dtype_of(const Device *dev, Dtype type) {
     return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
 
-/* m of every tensor, under its name, then v and the master copies, and the routers' selection bias. */
+/* One kind of one tensor, as save_optimizer writes it. */
+typedef struct { int tensor, kind; } StateTensor;
+static int list_state(const Model *m, const Optimizer *o, StateTensor *list) {
+    int n = 0;
+    for (int kind = 0; kind < state_kinds(o); kind++)
+        for (int i = 0; i < m->manifest.count; i++)
+            if (optimizer_has(o, m, kind, i)) list[n++] = (StateTensor){ i, kind };
+    return n;
+}
+static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, StateTensor s, const char *state,
+                        void *buffer, Error *e) {
+    const Tensor *t = &m->manifest.at[s.tensor];
+    const size_t size = optimizer_element(o, m, s.kind), offset = optimizer_offset(o, m, s.kind, s.tensor);
+    for (size_t from = 0; from < t->count; from += BUFFER) {
+        const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
+        m->dev->download(buffer, state + (offset + from) * size, n * size);
+        if (first_not_finite(dtype_of(m->dev, optimizer_type(o, s.kind)), buffer, n) < n)
+            return error_set(e, "optimizer state of %s is not finite: not saved", t->name);
+        if (!safetensors_append(w, buffer, n * size, e)) return 0;
+    }
+    return 1;
+}
+
+/* m of every tensor, under its name, then v of those that have one, the master copies, and the routers' selection bias. */
 static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
                           uint32_t *crc) {
-    const char *real_dtype = dtype_of(m->dev, REAL);
-    const int tensors_of_kind = m->manifest.count, count = tensors_of_kind * state_kinds(o);
-    const int extra = m->routers > 0;
+    const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
+    StateTensor *list = mem_alloc(most * sizeof *list);
+    const int count = list_state(m, o, list), extra = m->routers > 0;
     const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)router_experts(&m->config);
-    FileTensor *tensors = mem_alloc((size_t)(count + 1) * sizeof *tensors);
-    char (*names)[TENSOR_NAME + 16] = mem_alloc((size_t)(count + 1) * sizeof *names);
-    uint64_t *shapes = mem_alloc((size_t)(count + 1) * sizeof *shapes);
+    FileTensor *tensors = mem_alloc(most * sizeof *tensors);
+    char (*names)[TENSOR_NAME + 16] = mem_alloc(most * sizeof *names);
+    uint64_t *shapes = mem_alloc(most * sizeof *shapes);
     for (int i = 0; i < count; i++) {
-        const Tensor *t = &m->manifest.at[i % tensors_of_kind];
-        snprintf(names[i], sizeof names[i], "%s%s", t->name, state_suffix[i / tensors_of_kind]);
+        const Tensor *t = &m->manifest.at[list[i].tensor];
+        snprintf(names[i], sizeof names[i], "%s%s", t->name, state_suffix[list[i].kind]);
         shapes[i] = t->count;
-        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype_of(m->dev, optimizer_type(o, i / tensors_of_kind)), .rank = 1,
+        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype_of(m->dev, optimizer_type(o, list[i].kind)), .rank = 1,
                                    .shape = &shapes[i] };
     }
     shapes[count] = bias_shape;
-    tensors[count] = (FileTensor){ .name = "router_bias", .dtype = real_dtype, .rank = 1, .shape = &shapes[count] };
+    tensors[count] = (FileTensor){ .name = "router_bias", .dtype = dtype_of(m->dev, REAL), .rank = 1, .shape = &shapes[count] };
     void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * m->dev->real_size);
     SafetensorsWriter *w = safetensors_create(path, tensors, (size_t)(count + extra), NULL, 0, e);
     int ok = w != NULL;
     const char *state = NULL;
     for (int i = 0; i < count && ok; i++) {
-        const Tensor *t = &m->manifest.at[i % tensors_of_kind];
-        const int kind = i / tensors_of_kind;
-        const size_t size = optimizer_element(o, m, kind);
-        if (i % tensors_of_kind == 0) state = optimizer_whole(o, m, kind);
-        for (size_t from = 0; from < t->count && ok; from += BUFFER) {
-            const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-            m->dev->download(buffer, state + (t->offset + from) * size, n * size);
-            if (first_not_finite(dtype_of(m->dev, optimizer_type(o, kind)), buffer, n) < n)
-                ok = error_set(e, "optimizer state of %s is not finite: not saved", t->name);
-            ok = ok && safetensors_append(w, buffer, n * size, e);
-        }
+        if (i == 0 || list[i].kind != list[i - 1].kind) state = optimizer_whole(o, m, list[i].kind);
+        ok = append_state(w, m, o, list[i], state, buffer, e);
     }
     if (ok && extra) {
         m->dev->download(buffer, m->bias, bias_shape * m->dev->real_size);
@@ -188,6 +202,7 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
     free(shapes);
     free(names);
     free(tensors);
+    free(list);
     return ok;
 }
 
@@ -405,9 +420,11 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
         const int kind = i / tensors;
         const Dtype type = optimizer_type(o, kind);
         const size_t size = optimizer_element(o, m, kind);
-        char *state = (char *)optimizer_part(o, kind) + (own.offset - own.shift) * size;
+        const size_t at = optimizer_offset(o, m, kind, i % tensors) - t->offset + (own.offset - own.shift);
+        char *state = (char *)optimizer_part(o, kind) + at * size;
         char name[TENSOR_NAME + 16];
         snprintf(name, sizeof name, "%s%s", t->name, state_suffix[kind]);
+        if (!optimizer_has(o, m, kind, i % tensors)) continue;
         const FileTensor *f = safetensors_find(s, name);
         if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
         if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);

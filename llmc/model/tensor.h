@@ -7,6 +7,8 @@
 #include "kernels/kernels.h"
 
 #define TENSOR_NAME 112
+/* What a tensor is to the optimizer (optim.c). GAIN: weight of a norm. STACKED: two matrices, one above the other: gate and up, keys and values. */
+typedef enum { EMBEDDING, HEAD, GAIN, BIAS, ROUTER, MATRIX, STACKED, TENSOR_GROUPS } TensorGroup;
 typedef struct {
     char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
     char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
@@ -15,7 +17,7 @@ typedef struct {
     Dtype  dtype;                       /* of its gradient; */
     size_t element, gradient;           /* bytes of one element of that, and where it begins, in elements */
     float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
-    int    decay;                       /* 1: weight decay applies */
+    TensorGroup group;
     size_t field;                       /* where the struct of pointers keeps this one */
     int    layer;                       /* -1: not in a layer */
     int    range;                       /* which of the manifest's it lies in */
@@ -37,10 +39,9 @@ typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t
 
 #define ONES  (-1.0f)
 #define ZEROS (0.0f)
-enum { NO_DECAY, DECAY };
 
 /* Appends a tensor. In `name` and `pieces` a leading "*" stands for "model.layers.<layer>.". */
-void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorGroup group,
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
@@ -63,7 +64,7 @@ Piece manifest_piece(const Tensor *t, int i);
 
 /* The optimizer's view: the part of a range, and of tensor i, that shard `shard` of `shards` (1: all) has. May be empty. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard);
-Segment manifest_segment(const Manifest *m, int i, int shards, int shard);
+Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      /* of rate 1 and without decay */
 
 /* Initial values of one tensor: a function of (seed, name, index) only, so no order, thread or device changes them. */
 void manifest_initial(const Tensor *t, uint64_t seed, double *values);

@@ -39,6 +39,10 @@ static const Option options[] = {
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach it" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "last learning rate, as a fraction of the peak" },
+    { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "adamw",               0,    0,     "adamw|muon",
+      "of matrices in blocks; embedding, head, norms, biases and routers always have adamw" },
+    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.95",                0.01, 0.99999, NULL,
+      "Muon: decay of the mean of gradients" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
       "largest global gradient norm; 0: no clipping" },
@@ -170,4 +174,5 @@ void settings_suit(Settings *s, int gpu, int text) {
                         text ? suits[i].text_gpu : gpu ? suits[i].tokens_gpu : suits[i].tokens_cpu);
 }
 
+float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }
 Dtype dtype_by_name(const char *type) { return strcmp(type, "bf16") ? REAL : FLOATX; }

@@ -7,14 +7,14 @@
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 
-enum { SETTINGS = 56 };
+enum { SETTINGS = 58 };
 typedef struct {
-    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *gradients, *rounding;
+    const char *train, *val, *tokenizer, *model, *scores, *activation, *out, *schedule, *device, *moments, *gradients, *optimizer, *rounding;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
           max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
     const char *address;
-    float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
+    float lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate;
     char given[SETTINGS];               /* 1: by the user */
 } Settings;
 
@@ -28,5 +28,6 @@ void settings_print(const Settings *s);
  * gives them. */
 void settings_json(const Settings *s, Text *out);
 void settings_restore(Settings *s, const JsonValue *saved);
+float muon_momentum(const Settings *s);                         /* 0: AdamW updates all */
 Dtype dtype_by_name(const char *type);                         /* what -mo and -mg say */
 #endif

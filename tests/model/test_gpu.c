@@ -86,7 +86,7 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     uint64_t keys[MICRO], hash = 0;
     Trainee t;
     model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, FLOATX, NULL);
-    optimizer_plan(&t.o, &t.m, 1, REAL);
+    optimizer_plan(&t.o, &t.m, 1, REAL, 0);
     check(model_allocate(&t.m), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;

@@ -89,7 +89,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     Model m;
     Optimizer o;
     model_plan_training(&m, dev, c, B, T, recompute, 1, FLOATX, NULL);
-    optimizer_plan(&o, &m, !lean, lean ? FLOATX : REAL);
+    optimizer_plan(&o, &m, !lean, lean ? FLOATX : REAL, 0);
     if (!model_allocate(&m)) return NAN;
     m.balance_coef = 0.01f;
     m.z_coef = 0.001f;
@@ -170,7 +170,7 @@ static void bad_gradient(void) {
     Optimizer o;
     int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
     model_plan_training(&m, dev, &c, 1, 16, 0, 1, FLOATX, NULL);
-    optimizer_plan(&o, &m, 1, REAL);
+    optimizer_plan(&o, &m, 1, REAL, 0);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 3);
     optimizer_start(&o, &m);

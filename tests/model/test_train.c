@@ -321,7 +321,7 @@ typedef struct { Model m; Optimizer o; } Trainee;
 static void open_lean(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed,
                       int lean) {                           /* lean: no master weights, moments in floatX */
     model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, FLOATX, NULL);
-    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX : REAL);
+    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX : REAL, 0);
     check(model_allocate(&t->m), "%s has memory", device);
     model_initialize(&t->m, seed);
     optimizer_start(&t->o, &t->m);

@@ -85,7 +85,7 @@ static void member(void *team, int local) {
     c.context = T;
     model_plan_training(&m, dev, &c, SEQUENCES / t->ranks / t->micro_batches, T, t->recompute, t->micro_batches,
                         REAL, t->ranks > 1 || t->ordered ? &parallel : NULL);
-    optimizer_plan(&o, &m, 1, REAL);
+    optimizer_plan(&o, &m, 1, REAL, 0);
     if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for a small model");
     m.balance_coef = 0.1f;
     m.z_coef = 0.01f;

@@ -1,0 +1,178 @@
+// muon.cu: Muon. The method stands in kernels/cpu/muon.c.
+#include "impl.cuh"
+#include "kernels/random.h"
+
+enum { THREADS = 256 };
+template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
+template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
+
+// One of the two neighbours of r in floatX, by 16 random bits: as in kernels/cpu/impl.h.
+__device__ static inline floatX X_random(real r, uint32_t bits) {
+#if defined(PRECISION_BF16)
+    const uint32_t u = __float_as_uint(r);
+    return __ushort_as_bfloat16(r != r ? 0x7fc0 : (unsigned short)((u + (bits & 0xffff)) >> 16));
+#else
+    return r;
+#endif
+}
+
+// Matrix blockIdx.y of n elements; its blocks take W of them a thread, until there are none. n and where matrices begin are
+// multiples of W.
+#define EACH(i, n, W) for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
+
+// ---- before and after: gradient to momentum, direction to weight -------------------------------------------------
+
+template<int W, class M, class G> __device__ static inline void look_ahead(floatX *x, M *m, const G *grad, size_t n, real beta,
+        real scale) {
+    EACH(i, n, W) {
+        const Some<G, W> g = some<W>(grad + i);
+        Some<M, W> mean = some<W>(m + i);
+        Pack<W> to;
+        for (int j = 0; j < W; j++) {
+            const real now = (real)g.x[j] * scale, next = beta * (real)mean.x[j] + (1 - beta) * now;
+            mean.x[j] = (M)next;
+            to.x[j] = X(beta * next + (1 - beta) * now);
+        }
+        *(Some<M, W> *)(m + i) = mean;
+        store<W>(x + i, to);
+    }
+}
+template<int W, class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
+        const Segment *matrices, size_t n, const Muon *settings) {
+    const Segment s = matrices[blockIdx.y];
+    const real norm = sqrtf(*grad_sq_norm), clip = settings->clip, beta = settings->momentum;
+    if (!(norm <= 3e38f)) return;                           // what x holds is of no use then, but finite
+    const real scale = clip > 0 && norm > clip ? clip / norm : 1;
+    x += blockIdx.y * n, m += s.offset - s.shift;
+    if (s.dtype == REAL) look_ahead<W>(x, m, (const real *)grads + s.gradient, n, beta, scale);
+    else look_ahead<W>(x, m, (const floatX *)grads + s.gradient, n, beta, scale);
+}
+
+template<int W> static __global__ void apply_kernel(floatX *weight, real *master, const floatX *direction,
+        const real *grad_sq_norm, const Segment *matrices, size_t n, real size, const Muon *settings) {
+    const Segment s = matrices[blockIdx.y];
+    const real lr = settings->lr * s.rate, shrink = 1 - lr * settings->decay * s.decay, step = lr * size;
+    const uint64_t key = settings->key;
+    if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
+    direction += blockIdx.y * n, weight += s.offset;
+    if (master) master += s.offset - s.shift;
+    EACH(i, n, W) {
+        const Pack<W> o = load<W>(direction + i);
+        Some<real, W> w;
+        Pack<W> to;
+        if (master) w = some<W>(master + i);
+        else {
+            const Pack<W> from = load<W>(weight + i);
+            for (int j = 0; j < W; j++) w.x[j] = R(from.x[j]);
+        }
+        for (int j = 0; j < W; j++) {
+            const size_t at = s.offset + i + j;
+            w.x[j] = w.x[j] * shrink - step * R(o.x[j]);
+            to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], (uint32_t)(random_bits(key, at / 2) >> at % 2 * 32));
+        }
+        if (master) *(Some<real, W> *)(master + i) = w;
+        store<W>(weight + i, to);
+    }
+}
+
+// ---- Newton and Schulz -----------------------------------------------------------------------------------------
+
+// The squares of a matrix are added by MUON_SUMS blocks,
+template<int W> static __global__ void squares_kernel(real *sums, const floatX *x, size_t n) {
+    real sum = 0;
+    x += blockIdx.y * n;
+    EACH(i, n, W) {
+        const Pack<W> a = load<W>(x + i);
+        for (int j = 0; j < W; j++) sum += R(a.x[j]) * R(a.x[j]);
+    }
+    sum = block_sum<THREADS / 32>(sum);
+    if (threadIdx.x == 0) sums[blockIdx.y * MUON_SUMS + blockIdx.x] = sum;
+}
+// and every warp that divides by their root adds those.
+template<int W> static __global__ void normalize_kernel(floatX *x, const real *sums, size_t n) {
+    const real sum = warp_sum(sums[blockIdx.y * MUON_SUMS + threadIdx.x % 32]), scale = sum > 0 ? 1 / sqrtf(sum) : 0;
+    x += blockIdx.y * n;
+    EACH(i, n, W) {
+        Pack<W> a = load<W>(x + i);
+        for (int j = 0; j < W; j++) a.x[j] = X(R(a.x[j]) * scale);
+        store<W>(x + i, a);
+    }
+}
+// square = a I + b gram + c square, of matrices k x k.
+template<int W> static __global__ void polynomial_kernel(floatX *square, const floatX *gram, int k) {
+    const size_t n = (size_t)k * k;
+    square += blockIdx.y * n, gram += blockIdx.y * n;
+    EACH(i, n, W) {
+        const Pack<W> g = load<W>(gram + i);
+        Pack<W> s = load<W>(square + i);
+        for (int j = 0; j < W; j++)
+            s.x[j] = X(((i + j) % (k + 1) == 0 ? 3.4445f : 0) - 4.7750f * R(g.x[j]) + 2.0315f * R(s.x[j]));
+        store<W>(square + i, s);
+    }
+}
+static __global__ void start_kernel(int *start, int count, int rows, int k) {
+    const int e = (int)global_index();
+    if (e <= count) start[e] = e * rows, start[count + 1 + e] = e * k;
+}
+
+static Plan plan_of(int *start, int count, int rows) {
+    Plan p = {};
+    p.N = p.S = count * rows, p.E = count, p.K = 1, p.start = start;
+    return p;
+}
+// Blocks for each of `count` matrices: all together several for every multiprocessor, and none without work.
+static dim3 blocks_of(size_t n, int count, int W) {
+    const size_t most = divide_up(n, (size_t)THREADS * W), wanted = divide_up(16 * 132, (size_t)count);
+    return dim3((unsigned)(wanted < most ? wanted : most), (unsigned)count);
+}
+
+template<int W> static void newton_schulz(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
+    const bool across = rows <= columns;
+    const int k = across ? rows : columns;
+    const size_t n = (size_t)rows * columns, square_n = (size_t)k * k;
+    const Plan plan = plan_of(b->start, count, rows), square = plan_of(b->start + count + 1, count, k);
+    floatX *x = b->x, *y = b->out;
+    LAUNCH(start_kernel, (unsigned)divide_up((size_t)count + 1, THREADS), THREADS, 0, b->start, count, rows, k);
+    LAUNCH(squares_kernel<W>, dim3(MUON_SUMS, count), THREADS, 0, b->sums, x, n);
+    LAUNCH(normalize_kernel<W>, blocks_of(n, count, W), THREADS, 0, x, b->sums, n);
+    for (int step = 0; step < MUON_STEPS; step++) {
+        if (across) d->parallel_linear_forward(b->gram, x, x, &plan, columns, rows, GROUPED, GROUPED);
+        else d->parallel_linear_backward_weight(b->gram, x, x, &plan, columns, columns, GROUPED, GROUPED, SET_ROUNDED);
+        d->parallel_linear_forward(b->square, b->gram, b->gram, &square, k, k, GROUPED, GROUPED);
+        LAUNCH(polynomial_kernel<W>, blocks_of(square_n, count, W), THREADS, 0, b->square, b->gram, k);
+        if (across) d->parallel_linear_backward_input(y, b->square, x, &plan, columns, rows, GROUPED, GROUPED);
+        else d->parallel_linear_forward(y, x, b->square, &plan, columns, columns, GROUPED, GROUPED);
+        floatX *const t = x;
+        x = y, y = t;
+    }
+}
+// Can rows be taken 8 (of floats 4) at a time, and squares of the smaller side? Then so can everything.
+static bool vectors(int rows, int columns) { return rows % VECTOR == 0 && columns % VECTOR == 0; }
+static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
+    if (vectors(rows, columns)) newton_schulz<VECTOR>(d, b, count, rows, columns);
+    else newton_schulz<1>(d, b, count, rows, columns);
+}
+
+template<int W, class M> static void update(const Device *d, floatX *weight, real *master, M *m, const void *grads,
+        const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b, const Muon *a) {
+    const size_t n = (size_t)rows * columns;
+    const real size = 0.2f * sqrtf((real)(rows > columns ? rows : columns));
+    auto *const before = momentum_kernel<W, M>;
+    LAUNCH(before, blocks_of(n, count, W), THREADS, 0, b->x, m, grads, grad_sq_norm, matrices, n, a);
+    d->orthogonalize(d, b, count, rows, columns);
+    LAUNCH(apply_kernel<W>, blocks_of(n, count, W), THREADS, 0, weight, master, b->out, grad_sq_norm, matrices, n, size, a);
+}
+// Four at a time are 16 bytes of reals; tensors begin on multiples of 64 elements.
+static void muon(const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads,
+        const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b, const Muon *a) {
+    const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)grads | (uintptr_t)b->x;
+    const bool four = vectors(rows, columns) && all % 16 == 0;
+    if (moments == REAL)
+        (four ? update<4, real> : update<1, real>)(d, weight, master, (real *)m, grads, grad_sq_norm, matrices, count, rows,
+                                                   columns, b, a);
+    else
+        (four ? update<4, floatX> : update<1, floatX>)(d, weight, master, (floatX *)m, grads, grad_sq_norm, matrices, count, rows,
+                                                       columns, b, a);
+}
+
+PART(muon) { d->orthogonalize = orthogonalize; d->muon = muon; }
