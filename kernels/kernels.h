@@ -150,7 +150,7 @@ typedef struct {
     real   *sums;                       /* (count, MUON_SUMS) */
     int    *start;                      /* (2, count + 1) */
 } MuonBuffers;
-enum { MUON_SUMS = 32 };
+enum { MUON_SUMS = 32, MUON_MATRICES = 1 << 15 };         /* count: at most so many */
 
 typedef struct Recording Recording;     /* work that can be replayed; the device's own */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */

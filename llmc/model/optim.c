@@ -32,8 +32,9 @@ static int has_shape(const Tensor *t, const MatrixShape *s) { return rows_of(t) 
 /* Muon takes as many matrices of a shape at a time as have so many elements: enough work for a GPU. */
 enum { AT_ONCE = 1 << 25 };
 static int at_once(const MatrixShape *s) {
-    const size_t most = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
-    return most < 1 ? 1 : most < (size_t)s->count ? (int)most : s->count;
+    const size_t fit = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
+    const int most = fit < 1 ? 1 : fit < MUON_MATRICES ? (int)fit : MUON_MATRICES;
+    return most < s->count ? most : s->count;
 }
 
 static void find_shapes(Optimizer *o, const Manifest *m) {
