@@ -429,14 +429,14 @@ struct Device {
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
      *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros. b.x and the other
-     *   buffers are scratch. d: the device itself.   error: 1e-5 in f32, norm-wise; 0.05 in bf16, where x_i, A, A A and the
-     *   polynomial are rounded
+     *   buffers are scratch. d: the device itself.   error: 100 eps_f32 + 20 eps, norm-wise: every step multiplies the error of
+     *   a small singular value by up to 3.44
      * muon: g = gradient * min(1, clip/norm);  m = beta m + (1-beta) g;  u = beta m + (1-beta) g  (Nesterov);  O = orthogonalize(u);
      *     w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O
      *   matrices: a segment for each, in device memory, of rows * columns elements. Their v is not used. grad_sq_norm: of all
      *   gradients; not finite: nothing changes. master and rounding without it: as adamw. a: in device memory.
      * Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of the update: Liu et al. 2025, Moonlight, arXiv 2502.16982.
-     * error: m 4 eps_f32, or eps as floatX; the update as orthogonalize */
+     * error: m 8 eps_f32, or eps as floatX; the update as orthogonalize */
     void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
     void (*muon)(const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads,
                  const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b,

@@ -9,20 +9,20 @@
  * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
  * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts: few, and
  * balanced by a loss of their own; an update of equal size in all directions is mostly noise there. */
-static const struct { int muon; float rate, decay; } rules[TENSOR_GROUPS] = {
+static const struct { int muon; float rate, decay; } rules[TENSOR_KINDS] = {
     /*             Muon  rate  decay */
-    [EMBEDDING] = { 0,    1,    0 },
-    [HEAD]      = { 0,    1,    1 },
-    [GAIN]      = { 0,    1,    0 },
-    [BIAS]      = { 0,    1,    0 },
-    [ROUTER]    = { 0,    1,    1 },
-    [MATRIX]    = { 1,    1,    1 },
-    [STACKED]   = { 1,    1,    1 },
+    [TENSOR_EMBEDDING] = { 0,    1,    0 },
+    [TENSOR_HEAD]      = { 0,    1,    1 },
+    [TENSOR_NORM]      = { 0,    1,    0 },
+    [TENSOR_BIAS]      = { 0,    1,    0 },
+    [TENSOR_ROUTER]    = { 0,    1,    1 },
+    [TENSOR_MATRIX]    = { 1,    1,    1 },
+    [TENSOR_STACKED]   = { 1,    1,    1 },
 };
-static int by_muon(const Optimizer *o, const Tensor *t) { return o->momentum > 0 && rules[t->group].muon; }
+static int by_muon(const Optimizer *o, const Tensor *t) { return o->momentum > 0 && rules[t->kind].muon; }
 
 /* The rows of one matrix of t: it is (.., rows, columns), or (.., 2 rows, columns). */
-static int rows_of(const Tensor *t) { return t->shape[t->rank - 2] / (t->group == STACKED ? 2 : 1); }
+static int rows_of(const Tensor *t) { return t->shape[t->rank - 2] / (t->kind == TENSOR_STACKED ? 2 : 1); }
 static int columns_of(const Tensor *t) { return t->shape[t->rank - 1]; }
 static int matrices_of(const Tensor *t) { return (int)(t->count / ((size_t)rows_of(t) * (size_t)columns_of(t))); }
 static int has_shape(const Tensor *t, const MatrixShape *s) { return rows_of(t) == s->rows && columns_of(t) == s->columns; }
@@ -107,7 +107,7 @@ static void upload_summed(const Optimizer *o, const Model *m) {
 static Segment segment_of(const Optimizer *o, const Model *m, int i) {
     const Tensor *t = &m->manifest.at[i];
     Segment s = manifest_segment(&m->manifest, i, o->shards, o->shard);
-    s.rate = rules[t->group].rate, s.decay = rules[t->group].decay;
+    s.rate = rules[t->kind].rate, s.decay = rules[t->kind].decay;
     if (o->momentum > 0) s.without_v = s.offset - s.shift - elements_of_v(o, &m->manifest, i);
     return s;
 }

@@ -1,7 +1,7 @@
 /* optim.h: the optimizer's state and one step of it.
  *
- * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim.c says which group of tensors
- * (TensorGroup) is updated by what, at which multiple of the rate, and with how much weight decay. Muon's tensors have no v. */
+ * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim.c says which kind of tensor
+ * is updated by what, at which multiple of the rate, and with how much weight decay. Muon's tensors have no v. */
 #ifndef OPTIM_H
 #define OPTIM_H
 #include "model.h"

@@ -17,41 +17,41 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD, gate = c->activation == SWIGLU ? 2 : 1;
     const float std = (float)c->init_std, out = std / sqrtf(2.0f * (float)c->layers);
     const Family f = config_family(c);
-    const TensorGroup up = gate == 2 ? STACKED : MATRIX;
+    const TensorKind up = gate == 2 ? TENSOR_STACKED : TENSOR_MATRIX;
 
-#define TENSOR(field, name, pieces, init, group, ...) \
-    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, group, \
+#define TENSOR(field, name, pieces, init, kind, ...) \
+    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
 
-    TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, GAIN, C);
+    TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     TENSOR(kv,         "*self_attention.kv_proj.weight",
            pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
-                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, STACKED, 2*GD, C);
+                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_STACKED, 2*GD, C);
     if (A > 1) {
-        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   ROUTER,   A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   MATRIX,   A, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, out,   MATRIX,   A, C, GD);
+        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,   A, C);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_MATRIX,   A, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, out,   TENSOR_MATRIX,   A, C, GD);
         if (c->output_bias)
-        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, BIAS,     C);
+        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS,     C);
     } else {
-        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, MATRIX, QGD, C);
-        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), out, MATRIX, C, QGD);
+        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, TENSOR_MATRIX, QGD, C);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), out, TENSOR_MATRIX, C, QGD);
     }
-    TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, GAIN, C);
+    TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     if (E > 1) {
-        TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, ROUTER, E, C);
+        TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", NULL),
                std, up, E, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), out, MATRIX, E, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), out, TENSOR_MATRIX, E, C, F);
         if (c->output_bias)
-        TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, BIAS, C);
+        TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
         TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, up, gate*Fs, C);
-        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, out, MATRIX, C, Fs);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, out, TENSOR_MATRIX, C, Fs);
         }
     } else {
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), out, MATRIX, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), out, TENSOR_MATRIX, C, F);
     }
 #undef TENSOR
 }
@@ -59,13 +59,13 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
 static void describe_model(Manifest *m, const Config *c) {
     const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
     const float std = (float)c->init_std;
-    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, EMBEDDING, 2,
+    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, TENSOR_EMBEDDING, 2,
                  (int[]){ V, C });
     manifest_end_range(m);
     for (int l = 0; l < blocks; l++) { describe_layer(m, c, l); manifest_end_range(m); }
-    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, GAIN, 1, (int[]){ C });
+    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
     if (!c->tied)
-        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, HEAD, 2,
+        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, TENSOR_HEAD, 2,
                      (int[]){ V, C });
     manifest_end_range(m);
 }

@@ -19,11 +19,11 @@ static void expand(char *to, size_t capacity, const char *from, int layer) {
     if (*from || n >= capacity) fail(EXIT_USAGE, "tensor name too long: %s", to);
 }
 
-void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorGroup group,
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
                   int rank, const int *shape) {
     if (m->count == m->capacity) m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
-    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .group = group, .field = field,
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field,
                    .layer = layer, .range = m->range_count };
     expand(t->name, sizeof t->name, name, layer);
     expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);

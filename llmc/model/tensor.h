@@ -7,8 +7,10 @@
 #include "kernels/kernels.h"
 
 #define TENSOR_NAME 112
-/* What a tensor is to the optimizer (optim.c). GAIN: weight of a norm. STACKED: two matrices, one above the other: gate and up, keys and values. */
-typedef enum { EMBEDDING, HEAD, GAIN, BIAS, ROUTER, MATRIX, STACKED, TENSOR_GROUPS } TensorGroup;
+/* What a tensor is to the optimizer (optim.c). MATRIX: of (.., rows, columns), each rows x columns; STACKED: of
+ * (.., 2 rows, columns), likewise: gate above up, keys above values. */
+typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_MATRIX, TENSOR_STACKED,
+               TENSOR_KINDS } TensorKind;
 typedef struct {
     char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
     char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
@@ -17,7 +19,7 @@ typedef struct {
     Dtype  dtype;                       /* of its gradient; */
     size_t element, gradient;           /* bytes of one element of that, and where it begins, in elements */
     float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
-    TensorGroup group;
+    TensorKind kind;
     size_t field;                       /* where the struct of pointers keeps this one */
     int    layer;                       /* -1: not in a layer */
     int    range;                       /* which of the manifest's it lies in */
@@ -41,7 +43,7 @@ typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t
 #define ZEROS (0.0f)
 
 /* Appends a tensor. In `name` and `pieces` a leading "*" stands for "model.layers.<layer>.". */
-void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorGroup group,
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */

@@ -763,7 +763,7 @@ static void segments(Case *c, size_t n, int count) {
         Segment *s = &c->segment[i];
         *s = i == count - 1 ? (Segment){ .offset = n - n / 2, .count = n / 2 }
                             : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
-        s->gradient = s->offset, s->dtype = c->gradients;
+        s->gradient = s->offset, s->dtype = c->gradients, s->rate = i % 4 ? 1 : 0.5f;
         at += s->count;
         sum += s->count;
     }
@@ -816,6 +816,59 @@ static Case *set_master(const Shape *s) {
     Case *c = BEGIN(set_master, s, 0, "n=%d", s->E * s->C * s->F);
     out(c, REAL, "master", times(s->E * s->C, s->F), 0, 0);
     in(c, FLOATX, "weight", times(s->E * s->C, s->F), 0, 1);
+    return c;
+}
+
+/* Scratch of Muon, from buffer `first` on. */
+static void muon_buffers(Case *c, int rows, int columns) {
+    const size_t n = (size_t)c->count, k = (size_t)(rows < columns ? rows : columns);
+    add(c, SCRATCH, FLOATX, "gram", n * k * k, NULL);
+    add(c, SCRATCH, FLOATX, "square", n * k * k, NULL);
+    add(c, SCRATCH, REAL, "sums", n * MUON_SUMS, NULL);
+    add(c, SCRATCH, INTEGER, "start", 2 * (n + 1), NULL);
+}
+static double muon_flops(int count, int rows, int columns) {
+    const double k = rows < columns ? rows : columns, n = rows < columns ? columns : rows;
+    return MUON_STEPS * count * (4 * k * k * n + 2 * k * k * k);
+}
+/* A rounding of x is multiplied by up to 3.44^5 where singular values are small. */
+enum { ORTHOGONAL_STORED = 20, ORTHOGONAL_SUMMED = 100 };
+CALL(orthogonalize, d, &(MuonBuffers){ b[1], b[0], b[2], b[3], b[4], b[5] }, c->count, c->F, c->C)
+static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
+    Case *c = BEGIN(orthogonalize, s, 0, "count=%d %dx%d", count, rows, columns);
+    const size_t n = times(count * rows, columns);
+    c->count = count, c->F = rows, c->C = columns, c->flops = muon_flops(count, rows, columns);
+    out(c, FLOATX, "out", n, ORTHOGONAL_STORED, ORTHOGONAL_SUMMED);
+    drawn(c, SCRATCH, FLOATX, "x", n, 0, 1e-3);
+    muon_buffers(c, rows, columns);
+    return c;
+}
+CALL(muon, d, b[0], b[1], b[2], c->moments, b[3], b[4], b[5], c->count, c->F, c->C,
+     &(MuonBuffers){ b[7], b[8], b[9], b[10], b[11], b[12] }, b[6])
+static Case *muon(const Shape *s, int count, int rows, int columns, int master, Dtype moments, Dtype gradients, float clip,
+                  double norm) {
+    const int coarse = moments == FLOATX;
+    Case *c = BEGIN(muon, s, 0, "%s%s%sclip=%g norm=%g count=%d %dx%d", master ? "master " : "", coarse ? "floatX " : "",
+                    dtype_name[gradients], (double)clip, norm, count, rows, columns);
+    const size_t n = times(count * rows, columns), each = times(rows, columns);
+    c->moments = moments, c->gradients = gradients, c->count = count, c->F = rows, c->C = columns;
+    c->flops = muon_flops(count, rows, columns);
+    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .clip = clip };
+    c->unchanged = !(norm < 1e30);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1, update = 0.2 * ORTHOGONAL_STORED * some;
+    acc(c, FLOATX, "weight", n, 0, 1, (master ? 1 : 2) * some + update, 4 * units);        /* 2: rounded stochastically */
+    if (master) acc(c, REAL, "master", n, 0, 1, update, 4 * units); else absent(c);
+    acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
+    in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
+    in(c, REAL, "squares", 1, norm * norm, 0);
+    for (int i = 0; i < count; i++)                         /* in memory in the opposite order */
+        c->segment[i] = (Segment){ .offset = (size_t)(count - 1 - i) * each, .count = each, .decay = i % 3 != 2, .dtype = gradients,
+                                   .gradient = (size_t)(count - 1 - i) * each, .rate = i % 2 ? 1 : 0.5f };
+    bytes(c, "matrices", c->segment, (size_t)count * sizeof *c->segment);
+    bytes(c, "settings", &c->muon, sizeof c->muon);
+    add(c, SCRATCH, FLOATX, "x", n, NULL);
+    add(c, SCRATCH, FLOATX, "out", n, NULL);
+    muon_buffers(c, rows, columns);
     return c;
 }
 
@@ -988,6 +1041,16 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
         }
     }
     DO(set_master(s));
+    const int matrices = E < 8 || !all ? E : 8;
+    DO(orthogonalize(s, matrices, F, C));
+    DO(orthogonalize(s, matrices, C, F));
+    DO(muon(s, matrices, F, C, 1, REAL, FLOATX, 1, 2));
+    if (all) {
+        DO(muon(s, matrices, F, C, 1, REAL, REAL, 0, 2));
+        DO(muon(s, matrices, C, F, 0, FLOATX, REAL, 1, 2));
+        DO(muon(s, matrices, C, F, 0, REAL, FLOATX, 1, INFINITY));
+        DO(muon(s, matrices, F, C, 1, FLOATX, FLOATX, 1, NAN));
+    }
 #undef DO
 }
 

@@ -66,7 +66,7 @@ struct Case {
     int tokens, forced, gradient, used, direction, stride, heads, count, site;
     float eps, p, balance, zloss, scale, rate;
     uint64_t key;
-    AdamW adamw;  int updates;  Dtype moments, gradients;
+    AdamW adamw;  Muon muon;  int updates;  Dtype moments, gradients;
     Segment segment[MOST_SEGMENTS];
     Sampler sampler;
     Rounding rule;  int tile;

@@ -92,6 +92,10 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "GPT-2",     1,    6,     4,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
     { { "Qwen",      1,    4,     4, 151936,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
     { { "odd V",     1,    6,     4,  30001,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "matrices",  1,   1,   512,      5,   3,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   256,      5,   2,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   328,      5,   2,  1, 256, 1, 1, 2, MIXED }, "muon" },
+    { { "matrices",  1,   1,   264,      5,   3,  1, 136, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "cache",    40,   10,     4,      5,   1,  1,   1, 3, 1, 24, MIXED }, "cache" },
     { { "heads 64",   2, 215,   6,   9,  3, 1,   5, 2, 3,  64, MIXED }, "attention" },
     { { "heads 64",   1, 129,   6,   9,  3, 1,   5, 1, 8,  64, MIXED }, "attention" },
@@ -454,12 +458,13 @@ static void naive_grad_sq_norms(const Case *c, double **v) {
         }
 }
 static void naive_adamw(const Case *c, double **v) {
-    const double lr = (double)c->adamw.lr, b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
+    const double b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
     const double norm = sqrt(v[5][c->count]), clip = (double)c->adamw.clip;
     const double shrink = clip > 0 ? fmin(1, clip / norm) : 1;
     if (!isfinite(norm)) return;
     for (int s = 0; s < c->count; s++)
         for (size_t i = c->segment[s].offset; i < c->segment[s].offset + c->segment[s].count; i++) {
+            const double lr = (double)c->adamw.lr * (double)c->segment[s].rate;
             double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
@@ -469,6 +474,57 @@ static void naive_adamw(const Case *c, double **v) {
             v[0][i] = w;
             if (v[1]) v[1][i] = w;
         }
+}
+/* x (rows, columns), k = rows <= columns; the other way round it is transposed first. */
+static void naive_newton_schulz(double *x, int rows, int columns) {
+    const int k = rows < columns ? rows : columns, n = rows < columns ? columns : rows, down = rows <= columns ? n : 1, across = rows <= columns ? 1 : k;
+    double *y = mem_alloc((size_t)(k * n) * sizeof *y), *a = mem_alloc((size_t)(k * k) * sizeof *a), *p = mem_alloc((size_t)(k * k) * sizeof *p), sum = 0;
+#define X(i, j) x[(i) * down + (j) * across]
+    for (int i = 0; i < k * n; i++) sum += x[i] * x[i];
+    for (int i = 0; i < k * n && sum > 0; i++) x[i] /= sqrt(sum);
+    for (int step = 0; step < 5; step++) {
+        memset(a, 0, (size_t)(k * k) * sizeof *a);
+        memset(y, 0, (size_t)(k * n) * sizeof *y);
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) a[i * k + j] += X(i, l) * X(j, l);
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) {
+            double square = 0;
+            for (int l = 0; l < k; l++) square += a[i * k + l] * a[l * k + j];
+            p[i * k + j] = (i == j) * 3.4445 - 4.7750 * a[i * k + j] + 2.0315 * square;
+        }
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) y[i * n + l] += p[i * k + j] * X(j, l);
+        for (int i = 0; i < k; i++) for (int l = 0; l < n; l++) X(i, l) = y[i * n + l];
+    }
+#undef X
+    free(y), free(a), free(p);
+}
+static void naive_orthogonalize(const Case *c, double **v) {
+    const size_t each = (size_t)(c->F * c->C);
+    memcpy(v[0], v[1], (size_t)c->count * each * sizeof(double));
+    for (int e = 0; e < c->count; e++) naive_newton_schulz(v[0] + (size_t)e * each, c->F, c->C);
+}
+static void naive_muon(const Case *c, double **v) {
+    const size_t each = (size_t)(c->F * c->C);
+    const double lr = (double)c->muon.lr, beta = (double)c->muon.momentum, norm = sqrt(v[4][0]), clip = (double)c->muon.clip;
+    const double shrink = clip > 0 ? fmin(1, clip / norm) : 1;
+    if (!isfinite(norm)) return;
+    for (int e = 0; e < c->count; e++) {
+        const Segment *s = &c->segment[e];
+        double *u = mem_alloc(each * sizeof *u), rate = lr * (double)s->rate;
+        for (size_t i = 0; i < each; i++) {
+            const double g = v[3][s->gradient + i] * shrink, m = beta * v[2][s->offset + i] + (1 - beta) * g;
+            v[2][s->offset + i] = m;
+            u[i] = beta * m + (1 - beta) * g;
+        }
+        naive_newton_schulz(u, c->F, c->C);
+        for (size_t i = 0; i < each; i++) {
+            const size_t at = s->offset + i;
+            double w = v[1] ? v[1][at] : v[0][at];
+            w = w * (1 - rate * (double)c->muon.decay * (double)s->decay) - rate * 0.2 * sqrt(fmax(c->F, c->C)) * u[i];
+            v[0][at] = w;
+            if (v[1]) v[1][at] = w;
+        }
+        free(u);
+    }
 }
 static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->buffer[0].n * sizeof(double)); }
 
@@ -482,7 +538,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(combine_forward),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
     NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
-    NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master)
+    NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master), NAIVE(orthogonalize), NAIVE(muon)
 };
 
 /* ---- comparing ----------------------------------------------------------------------------------------- */
@@ -876,7 +932,7 @@ static void against_pytorch(Case *c, void *context) {
 static void adamw_against_pytorch(const Device *dev) {
     enum { COUNT = 8, STEPS = 3, SEGMENTS = 2 };
     const char *const kept[] = { "weights", "m", "v" };
-    const Segment segment[SEGMENTS] = { { .count = 5, .decay = 1 }, { .offset = 5, .count = 3, .gradient = 5 } };
+    const Segment segment[SEGMENTS] = { { .count = 5, .decay = 1, .rate = 1 }, { .offset = 5, .count = 3, .gradient = 5, .rate = 1 } };
     double *weight = recorded("adamw", "weight", COUNT), *grad = recorded("adamw", "grad", STEPS * COUNT);
     double *lr = recorded("adamw", "lr", STEPS), got[COUNT];
     if (!weight || !grad || !lr) { check(0, "reference has no adamw"); return; }
@@ -916,7 +972,7 @@ static void adamw_against_pytorch(const Device *dev) {
  * nearest would give every time. Even and odd elements apart, for they use different bits. */
 enum { ROUNDED = 1 << 16 };
 static double *round_updates(const Device *dev, uint64_t key) {     /* weights, then v */
-    const Segment all = { .count = ROUNDED };
+    const Segment all = { .count = ROUNDED, .rate = 1 };
     const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
     double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
     floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
@@ -967,13 +1023,51 @@ static void stochastic_rounding(const Device *dev) {
     check_error((double)from_cpu / ROUNDED, 1e-3, "%s adamw: rounds as cpu-bf16 does; share of others", dev->name);
     free(got), free(again), free(other), free(cpu);
 }
+/* x = sum of s_i u_i v_i^T with s from 1 to 0.01: what comes out has the same u and v, and values near 1. */
+static void orthonormal(double *u, int count, int n) {
+    for (int i = 0; i < count; i++) {
+        for (int j = 0; j < n; j++) u[i*n + j] = normal();
+        for (int before = 0; before <= i; before++) {
+            double product = 0;
+            for (int j = 0; j < n; j++) product += u[i*n + j] * u[before*n + j];
+            for (int j = 0; j < n; j++) u[i*n + j] = before < i ? u[i*n + j] - product * u[before*n + j] : u[i*n + j] / sqrt(product);
+        }
+    }
+}
+static void singular_values(const Device *dev, int rows, int columns) {
+    enum { RANK = 24 };
+    const int n = rows * columns, k = rows < columns ? rows : columns;
+    double *u = mem_alloc((size_t)(RANK * rows) * sizeof *u), *v = mem_alloc((size_t)(RANK * columns) * sizeof *v);
+    double *x = mem_alloc((size_t)n * sizeof *x), least = 1e9, most = 0, other = 0;
+    orthonormal(u, RANK, rows);
+    orthonormal(v, RANK, columns);
+    for (int r = 0; r < RANK; r++)
+        for (int i = 0; i < n; i++) x[i] += pow(0.01, (double)r / (RANK - 1)) * u[r*rows + i / columns] * v[r*columns + i % columns];
+    const MuonBuffers b = { dev->alloc((size_t)n * dev->floatX_size), dev->alloc((size_t)n * dev->floatX_size),
+                            dev->alloc((size_t)(k * k) * dev->floatX_size), dev->alloc((size_t)(k * k) * dev->floatX_size),
+                            dev->alloc(MUON_SUMS * dev->real_size), dev->alloc(4 * sizeof(int)) };
+    dev->from_double(b.x, x, (size_t)n);
+    dev->orthogonalize(dev, &b, 1, rows, columns);
+    dev->to_double(x, b.out, (size_t)n);
+    for (int r = 0; r < RANK; r++)
+        for (int c = 0; c < RANK; c++) {
+            double value = 0;
+            for (int i = 0; i < n; i++) value += u[r*rows + i / columns] * x[i] * v[c*columns + i % columns];
+            if (r != c) other = fmax(other, fabs(value));
+            else least = fmin(least, value), most = fmax(most, value);
+        }
+    check(least > 0.6 && most < 1.25, "%s orthogonalize: singular values of %dx%d are %.3f to %.3f", dev->name, rows, columns, least, most);
+    check_error(other, dev->floatX_size == 2 ? 0.1 : 1e-5, "%s orthogonalize: %dx%d has other singular vectors", dev->name, rows, columns);
+    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums), dev->release(b.start);
+    free(u), free(v), free(x);
+}
 /* Two tensors updated by one rank, and by two that own half of the elements each and keep the state of those only: the
  * same bits. The first shard ends within the first tensor. */
 static void adamw_in_shards(const Device *dev) {
     enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
-    const Segment whole[2] = { { .count = FIRST, .decay = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST } };
-    const Segment shard[2][2] = { { { .count = CUT, .decay = 1 }, { 0 } },
-                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT }, { FIRST, SECOND, 0, CUT, REAL, FIRST } } };
+    const Segment whole[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0 } };
+    const Segment shard[2][2] = { { { .count = CUT, .decay = 1, .rate = 1 }, { 0 } },
+                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0 }, { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0 } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
                       .fix1 = 2, .fix2 = 3 };
     const size_t bytes = COUNT * dev->floatX_size;
@@ -1138,6 +1232,9 @@ static void against_reference(const Device *dev) {
     }
     adamw_against_pytorch(dev);
     adamw_in_shards(dev);
+    singular_values(dev, 24, 40);
+    singular_values(dev, 300, 256);
+    singular_values(dev, 256, 512);
     safetensors_close(reference);
 }
 
