@@ -80,15 +80,19 @@ static size_t elements_of_v(const Optimizer *o, const Manifest *m, int tensors) 
     return n;
 }
 
+size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
+    return kind == 1 && o->momentum > 0 ? elements_of_v(o, &m->manifest, o->tensors) : m->manifest.total / (size_t)o->shards;
+}
+
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum) {
     const int shards = m->dp.parallel && m->dp.parallel->sharded ? m->dp.ranks : 1;
-    const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size, each = dtype_size(m->dev, moments);
+    const size_t Re = m->dev->real_size, each = dtype_size(m->dev, moments);
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .shards = shards,
                       .shard = shards > 1 ? m->dp.parallel->rank : 0, .momentum = momentum };
     find_shapes(o, &m->manifest);
-    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
-    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, (o->momentum > 0 ? elements_of_v(o, &m->manifest, o->tensors) : n) * each);
-    if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
+    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
+    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, 1) * each);
+    if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, optimizer_count(o, m, 2) * Re);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);

@@ -49,6 +49,7 @@ extern const char *const state_suffix[STATE_KINDS];         /* of the names in f
 const void *optimizer_whole(const Optimizer *o, const Model *m, int kind);
 void        optimizer_lend(const Optimizer *o, const Model *m);
 void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard */
+size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);      /* elements of it */
 int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
 size_t      optimizer_offset(const Optimizer *o, const Model *m, int kind, int i);
 Dtype      optimizer_type(const Optimizer *o, int kind);

@@ -318,10 +318,12 @@ static Config config_of(const char *descriptor) {
 }
 
 typedef struct { Model m; Optimizer o; } Trainee;
+enum { LEAN = 1, MUON = 2 };                                /* no master weights, moments in floatX; Muon for matrices */
 static void open_lean(Trainee *t, const char *device, const Config *c, int B, int T, int micro_batches, uint64_t seed,
-                      int lean) {                           /* lean: no master weights, moments in floatX */
+                      int how) {
+    const int lean = how & LEAN;
     model_plan_training(&t->m, device_find(device), c, B, T, 0, micro_batches, FLOATX, NULL);
-    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX : REAL, 0);
+    optimizer_plan(&t->o, &t->m, !lean, lean ? FLOATX : REAL, how & MUON ? 0.95f : 0);
     check(model_allocate(&t->m), "%s has memory", device);
     model_initialize(&t->m, seed);
     optimizer_start(&t->o, &t->m);
@@ -392,7 +394,8 @@ static uint64_t hash_of(const Trainee *t) {                             /* of we
     const void *at[] = { t->m.params, t->o.m, t->o.v, t->o.master };
     uint64_t h = 0;
     for (int i = 0; i < 4; i++) {
-        const size_t bytes = n * dtype_size(dev, i == 3 ? REAL : i ? t->o.moments : FLOATX);
+        const size_t count = i ? optimizer_count(&t->o, &t->m, i == 3 ? 2 : i - 1) : n;
+        const size_t bytes = count * dtype_size(dev, i == 3 ? REAL : i ? t->o.moments : FLOATX);
         void *host = mem_alloc(bytes);
         if (at[i]) { dev->download(host, at[i], bytes); h = hash_bytes(h, host, bytes); }
         free(host);
@@ -400,7 +403,7 @@ static uint64_t hash_of(const Trainee *t) {                             /* of we
     return h;
 }
 
-static void threads(void) {
+static void threads(int how) {
 #ifdef _OPENMP
     static const char *const devices[] = { "cpu-f32", "cpu-bf16" };
     const int usual = omp_get_max_threads();
@@ -410,14 +413,14 @@ static void threads(void) {
         for (int n = 1; n <= 3; n++) {
             Trainee t;
             omp_set_num_threads(n);
-            open_trainee(&t, devices[d], &c, 4, 32, 1, 11);
+            open_lean(&t, devices[d], &c, 4, 32, 1, 11, how);
             t.m.balance_coef = 0.01f;
             for (int s = 0; s < 20; s++) step(&t, s, 4, 32);
             hash[n - 1] = hash_of(&t);
             model_free(&t.m);
         }
         check(hash[0] == hash[1] && hash[0] == hash[2],
-              "%s: 20 steps give the same bits with 1, 2 and 3 threads", devices[d]);
+              "%s: 20 steps%s give the same bits with 1, 2 and 3 threads", devices[d], how & MUON ? " of Muon" : "");
     }
     omp_set_num_threads(usual);
 #else
@@ -538,16 +541,16 @@ static void conversion(void) {
     }
 }
 
-static void round_trip(const char *device, int lean) {
+static void round_trip(const char *device, int how) {
     const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
-    char *folder = text_format("%s/run-%s-%d", scratch(), device, lean);
+    char *folder = text_format("%s/run-%s-%d", scratch(), device, how);
     const Device *dev = device_find(device);
     Trainee a, b;
     Error e = { "" };
     Config read;
     Progress p = progress_at(42), q;
     double bias[16], back[16];
-    open_lean(&a, device, &c, 2, 8, 1, 1, lean);
+    open_lean(&a, device, &c, 2, 8, 1, 1, how);
     for (int s = 0; s < 5; s++) step(&a, s, 2, 8);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
@@ -557,7 +560,7 @@ static void round_trip(const char *device, int lean) {
     Checkpoint *from = checkpoint_open(folder, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
-        open_lean(&b, device, &c, 2, 8, 1, 99, lean);         /* other weights, so that what is read must have been */
+        open_lean(&b, device, &c, 2, 8, 1, 99, how);          /* other weights, so that what is read must have been */
         check(hash_of(&a) != hash_of(&b), "%s: before loading they differ", device);
         check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
               "%s: the configuration comes back", device);
@@ -888,12 +891,15 @@ void test_train(void) {
     windows();
     options();
     accumulation();
-    threads();
+    threads(0);
+    threads(MUON);
     replaying();
     round_trip("cpu-f32", 0);
     round_trip("cpu-bf16", 0);
     round_trip("cpu-bf16", 1);
     round_trip("cpu-f64", 0);
+    round_trip("cpu-f32", MUON);
+    round_trip("cpu-bf16", LEAN | MUON);
     conversion();
     fallback();
     pruning();
