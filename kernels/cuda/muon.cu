@@ -1,6 +1,7 @@
 // muon.cu: Muon. The method stands in kernels/cpu/muon.c.
 #include "impl.cuh"
 #include "kernels/random.h"
+#include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
 template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
@@ -149,6 +150,9 @@ template<int W> static void newton_schulz(const Device *d, const MuonBuffers *b,
 // Can rows be taken 8 (of floats 4) at a time, and squares of the smaller side? Then so can everything.
 static bool vectors(int rows, int columns) { return rows % VECTOR == 0 && columns % VECTOR == 0; }
 static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
+#if defined(PRECISION_BF16)
+    if (hopper_newton_schulz(b->out, b->x, count, rows, columns)) return;
+#endif
     if (vectors(rows, columns)) newton_schulz<VECTOR>(d, b, count, rows, columns);
     else newton_schulz<1>(d, b, count, rows, columns);
 }
