@@ -373,6 +373,7 @@ void DEVICE(attention)(Device *d);
 void DEVICE(attention_hopper)(Device *d);
 void DEVICE(optimizer)(Device *d);
 void DEVICE(muon)(Device *d);
+void DEVICE(muon_portable)(Device *d);
 void DEVICE(decode)(Device *d);
 void DEVICE(sample)(Device *d);
 void DEVICE(few)(Device *d);
@@ -426,6 +427,7 @@ PART(portable) {
     d->name = DEVICE_NAME "-portable";
     DEVICE(matmul_portable)(d);
     DEVICE(attention)(d);
+    DEVICE(muon_portable)(d);
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
 }

@@ -149,9 +149,9 @@ template<int W> static void newton_schulz(const Device *d, const MuonBuffers *b,
 }
 // Can rows be taken 8 (of floats 4) at a time, and squares of the smaller side? Then so can everything.
 static bool vectors(int rows, int columns) { return rows % VECTOR == 0 && columns % VECTOR == 0; }
-static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
+template<bool portable> static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
 #if defined(PRECISION_BF16)
-    if (hopper_newton_schulz(b->out, b->x, count, rows, columns)) return;
+    if (!portable && hopper_newton_schulz(b->out, b->x, count, rows, columns)) return;
 #endif
     if (vectors(rows, columns)) newton_schulz<VECTOR>(d, b, count, rows, columns);
     else newton_schulz<1>(d, b, count, rows, columns);
@@ -179,4 +179,5 @@ static void muon(const Device *d, floatX *weight, real *master, void *m, Dtype m
                                                        columns, b, a);
 }
 
-PART(muon) { d->orthogonalize = orthogonalize; d->muon = muon; }
+PART(muon) { d->orthogonalize = orthogonalize<false>; d->muon = muon; }
+PART(muon_portable) { d->orthogonalize = orthogonalize<true>; }

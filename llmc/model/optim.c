@@ -29,12 +29,13 @@ static int has_shape(const Tensor *t, const MatrixShape *s) { return rows_of(t) 
 
 /* ---- memory ------------------------------------------------------------------------------------------------ */
 
-/* Muon takes as many matrices of a shape at a time as have so many elements: enough work for a GPU. */
-enum { AT_ONCE = 1 << 25 };
+/* Muon takes as many matrices of a shape at a time as have so many elements: enough work for a GPU. Small ones, of which a
+ * multiprocessor makes one at a time, in whole rounds of the 132 of an H100 or H200. */
+enum { AT_ONCE = 1 << 26, ROUND = 132 };
 static int at_once(const MatrixShape *s) {
     const size_t fit = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
     const int most = fit < 1 ? 1 : fit < MUON_MATRICES ? (int)fit : MUON_MATRICES;
-    return most < s->count ? most : s->count;
+    return most >= s->count ? s->count : most > ROUND ? most / ROUND * ROUND : most;
 }
 
 static void find_shapes(Optimizer *o, const Manifest *m) {

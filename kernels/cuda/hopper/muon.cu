@@ -202,7 +202,7 @@ template <int consumer, bool tall> __device__ static inline void apply_polynomia
         wgmma_commit();
         wgmma_wait<0>();
         pin(sum);
-        if (first) bulk_wait<0>(), tell(base + STORED_AT + consumer * 4, stored);
+        if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
         meet(2 + consumer, 128);                                                // all four warps have read the slab
 #pragma unroll
         for (int j = 0; j < 16; j++)
