@@ -312,8 +312,8 @@ static const char *const usage =
     "  -s, -step, --step      each operation of a training step of a model such as m12, and of SEQUENCES (16; on a CPU 1)\n"
     "                         of TOKENS (1024) tokens: its share of the time, and how near it is to its limit;\n"
     "                         layers: the same of the layers of -e layers\n"
-    "  -r N, -mw N, -mo TYPE, -mg TYPE  of the step, as train_moe's: what is recomputed (0), master weights (1), moments\n"
-    "                         (f32), gradients (bf16)\n"
+    "  -r N, -mw N, -mo TYPE, -mg TYPE, -wo NAME  of the step, as train_moe's: what is recomputed (0), master weights (1),\n"
+    "                         moments (f32), gradients (bf16), optimizer (adamw)\n"
     "  -w, --wait             layers, attention: time again for each line of standard input, for bench/peers.py\n"
     "  -l, --list             names of the operations, nothing is timed\n"
     "  FILTER                 only operations whose line contains this\n";
@@ -348,6 +348,7 @@ int main(int argc, char **argv) {
     const char *device = "cpu-f32", *size = NULL, *step = NULL;
     static Bench b = { .seconds = 0.1 };
     static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
+    static const char *const optimizers[] = { "adamw", "muon", NULL };
     static const char *const types[] = { "f32", "bf16", NULL };
     Lesson lesson = { .master = 1, .gradients = FLOATX };
     int wait = 0;
@@ -366,6 +367,7 @@ int main(int argc, char **argv) {
         else if (is(argv[i], "-w", "--wait")) wait = 1;
         else if (!strcmp(argv[i], "-r")) lesson.recompute = choice(argc, argv, &i, numbers);
         else if (!strcmp(argv[i], "-mw")) lesson.master = choice(argc, argv, &i, yes);
+        else if (!strcmp(argv[i], "-wo")) lesson.momentum = choice(argc, argv, &i, optimizers) ? 0.95f : 0;
         else if (!strcmp(argv[i], "-mo")) lesson.moments = (Dtype)choice(argc, argv, &i, types);
         else if (!strcmp(argv[i], "-mg")) lesson.gradients = (Dtype)choice(argc, argv, &i, types);
         else if (is(argv[i], "-l", "--list")) b.list = 1;

@@ -155,7 +155,7 @@ static void train_rank(void *setup, int local) {
     if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = gpu ? 50304 : 256;
     c.context = T;
-    if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, ranks > 1 ? &p : NULL }))
+    if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, 0, ranks > 1 ? &p : NULL }))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
     for (int shared = 0; shared <= (ranks > 1 && gpu); shared++) {
         if (shared) parallel_register_memory(&t.m);

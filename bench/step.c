@@ -32,6 +32,7 @@ static struct {
     const Device *inner;
     double fx, re;                      /* bytes of a floatX and of a real */
     double parameters, gradients;       /* elements of all tensors, bytes of all gradients */
+    double by_adamw, muon_flop;         /* elements that AdamW updates; what Muon multiplies in a step */
     Line   line[MOST_LINES];
     int    lines, call[MOST_CALLS], calls;          /* call: its line */
     double *end;                        /* CPU: when each call ended; [0]: when the first began */
@@ -202,8 +203,18 @@ NOTED(grad_sq_norms, (real *out, const void *grads, const Segment *segments, int
 NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads, const real *grad_sq_norms,
               const Segment *segments, int count, const AdamW *a),
       (weight, master, m, v, moments, grads, grad_sq_norms, segments, count, a),
-      0, p.gradients + p.parameters * ((master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == REAL ? p.re : p.fx)),
-      "n=%.0f", p.parameters)
+      0, p.by_adamw * (p.gradients / p.parameters + (master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == REAL ? p.re : p.fx)),
+      "n=%.0f", p.by_adamw)
+/* Its parts are not noted: it calls those of the inner device. x and out travel too, if not farther than to a cache. */
+static double muon_flop(int count, int rows, int columns) {
+    const double k = rows < columns ? rows : columns, n = rows < columns ? columns : rows;
+    return MUON_STEPS * count * (4 * k * k * n + 2 * k * k * k);
+}
+NOTED(muon, (const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
+             const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b, const Muon *a),
+      (((void)d, p.inner), weight, master, m, moments, grads, grad_sq_norm, matrices, count, rows, columns, b, a),
+      muon_flop(count, rows, columns), times(count * (double)rows, columns) * (p.gradients / p.parameters
+          + (master ? p.fx + 2 * p.re : 2 * p.fx) + 2 * (moments == REAL ? p.re : p.fx)), "%d of %dx%d", count, rows, columns)
 
 /* ---- any work ------------------------------------------------------------------------------------------------ */
 
@@ -220,7 +231,7 @@ static Device noting(const Device *dev) {
     if (dev->add_norm_backward != compound_add_norm_backward) NOTE(add_norm_backward);
     NOTE(expert_up_forward);
     NOTE(expert_down_backward);
-    NOTE(cross_entropy); NOTE(sum); NOTE(grad_sq_norms); NOTE(adamw);
+    NOTE(cross_entropy); NOTE(sum); NOTE(grad_sq_norms); NOTE(adamw); NOTE(muon);
     return d;
 }
 
@@ -322,13 +333,18 @@ void bench_step(const Device *dev, const char *descriptor, Lesson l, double prod
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens takes %.1f GB, more than %s has; -r, -mw 0 and -mo bf16 save some",
              descriptor, B, T, (double)t.m.arena.total / 1e9, dev->name);
     p.parameters = (double)m->manifest.total, p.gradients = (double)m->manifest.gradient_bytes;
+    p.by_adamw = p.parameters, p.muon_flop = 0;
+    for (int i = 0; i < t.o.shape_count; i++) {
+        const MatrixShape s = t.o.shapes[i];
+        p.by_adamw -= (double)s.count * s.rows * s.columns, p.muon_flop += muon_flop(s.count, s.rows, s.columns);
+    }
     const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads,
                            .spare_bytes = m->manifest.gradient_bytes };
     const double usual = time_operations(dev, &steps, copies);
     m->dev = dev;                                               /* and not the one that notes, which is gone */
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
            descriptor, dev->name, B, T, c.vocab, p.parameters / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
-    const double counted = print_operations(product_rate, copies), formula = config_flops(&c, T) * N;
+    const double counted = print_operations(product_rate, copies), formula = config_flops(&c, T) * N + p.muon_flop;
     if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / T))       /* 1/T: the diagonal */
         warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);
     trainee_close(&t);

@@ -49,7 +49,7 @@ void bench_steps(const Device *dev) {
     for (int record = 0; record <= (dev->record_begin != NULL); record++) {
         Bench b = { .batch = { .off = !record }, .update = { .off = !record } };
         double ms[STEPS];
-        if (!trainee_open(&b.t, dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, NULL })) printf("does not fit into this device's memory\n");
+        if (!trainee_open(&b.t, dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, 0, NULL })) printf("does not fit into this device's memory\n");
         else {
             for (int i = 0; i < 3; i++) step(&b, i);        /* plainly, recorded, and once more */
             for (int i = 0; i < STEPS; i++) ms[i] = step(&b, i);

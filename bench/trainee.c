@@ -29,7 +29,7 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, Lesson l) {
     *t = (Trainee){ .tokens = mem_alloc((size_t)(N + 1) * sizeof *t->tokens) };
     for (int n = 0; n <= N; n++) t->tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c->vocab);
     model_plan_training(&t->m, dev, c, l.B, l.T, l.recompute, 1, l.gradients, l.parallel);
-    optimizer_plan(&t->o, &t->m, l.master, l.moments, 0);
+    optimizer_plan(&t->o, &t->m, l.master, l.moments, l.momentum);
     if (!model_allocate(&t->m)) return 0;
     t->m.balance_coef = 0.01f;
     initialize(&t->m);

@@ -6,6 +6,7 @@
 typedef struct { Model m; Optimizer o; int *tokens; } Trainee;
 typedef struct {
     int B, T, recompute, master; Dtype moments, gradients;     /* as train_moe's -b -t -r -mw -mo -mg */
+    float momentum;                                 /* Muon's; 0: AdamW */
     const Parallel *parallel;                       /* other ranks that train along; NULL: none */
 } Lesson;
 

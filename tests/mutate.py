@@ -22,6 +22,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BASIC, ROUTE, EXPERT = "kernels/cpu/basic.c", "kernels/cpu/route.c", "kernels/cpu/expert.c"
 ATTENTION, MATMUL, OPTIMIZER = "kernels/cpu/attention.c", "kernels/cpu/matmul.c", "kernels/cpu/optimizer.c"
+MUON = "kernels/cpu/muon.c"
 MUTANTS = [
     # memory and copies
     ("kernels", BASIC, "out + (size_t)n*C, weight + (size_t)token[n]*C", "out + (size_t)n*C, weight + (size_t)n*C"),
@@ -143,7 +144,15 @@ MUTANTS = [
     ("parallel", "llmc/model/tensor.c", "unit = ALIGN * (size_t)m->shards;", "unit = ALIGN;"),
     ("parallel", "llmc/model/tensor.c", "const size_t end = part.offset + part.count,", "const size_t end = part.offset + part.count - 1,"),
     ("parallel", "llmc/files/checkpoint.c", "own.offset - t->offset + from", "from"),
-    ("kernels", OPTIMIZER, "j = i - segments[s].shift;", "j = i - from;"),
+    ("kernels", OPTIMIZER, "j = i - segments[s].shift,", "j = i - from,"),
+    ("model", OPTIMIZER, "k = j - segments[s].without_v;", "k = j;"),
+    ("kernels", OPTIMIZER, "lr = (real)a->lr * (real)segments[s].rate;", "lr = (real)a->lr;"),
+    ("kernels", MUON, "x[i] = X(beta * mean + (1 - beta) * g);", "x[i] = X(mean);"),
+    ("kernels", MUON, "sum > 0 ? (real)(1 / sqrt(sum)) : 0", "(real)1"),
+    ("kernels", MUON, "newton_schulz[2] * R(square[at])", "newton_schulz[2] * R(gram[at])"),
+    ("kernels", MUON, "if (!(norm <= (real)3e38)) return;", "if (norm > (real)3e38) return;"),
+    ("kernels", MUON, "rows > columns ? rows : columns)", "rows > columns ? columns : rows)"),
+    ("kernels", MUON, "1 - lr * (real)a->decay * (real)s->decay", "1 - lr * (real)a->decay"),
 ]
 
 
