@@ -145,7 +145,7 @@ MUTANTS = [
     ("parallel", "llmc/model/tensor.c", "const size_t end = part.offset + part.count,", "const size_t end = part.offset + part.count - 1,"),
     ("parallel", "llmc/files/checkpoint.c", "own.offset - t->offset + from", "from"),
     ("kernels", OPTIMIZER, "j = i - segments[s].shift,", "j = i - from,"),
-    ("model", OPTIMIZER, "k = j - segments[s].without_v;", "k = j;"),
+    ("train", OPTIMIZER, "k = j - segments[s].without_v;", "k = j;"),
     ("kernels", OPTIMIZER, "lr = (real)a->lr * (real)segments[s].rate;", "lr = (real)a->lr;"),
     ("kernels", MUON, "x[i] = X(beta * mean + (1 - beta) * g);", "x[i] = X(mean);"),
     ("kernels", MUON, "sum > 0 ? (real)(1 / sqrt(sum)) : 0", "(real)1"),

@@ -403,6 +403,53 @@ static uint64_t hash_of(const Trainee *t) {                             /* of we
     return h;
 }
 
+/* Elements of one tensor of a kind of the optimizer's state, or, kind -1, of the weights. */
+static double *state_of(const Trainee *t, int kind, int i) {
+    const Device *dev = t->m.dev;
+    const Tensor *tensor = &t->m.manifest.at[i];
+    double *x = mem_alloc(tensor->count * sizeof *x);
+    const size_t at = kind < 0 ? tensor->offset : optimizer_offset(&t->o, &t->m, kind, i);
+    if (kind < 0) dev->to_double(x, (const floatX *)((const char *)t->m.params + at * dev->floatX_size), tensor->count);
+    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), at), tensor->count);
+    return x;
+}
+/* With Muon, tensors that are no matrices are updated as without, and have a v; an element of a matrix moves by 0.2 times the
+ * rate, or less where the gradient has less than full rank, and by no more than that in any direction. */
+static void muon_and_adamw(void) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
+    const double lr = 3e-3;
+    Trainee t[2];
+    int others = 0, matrices = 0;
+    for (int i = 0; i < 2; i++) {
+        open_lean(&t[i], "cpu-f32", &c, 8, 16, 1, 3, i ? MUON : 0);
+        step(&t[i], 0, 8, 16);
+    }
+    check(optimizer_count(&t[1].o, &t[1].m, 1) < optimizer_count(&t[0].o, &t[0].m, 1) / 4, "Muon's tensors have no v");
+    for (int i = 0; i < t[0].m.manifest.count; i++) {
+        const Tensor *tensor = &t[0].m.manifest.at[i];
+        double *x[2][3];
+        const int has = optimizer_has(&t[1].o, &t[1].m, 1, i), kinds = has ? 3 : 1;
+        for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) x[j][k] = state_of(&t[j], k - 1, i);
+        if (has) {
+            int same = 1;
+            for (int k = 0; k < 3; k++) same &= !memcmp(x[0][k], x[1][k], tensor->count * sizeof **x[0]);
+            check(same, "%s: weight, m and v are AdamW's", tensor->name);
+            others++;
+        } else {
+            double squares = 0, *before = mem_alloc(tensor->count * sizeof *before);
+            manifest_initial(tensor, 3, before);
+            for (size_t n = 0; n < tensor->count; n++) squares += pow(x[1][0][n] - (float)before[n] * (1 - lr * 0.1), 2);
+            const double size = sqrt(squares / (double)tensor->count) / lr;
+            check(size > 0.05 && size < 0.25, "%s: elements move by %.3f of the rate", tensor->name, size);
+            free(before);
+            matrices++;
+        }
+        for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) free(x[j][k]);
+    }
+    check(matrices == 2 * 5 && others == 1 + 2 * 4 + 1 + 2 * 2, "%d tensors are Muon's, %d AdamW's", matrices, others);
+    for (int i = 0; i < 2; i++) model_free(&t[i].m);
+}
+
 static void threads(int how) {
 #ifdef _OPENMP
     static const char *const devices[] = { "cpu-f32", "cpu-bf16" };
@@ -891,6 +938,7 @@ void test_train(void) {
     windows();
     options();
     accumulation();
+    muon_and_adamw();
     threads(0);
     threads(MUON);
     replaying();
