@@ -205,16 +205,20 @@ NOTED(adamw, (floatX *weight, real *master, void *m, void *v, Dtype moments, con
       (weight, master, m, v, moments, grads, grad_sq_norms, segments, count, a),
       0, p.by_adamw * (p.gradients / p.parameters + (master ? p.fx + 2 * p.re : 2 * p.fx) + 4 * (moments == REAL ? p.re : p.fx)),
       "n=%.0f", p.by_adamw)
-/* Its parts are not noted: it calls those of the inner device. x and out travel too, if not farther than to a cache. */
 static double muon_flop(int count, int rows, int columns) {
     const double k = rows < columns ? rows : columns, n = rows < columns ? columns : rows;
     return MUON_STEPS * count * (4 * k * k * n + 2 * k * k * k);
 }
-NOTED(muon, (const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
-             const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b, const Muon *a),
-      (((void)d, p.inner), weight, master, m, moments, grads, grad_sq_norm, matrices, count, rows, columns, b, a),
-      muon_flop(count, rows, columns), times(count * (double)rows, columns) * (p.gradients / p.parameters
-          + (master ? p.fx + 2 * p.re : 2 * p.fx) + 2 * (moments == REAL ? p.re : p.fx)), "%d of %dx%d", count, rows, columns)
+NOTED(muon_momentum, (floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count,
+                      size_t most, const Muon *a), (x, m, moments, grads, grad_sq_norm, parts, count, most, a),
+      0, times(count, (int)most) * (p.gradients / p.parameters + p.fx + 2 * (moments == REAL ? p.re : p.fx)), "%d of %zu", count, most)
+/* Its parts are not noted: it calls those of the inner device. */
+NOTED(orthogonalize, (const Device *d, const MuonBuffers *b, int count, int rows, int columns),
+      (((void)d, p.inner), b, count, rows, columns), muon_flop(count, rows, columns), 2 * times(count * rows, columns) * p.fx,
+      "%d of %dx%d", count, rows, columns)
+NOTED(muon_update, (floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count, int rows,
+                    int columns, const Muon *a), (weight, master, out, grad_sq_norm, parts, count, rows, columns, a),
+      0, times(count * rows, columns) * (p.fx + (master ? p.fx + 2 * p.re : 2 * p.fx)), "%d of %dx%d", count, rows, columns)
 
 /* ---- any work ------------------------------------------------------------------------------------------------ */
 
@@ -231,7 +235,8 @@ static Device noting(const Device *dev) {
     if (dev->add_norm_backward != compound_add_norm_backward) NOTE(add_norm_backward);
     NOTE(expert_up_forward);
     NOTE(expert_down_backward);
-    NOTE(cross_entropy); NOTE(sum); NOTE(grad_sq_norms); NOTE(adamw); NOTE(muon);
+    NOTE(cross_entropy); NOTE(sum); NOTE(grad_sq_norms); NOTE(adamw); NOTE(muon_momentum);
+    NOTE(orthogonalize); NOTE(muon_update);
     return d;
 }
 
@@ -334,8 +339,8 @@ void bench_step(const Device *dev, const char *descriptor, Lesson l, double prod
              descriptor, B, T, (double)t.m.arena.total / 1e9, dev->name);
     p.parameters = (double)m->manifest.total, p.gradients = (double)m->manifest.gradient_bytes;
     p.by_adamw = p.parameters, p.muon_flop = 0;
-    for (int i = 0; i < t.o.shape_count; i++) {
-        const MatrixShape s = t.o.shapes[i];
+    for (int i = 0; i < t.o.muon.shape_count; i++) {
+        const MatrixShape s = t.o.muon.shapes[i];
         p.by_adamw -= (double)s.count * s.rows * s.columns, p.muon_flop += muon_flop(s.count, s.rows, s.columns);
     }
     const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads,

@@ -130,6 +130,7 @@ typedef struct {
     size_t gradient;                    /* and where that begins, in elements of that kind; aligned as the weight is */
     float  rate;                        /* of the learning rate */
     size_t without_v;                   /* elements before it that have no v: v begins at offset - shift - without_v */
+    size_t at;                          /* of a matrix, or a part of one: where it is in Muon's buffers */
 } Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
@@ -426,21 +427,25 @@ struct Device {
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
 
     /* ---- Muon: matrices of equal shape ----------------------------------------------------------------------
+     * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O,  O = orthogonalize(beta m + (1-beta) g),  m = beta m + (1-beta) g
+     *
+     * muon_momentum: g = gradient * min(1, clip/norm); of each part m, and x + at = beta m + (1-beta) g (Nesterov).
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
      *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros. b.x and the other
-     *   buffers are scratch. d: the device itself.   error: 100 eps_f32 + 20 eps, norm-wise: every step multiplies the error of
-     *   a small singular value by up to 3.44
-     * muon: g = gradient * min(1, clip/norm);  m = beta m + (1-beta) g;  u = beta m + (1-beta) g  (Nesterov);  O = orthogonalize(u);
-     *     w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O
-     *   matrices: a segment for each, in device memory, of rows * columns elements. Their v is not used. grad_sq_norm: of all
-     *   gradients; not finite: nothing changes. master and rounding without it: as adamw. a: in device memory.
+     *   buffers are scratch. d: the device itself.
+     * muon_update: of each part w, with out + at as its part of O. master, and rounding without it: as adamw.
+     *
+     * parts: matrices or parts of some, in device memory; most: elements of the largest. grad_sq_norm: of all gradients; if it is not
+     * finite, m and w stay. a: in device memory. count: at most MUON_MATRICES.
      * Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of the update: Liu et al. 2025, Moonlight, arXiv 2502.16982.
-     * error: m 8 eps_f32, or eps as floatX; the update as orthogonalize */
+     * error: m and x 8 eps_f32, as floatX eps more; orthogonalize 100 eps_f32 + 20 eps, norm-wise, as each step multiplies the
+     * error of a small singular value by up to 3.44; w 8 eps_f32, 2 eps more where rounded stochastically */
+    void (*muon_momentum)(OUT floatX *x, ACC void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
+                          const Segment *parts, int count, size_t most, const Muon *a);
     void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
-    void (*muon)(const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads,
-                 const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b,
-                 const Muon *a);
+    void (*muon_update)(ACC floatX *weight, ACC real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
+                        int count, int rows, int columns, const Muon *a);
 };
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }

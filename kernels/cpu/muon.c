@@ -58,8 +58,15 @@ static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int 
     }
 }
 
-/* m = beta m + (1 - beta) g, and x = beta m + (1 - beta) g: the momentum looks one gradient ahead (Nesterov). */
-static void momentum(floatX *x, void *m, Dtype moments, const void *grads, const Segment *s, real beta, real scale) {
+/* How much of the gradient is taken; a negative number: nothing, its norm is NaN or infinite, and this step does not happen. */
+static real scale_of(const real *grad_sq_norm, const Muon *a) {
+    const real norm = sqrt(*grad_sq_norm);
+    if (!(norm <= (real)3e38)) return -1;
+    return a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
+}
+
+/* The momentum looks one gradient ahead (Nesterov). */
+static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, const Segment *s, real beta, real scale) {
     real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
     floatX *m_short = (floatX *)m + (s->offset - s->shift);
     const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
@@ -71,34 +78,33 @@ static void momentum(floatX *x, void *m, Dtype moments, const void *grads, const
         x[i] = X(beta * mean + (1 - beta) * g);
     }
 }
+static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
+                          int count, size_t most, const Muon *a) {
+    const real scale = scale_of(grad_sq_norm, a);
+    #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
+    for (int e = 0; e < count; e++)
+        if (scale >= 0) momentum_of(x + parts[e].at, m, moments, grads, &parts[e], (real)a->momentum, scale);
+}
 
-static void apply(floatX *weight, real *master, const floatX *direction, const Segment *s, real shrink, real lr, uint64_t key) {
+static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr, uint64_t key) {
     for (size_t j = 0; j < s->count; j++) {
         const size_t i = s->offset + j;
         const uint32_t bits = (uint32_t)(random_bits(key, i / 2) >> i % 2 * 32);
-        const real w = (master ? master[i - s->shift] : R(weight[i])) * shrink - lr * R(direction[j]);
+        const real w = (master ? master[i - s->shift] : R(weight[i])) * shrink - lr * R(out[j]);
         if (master) master[i - s->shift] = w;
         weight[i] = master ? X(w) : X_random(w, bits);
     }
 }
-
-static void muon(const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads,
-                 const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b,
-                 const Muon *a) {
-    const size_t n = (size_t)rows * (size_t)columns;
-    const real norm = sqrt(*grad_sq_norm);
-    if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
-    const real scale = a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
-    #pragma omp parallel for PARALLEL_IF((size_t)count * n)
-    for (int e = 0; e < count; e++)
-        momentum(b->x + (size_t)e * n, m, moments, grads, &matrices[e], (real)a->momentum, scale);
-    d->orthogonalize(d, b, count, rows, columns);
-    #pragma omp parallel for PARALLEL_IF((size_t)count * n)
+static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count,
+                        int rows, int columns, const Muon *a) {
+    const real size = (real)0.2 * sqrt((real)(rows > columns ? rows : columns));
+    if (scale_of(grad_sq_norm, a) < 0) return;
+    #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * (size_t)rows * (size_t)columns)
     for (int e = 0; e < count; e++) {
-        const Segment *s = &matrices[e];
-        const real lr = (real)a->lr * (real)s->rate, size = (real)0.2 * sqrt((real)(rows > columns ? rows : columns));
-        apply(weight, master, b->out + (size_t)e * n, s, 1 - lr * (real)a->decay * (real)s->decay, lr * size, a->key);
+        const Segment *s = &parts[e];
+        const real lr = (real)a->lr * (real)s->rate;
+        update_of(weight, master, out + s->at, s, 1 - lr * (real)a->decay * (real)s->decay, lr * size, a->key);
     }
 }
 
-PART(muon) { d->orthogonalize = orthogonalize; d->muon = muon; }
+PART(muon) { d->muon_momentum = muon_momentum; d->orthogonalize = orthogonalize; d->muon_update = muon_update; }

@@ -17,13 +17,20 @@ __device__ static inline floatX X_random(real r, uint32_t bits) {
 #endif
 }
 
-// Matrix blockIdx.y of n elements; its blocks take W of them a thread, until there are none. n and where matrices begin are
-// multiples of W.
+// The blocks of a row of the grid share n elements, W of them a thread and turn. n is a multiple of W.
 #define EACH(i, n, W) for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
 
 // ---- before and after: gradient to momentum, direction to weight -------------------------------------------------
+// Part blockIdx.y, four elements at a time, 16 bytes of reals, if it begins and ends on a multiple of four everywhere.
 
-template<int W, class M, class G> __device__ static inline void look_ahead(floatX *x, M *m, const G *grad, size_t n, real beta,
+__device__ static inline bool in_fours(const Segment &s, bool aligned) {
+    return aligned && (s.offset | s.count | s.shift | s.gradient | s.at) % 4 == 0;
+}
+static bool on_16_bytes(const void *a, const void *b, const void *c) {
+    return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
+}
+
+template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, M *m, const G *grad, size_t n, real beta,
         real scale) {
     EACH(i, n, W) {
         const Some<G, W> g = some<W>(grad + i);
@@ -38,27 +45,27 @@ template<int W, class M, class G> __device__ static inline void look_ahead(float
         store<W>(x + i, to);
     }
 }
-template<int W, class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
-        const Segment *matrices, size_t n, const Muon *settings) {
-    const Segment s = matrices[blockIdx.y];
+template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
+        const Segment *parts, const Muon *settings, bool aligned) {
+    const Segment s = parts[blockIdx.y];
     const real norm = sqrtf(*grad_sq_norm), clip = settings->clip, beta = settings->momentum;
-    if (!(norm <= 3e38f)) return;                           // what x holds is of no use then, but finite
+    if (!(norm <= 3e38f)) return;                           // what x holds is of no use then
     const real scale = clip > 0 && norm > clip ? clip / norm : 1;
-    x += blockIdx.y * n, m += s.offset - s.shift;
-    if (s.dtype == REAL) look_ahead<W>(x, m, (const real *)grads + s.gradient, n, beta, scale);
-    else look_ahead<W>(x, m, (const floatX *)grads + s.gradient, n, beta, scale);
+    const bool fours = in_fours(s, aligned);
+    x += s.at, m += s.offset - s.shift;
+    auto of = [&](const auto *grad) {
+        if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, scale);
+        else momentum_of<1>(x, m, grad + s.gradient, s.count, beta, scale);
+    };
+    if (s.dtype == REAL) of((const real *)grads);
+    else of((const floatX *)grads);
 }
 
-template<int W> static __global__ void apply_kernel(floatX *weight, real *master, const floatX *direction,
-        const real *grad_sq_norm, const Segment *matrices, size_t n, real size, const Muon *settings) {
-    const Segment s = matrices[blockIdx.y];
-    const real lr = settings->lr * s.rate, shrink = 1 - lr * settings->decay * s.decay, step = lr * size;
-    const uint64_t key = settings->key;
-    if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
-    direction += blockIdx.y * n, weight += s.offset;
-    if (master) master += s.offset - s.shift;
+typedef struct { real step, shrink; uint64_t key; } Step;
+// From element `first` of the arena on.
+template<int W> __device__ static inline void update_of(floatX *weight, real *master, const floatX *out, size_t first, size_t n, Step u) {
     EACH(i, n, W) {
-        const Pack<W> o = load<W>(direction + i);
+        const Pack<W> o = load<W>(out + i);
         Some<real, W> w;
         Pack<W> to;
         if (master) w = some<W>(master + i);
@@ -67,13 +74,23 @@ template<int W> static __global__ void apply_kernel(floatX *weight, real *master
             for (int j = 0; j < W; j++) w.x[j] = R(from.x[j]);
         }
         for (int j = 0; j < W; j++) {
-            const size_t at = s.offset + i + j;
-            w.x[j] = w.x[j] * shrink - step * R(o.x[j]);
-            to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], (uint32_t)(random_bits(key, at / 2) >> at % 2 * 32));
+            const size_t at = first + i + j;
+            w.x[j] = w.x[j] * u.shrink - u.step * R(o.x[j]);
+            to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], (uint32_t)(random_bits(u.key, at / 2) >> at % 2 * 32));
         }
         if (master) *(Some<real, W> *)(master + i) = w;
         store<W>(weight + i, to);
     }
+}
+static __global__ void update_kernel(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm,
+        const Segment *parts, real size, const Muon *settings, bool aligned) {
+    const Segment s = parts[blockIdx.y];
+    const real lr = settings->lr * s.rate;
+    const Step u = { lr * size, 1 - lr * settings->decay * s.decay, settings->key };
+    if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
+    if (master) master += s.offset - s.shift;
+    if (in_fours(s, aligned)) update_of<4>(weight + s.offset, master, out + s.at, s.offset, s.count, u);
+    else update_of<1>(weight + s.offset, master, out + s.at, s.offset, s.count, u);
 }
 
 // ---- Newton and Schulz -----------------------------------------------------------------------------------------
@@ -123,7 +140,7 @@ static Plan plan_of(int *start, int count, int rows) {
 }
 // Blocks for each of `count` matrices: all together several for every multiprocessor, and none without work.
 static dim3 blocks_of(size_t n, int count, int W) {
-    const size_t most = divide_up(n, (size_t)THREADS * W), wanted = divide_up(16 * 132, (size_t)count);
+    const size_t most = divide_up(n, (size_t)THREADS * W), wanted = count ? divide_up(16 * 132, (size_t)count) : 0;
     return dim3((unsigned)(wanted < most ? wanted : most), (unsigned)count);
 }
 
@@ -157,27 +174,19 @@ template<bool portable> static void orthogonalize(const Device *d, const MuonBuf
     else newton_schulz<1>(d, b, count, rows, columns);
 }
 
-template<int W, class M> static void update(const Device *d, floatX *weight, real *master, M *m, const void *grads,
-        const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b, const Muon *a) {
-    const size_t n = (size_t)rows * columns;
-    const real size = 0.2f * sqrtf((real)(rows > columns ? rows : columns));
-    auto *const before = momentum_kernel<W, M>;
-    LAUNCH(before, blocks_of(n, count, W), THREADS, 0, b->x, m, grads, grad_sq_norm, matrices, n, a);
-    d->orthogonalize(d, b, count, rows, columns);
-    LAUNCH(apply_kernel<W>, blocks_of(n, count, W), THREADS, 0, weight, master, b->out, grad_sq_norm, matrices, n, size, a);
+static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
+        int count, size_t most, const Muon *a) {
+    const bool aligned = on_16_bytes(x, m, grads);
+    const dim3 blocks = blocks_of(most, count, 4);
+    if (moments == REAL) LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, (real *)m, grads, grad_sq_norm, parts, a, aligned);
+    else LAUNCH(momentum_kernel<floatX>, blocks, THREADS, 0, x, (floatX *)m, grads, grad_sq_norm, parts, a, aligned);
 }
-// Four at a time are 16 bytes of reals; tensors begin on multiples of 64 elements.
-static void muon(const Device *d, floatX *weight, real *master, void *m, Dtype moments, const void *grads,
-        const real *grad_sq_norm, const Segment *matrices, int count, int rows, int columns, const MuonBuffers *b, const Muon *a) {
-    const uintptr_t all = (uintptr_t)weight | (uintptr_t)master | (uintptr_t)m | (uintptr_t)grads | (uintptr_t)b->x;
-    const bool four = vectors(rows, columns) && all % 16 == 0;
-    if (moments == REAL)
-        (four ? update<4, real> : update<1, real>)(d, weight, master, (real *)m, grads, grad_sq_norm, matrices, count, rows,
-                                                   columns, b, a);
-    else
-        (four ? update<4, floatX> : update<1, floatX>)(d, weight, master, (floatX *)m, grads, grad_sq_norm, matrices, count, rows,
-                                                       columns, b, a);
+static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count,
+        int rows, int columns, const Muon *a) {
+    const real size = 0.2f * sqrtf((real)(rows > columns ? rows : columns));
+    LAUNCH(update_kernel, blocks_of((size_t)rows * columns, count, 4), THREADS, 0, weight, master, out, grad_sq_norm, parts, size, a,
+           on_16_bytes(weight, master, out));
 }
 
-PART(muon) { d->orthogonalize = orthogonalize<false>; d->muon = muon; }
+PART(muon) { d->muon_momentum = muon_momentum; d->orthogonalize = orthogonalize<false>; d->muon_update = muon_update; }
 PART(muon_portable) { d->orthogonalize = orthogonalize<true>; }

@@ -416,11 +416,11 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
     int ok = s != NULL, no_master = 0;
     for (int i = 0; ok && i < count; i++) {
         const Tensor *t = &m->manifest.at[i % tensors];
-        const Segment own = manifest_segment(&m->manifest, i % tensors, o->shards, o->shard);
+        const Segment own = optimizer_segment(o, m, i % tensors);
         const int kind = i / tensors;
         const Dtype type = optimizer_type(o, kind);
         const size_t size = optimizer_element(o, m, kind);
-        const size_t at = optimizer_offset(o, m, kind, i % tensors) - t->offset + (own.offset - own.shift);
+        const size_t at = own.offset - own.shift - (kind == STATE_V ? own.without_v : 0);
         char *state = (char *)optimizer_part(o, kind) + at * size;
         char name[TENSOR_NAME + 16];
         snprintf(name, sizeof name, "%s%s", t->name, state_suffix[kind]);

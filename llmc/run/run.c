@@ -215,8 +215,6 @@ void run_plan(Run *r) {
              "with more ranks there is more padding");
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
-    if (muon_momentum(s) > 0 && r->parallel.sharded)
-        fail(EXIT_USAGE, "-wo muon: the optimizer's state cannot be shared by ranks yet. -z 0 keeps all of it on each");
     optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), muon_momentum(s));
     if (r->tokenizer)
         r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)

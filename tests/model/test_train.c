@@ -446,6 +446,9 @@ static void muon_and_adamw(void) {
         }
         for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) free(x[j][k]);
     }
+    int count = 0;                                          /* keys, values; 4 queries, 4 outputs; 4 gates, ups and downs */
+    for (int i = 0; i < t[1].o.muon.shape_count; i++) count += t[1].o.muon.shapes[i].count;
+    check(count == 2 * (2 + 4 + 4 + 3 * 4), "each expert's matrix is one, and so is each half of two that are stacked: %d", count);
     check(matrices == 2 * 5 && others == 1 + 2 * 4 + 1 + 2 * 2, "%d tensors are Muon's, %d AdamW's", matrices, others);
     for (int i = 0; i < 2; i++) model_free(&t[i].m);
 }

@@ -843,32 +843,47 @@ static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
     muon_buffers(c, rows, columns);
     return c;
 }
-CALL(muon, d, b[0], b[1], b[2], c->moments, b[3], b[4], b[5], c->count, c->F, c->C,
-     &(MuonBuffers){ b[7], b[8], b[9], b[10], b[11], b[12] }, b[6])
-static Case *muon(const Shape *s, int count, int rows, int columns, int master, Dtype moments, Dtype gradients, float clip,
-                  double norm) {
+/* Parts of a matrix each, in memory in the opposite order and with gaps of 4 elements between them. */
+static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
+    c->count = count;
+    for (int i = 0; i < count; i++) {
+        const size_t before = (size_t)(count - 1 - i) * (each + 4), less = i % 2 * (each / 3), more = i % 3 == 2 ? each / 5 : 0;
+        c->segment[i] = (Segment){ .offset = before + less, .count = each - less - more, .decay = i % 3 != 2, .dtype = gradients,
+                                   .gradient = before + less, .rate = i % 2 ? 1 : 0.5f, .at = (size_t)i * each + less };
+    }
+    bytes(c, "parts", c->segment, (size_t)count * sizeof *c->segment);
+    bytes(c, "settings", &c->muon, sizeof c->muon);
+}
+CALL(muon_momentum, b[0], b[1], c->moments, b[2], b[3], b[4], c->count, (size_t)(c->F * c->C), b[5])
+static Case *muon_momentum(const Shape *s, int count, int rows, int columns, Dtype moments, Dtype gradients, float clip, double norm) {
     const int coarse = moments == FLOATX;
-    Case *c = BEGIN(muon, s, 0, "%s%s%sclip=%g norm=%g count=%d %dx%d", master ? "master " : "", coarse ? "floatX " : "",
-                    dtype_name[gradients], (double)clip, norm, count, rows, columns);
-    const size_t n = times(count * rows, columns), each = times(rows, columns);
-    c->moments = moments, c->gradients = gradients, c->count = count, c->F = rows, c->C = columns;
-    c->flops = muon_flops(count, rows, columns);
+    Case *c = BEGIN(muon_momentum, s, 0, "%s%sclip=%g norm=%g count=%d %dx%d", coarse ? "floatX " : "", dtype_name[gradients],
+                    (double)clip, norm, count, rows, columns);
+    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
+    c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns;
     c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .clip = clip };
     c->unchanged = !(norm < 1e30);
-    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1, update = 0.2 * ORTHOGONAL_STORED * some;
-    acc(c, FLOATX, "weight", n, 0, 1, (master ? 1 : 2) * some + update, 4 * units);        /* 2: rounded stochastically */
-    if (master) acc(c, REAL, "master", n, 0, 1, update, 4 * units); else absent(c);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
+    acc(c, FLOATX, "x", each * (size_t)count, 0, 1, some + coarse * some, units);        /* elements of no part stay */
     acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
     in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
     in(c, REAL, "squares", 1, norm * norm, 0);
-    for (int i = 0; i < count; i++)                         /* in memory in the opposite order */
-        c->segment[i] = (Segment){ .offset = (size_t)(count - 1 - i) * each, .count = each, .decay = i % 3 != 2, .dtype = gradients,
-                                   .gradient = (size_t)(count - 1 - i) * each, .rate = i % 2 ? 1 : 0.5f };
-    bytes(c, "matrices", c->segment, (size_t)count * sizeof *c->segment);
-    bytes(c, "settings", &c->muon, sizeof c->muon);
-    add(c, SCRATCH, FLOATX, "x", n, NULL);
-    add(c, SCRATCH, FLOATX, "out", n, NULL);
-    muon_buffers(c, rows, columns);
+    muon_parts(c, count, each, gradients);
+    return c;
+}
+CALL(muon_update, b[0], b[1], b[2], b[3], b[4], c->count, c->F, c->C, b[5])
+static Case *muon_update(const Shape *s, int count, int rows, int columns, int master, double norm) {
+    Case *c = BEGIN(muon_update, s, 0, "%snorm=%g count=%d %dx%d", master ? "master " : "", norm, count, rows, columns);
+    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
+    c->F = rows, c->C = columns;
+    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f };
+    c->unchanged = !(norm < 1e30);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
+    acc(c, FLOATX, "weight", n, 0, 1, (master ? 1 : 2) * some, units);                  /* 2: rounded stochastically */
+    if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
+    in(c, FLOATX, "out", each * (size_t)count, 0, 0.3);
+    in(c, REAL, "squares", 1, norm * norm, 0);
+    muon_parts(c, count, each, REAL);
     return c;
 }
 
@@ -1044,12 +1059,14 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     const int matrices = E < 8 || !all ? E : 8;
     DO(orthogonalize(s, matrices, F, C));
     DO(orthogonalize(s, matrices, C, F));
-    DO(muon(s, matrices, F, C, 1, REAL, FLOATX, 1, 2));
+    DO(muon_momentum(s, matrices, F, C, REAL, FLOATX, 1, 2));
+    DO(muon_update(s, matrices, F, C, 1, 2));
     if (all) {
-        DO(muon(s, matrices, F, C, 1, REAL, REAL, 0, 2));
-        DO(muon(s, matrices, C, F, 0, FLOATX, REAL, 1, 2));
-        DO(muon(s, matrices, C, F, 0, REAL, FLOATX, 1, INFINITY));
-        DO(muon(s, matrices, F, C, 1, FLOATX, FLOATX, 1, NAN));
+        DO(muon_momentum(s, matrices, F, C, FLOATX, REAL, 0, 2));
+        DO(muon_momentum(s, matrices, C, F, REAL, REAL, 3, 2));
+        DO(muon_momentum(s, matrices, F, C, REAL, FLOATX, 1, INFINITY));
+        DO(muon_update(s, matrices, C, F, 0, 2));
+        DO(muon_update(s, matrices, C, F, 1, NAN));
     }
 #undef DO
 }

@@ -94,7 +94,8 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "odd V",     1,    6,     4,  30001,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
     { { "matrices",  1,   1,   512,      5,   3,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "matrices",  1,   1,   256,      5,   2,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
-    { { "matrices",  1,   1,   328,      5,   2,  1, 256, 1, 1, 2, MIXED }, "muon" },
+    { { "matrices",  1,   1,   328,      5,   2,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   328,      5,   7,  1, 256, 1, 1, 2, MIXED }, "muon" },
     { { "matrices",  1,   1,   264,      5,   3,  1, 136, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "cache",    40,   10,     4,      5,   1,  1,   1, 3, 1, 24, MIXED }, "cache" },
     { { "heads 64",   2, 215,   6,   9,  3, 1,   5, 2, 3,  64, MIXED }, "attention" },
@@ -502,29 +503,28 @@ static void naive_orthogonalize(const Case *c, double **v) {
     memcpy(v[0], v[1], (size_t)c->count * each * sizeof(double));
     for (int e = 0; e < c->count; e++) naive_newton_schulz(v[0] + (size_t)e * each, c->F, c->C);
 }
-static void naive_muon(const Case *c, double **v) {
-    const size_t each = (size_t)(c->F * c->C);
-    const double lr = (double)c->muon.lr, beta = (double)c->muon.momentum, norm = sqrt(v[4][0]), clip = (double)c->muon.clip;
-    const double shrink = clip > 0 ? fmin(1, clip / norm) : 1;
+static void naive_muon_momentum(const Case *c, double **v) {
+    const double beta = (double)c->muon.momentum, norm = sqrt(v[3][0]), clip = (double)c->muon.clip;
     if (!isfinite(norm)) return;
-    for (int e = 0; e < c->count; e++) {
-        const Segment *s = &c->segment[e];
-        double *u = mem_alloc(each * sizeof *u), rate = lr * (double)s->rate;
-        for (size_t i = 0; i < each; i++) {
-            const double g = v[3][s->gradient + i] * shrink, m = beta * v[2][s->offset + i] + (1 - beta) * g;
-            v[2][s->offset + i] = m;
-            u[i] = beta * m + (1 - beta) * g;
+    for (int e = 0; e < c->count; e++)
+        for (size_t i = 0; i < c->segment[e].count; i++) {
+            const Segment *s = &c->segment[e];
+            const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1), m = beta * v[1][s->offset + i] + (1 - beta) * g;
+            v[1][s->offset + i] = m;
+            v[0][s->at + i] = beta * m + (1 - beta) * g;
         }
-        naive_newton_schulz(u, c->F, c->C);
-        for (size_t i = 0; i < each; i++) {
-            const size_t at = s->offset + i;
-            double w = v[1] ? v[1][at] : v[0][at];
-            w = w * (1 - rate * (double)c->muon.decay * (double)s->decay) - rate * 0.2 * sqrt(fmax(c->F, c->C)) * u[i];
-            v[0][at] = w;
-            if (v[1]) v[1][at] = w;
+}
+static void naive_muon_update(const Case *c, double **v) {
+    if (!isfinite(v[3][0])) return;
+    for (int e = 0; e < c->count; e++)
+        for (size_t i = 0; i < c->segment[e].count; i++) {
+            const Segment *s = &c->segment[e];
+            const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
+            double *w = v[0] + s->offset + i;
+            if (v[1]) w = v[1] + s->offset + i;
+            *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->at + i];
+            v[0][s->offset + i] = *w;
         }
-        free(u);
-    }
 }
 static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->buffer[0].n * sizeof(double)); }
 
@@ -538,7 +538,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(combine_forward),
     NAIVE(activation_forward), NAIVE(activation_backward), NAIVE(bias_backward), NAIVE(attention_forward),
     NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance), NAIVE(cross_entropy), NAIVE(sum),
-    NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master), NAIVE(orthogonalize), NAIVE(muon)
+    NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master), NAIVE(orthogonalize), NAIVE(muon_momentum), NAIVE(muon_update)
 };
 
 /* ---- comparing ----------------------------------------------------------------------------------------- */
@@ -1065,9 +1065,9 @@ static void singular_values(const Device *dev, int rows, int columns) {
  * same bits. The first shard ends within the first tensor. */
 static void adamw_in_shards(const Device *dev) {
     enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
-    const Segment whole[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0 } };
+    const Segment whole[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
     const Segment shard[2][2] = { { { .count = CUT, .decay = 1, .rate = 1 }, { 0 } },
-                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0 }, { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0 } } };
+                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0, 0 }, { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0, 0 } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
                       .fix1 = 2, .fix2 = 3 };
     const size_t bytes = COUNT * dev->floatX_size;

@@ -17,7 +17,7 @@ enum { SEQUENCES = 12, T = 8, STEPS = 30, TOGETHER = 3 + 1 };    /* TOGETHER: we
 typedef struct {                        /* ranks that train together, and what they found */
     const char *device, *model;
     int ranks, sharded, ordered, micro_batches, recompute, steps;
-    float dropout;
+    float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int stumbles;                       /* the step, from 1 on, at which rank 1 finds a gradient that is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *world;
@@ -28,17 +28,19 @@ typedef struct {                        /* ranks that train together, and what t
     size_t kept_bytes[TOGETHER];
 } Team;
 
-/* Everything that is learned, without the padding, which depends on the number of ranks. */
-static void *packed(const Model *m, const void *arena, size_t element, size_t *bytes) {
-    char *all = mem_alloc(m->manifest.total * element), *host = mem_alloc(m->manifest.total * element);
+/* Everything that is learned, without the padding, which depends on the number of ranks: the weights (kind -1), or of that kind
+ * of the optimizer's state what tensors have. */
+static void *packed(const Model *m, const Optimizer *o, int kind, const void *arena, size_t *bytes) {
+    const size_t element = kind < 0 ? m->dev->floatX_size : m->dev->real_size;
+    char *all = mem_alloc(m->manifest.total * element);
     *bytes = 0;
-    m->dev->download(host, arena, m->manifest.total * element);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        memcpy(all + *bytes, host + t->offset * element, t->count * element);
+        if (kind >= 0 && !optimizer_has(o, m, kind, i)) continue;
+        const size_t at = kind < 0 ? t->offset : optimizer_offset(o, m, kind, i);
+        m->dev->download(all + *bytes, (const char *)arena + at * element, t->count * element);
         *bytes += t->count * element;
     }
-    free(host);
     return all;
 }
 
@@ -85,7 +87,7 @@ static void member(void *team, int local) {
     c.context = T;
     model_plan_training(&m, dev, &c, SEQUENCES / t->ranks / t->micro_batches, T, t->recompute, t->micro_batches,
                         REAL, t->ranks > 1 || t->ordered ? &parallel : NULL);
-    optimizer_plan(&o, &m, 1, REAL, 0);
+    optimizer_plan(&o, &m, 1, REAL, t->momentum);
     if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for a small model");
     m.balance_coef = 0.1f;
     m.z_coef = 0.01f;
@@ -123,7 +125,7 @@ static void member(void *team, int local) {
     /* every rank has the same weights, and rank 0 can have the state of all */
     size_t bytes;
     parallel_wait_all_weights(&m);
-    void *weights = packed(&m, m.params, dev->floatX_size, &bytes);
+    void *weights = packed(&m, &o, -1, m.params, &bytes);
     uint64_t mine = hash_bytes(0, weights, bytes), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
     parallel.group->exchange(parallel.group, hashes, &mine, sizeof mine);
     if (rank) { optimizer_lend(&o, &m); free(weights); }
@@ -133,7 +135,7 @@ static void member(void *team, int local) {
         t->kept[0] = weights;
         t->kept_bytes[0] = bytes;
         for (int kind = 0; kind < (o.master ? 3 : 2); kind++)
-            t->kept[1 + kind] = packed(&m, optimizer_whole(&o, &m, kind), dev->real_size, &t->kept_bytes[1 + kind]);
+            t->kept[1 + kind] = packed(&m, &o, kind, optimizer_whole(&o, &m, kind), &t->kept_bytes[1 + kind]);
         optimizer_whole(&o, &m, STATE_END);
         t->state_bytes = m.arena.category[MEM_OPTIMIZER];
         t->total = m.manifest.total;
@@ -164,17 +166,20 @@ static double largest(const double *a, const double *b) {
 /* Loss curves on 1, 2, 3 and 4 ranks. bf16 rounds weights and activations alike on all, but sums in another order move
  * a token to another expert now and then. */
 static void any_number_of_ranks(void) {
-    static const struct { const char *device, *model; int micro_batches, recompute; double bound; } runs[] = {
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5 },
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5 },        /* routing is recomputed, loads are not summed twice */
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7 },         /* scales such as 1/3 are float */
-        { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7 },         /* gradients of the one block come from all layers */
-        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5 },
-        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2 },
+    static const struct { const char *device, *model; int micro_batches, recompute; double bound; float momentum; } runs[] = {
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0 },
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0 },        /* routing is recomputed, loads are not summed twice */
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0 },         /* scales such as 1/3 are float */
+        { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0 },         /* gradients of the one block come from all layers */
+        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0 },
+        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2, 0 },
+        { "cpu-f64",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0.95f },
+        { "cpu-f64",  "d2:c16h4f20",               3, 0, 1e-7, 0.95f },      /* most matrices have parts on several ranks */
+        { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f },
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
-                     .recompute = runs[i].recompute, .steps = STEPS, .ranks = 1 };
+                     .recompute = runs[i].recompute, .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum };
         play(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
@@ -202,13 +207,14 @@ static void any_number_of_ranks(void) {
 
 /* Ordered: 12 micro-batches of one sequence, dealt out to 1, 2, 3 and 4 ranks, are the same step. */
 static void same_bits(void) {
-    static const struct { const char *device, *model; int recompute; float dropout; } runs[] = {
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2", 0, 0.1f },
-        { "cpu-f32",  "d2:c16h4f20",           0, 0 },
+    static const struct { const char *device, *model; int recompute; float dropout, momentum; } runs[] = {
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f, 0 },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2", 0, 0.1f, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           0, 0, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           0, 0, 0.95f },  { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0.95f },
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        Team one = { .device = runs[i].device, .model = runs[i].model, .recompute = runs[i].recompute, .dropout = runs[i].dropout,
+        Team one = { .device = runs[i].device, .model = runs[i].model, .recompute = runs[i].recompute, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
                      .micro_batches = SEQUENCES, .steps = STEPS, .ranks = 1, .ordered = 1 };
         play(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
@@ -251,11 +257,11 @@ static void shares(void) {
 
 /* Saved on 4, 1 and 3 ranks; resumed on 1, 3 and 2: the state is the same, bit for bit, and the run goes on as if it had
  * never been interrupted. */
-static void resumed_elsewhere(const char *device, double bound) {
+static void resumed_elsewhere(const char *device, double bound, float momentum) {
     static const struct { int before, after; } moves[] = { { 4, 1 }, { 1, 3 }, { 3, 2 }, { 2, 2 } };
-    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .sharded = 1 };
+    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .sharded = 1, .momentum = momentum };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
-        char *name = text_format("moved-%s-%d-%d", device, moves[i].before, moves[i].after), *folder = scratch_path(name);
+        char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = whole, after = whole, loaded = whole, all = whole;
         int same = 1;
         before.ranks = all.ranks = moves[i].before;
@@ -283,9 +289,10 @@ static void resumed_elsewhere(const char *device, double bound) {
 }
 
 /* One rank's gradient is NaN: all skip the step, and know it. */
-static void skipped_together(void) {
+static void skipped_together(float momentum) {
     for (int sharded = 0; sharded < 2; sharded++) {
-        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .sharded = sharded, .steps = 4 };
+        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .sharded = sharded, .steps = 4,
+                      .momentum = momentum };
         Team bad = good;
         bad.steps = bad.stumbles = 5;
         play(&good);
@@ -304,7 +311,9 @@ void test_parallel(void) {
     any_number_of_ranks();
     same_bits();
     shares();
-    resumed_elsewhere("cpu-f32", 1e-5);
-    resumed_elsewhere("cpu-bf16", 2e-2);
-    skipped_together();
+    resumed_elsewhere("cpu-f32", 1e-5, 0);
+    resumed_elsewhere("cpu-bf16", 2e-2, 0);
+    resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
+    skipped_together(0);
+    skipped_together(0.95f);
 }
