@@ -427,7 +427,9 @@ static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
         if (!optimizer_has(o, m, kind, i % tensors)) continue;
         const FileTensor *f = safetensors_find(s, name);
         if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
-        if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);
+        if (!f && kind == STATE_V)
+            ok = error_set(e, "%s has no v of %s: Muon trained it, which has none (-wo muon)", path, t->name);
+        else if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);
         for (size_t from = 0; ok && from < own.count; from += BUFFER) {
             const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
             ok = safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e);

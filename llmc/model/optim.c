@@ -7,8 +7,9 @@
 /* ---- who updates what ------------------------------------------------------------------------------------
  * Muon's argument is about matrices between two spaces of features: its update has the same size in every direction of both. The
  * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
- * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts: few, and
- * balanced by a loss of their own; an update of equal size in all directions is mostly noise there. */
+ * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts, whose
+ * gradients differ by how often they were chosen; equal updates in all directions would lift the noise of rare ones to the size of
+ * the others. Practice differs: Marin's mixtures train routers with Adam, GLM-4.5 (arXiv 2508.06471) with Muon. */
 static const struct { int muon; float rate, decay; } rules[TENSOR_KINDS] = {
     /*                    Muon  rate  decay */
     [TENSOR_EMBEDDING] = { 0,    1,    0 },
