@@ -5,8 +5,9 @@
 #include "kernels/kernels.h"
 
 /* Runs optimizer steps on one batch of two full contexts. Returns the last loss; the hash of the weights, if asked.
- * lean: without master weights, and with moments in floatX. */
-double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash);
+ * how: LEAN: without master weights, and with moments in floatX; MUON: for matrices. */
+enum { LEAN = 1, MUON = 2 };
+double overfit(const Device *dev, const Config *c, int steps, int recompute, int how, uint64_t *hash);
 
 /* With a cache as without one, all at once: `first` tokens of each of B sequences together, then singly to the T-th. The
  * share of tokens whose logits differ by more than the bound: in bf16 a token whose experts are nearly tied may choose others. */

@@ -59,10 +59,10 @@ static void lockstep(const Device *dev) {
 
 static void learning(const Device *dev, const Config *c) {
     uint64_t first, second;
-    for (int lean = 0; lean < 2; lean++) {
-        check_error(overfit(dev, c, 250, 0, lean, &first), 0.05, "%s%s: one batch is learned by heart: loss", dev->name,
-                    lean ? " without master weights" : "");
-        overfit(dev, c, 250, 0, lean, &second);
+    for (int how = 0; how <= (LEAN | MUON); how++) {
+        check_error(overfit(dev, c, 250, 0, how, &first), 0.05, "%s%s%s: one batch is learned by heart: loss", dev->name,
+                    how & LEAN ? " without master weights" : "", how & MUON ? ", Muon" : "");
+        overfit(dev, c, 250, 0, how, &second);
         check(first == second, "%s: the same run gives the same bits", dev->name);
     }
 }
@@ -78,7 +78,8 @@ static void one_update(void *trainee) {
     Trainee *t = trainee;
     optimizer_update(&t->o, &t->m);
 }
-static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, int record, int *recorded) {
+static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, float momentum, int record,
+                        int *recorded) {
     const int B = 2, T = c->context, N = B * T;
     int *tokens = mem_alloc(2 * MICRO * (size_t)N * sizeof *tokens), *targets = tokens + MICRO * N, bad;
     Replay batch[PHASES], update = { .off = !record };
@@ -86,7 +87,7 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     uint64_t keys[MICRO], hash = 0;
     Trainee t;
     model_plan_training(&t.m, dev, c, B, T, recompute, MICRO, FLOATX, NULL);
-    optimizer_plan(&t.o, &t.m, 1, REAL, 0);
+    optimizer_plan(&t.o, &t.m, 1, REAL, momentum);
     check(model_allocate(&t.m), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;
@@ -131,8 +132,8 @@ static void recording(const Device *dev) {
         c.activation = grid[i].activation;
         c.rounding = (int)(2 * i) % (ROUND_DOWN + 1);       /* also off */
         c.tile = 16;
-        const uint64_t expected = trained(dev, &c, grid[i].recompute, grid[i].dropout, 0, &plain);
-        const uint64_t hash = trained(dev, &c, grid[i].recompute, grid[i].dropout, 1, &recorded);
+        const uint64_t expected = trained(dev, &c, grid[i].recompute, grid[i].dropout, i % 2 ? 0.95f : 0, 0, &plain);
+        const uint64_t hash = trained(dev, &c, grid[i].recompute, grid[i].dropout, i % 2 ? 0.95f : 0, 1, &recorded);
         check(recorded && !plain, "%s: %s: a step is recorded when asked for", dev->name, grid[i].descriptor);
         check(hash == expected, "%s: %s: replayed steps give the same bits", dev->name, grid[i].descriptor);
     }

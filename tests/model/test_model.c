@@ -82,14 +82,14 @@ static void bf16(void) {
           "dense model in bf16: gradients within 5 %%, worst %.1e", worst);
 }
 
-double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash) {
-    const int B = 2, T = c->context, N = B * T;
+double overfit(const Device *dev, const Config *c, int steps, int recompute, int how, uint64_t *hash) {
+    const int B = 2, T = c->context, N = B * T, lean = how & LEAN;
     int *tokens = mem_alloc((size_t)N * sizeof *tokens), *targets = mem_alloc((size_t)N * sizeof *targets);
     double loss = NAN;
     Model m;
     Optimizer o;
     model_plan_training(&m, dev, c, B, T, recompute, 1, FLOATX, NULL);
-    optimizer_plan(&o, &m, !lean, lean ? FLOATX : REAL, 0);
+    optimizer_plan(&o, &m, !lean, lean ? FLOATX : REAL, how & MUON ? 0.95f : 0);
     if (!model_allocate(&m)) return NAN;
     m.balance_coef = 0.01f;
     m.z_coef = 0.001f;
@@ -148,7 +148,9 @@ static void training(void) {
     check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also by a universal model");
     check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also in bf16 with a master copy");
     const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
-    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, 1, NULL), 0.05, "also without one, and with bf16 moments");
+    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, LEAN, NULL), 0.05, "also without one, and with bf16 moments");
+    check_error(overfit(device_find("cpu-f32"), &c, 200, 0, MUON, NULL), 0.05, "also by Muon, in 200");
+    check_error(overfit(device_find("cpu-bf16"), &c, 200, 0, LEAN | MUON, NULL), 0.05, "also by Muon, without a master copy");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &again);
     check(kept == again, "the same run gives the same bits");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);
