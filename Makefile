@@ -17,6 +17,7 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unversioned
 # A probe compiles and links a two-line program with the flags in question: what it finds really works here.
 probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t -lm >/dev/null 2>&1 && echo yes; rm -f $$t)
 HAVE_ARCH := $(call probe,-march=$(ARCH),int main(void){return 0;})
+HAVE_WIDE := $(call probe,-mprefer-vector-width=512,int main(void){return 0;})
 HAVE_OMP  := $(if $(NO_OMP),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
 
 # The GPU side is built when nvcc works and there is a GPU, or GPU_ARCH names some. 90 becomes 90a: Hopper's own instructions.
@@ -31,7 +32,7 @@ WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -W
 OPT   = $(if $(DEBUG),-O1 -g -fsanitize=address$(COMMA)undefined -fno-omit-frame-pointer,-O3)
 COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
-FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) -mprefer-vector-width=512) $(OMP) $(WARN) -MMD -MP
+FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) $(if $(HAVE_WIDE),-mprefer-vector-width=512)) $(OMP) $(WARN) -MMD -MP
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
 NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
@@ -47,7 +48,8 @@ BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c tests/*/*.c))
 # kernels/ladder is for tests and benchmarks; the programs do without.
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
-CASES   := $(B)/tests/ops/cases.o
+# What tests and benchmarks have in common.
+SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
 .PHONY: all run_tests test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
@@ -64,7 +66,7 @@ run_tests: $(B)/run_tests
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
-$(B)/bench/bench_moe: $(BENCH) $(CASES) $(LADDER) $(LIBRARY)
+$(B)/bench/bench_moe: $(BENCH) $(SHARED) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 $(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)
@@ -100,7 +102,7 @@ data:
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
 	@./run_tests && sh tests/programs.sh
-# On a machine with a GPU: every kernel of every device, and a training step in lockstep.
+# On a machine with a GPU: every kernel of every device, and training steps against the CPU.
 test_gpu: run_tests train_moe infer_moe
 	@./run_tests kernels model comm gpu ladder soak large
 # The same kernels under compute-sanitizer; racecheck has a build of its own (kernels/cuda/hopper/pipeline.cuh says why).
@@ -108,8 +110,8 @@ sanitize: run_tests
 	@$(MAKE) -s RACECHECK=1 $(B)/race/run_tests
 	@RACE_TESTS=$(B)/race/run_tests sh tests/sanitize.sh
 
-# Without a GPU the CUDA side is at least compiled, for the oldest and the newest kind of instructions used, with warnings as
-# errors; and the compiler's report must show no spilled registers.
+# Without a GPU the CUDA side is at least compiled, for the oldest and the newest architecture that it uses. Warnings are errors,
+# and the compiler must report no spilled registers.
 CHECKS := $(foreach p,BF16 F32,$(patsubst %.cu,build/check/$p/%.txt,$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu))) \
           $(patsubst %.cu,build/check/BF16/%.txt,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu))
 cuda_check: $(CHECKS)
@@ -124,10 +126,10 @@ build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh ke
 endef
 $(foreach p,BF16 F32,$(eval $(call check,$p)))
 quick: run_tests
-	@./run_tests files data kernels model reference
+	@./run_tests house files data kernels model reference
 bench: bench_moe
 	@./bench_moe
-# Times every rung of kernels/ladder, once they have all passed, and keeps the table.
+# Tests all rungs of kernels/ladder, then times them and keeps the table.
 ladder: run_tests bench_moe
 	@./run_tests ladder
 	@{ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; ./bench_moe -d cuda-bf16 -e ladder; } > bench/results/ladder.new
@@ -139,15 +141,16 @@ mutate:
 help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
-	@echo 'make test          all tests that need no GPU (about a minute)'
+	@echo 'make test          all tests that need no GPU (two to four minutes)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
-	@echo 'make bench         time of every operation, as a share of what this machine can do'
-	@echo 'make ladder        what each idea of kernels/ladder is worth on the GPU here'
-	@echo 'make mutate        breaks one line of each backward pass and expects the tests to notice'
+	@echo 'make bench         times of all operations, compared with the limits of this machine'
+	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
+	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
 	@echo 'make size          lines per folder'
 	@echo 'make clean         removes what was built'
+# Lines of every folder, and all together.
 size:
-	@for d in . llmc kernels kernels/cpu tests bench docs; do printf '%6d lines  %s\n' $$(cat $$(git ls-files $$d | grep -E "^$$(echo $$d | sed 's/^\.$$//')/?[^/]*\.(c|h|cu|cuh|md|py|sh)$$|Makefile$$") /dev/null | wc -l) $$d; done
+	@git ls-files | grep -E '(\.(c|h|cu|cuh|md|py|sh)|Makefile)$$' | xargs wc -l | awk '$$2 != "total" { d = $$2; if (!sub("/[^/]*$$", "", d)) d = "."; n[d] += $$1; all += $$1 } END { for (d in n) printf "%6d lines  %s\n", n[d], d; printf "%6d lines  in all\n", all }' | sort -k3
 clean:
 	rm -rf build train_moe infer_moe bench_moe run_tests

@@ -1,4 +1,4 @@
-/* attention.c: see layers.h. Whole calls, so backward has its delta and whatever else it needs inside. */
+/* attention.c: see layers.h. Backward includes its delta and whatever else it computes first. */
 #include "layers.h"
 #include "llmc/base/base.h"
 #include <stdlib.h>
@@ -13,7 +13,7 @@ static const Size sizes[] = {
     { "D=64 T=1024",   16, 1024,  16, 1, 64 },
     { "D=64 T=4096",   4,  4096,  16, 1, 64 },
     { "D=64 T=16384",  1,  16384, 16, 1, 64 },
-    { "m12",           64, 1024,  6,  2, 64 },                  /* what a step of m12 has, 64 sequences of it */
+    { "m12",           64, 1024,  6,  2, 64 },                  /* that of m12, 64 sequences */
 };
 enum { SIZES = sizeof sizes / sizeof *sizes, RUNS = 9 };
 
@@ -52,7 +52,7 @@ static void backward(void *heads) {
 static void time_heads(Heads *h) {
     const Size z = h->z;
     const double flop = 2.0 * z.B * z.G * z.Q * z.D * z.T * (z.T + 1.0) / 1e9;
-    const int calls = h->dev->is_gpu ? 10 : 1;                  /* queued ahead */
+    const int calls = h->dev->is_gpu ? 10 : 1;                  /* the host runs ahead */
     const double f = calls_ms(h->dev, forward, h, RUNS, calls, 0), b = calls_ms(h->dev, backward, h, RUNS, calls, 0);
     printf("%-13s %2d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s\n", z.name, z.B, z.T, z.G, z.Q, z.D,
            f, b, flop / f, 2.5 * flop / b, 3.5 * flop / (f + b));

@@ -1,4 +1,4 @@
-/* ladder.c: what is each rung of kernels/ladder worth? One size for all; the tests of the rungs are run_tests ladder. */
+/* ladder.c: how fast is each rung of kernels/ladder? All have one size; their tests are run_tests ladder. */
 #include "layers.h"
 #include "kernels/ladder/ladder.h"
 #include "tests/ops/cases.h"
@@ -17,7 +17,7 @@ static double seconds_of(const Device *dev, const Case *c) {
     int calls = 1;
     Placed p;
     if (!case_place(&p, c, dev)) fail(EXIT_MEMORY, "%s: no memory for %s", dev->name, c->what);
-    for (int i = -2; i < RUNS; i++) {                       /* two that only warm up and say how long a call takes */
+    for (int i = -2; i < RUNS; i++) {                       /* two to warm up and to see how long a call takes */
         const double start = now();
         for (int call = 0; call < calls; call++) case_run(&p);
         dev->sync();
@@ -31,15 +31,16 @@ static double seconds_of(const Device *dev, const Case *c) {
 
 static void climb(Case *c, void *device) {
     const Rung *rung;
+    const double flop = case_cost(c, device).flop;
     double before = 0;
-    /* Of the model's products, the up projection: rows gathered from tokens, written sorted. */
+    /* Only the up projection: rows gathered from tokens, written sorted. */
     if (!strcmp(c->op, "parallel_linear_forward") && (c->from != BY_TOKEN || c->to != GROUPED)) return;
     for (int i = 0; (rung = ladder_list(i)); i++) {
         if (strcmp(c->op, rung->op)) continue;
         const Device dev = ladder_device(device, rung);
         const double time = seconds_of(&dev, c);
         if (!(before > 0)) printf("\n%s\n%10s %9s %8s\n", c->what, "ms", "TFLOP/s", "gain");
-        printf("%10.3f %9.1f ", 1e3 * time, c->flops / time / 1e12);
+        printf("%10.3f %9.1f ", 1e3 * time, flop / time / 1e12);
         if (before > 0) printf("%7.2fx", before / time); else printf("%8s", "");
         printf("   %-40s %s\n", rung->file, rung->idea);
         fflush(stdout);
@@ -47,7 +48,7 @@ static void climb(Case *c, void *device) {
     }
     if (before > 0 && c->dense) {
         const double time = seconds_of(device, c->dense);
-        printf("%10.3f %9.1f %8s   (one dense product of that size, by cuBLAS)\n", 1e3 * time, c->flops / time / 1e12, "");
+        printf("%10.3f %9.1f %8s   (one dense product of that size, by cuBLAS)\n", 1e3 * time, flop / time / 1e12, "");
     }
 }
 

@@ -1,4 +1,4 @@
-/* layers.c: see layers.h. The calls are those of llmc/model/moe.c and llmc/model/attention.c, on buffers of our own. */
+/* layers.c: see layers.h. The calls are those of llmc/model/moe.c and llmc/model/attention.c, without a model. */
 #define _POSIX_C_SOURCE 200809L
 #include "layers.h"
 #include "kernels/ladder/ladder.h"
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-/* The attention layer beside an MLP layer has as many experts, as many of them for a token, and of the same width, which
- * is G heads of D: 64 where C is 768, else 128. So its two products are as fine as the MLP's. Sequences of up to 4096. */
+/* The attention layer of a size has the E, K and F of the MLP layer; F is G heads of D = 64 if C is 768, else of D = 128. Its two
+ * products thus have the granularity of the MLP's. Sequences have up to 4096 tokens. */
 typedef struct { const char *name; int N, C, F, E, K; } Size;
 static const Size sizes[] = {
     { "1.4B n=256",  40960, 768,  256,  128, 8 },
@@ -34,8 +34,8 @@ typedef struct {
     int    S;
     Plan   plan;
     int   *expert, *load;
-    floatX *x, *up, *down, *pre, *act, *rows, *out;             /* forward; of attention, up is the query, down the output, */
-    floatX *dout, *dact, *dpre, *dx, *dup, *ddown;              /* pre the queries, act what attention returns. Backward */
+    floatX *x, *up, *down, *pre, *act, *rows, *out;             /* forward; in attention, up is the query, down the output, */
+    floatX *dout, *dact, *dpre, *dx, *dup, *ddown;              /* pre the queries, act the result of attention. Backward: */
     real   *weight, *dweight;
     int     heads, B, T, G, D;                                  /* attention (heads 1), and only then: */
     floatX *to_kv, *dto_kv, *kv, *wact, *dkv;
@@ -180,7 +180,7 @@ static void attention_backward(Layer *l) {
     d->matmul_backward_weight(l->dto_kv, l->dkv, l->x, N, C, 2*F, SET_ROUNDED);
 }
 
-/* The ceiling: the routed products of a layer alone, of equal parts and with all rows in order (ladder_uniform). */
+/* The upper limit: the routed products of a layer alone, of equal groups and with all rows in order (ladder_uniform). */
 static void uniform_forward(Layer *l) {
     const int C = l->z.C, F = l->z.F, O = l->heads ? F : 2*F;
     l->limit.parallel_linear_forward(l->pre, l->rows, l->up, &l->plan, C, O, GROUPED, GROUPED);
@@ -202,7 +202,7 @@ double median(double *x, int n) {
     qsort(x, (size_t)n, sizeof *x, ascending);
     return x[n / 2];
 }
-/* Median ms of each work; they take turns, so that all have the same clocks. */
+/* Median ms of each work. Runs alternate, so that all have the same clocks. */
 enum { WORKS = 4, RUNS = 9 };
 typedef void Part(Layer *);
 static void time_works(Layer *l, Part *const work[WORKS], double ms[WORKS]) {
@@ -231,21 +231,20 @@ double calls_ms(const Device *d, void (*work)(void *), void *of, int runs, int c
     free(ms), free(at);
     return middle;
 }
-/* The same two as bench/peers.py times the others, which all have a turn between: a GPU that has rested may take more power for a
- * while. */
-typedef struct { Layer *l; Part *first, *second; } Turn;
-static void run_turn(void *turn) {
-    const Turn *t = turn;
-    t->first(t->l);
-    if (t->second) t->second(t->l);
+/* Timed as bench/peers.py times the others, after a rest: a GPU that has rested may draw more power for a while. */
+typedef struct { Layer *l; Part *first, *second; } Pair;
+static void run_pair(void *pair) {
+    const Pair *p = pair;
+    p->first(p->l);
+    if (p->second) p->second(p->l);
 }
 static double rested_ms(Layer *l, Part *first, Part *second) {
-    return calls_ms(l->dev, run_turn, &(Turn){ l, first, second }, 5, 1, 30e-3);
+    return calls_ms(l->dev, run_pair, &(Pair){ l, first, second }, 5, 1, 30e-3);
 }
-/* Multiply-adds of the forward pass times two, in Gflop, and those of the backward pass. */
+/* GFLOP of the forward and of the backward pass. */
 static void work_of(const Layer *l, double *forward_work, double *backward_work) {
     const double products = 2.0 * l->S * l->z.F * l->z.C * (l->heads ? 2 : 3) + (l->heads ? 4.0 * l->z.N * l->z.C * l->z.F : 0);
-    const double pairs = l->heads ? (double)l->S * l->G * (l->T + 1.0) / 2 : 0;        /* of a query and a key that it sees */
+    const double pairs = l->heads ? (double)l->S * l->G * (l->T + 1.0) / 2 : 0;        /* of a query and a visible key */
     *forward_work = (products + 4 * pairs * l->D) / 1e9;
     *backward_work = (2 * products + 10 * pairs * l->D) / 1e9;
 }

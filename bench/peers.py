@@ -1,27 +1,27 @@
 #!/usr/bin/env python3
-"""The SMoE MLP layer of peers beside ours, on the twelve sizes of bench/layers.c: times, and their ratio.
+"""Compares the SMoE MLP layer with other implementations (peers) on the twelve sizes of bench/layers.c: times and ratios.
 
     python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [FILTER]...
     python3 bench/peers.py --attention [--ours ./bench_moe] [FILTER]...
 
-Needs a GPU and PyTorch. --path names folders where peers can be imported from; one that cannot be is skipped, with a
-line that says why. FILTER is a part of a name, as for bench_moe: sizes that have one of these are picked.
+Needs a GPU and PyTorch. --path names folders to import peers from. A peer that cannot be imported is skipped, with a line
+that says why. FILTER is part of a name, as for bench_moe; sizes that contain one of the filters are measured.
 
-A layer is routing metadata, up projection, SwiGLU, down projection and weighted sum; the router itself (logits and top-k)
-is left out for everyone. Each peer first has to agree with plain PyTorch in its output and all gradients; only then is it
-timed. Backward is (forward and backward) - forward. Clocks move with temperature and power, so all of a size take turns, us
-(./bench_moe -w, a process of its own) and each peer, for several rounds, and a time is the median of its rounds. A turn
-is a call to warm up, 30 ms of rest and five calls, timed by the GPU's clock with launches queued ahead, so that Python costs
-nothing: for everyone alike, because these products are limited by power, and who has rested has more of it. Nobody's
-caches are emptied: one call writes more than they hold. All write gradients of weights in bf16; the same multiply-adds are
-counted for everyone, 6 and 12 times N K F C.
+A layer is routing metadata, up projection, SwiGLU, down projection and weighted sum. The router itself (logits and top-k) is
+left out for all. A peer is timed only if its output and all its gradients agree with plain PyTorch. Backward is (forward and
+backward) - forward. Because clocks change with temperature and power, all implementations of a size alternate, ours
+(./bench_moe -w, a process of its own) and each peer, for several rounds; a time is the median of the rounds. A measurement is
+a warm-up call, 30 ms of rest and five calls, timed by the GPU's clock with launches queued ahead, so that Python costs nothing.
+The rest is the same for all, because these products are limited by power, and a GPU that has rested can draw more of it. Caches
+are not emptied: one call writes more than they hold. Gradients of weights are bf16 for all; the flop counted are the same, 6 and
+12 times N K F C.
 
-SonicMoE compiles its kernels anew for each size, for half a minute. So every size has a process of its own: all
-compile at once, with few tokens. When all have, for compilers at work leave no core to start launches in time, they are
-timed; sizes are dealt out to the GPUs there are, and a lock lets one after the other have its GPU.
+SonicMoE compiles its kernels for each size, which takes half a minute. Therefore every size has a process of its own, and all
+compile at the same time, with few tokens. They are timed only when all have compiled, for compilers would leave no core free to
+start launches in time. Sizes are split among the GPUs, and a lock admits one process per GPU at a time.
 
---attention: causal attention beside cuDNN's, and the FlashAttention-2 that PyTorch has, on the sizes of
-bench/attention.c, by turns likewise. All times are the GPU's own, of ten calls in a row.
+--attention: causal attention compared with cuDNN's and with the FlashAttention-2 in PyTorch on the sizes of bench/attention.c,
+also in alternation. Times are the GPU's, of ten calls in a row.
 """
 import argparse, contextlib, fcntl, os, re, select, statistics, subprocess, sys, tempfile
 
@@ -46,8 +46,8 @@ ATTENTION = [("D=128 T=1024", 16, 1024, 16, 1, 128),
              ("m12", 64, 1024, 6, 2, 64)]
 
 # ---- the peers ----------------------------------------------------------------------------------------------------------
-# Each takes the weights, up (E,2F,C) with gate rows first and down (E,C,F), and returns layer(x, p, expert) -> out, its
-# own two tensors of weights, and a function that puts a gradient of its up into the order above.
+# Each takes the weights, up (E,2F,C) with gate rows first and down (E,C,F). It returns layer(x, p, expert) -> out, its own two
+# tensors of weights, and a function that reorders a gradient of its up to the order above.
 
 
 def scattermoe(up, down, K):
@@ -84,7 +84,7 @@ def sonicmoe(up, down, K):
 
 
 def grouped_mm(up, down, K):
-    """What PyTorch itself offers: rows copied into expert order, torch._grouped_mm, copied back; the rest compiled."""
+    """PyTorch alone: rows copied into the order of experts, torch._grouped_mm, copied back; the rest compiled."""
     torch._grouped_mm
     E, C, F = down.shape
     w1, w2 = up.clone().requires_grad_(), down.clone().requires_grad_()
@@ -123,7 +123,7 @@ def inputs(N, C, F, E, K):
 
 
 def reference(x, p, expert, up, down):
-    """By definition, in f32: for each expert, the tokens that chose it."""
+    """The definition, in f32: for each expert, the tokens that chose it."""
     F, out = down.shape[2], torch.zeros_like(x)
     for e in range(len(up)):
         n, k = torch.nonzero(expert == e, as_tuple=True)
@@ -151,7 +151,7 @@ ROUNDS, CALLS = 5, 5
 
 
 def median_ms(work):
-    """Of a few calls in a row, queued while the GPU is still busy with waiting."""
+    """Of a few calls in a row, queued while the GPU sleeps."""
     work()
     torch.cuda._sleep(60_000_000)
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(CALLS)]
@@ -187,7 +187,7 @@ def peer_timer(make, size):
 
 
 class Ours:
-    """bench_moe, which times once more whenever it is asked."""
+    """bench_moe -w, which measures again for every line of its standard input."""
 
     def __init__(self, program, what, name):
         self.name = name
@@ -220,7 +220,7 @@ def check_peers(wanted):
             continue
         try:
             error = largest_error(make)
-        except Exception as e:                  # a peer may fail in any way of its own: not installed, too new a compiler
+        except Exception as e:                  # peers fail in many ways: not installed, an incompatible compiler
             print(f"{name}: skipped: {type(e).__name__}: {str(e)[:300]}", flush=True)
             continue
         right = error <= 2e-2                   # a few roundings to bf16 in a row; a wrong layer is off by 1
@@ -235,7 +235,7 @@ def compare(name, size, lock, compiled, ours, wanted):
     N, C, F, E, K = size
     try:
         if not wanted or "SonicMoE" in wanted:
-            peer_timer(sonicmoe, (1024, *size[1:]))         # only to compile; an error comes again and is shown then
+            peer_timer(sonicmoe, (1024, *size[1:]))         # only to compile; an error is raised and printed again below
     except Exception:
         pass
     torch.cuda.empty_cache()
@@ -271,7 +271,7 @@ def compare(name, size, lock, compiled, ours, wanted):
 
 
 def attention_timer(backend, B, T, G, Q, D):
-    """As peer_timer, but a call is ten: Python then queues faster than they run. Forward leaves what backward needs."""
+    """Like peer_timer, but with ten calls at a time, which Python queues faster than they run. Forward keeps what backward needs."""
     from torch.nn.attention import sdpa_kernel
     heads = lambda n: torch.randn(B, T, n, D, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     q, k, v = [heads(n).requires_grad_() for n in (Q * G, G, G)]
@@ -324,8 +324,8 @@ def main():
     parser.add_argument("--ours", default="./bench_moe")
     parser.add_argument("--peer", action="append", default=[], help="only these: " + ", ".join(n for n, _ in PEERS))
     parser.add_argument("--attention", action="store_true")
-    parser.add_argument("--lock", help=argparse.SUPPRESS)       # of the processes that this one starts, and where
-    parser.add_argument("--compiled", type=int, help=argparse.SUPPRESS)     # they say that they have compiled
+    parser.add_argument("--lock", help=argparse.SUPPRESS)       # for the processes that this one starts; --compiled:
+    parser.add_argument("--compiled", type=int, help=argparse.SUPPRESS)     # the pipe to which they write when they have compiled
     parser.add_argument("--size", help=argparse.SUPPRESS)
     parser.add_argument("filter", nargs="*")
     args = parser.parse_args()
@@ -351,11 +351,11 @@ def main():
     with contextlib.ExitStack() as opened:
         locks = [opened.enter_context(tempfile.NamedTemporaryFile("w")) for gpu in gpus]
         for lock in locks:
-            fcntl.flock(lock, fcntl.LOCK_EX)    # until it is known which peers are right, and all have compiled
-        hear, say = os.pipe()
+            fcntl.flock(lock, fcntl.LOCK_EX)    # until the peers are checked and all have compiled
+        reader, writer = os.pipe()
         children = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--lock", locks[i % len(gpus)].name,
-                                      "--compiled", str(say), "--size", name],
-                                     pass_fds=[say], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]})
+                                      "--compiled", str(writer), "--size", name],
+                                     pass_fds=[writer], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]})
                     for i, name in enumerate(name for name, *_ in SIZES if chosen(name, args.filter))]
         right = "\n".join(check_peers(args.peer))
         for lock in locks:
@@ -364,9 +364,9 @@ def main():
         print(f"{'':12s} {'':18s} forward + backward ms   TFLOP/s forward / backward / both   "
               "peer's time / ours, f / b / both", flush=True)
         compiled = 0
-        while compiled < sum(child.poll() is None for child in children):       # one that died says nothing
-            if select.select([hear], [], [], 1)[0]:
-                compiled += len(os.read(hear, len(children)))
+        while compiled < sum(child.poll() is None for child in children):       # without those that have ended
+            if select.select([reader], [], [], 1)[0]:
+                compiled += len(os.read(reader, len(children)))
         for lock in locks:
             fcntl.flock(lock, fcntl.LOCK_UN)
         for child in children:

@@ -1,10 +1,10 @@
-/* ranks.c: see ranks.h. Each rank is a thread; what is printed are rank 0's times, taken when all are through.
+/* ranks.c: see ranks.h. Each rank is a thread. Rank 0 prints its times, which end when all ranks are done.
  *
- * The rate is that of the link of one GPU, each way: whatever the algorithm, a rank has to send and receive
- * (R-1)/R of the whole x for a reduce-scatter or an all-gather, and twice that for an all-reduce. */
+ * The rate is that of one GPU's link in each direction: with any algorithm a rank has to send and receive (R-1)/R of x for a
+ * reduce-scatter or an all-gather, and twice that for an all-reduce. */
 #include "ranks.h"
 #include "layers.h"
-#include "trainee.h"
+#include "tests/model/trainee.h"
 #include "llmc/model/parallel.h"
 #include "llmc/base/random.h"
 #include "llmc/ranks/threads.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { ProcessGroup *world; const Device *dev; double seconds, alone; } Setup;    /* alone: ms of one rank's step */
+typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; } Setup;    /* alone: ms of one rank's step */
 typedef struct {                            /* one rank */
     const Device *dev;
     Comm  *comm;
@@ -22,7 +22,7 @@ typedef struct {                            /* one rank */
     void  *x;
     floatX *out, *inp, *weight;             /* of the matrix product */
     int    N, C;
-    int    product, reduction;              /* what `beside` does */
+    int    product, reduction;              /* what `both` does */
 } Bench;
 
 static void reduce_scatter(Bench *b) {
@@ -30,12 +30,12 @@ static void reduce_scatter(Bench *b) {
 }
 static void all_gather(Bench *b) { b->comm->all_gather(b->comm, b->x, b->bytes / (size_t)b->comm->size); }
 static void all_reduce(Bench *b) { b->comm->all_reduce(b->comm, b->x, b->bytes / b->dev->real_size); }
-static void beside(Bench *b) {
+static void both(Bench *b) {
     if (b->reduction) reduce_scatter(b);
     for (int i = 0; i < b->product; i++) b->dev->matmul_forward(b->out, b->inp, b->weight, b->N, b->C, b->C);
 }
 
-/* Seconds of one call, of as many as fill the time: all ranks make the same number of calls. */
+/* Seconds of a call, over at least b->seconds. All ranks make the same number of calls. */
 static double time_calls(Bench *b, void (*call)(Bench *b)) {
     int calls = 1;
     for (double taken = 0;; calls *= 2) {
@@ -69,27 +69,27 @@ static void print_rates(Bench *b) {
         }
 }
 
-/* As many products as take about the time of the reduce-scatter, then both. */
+/* A reduce-scatter, matrix products that take about as long, and both at once. */
 static void print_overlap(Bench *b) {
     b->bytes = b->dev->is_gpu ? 1 << 28 : 1 << 22;
     b->product = 1;
-    const double one = time_calls(b, beside);
+    const double one = time_calls(b, both);
     b->product = 0;
     b->reduction = 1;
-    const double reduction = time_calls(b, beside);
+    const double reduction = time_calls(b, both);
     b->reduction = 0;
     b->product = reduction > one ? (int)(reduction / one + 0.5) : 1;
     group_broadcast(b->group, &b->product, sizeof b->product);
-    const double products = time_calls(b, beside);
+    const double products = time_calls(b, both);
     b->reduction = 1;
-    const double both = time_calls(b, beside);
+    const double together = time_calls(b, both);
     if (!b->comm->rank)
-        printf("overlap         reduce_scatter of %.0f MB %.0f us, matrix products %.0f us, beside each other %.0f us: "
-               "%.0f %% of the shorter is hidden\n", (double)b->bytes / 1e6, reduction * 1e6, products * 1e6, both * 1e6,
-               100 * (reduction + products - both) / (reduction < products ? reduction : products));
+        printf("overlap         reduce_scatter of %.0f MB %.0f us, matrix products %.0f us, overlapped %.0f us: "
+               "%.0f %% of the shorter is hidden\n", (double)b->bytes / 1e6, reduction * 1e6, products * 1e6, together * 1e6,
+               100 * (reduction + products - together) / (reduction < products ? reduction : products));
 }
 
-/* One row of normal numbers, in all rows: a product of zeros takes less power, and is faster. */
+/* The same row of normal numbers everywhere. (Products of zeros draw less power and are faster.) */
 static void fill_rows(const Device *dev, void *x, int rows, int width) {
     double *values = mem_alloc((size_t)width * sizeof *values);
     const size_t row = (size_t)width * dev->floatX_size;
@@ -102,7 +102,7 @@ static void fill_rows(const Device *dev, void *x, int rows, int width) {
 static void run_rank(void *setup, int local) {
     const Setup *s = setup;
     const size_t most = s->dev->is_gpu ? (size_t)1 << 29 : (size_t)1 << 24;
-    Bench b = { .dev = s->dev, .group = group_of(s->world, local), .seconds = s->seconds };
+    Bench b = { .dev = s->dev, .group = group_of(s->processes, local), .seconds = s->seconds };
     char why[256] = "";
     const char *closed = s->dev->open(local % s->dev->count());
     if (closed || !(b.comm = s->dev->connect(b.group, why))) fail(EXIT_PEER, "%s", closed ? closed : why);
@@ -129,34 +129,28 @@ static void run_rank(void *setup, int local) {
 enum { STEPS = 15 };
 
 static double one_step(Trainee *t, int number) {
-    Model *m = &t->m;
     const double start = now();
     trainee_send(t, number);
-    model_begin_micro(m, 0);
-    trainee_learn(m);
-    model_end_micro(m, 0);
-    optimizer_update(&t->o, m);
-    parallel_gather_weights(m, 1);
-    StepResults f = model_results(m);
-    results_free(&f);
+    trainee_step(t);
+    parallel_gather_weights(&t->m, 1);
+    StepResults r = model_results(&t->m);
+    results_free(&r);
     return 1e3 * (now() - start);
 }
 
 static void train_rank(void *setup, int local) {
     Setup *s = setup;
-    const int ranks = group_size(s->world), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
+    const int ranks = group_size(s->processes), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
     const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
+    const Config c = trainee_config(descriptor, gpu ? 50304 : 256, T);
     Parallel p = { .ranks = ranks, .sharded = ranks > 1, .one_process = gpu };
     Trainee t;
-    Config c;
-    Error e;
     double ms[STEPS];
-    parallel_connect(&p, s->dev, local % s->dev->count(), s->world, local);
-    if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = gpu ? 50304 : 256;
-    c.context = T;
-    if (!trainee_open(&t, s->dev, &c, (Lesson){ B, T, 0, 1, REAL, FLOATX, 0, ranks > 1 ? &p : NULL }))
+    parallel_connect(&p, s->dev, local % s->dev->count(), s->processes, local);
+    if (!trainee_open(&t, s->dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .parallel = ranks > 1 ? &p : NULL }))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
+    t.m.balance_coef = 0.01f;
+    t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
     for (int shared = 0; shared <= (ranks > 1 && gpu); shared++) {
         if (shared) parallel_register_memory(&t.m);
         for (int i = 0; i < 3; i++) one_step(&t, i);
@@ -174,13 +168,13 @@ static void train_rank(void *setup, int local) {
     trainee_close(&t);
 }
 
-/* The same for each number of ranks. */
+/* Runs work on each of `ranks` threads. */
 static void with_ranks(Setup *s, int ranks, void (*work)(void *setup, int local)) {
     const GroupOptions o = { .launch = { .launcher = "none", .processes = 1 }, .ranks = ranks, .version = "", .settings = "" };
     Error e;
-    if (!(s->world = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
+    if (!(s->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
     threads_run(ranks, work, s);
-    group_leave(s->world);
+    group_leave(s->processes);
 }
 void bench_ranks(const Device *dev, double seconds) {
     const int most = dev->is_gpu ? dev->count() : 4;

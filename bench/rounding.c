@@ -1,5 +1,5 @@
-/* rounding.c: what whole tiles are worth: an SMoE MLP layer with few rows an expert, its routing plain and rounded by each rule. The
- * layer is the model's own, with router and plan; what those take is also told apart. */
+/* rounding.c: what do whole tiles gain? An SMoE MLP layer with few rows per expert, its routing as chosen and rounded by each
+ * rule. The layer is the model's own, with router and plan; the time of routing is also printed alone. */
 #include "layers.h"
 #include "llmc/model/model.h"
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 enum { RULES = ROUND_DOWN + 1, RUNS = 9, PARTS = 4 };
 
-/* What the model's joins do with it, but for the norm. */
+/* What add_norm_forward and add_norm_backward do with it, without the norm. */
 static void add_up(Model *m, Sum s) {
     const int N = m->batch.N, C = m->config.channels;
     if (s.plan) m->dev->combine_forward(m->s.dnormed[0], s.rows, s.weight, s.bias, s.plan, C, GROUPED);
@@ -25,15 +25,11 @@ static void work(Model *m, int part) {
 }
 
 void bench_rounding(const Device *dev) {
-    Config c;
+    Config c = trainee_config(dev->is_gpu ? "m1:c4096h32a1e256k4f1024" : "m1:c128h4a1e16k4f64", 256, 1024);
     Model m;
-    Error e;
     static double ms[RULES][PARTS][RUNS], took[RULES][PARTS];
     double rows[RULES];
-    if (!config_parse(&c, dev->is_gpu ? "m1:c4096h32a1e256k4f1024" : "m1:c128h4a1e16k4f64", &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = 256;
-    c.context = 1024;
-    c.rounding = ROUND_UP;                                  /* room for the most */
+    c.rounding = ROUND_UP;                                  /* buffers for the most rows */
     model_plan_training(&m, dev, &c, dev->is_gpu ? 16 : 1, c.context, 0, 1, FLOATX, NULL);
     if (!model_allocate(&m)) { puts("rounding: does not fit into this device's memory"); return; }
     const size_t NC = (size_t)m.batch.N * (size_t)c.channels;
@@ -44,10 +40,10 @@ void bench_rounding(const Device *dev) {
     fill_normal(dev, m.s.dresid, NC, 3, 0.1);
     m.batch.phase = PHASE_FIRST;
     m.balance_coef = 0.01f;
-    printf("\nSMoE MLP layer on %s, routing rounded: N,C,F,E,K = %d,%d,%d,%d,%d; median ms of %d, rules by turns\n"
+    printf("\nSMoE MLP layer on %s, routing rounded: N,C,F,E,K = %d,%d,%d,%d,%d; median ms of %d, rules in alternation\n"
            "%-12s %8s %9s %9s %9s %9s %9s\n", dev->name, m.batch.N, c.channels, c.width, E, c.topk, RUNS, "rule", "rows", "forward",
-           "backward", "(routing", "of them)", "÷ off");
-    for (int run = -1; run < RUNS; run++)                   /* the first is not counted */
+           "backward", "route fwd", "route bwd", "speed-up");
+    for (int run = -1; run < RUNS; run++)                   /* the first warms up */
         for (int rule = 0; rule < RULES; rule++) {
             m.config.rounding = rule;
             m.rounds = rule != ROUND_OFF;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# scaling.sh: what docs/scaling.md predicts, measured on the GPUs of this machine: weak scaling over 1, 2, 4, ... of them,
-# the same losses on any number, the same bits twice, and the time until all is over when a process is killed.
+# scaling.sh: measures on the GPUs of this machine what docs/scaling.md predicts: weak scaling over 1, 2, 4, ... of them, the same
+# losses on any number, the same bits in two runs, and the time from one process being killed to the others exiting.
 #   make train_moe && sh bench/scaling.sh | tee bench/results/scaling.txt
 # Settings by environment: RANKS="1 2 4"  MODEL=m12:e64k8f256  BATCH=32  SEQ=1024  STEPS=40  DEVICE=cuda  LOSSES=200  PATIENCE=60 (s)
 set -u
@@ -12,20 +12,20 @@ most=$(echo $RANKS | tr ' ' '\n' | sort -n | tail -1)
 nvidia-smi -L 2> /dev/null
 echo "# $(git describe --always --dirty 2> /dev/null) $MODEL B=$BATCH T=$SEQ on each rank, ranks $RANKS"
 
-# Random tokens below 50,176, and one that is 50,256: the speed does not depend on what is learned.
+# Random tokens below 50,176, and one 50,256: the speed does not depend on the data.
 { head -c 8000000 /dev/urandom | LC_ALL=C tr -d '\304-\377' | head -c 4000000; printf '\120\304'; } > "$work/train.bin"
 head -c 400000 "$work/train.bin" > "$work/val.bin"
 
-# The median of the steps after the first ten, in ms. The run is cut off there: nothing of it needs to be saved.
+# median FOLDER: of the steps after the first ten, in ms.
 median() { grep '"event": "step"' "$1/log.jsonl" | sed 's/^.*"ms": \([0-9.]*\).*$/\1/' | tail -n +11 | sort -n | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }'; }
-timed() {                               # timed FOLDER OPTIONS...
+timed() {                               # timed FOLDER OPTIONS...: runs $STEPS steps, then kills the run
     folder=$1; shift
     "$train" -i "$work/train.bin" -j "$work/val.bin" -e "$MODEL" -b "$BATCH" -t "$SEQ" -d 0 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" \
         "$@" -o "$folder" > "$work/said" 2>&1 & run=$!
     until=$(($(date +%s) + PATIENCE))
     until grep -q "^s:$STEPS " "$folder/main.log" 2> /dev/null; do
         kill -0 $run 2> /dev/null || { grep error "$work/said"; return 1; }
-        [ "$(date +%s)" -lt $until ] || { kill -9 $run; wait $run 2> /dev/null; echo "$* did not get on"; return 1; }
+        [ "$(date +%s)" -lt $until ] || { kill -9 $run; wait $run 2> /dev/null; echo "$*: no $STEPS steps in $PATIENCE s"; return 1; }
         sleep 0.1
     done
     kill -9 $run; wait $run 2> /dev/null; return 0
@@ -45,17 +45,17 @@ for n in $RANKS; do
     done
 done
 
-# One global batch of 48 sequences on all numbers of ranks, of the text of this project: with the same micro-batches in the same
-# order (-rp 1), and as usual.
+# The same global batch of 48 sequences, of this project's sources, on each number of ranks: with -rp 1 (the same micro-batches in
+# the same order), and without.
 cat llmc/*/*.c > "$work/text.txt"
 echo; echo "type       options        ranks   largest and mean difference of $LOSSES losses from those of one rank; fingerprint, of two runs"
 for device in $DEVICE-f32 $DEVICE-bf16; do for ordered in 1 0; do
     for n in $RANKS; do
         options="-rp $ordered -b $((48 / (ordered ? most : n)))"
-        for turn in 1 2; do
+        for repeat in 1 2; do
             "$train" -i "$work/text.txt" -e m4 $options -t 128 -d 6144 -x "$LOSSES" -v 1000000 -m 1 -s 0 -nb 0 -dr 0 -dv "$device" \
                 -ng "$n" -o "$work/$device-$n" -y 0 > "$work/said" 2>&1 || tail -3 "$work/said"
-            sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$work/$device-$n/log.jsonl" > "$work/print$turn"
+            sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$work/$device-$n/log.jsonl" > "$work/print$repeat"
         done
         grep '"event": "step"' "$work/$device-$n/log.jsonl" | sed 's/^.*"loss": \([^,]*\),.*$/\1/' > "$work/losses-$n"
         paste "$work/losses-${RANKS%% *}" "$work/losses-$n" | awk -v d="$device" -v o="$options" -v n="$n" -v f="$(cat "$work/print1" "$work/print2" | tr '\n' ' ')" \
@@ -72,6 +72,11 @@ for i in 0 1; do
     "$train" -i "$work/text.txt" -e m4 -b 8 -t 128 -x 1000000 -v 1000000 -s 0 -dv "$DEVICE" $LOCAL -o "$work/killed" > "$work/process$i" 2>&1 &
     eval process$i=$!
 done
-until grep -q 'step  *20/' "$work/process0"; do kill -0 $process0 || break; sleep 0.1; done
+tries=0
+until grep -q 'step  *20/' "$work/process0"; do
+    kill -0 $process0 || break
+    tries=$((tries + 1)); [ $tries -lt $((10 * PATIENCE)) ] || { echo "two processes: no 20 steps in $PATIENCE s"; kill -9 $process0 $process1; exit 1; }
+    sleep 0.1
+done
 start=$(date +%s%N); kill -9 $process1; wait $process0; code=$?
 echo; echo "a process killed: the other ended $(( ($(date +%s%N) - start) / 1000000 )) ms later with exit code $code: $(grep error "$work/process0" | cut -c1-90)"

@@ -4,14 +4,14 @@
     python3 bench/tiles.py [STEP]...
 
 STEP is what bench_moe -step takes: "layers" (the twelve sizes of bench/layers.c), m12, ...; without any, those two. A line for
-each product of routed rows: its time as it is chosen (kernels/cuda/hopper/rows.cu, rows_product and shares), and with each choice
-forced: tiles of 128, 192 and 256 columns, or, of a weight's gradient, rows summed in 1 to 4 shares. The last column: time as
-chosen / that of the best. Needs an H100 or H200 and nvcc; takes five minutes.
+each product of routed rows: its time as chosen (kernels/cuda/hopper: rows_product in rows.cu, splits_of in weight.cu), and with
+each choice forced: tiles of 128, 192 and 256 columns; for the gradient of a weight, 1 to 4 splits of the rows. The last column:
+time as chosen / best time. Needs an H100 or H200 and nvcc; takes five minutes.
 """
 import os, pathlib, re, shutil, statistics, subprocess, sys
 
 COLUMNS = ["TILE_COLUMNS=128", "TILE_COLUMNS=192", "TILE_COLUMNS=256"]
-SHARES = ["TILE_SHARES=1", "TILE_SHARES=2", "TILE_SHARES=3", "TILE_SHARES=4"]
+SPLITS = ["TILE_SPLITS=1", "TILE_SPLITS=2", "TILE_SPLITS=3", "TILE_SPLITS=4"]
 CHOSEN = "as chosen"
 
 
@@ -21,11 +21,12 @@ def make(choice=""):
 
 
 def build(choice, usual):
-    """The path of a bench_moe with that choice, made of the usual one's objects but for the file where it is made."""
+    """The path of a bench_moe with that choice: the usual one's objects, but for the two files that read the choice."""
     objects = usual.parent.parent / choice.replace("=", "-")
     shutil.rmtree(objects, ignore_errors=True)
     shutil.copytree(usual.parent.parent, objects, ignore=lambda folder, names: [n for n in names if n.startswith("TILE_")])
-    (objects / "BF16/kernels/cuda/hopper.o").unlink()
+    for name in "rows", "weight":
+        (objects / f"BF16/kernels/cuda/hopper/{name}.o").unlink()
     return make(choice)
 
 
@@ -42,12 +43,12 @@ def products(program, step):
 
 def main():
     usual = make()
-    programs = {CHOSEN: usual} | {choice: build(choice, usual) for choice in COLUMNS + SHARES}
+    programs = {CHOSEN: usual} | {choice: build(choice, usual) for choice in COLUMNS + SPLITS}
     make()
     for step in sys.argv[1:] or ["layers", "m12"]:
         times = {choice: products(program, step) for choice, program in programs.items()}
         again = products(programs[CHOSEN], step)
-        for choices, wanted in (COLUMNS, lambda op: op != "backward_weight"), (SHARES, lambda op: op == "backward_weight"):
+        for choices, wanted in (COLUMNS, lambda op: op != "backward_weight"), (SPLITS, lambda op: op == "backward_weight"):
             print(f"{'ms':86s}   chosen   {'  '.join(c.split('_')[1].lower().rjust(11) for c in choices)}   chosen / best")
             for (size, op, sizes), first in times[CHOSEN].items():
                 if wanted(op):

@@ -1,5 +1,5 @@
-/* compound.h: the operations of kernels.h that are made of others, made of those. A device that has no better way fills its
- * table with them; one that has a kernel for some sizes only calls them for the rest. */
+/* compound.h: the compound operations of kernels.h, made of other operations. A device without kernels for them fills its table
+ * with these; a device with kernels for some sizes calls these for the others. */
 #ifndef KERNELS_COMPOUND_H
 #define KERNELS_COMPOUND_H
 #include "kernels.h"
@@ -15,7 +15,7 @@ void compound_add_norm_forward(const Device *d, OUT floatX *out, OUT real *rstd,
                                const Sum *s, Dropout dropout, Norm norm, int N, int C);
 void compound_add_norm_backward(const Device *d, ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, floatX *const scratch[2],
                                 const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C);
-int  compound_decode_fits(int N, int C, int F, int E, int K);       /* 0: then nobody asks for the other decode_* */
+int  compound_decode_fits(int N, int C, int F, int E, int K);       /* 0 */
 #ifdef __cplusplus
 }
 #endif

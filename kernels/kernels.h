@@ -6,10 +6,10 @@
  *
  * True for every function:
  *   - outputs first, then inputs, then sizes; matrices are row-major; weights are (out, in), as in the files on disk;
- *   - OUT is overwritten, ACC is accumulated into, the rest is only read; outputs overlap nothing unless it says so;
- *   - offsets are computed in 64 bits; any size from 0 (rows) or 1 (columns) up is an ordinary input;
- *   - sums run in `real` and in an order that depends on the sizes only: same inputs, same bits, any thread count;
- *   - work is queued on the device's one stream. Only download, sync and the *_to_double functions wait;
+ *   - OUT is overwritten, ACC is accumulated into, the rest is only read; outputs do not alias anything unless stated;
+ *   - offsets are computed in 64 bits; any number of rows from 0 up and of columns from 1 up is valid;
+ *   - sums are `real`, in an order that depends on the sizes only: the same inputs give the same bits with any thread count;
+ *   - work is queued on the device's one stream. Only download, collect, sync and the *_to_double functions wait;
  *   - what changes from step to step (data, dropout's key, the optimizer's settings) is read from device memory, not
  *     passed by value, so that a step can be recorded once and replayed.
  *
@@ -17,41 +17,41 @@
  *        E experts, K experts per token, S = N*K slots, F expert width, O outputs of a product,
  *        G key/value heads, Q query heads per key/value head, D head size.
  *
- * A slot is a (token, choice) pair: slot s = n*K + k. A row is a place in expert order: the rows of expert e are
- * [start[e], start[e+1]), and within an expert they keep slot order. Where routing is rounded (Rounding) tokens own as many
- * slots as experts took them, and S is the most there can be: buffers have S rows, of which start[E] are used.
+ * A slot is a (token, choice) pair: slot s = n*K + k. Rows are slots in the order of experts: expert e has rows
+ * [start[e], start[e+1]), in the order of slots. Where routing is rounded (Rounding), a token has one slot for each expert that
+ * keeps it, and S is an upper bound: buffers have S rows, of which start[E] are used.
  *
- * Error bounds are relative to the same operation in f64 on the same inputs, and hold for f32 (unit: eps = 2^-24)
- * and bf16 (eps = 2^-8, one rounding of each stored value) alike; "exact" means bit for bit. */
+ * Error bounds are relative to the same operation in f64 on the same inputs, and hold for f32 (eps = 2^-24) and for bf16
+ * (eps = 2^-8, one rounding of each stored value); "exact" means bit for bit. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include <stddef.h>
 #include <stdint.h>
 
-#ifndef KERNELS_IMPLEMENTATION          /* the host moves these, it never looks inside */
+#ifndef KERNELS_IMPLEMENTATION          /* opaque to the host */
 typedef struct floatX floatX;           /* weights and activations: f32, bf16 or f64 */
 typedef struct real   real;             /* statistics, routing weights, gradients of weights: f32, or f64 on cpu-f64 */
 #endif
 #define OUT                             /* x  = ... */
 #define ACC                             /* x += ... */
 
-/* How the rows of a ParallelLinear operand lie in memory. */
+/* The order of the rows of a ParallelLinear operand in memory. */
 typedef enum {
     BY_TOKEN,                           /* (N,.)  one row per token, read by each of its K slots */
     BY_SLOT,                            /* (S,.)  row of slot n*K + k */
     GROUPED                             /* (S,.)  sorted by expert */
 } Rows;
 
-/* One router's decision about one batch, as every ParallelLinear of its layer needs it. Filled by route_plan. */
+/* One router's decision about one batch, as every ParallelLinear of its layer needs it. Filled by route_plan or route_round. */
 typedef struct {
     int N, E, K, S;
-    int *start;                         /* (E+1)  rows of expert e: start[e] .. start[e+1]-1 */
+    int *start;                         /* (E+1)  expert e has rows start[e] .. start[e+1]-1 */
     int *slot_of_row, *token_of_row;    /* (S)    token = slot / K, unless rounded */
     int *row_of_slot;                   /* (S)    the inverse of slot_of_row */
-    int *first;                         /* (N+1)  slots of token n: first[n] .. first[n+1]-1; NULL: n*K .. n*K + K-1 */
+    int *first;                         /* (N+1)  token n has slots first[n] .. first[n+1]-1; NULL: n*K .. n*K + K-1 */
 } Plan;
 
-/* The nonlinearity of an expert. `pre` is what the up projection makes: gate and up halves for the gated kind. */
+/* The nonlinearity of an expert. pre: the output of the up projection; for the gated kind its halves are gate and up. */
 typedef enum {
     SWIGLU,                             /* act = silu(gate) * up      pre (.,2F): gate columns first */
     GELU,                               /* act = gelu(pre), tanh form pre (.,F) */
@@ -59,29 +59,27 @@ typedef enum {
     IDENTITY                            /* act = pre                  pre (.,F): attention experts have none */
 } Activation;
 
-/* From router logits to the K weights of a token. Experts are chosen by the largest score + bias; where those are
- * equal by the larger logit, then the lower id.
- * p = softmax(logits) over all E, T the chosen set. */
+/* From router logits to the K weights of a token. The experts with the largest score + bias are chosen, of equal ones those with
+ * the larger logit, then the lower id. p: softmax of the logits over all E. */
 typedef enum {
     TOPK_SOFTMAX,                       /* weight = softmax of the K chosen logits (JetMoE, Mixtral, Granite) */
-    SOFTMAX_TOPK,                       /* weight = p of the chosen, sums to less than one (OLMoE, Switch) */
-    SIGMOID_TOPK                        /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
+    SOFTMAX_TOPK,                       /* weight = p of the chosen; they sum to less than one (OLMoE, Switch) */
+    SIGMOID_TOPK,                       /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
+    SIGMOID_EACH                        /* weight = sigmoid(logit) (Llama 4). From SIGMOID_TOPK on scores are sigmoids */
 } Scores;
+#define SUMS_TO_ONE(scores) ((scores) == TOPK_SOFTMAX || (scores) == SIGMOID_TOPK)
 
-/* Products take rows by the tile, and an expert's last one is seldom full. Rounding the routing to whole tiles makes it so
- * while a model is trained. Of an expert that f tokens chose, with lo <= f <= hi the multiples of the tile around f, it keeps */
+/* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an
+ * expert chosen by f tokens, lo <= f <= hi the neighbouring multiples of the tile, keeps this many: */
 typedef enum {
     ROUND_OFF,                          /* f */
-    ROUND_NEAREST,                      /* the nearer one; lo in the middle */
+    ROUND_NEAREST,                      /* the nearer of lo and hi; lo in the middle */
     ROUND_STOCHASTIC,                   /* hi with probability (f - lo) / tile: f on average */
-    ROUND_SCORE,                        /* the same of probabilities instead of tokens: what the tokens have that lo would
-                                         * drop, over that of them and those that hi would add */
-    ROUND_BALANCED,                     /* the one with which all experts up to here, together, are nearest to their choices */
     ROUND_UP, ROUND_DOWN                /* hi; lo */
 } Rounding;
-enum { ROW_TILE = 128 };                    /* rows that the products of a GPU take at a time */
+enum { ROW_TILE = 128 };                /* rows of a tile in the products of a GPU */
 
-/* Which key/value head a query head attends with. */
+/* Which key/value head a query head uses. */
 typedef enum {
     HEADS_TILED,                        /* head r*G + g uses g: the K slots of a mixture of attention heads (JetMoE) */
     HEADS_GROUPED                       /* head g*Q + r uses g: grouped-query attention (Llama, Mixtral) */
@@ -90,21 +88,21 @@ typedef enum {
 /* An RMSNorm: weight (C). */
 typedef struct { const floatX *weight; float eps; } Norm;
 
-/* A router: weight (E,C), bias (E) or NULL, added to the scores for choosing only. weight NULL: there is none, E = K = 1. */
+/* A router: weight (E,C); bias (E) or NULL, added to the scores for choosing only. weight NULL: no router, E = K = 1. */
 typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; } Router;
 
-/* What it chose for N tokens: (N,K) each. */
+/* A router's choice for N tokens: (N,K) each. */
 typedef struct { int *expert; real *weight; } Choice;
 
-/* Dropout at one site of the model. p in [0,1); key: of this batch, in device memory; NULL if p is 0. site: a number that no
- * other site has. */
+/* Dropout at one site of the model. p: in [0,1). key: of this batch, in device memory; NULL if p is 0. site: a different number
+ * for each site. */
 typedef struct { float p; const uint64_t *key; int site; } Dropout;
 
-/* A sub-layer's result before it is summed. Forward, the answers of a token's experts: rows by weight, plus bias. Backward,
- * the addends of the gradient of its input: rows, and products that are still to be made. */
-typedef struct { const floatX *dout, *weight; int O; } Term;   /* dout weight, of (N,O) and (O,C) */
+/* A sub-layer's result before it is summed. Forward: the outputs of a token's experts, by weight, plus bias. Backward: the addends
+ * of the gradient of its input: rows, and products that are still to be computed. */
+typedef struct { const floatX *dout, *weight; int O; } Term;   /* the product of dout (N,O) and weight (O,C) */
 typedef struct {
-    const floatX *rows;                 /* (S,C) GROUPED, or, without a plan, (N,C); NULL: none */
+    const floatX *rows;                 /* (S,C) GROUPED; without a plan (N,C); NULL: none */
     const Plan   *plan;
     const real   *weight;               /* (S)  NULL: ones */
     const floatX *bias;                 /* (C)  NULL: zeros */
@@ -115,25 +113,25 @@ static inline void sum_add(Sum *s, const floatX *dout, const floatX *weight, int
     s->terms++;
 }
 
-/* Overwrite or accumulate, where a caller needs both; and, of gradients of weights, overwrite as floatX: one rounding more. */
+/* Overwrite or accumulate. SET_ROUNDED, for gradients of weights only: overwrite, as floatX, which rounds once more. */
 typedef enum { SET, ADD, SET_ROUNDED } Write;
 
-typedef enum { REAL, FLOATX } Dtype;     /* what an array of numbers that a caller chooses the type of is made of */
+typedef enum { REAL, FLOATX } Dtype;    /* element type of an array whose type the caller chooses */
 
-/* A learnable tensor, or a rank's share of one, as the optimizer sees it: a range of the flat parameter arena. */
+/* A learnable tensor, or a rank's shard of one, as the optimizer sees it: a range of the flat parameter arena. */
 typedef struct {
-    size_t offset, count;               /* elements; of the weight */
+    size_t offset, count;               /* of the weight, in elements */
     float  decay;                       /* 0 or 1 */
-    size_t shift;                       /* master, m and v begin at offset - shift: of ranks that share the optimizer's
-                                         * state each keeps its own parts only, one after the other */
-    Dtype dtype;                      /* what its gradient is made of, */
-    size_t gradient;                    /* and where that begins, in elements of that kind; aligned as the weight is */
-    float  rate;                        /* of the learning rate */
+    size_t shift;                       /* master, m and v begin at offset - shift: where ranks shard the optimizer's state, each
+                                         * stores only its own shards, contiguously */
+    Dtype dtype;                        /* of its gradient */
+    size_t gradient;                    /* where that begins, in elements of that dtype; aligned as the weight is */
+    float  rate;                        /* multiplies the learning rate */
     size_t without_v;                   /* elements before it that have no v: v begins at offset - shift - without_v */
     size_t at;                          /* of a matrix, or a part of one: where it is in Muon's buffers */
 } Segment;
 typedef struct {
-    float lr, beta1, beta2, eps, decay; /* decay: decoupled, multiplied by the segment's */
+    float lr, beta1, beta2, eps, decay; /* decay: decoupled; multiplied by the segment's decay */
     float clip;                         /* largest global gradient norm; 0: no clipping */
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
     uint64_t key;                       /* of this update's stochastic rounding */
@@ -153,14 +151,14 @@ typedef struct {
 } MuonBuffers;
 enum { MUON_SUMS = 32, MUON_MATRICES = 1 << 15 };         /* count: at most so many */
 
-typedef struct Recording Recording;     /* work that can be replayed; the device's own */
-typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited for the device, and read from it */
+typedef struct Recording Recording;     /* work that can be replayed; opaque */
+typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited in sync, and in the functions that read */
 
-typedef struct Comm Comm;               /* one rank among several, and */
-typedef struct Group Group;             /* how their hosts reach each other: kernels/comm.h */
+typedef struct Comm Comm;               /* one of several ranks: kernels/comm.h */
+typedef struct Group Group;             /* the ranks' hosts: kernels/comm.h */
 
-/* How the next token is drawn: from the most likely ones, as few as have probability top_p together, at most top_k, none
- * less likely than min_p times the largest. */
+/* How the next token is drawn: from the most likely tokens, as few as have probability top_p together, at most top_k, each at least
+ * min_p times as likely as the first. */
 typedef struct {
     float temperature;                  /* 0: the most likely token */
     float top_p, min_p;                 /* 1, 0: off */
@@ -175,12 +173,12 @@ struct Device {
     int    is_gpu;
 
     /* ---- memory: pointers are the device's; host pointers are called host ------------------------------------- */
-    /* For the calling thread: everything else it calls works on the which-th of them. NULL if usable, else why not. */
+    /* The calling thread will use the which-th device of this kind. NULL, or why it cannot. */
     const char *(*open)(int which);
-    int   (*count)(void);                                          /* GPUs here; a CPU is one, which threads may share */
-    void *(*alloc)(size_t bytes);                                  /* zeroed; NULL when there is not enough */
+    int   (*count)(void);                                          /* GPUs of this machine; CPUs: 1, for any number of threads */
+    void *(*alloc)(size_t bytes);                                  /* zeroed; NULL if there is not enough memory */
     void  (*release)(void *p);
-    size_t (*memory)(void);                                        /* bytes that alloc could give now; 0: unknown */
+    size_t (*memory)(void);                                        /* bytes that alloc can provide now; 0: unknown */
     void  (*upload)(void *dst, const void *host, size_t bytes);
     void  (*download)(void *host, const void *src, size_t bytes);
     void  (*copy)(void *dst, const void *src, size_t bytes);
@@ -191,32 +189,32 @@ struct Device {
     void  (*reals_from_double)(real *dst, const double *host, size_t n);
     void  (*reals_to_double)(double *host, const real *src, size_t n);
 
-    /* post: a copy to the host begins when its turn comes; collect: waits for it, and for nothing that was queued after
-     * it. slot: 0 or 1, so that two can be under way. */
+    /* post queues a copy to the host; collect waits for it, but not for work that was queued after it. slot: 0 or 1, so that two
+     * copies can be in flight. */
     void  (*post)(int slot, const void *src, size_t bytes);
     void  (*collect)(void *host, int slot, size_t bytes);
 
-    Waits (*waits)(void);                                          /* so far: by sync; by download and *_to_double */
-    /* What the program is about to do, in a few words, for messages about errors of the device; kept until the next call.
-     * NULL on a CPU, which has no such errors. */
+    Waits (*waits)(void);                                          /* so far: by sync; by download, collect and *_to_double */
+    /* What the program is about to do, in a few words, for error messages of the device. Copied. NULL on a CPU, which has no such
+     * errors. */
     void  (*set_activity)(const char *what);
-    /* mark(i) notes the moment when all work queued before it is done; after sync, elapsed tells the seconds between
-     * two of them. i counts from 0. NULL on a CPU, where calls return when their work is done. */
+    /* mark(i), i = 0, 1, ..., records the time when all work queued before it is done. After sync, elapsed returns the seconds
+     * between two marks. NULL on a CPU, where calls return when their work is done. */
     void   (*mark)(int i);
     double (*elapsed)(int from, int to);
 
-    /* ---- recording: work is queued once without being done, then done as a whole as often as wanted ---------------
+    /* ---- recording: work is queued once without being done, then done as a whole any number of times --------------
      * Starting a kernel costs the host microseconds; starting a recording of a thousand of them costs as much as one.
-     * To be recorded, work must have run before with the same sizes (that is when libraries are opened and scratch
-     * memory grows), and between begin and end only operations, copy and zero are allowed: nothing that allocates,
-     * waits, or sends from the host. A replay does the same on the same addresses; what is to differ must be read from
-     * memory. Where work cannot be recorded nothing was done: queue it again. All four are NULL on a CPU. */
-    const char *(*record_begin)(void);                             /* NULL if it records now, else why it cannot */
+     * Work must have run with the same sizes before it is recorded, because libraries are opened and scratch memory grows at that
+     * time. Between begin and end only operations, copy and zero are allowed: nothing that allocates, waits, or uploads. A replay
+     * does the same at the same addresses; values that differ between replays must be read from memory. If recording fails
+     * nothing was done: queue the work again. All four are NULL on a CPU. */
+    const char *(*record_begin)(void);                             /* NULL, or why it cannot record */
     Recording  *(*record_end)(const char **why);                   /* NULL, and why, if something could not be recorded */
     void (*replay)(const Recording *r);
     void (*record_free)(Recording *r);
-    /* ---- ranks: a Comm with all other ranks, which call this too, each in its own thread after open. NULL and why
-     * if that cannot be. */
+
+    /* ---- ranks: connects all ranks; each calls this in its own thread, after open. NULL, and why, if it fails. */
     Comm *(*connect)(Group *group, char why[256]);
 
     /* ---- embedding: out[n] = weight[token[n]].   out (N,C)  weight (V,C)  token (N) in [0,V) -------------------
@@ -232,20 +230,34 @@ struct Device {
                              Norm norm, const real *rstd, int N, int C);
 
     /* ---- rope: rotate pairs (i, i + D/2) of each head by position * theta^(-2i/D), in place ---------------------
-     * table (T,D/2,2) cos and sin for positions 0..T-1.   x (N,stride), of which the first heads*D of each row are
-     * rotated.   position (N).   direction +1, or -1 to undo (which is also the backward). D even.   error: 2 eps
+     * table (T,D/2,2): cos and sin for positions 0..T-1.   x (N,stride): the first heads*D of each row are rotated.
+     * position (N).   direction: +1, or -1 to undo it (which is also the backward). D even.   error: 2 eps
      * Source: Su et al. 2021, arXiv 2104.09864. */
     void (*rope_table)(OUT real *table, float theta, int T, int D);
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
+    /* ---- norm_rope: rmsnorm of every head, then rope, in place --------------------------------------------------------
+     * x (N,stride), of which the first heads*D of each row are heads of D; norm.weight (D) is the same for all of them.
+     * before (N,heads,D), or NULL: what x held, for backward. backward: dx, a gradient of the result on entry, becomes that of
+     * x.   error: 4 eps forward, 16 eps backward (norm-wise). Source: Qwen3, arXiv 2505.09388. */
+    void (*norm_rope_forward )(floatX *x, OUT floatX *before, const real *table, const int *position, Norm norm, int N,
+                               int stride, int heads, int D);
+    void (*norm_rope_backward)(floatX *dx, ACC real *dweight, const floatX *before, const real *table, const int *position,
+                               Norm norm, int N, int stride, int heads, int D);
+
+    /* ---- columns of a wider matrix.   x (N,stride)   part (N,width) --------------------------------------------------
+     * columns_add: x[n,from+i] += part[n,i].   columns_take: part[n,i] = x[n,from+i].   error: one rounding; exact */
+    void (*columns_add )(ACC floatX *x, const floatX *part, int N, int stride, int from, int width);
+    void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
+
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
-     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/basic.c).
+     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/dropout.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
     void (*dropout )(OUT floatX *out, const floatX *inp, Dropout d, size_t n);
 
     /* ---- matmul: out = inp weight^T.   out (N,O)  inp (N,C)  weight (O,C) ---------------------------------------
-     * dweight: of reals, or, how SET_ROUNDED, of floatX.   error: sqrt(reduction) * 2 eps_f32 + eps */
+     * dweight holds reals, or floatX if how == SET_ROUNDED.   error: sqrt(reduction) * 2 eps_f32 + eps */
     void (*matmul_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O);
     void (*matmul_backward_input )(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C,
                                    int O, Write how);
@@ -254,10 +266,10 @@ struct Device {
 
     /* ---- ParallelLinear: every slot's row times its expert's matrix, out = inp weight[e]^T ----------------------
      * weight (E,O,C).   inp: any Rows layout;   out: BY_SLOT or GROUPED.
-     * Rows are read and written where they lie: nothing is padded, sorted or copied in memory.
-     * backward_input is the same product with weight[e]: dout in any layout (BY_TOKEN: one upstream row serves the K
-     * slots of its token), dinp BY_SLOT or GROUPED; what a BY_TOKEN input needs, the sum over K, is combine_forward.
-     * backward_weight: dweight[e] = or += sum over the rows of e of dout^T inp; of an empty expert: zeros.
+     * Rows are read and written in place: nothing is padded, sorted or copied in memory.
+     * backward_input is dinp = dout weight[e]: dout in any layout (BY_TOKEN: the K slots of a token have the same row), dinp
+     * BY_SLOT or GROUPED. The sum over K that a BY_TOKEN input needs is combine_forward.
+     * backward_weight: dweight[e] = or += sum over the rows of e of dout^T inp; zeros for an expert without rows.
      * Source: Tan et al. 2024, ScatterMoE, arXiv 2403.08245.   error: as matmul; cost 2*S*C*O flop each */
     void (*parallel_linear_forward        )(OUT floatX *out, const floatX *inp, const floatX *weight,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows);
@@ -272,24 +284,31 @@ struct Device {
      * expert (N,K) by descending score + bias   weight (N,K)   lse (N) log sum exp of the logits, for the losses
      * forced: slot s takes expert s mod E instead (benchmarks: perfect balance)
      * backward: dlogits from dweight, plus the gradients of balance * balance_loss and zloss * z_loss (see
-     * router_losses), load counted as constant. first: the plan's, or NULL.   error: expert exact, the rest 8 eps_f32 */
+     * router_losses), with load as a constant. first: the plan's, or NULL.   error: expert exact, the rest 8 eps_f32 */
     void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
                             Scores scores, int forced, int N, int E, int K);
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);
 
+    /* ---- route_extend: experts that every token has, before those that it chose, and a scale of the weights ------------
+     * expert, weight (N, always + K): experts 0..always-1 with weight 1, then always + chosen with scale * chosen_weight (N,K).
+     * backward: dchosen (N,K) = scale * the last K columns of dweight (N, always + K).   error: exact; one rounding */
+    void (*route_extend)(OUT int *expert, OUT real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
+                         int always, int K);
+    void (*route_extend_backward)(OUT real *dchosen, const real *dweight, float scale, int N, int always, int K);
+
     /* ---- route_plan: stable counting sort of the S slots by expert ------------------------------------------------
-     * fills plan (whose arrays the caller owns; N, E, K, S set) and load (E), slots per expert.   error: exact */
+     * Fills plan and load (E), slots per expert. The caller owns plan's arrays and has set N, E, K, S.   error: exact */
     void (*route_plan)(OUT Plan *plan, OUT int *load, const int *expert);
 
     /* ---- route_round: a plan whose experts have whole tiles ---------------------------------------------------------
      * choice (N,K) is router_forward's. Every expert ranks all tokens: those that chose it before those that did not; then by
-     * score, logit - lse (SIGMOID_TOPK: logit) as a float without its last bit; then the lower token. It keeps as many of
-     * the first as the rule says; or, if there are fewer than hi tokens at all, those that chose it. A token's slots are the
-     * experts that keep it, in ascending order, maybe none.
-     * fills plan, with first; expert (S), weight (S) as in router_forward, over the experts that keep the token; load (E):
-     * choices per expert. key: of this batch, in device memory; place: every router has a number of its own.
+     * score, logit - lse (sigmoids: logit) as a float without its last bit; then the lower token. It keeps the first ones, as
+     * many as the rule says; if hi > N, those that chose it. A token's slots are the experts that keep it, in ascending order,
+     * possibly none.
+     * Fills plan, with first; expert (S); weight (S) as in router_forward, over the experts that keep the token; load (E):
+     * choices per expert. key: of this batch, in device memory; site: a different number for each router.
      * Source: Guo et al. 2025, SonicMoE, arXiv 2512.14080.   error: weight 8 eps_f32, the rest exact */
     void (*route_round)(OUT Plan *plan, OUT int *load, OUT int *expert, OUT real *weight, const int *choice,
                         const floatX *logits, const real *lse, Scores scores, Rounding rule, int tile,
@@ -297,19 +316,19 @@ struct Device {
 
     /* ---- router_losses: loss[0] = balance, loss[1] = z -------------------------------------------------------------
      * balance = E/K * sum_e f_e P_e, f_e = load[e]/tokens, P_e = mean over N of p_e; 1.0 is perfect balance. p is the
-     *           softmax, or the sigmoid scores normalized over E for SIGMOID_TOPK. `tokens` is what load was counted
-     *           over: N, or more when it was summed over ranks. Source: Fedus et al. 2021, arXiv 2101.03961, eq. 4.
+     *           softmax, or the sigmoid scores normalized over E. tokens: those that load counts, N or,
+     *           if load was summed over ranks, more. Source: Fedus et al. 2021, arXiv 2101.03961, eq. 4.
      * z       = mean over N of lse^2. Source: Zoph et al. 2022, arXiv 2202.08906, eq. 5.   error: 16 eps_f32 */
     void (*router_losses)(OUT real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K);
 
-    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]) --------------------------------------------------
-     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact */
-    void (*router_bias)(ACC real *bias, const int *load, float rate, int E);
+    /* ---- router_bias: bias[e] += rate * sign(mean load - load[e]); relative: rate * (1 - load[e] / mean load) -------
+     * Source: Wang et al. 2024, loss-free balancing, arXiv 2408.15664.   error: exact; relative: 4 eps_f32 */
+    void (*router_bias)(ACC real *bias, const int *load, float rate, int relative, int E);
 
     /* ---- combine: out[n] = sum_k weight[n,k] inp[slot n*K+k] + bias -------------------------------------------------
      * out (N,C)  inp (S,C), BY_SLOT or GROUPED   weight (S), or NULL for ones   bias (C), or NULL
-     * With weight NULL it is the backward of a BY_TOKEN input.   error: (K+1) eps_f32 + eps */
+     * With weight NULL it is the backward of reading BY_TOKEN.   error: (K+1) eps_f32 + eps */
     void (*combine_forward)(OUT floatX *out, const floatX *inp, const real *weight, const floatX *bias,
                             const Plan *plan, int C, Rows rows);
 
@@ -318,25 +337,24 @@ struct Device {
      * backward: an expert's output is weighted after its last product, out = sum weight * (act W^T), so with
      * da = dout W (one row per slot, weight not applied) and w the row's weight:
      *     dpre = w * da * f'(pre)      dweight = <da, act>      wact = w * act  (what dW needs)
-     * act is recomputed from pre, so neither it nor the expert's output has to be kept. (The last product has no
-     * bias: it would add <dout, bias> to dweight.)
-     * weight and dweight (S) are indexed by slot whatever `rows` is; M = S. plan, weight
-     * and dweight NULL: w = 1, M rows (dense).
+     * act is recomputed from pre, so neither it nor the expert's output is saved. (The last product has no bias: a bias would add
+     * <dout, bias> to dweight.)
+     * weight and dweight (S) are indexed by slot for any `rows`; M = S. plan, weight and dweight NULL: w = 1, M rows (dense).
      * dpre may be da (IDENTITY) or pre.   Source: SonicMoE, arXiv 2512.14080, section 4.   error: 8 eps */
     void (*activation_forward )(OUT floatX *act, const floatX *pre, Activation f, int M, int F);
     void (*activation_backward)(OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, const floatX *da,
                                 const floatX *pre, const real *weight, const Plan *plan, Rows rows,
                                 Activation f, int M, int F);
 
-    /* ---- compound operations: d is the device itself. kernels/compound.c makes each of the parts named here; a device
-     * fills the table with that where it has nothing better. error: of the parts.
+    /* ---- compound operations: d is the device itself. kernels/compound.c makes each from the operations named here, for
+     * devices that have nothing better. error: that of the parts.
      * expert_up_forward:    parallel_linear_forward(pre, inp, weight, inp_rows, GROUPED), activation_forward(act, pre)
      * expert_down_backward: parallel_linear_backward_input(da, dout, down, GROUPED, dout_rows), activation_backward(dpre,
-     *                       wact, dweight, da, pre, ...). da (S,F) is scratch: afterwards it may hold anything.
+     *                       wact, dweight, da, pre, ...). da (S,F) is scratch, undefined afterwards.
      *                       up weight (E,2F,C) or (E,F,C), down (E,C,F)
      * add_norm_forward:     branch = combine_forward(s), residual(resid, residual, branch, dropout),
      *                       rmsnorm_forward(out, rstd, resid, norm). Without a plan s has no weight; it never has terms.
-     * add_norm_backward:    dout = combine_forward(rows of s) + its terms, at least one of them,
+     * add_norm_backward:    dout = combine_forward(rows of s) + the terms of s, at least one of them;
      *                       rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then bias_backward(dbias, dresid)
      *                       unless dbias is NULL. scratch: two of (N,C). */
     void (*expert_up_forward)(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
@@ -354,32 +372,32 @@ struct Device {
 
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
-     * A mixture of attention heads is Q = K: its slots are packed query heads, keys and values are never repeated.
+     * A mixture of attention heads has Q = K: its slots are packed query heads; keys and values are not repeated.
      * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps + 8 eps_f32 forward, 32 eps backward */
     void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
                                const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D);
-    /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b sees positions 0..position[b]. */
+    /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b attends to positions 0..position[b]. */
     void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
 
     /* ---- a few tokens: a layer of decoding in five launches ------------------------------------------------
-     * The operations above, several at a time and rounded as they round (decode_out may leave out roundings of what it adds
-     * up), for devices where starting them one by one would take longer than the work. NULL elsewhere. decode_fits: are these
-     * for N tokens of C channels with experts of width F (and all other widths multiples of F or C)? If not, call what they
-     * are made of.
+     * The operations above, several fused into one and rounded as they round (decode_out may skip roundings within its sum), for
+     * devices where starting them one by one would take longer than the work. decode_fits: can N tokens of C channels and
+     * experts of width F use these (all other widths must be multiples of F or C)? If not, call the operations they are made of.
+     * Where decode_fits is always 0 the others are NULL.
      *
      * decode_in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, router.bias);
      *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
      *   plain_w NULL: P = 0. next: NULL, or the weights decode_out will read, next_size elements for each expert; those of
      *   the chosen experts are prefetched.
      * decode_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
-     *   bias (O), or NULL. choice is that of the last decode_in, or of NULLs: one expert. out may be residual.
+     *   bias (O), or NULL. choice: that of the last decode_in, or NULLs: one expert. out may be residual.
      * decode_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_cached. kv (B,2,G,D)  row (B)
-     *   position, row and what the cache holds were there before the operation before this one was queued. */
+     *   position, row and the cache must be complete before the PREVIOUS operation is queued: this one reads them early. */
     int  (*decode_fits)(int N, int C, int F, int E, int K);
     void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
                        const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
@@ -390,35 +408,37 @@ struct Device {
                           const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D);
 
     /* ---- sample: the next token of each sequence -----------------------------------------------------------
-     * token (N)   logits (N,V), of which the first `used` columns take part   key, position (N)
-     * With p = softmax(logits / temperature), in descending order, of equal logits the lower id first: tokens are kept as
-     * the Sampler says, and one is drawn in proportion to p by random_uniform(key[n], position[n] + 1). Without limits
-     * the order is that of ids. NaN is never chosen; if nothing can be, token 0.
+     * token (N)   logits (N,V): only the first `used` columns are candidates   key, position (N)
+     * p = softmax(logits / temperature), in descending order, for equal logits by ascending id. Tokens are kept as the Sampler
+     * says, and one of them is drawn in proportion to p by random_uniform(key[n], position[n] + 1). Without limits the order is
+     * that of ids. NaN is never chosen; without any candidate the result is token 0.
      * Source: Holtzman et al. 2019, arXiv 1904.09751 (top-p); Nguyen et al. 2024, arXiv 2407.01082 (min-p).
      * error: exact */
     void (*sample)(OUT int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s,
                    int N, int V, int used);
-    /* advance: row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: the tokens are the next to be read */
+    /* advance: row[n] += 1, position[n] += 1, log[position[n]*N + n] = token[n]: these tokens are the next input */
     void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
-     * logits (N,V), with gradient they become scale * dloss/dlogits in place; only the first `used` columns take part
-     * (the rest is padding of the vocabulary and gets gradient 0). target[n] < 0:
-     * loss and gradient 0.   error: 4 eps */
-    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, int gradient, int N,
+     * logits (N,V); with gradient they become scale * dloss/dlogits in place. Only the first `used` columns count: the rest is
+     * padding of the vocabulary and gets gradient 0. target[n] < 0: loss and gradient 0. cap: 0, or that of the soft_cap that made
+     * the logits, which the gradient then passes too.   error: 4 eps */
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
                           int V, int used);
+    /* x = cap * tanh(x / cap), in place.   error: 4 eps.   Source: Gemma 2, arXiv 2408.00118 */
+    void (*soft_cap)(floatX *x, float cap, size_t n);
     void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
     void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */
 
     /* ---- optimizer ----------------------------------------------------------------------------------------
      * grad_sq_norms: out[i] = sum of the squares of segment i's gradient, out[count] = their sum.   out (count+1)
-     * adamw: one decoupled-weight-decay Adam update of every segment; grad_sq_norms is what that operation made of the gradients:
-     * they are scaled by min(1, clip/norm), and if the norm is not finite nothing changes at all. a: in device memory.
-     * master: real copy of the weights, or NULL: then the weights themselves are updated.
-     * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two neighbours, with
-     * the probabilities that make the exact value the expected one, because most updates of them are smaller than half
-     * a unit and would be lost. (m moves by tenths of itself: to nearest.) Element i uses 32 bits of
-     * random_bits(key, i / 2), the upper half if i is odd: 16 for the weight, the next 16 for v.
+     * adamw: one Adam update of every segment, with decoupled weight decay. grad_sq_norms: the result of that operation. Gradients
+     * are scaled by min(1, clip/norm); if the norm is not finite nothing changes. a: in device memory.
+     * master: a copy of the weights in real, or NULL: then the weights themselves are updated.
+     * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two neighbours, with probabilities
+     * whose expectation is the exact value, because most updates are smaller than half a unit and would be lost. (m changes
+     * by tenths of itself: to nearest.) Element i uses 32 bits of random_bits(key, i / 2), the upper half if i is odd: 16 for the
+     * weight, the next 16 for v.
      * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv 1502.02551.
      * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX */
     void (*grad_sq_norms)(OUT real *out, const void *grads, const Segment *segments, int count);
@@ -450,6 +470,6 @@ struct Device {
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }
 
-const Device *device_list(int i);              /* the i-th device of this build, best first; NULL past the end */
-const Device *device_find(const char *name);   /* by name; NULL if this build has none of that name */
+const Device *device_list(int i);               /* the i-th device of this build, best first; NULL past the end */
+const Device *device_find(const char *name);    /* NULL if this build has no device of that name */
 #endif

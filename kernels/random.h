@@ -1,5 +1,5 @@
-/* random.h: random bits as a function of (key, index), the same on the host, on every CPU device and on GPUs. There is
- * no state to save, share or get out of step.
+/* random.h: random bits as a function of (key, index), the same on the host, on every CPU device and on GPUs. There is no state to
+ * save or to keep in step.
  * The mixing function is splitmix64's finalizer (Steele, Lea and Flood 2014). */
 #ifndef KERNELS_RANDOM_H
 #define KERNELS_RANDOM_H
@@ -17,7 +17,7 @@ ON_BOTH static inline uint64_t random_bits(uint64_t key, uint64_t index) {
     z = (z ^ z >> 27) * 0x94D049BB133111EBull;
     return z ^ z >> 31;
 }
-/* 16 bits for each index; four neighbours share a hash. */
+/* 16 bits for each index; four consecutive indices share a hash. */
 ON_BOTH static inline uint32_t random_16(uint64_t key, uint64_t index) {
     return (uint32_t)(random_bits(key, index / 4) >> index % 4 * 16) & 0xffff;
 }

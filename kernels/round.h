@@ -1,5 +1,5 @@
-/* round.h: how many rows an expert gets where routing is rounded: the same number on every device. The rules: Rounding in
- * kernels.h. */
+/* round.h: what rounding of routing decides, the same on every device: how many rows an expert keeps (Rounding in kernels.h), and
+ * in which order it ranks tokens. */
 #ifndef KERNELS_ROUND_H
 #define KERNELS_ROUND_H
 #include "kernels.h"
@@ -9,36 +9,31 @@ ON_BOTH static inline int round_down(int count, int tile) { return count / tile 
 ON_BOTH static inline int round_up(int count, int tile)   { return round_down(count + tile - 1, tile); }
 ON_BOTH static inline int round_near(int count, int tile) { return round_down(count + (tile - 1) / 2, tile); }
 
-/* Can an expert that `count` of N tokens chose have whole tiles? */
-ON_BOTH static inline int can_round(int count, int N, int tile) { return round_up(count, tile) <= N; }
-
-/* Rows of expert e. before: the counts of lower experts that can round, added up. lost, gained: of ROUND_SCORE; sums of
- * probabilities. */
-ON_BOTH static inline int rounded(Rounding rule, int count, int before, uint64_t lost, uint64_t gained, int N, int tile,
-                                  uint64_t key, int e) {
-    if (!can_round(count, N, tile)) return count;
+/* Rows of expert e, which `count` of N tokens chose. If whole tiles would need more than N tokens: count. */
+ON_BOTH static inline int rounded(Rounding rule, int count, int N, int tile, uint64_t key, int e) {
+    if (round_up(count, tile) > N) return count;
     switch (rule) {
     case ROUND_NEAREST:    return round_near(count, tile);
     case ROUND_STOCHASTIC: return round_down(count + (int)(random_uniform(key, (uint64_t)e) * tile), tile);
-    case ROUND_SCORE:      return random_uniform(key, (uint64_t)e) * (double)(lost + gained) < (double)lost
-                                ? round_up(count, tile) : round_down(count, tile);
-    case ROUND_BALANCED:   return round_near(before + count, tile) - round_near(before, tile);
     case ROUND_UP:         return round_up(count, tile);
     case ROUND_DOWN:       return round_down(count, tile);
     default:               return count;
     }
 }
 
-/* A score as whole numbers that are in its order, 31 bits: what is not a number comes last. */
-ON_BOTH static inline uint32_t score_order(float score) {
-    union { float f; uint32_t u; } x;
-    x.f = score + 0.0f;                                     /* -0 becomes +0: they are equal */
-    return score == score ? (x.u ^ (x.u >> 31 ? 0xffffffffu : 0x80000000u)) >> 1 : 0;
+/* Unsigned integers in the order of the floats. */
+ON_BOTH static inline uint32_t ordered_bits(float x) {
+    union { float f; uint32_t u; } v;
+    v.f = x + 0.0f;                                         /* -0 becomes +0: they are equal */
+    return v.u ^ (v.u >> 31 ? 0xffffffffu : 0x80000000u);
 }
-/* An expert's order of tokens: larger is earlier. No two are the same, and none is ~0. */
+/* Scores as integers of 31 bits in their order; NaN comes last. */
+ON_BOTH static inline uint32_t score_order(float score) {
+    const uint32_t bits = ordered_bits(score);
+    return score == score ? bits >> 1 : 0;
+}
+/* By which an expert ranks a token: larger is earlier. All tokens differ, and none has ~0. */
 ON_BOTH static inline uint64_t rank_of(int chose, float score, int token) {
     return (uint64_t)(chose != 0) << 63 | (uint64_t)score_order(score) << 32 | (uint32_t)~token;
 }
-/* A probability as a whole number, whose sums do not depend on their order. */
-ON_BOTH static inline uint64_t fixed_point(double p) { return p > 0 ? (uint64_t)((p < 1 ? p : 1) * 0x1p40) : 0; }
 #endif

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Trains on several machines with Open MPI's or MPICH's launcher, which only starts the processes: the trainer does not
-# use MPI.      HOSTS=node1,node2 sh scripts/mpirun.sh [settings of train_moe]
+# Trains on several machines. Open MPI's or MPICH's launcher only starts the processes: the trainer does not use MPI.
+#   HOSTS=node1,node2 sh scripts/mpirun.sh [settings of train_moe]
 #
-# One process a machine, which drives all of its GPUs. All machines must have this folder at the same place, and be
-# reachable by ssh without a password. The first host is where process 0 runs, and so where the others meet it.
-# PER=4: four processes a machine, a GPU each, instead of one.
+# Starts one process per machine, which drives all of its GPUs. Every machine needs this folder at the same path, and ssh
+# without a password. Process 0 runs on the first host; the others connect to it.
+# PER=4: four processes per machine, one GPU each.
 set -e
 HOSTS=${HOSTS:-$(hostname)}
 PER=${PER:-1}
@@ -12,13 +12,13 @@ count=$(echo "$HOSTS" | tr , '\n' | wc -l)
 export MASTER_ADDR="${MASTER_ADDR:-${HOSTS%%,*}}" MASTER_PORT="${MASTER_PORT:-29501}"
 
 if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
-    # "host:slots"; -x hands a variable to the other machines; no binding: the trainer uses all cores.
+    # --host takes "host:slots"; -x passes a variable to the other machines; --bind-to none: the trainer uses all cores.
     exec mpirun -np $((count * PER)) --host "$(echo "$HOSTS" | sed "s/,/:$PER,/g"):$PER" --map-by "ppr:$PER:node" \
         --bind-to none -x MASTER_ADDR -x MASTER_PORT ./train_moe -y 1 "$@"
 else
-    # MPICH (Hydra) hands the environment on by itself, and fills machines with PER processes each.
+    # MPICH (Hydra) passes the environment on by default, and places PER processes on each machine.
     exec mpiexec -n $((count * PER)) -ppn "$PER" -hosts "$HOSTS" ./train_moe -y 1 "$@"
 fi
 
-# Under torchrun:   torchrun --no-python --nnodes 2 --nproc-per-node 1 --rdzv-endpoint node1:29500 ./train_moe -y 1
-# By hand:          on each machine K of N:   ./train_moe -pn N -pr K -ps node1 -y 1
+# With torchrun:   torchrun --no-python --nnodes 2 --nproc-per-node 1 --rdzv-endpoint node1:29500 ./train_moe -y 1
+# By hand:         on machine K of N:   ./train_moe -pn N -pr K -ps node1 -y 1

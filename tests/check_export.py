@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""check_export.py: does Transformers open what our trainer wrote, and does it find the same loss?
+"""check_export.py: does Transformers open a model that our trainer saved, and find the same loss?
 
     python tests/check_export.py FOLDER TEXT [--loss NATS] [-T CONTEXT] [-n TOKENS]
 
-Needs torch, transformers 5 and tokenizers; run by hand, next to `infer_moe FOLDER -x TEXT`, whose loss --loss takes.
-Prints the mean loss of TEXT in nats per token and what the model writes greedily after its beginning. Exits 1, saying
-why, if
-    - the folder does not load as a model, or a tensor is missing, left over or of another shape;
-    - the tokenizer does not load, does not give the text back, or makes ids that the model does not have;
-    - a logit or the loss is not finite, or --loss differs from ours by more than --tolerance (relative, default 1e-4:
-      float32 against float32; bf16 runs need about 1e-2).
+Needs torch, transformers 5 and tokenizers. Run it by hand together with `infer_moe FOLDER -x TEXT`, and pass that loss as
+--loss. Prints the mean loss of TEXT in nats per token, and the model's greedy continuation of its beginning. Exits 1, with the
+reason, if
+    - the folder does not load as a model, or a tensor is missing, superfluous or of another shape;
+    - the tokenizer does not load, does not decode to the text, or gives ids that the model does not have;
+    - a logit or the loss is not finite, or differs from --loss by more than --tolerance (relative, default 1e-4, for float32
+      against float32; bf16 runs need about 1e-2).
 
-The windows: the text is encoded once, without special tokens; a window is T consecutive tokens that predict the T
-tokens one later, and windows follow each other without overlap. So every token but the first is predicted exactly
-once, from 1 to T tokens of context; the last window may be shorter. T is the context the model was trained with, or -T."""
+The text is encoded as a whole, without special tokens. A window is T consecutive tokens that predict the T tokens one later;
+windows follow each other without overlap. So every token but the first is predicted exactly once, from 1 to T tokens of
+context; the last window may be shorter. T is the context that the model was trained with, or -T."""
 import argparse
 import math
 import os

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_programs.sh: the two programs as their users meet them: what bad input gets, and what stops, kills, full disks and
-# damaged files do to a run. Runs from the repository root after `make train_moe infer_moe bench_moe`; needs a POSIX shell only,
-# and tries a little more as root (a small disk) and with python3 (the logs as JSON).
+# programs.sh: the programs as their users meet them. How bad input is answered, and what stop requests, kills, full disks and
+# damaged files do to a run. Start it from the repository root after `make train_moe infer_moe bench_moe`. Needs only a POSIX
+# shell; tests more as root (a small disk) and with python3 (parsing the logs). Every wait has a limit: no test hangs.
 #   sh tests/programs.sh [-k]        -k: keep the folder with all runs
 set -u
 root=$(pwd)
@@ -12,10 +12,10 @@ train=$root/train_moe infer=$root/infer_moe
 
 work=$(mktemp -d) || exit 1
 mkdir "$work/here" && cd "$work/here" || exit 1
-said=$work/said                         # what the last program printed
-background= other= mounted=
+said=$work/said                         # output of the last program that ran in the foreground
+background= other= task= mounted=       # processes: of start, the second of pair, of limited; a mounted folder
 clean() {
-    for process in $background $other; do kill -9 "$process" 2>/dev/null; done
+    for process in $background $other $task; do kill -9 "$process" 2>/dev/null; done
     [ -n "$mounted" ] && umount "$mounted"
     cd / && if [ "$keep" = 1 ]; then echo "kept: $work"; else rm -rf "$work"; fi
 }
@@ -34,17 +34,30 @@ verdict() {                             # verdict RESULT WHAT: RESULT 0 is good
 ok() { what=$1; shift; "$@"; verdict $? "$what"; }
 skipped() { echo "skip programs  $1"; }
 
-# Everything here, with contents. The lock is left out: it names whoever tried last.
-moving=none                             # a folder in which a run is going on
+# Waits for a child process, for at most 2 minutes; then it is killed. Sets `got` to its exit code (137: killed).
+reap() {
+    ( tries=0
+      while kill -0 "$1"; do
+          tries=$((tries + 1))
+          [ $tries -lt 600 ] || { kill -9 "$1"; exit; }
+          sleep 0.2
+      done ) > /dev/null 2>&1 &
+    guard=$!
+    wait "$1" 2> /dev/null; got=$?
+    kill $guard 2> /dev/null; wait $guard 2> /dev/null
+}
+limited() { "$@" & task=$!; reap $task; task=; return $got; }        # the command, within the time of reap
+
+# Every file here, with a checksum. The lock is left out: it names the last process that tried it.
+moving=none                             # a folder in which a run is in progress
 tree() { find . -name "$moving" -prune -o -type d -print -o -type f ! -name lock -exec cksum {} +; }
 
-# expect CODE TEXT COMMAND...: the exit code, a pattern in what is said, and, for codes that mean "refused", that no file came,
-# went or changed.
+# expect CODE TEXT COMMAND...: the command exits with CODE and prints TEXT, a pattern. If CODE means "refused", no file has
+# appeared, vanished or changed.
 expect() {
     code=$1 text=$2 good=0; shift 2
     tree > "$work/before"
-    "$@" > "$said" 2>&1 < /dev/null
-    got=$?
+    limited "$@" > "$said" 2>&1
     tree > "$work/after"
     why=
     [ $got = "$code" ] || why="exit code $got instead of $code"
@@ -53,20 +66,20 @@ expect() {
     [ -z "$why" ] || { good=1; why=": $why: $(tail -2 "$said" | cut -c1-300)"; }
     verdict $good "$(printf '%s' "$*" | tr -c ' -~' '?' | sed "s|$some|train_moe ...|; s|$data $model|...|; s|$root/||g" | cut -c1-120): $code$why"
 }
-start() { : > "$work/log"; "$@" >> "$work/log" 2>&1 < /dev/null & background=$!; }       # what it says is in log
-await() {                               # await COMMAND...: until it succeeds, for at most 20 s
+start() { : > "$work/log"; "$@" >> "$work/log" 2>&1 < /dev/null & background=$!; }       # its output goes to log
+await() {                               # await COMMAND...: repeats it until it succeeds, for about 20 s
     tries=0
     until "$@" 2> /dev/null; do
         tries=$((tries + 1))
-        [ $tries -lt 1000 ] || { verdict 1 "waited in vain for $*: $(tail -2 "$work/log")"; return 1; }
+        [ $tries -lt 1000 ] || { verdict 1 "still false after 20 s: $*: $(tail -2 "$work/log")"; return 1; }
         sleep 0.02
     done
 }
-ends() { wait "$background" 2> /dev/null; got=$?; background=; ok "$2 (exit code $got, expected $1)" [ $got = "$1" ]; }
+ends() { reap "$background"; background=; ok "$2 (exit code $got, expected $1)" [ $got = "$1" ]; }       # ends CODE WHAT
 
 fingerprint() { sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl" | tail -1; }
 losses() { grep -E '"event": "(step|val)"' "$1/log.jsonl" | sed 's/"ms": [^,]*, "tok_s": [^,]*, //'; }
-same_run() {                            # same_run A B WHAT: the weights and every logged number but the times, bit for bit
+same_run() {                            # same_run A B WHAT: weights and all logged numbers except times agree bit for bit
     losses "$1" > "$work/a"
     losses "$2" > "$work/b"
     f=$(fingerprint "$1")
@@ -86,7 +99,7 @@ shard() {                               # shard MAGIC VERSION TOKENS: an llm.c h
 letters() { tr -cd 'a-z' < text.txt | head -c "$1" | sed 's/./&\
 /g' | tr '\n' '\0'; }                   # as 16-bit tokens
 
-# ---- data and the run that others are compared with --------------------------------------------------------------------------
+# ---- the data, and the run that others are compared with --------------------------------------------------------------------------
 
 cat "$root"/llmc/*/*.c | head -c 60000 > text.txt
 head -c 5000 "$root/train_moe.c" > val.txt
@@ -94,14 +107,14 @@ model="-e m2:c32h4e4k2f32a4x2"
 data="-i text.txt -j val.txt"
 some="$train $data $model -b 2 -t 32 -u 10 -v 20 -s 25 -g 20"
 run="$some -d 256 -x 60"                # about 2 ms a step
-slow="$some -d 2560 -x 60"              # ten times that: long enough to be interrupted
+slow="$some -d 2560 -x 60"              # about 20 ms a step: long enough to be interrupted
 
 expect 0 'fingerprint' $run -o whole -n 20
-ok "a run leaves what it should" [ -f whole/report.html -a -f whole/main.log -a -f whole/config.json -a -f whole/tokenizer.json -a -f whole/best/model.safetensors ]
-ok "the two newest checkpoints stay" [ "$(steps_of whole)" = "40 60 " ]
-ok "no temporary file stays" [ -z "$(find whole -name '*tmp*')" ]
+ok "a run leaves its report, logs, model and best model" [ -f whole/report.html -a -f whole/main.log -a -f whole/config.json -a -f whole/tokenizer.json -a -f whole/best/model.safetensors ]
+ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
+ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
-# ---- options: exit code 2, and nothing happens -------------------------------------------------------------------------------
+# ---- options: exit code 2, and no file changes -------------------------------------------------------------------------------
 
 expect 2 'nearest is.*--batch' $run --bach 4 -o new
 expect 2 'nearest is.*--warmup' $run --warmpu 1 -o new
@@ -123,9 +136,9 @@ expect 2 'does not store bf16' $run -o new -mo bf16
 for wrong in m0 x4 m2:z4 m2:c32c32 m2:c m2:e4k5 m2:a4x5 m2:c30h4 m2:c32h4d7 m2:c32h6q4a1 m99999999999; do
     expect 2 "$wrong" $train $data -o new -e $wrong
 done
-expect 2 'says itself' $train $data -o new -e whole -fa gelu
+expect 2 'config.json defines' $train $data -o new -e whole -fa gelu
 expect 0 'usage\|--help' $train --help
-expect 0 'trainer' $train --version
+expect 0 'moe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------
 
@@ -156,6 +169,14 @@ expect 3 'header.bin' $train -i header.bin -o new
 expect 3 'large.bin: token id 65535 .*vocabulary of 256' $train -i large.bin -j good.bin -e whole -t 32 -o new
 expect 3 'huge.bin' $train -i huge.bin -j huge.bin -t 8 -o new
 expect 3 'tokenizer.json' $train -i text.txt -tk nowhere/tokenizer.json -o new
+expect 3 'supports [0-9]*, after which' $train -i text.txt -tk 60000 -o new
+expect 3 'expected 257' $train -i text.txt -tk 200 -o new
+expect 2 'expected one of cl100k|gpt2' $train -i text.txt -tk 300 -tp gpt5 -o new
+printf '{"text": "one"}\n{"text": oops}\n' > broken.jsonl
+expect 3 'broken.jsonl: line 2: .*byte 9.*oops' $train -i broken.jsonl -tk 300 -o new
+mkdir documents && cp page.txt documents/b.txt && cp broken.jsonl documents/
+expect 3 'documents/broken.jsonl: line 2' $train -i documents -tk 300 -o new
+expect 3 'good.bin: .*expected text' $train -i good.bin -tk 300 -o new
 expect 3 'config.json' $train $data -e void -o new
 
 # ---- the output folder -------------------------------------------------------------------------------------------------------
@@ -163,7 +184,7 @@ expect 3 'config.json' $train $data -e void -o new
 expect 2 'another run.*-y 1.*-y 0' $run -o whole
 expect 5 'text.txt' $run -o text.txt
 expect 5 'text.txt' $run -o text.txt/out
-ok "and text.txt is as it was" [ "$(size text.txt)" = 60000 ]
+ok "text.txt is unchanged" [ "$(size text.txt)" = 60000 ]
 if [ "$(id -u)" != 0 ]; then
     mkdir shut && chmod 555 shut
     expect 5 'Permission denied' $run -o shut/out
@@ -178,21 +199,37 @@ expect 3 'config.json' $train $data -e void -o again -y 0
 expect 2 'given twice' $run -o again -y 0 -b 1
 expect 0 'step    1/60' $run -o again -y 0 -n 20
 same_run whole again "-y 0 starts over"
-ok "and the old run is gone" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
+ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
 
 expect 0 'total ' $some -o new -x 0
 expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0
 expect 0 'parameters ' $train $data -e m12:e64k8f256 -x 0
 ok "-x 0 creates nothing" [ ! -e new -a ! -e out ]
 
+# ---- raw text ----------------------------------------------------------------------------------------------------------------
+
+words="$train -i text.txt $model -tk 400 -b 2 -t 32 -u 10 -v 20 -s 25 -g 20 -d 256 -x 40 -n 20"
+expect 0 'text, 1 file' $words -o words
+ok "the tokenizer and the tokens are kept" [ -s words/tokenizer.json -a -s words/tokens.cache ]
+cp -r words x0 && rm -rf x0/state/step-00000040
+expect 0 'as encoded before' $train -o x0 -y 1
+same_run words x0 "resumed with the tokens of the first start"
+rm -rf x0/state/step-00000040 x0/tokens.cache
+expect 0 'text, 1 file' $train -o x0 -y 1
+same_run words x0 "resumed with its tokenizer, text encoded again"
+expect 0 'as encoded before' $words -o x0 -y 0
+mkdir away && mv text.txt away/
+expect 0 'generated 20 tokens' $infer words/best -i 'static' -n 20
+mv away/text.txt .
+
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 
-resume() { expect "$1" "$2" $train -o "$3" -y 1; }               # with no other option: the settings are the run's own
+resume() { expect "$1" "$2" $train -o "$3" -y 1; }               # resume CODE TEXT FOLDER: with the settings of the run
 newest=state/step-00000060
 
 cp -r whole x1; head -c 3000 x1/$newest/model.safetensors > cut; mv cut x1/$newest/model.safetensors
 resume 0 'has 3000 bytes, expected .*trying the checkpoint before it' x1
-ok "it went on from step 40" grep -q 'resuming .*step-00000040 at step 40' "$said"
+ok "the run resumes from step 40" grep -q 'resuming .*step-00000040 at step 40' "$said"
 same_run whole x1 "resumed from the checkpoint before a truncated one"
 cp -r whole x2; overwrite x2/$newest/optimizer.safetensors 200000 1 2 3 4 5 6 7 8
 resume 0 'optimizer.safetensors is damaged: its CRC-32C' x2
@@ -218,7 +255,7 @@ resume 0 'run of 64 steps is complete' x5
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
 dense="$train $data -e d2:c32h4f32 -rs sigmoid -b 2 -t 32 -s 0 -o dense"
 expect 0 fingerprint $dense -x 3
-expect 0 'step    4/4' $dense -x 4 -y 1      # a dense model has no routers that could differ
+expect 0 'step    4/4' $dense -x 4 -y 1      # -rs does not matter to a dense model
 
 cp -r whole nan; end=$(size nan/model.safetensors)
 overwrite nan/model.safetensors $((end - 4)) 0 0 192 127
@@ -228,13 +265,13 @@ head -c 3000 nan/model.safetensors > cut && mv cut nan/model.safetensors
 expect 3 'model.safetensors' $train $data -e nan -o new
 expect 4 'model.safetensors' $infer nan -n 4
 
-# The largest finite number as a weight: every gradient overflows, so no step counts, and nothing is saved or lost.
+# With the largest finite number as a weight every gradient overflows: no step changes the weights.
 cp -r whole loud; overwrite loud/model.safetensors $((end - 4)) 255 255 127 127
 expect 9 '3 steps in a row without a finite gradient' $train $data -e loud -b 2 -t 32 -x 30 -n 1 -s 0 -mb 3 -o bad
-ok "each bad step is told, with a tensor" [ "$(grep -c 'warning: step [123]: the gradient of [a-z0-9_.]* is not finite' "$said")" = 3 ]
-ok "and is in the log" [ "$(grep -c '"event": "skip", "step": [123], "tensor": "[a-z0-9_.]*"' bad/log.jsonl)" = 3 ]
-ok "skipped steps leave the weights as they were" [ "$(for s in bad/state/*/model.safetensors; do tail -c 100000 "$s" | cksum; done | sort -u | wc -l)" = 1 ]
-ok "and the last of them are the ones it began with" [ "$(tail -c 100000 bad/model.safetensors | cksum)" = "$(tail -c 100000 loud/model.safetensors | cksum)" ]
+ok "each bad step is reported with a tensor" [ "$(grep -c 'warning: step [123]: the gradient of [a-z0-9_.]* is not finite' "$said")" = 3 ]
+ok "each bad step is in log.jsonl" [ "$(grep -c '"event": "skip", "step": [123], "tensor": "[a-z0-9_.]*"' bad/log.jsonl)" = 3 ]
+ok "skipped steps leave the weights unchanged" [ "$(for s in bad/state/*/model.safetensors; do tail -c 100000 "$s" | cksum; done | sort -u | wc -l)" = 1 ]
+ok "the last checkpoint has the initial weights" [ "$(tail -c 100000 bad/model.safetensors | cksum)" = "$(tail -c 100000 loud/model.safetensors | cksum)" ]
 
 # ---- requests from outside ---------------------------------------------------------------------------------------------------
 
@@ -247,47 +284,47 @@ expect 2 'in use by another trainer (process' $run -o busy -y 1
 expect 2 'in use by another trainer (process' $run -o busy -y 0
 kill -USR1 $background && await grep -q 'saved step' "$work/log"
 saved=$(sed -n 's/^saved step \([0-9]*\).*/\1/p' "$work/log" | head -1)
-ok "SIGUSR1 saves" [ -f busy/state/step-"$(printf %08d "$saved")"/run.json ]
+ok "SIGUSR1 saves a checkpoint" [ -f busy/state/step-"$(printf %08d "$saved")"/run.json ]
 await grep -q "step *$((saved + 20))/" "$work/log"
-ok "and the run goes on" kill -0 $background
+ok "the run continues after SIGUSR1" kill -0 $background
 kill -HUP $background; kill -TERM $background
-ends 75 "SIGHUP does nothing and SIGTERM stops"
-ok "it says how to go on" grep -q 'to go on:.*-o busy -y 1' "$work/log"
-ok "and leaves a checkpoint of its last step" grep -q "\"step\": $(tail -1 busy/main.log | sed 's/s:\([0-9]*\).*/\1/')," "$(ls -d busy/state/* | tail -1)/run.json"
+ends 75 "SIGHUP is ignored and SIGTERM stops the run"
+ok "it prints how to resume" grep -q 'to continue:.*-o busy -y 1' "$work/log"
+ok "it saves a checkpoint of its last step" grep -q "\"step\": $(tail -1 busy/main.log | sed 's/s:\([0-9]*\).*/\1/')," "$(ls -d busy/state/* | tail -1)/run.json"
 start $train -o busy -y 1
 await grep -q 'step *[0-9]*/' "$work/log" && touch busy/STOP
-ends 75 "a STOP file stops"
+ends 75 "a STOP file stops the run"
 moving=none
-ok "and is taken away" [ ! -e busy/STOP ]
+ok "the STOP file is consumed" [ ! -e busy/STOP ]
 
 start $some -d 1280000 -o torn             # one step takes half a minute
 await grep -q '"start"' torn/log.jsonl && sleep 0.1
 kill -INT $background && sleep 0.2 && ok "after SIGINT the step is finished first" kill -0 $background
 kill -INT $background
-ends 130 "a second SIGINT stops at once"
-ok "without leaving half a checkpoint" [ -z "$(steps_of torn)" ]
+ends 130 "a second SIGINT stops the run at once"
+ok "no partial checkpoint remains" [ -z "$(steps_of torn)" ]
 expect 0 'no checkpoint was saved yet; starting from the beginning' $train -o torn -y 1 -d 256 -x 60
-same_run whole torn "what began again after that, with the settings it had"
+same_run whole torn "restarted from the beginning with its saved settings"
 start $train -i good.bin $model -b 2 -t 32 -d 1280000 -x 3 -s 0 -o torn2
 await grep -q '"start"' torn2/log.jsonl; kill -9 $background
-ends 137 "a run on tokens, killed before its first checkpoint"
+ends 137 "a run on tokens is killed before its first checkpoint"
 expect 0 'step    3/3' $train -o torn2 -y 1 -d 64
 
 expect 0 fingerprint $slow -o long
 for signal in INT TERM USR2; do
     start $slow -o stop$signal
     await grep -q 'step    [3-9]/' "$work/log" && kill -$signal $background
-    ends 75 "SIG$signal stops"
+    ends 75 "SIG$signal stops the run"
     resume 0 fingerprint stop$signal
     same_run long stop$signal "stopped by SIG$signal and resumed"
 done
 
-{ $run -o piped; echo $? > code; } 2>&1 | head -1 > /dev/null
-ok "a reader of stdout that goes away does not end the run" [ "$(cat code)" = 0 ]
-same_run whole piped "and changes nothing"
-$run -o closed > "$said" 2>&1 >&- <&- 2>&-
-ok "nor does a closed stdout" [ $? = 0 ]
-same_run whole closed "which changes nothing either"
+{ limited $run -o piped; echo $? > code; } 2>&1 | head -1 > /dev/null
+ok "the run survives when the reader of stdout exits" [ "$(cat code)" = 0 ]
+same_run whole piped "with a stdout that was closed by its reader"
+limited sh -c 'exec "$@" >&- <&- 2>&-' sh $run -o closed
+ok "the run survives a closed stdout" [ $? = 0 ]
+same_run whole closed "with stdin, stdout and stderr closed"
 
 # ---- kill -9 at any moment, saving after every step --------------------------------------------------------------------------
 
@@ -298,26 +335,26 @@ while [ $kills -lt 15 ] && [ $tries -lt 60 ]; do
     [ $((tries % 4)) = 0 ] || await grep -q '^saved step' "$work/log"
     sleep 0.$(printf %03d $((seed / 65536 % 150)))
     kill -9 $background 2> /dev/null
-    wait $background 2> /dev/null; code=$?; background=
+    reap $background; code=$got; background=
     case $code in
     137) kills=$((kills + 1))
          ls -d killed/state/.tmp-* > /dev/null 2>&1 && saves=$((saves + 1))
          grep -q '^resuming' "$work/log" && resumes=$((resumes + 1)) ;;
-    0)   rm -rf killed ;;                # it was done before that: once more
+    0)   rm -rf killed ;;                # the run had ended before the kill: try again
     *)   verdict 1 "after $kills kills: exit code $code: $(tail -1 "$work/log")"; break ;;
     esac
 done
-ok "$kills kills, $saves of them within a save; $resumes times the run was resumed before the next" [ $kills = 15 -a $resumes -gt 3 ]
+ok "$kills kills, $saves of them during a save; $resumes of the killed runs had resumed" [ $kills = 15 -a $resumes -gt 3 ]
 mkdir -p killed/state/.tmp-step-7 && echo junk > killed/state/.tmp-step-7/model.safetensors && echo junk > killed/config.json.tmp.123
 expect 0 fingerprint $train -o killed -n 20 -y 1
 same_run long killed "killed $kills times"
-ok "what kills left behind is gone" [ -z "$(find killed -name '*tmp*')" ]
+ok "temporary files of the killed runs are deleted" [ -z "$(find killed -name '*tmp*')" ]
 seq 60 > a; sed -n 's/^s:\([0-9]*\) trl.*/\1/p' killed/main.log > b
 ok "every step is in main.log once" cmp -s a b
 
-# ---- several ranks: threads, and processes ------------------------------------------------------------------------------------
+# ---- several ranks: threads and processes ------------------------------------------------------------------------------------
 
-# alike A B WHAT: every loss within 1e-5.
+# alike A B WHAT: every loss agrees within 1e-5.
 alike() {
     for f in "$1" "$2"; do sed 's/ lr:.*//; s/s:\([0-9]*\) \(t[re]l\):/\1 \2 /' "$f/main.log"; done | sort -k2,2 -k1,1n > "$work/a"
     ok "$3: the same losses, within 1e-5" awk '{ k = $1 $2; if (k in x) { n++; d = x[k] - $3; if (!(d <= 1e-5 && d >= -1e-5)) bad++ } else x[k] = $3 } END { exit !(n >= 40 && n == NR / 2 && !bad) }' "$work/a"
@@ -325,70 +362,70 @@ alike() {
 shared="$train $data $model -t 32 -u 10 -s 0 -dv cpu -d 384"          # 12 sequences a step
 expect 0 fingerprint $shared -x 40 -v 20 -b 12 -o r1
 for n in 2 3 4; do
-    expect 0 "optimizer state shared by $n ranks" $shared -x 40 -v 20 -b $((12 / n)) -ng $n -n 20 -o r$n
+    expect 0 "optimizer state sharded over $n ranks" $shared -x 40 -v 20 -b $((12 / n)) -ng $n -n 20 -o r$n
     alike r1 r$n "$n ranks"
 done
 expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
-alike r1 r4z0 "4 ranks, each with the whole state"
-ordered="$shared -rp 1 -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3"              # 4 micro-batches, whoever does them
+alike r1 r4z0 "4 ranks, each with the whole optimizer state"
+ordered="$shared -rp 1 -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3"              # 4 micro-batches, split across the ranks
 expect 0 fingerprint $ordered -ng 1 -o o1
 for n in 2 4; do
     expect 0 fingerprint $ordered -ng $n -z $((n / 4)) -o o$n
-    same_run o1 o$n "-rp 1: $n ranks are one rank"
+    same_run o1 o$n "-rp 1: $n ranks give the bits of one"
 done
 expect 0 fingerprint $ordered -wo muon -ng 1 -o u1
 expect 0 fingerprint $ordered -wo muon -ng 4 -o u4
-same_run u1 u4 "-rp 1 -wo muon: 4 ranks that share the state are one rank"
+same_run u1 u4 "-rp 1 -wo muon: 4 ranks that shard the state give the bits of one"
 expect 0 fingerprint $shared -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3 -ng 4 -o o4plain
-ok "and without it the bits are others" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
-expect 2 'round by the place in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
+ok "without -rp 1 the bits differ" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
+expect 2 'depends on positions in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
 rm -rf r4/state/step-00000040 && cp -r r4 r43 && cp -r r4 r41
 expect 0 'step-00000020 at step 20' $train -o r4 -y 1 -ng 4
 expect 0 '-b 2 instead of 3' $train -o r43 -y 1 -ng 3
 expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
-ok "a plan for more ranks" sh -c "$shared -x 0 -b 3 -ng 4 | grep -q 'shared by 4 ranks'"
-ok "ranks share the default step" sh -c "$train $data $model -dv cpu -x 0 -ng 4 | grep -q '= 2 x 128 x 1 micro-batches x 4 ranks'"
+expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
+expect 0 '= 2 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))
-pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second may have OTHERS
+pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second also gets $others
     folder=$1; shift; port=$((port + 1)); : > "$work/log2"
     start $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 0 -pt 2 -o "$folder" "$@"
     $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 1 -pt 2 -o "$folder" "$@" $others >> "$work/log2" 2>&1 < /dev/null & other=$!
 }
 end_both() {                            # end_both CODE CODE2 WHAT
     ends "$1" "$3"
-    wait $other 2> /dev/null; got=$?; other=
+    reap $other; other=
     ok "$3, and the second process (exit code $got, expected $2)" [ $got = "$2" ]
 }
 others=
 pair r22 -x 40 -v 20 -n 20; end_both 0 0 "two processes of two ranks"
-same_run r4 r22 "4 ranks are 4 ranks, in one process or two"
-ok "only the first process speaks" [ ! -s "$work/log2" ]
+same_run r4 r22 "4 ranks in two processes instead of one"
+ok "only the first process prints" [ ! -s "$work/log2" ]
 moving=r5
 pair r5 -x 1000000 -v 1000000 -n 20; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
-ok "which says who it was" grep -q 'rank.* 2 .*ended before the run' "$work/log"
+ok "the message names the ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"
 expect 0 'at step [0-9]*0' $train -o r5 -y 1 -x 200
 pair r6 -x 1000000 -v 1000000; await grep -q 'step  *20/' "$work/log" && kill -STOP $other
 ends 8 "a process that hangs ends the run"
-ok "which says who it was" grep -q 'rank.* 2 .*silent' "$work/log"
-kill -9 $other; wait $other 2> /dev/null
+ok "the message names the ranks" grep -q 'rank.* 2 .*silent' "$work/log"
+kill -9 $other; reap $other; other=
 pair r7 -x 1000000 -v 1000000; await grep -q 'step  *20/' "$work/log" && kill -TERM $other
-end_both 75 75 "a request to any process stops all"
-ok "after the same step, with a checkpoint" [ "$(steps_of r7)" = "$(tail -1 r7/main.log | sed 's/s:\([0-9]*\).*/\1/') " ]
-others="-l 5e-4"; pair r8 -x 40 -v 20; end_both 8 8 "other settings in one process are refused by both"
-ok "which say what differs" [ "$(cat "$work/log" "$work/log2" | grep -c '"lr": 0.0005')" -ge 1 ]
+end_both 75 75 "a stop request to any process stops all"
+ok "both stop after the same step, with a checkpoint" [ "$(steps_of r7)" = "$(tail -1 r7/main.log | sed 's/s:\([0-9]*\).*/\1/') " ]
+others="-l 5e-4"; pair r8 -x 40 -v 20; end_both 8 8 "different settings in one process are refused by both"
+ok "the message names the difference" [ "$(cat "$work/log" "$work/log2" | grep -c '"lr": 0.0005')" -ge 1 ]
 moving=none
 
 # ---- the disk is full --------------------------------------------------------------------------------------------------------
 
-( ulimit -f 400; $run -o limited -n 20 > "$said" 2>&1 )         # in 512 bytes: the optimizer's file does not fit
+( ulimit -f 400; limited $run -o limited -n 20 > "$said" 2>&1 )         # blocks of 512 bytes: the optimizer's file does not fit
 ok "no checkpoint can be written: exit code 5" [ $? = 5 ]
-ok "and it says so" grep -q 'step 20 was not saved.*File too large' "$said"
-ok "the run went on to its end" grep -q 'step   60/60' "$said"
-ok "and left no half checkpoint" [ -z "$(steps_of limited)" -a -z "$(find limited -name '*tmp*')" ]
+ok "the message gives the reason" grep -q 'step 20 was not saved.*File too large' "$said"
+ok "the run continues to its end" grep -q 'step   60/60' "$said"
+ok "no partial checkpoint remains" [ -z "$(steps_of limited)" -a -z "$(find limited -name '*tmp*')" ]
 
 mkdir disk
 if mount -t tmpfs -o size=2200k tmpfs disk 2> /dev/null; then
@@ -401,35 +438,38 @@ if mount -t tmpfs -o size=2200k tmpfs disk 2> /dev/null; then
     kept=$(steps_of disk/out)
     head -c 1400000 /dev/zero > disk/ballast
     kill -USR1 $background; await grep -q 'was not saved, the one before it is untouched: .*needs .* MB free' "$work/log"
-    ok "on a full disk the checkpoint before stays" [ "$(steps_of disk/out)" = "$kept" ]
+    ok "on a full disk the previous checkpoint is kept" [ "$(steps_of disk/out)" = "$kept" ]
     rm disk/ballast
     kill -USR1 $background; await grew
     kill -TERM $background
-    ends 75 "and stops with a checkpoint"
+    ends 75 "with space again it saves and stops"
     rm -rf disk/out
-    expect 5 'the last checkpoint could not be saved' sh -c "$slow -n 20 -o disk/out & until [ -d disk/out/state/step-00000020 ]; do sleep 0.01; done; head -c 1400000 /dev/zero > disk/ballast; wait \$!"
-    ok "the run went on to its end" grep -q 'step   60/60' "$said"
+    start $slow -n 20 -o disk/out
+    await [ -d disk/out/state/step-00000020 ] && head -c 1400000 /dev/zero > disk/ballast
+    ends 5 "a run whose disk fills up ends with an error"
+    ok "the message names the missing checkpoint" grep -q 'the last checkpoint could not be saved' "$work/log"
+    ok "that run continues to its end" grep -q 'step   60/60' "$work/log"
     rm disk/ballast
     resume 0 fingerprint disk/out
     moving=none
-    same_run long disk/out "resumed from what the full disk had left"
+    same_run long disk/out "resumed from the last checkpoint before the disk was full"
     umount disk && mounted=
-else skipped "no small disk can be mounted here: only a limit on file sizes was tried"; fi
+else skipped "no small disk can be mounted here: only a limit on file sizes was tested"; fi
 
 # ---- watching and checks -----------------------------------------------------------------------------------------------------
 
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 8 -gc 1 -o new
 ok "-gc creates nothing" [ ! -e new ]
-seq 1000 2000 > numbers.txt                             # how far it gets depends on the text: always the same one
+seq 1000 2000 > numbers.txt                             # a fixed text: the final loss depends on it
 expect 0 'step  300/300' $train -i numbers.txt $model -b 4 -t 32 -x 300 -u 10 -l 1e-2 -a 1 -v 1000 -m 1 -s 0 -o overfit
 last=$(tail -2 overfit/main.log | sed -n 's/s:300 trl:\([0-9.]*\).*/\1/p')
-ok "-a 1 learns one batch by heart: $last" awk "BEGIN { exit !($last < 0.05) }"
+ok "-a 1 overfits one batch: loss $last" awk "BEGIN { exit !($last < 0.05) }"
 expect 0 'routes\|round robin' $train $data $model -b 4 -t 32 -x 5 -m 1 -s 0 -rf 1 -o forced
-ok "-rf 1: every expert gets the same" [ "$(grep -c 'max:1.00 dead:0' forced/main.log)" = 5 ]
+ok "-rf 1: every expert gets the same number of tokens" [ "$(grep -c 'max:1.00 dead:0' forced/main.log)" = 5 ]
 expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -rt stochastic -o rounded
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
-same_run rounded rounded2 "routing rounded by chance, resumed"
+same_run rounded rounded2 "stochastically rounded routing, resumed"
 for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
@@ -444,19 +484,19 @@ expect 4 'has no v of model.layers.0.self_attention.kv_proj.weight.*-wo muon' $t
 expect 0 fingerprint $train -i good.bin $model -b 2 -t 32 -x 8 -n 4 -nk 3 -l 0.00123456789 -dr 0.1 -rb 1e-3 -rs sigmoid -o ids
 rm -rf ids/state/step-00000008 && cp -r ids ids2
 resume 0 'step    8/8' ids2
-same_run ids ids2 "a run on tokens, with dropout and selection bias, resumed with its own settings"
+same_run ids ids2 "a run on tokens with dropout and selection bias, resumed"
 
 if command -v python3 > /dev/null; then
     cat whole/log.jsonl killed/log.jsonl bad/log.jsonl ids2/log.jsonl > all.jsonl
     ok "every line of log.jsonl is JSON" python3 -c 'import json, sys
 for line in open("all.jsonl", encoding="utf-8"): json.loads(line, parse_constant=lambda x: sys.exit(x + " is not JSON"))'
 else skipped "no python3: log.jsonl was not parsed"; fi
-ok "every line of main.log has its form" [ "$(cat whole/main.log killed/main.log | grep -cvE '^s:[0-9]+ (trl:[0-9.]+ lr:[0-9.]+ norm:[0-9.]+ bal:[0-9.]+ max:[0-9.]+ dead:[0-9]+|tel:[0-9.]+)$')" = 0 ]
-ok "report.html is a page" grep -q '</html>' whole/report.html
+ok "every line of main.log has the documented form" [ "$(cat whole/main.log killed/main.log | grep -cvE '^s:[0-9]+ (trl:[0-9.]+ lr:[0-9.]+ norm:[0-9.]+ bal:[0-9.]+ max:[0-9.]+ dead:[0-9]+|tel:[0-9.]+)$')" = 0 ]
+ok "report.html is complete" grep -q '</html>' whole/report.html
 
 # ---- infer_moe ---------------------------------------------------------------------------------------------------------------
 
-expect 4 'To train one: ./train_moe' sh -c "cd void && $infer"
+expect 4 'To train one: ./train_moe' sh -c "cd void && exec $infer"
 expect 4 'no such folder' $infer nowhere
 expect 4 'no model in this folder' $infer void
 expect 2 'nearest is' $infer whole --temprature 1
@@ -467,25 +507,25 @@ expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
 cp -r whole out
 expect 0 'model out/best' $infer -n 3 -s 1
-$infer -t 0 -n 40 -i 'static ' > greedy 2> /dev/null
-$infer -t 0 -n 40 -i 'static ' > greedy2 2> /dev/null
-ok "-t 0 always says the same" [ -s greedy ] && cmp -s greedy greedy2
-ok "prompt and 40 tokens are 47 bytes or more" [ "$(size greedy)" -ge 47 ]
-$infer -s 7 -n 40 > a 2> /dev/null; $infer -s 7 -n 40 > b 2> /dev/null; $infer -s 8 -n 40 > c 2> /dev/null
+limited $infer -t 0 -n 40 -i 'static ' > greedy 2> /dev/null
+limited $infer -t 0 -n 40 -i 'static ' > greedy2 2> /dev/null
+ok "-t 0 repeats its text" cmp -s greedy greedy2
+ok "prompt and 40 tokens are at least 47 bytes" [ "$(size greedy)" -ge 47 ]
+limited $infer -s 7 -n 40 > a 2> /dev/null; limited $infer -s 7 -n 40 > b 2> /dev/null; limited $infer -s 8 -n 40 > c 2> /dev/null
 ok "same seed, same text" cmp -s a b
-ok "other seed, other text" [ "$(cksum < a)" != "$(cksum < c)" ]
+ok "another seed, another text" [ "$(cksum < a)" != "$(cksum < c)" ]
 expect 0 'context of 32 is full' $infer -n 0 -s 1 -i 'int'
 expect 0 'generated 5 tokens' $infer -n 5 -i "$(bytes 255 254 65 195)" -s 1
 expect 0 'last 32 are read' $infer -n 2 -i "$(head -c 300 text.txt)" -s 1
 
-# The text as the trainer's validation saw it: the same windows, so the same loss but for the order of a sum.
+# infer_moe -x uses the windows of the trainer's validation, so only the order of the sum differs.
 expect 0 'bits/byte' $infer whole -x val.txt
 theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole/main.log | sed 's/.*tel://')
-ok "infer_moe -x is the trainer's validation: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
+ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
-ok "and so are its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
+ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
-# The benchmark of a step: its table has a last line, and it ends well.
+# The benchmark of a step prints its table to the last line.
 expect 0 'all  .*100.00%' "$root/bench_moe" -step m1:c64f32,1,16
 
 echo "$passed passed, $failed failed"

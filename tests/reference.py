@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""reference.py: writes tests/reference/, what PyTorch and Transformers say our mathematics should give.
+"""reference.py: writes tests/reference/, the results of PyTorch and Transformers that the C tests compare with.
 
     python tests/reference.py         needs torch, transformers 5 and safetensors; the project itself needs none
 
-The C tests read the files; nobody has to run this again unless a family or an operation is added. Same versions of
-the three packages, same bytes. Every figure is computed in float64: Transformers forces float32 in a few places
-(norms, softmax, router, rope), and all_float64() below makes those float64 too, without touching a formula. Each
-family is also computed a second time by naive(): plain loops over tokens, heads and experts, written from the
-published formulas. The two have to agree within 1e-10; and with one convention spoilt at a time naive() has to move
-the logits by 1e-4 or more, so a test against these files with a bound below that can tell each of them apart.
+Run it again only to add a family or an operation. The same versions of the three packages give the same bytes. All values are
+computed in float64: Transformers uses float32 in a few places (norms, softmax, router, rope), which all_float64() below replaces
+without changing a formula. Each family is also computed by naive(): loops over tokens, heads and experts, written from the
+published formulas. Both must agree within 1e-10. And if any single convention is changed, naive() must move the logits by 1e-4
+or more, so that a test against these files with a smaller bound detects it.
 
 
 FAMILIES   tests/reference/{jetmoe,mixtral,llama}/
@@ -30,14 +29,14 @@ than 5e-3.
     mixtral  24  35     4          2          6  12   4  2   1e-5                                1e6  apart  grouped
     llama    24  35     4          2          8  20   -  -   1e-3                                5e5  apart  grouped
 
-Worth knowing about the files, as save_pretrained of Transformers 5.23 writes them:
-    jetmoe    rms_norm_eps (1e-3) is that of the final norm only; the blocks use 1e-6, which is written nowhere.
+Facts about these files, as save_pretrained of Transformers 5.23 writes them:
+    jetmoe    rms_norm_eps (1e-3) is that of the final norm only; the blocks use 1e-6, which is not in any file.
               Head size is kv_channels, not C / heads = 6. num_attention_heads is kv heads * K. No lm_head.weight.
               Experts are stacked: mlp.input_linear.weight (E,2F,C), gate rows first, mlp.output_linear.weight (E,C,F);
               self_attention.experts.input_linear.weight (E,G*D,C), .output_linear.weight (E,C,G*D);
               self_attention.kv_proj.weight (2*G*D,C), keys first. mlp.bias and self_attention.experts.bias (C)
               are added once per token.
-    mixtral   one tensor per expert, although Transformers holds them stacked in memory: block_sparse_moe.experts.{e}
+    mixtral   one tensor per expert, although Transformers stacks them in memory: block_sparse_moe.experts.{e}
               .w1.weight (F,C) gate, .w3.weight (F,C) up, .w2.weight (C,F) down; block_sparse_moe.gate.weight (E,C).
               head_dim and sliding_window are null.
     llama     dense: mlp.{gate,up,down}_proj.weight. head_dim is given and is not C / heads = 6.
@@ -46,9 +45,9 @@ Worth knowing about the files, as save_pretrained of Transformers 5.23 writes th
 
 OPERATIONS   tests/reference/ops.safetensors
 
-Inputs and outputs of single operations that no family covers, named as in kernels/kernels.h. F64, or I32 where
-marked. Every input, upstream gradients included, is a number that bf16 holds exactly, so every device starts from
-the same ones; scalars are exact in float. ACC: what has to be added to a buffer of zeros.
+Inputs and outputs of single operations that no family covers, named as in kernels/kernels.h. F64, or I32 if marked. All inputs,
+including upstream gradients, are exact in bf16, so that every device starts from the same values; scalars are exact in float.
+ACC: the result of accumulating into zeros.
 
 router_<s>.*   one router for each kind of scores, s = topk_softmax, softmax_topk, sigmoid_topk.   N 9, E 6, K 3
     logits (N,E)   dweight (N,K) upstream   bias (E), sigmoid_topk only: it changes the choice of some tokens
@@ -56,7 +55,7 @@ router_<s>.*   one router for each kind of scores, s = topk_softmax, softmax_top
     -> dlogits (N,E) from dweight alone (balance = zloss = 0)
     load I32 (E): slots per expert of these N tokens and of N others, on another rank; tokens I32 (1) = 2 N
     -> loss (2): balance and z; dbalance, dz (N,E): d loss[0] / d logits and d loss[1] / d logits, load constant.
-       What router_backward gives is dlogits + balance * dbalance + zloss * dz.
+       router_backward must return dlogits + balance * dbalance + zloss * dz.
 
 expert_<f>.*   the nonlinearity of an expert, f = swiglu, gelu (tanh form), relu2.   M 7, F 5; row = slot (BY_SLOT)
     pre (M,F), for swiglu (M,2F)   da (M,F)   weight (M)

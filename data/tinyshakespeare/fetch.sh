@@ -1,9 +1,9 @@
 #!/bin/sh
-# Puts input.txt, the 1,115,394 characters of tinyshakespeare, beside this script: from a local copy, else over the network.
+# Puts input.txt, the 1,115,394 characters of tinyshakespeare, next to this script: from a local copy, or from the network.
 #   sh data/tinyshakespeare/fetch.sh [--strict]
-# MOE_DATA_DIR  where local copies are, as tinyshakespeare/input.txt (default: shared/data beside the repository)
-# `make` runs this, so a machine without a network is no error: it says so and exits 0, and the trainer trains on the
-# project's own text instead. --strict exits 1. Either way input.txt is the right text or is not touched.
+# MOE_DATA_DIR  folder of local copies, as tinyshakespeare/input.txt (default: shared/data next to the repository)
+# `make` runs this, so a missing network is not an error: it prints a message and exits with 0, and the trainer uses the
+# project's own text instead. --strict: exits with 1. input.txt is replaced only by the right text.
 set -u
 url=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 size=1115394
@@ -45,5 +45,5 @@ for source in copy network network; do
     else download "$temporary"
     fi && verified "$temporary" && chmod 644 "$temporary" && mv -f "$temporary" "$target" && exit 0
 done 2>/dev/null
-echo "tinyshakespeare: could not be fetched: no verified copy at $local_copy, and none from $url" >&2
+echo "tinyshakespeare: cannot be fetched: no verified copy at $local_copy, and none from $url" >&2
 exit $failure

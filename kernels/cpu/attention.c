@@ -1,25 +1,23 @@
 /* attention.c: causal attention with Q query heads for every key/value head.
  *
  * Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s), out = sum_j p_j v_j, and
- * lse = log sum exp(s) is kept, because p_j = exp(s_j - lse) can then be had again without another pass.
+ * lse = log sum exp(s) is saved, so that backward recomputes p_j = exp(s_j - lse) in one pass.
  *
  * Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
  *     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t   (softmax's Jacobian),
  *     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
  * Source: Dao et al. 2022, FlashAttention, arXiv 2205.14135.
  *
- * One (sequence, key/value head) pair is one piece of work for one thread: it owns dk and dv, to which all
- * Q query heads add, so no sum is shared. Keys and values are brought into `real` once and serve Q heads;
- * queries go in blocks of BLOCK rows, and the (BLOCK, T) score matrix is the largest thing that exists.
- * All products are one small routine. */
+ * A thread processes one (sequence, key/value head) pair at a time: all Q query heads of the pair add to its dk and dv, so
+ * threads share no sum. Keys and values are converted to real once for the Q heads. Queries are processed in blocks of BLOCK
+ * rows, so the largest intermediate is a (BLOCK, T) matrix of scores. All products are one small routine. */
 #include "impl.h"
-#include <stdlib.h>
 
-enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted work */
+enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted */
 enum { TILE_M = 4, TILE_N = 2 * LANES };
 
 /* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have
- * rows of ldc and ldb elements. TILE_M x TILE_N sums stay in registers while k runs. */
+ * rows of ldc and ldb elements. TILE_M x TILE_N sums stay in registers during the loop over k. */
 static void product(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int M,
                     int N, int K, Write how) {
     for (int m = 0; m < M; m += TILE_M)
@@ -55,12 +53,12 @@ static void product(real *c, int ldc, const real *a, int a_row, int a_col, const
         }
 }
 
-/* Where query head r of key/value head g is among the Q*G heads of a token. */
+/* The number, among the Q*G heads of a token, of query head r of key/value head g. */
 static inline size_t head(HeadOrder order, int r, int g, int G, int Q) {
     return order == HEADS_TILED ? (size_t)r*G + (size_t)g : (size_t)g*Q + (size_t)r;
 }
-/* rows (count,D) of real from floatX rows that lie `stride` elements apart; and the transpose, (D,ld). */
-static void fetch(real *to, const floatX *from, size_t stride, int count, int D, real scale) {
+/* Rows (count,D) in real from floatX rows `stride` elements apart, scaled; and the transpose, (D,ld). */
+static void convert(real *to, const floatX *from, size_t stride, int count, int D, real scale) {
     for (int t = 0; t < count; t++)
         for (int d = 0; d < D; d++) to[(size_t)t*D + d] = R(from[(size_t)t*stride + d]) * scale;
 }
@@ -74,33 +72,33 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
     const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
     {
-        real *keys = malloc(((size_t)3*T*D + (size_t)BLOCK*(T + 2*D) + 1) * sizeof *keys);
+        real *keys = scratch(((size_t)3*T*D + (size_t)BLOCK*(T + 2*D)) * sizeof *keys);
         real *values = keys + (size_t)T*D, *keys_t = values + (size_t)T*D;
         real *scores = keys_t + (size_t)T*D, *queries = scores + (size_t)BLOCK*T, *result = queries + (size_t)BLOCK*D;
         #pragma omp for schedule(dynamic)
         for (int bg = 0; bg < B*G; bg++) {
             const int b = bg / G, g = bg % G;
             const floatX *k0 = kv + (size_t)b*T*kv_row + (size_t)g*D;
-            fetch(keys, k0, kv_row, T, D, 1);
-            fetch(values, k0 + (size_t)G*D, kv_row, T, D, 1);
+            convert(keys, k0, kv_row, T, D, 1);
+            convert(values, k0 + (size_t)G*D, kv_row, T, D, 1);
             transpose(keys_t, keys, T, D, T);
             for (int r = 0; r < Q; r++)
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
                     const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count;
                     const size_t h = head(order, r, g, G, Q);
-                    fetch(queries, q + ((size_t)b*T + t0)*row + h*D, row, count, D, 1 / sqrt((real)D));
+                    convert(queries, q + ((size_t)b*T + t0)*row + h*D, row, count, D, 1 / sqrt((real)D));
                     product(scores, T, queries, D, 1, keys_t, T, count, seen, D, SET);
                     for (int i = 0; i < count; i++) {
                         real *s = scores + (size_t)i*T, max = s[0], sum = 0;
                         const int last = t0 + i;
-                        /* So that all loops run to `seen`: whole vectors, if T is one of them. */
+                        /* So that all loops run to `seen`, which is a multiple of BLOCK except at the end. */
                         for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;
                         #pragma omp simd reduction(max:max)
                         for (int j = 0; j < seen; j++) max = s[j] > max ? s[j] : max;
                         #pragma omp simd reduction(+:sum)
                         for (int j = 0; j < seen; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
-                        const real share = 1 / sum;
-                        for (int j = 0; j < seen; j++) s[j] *= share;
+                        const real scale = 1 / sum;
+                        for (int j = 0; j < seen; j++) s[j] *= scale;
                         lse[((size_t)b*T + last)*Q*G + h] = max + log(sum);
                     }
                     product(result, D, scores, T, 1, values, D, count, D, seen, SET);
@@ -118,7 +116,7 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
     const real scale = 1 / sqrt((real)D);
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
     {
-        real *keys = malloc(((size_t)6*T*D + (size_t)BLOCK*(2*T + 3*D) + 1) * sizeof *keys);
+        real *keys = scratch(((size_t)6*T*D + (size_t)BLOCK*(2*T + 3*D)) * sizeof *keys);
         real *keys_t = keys + (size_t)T*D, *values = keys_t + (size_t)T*D, *values_t = values + (size_t)T*D;
         real *dkeys = values_t + (size_t)T*D, *dvalues = dkeys + (size_t)T*D;
         real *p = dvalues + (size_t)T*D, *ds = p + (size_t)BLOCK*T;
@@ -128,8 +126,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
         for (int bg = 0; bg < B*G; bg++) {
             const int b = bg / G, g = bg % G;
             const size_t kv0 = (size_t)b*T*kv_row + (size_t)g*D;
-            fetch(keys, kv + kv0, kv_row, T, D, 1);
-            fetch(values, kv + kv0 + (size_t)G*D, kv_row, T, D, 1);
+            convert(keys, kv + kv0, kv_row, T, D, 1);
+            convert(values, kv + kv0 + (size_t)G*D, kv_row, T, D, 1);
             transpose(keys_t, keys, T, D, T);
             transpose(values_t, values, T, D, T);
             memset(dkeys, 0, (size_t)2*T*D * sizeof *dkeys);
@@ -137,8 +135,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
                     const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count;
                     const size_t h = head(order, r, g, G, Q), at = ((size_t)b*T + t0)*row + h*D;
-                    fetch(queries, q + at, row, count, D, scale);
-                    fetch(dresult, dout + at, row, count, D, 1);
+                    convert(queries, q + at, row, count, D, scale);
+                    convert(dresult, dout + at, row, count, D, 1);
                     product(p, T, queries, D, 1, keys_t, T, count, seen, D, SET);
                     product(ds, T, dresult, D, 1, values_t, T, count, seen, D, SET);
                     for (int i = 0; i < count; i++) {
@@ -153,7 +151,7 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
                         }
                     }
                     product(dqueries, D, ds, T, 1, keys, D, count, D, seen, SET);
-                    product(dkeys, D, ds, 1, T, queries, D, seen, D, count, ADD);       /* queries carry the scale */
+                    product(dkeys, D, ds, 1, T, queries, D, seen, D, count, ADD);       /* queries include the scale */
                     product(dvalues, D, p, 1, T, dresult, D, seen, D, count, ADD);
                     for (int i = 0; i < count; i++)
                         for (int d = 0; d < D; d++) dq[at + (size_t)i*row + d] = X(dqueries[i*D + d] * scale);
@@ -175,7 +173,7 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
     {
         enum { FEW = 128 };
-        real *scores = malloc(((size_t)T + 3*(size_t)D) * sizeof *scores);
+        real *scores = scratch(((size_t)T + 3*(size_t)D) * sizeof *scores);
         real *const query = scores + T, *const sum = query + D, *const part = sum + D;
         #pragma omp for
         for (int i = 0; i < B*G*Q; i++) {
@@ -183,7 +181,7 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
             const floatX *k = cache + (size_t)b*T*kv_row + (size_t)g*D, *v = k + (size_t)G*D;
             const size_t at = ((size_t)b*Q*G + head(order, r, g, G, Q)) * D;
             real max = -(real)INFINITY, total = 0;
-            fetch(query, q + at, 0, 1, D, 1 / sqrt((real)D));
+            convert(query, q + at, 0, 1, D, 1 / sqrt((real)D));
             for (int j = 0; j < seen; j++) {
                 real s = 0;
                 #pragma omp simd reduction(+:s)
@@ -192,7 +190,7 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
                 if (s > max) max = s;
             }
             for (int d = 0; d < D; d++) sum[d] = 0;
-            for (int from = 0; from < seen; from += FEW) {          /* sums of a few keys, and of those */
+            for (int from = 0; from < seen; from += FEW) {          /* sums over FEW keys, then of these */
                 const int to = seen - from < FEW ? seen : from + FEW;
                 real few = 0;
                 #pragma omp simd reduction(+:few)

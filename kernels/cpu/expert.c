@@ -1,11 +1,11 @@
-/* expert.c: the nonlinearity inside an expert, and with it the gradient of the router's weight.
+/* expert.c: the nonlinearity inside an expert, together with the gradient of the router's weight.
  *
- * Why both in one place. A token's output is out = sum_k w_k act_k W_k^T, so with da_k = dout W_k (the upstream
- * gradient seen through the expert's last matrix, before the weight)
- *     dw_k   = <dout, act_k W_k^T> = <da_k, act_k>        a dot product over F, and the expert's output is not needed
+ * Why together: a token's output is out = sum_k w_k act_k W_k^T, so with da_k = dout W_k (the upstream gradient after the
+ * expert's last matrix, without the weight)
+ *     dw_k   = <dout, act_k W_k^T> = <da_k, act_k>        a dot product over F: the expert's output is not needed
  *     dact_k = w_k da_k
  *     dW_k   = dout^T (w_k act_k)
- * act itself is recomputed from pre. So a layer keeps its input and pre, and nothing of size (S,C). */
+ * act is recomputed from pre. So a layer saves its input and pre, and nothing of size (S,C). */
 #include "impl.h"
 
 static inline real sigmoid(real x) { return 1 / (1 + fast_exp(-x)); }

@@ -1,13 +1,15 @@
-/* impl.h: included first by every file of kernels/cpu/. Each file is compiled once per number type.
- * Values are computed as real and stored as floatX: R(x) reads one, X(r) makes one. */
+/* impl.h: included by every file of kernels/cpu/, each of which is compiled once per number type. Values are computed as real and
+ * stored as floatX: R(x) reads one, X(r) makes one. */
 #ifndef IMPL_H
 #define IMPL_H
 #define KERNELS_IMPLEMENTATION
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <tgmath.h>
 
-#if defined(PRECISION_BF16)             /* rounds where a GPU rounds: the oracle for bf16 */
+#if defined(PRECISION_BF16)             /* rounds where a GPU rounds: the oracle for bf16 on GPUs */
 typedef struct { uint16_t bits; } floatX;
 typedef float real;
 static inline real R(floatX x) {
@@ -22,8 +24,7 @@ static inline floatX X(real r) {        /* to nearest even; NaN stays NaN */
     if ((u & 0x7fffffff) > 0x7f800000) return (floatX){ 0x7fc0 };
     return (floatX){ (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16) };
 }
-/* One of the two neighbours of r, the farther one with the smaller probability: 16 random bits are added below the last
- * bit that is kept. */
+/* Stochastic rounding, to one of the two neighbours of r: 16 random bits are added below the last bit that is kept. */
 static inline floatX X_random(real r, uint32_t bits) {
     uint32_t u;
     memcpy(&u, &r, sizeof u);
@@ -33,7 +34,7 @@ static inline floatX X_random(real r, uint32_t bits) {
 #define DEVICE(part) cpu_bf16_##part
 #define DEVICE_NAME "cpu-bf16"
 #define DEVICE_DTYPE "BF16"
-#elif defined(PRECISION_F64)            /* the oracle for everything */
+#elif defined(PRECISION_F64)            /* the oracle for all others */
 typedef double floatX, real;
 #define R(x) (x)
 #define X(r) (r)
@@ -55,12 +56,22 @@ typedef float floatX, real;
 /* Each file fills its part of the table: PART(matmul) { d->matmul_forward = ...; } */
 #define PART(part) void DEVICE(part)(Device *d); void DEVICE(part)(Device *d)
 
-/* Starting threads costs microseconds: a loop with less than about this many operations runs on one. */
+/* Memory for one call, to be freed with free(). Operations return no errors: without memory the program ends, as by llmc's
+ * fail(). */
+static inline void *scratch(size_t bytes) {
+    void *p = malloc(bytes ? bytes : 1);
+    if (p) return p;
+    fprintf(stderr, "error: out of host memory: an operation needs %zu bytes of scratch\n", bytes);
+    _Exit(7);                           /* EXIT_MEMORY; other threads may be anywhere */
+}
+static inline void *zeroed_scratch(size_t bytes) { return memset(scratch(bytes), 0, bytes); }
+
+/* Starting threads costs microseconds: a loop with fewer operations than this runs on one thread. */
 #define PARALLEL_MIN 20000
 #define PARALLEL_IF(work) if ((double)(work) > PARALLEL_MIN)
 
-/* Vectors are the compilers' own (gcc, clang): arithmetic on them is by lane, whatever the machine has. This one may
- * lie anywhere in an array of reals. */
+/* Vectors are those of gcc and clang: arithmetic is by lane, on any machine. This one may be at any address of an array of
+ * reals. */
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
 #elif defined(__AVX__)
@@ -75,16 +86,16 @@ typedef float floatX, real;
 #endif
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
-/* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f with n an integer
- * and f in [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below 2e-7; below -87 it returns 0, above 88
- * infinity is not needed by anyone here and x is held. f64 is the oracle and takes the library's. */
+/* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f with n an integer and f in
+ * [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below 2e-7. Below -87 the result is 0; inputs above 88 are
+ * clamped: no caller needs infinity. f64 is the oracle and takes the library's. */
 static inline real fast_exp(real x) {
 #if defined(PRECISION_F64)
     return exp(x);
 #else
-    float held = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
-    float n = (held * 1.44269504f + 12582912.0f) - 12582912.0f;      /* nearest integer, by way of the mantissa's end */
-    float f = (held - n * 0.693359375f) - n * -2.12194440e-4f;   /* ln 2 in two parts, so that f keeps its low bits */
+    float clamped = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;      /* nearest integer: fractions fall off the mantissa */
+    float f = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;   /* ln 2 in two parts, so that f keeps its low bits */
     float p = 1.9875691500e-4f;
     p = p * f + 1.3981999507e-3f;
     p = p * f + 8.3334519073e-3f;

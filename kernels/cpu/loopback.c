@@ -1,8 +1,7 @@
-/* loopback.c: ranks that are CPUs. All of the traffic goes through the host's Group (llmc/ranks/group.c): shared memory
- * between threads, TCP between processes. Only the sums are made here, because they depend on the number type. */
+/* loopback.c: ranks that are CPUs. All traffic goes through the host's Group (llmc/ranks/group.c): shared memory between
+ * threads, TCP between processes. Only the sums are computed here, because they depend on the number type. */
 #include "impl.h"
 #include "kernels/comm.h"
-#include <stdlib.h>
 
 static void add_reals(void *x, const void *y, size_t bytes) {
     real *a = x;
@@ -25,7 +24,7 @@ static void wait_all(Comm *c) { (void)c; }
 static void register_memory(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
     (void)c, (void)base, (void)bytes, (void)stage, (void)most;
 }
-static void at_once(Comm *c, int i) { (void)c, (void)i; }
+static void ignore(Comm *c, int i) { (void)c, (void)i; }       /* every operation is done when it returns */
 static const char *error(Comm *c) { (void)c; return NULL; }
 static void close(Comm *c) { free(c); }
 
@@ -34,7 +33,8 @@ static Comm *connect(Group *group, char why[256]) {
     if (!c) { strcpy(why, "out of host memory"); return NULL; }
     *c = (Comm){ .name = "loopback", .rank = group->rank, .size = group->size, .group = group,
                  .all_reduce = all_reduce, .all_reduce_ints = all_reduce_ints, .reduce_scatter = reduce_scatter,
-                 .all_gather = all_gather, .register_memory = register_memory, .wait_all = wait_all, .record = at_once, .wait = at_once, .error = error, .close = close };
+                 .all_gather = all_gather, .register_memory = register_memory, .wait_all = wait_all,
+                 .record = ignore, .wait = ignore, .error = error, .close = close };
     return c;
 }
 

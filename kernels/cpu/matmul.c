@@ -9,30 +9,29 @@
  *     backward_input     rows of e         C          O           dout[row m][k]       weight[e][k][n]
  *     backward_weight    O                 C          rows of e   dout[row k][m]       inp[row k][n]
  *
- * Three loops compute that at a few percent of what the machine can do: a core can start two vector FMAs a cycle, and
- * each wants three numbers from memory. The cure is to use a number many times once it is near:
+ * Three plain loops reach a few percent of the machine's peak: a core can start two vector FMAs per cycle, and each needs three
+ * numbers from memory. The cure is to use a number many times once it is near:
  *
- *   registers   the micro-kernel keeps a tile of c, MR x NR with NR two vectors, through its whole loop over k. A step
- *               loads 2 vectors of b and MR numbers of a for 2*MR vector FMAs. With AVX-512 MR = 12: 24 sums + 2 of b +
- *               1 of a are 27 of 32 registers; 14 loads in 12 cycles, when 24 could be done; and 24 chains of sums that
- *               do not wait for each other, when 2 units with a latency of 4 cycles need 8.
- *   L1          a panel of b, NR columns x KC: 32 * 272 floats = 34 KB of 48 (AVX2: 17 of 32). It serves MA rows of a,
- *               whose panels of MR x KC (13 KB) come by from L2.
+ *   registers   the micro-kernel keeps a tile of c, MR x NR with NR two vectors, during its whole loop over k. A step loads 2 vectors
+ *               of b and MR numbers of a for 2*MR vector FMAs. With AVX-512 MR = 12: 24 sums + 2 of b + 1 of a are 27 of 32
+ *               registers; 14 loads in 12 cycles, which could do 24; and 24 independent chains of sums, where 2 units with a latency
+ *               of 4 cycles need 8.
+ *   L1          a panel of b, NR columns x KC: 32 * 272 floats = 34 KB of 48 (AVX2: 17 of 32). It is used for MA rows of a, whose
+ *               panels of MR x KC (13 KB) stream through from L2.
  *   L2          a block of b, NB columns x KC: 256 * 272 floats = 272 KB of 512 to 2048, and MA rows of a (51 KB).
  *
- * What is packed, that is copied into panels in the order of use and widened to real, costs about as much as eight
- * FMAs for each number: b is packed once for up to MB rows of c, a once for up to NB columns. Packing is also where
- * rows are gathered (the idea of ParallelLinear: a routed row is read and written where it lies), and where a matrix
- * that lies the wrong way is transposed.
+ * Packing, that is copying numbers into panels in the order of use and widening them to real, costs about as much as eight
+ * FMAs for each number: b is packed once for up to MB rows of c, a once for up to NB columns. Packing is also where rows are
+ * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where a matrix is transposed if k is
+ * its slow dimension.
  *
- * A job is a tile of one expert's c. Threads take jobs from a common list, large ones first, small ones at the end, so
- * that all finish together however uneven the experts are. An element of c belongs to one job, and its sum runs over
- * k = 0, 1, 2, ... in blocks of KC whatever the tile: the bits depend on neither tiles nor threads.
+ * A job is a tile of one expert's c. Threads take jobs from a common list, large ones first and small ones at the end, so
+ * that all finish at about the same time however uneven the experts are. An element of c belongs to one job, and its sum runs
+ * over k = 0, 1, 2, ... in blocks of KC for any tile: the bits depend on neither tiles nor threads.
  *
- * With few rows (decoding a token) a weight is used once or twice, and reading it is all the work: forward then takes
- * weights as they lie (few_rows). Which way is taken depends on the number of rows alone. */
+ * With few rows (decoding a token) a weight is used once or twice, and the time is that of reading it: forward then uses weights
+ * without packing (few_rows). The choice depends on the number of rows alone. */
 #include "impl.h"
-#include <stdlib.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #else
@@ -53,11 +52,11 @@ typedef real vec __attribute__((vector_size(VECTOR_BYTES)));         /* aligned,
 
 enum {
     NR = 2 * LANES,
-    KC = 272,                               /* a multiple of LANES, no power of two: rows of a panel share L1's sets */
+    KC = 272,                               /* a multiple of LANES; with a power of two, rows of a panel would be in the same sets of L1 */
     NB = 256,                               /* a multiple of NR */
     MA = 4 * MR,                            /* whole vectors, since a may have to be transposed */
     MB = 6 * MA,
-    FEW = 4                                 /* up to so many rows few_rows is faster */
+    FEW = 4                                 /* few_rows is faster up to this many rows */
 };
 
 static inline size_t at_most(size_t a, size_t b) { return a < b ? a : b; }
@@ -82,8 +81,7 @@ static inline vec load_some(const floatX *p, size_t n) {        /* the first n l
     return v;
 }
 
-/* The one rearrangement needed: two vectors, interleaved. LOW: a0 b0 a1 b1 ... of
- * their lower halves, HIGH of the upper. */
+/* Interleaves two vectors, LOW their lower halves (a0 b0 a1 b1 ...), HIGH their upper halves. */
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -105,7 +103,7 @@ typedef lane_index indices __attribute__((vector_size(VECTOR_BYTES)));
 #endif
 
 /* v[i][j] <-> v[j][i]. A round moves the top bit of the lane to the bottom of the row number, and the other way round;
- * after log2(LANES) rounds the two numbers have changed places. */
+ * after log2(LANES) rounds the two numbers are exchanged. */
 static inline void transpose(vec v[LANES]) {
     for (int round = 1; round < LANES; round *= 2) {
         vec w[LANES];
@@ -117,46 +115,46 @@ static inline void transpose(vec v[LANES]) {
     }
 }
 
-/* Lane i of the result is the sum of the lanes of v[i]: a transposition that adds as it goes, so that half of the
- * vectors are left after each round. */
+/* Lane i of the result is the sum of the lanes of v[i]: a transposition that adds, so that each round halves the number of
+ * vectors. */
 static inline vec sums(vec v[LANES]) {
     for (int n = LANES / 2; n >= 1; n /= 2)
         for (int i = 0; i < n; i++) v[i] = LOW(v[i], v[i + n]) + HIGH(v[i], v[i + n]);
     return v[0];
 }
 
-/* ---- what is multiplied: a product, and its share for one expert ----------------------------------------------- */
+/* ---- a product, and its slice for one expert -------------------------------------------------------------------- */
 
-typedef struct { const floatX *data; size_t width; const int *row; } Matrix;      /* row: where row i lies */
-typedef enum { FORWARD, INPUT, WEIGHT } Kind;
+typedef struct { const floatX *data; size_t width; const int *row; } Matrix;      /* row i is row[i] of data; NULL: i */
+typedef enum { FORWARD, INPUT, WEIGHT } ProductKind;
 typedef struct {
-    Kind kind;
+    ProductKind kind;
     Matrix a, b;
     floatX *out; const int *out_row;                            /* FORWARD, INPUT */
     real *dweight;                                              /* WEIGHT */
     Write how;
     const int *start; int E, C, O;
 } Product;
-typedef struct { size_t m, n, k, a, b, c; } Share;              /* of one expert: sizes; its first row in a, b and c */
+typedef struct { size_t m, n, k, a, b, c; } Slice;              /* of one expert: sizes; its first row in a, b and c */
 
 static const floatX *row_of(Matrix x, size_t i) {
     return x.data + (x.row ? (size_t)x.row[i] : i) * x.width;
 }
 
-static Share share_of(const Product *p, int e) {
+static Slice slice_of(const Product *p, int e) {
     size_t first = (size_t)p->start[e], rows = (size_t)p->start[e + 1] - first;
     size_t C = (size_t)p->C, O = (size_t)p->O, w = (size_t)e * O;
-    if (p->kind == FORWARD) return (Share){ rows, O, C, first, w, first };
-    if (p->kind == INPUT) return (Share){ rows, C, O, first, w, first };
-    return (Share){ O, rows ? C : 0, rows, first, first, w };   /* an expert without rows has nothing to add */
+    if (p->kind == FORWARD) return (Slice){ rows, O, C, first, w, first };
+    if (p->kind == INPUT) return (Slice){ rows, C, O, first, w, first };
+    return (Slice){ O, rows ? C : 0, rows, first, first, w };   /* without rows nothing is added */
 }
 
-static size_t row_of_c(const Product *p, Share s, size_t i) {
+static size_t row_of_c(const Product *p, Slice s, size_t i) {
     return p->out_row ? (size_t)p->out_row[s.c + i] : s.c + i;
 }
 
-/* Finished sums of n elements of row i of c, from column j on: to where the row lies, rounded once. */
-static void write(const Product *p, Share s, size_t i, size_t j, size_t n, const real *restrict sum) {
+/* Stores n finished sums of row i of c, from column j on, rounded once. */
+static void write(const Product *p, Slice s, size_t i, size_t j, size_t n, const real *restrict sum) {
     size_t at = row_of_c(p, s, i) * s.n + j;
     if (p->kind == WEIGHT) for (size_t x = 0; x < n; x++) p->dweight[at + x] += sum[x];
     else if (p->how == ADD) for (size_t x = 0; x < n; x++) p->out[at + x] = X(R(p->out[at + x]) + sum[x]);
@@ -165,7 +163,7 @@ static void write(const Product *p, Share s, size_t i, size_t j, size_t n, const
 
 /* ---- many rows: packed panels ---------------------------------------------------------------------------------- */
 
-/* Element (r, c) of the rows x columns of x that begin at (r0, c0) goes to to[r*pitch + c]. */
+/* to[r*pitch + c] = element (r0 + r, c0 + c) of x. */
 static void pack(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
     for (size_t r = 0; r < rows; r++, to += pitch) {
         const floatX *from = row_of(x, r0 + r) + c0;
@@ -175,7 +173,7 @@ static void pack(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_
     }
 }
 
-/* The same, transposed: to to[c*pitch + r]. Up to a multiple of LANES, rows of zeros are added. */
+/* The same, transposed: to[c*pitch + r]. Rows are padded with zeros to a multiple of LANES. */
 static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
     for (size_t r = 0; r < rows; r += LANES) {
         const floatX *from[LANES];
@@ -193,9 +191,8 @@ static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t 
     }
 }
 
-/* The micro-kernel. a: mr rows, KC apart; b: NR numbers for each k; to: NR sums in each of mr rows,
- * overwritten or added to, asked for early because they may be far away. mr is a constant in each
- * of its copies: so `s` is registers. */
+/* The micro-kernel. a: mr rows, KC apart; b: NR numbers for each k; to: NR sums in each of mr rows, overwritten or added to, and
+ * prefetched because they may be far away. mr is a constant in each copy of this function, so that `s` is registers. */
 static inline __attribute__((always_inline))
 void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b, real *const *to, int add) {
     for (int i = 0; i < mr; i++) __builtin_prefetch(to[i], 1), __builtin_prefetch(to[i] + NR - 1, 1);
@@ -224,9 +221,9 @@ static void (*const multiply_rows[])(size_t kc, const real *a, const real *b, re
     multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12
 };
 
-/* The tile of c from (m0, n0) on, of at most MB x NB. Sums are kept in c itself where those are reals and fill a panel,
- * else in scratch until they can be rounded. Scratch: 0.6 MB of stack for f32, 1.2 for f64. */
-static void tile(const Product *p, Share s, size_t m0, size_t rows, size_t n0, size_t columns) {
+/* Computes the tile of c from (m0, n0) on, at most MB x NB. Sums are kept in c itself where c holds reals and they fill a panel,
+ * otherwise in scratch until they are rounded. Scratch: 0.6 MB of stack for f32, 1.2 for f64. */
+static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns) {
     struct { real a[MA * KC], b[NB * KC], c[MB * NB]; } __attribute__((aligned(64))) x;
     int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX));
     real *out = p->kind == WEIGHT ? p->dweight : (real *)p->out;
@@ -259,11 +256,11 @@ static void tile(const Product *p, Share s, size_t m0, size_t rows, size_t n0, s
         for (size_t m = 0; m < rows; m++) write(p, s, m0 + m, n0 + direct, columns - direct, x.c + m * NB + direct);
 }
 
-/* ---- few rows, forward: LANES rows of weights at a time against one row of inp ------------------------------------
- * Both lie along k, so a product of vectors makes LANES partial sums; only at the end are the lanes of each added. */
+/* ---- few rows, forward: LANES rows of weights at a time with one row of inp ---------------------------------------
+ * Both are contiguous along k, so a product of vectors yields LANES partial sums; the lanes are added only at the end. */
 static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k) {
     vec s[LANES];
-    for (int l = 0; l < LANES; l++) {                   /* row by row: neighbours in memory, one stream to prefetch */
+    for (int l = 0; l < LANES; l++) {                   /* row by row: contiguous memory, one stream to prefetch */
         vec even = { 0 }, odd = { 0 };
         size_t i = 0;
         for (; i + 2*LANES <= k; i += 2*LANES) {
@@ -276,7 +273,7 @@ static vec dot_products(const floatX *a, const floatX *const b[LANES], size_t k)
     return sums(s);
 }
 
-static void few_rows(const Product *p, Share s, size_t n0, size_t columns) {
+static void few_rows(const Product *p, Slice s, size_t n0, size_t columns) {
     for (size_t n = n0; n < n0 + columns; n += LANES) {
         const floatX *weight[LANES];
         for (size_t l = 0; l < LANES; l++) weight[l] = row_of(p->b, s.b + at_most(n + l, s.n - 1));
@@ -289,10 +286,10 @@ static void few_rows(const Product *p, Share s, size_t n0, size_t columns) {
 
 /* ---- jobs ------------------------------------------------------------------------------------------------------ */
 
-/* How an expert's c is cut: into about equal tiles, at most MB x NB and, down to MA x NR, at most so many FMAs. */
-typedef struct { size_t rows, columns, down, across; } Cut;
-static Cut cut(Share s, double most) {
-    Cut t = { MB, NB, 0, 0 };
+/* The tiles of an expert's c: about equal, at most MB x NB, and of at most `most` FMAs unless they are MA x NR. */
+typedef struct { size_t rows, columns, down, across; } Tiling;
+static Tiling tiling_of(Slice s, double most) {
+    Tiling t = { MB, NB, 0, 0 };
     for (;;) {
         t.down = divide_up(s.m, t.rows), t.across = divide_up(s.n, t.columns);
         if (!t.down || !t.across) return t;
@@ -313,15 +310,15 @@ static long next_job(long *next) {
 }
 
 static void run(const Product *p) {
-    int rows = p->start[p->E], shares = 2 * omp_get_max_threads();
-    double each = (double)p->C * p->O;                  /* FMAs of a row; a vector of them costs one operation */
+    int rows = p->start[p->E], parts = 2 * omp_get_max_threads();
+    double each = (double)p->C * p->O;                  /* FMAs of a row; 16 of them count as one operation */
     long next = 0;
 #pragma omp parallel PARALLEL_IF(rows * each / 16)
     {
-        long job = next_job(&next), first = 0;    /* every thread walks the list of all jobs and does those it drew */
+        long job = next_job(&next), first = 0;    /* every thread walks the list of all jobs and runs those it drew */
         for (int e = 0; e < p->E; e++) {
-            Share s = share_of(p, e);
-            Cut t = cut(s, (rows - p->start[e]) * each / shares);           /* a share of what is left from here on */
+            Slice s = slice_of(p, e);
+            Tiling t = tiling_of(s, (rows - p->start[e]) * each / parts);   /* a part of the work of this and later experts */
             long count = (long)(t.down * t.across);
             for (; job < first + count; job = next_job(&next)) {
                 size_t at = (size_t)(job - first), m0 = at / t.across * t.rows, n0 = at % t.across * t.columns;
@@ -335,7 +332,7 @@ static void run(const Product *p) {
 }
 
 /* ---- ParallelLinear -----------------------------------------------------------------------------------------------
- * For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T. */
+ * For every row of expert e, with x and y its rows of inp and out:  y = x W[e]^T. */
 
 static const int *rows_of(const Plan *plan, Rows rows) {
     return rows == GROUPED ? NULL : rows == BY_SLOT ? plan->slot_of_row : plan->token_of_row;
@@ -356,12 +353,12 @@ static void parallel_linear_backward_input(OUT floatX *dinp, const floatX *dout,
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* Every row of e has used W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product over the rows. */
+/* Every row of e uses W[e]: dL/dW_oc = sum over them of dL/dy_o x_c:  dW[e] = dy^T x, a product over the rows. */
 static void parallel_linear_backward_weight(void *dweight, const floatX *dout, const floatX *inp,
                                             const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows, Write how) {
     const size_t all = (size_t)plan->E * (size_t)O * (size_t)C;
-    if (how == SET_ROUNDED && sizeof(floatX) != sizeof(real)) {                /* sums first, then rounded */
-        real *sum = malloc((all + 1) * sizeof *sum);
+    if (how == SET_ROUNDED && sizeof(floatX) != sizeof(real)) {                /* sums first, then rounding */
+        real *sum = scratch(all * sizeof *sum);
         parallel_linear_backward_weight(sum, dout, inp, plan, C, O, inp_rows, dout_rows, SET);
         #pragma omp parallel for simd PARALLEL_IF(all)
         for (size_t i = 0; i < all; i++) ((floatX *)dweight)[i] = X(sum[i]);
@@ -374,7 +371,7 @@ static void parallel_linear_backward_weight(void *dweight, const floatX *dout, c
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
-/* ---- dense: one expert, whose rows lie in order ---------------------------------------------------------------- */
+/* ---- dense: one expert, with all rows in order ------------------------------------------------------------------ */
 
 static Plan one_expert(int *start, int N) {
     start[0] = 0, start[1] = N;
@@ -388,7 +385,7 @@ static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *wei
     parallel_linear_forward(out, inp, weight, &plan, C, O, GROUPED, GROUPED);
 }
 
-/* dinp = dout W, or dinp += dout W where inp has served other products too */
+/* dinp = dout W, or dinp += dout W where inp is the input of other products too */
 static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O,
                                   Write how) {
     int start[2] = { 0, N };

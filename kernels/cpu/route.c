@@ -1,15 +1,10 @@
-/* route.c: which tokens go to which experts, what that costs, and how the experts' answers come back together. */
-#include "impl.h"
-#include "kernels/round.h"
-#include <stdlib.h>
+/* route.c: which tokens go to which experts, what that costs, and how the experts' results are combined. */
+#include "route.h"
 
-static inline real sigmoid(real x) { return 1 / (1 + exp(-x)); }
-static inline real log_sigmoid(real x) { return x < 0 ? x - log(1 + exp(x)) : -log(1 + exp(-x)); }
-
-/* The distribution p over all experts that the balance loss looks at, for one token. Sigmoids are normalized as a
- * softmax of their logarithms, which stays right where all of them underflow. */
+/* The distribution p over all experts that the balance loss uses, for one token. Sigmoids are normalized as a softmax of their
+ * logarithms, which stays right where all of them underflow. */
 static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
-    if (scores != SIGMOID_TOPK) {
+    if (scores < SIGMOID_TOPK) {
         for (int e = 0; e < E; e++) p[e] = exp(R(x[e]) - lse);
         return;
     }
@@ -19,30 +14,28 @@ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int
     for (int e = 0; e < E; e++) p[e] /= sum;
 }
 
-/* The slots of token n begin here, and end where those of the next begin. */
+/* Where the slots of token n begin; they end where those of token n + 1 begin. */
 static inline size_t first_slot(const int *first, int n, int K) { return first ? (size_t)first[n] : (size_t)n*K; }
 
-/* ---- router -----------------------------------------------------------------------------------------------
- * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, which is the same order but for the bias. Where
- * two of those round to the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
+/* ---- router ----------------------------------------------------------------------------------------------- TOPK_SOFTMAX
+ * compares logits; the others probabilities or sigmoids, whose order without a bias is the same. Where two of these round to
+ * the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
 
-/* Of the K chosen experts of a token with logits x. A softmax over them, of logits or of log sigmoids; or what they have of
- * the softmax over all. */
-static void choice_weights(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
+void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
     real max = 0, kept = 0;
     for (int k = 0; k < K; k++) {
-        w[k] = scores == SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
+        w[k] = scores >= SIGMOID_TOPK ? log_sigmoid(R(x[chosen[k]])) : R(x[chosen[k]]);
         if (k == 0 || w[k] > max) max = w[k];
     }
-    for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse : max));
-    if (scores != SOFTMAX_TOPK) for (int k = 0; k < K; k++) w[k] /= kept;
+    for (int k = 0; k < K; k++) kept += w[k] = exp(w[k] - (scores == SOFTMAX_TOPK ? lse : scores == SIGMOID_EACH ? 0 : max));
+    if (SUMS_TO_ONE(scores)) for (int k = 0; k < K; k++) w[k] /= kept;
 }
 
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
                            Scores scores, int forced, int N, int E, int K) {
     #pragma omp parallel PARALLEL_IF((size_t)N*E*K)
     {
-        real *score = malloc((size_t)E * sizeof *score);
+        real *score = scratch((size_t)E * sizeof *score);
         #pragma omp for
         for (int n = 0; n < N; n++) {
             const floatX *x = logits + (size_t)n*E;
@@ -52,7 +45,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             for (int e = 0; e < E; e++) sum += exp(R(x[e]) - max);
             lse[n] = max + log(sum);
             for (int e = 0; e < E; e++) {
-                score[e] = scores == SIGMOID_TOPK ? sigmoid(R(x[e]))
+                score[e] = scores >= SIGMOID_TOPK ? sigmoid(R(x[e]))
                          : scores == SOFTMAX_TOPK ? exp(R(x[e]) - lse[n]) : R(x[e]);
                 if (bias) score[e] += bias[e];
             }
@@ -67,17 +60,18 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
                 }
                 chosen[k] = forced ? (int)(((size_t)n*K + (size_t)k) % (size_t)E) : best;
             }
-            choice_weights(weight + (size_t)n*K, chosen, K, x, lse[n], scores);
+            DEVICE(choice_weights)(weight + (size_t)n*K, chosen, K, x, lse[n], scores);
         }
         free(score);
     }
 }
 
-/* Three gradients meet in the logits of a token, l:
+/* The gradient of a token's logits, l, has three parts:
  *  - through the weights. With w a softmax over the chosen set T, the softmax over everything else cancels, and
  *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in T.
  *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in T] dw_i - sum_{j in T} p_j dw_j) for all i.
  *    SIGMOID_TOPK: w is a softmax over T of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form times (1 - s_i).
+ *    SIGMOID_EACH: dl_i = dw_i s_i (1 - s_i).
  *  - balance: E/K sum_e f_e P_e with f constant, so dp_e = balance E f_e / (K N), pushed through the softmax,
  *        dl_i = p_i (dp_i - sum_j p_j dp_j),
  *    or through the normalized sigmoid p_e = s_e / y: dl_i = (dp_i - sum_j p_j dp_j) p_i (1 - s_i).
@@ -87,7 +81,7 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
                             float zloss, int tokens, Scores scores, int N, int E, int K) {
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
     {
-        real *p = malloc((size_t)E * 2 * sizeof *p), *d = p + E;
+        real *p = scratch((size_t)E * 2 * sizeof *p), *d = p + E;
         #pragma omp for
         for (int n = 0; n < N; n++) {
             const floatX *x = logits + (size_t)n*E;
@@ -99,16 +93,16 @@ static void router_backward(floatX *dlogits, const real *dweight, const real *we
             probabilities(p, x, lse[n], scores, E);
             for (int e = 0; e < E; e++) pull += p[e] * (real)load[e];
             for (int e = 0; e < E; e++) {
-                real slope = scores == SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
+                real slope = scores >= SIGMOID_TOPK ? p[e] * sigmoid(-R(x[e])) : p[e];
                 d[e] = (real)balance * E / ((real)K * N * tokens) * ((real)load[e] - pull) * slope;
                 d[e] += (real)zloss * 2 * lse[n] / N * exp(R(x[e]) - lse[n]);
             }
-            for (size_t k = 0; k < count; k++) dot += w[k] * dw[k];
+            for (size_t k = 0; k < count && scores != SIGMOID_EACH; k++) dot += w[k] * dw[k];
             if (scores == SOFTMAX_TOPK)
                 for (int e = 0; e < E; e++) d[e] -= p[e] * dot;
             for (size_t k = 0; k < count; k++)
                 d[chosen[k]] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
-                              : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))
+                              : scores >= SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[chosen[k]]))
                               :                          w[k] * (dw[k] - dot);
             for (int e = 0; e < E; e++) dlogits[(size_t)n*E + e] = X(d[e]);
         }
@@ -131,85 +125,20 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
         plan->token_of_row[row] = s / K;
         plan->row_of_slot[s] = row;
     }
-    for (int e = E; e > 0; e--) start[e] = start[e - 1];    /* ...and has then moved to where expert e + 1 begins */
+    for (int e = E; e > 0; e--) start[e] = start[e - 1];    /* ...and is then where expert e + 1 begins */
     start[0] = 0;
-}
-
-/* ---- rounding ------------------------------------------------------------------------------------------
- * An expert's tokens are those whose rank reaches a limit, the r-th largest rank. */
-
-/* Bit by bit: the largest number that r of the n different ones reach, or one that exactly those reach. */
-static uint64_t nth_largest(const uint64_t *x, int n, int r) {
-    uint64_t limit = 0;
-    if (r == 0) return UINT64_MAX;
-    for (uint64_t bit = 1ull << 63; bit; bit /= 2) {
-        int reach = 0;
-        for (int i = 0; i < n; i++) reach += x[i] >= (limit | bit);
-        if (reach >= r) limit |= bit;
-        if (reach == r) break;
-    }
-    return limit;
-}
-
-static void route_round(Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits,
-                        const real *lse, Scores scores, Rounding rule, int tile, const uint64_t *key, int site) {
-    const int N = plan->N, E = plan->E, K = plan->K;
-    const uint64_t draws = random_key(*key, (uint64_t)site);
-    uint64_t *rank = malloc(((size_t)N + 1) * sizeof *rank);
-    int before = 0, row = 0, *first = plan->first;
-    memset(load, 0, (size_t)E * sizeof *load);
-    memset(first, 0, ((size_t)N + 1) * sizeof *first);
-    for (size_t s = 0; s < (size_t)N*K; s++) load[choice[s]]++;
-    for (int e = 0; e < E; e++) {
-        uint64_t mass[2] = { 0, 0 };                        /* gained, lost */
-        for (int n = 0; n < N; n++) {
-            const real x = R(logits[(size_t)n*E + e]);
-            int chose = 0;
-            for (int k = 0; k < K; k++) chose |= choice[(size_t)n*K + k] == e;
-            rank[n] = rank_of(chose, (float)(scores == SIGMOID_TOPK ? x : x - lse[n]), n);
-        }
-        if (rule == ROUND_SCORE && can_round(load[e], N, tile)) {
-            const uint64_t up = nth_largest(rank, N, round_up(load[e], tile));
-            const uint64_t down = nth_largest(rank, N, round_down(load[e], tile));
-            for (int n = 0; n < N; n++) {
-                const real x = R(logits[(size_t)n*E + e]);
-                if (rank[n] < up || rank[n] >= down) continue;
-                mass[rank[n] >> 63] += fixed_point((double)(scores == SIGMOID_TOPK ? sigmoid(x) : exp(x - lse[n])));
-            }
-        }
-        const int rows = rounded(rule, load[e], before, mass[1], mass[0], N, tile, draws, e);
-        const uint64_t limit = nth_largest(rank, N, rows);
-        before += can_round(load[e], N, tile) ? load[e] : 0;
-        plan->start[e] = row;
-        for (int n = 0; n < N; n++) if (rank[n] >= limit) { plan->token_of_row[row++] = n; first[n + 1]++; }
-    }
-    plan->start[E] = row;
-    free(rank);
-
-    for (int n = 0; n < N; n++) first[n + 1] += first[n];
-    for (int e = 0; e < E; e++)
-        for (int r = plan->start[e]; r < plan->start[e + 1]; r++) {     /* first[n] doubles as the token's next slot */
-            const int slot = first[plan->token_of_row[r]]++;
-            expert[slot] = e;
-            plan->slot_of_row[r] = slot;
-            plan->row_of_slot[slot] = r;
-        }
-    for (int n = N; n > 0; n--) first[n] = first[n - 1];
-    first[0] = 0;
-    for (int n = 0; n < N; n++)
-        choice_weights(weight + first[n], expert + first[n], first[n + 1] - first[n], logits + (size_t)n*E, lse[n], scores);
 }
 
 /* ---- losses and bias ----------------------------------------------------------------------------------- */
 
 static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
                           Scores scores, int N, int E, int K) {
-    enum { ROWS = 256 };                                /* partial sums over fixed blocks of tokens, added in order */
+    enum { ROWS = 256 };                                /* tokens of a partial sum; these are added in order */
     int blocks = (N + ROWS - 1) / ROWS;
-    double *partial = calloc((size_t)blocks * 2 + 1, sizeof *partial);
+    double *partial = zeroed_scratch((size_t)blocks * 2 * sizeof *partial);
     #pragma omp parallel PARALLEL_IF((size_t)N*E*8)
     {
-        real *p = malloc((size_t)E * sizeof *p);
+        real *p = scratch((size_t)E * sizeof *p);
         #pragma omp for
         for (int b = 0; b < blocks; b++)
             for (int n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {
@@ -228,16 +157,17 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
     loss[1] = (real)(N ? z / N : 0);
 }
 
-static void router_bias(real *bias, const int *load, float rate, int E) {
-    int64_t sum = 0;                                        /* load < mean is load * E < sum: nothing is rounded */
+static void router_bias(real *bias, const int *load, float rate, int relative, int E) {
+    int64_t sum = 0;                                        /* load < mean is load * E < sum in integers, so nothing is rounded */
     for (int e = 0; e < E; e++) sum += load[e];
     for (int e = 0; e < E; e++) {
         const int64_t here = (int64_t)load[e] * E;
-        bias[e] += here < sum ? (real)rate : here > sum ? -(real)rate : 0;
+        if (relative) bias[e] += sum ? (real)rate * (1 - (real)here / (real)sum) : 0;
+        else bias[e] += here < sum ? (real)rate : here > sum ? -(real)rate : 0;
     }
 }
 
-/* ---- combine: a token's output is the weighted sum of what its experts said ---------------------------- */
+/* ---- combine: a token's output is the weighted sum of its experts' results ----------------------------- */
 
 static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
                             const Plan *plan, int C, Rows rows) {
@@ -261,7 +191,6 @@ static void combine_forward(floatX *out, const floatX *inp, const real *weight, 
 
 PART(route) {
     d->router_forward = router_forward;  d->router_backward = router_backward;
-    d->route_plan = route_plan;          d->route_round = route_round;
-    d->router_losses = router_losses;
+    d->route_plan = route_plan;          d->router_losses = router_losses;
     d->router_bias = router_bias;        d->combine_forward = combine_forward;
 }

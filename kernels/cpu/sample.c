@@ -1,10 +1,9 @@
 /* sample.c: the next token from its logits. */
 #include "impl.h"
 #include "kernels/random.h"
-#include <stdlib.h>
 
-/* The tokens by descending probability, so that every rule is a prefix. Only as many as could be kept are
- * sorted: a heap gives them one at a time. */
+/* In order of descending probability every rule keeps a prefix of the tokens. A heap yields them one at a time, so that only
+ * the tokens that are kept get sorted. sift moves element i down to where it belongs. */
 static void sift(int *heap, int n, int i, const double *p) {
     for (;;) {
         int best = i, l = 2*i + 1, r = l + 1;
@@ -16,7 +15,7 @@ static void sift(int *heap, int n, int i, const double *p) {
     }
 }
 
-/* uniform: in [0,1). p, order: room for `count` of each. */
+/* uniform: in [0,1). p, order (count): scratch. */
 static int draw(const floatX *logits, Sampler s, double uniform, double *p, int *order, int count) {
     double max = -INFINITY, sum = 0, kept = 0;
     int best = 0;
@@ -33,7 +32,7 @@ static int draw(const floatX *logits, Sampler s, double uniform, double *p, int 
     if (all) { taken = count; kept = sum; }
     else {
         for (int i = n / 2 - 1; i >= 0; i--) sift(order, n, i, p);
-        while (n > 0) {                          /* the largest moves to the end: kept tokens are order[n..count-1] */
+        while (n > 0) {                          /* the largest goes to the end: kept tokens are order[n..count-1] */
             const double largest = p[best], next = p[order[0]];
             if (taken && ((s.top_k > 0 && taken >= s.top_k) || kept >= (double)s.top_p * sum
                           || next < (double)s.min_p * largest)) break;
@@ -48,13 +47,13 @@ static int draw(const floatX *logits, Sampler s, double uniform, double *p, int 
         int token = all ? i : order[count - 1 - i];
         if ((left -= p[token]) < 0) return token;
     }
-    return best;                                            /* rounding left a crumb */
+    return best;                                            /* only if rounding left a remainder */
 }
 
 static void sample(int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s, int N, int V,
                    int used) {
-    double *p = malloc((size_t)used * sizeof *p);
-    int *order = malloc((size_t)used * sizeof *order);
+    double *p = scratch((size_t)used * sizeof *p);
+    int *order = scratch((size_t)used * sizeof *order);
     for (int n = 0; n < N; n++) {
         const double uniform = random_uniform(key[n], (uint64_t)position[n] + 1);
         token[n] = draw(logits + (size_t)n*(size_t)V, s, uniform, p, order, used);

@@ -1,84 +1,82 @@
 // attention.cu: causal attention with Q query heads for every key/value head.
 //
 // Forward, for one query t of one head: s_j = q.k_j / sqrt(D) for j <= t, p = softmax(s), out = sum_j p_j v_j, and
-// lse = log sum exp(s) is kept, because p_j = exp(s_j - lse) can then be had again without another pass.
+// lse = log sum exp(s) is saved, so that backward recomputes p_j = exp(s_j - lse) in one pass.
 //
 // Backward, from do:  dv_j = sum_t p_tj do_t,   dp_tj = do_t . v_j,
 //     ds_tj = p_tj (dp_tj - delta_t)  with  delta_t = sum_j p_tj dp_tj = do_t . out_t   (softmax's Jacobian),
 //     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
 //
-// The (T,T) scores never reach memory. A block keeps a tile of queries, keys and values come past it a tile at a time, and
-// a maximum and a sum per row are corrected as larger scores show up (Dao et al. 2022, arXiv 2205.14135; the division of
-// work is that of FlashAttention-2, Dao 2023, arXiv 2307.08691).
+// The (T,T) scores never reach memory. A block keeps a tile of queries and goes through the keys and values tile by tile; each
+// row's maximum and sum are corrected when a larger score appears (Dao et al. 2022, arXiv 2205.14135; the division of work is
+// that of FlashAttention-2, Dao 2023, arXiv 2307.08691).
 //
-// Packing. The Q query heads of one key/value head read the same keys. Their queries are stacked into one matrix of T*Q
-// packed rows, r = t*Q + j for query head j of token t, so that every tile of keys is read once for all of them, and the
-// sums over heads that dk and dv need happen where they are accumulated. Row r sees key j if j <= r / Q, that is j*Q <= r.
+// Packing. The Q query heads of one key/value head read the same keys. Their queries are stacked into one matrix of T*Q packed
+// rows, r = t*Q + j for query head j of token t. So every tile of keys is read once for all of them, and the sums over heads
+// that dk and dv need are part of their accumulation. Row r sees key j if j <= r / Q, that is j*Q <= r.
 //
-// Backward has two kernels. One gives a tile of keys to a block and lets all queries pass, for dk and dv; the other gives
-// it a tile of queries and lets the keys pass, for dq. Scores are computed twice, 7 products instead of 5; in return
-// every sum has one owner: no atomics, the same bits every time, and p and ds never leave the registers.
+// Backward has two kernels. In one a block has a tile of keys and goes through the queries, for dk and dv; in the other it has
+// a tile of queries and goes through the keys, for dq. Scores are computed twice: 7 products instead of 5. In return every sum
+// belongs to one block: no atomics, the same bits every time, and p and ds stay in registers.
 //
-// bf16 with heads of up to 128 elements runs on tensor cores (flash_*); every other size, and f32, on plain arithmetic
-// (plain_*). Products of bf16 are summed in f32; p and ds are rounded to bf16 to be factors again.
-#include "impl.cuh"
+// bf16 with heads of up to 128 elements runs on tensor cores (flash_*); every other size, and f32, on plain arithmetic (plain_*).
+// Products of bf16 are summed in f32; p and ds are rounded to bf16 as operands of the next product.
 #include "ptx.cuh"
 
-// The same number in all lanes of a warp. Said this way the compiler knows, and keeps what follows from it in one register
-// for the warp instead of one for each lane, of which the kernels on tensor cores have none to spare.
-__device__ static inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+// A number that is the same in all lanes of a warp, in a form that tells the compiler so: it keeps what depends on it in uniform
+// registers. The kernels on tensor cores have no others to spare.
+__device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
 
-struct Heads { HeadOrder order; int T, G, Q, D; };
+struct HeadLayout { HeadOrder order; int T, G, Q, D; };
 
-// A (sequence, key/value head) pair: what blocks work on. pair.i counts them.
+// A (sequence, key/value head) pair. i: its number.
 struct Pair { int i, b, g; };
-__device__ static inline Pair pair_at(Heads h, int i) {
+__device__ static inline Pair pair_at(HeadLayout h, int i) {
     i = uniform(i);
     const int b = uniform(i / h.G);
     return { i, b, i - b*h.G };
 }
 
-// Where the rows of a matrix are: row r, of `count`, starts at element base + r*pitch, plus `skip` for every full token.
-struct Place {
+// The rows of a matrix in memory: row r of `count` begins at element base + r*pitch, plus `skip` for every full token.
+struct RowLayout {
     size_t base;
     int pitch, skip, count, per_token;
-    unsigned inverse;                   // of per_token, times 2^32, rounded up
-    __device__ int token(int r) const {                                 // r / per_token: at most 1 too large before
+    unsigned inverse;                   // 2^32 / per_token, rounded up
+    __device__ int token(int r) const {                                 // r / per_token; t is at most 1 too large
         const int t = (int)__umulhi((unsigned)r, inverse);
         return t - (t*per_token > r);
     }
     __device__ size_t at(int r) const { return base + (int64_t)r*pitch + (skip ? (int64_t)token(r)*skip : 0); }
 };
-// The packed queries of a pair. Tiled heads, j*G + g, happen to lie at one distance.
-// size: elements of a row, D, or 1 for lse.
-__device__ static inline Place query_rows(Heads h, Pair p, int size) {
+// The packed queries of a pair. Tiled heads, j*G + g, are evenly spaced. size: elements of a row, D, or 1 for lse.
+__device__ static inline RowLayout query_rows(HeadLayout h, Pair p, int size) {
     const bool even = h.order == HEADS_TILED || h.Q == 1;
     const size_t start = (size_t)p.b*h.T*h.Q*h.G + (even ? p.g : p.g*h.Q);
     return { start*size, even ? h.G*size : size, even ? 0 : (h.G - 1)*h.Q*size, h.T*h.Q, h.Q, 0xffffffffu / h.Q + 1 };
 }
-// The keys of a pair. The value of a key is G*D elements behind it.
-__device__ static inline Place key_rows(Heads h, Pair p) {
+// The keys of a pair. A key's value is G*D elements after it.
+__device__ static inline RowLayout key_rows(HeadLayout h, Pair p) {
     const size_t start = (size_t)p.b*h.T*2*h.G + p.g;
     return { start*h.D, 2*h.G*h.D, 0, h.T, 1, 0 };
 }
-__device__ static inline size_t to_values(Heads h) { return (size_t)h.G*h.D; }
+__device__ static inline size_t to_values(HeadLayout h) { return (size_t)h.G*h.D; }
 
-// What backward wants to know about a query, in packed order; the rows of a pair are padded to a multiple of PADDING.
+// What backward needs of each query, in packed order; the rows of a pair are padded to a multiple of PADDING.
 struct Stats { float lse, delta; };
 enum { PADDING = 128 };
-static inline size_t padded_rows(Heads h) { return divide_up((size_t)h.T*h.Q, PADDING) * PADDING; }
+static inline size_t padded_rows(HeadLayout h) { return divide_up((size_t)h.T*h.Q, PADDING) * PADDING; }
 
-// stats: 8 lanes make one row's delta = do . out, 32 rows to a block. lse comes times `unit`; rows that do not exist get
-// infinity, which makes their p zero. Limited by memory: reads 2*D elements for each row.
+// 8 lanes compute a row's delta = do . out; a block has 32 rows. lse is stored times `unit`; rows that do not exist get
+// infinity, which makes their p zero. Limited by memory: reads 2*D elements per row.
 __global__ static void stats_kernel(Stats *stats, const floatX *dout, const floatX *out, const float *lse,
-                                    Heads h, int padded, float unit, bool wide) {
+                                    HeadLayout h, int padded, float unit, bool vectors) {
     const size_t i = global_index() / 8;
     const int lane = threadIdx.x % 8, r = (int)(i % padded);
     const Pair pair = pair_at(h, (int)(i / padded));                    // a warp has rows of one pair
     float delta = 0;
     if (r < h.T*h.Q) {
         const size_t at = query_rows(h, pair, h.D).at(r);
-        if (wide)
+        if (vectors)
             for (int d = lane*VECTOR; d < h.D; d += 8*VECTOR) {
                 const Vec a = load_vec(dout + at + d), b = load_vec(out + at + d);
                 for (int e = 0; e < VECTOR; e++) delta += R(a.x[e]) * R(b.x[e]);
@@ -86,46 +84,45 @@ __global__ static void stats_kernel(Stats *stats, const floatX *dout, const floa
         else
             for (int d = lane; d < h.D; d += 8) delta += R(dout[at + d]) * R(out[at + d]);
     }
-    for (int step = 4; step; step /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, step);
+    delta = warp_sum<8>(delta);
     if (lane == 0) stats[i] = { r < h.T*h.Q ? lse[query_rows(h, pair, 1).at(r)] * unit : INFINITY, delta };
 }
 
 // ==== tensor cores =======================================================================================================
-// 4 warps to a block; a warp owns MB blocks of 16 rows. Tiles lie in shared memory with rows of W = 32, 64 or 128 bf16, the
-// next width that holds D; the rest is zero. The 16-byte chunks of a row are permuted so that the 8 rows of an ldmatrix
-// fall into different banks. All products are two routines: `scores` for rows times rows, and `accumulate` for
-// weights times rows. The accumulator of the first, rounded, is an operand of the second as it lies in the registers.
+// A block has 4 warps; a warp has MB blocks of 16 rows. Tiles in shared memory have rows of W = 32, 64 or 128 bf16, the next
+// width that holds D; the rest is zero. The 16-byte chunks of a row are permuted so that the 8 rows of an ldmatrix are in
+// different banks. All products are two routines: `scores` for rows times rows, and `accumulate` for weights times rows. The
+// accumulator of the first, rounded, is an operand of the second in the registers where it is.
 #if defined(PRECISION_BF16)
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-// The byte of chunk `chunk` of row `row`. Adding multiples of 8 rows to the result is the same as adding them to the row;
-// so is exclusive-or with 32*k and adding 2*k to the chunk, if that is 0 or 1 (it keeps bits and permutation apart).
-template <int W> __device__ static inline uint32_t place_in_tile(int row, int chunk) {
+// The byte offset of chunk `chunk` of row `row`. 8 rows further is 8 rows of bytes further. 2*k chunks further, from chunk 0 or
+// 1, is xor with 32*k (the permutation is an xor, too).
+template <int W> __device__ static inline uint32_t tile_offset(int row, int chunk) {
     enum { CHUNKS = W / 8, GROUP = CHUNKS < 8 ? 8 / CHUNKS : 1, MASK = CHUNKS < 8 ? CHUNKS - 1 : 7 };
     return (uint32_t)(row * W * 2 + ((chunk ^ (row / GROUP & MASK)) << 4));
 }
-// What this lane addresses in an ldmatrix of 16 rows and 2 chunks: as matrices top and bottom on the left, then on the
+// What this lane addresses in an ldmatrix of 16 rows and 2 chunks. The four matrices are top left, bottom left, top right, bottom
 // right ...
 template <int W> __device__ static inline uint32_t down_first(int row) {
     const int lane = threadIdx.x % 32;
-    return place_in_tile<W>(row + lane % 16, lane / 16);
+    return tile_offset<W>(row + lane % 16, lane / 16);
 }
-// ... or left and right of the top, then of the bottom.
+// ... or top left, top right, bottom left, bottom right.
 template <int W> __device__ static inline uint32_t across_first(int row) {
     const int lane = threadIdx.x % 32;
-    return place_in_tile<W>(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    return tile_offset<W>(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Starts to copy rows first .. first+ROWS-1 into a tile; what does not exist becomes zero. A thread stays in one column
-// of chunks.
+// Starts to copy rows first .. first+ROWS-1 to a tile; what does not exist becomes zero. A thread copies one column of chunks.
 template <int ROWS, int W> __device__ static inline void
-load_tile(uint32_t tile, const floatX *x, const Place &p, int first, int D) {
+load_tile(uint32_t tile, const floatX *x, const RowLayout &p, int first, int D) {
     enum { CHUNKS = W / 8, STEP = THREADS / CHUNKS };
     const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS, left = chunk*8 < D ? p.count - first - row : 0;
     #pragma unroll 4
     for (int i = 0; i < ROWS; i += STEP)
-        cp_async(tile + place_in_tile<W>(row + i, chunk), x + p.at(first + row + i) + chunk*8, i < left);
+        cp_async(tile + tile_offset<W>(row + i, chunk), x + p.at(first + row + i) + chunk*8, i < left);
 }
 
 // sum (16*MB, 8*NB) += a b^T, over the W columns of both. a: down_first of the tile's rows; b: across_first.
@@ -176,7 +173,7 @@ accumulate(float (&sum)[MB][W/8][4], const float (&a)[MB][NB][4], uint32_t b) {
     _Pragma("unroll") for (int n = 0; n < (NB); n++) \
     _Pragma("unroll") for (int i = 0; i < 4; i++)
 
-// Keys from k0 on that a row does not see get `value`. row: of this lane's first element.
+// Scores of keys, from k0 on, that a row does not see become `value`. row: of this lane's first element.
 template <int MB, int NB> __device__ static inline void
 mask_keys(float (&s)[MB][NB][4], float value, int row, int k0, int Q) {
     #pragma unroll
@@ -192,10 +189,10 @@ mask_keys(float (&s)[MB][NB][4], float value, int row, int k0, int Q) {
         }
 }
 
-// A warp writes its 16*MB rows, of which `first` is the first, by way of its rows `mine` of a tile that is no longer used:
-// in registers a row is scattered over 4 lanes, in memory it should be written 16 bytes at a time.
+// A warp stores its 16*MB rows, the first of which is `first`. In registers a row is scattered over 4 lanes; to store 16 bytes at a
+// time it goes through the warp's rows (from `mine` on) of a tile that is no longer used.
 template <int W, int MB> __device__ static inline void
-store_rows(floatX *x, const Place &p, int first, unsigned char *tile, int mine, const float (&sum)[MB][W/8][4],
+store_rows(floatX *x, const RowLayout &p, int first, unsigned char *tile, int mine, const float (&sum)[MB][W/8][4],
            int D) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
@@ -205,7 +202,7 @@ store_rows(floatX *x, const Place &p, int first, unsigned char *tile, int mine, 
         for (int n = 0; n < W / 8; n++)
             #pragma unroll
             for (int i = 0; i < 4; i += 2) {
-                const uint32_t at = place_in_tile<W>(mine + m*16 + i*4 + lane/4, n) + lane%4 * 4;
+                const uint32_t at = tile_offset<W>(mine + m*16 + i*4 + lane/4, n) + lane%4 * 4;
                 *(uint32_t *)(tile + at) = pack_bf16(sum[m][n][i], sum[m][n][i + 1]);
             }
     __syncwarp();
@@ -213,12 +210,12 @@ store_rows(floatX *x, const Place &p, int first, unsigned char *tile, int mine, 
     for (int i = lane; i < 16*MB * W/8; i += 32) {
         const int row = i / (W/8), chunk = i % (W/8), r = first + row;
         if (r < p.count && chunk*8 < D)
-            store_vec(x + p.at(r) + chunk*8, *(const Vec *)(tile + place_in_tile<W>(mine + row, chunk)));
+            store_vec(x + p.at(r) + chunk*8, *(const Vec *)(tile + tile_offset<W>(mine + row, chunk)));
     }
 }
 
-// One more tile of scores s for the softmax of a warp's 32 rows: top becomes the largest score so far, times c, and what
-// was summed so far, in `out` and `sum`, is scaled to it. top and sum are of this lane's rows, m*16 + i*8 + lane/4.
+// One more tile of scores s for the softmax of a warp's 32 rows: top becomes the largest score so far, times c, and the sums so
+// far, in `out` and `sum`, are scaled to it. top and sum: of this lane's rows, m*16 + i*8 + lane/4.
 template <int W, int NB> __device__ static inline void
 raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float (&s)[2][NB][4], float c) {
     #pragma unroll
@@ -227,8 +224,8 @@ raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float
         float max = s[m][0][i];
         #pragma unroll
         for (int n = 0; n < NB; n++) max = fmaxf(max, fmaxf(s[m][n][i], s[m][n][i + 1]));
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
+        max = fmaxf(max, __shfl_xor_sync(ALL, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(ALL, max, 2));
         max = fmaxf(max * c, top[row]);
         const float shrink = exp2_fast(top[row] - max);
         top[row] = max;
@@ -238,22 +235,22 @@ raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float
     }
 }
 
-// flash_forward: a block owns 128 packed rows (a warp 32) of one pair and lets its keys pass in tiles of 64; only tiles that
-// touch the diagonal are masked. Keys arrive while the values before them are used, and values while scores are made: one
-// buffer each is enough, and two blocks fit on a multiprocessor to fill each other's waits. The last tiles of rows, which
-// have the most keys, come first.   4*D flop per visible (row, key) pair; at most 64 KiB of shared memory.
+// flash_forward: a block has 128 packed rows (a warp 32) of one pair and goes through its keys in tiles of 64; only tiles on the
+// diagonal are masked. Keys are copied while the previous values are used, and values while scores are computed: one buffer each is
+// enough, and two blocks fit on a multiprocessor to fill each other's waits. The last tiles of rows, which have the most keys, come
+// first.   4*D flop per visible (row, key) pair; at most 64 KiB of shared memory.
 enum { ROWS = 128, KEYS = 64 };
 template <int W> static constexpr size_t forward_shared() { return (size_t)(ROWS + 2*KEYS) * W * sizeof(floatX); }
 template <int W> __global__ static void __launch_bounds__(THREADS, 2)
-flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads h) {
+flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLayout h) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const int tiles = (h.T*h.Q + ROWS - 1) / ROWS;
     const Pair pair = pair_at(h, blockIdx.x / tiles);
     const int r0 = ((pair.i + 1)*tiles - 1 - (int)blockIdx.x) * ROWS;
     const int lane = threadIdx.x % 32, mine = threadIdx.x / 32 * 32, row = r0 + mine + lane/4;
-    const Place rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
+    const RowLayout rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + ROWS*W*2, v_tile = k_tile + KEYS*W*2;
-    const int end = uniform((min(r0 + ROWS, rows.count) - 1) / h.Q + 1);  // keys that any row of this block sees
+    const int end = uniform((min(r0 + ROWS, rows.count) - 1) / h.Q + 1);  // keys that some row of this block sees
     const float c = LOG2E / sqrtf((float)h.D);
     float result[2][W/8][4] = {}, top[4], sum[4];
     for (int i = 0; i < 4; i++) { top[i] = -INFINITY; sum[i] = 0; }
@@ -263,7 +260,7 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads 
     cp_async_commit();
     for (int k0 = 0; k0 < end; k0 += KEYS) {
         cp_async_wait<0>();
-        __syncthreads();                                                // the keys are here, and the last values used
+        __syncthreads();                                                // the keys have arrived, the previous values are used up
         load_tile<KEYS, W>(v_tile, kv + to_values(h), keys, k0, h.D);
         cp_async_commit();
         float s[2][KEYS/8][4] = {};
@@ -272,7 +269,7 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads 
             mask_keys(s, -INFINITY, row, k0, h.Q);
         raise_top<W>(top, sum, result, s, c);
         cp_async_wait<0>();
-        __syncthreads();                                                // the values are here, and the keys used
+        __syncthreads();                                                // the values have arrived, the keys are used up
         if (k0 + KEYS < end) load_tile<KEYS, W>(k_tile, kv, keys, k0 + KEYS, h.D);
         cp_async_commit();
         #pragma unroll
@@ -288,11 +285,11 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads 
         }
     }
 
-    const Pair again = pair_at(h, pair.i);                              // rather than keep `rows` all the while
-    const Place to = query_rows(h, again, h.D), of_lse = query_rows(h, again, 1);
+    const Pair again = pair_at(h, pair.i);                              // recomputed rather than kept in registers
+    const RowLayout to = query_rows(h, again, h.D), of_lse = query_rows(h, again, 1);
     for (int i = 0; i < 4; i++) {
-        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
-        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+        sum[i] += __shfl_xor_sync(ALL, sum[i], 1);
+        sum[i] += __shfl_xor_sync(ALL, sum[i], 2);
         if (lane % 4 == 0 && row + i*8 < to.count) lse[of_lse.at(row + i*8)] = (top[i] + log2f(sum[i])) * LN2;
         sum[i] = 1 / sum[i];
     }
@@ -300,11 +297,11 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads 
     store_rows<W>(out, to, r0 + mine, shared, mine, result, h.D);
 }
 
-// flash_backward_keys: a block owns 64*MB keys and values of one pair (a warp 16*MB) and lets all packed rows that see them
-// pass in tiles of 64: queries, do and their stats, in two buffers. Scores are made transposed, keys down and queries
-// across, STEP queries at a time, so that p^T and ds^T are operands of dv += p^T do and dk += ds^T q as they are.
-// MB and STEP divide a thread's registers between the sums, W*MB, and the scores, MB*STEP.
-// The first tiles of keys, which have the most queries, come first.   8*D flop per pair; at most 97 KiB of shared memory.
+// flash_backward_keys: a block has 64*MB keys and values of one pair (a warp 16*MB) and goes through all packed rows that see
+// them in tiles of 64: queries, do and their stats, in two stages. Scores are computed transposed, keys down and queries
+// across, STEP queries at a time, so that p^T and ds^T are operands of dv += p^T do and dk += ds^T q in place. MB and STEP
+// divide a thread's registers between the sums, W*MB, and the scores, MB*STEP. The first tiles of keys, which have the most
+// queries, come first. 8*D flop per pair; at most 97 KiB of shared memory.
 template <int W> struct KeyTile {
     enum { MB = W == 128 ? 1 : 2, STEP = 64 / MB, COUNT = WARPS * 16 * MB, QUERIES = 64,
            STAGE = 2 * QUERIES*W*2 + QUERIES*(int)sizeof(Stats) };
@@ -314,7 +311,7 @@ template <int W> static constexpr size_t keys_shared() {
 }
 template <int W> __global__ static void __launch_bounds__(THREADS, 2)
 flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
-                    Heads h, int padded) {
+                    HeadLayout h, int padded) {
     extern __shared__ __align__(1024) unsigned char shared[];
     enum { MB = KeyTile<W>::MB, STEP = KeyTile<W>::STEP, COUNT = KeyTile<W>::COUNT, QUERIES = KeyTile<W>::QUERIES,
            STAGE = KeyTile<W>::STAGE };
@@ -322,7 +319,7 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     const Pair pair = pair_at(h, blockIdx.x / tiles);
     const int k0 = ((int)blockIdx.x - pair.i*tiles) * COUNT;
     const int lane = threadIdx.x % 32, mine = threadIdx.x / 32 * 16*MB, key = k0 + mine + lane/4;
-    const Place rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
+    const RowLayout rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
     const uint32_t k_tile = shared_address(shared), v_tile = k_tile + COUNT*W*2, stages = v_tile + COUNT*W*2;
     const float c = LOG2E / sqrtf((float)h.D);
     float dk[MB][W/8][4] = {}, dv[MB][W/8][4] = {};
@@ -341,7 +338,7 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     cp_async_commit();
     for (; r0 < rows.count; r0 += QUERIES, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads();                                                // this stage is here, and the other one used
+        __syncthreads();                                                // this stage has arrived, and the other one is used up
         if (r0 + QUERIES < rows.count) load_stage(r0 + QUERIES, stage ^ 1);
         cp_async_commit();
         const uint32_t q_tile = stages + stage*STAGE, do_tile = q_tile + QUERIES*W*2;
@@ -364,21 +361,21 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     store_rows<W>(dkv + to_values(h), keys, k0 + mine, shared + COUNT*W*2, mine, dv, h.D);
 }
 
-// flash_backward_queries: a block owns 128 packed rows of q and do (a warp 32) and lets their keys and values pass, STEP at
-// a time, in two buffers: p and dp are made side by side, ds = p (dp - delta), dq += ds k.
-// 6*D flop per pair; at most 96 KiB of shared memory.
+// flash_backward_queries: a block has 128 packed rows of q and do (a warp 32) and goes through their keys and values, STEP at a
+// time, in two stages: p and dp together, then ds = p (dp - delta), dq += ds k.   6*D flop per pair; at most 96 KiB of shared
+// memory.
 template <int W> struct QueryTile { enum { STEP = W == 128 ? 32 : 64 }; };
 template <int W> static constexpr size_t queries_shared() { return (size_t)(2*ROWS + 4*QueryTile<W>::STEP) * W * 2; }
 template <int W> __global__ static void __launch_bounds__(THREADS, 2)
 flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
-                       Heads h, int padded) {
+                       HeadLayout h, int padded) {
     extern __shared__ __align__(1024) unsigned char shared[];
     enum { STEP = QueryTile<W>::STEP, STAGE = 2*STEP*W*2 };
     const int tiles = (h.T*h.Q + ROWS - 1) / ROWS;
     const Pair pair = pair_at(h, blockIdx.x / tiles);
     const int r0 = ((pair.i + 1)*tiles - 1 - (int)blockIdx.x) * ROWS;
     const int lane = threadIdx.x % 32, mine = threadIdx.x / 32 * 32, row = r0 + mine + lane/4;
-    const Place rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
+    const RowLayout rows = query_rows(h, pair, h.D), keys = key_rows(h, pair);
     const uint32_t q_tile = shared_address(shared), do_tile = q_tile + ROWS*W*2, stages = do_tile + ROWS*W*2;
     const int end = uniform((min(r0 + ROWS, rows.count) - 1) / h.Q + 1);
     const float c = LOG2E / sqrtf((float)h.D);
@@ -396,7 +393,7 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     cp_async_commit();
     for (int k0 = 0, stage = 0; k0 < end; k0 += STEP, stage ^= 1) {
         cp_async_wait<0>();
-        __syncthreads();                                                // this stage is here, and the other one used
+        __syncthreads();                                                // this stage has arrived, and the other one is used up
         if (k0 + STEP < end) load_stage(k0 + STEP, stage ^ 1);
         cp_async_commit();
         const uint32_t k_tile = stages + stage*STAGE, v_tile = k_tile + STEP*W*2;
@@ -413,12 +410,13 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     store_rows<W>(dq, rows, r0 + mine, shared, mine, result, h.D);
 }
 
-// Is this call one for the tensor cores? The kernels of a width are found in tables, at 0, 1, 2 for 32, 64, 128.
-static bool flash_can(int D, bool wide) { return wide && D <= 128; }
+// Can the tensor cores do it? flash_width: the index of a width, 32, 64 or 128, in the tables of kernels.
+static bool flash_can(int D, bool vectors) { return vectors && D <= 128; }
 static int  flash_width(int D) { return D <= 32 ? 0 : D <= 64 ? 1 : 2; }
 
-static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, int B, Heads h) {
-    static const struct { void (*kernel)(floatX *, float *, const floatX *, const floatX *, Heads); size_t shared; } table[] = {
+static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, int B, HeadLayout h) {
+    typedef void Kernel(floatX *, float *, const floatX *, const floatX *, HeadLayout);
+    static const struct { Kernel *kernel; size_t shared; } table[] = {
         { flash_forward<32>, forward_shared<32>() }, { flash_forward<64>, forward_shared<64>() },
         { flash_forward<128>, forward_shared<128>() } };
     const auto &at = table[flash_width(h.D)];
@@ -426,8 +424,8 @@ static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const
     LAUNCH(at.kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, at.shared, out, lse, q, kv, h);
 }
 static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const Stats *stats,
-                                  const floatX *q, const floatX *kv, int B, Heads h) {
-    typedef void Kernel(floatX *, const floatX *, const Stats *, const floatX *, const floatX *, Heads, int);
+                                  const floatX *q, const floatX *kv, int B, HeadLayout h) {
+    typedef void Kernel(floatX *, const floatX *, const Stats *, const floatX *, const floatX *, HeadLayout, int);
     static const struct { Kernel *kernel; size_t shared; int keys; } of_keys[] = {
         { flash_backward_keys<32>, keys_shared<32>(), KeyTile<32>::COUNT },
         { flash_backward_keys<64>, keys_shared<64>(), KeyTile<64>::COUNT },
@@ -447,24 +445,25 @@ static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, c
 }
 #else
 static bool flash_can(int, bool) { return false; }
-static void flash_launch_forward(floatX *, float *, const floatX *, const floatX *, int, Heads) {}
-static void flash_launch_backward(floatX *, floatX *, const floatX *, const Stats *, const floatX *, const floatX *, int, Heads) {}
+static void flash_launch_forward(floatX *, float *, const floatX *, const floatX *, int, HeadLayout) {}
+static void flash_launch_backward(floatX *, floatX *, const floatX *, const Stats *, const floatX *, const floatX *, int,
+                                  HeadLayout) {}
 #endif
 
 // ==== plain arithmetic ===================================================================================================
-// The same algorithms for any D and any alignment, in f32. Everything is squares of 64 x 64: 256 threads, 16 across
-// and 16 down, of which thread (x, y) has the elements at rows y + 16*i and columns x + 16*j. A head of more than 64
-// elements goes through in pieces, and a block makes SPAN pieces of the result; scores are made again for the next.
+// The same algorithms for any D and any alignment, in f32. All tiles are squares of 64 x 64. A block has 256 threads, 16 across
+// and 16 down; thread (x, y) has the elements in rows y + 16*i and columns x + 16*j. A head of more than 64 elements is
+// processed in pieces of 64 columns. A block computes SPAN pieces of the result; for further pieces scores are computed again.
 enum { SIDE = 64, PITCH = SIDE + 1, SPAN = 2, PLAIN_THREADS = 256 };    // odd pitch: no bank conflicts either way
 
-__device__ static inline void load_square(float *square, const floatX *x, const Place &p, int first,
+__device__ static inline void load_square(float *square, const floatX *x, const RowLayout &p, int first,
                                           int column, int D) {
     for (int i = threadIdx.x; i < SIDE*SIDE; i += PLAIN_THREADS) {
         const int row = i / SIDE, d = i % SIDE, r = first + row;
         square[row*PITCH + d] = r < p.count && column + d < D ? R(x[p.at(r) + column + d]) : 0;
     }
 }
-__device__ static inline void store_square(floatX *x, const Place &p, int first, int column,
+__device__ static inline void store_square(floatX *x, const RowLayout &p, int first, int column,
                                            const float (&sum)[4][4], int D) {
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++) {
@@ -476,8 +475,8 @@ __device__ static inline void write_square(float *square, const float (&x)[4][4]
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++) square[(threadIdx.x/16 + 16*i)*PITCH + threadIdx.x%16 + 16*j] = x[i][j];
 }
-// sum += a b, of which element (m, k) of a is a[m*a_row + k*a_column], and so on: a square or its transpose. Terms are
-// added 16 at a time: sums of sums have smaller errors than one long one, and exp makes them larger again.
+// sum += a b, where element (m, k) of a is a[m*a_row + k*a_column], and likewise b: squares or their transposes. Sums of 16
+// terms are added: the errors of one long sum would be larger, and exp magnifies errors of scores.
 __device__ static inline void multiply(float (&sum)[4][4], const float *a, int a_row, int a_column,
                                        const float *b, int b_row, int b_column) {
     a += threadIdx.x/16 * a_row;
@@ -498,8 +497,8 @@ __device__ static inline void multiply(float (&sum)[4][4], const float *a, int a
     }
 }
 // sum = rows x times rows y, over all D columns.
-__device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const floatX *x, const Place &x_rows, int x_first,
-                                   const floatX *y, const Place &y_rows, int y_first, int D) {
+__device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const floatX *x, const RowLayout &x_rows, int x_first,
+                                   const floatX *y, const RowLayout &y_rows, int y_first, int D) {
     for (int i = 0; i < 4; i++) for (int j = 0; j < 4; j++) sum[i][j] = 0;
     for (int d = 0; d < D; d += SIDE) {
         __syncthreads();
@@ -509,9 +508,9 @@ __device__ static inline void dots(float (&sum)[4][4], float *a, float *b, const
         multiply(sum, a, PITCH, 1, b, 1, PITCH);
     }
 }
-// The SPAN results of a block, each plus weights (or their transpose) times a piece of rows y from `column` on.
-__device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, float *b, const float (&weights)[4][4], bool transposed,
-                                           const floatX *y, const Place &y_rows, int y_first, int column, int D) {
+// sum[i] += weights (or their transpose) times columns column + i*SIDE and following of rows y, for the SPAN pieces i.
+__device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, float *b, const float (&weights)[4][4],
+                                           bool transposed, const floatX *y, const RowLayout &y_rows, int y_first, int column, int D) {
     __syncthreads();
     write_square(a, weights);
     #pragma unroll
@@ -524,24 +523,24 @@ __device__ static inline void add_products(float (&sum)[SPAN][4][4], float *a, f
     }
 }
 
-// What a block of the plain kernels owns: 64 rows, or keys, of a pair, and SPAN*64 columns of its result.
-struct Part { Pair pair; int tile, column; };
-__device__ static inline Part my_part(Heads h, int count) {
+// What a block of the plain kernels computes: SPAN*64 columns of the result of 64 rows, or keys, of a pair.
+struct Slice { Pair pair; int tile, column; };
+__device__ static inline Slice my_slice(HeadLayout h, int count) {
     const int pieces = (h.D + SPAN*SIDE - 1) / (SPAN*SIDE), tiles = (count + SIDE - 1) / SIDE;
     const int i = blockIdx.x / pieces;
     return { pair_at(h, i / tiles), i % tiles, (int)(blockIdx.x % pieces) * SPAN*SIDE };
 }
-static unsigned plain_grid(size_t count, int B, Heads h) {
+static unsigned plain_grid(size_t count, int B, HeadLayout h) {
     return (unsigned)(divide_up(count, SIDE) * divide_up((size_t)h.D, SPAN*SIDE) * B*h.G);
 }
 
 // plain_forward: flash_forward with tiles of 64 x 64. 33 KiB of shared memory.
 __global__ static void __launch_bounds__(PLAIN_THREADS)
-plain_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads h) {
+plain_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLayout h) {
     __shared__ float a[SIDE*PITCH], b[SIDE*PITCH];
-    const Part part = my_part(h, h.T*h.Q);
-    const Place rows = query_rows(h, part.pair, h.D), keys = key_rows(h, part.pair);
-    const int r0 = part.tile*SIDE, x = threadIdx.x % 16, y = threadIdx.x / 16;
+    const Slice slice = my_slice(h, h.T*h.Q);
+    const RowLayout rows = query_rows(h, slice.pair, h.D), keys = key_rows(h, slice.pair);
+    const int r0 = slice.tile*SIDE, x = threadIdx.x % 16, y = threadIdx.x / 16;
     const int end = (min(r0 + SIDE, rows.count) - 1) / h.Q + 1;
     const float scale = 1 / sqrtf((float)h.D);
     float result[SPAN][4][4] = {}, top[4], sum[4], s[4][4];
@@ -556,30 +555,31 @@ plain_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads 
                 s[i][j] = (k0 + x + 16*j) * h.Q <= r ? s[i][j] * scale : -INFINITY;
                 max = fmaxf(max, s[i][j]);
             }
-            for (int step = 8; step; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+            max = warp_max<16>(max);
             max = fmaxf(max, top[i]);
             const float shrink = expf(top[i] - max);
             top[i] = max;
             for (int j = 0; j < 4; j++) total += s[i][j] = expf(s[i][j] - max);
-            for (int step = 8; step; step /= 2) total += __shfl_xor_sync(0xffffffffu, total, step);
+            total = warp_sum<16>(total);
             sum[i] = sum[i] * shrink + total;
             for (int piece = 0; piece < SPAN; piece++) for (int j = 0; j < 4; j++) result[piece][i][j] *= shrink;
         }
-        add_products(result, a, b, s, false, kv + to_values(h), keys, k0, part.column, h.D);
+        add_products(result, a, b, s, false, kv + to_values(h), keys, k0, slice.column, h.D);
     }
     for (int i = 0; i < 4; i++) {
         const int r = r0 + y + 16*i;
-        if (x == 0 && part.column == 0 && r < rows.count) lse[query_rows(h, part.pair, 1).at(r)] = top[i] + logf(sum[i]);
+        if (x == 0 && slice.column == 0 && r < rows.count) lse[query_rows(h, slice.pair, 1).at(r)] = top[i] + logf(sum[i]);
         for (int piece = 0; piece < SPAN; piece++) for (int j = 0; j < 4; j++) result[piece][i][j] /= sum[i];
     }
     #pragma unroll
-    for (int piece = 0; piece < SPAN; piece++) store_square(out, rows, r0, part.column + piece*SIDE, result[piece], h.D);
+    for (int piece = 0; piece < SPAN; piece++) store_square(out, rows, r0, slice.column + piece*SIDE, result[piece], h.D);
 }
 
-// p and ds of 64 rows and 64 keys, for both of the kernels that follow.
-__device__ static inline void weights_again(float (&p)[4][4], float (&ds)[4][4], float *a, float *b, const floatX *dout, const Stats *stats,
-                                            const floatX *q, const floatX *kv, Heads h, int padded, Pair pair, int r0, int k0) {
-    const Place rows = query_rows(h, pair, h.D);
+// p and ds of 64 rows and 64 keys, for both kernels below.
+__device__ static inline void recompute_weights(float (&p)[4][4], float (&ds)[4][4], float *a, float *b, const floatX *dout,
+                                                const Stats *stats, const floatX *q, const floatX *kv, HeadLayout h, int padded,
+                                                Pair pair, int r0, int k0) {
+    const RowLayout rows = query_rows(h, pair, h.D);
     const float scale = 1 / sqrtf((float)h.D);
     dots(p, a, b, q, rows, r0, kv, key_rows(h, pair), k0, h.D);
     dots(ds, a, b, dout, rows, r0, kv + to_values(h), key_rows(h, pair), k0, h.D);
@@ -593,63 +593,58 @@ __device__ static inline void weights_again(float (&p)[4][4], float (&ds)[4][4],
         }
     }
 }
-// plain_backward_keys, plain_backward_queries: as their namesakes.
+// plain_backward_keys, plain_backward_queries: as flash_backward_keys and flash_backward_queries.
 __global__ static void __launch_bounds__(PLAIN_THREADS)
 plain_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
-                    Heads h, int padded) {
+                    HeadLayout h, int padded) {
     __shared__ float a[SIDE*PITCH], b[SIDE*PITCH];
-    const Part part = my_part(h, h.T);
-    const Place rows = query_rows(h, part.pair, h.D);
-    const int k0 = part.tile*SIDE;
+    const Slice slice = my_slice(h, h.T);
+    const RowLayout rows = query_rows(h, slice.pair, h.D);
+    const int k0 = slice.tile*SIDE;
     float dk[SPAN][4][4] = {}, dv[SPAN][4][4] = {}, p[4][4], ds[4][4];
     for (int r0 = k0*h.Q / SIDE * SIDE; r0 < rows.count; r0 += SIDE) {
-        weights_again(p, ds, a, b, dout, stats, q, kv, h, padded, part.pair, r0, k0);
-        add_products(dv, a, b, p, true, dout, rows, r0, part.column, h.D);
-        add_products(dk, a, b, ds, true, q, rows, r0, part.column, h.D);
+        recompute_weights(p, ds, a, b, dout, stats, q, kv, h, padded, slice.pair, r0, k0);
+        add_products(dv, a, b, p, true, dout, rows, r0, slice.column, h.D);
+        add_products(dk, a, b, ds, true, q, rows, r0, slice.column, h.D);
     }
     #pragma unroll
     for (int piece = 0; piece < SPAN; piece++) {
-        store_square(dkv, key_rows(h, part.pair), k0, part.column + piece*SIDE, dk[piece], h.D);
-        store_square(dkv + to_values(h), key_rows(h, part.pair), k0, part.column + piece*SIDE, dv[piece], h.D);
+        store_square(dkv, key_rows(h, slice.pair), k0, slice.column + piece*SIDE, dk[piece], h.D);
+        store_square(dkv + to_values(h), key_rows(h, slice.pair), k0, slice.column + piece*SIDE, dv[piece], h.D);
     }
 }
 __global__ static void __launch_bounds__(PLAIN_THREADS)
 plain_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
-                       Heads h, int padded) {
+                       HeadLayout h, int padded) {
     __shared__ float a[SIDE*PITCH], b[SIDE*PITCH];
-    const Part part = my_part(h, h.T*h.Q);
-    const Place rows = query_rows(h, part.pair, h.D), keys = key_rows(h, part.pair);
-    const int r0 = part.tile*SIDE, end = (min(r0 + SIDE, rows.count) - 1) / h.Q + 1;
+    const Slice slice = my_slice(h, h.T*h.Q);
+    const RowLayout rows = query_rows(h, slice.pair, h.D), keys = key_rows(h, slice.pair);
+    const int r0 = slice.tile*SIDE, end = (min(r0 + SIDE, rows.count) - 1) / h.Q + 1;
     float result[SPAN][4][4] = {}, p[4][4], ds[4][4];
     for (int k0 = 0; k0 < end; k0 += SIDE) {
-        weights_again(p, ds, a, b, dout, stats, q, kv, h, padded, part.pair, r0, k0);
-        add_products(result, a, b, ds, false, kv, keys, k0, part.column, h.D);
+        recompute_weights(p, ds, a, b, dout, stats, q, kv, h, padded, slice.pair, r0, k0);
+        add_products(result, a, b, ds, false, kv, keys, k0, slice.column, h.D);
     }
     #pragma unroll
-    for (int piece = 0; piece < SPAN; piece++) store_square(dq, rows, r0, part.column + piece*SIDE, result[piece], h.D);
+    for (int piece = 0; piece < SPAN; piece++) store_square(dq, rows, r0, slice.column + piece*SIDE, result[piece], h.D);
 }
 
 // ==== the operations =====================================================================================================
 
-// Can rows of D elements be read 16 bytes at a time, if they start at these addresses?
-static bool wide_rows(int D, const void *a, const void *b, const void *c, const void *d) {
-    return D % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
-}
-
 static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadOrder order,
                               int B, int T, int G, int Q, int D) {
-    const Heads h = { order, T, G, Q, D };
-    if (flash_can(D, wide_rows(D, out, q, kv, NULL))) flash_launch_forward(out, lse, q, kv, B, h);
+    const HeadLayout h = { order, T, G, Q, D };
+    if (flash_can(D, wide(D, out, q, kv))) flash_launch_forward(out, lse, q, kv, B, h);
     else LAUNCH(plain_forward, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, out, lse, q, kv, h);
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
                                const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D) {
-    const Heads h = { order, T, G, Q, D };
-    const bool wide = wide_rows(D, dout, out, NULL, NULL), flash = flash_can(D, wide && wide_rows(D, dq, dkv, q, kv));
+    const HeadLayout h = { order, T, G, Q, D };
+    const bool vectors = wide(D, dout, out), flash = flash_can(D, vectors && wide(D, dq, dkv, q, kv));
     const size_t padded = padded_rows(h), count = padded * B*G;
     Stats *stats = (Stats *)workspace(count * sizeof *stats);
     LAUNCH(stats_kernel, (unsigned)(count / 32), 256, 0,
-           stats, dout, out, lse, h, (int)padded, flash ? LOG2E : 1, wide);
+           stats, dout, out, lse, h, (int)padded, flash ? LOG2E : 1, vectors);
     if (flash) flash_launch_backward(dq, dkv, dout, stats, q, kv, B, h);
     else {
         LAUNCH(plain_backward_keys, plain_grid((size_t)T, B, h), PLAIN_THREADS, 0, dkv, dout, stats, q, kv, h, (int)padded);

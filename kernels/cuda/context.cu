@@ -1,5 +1,4 @@
-// context.cu: the GPU, its stream and its errors; compiled once. All calls of the runtime that create something are
-// here and in basic.cu (memory).
+// context.cu: the GPU, its stream, its errors, events and recordings; compiled once.
 #include "kernels/cuda/hopper/pipeline.cuh"
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,22 +10,22 @@
 
 static thread_local Context mine;
 static thread_local bool opened;
-static thread_local char set_activity[64] = "start";
+static thread_local char activity[64] = "start";
 Context *context(void) { return &mine; }
-void cuda_doing(const char *what) { snprintf(set_activity, sizeof set_activity, "%s", what); }
+void cuda_set_activity(const char *what) { snprintf(activity, sizeof activity, "%s", what); }
 
 void cuda_fail(const char *file, int line, const char *what, cudaError_t error) {
     fflush(stdout);
     fprintf(stderr, "error: CUDA: %s (%s) at %s, in %s (%s:%d); built for %s, the GPU is sm_%d\n", cudaGetErrorString(error),
-            cudaGetErrorName(error), set_activity, what, file, line, BUILT_FOR, mine.arch);
+            cudaGetErrorName(error), activity, what, file, line, BUILT_FOR, mine.arch);
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
-        fprintf(stderr, "Build again on this machine, or with GPU_ARCH=%d\n", mine.arch);
+        fprintf(stderr, "Rebuild on this machine, or with GPU_ARCH=%d\n", mine.arch);
     else if (error == cudaErrorMemoryAllocation)
-        fprintf(stderr, "Beyond its plan the program needs some memory for the library, recordings and scratch: leave it more, "
-                "by a smaller batch (-b) or -r 2\n");
+        fprintf(stderr, "Besides what it planned, the program needs some memory for the library, recordings and scratch. Free some with "
+                "a smaller batch (-b) or -r 2\n");
     else
-        fprintf(stderr, "What goes wrong inside a kernel is noticed by a later call. To name the kernel: CUDA_LAUNCH_BLOCKING=1 in the "
-                "environment, and -gr 0\n");
+        fprintf(stderr, "An error inside a kernel is reported by a later call. To find the kernel, set CUDA_LAUNCH_BLOCKING=1 in the "
+                "environment and use -gr 0\n");
     fflush(stderr);
     _exit(6);                                               // threads of other ranks may be anywhere
 }
@@ -75,24 +74,24 @@ const char *cuda_open(int which) {
                      properties.name, mine.arch, BUILT_FOR, cudaGetErrorString(e));
         else {
             CUDA_CHECK(cudaStreamCreateWithFlags(&mine.stream, cudaStreamNonBlocking));
-            CUDA_CHECK(cudaMalloc(&mine.tickets, 2 * sizeof *mine.tickets));
-            CUDA_CHECK(cudaMemsetAsync(mine.tickets, 0, 2 * sizeof *mine.tickets, mine.stream));
+            CUDA_CHECK(cudaMalloc(&mine.work_counter, sizeof *mine.work_counter));
+            CUDA_CHECK(cudaMemsetAsync(mine.work_counter, 0, sizeof *mine.work_counter, mine.stream));
             opened = true;
             return NULL;
         }
     }
-    cudaGetLastError();                                     // an error that was explained is not to show up later
+    cudaGetLastError();                                     // `why` reports it: a later check must not
     return why;
 }
 
-// A recording that exists may use the workspace that was there when it was made, so that one stays where it is.
-// So it does when there are other ranks: cudaFree waits for the GPU and may let no thread of the process launch anything
-// meanwhile, and what this GPU is doing may be an operation that waits for another thread to launch its part.
+// The old workspace is not freed while recordings exist, because they may use it. Nor while there are other ranks: cudaFree
+// waits for the GPU, and may block launches of all threads of the process meanwhile; this GPU may be in an operation that waits
+// for another thread to launch its part.
 void *workspace(size_t bytes) {
     if (bytes > mine.workspace_bytes) {
         if (mine.recording) {
             CUDA_CHECK(cudaErrorStreamCaptureUnsupported);
-            return mine.workspace;                          // nothing is done with it
+            return mine.workspace;                          // the recording is spoiled: nothing will run
         }
         CUDA_CHECK(cudaStreamSynchronize(mine.stream));
         if (mine.workspace && !mine.recordings && !mine.connected) CUDA_CHECK(cudaFree(mine.workspace));
@@ -105,7 +104,7 @@ void *workspace(size_t bytes) {
 bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
                    const uint64_t *pitch, const uint32_t *box) {
     static thread_local decltype(&cuTensorMapEncodeTiled) encode;
-    if (!encode) {                                          // the driver's function, without linking with the driver
+    if (!encode) {                                          // found at run time, so that the driver need not be linked
         void *f = NULL;
         cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
@@ -162,8 +161,8 @@ double cuda_elapsed(int from, int to) {
 }
 
 // ---- recording --------------------------------------------------------------------------------------------
-// What is queued on a stream in capture mode becomes a graph instead of being done. The mode is the thread's own: other
-// threads, with other GPUs, are not disturbed. A Recording is the runtime's own handle of an executable graph.
+// Work that is queued on a stream in capture mode becomes a graph instead of being done. The mode is thread-local, so that threads
+// with other GPUs are not affected. A Recording is the runtime's handle of an executable graph.
 
 const char *cuda_record_begin(void) {
     const cudaError_t e = cudaStreamBeginCapture(mine.stream, cudaStreamCaptureModeThreadLocal);
@@ -184,7 +183,7 @@ Recording *cuda_record_end(const char **why) {
     if (e == cudaSuccess) e = cudaGraphInstantiate(&work, graph, 0);
     if (graph) cudaGraphDestroy(graph);
     if (e != cudaSuccess) {
-        cudaGetLastError();                                 // it is reported here
+        cudaGetLastError();                                 // *why reports it
         *why = cudaGetErrorName(e);
         return NULL;
     }

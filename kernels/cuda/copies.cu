@@ -1,21 +1,21 @@
 // copies.cu: see copies.cuh; compiled once.
 //
-// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all of them for as long
-// as they run. Where each of those has its part of the work (grouped_weight in hopper.cu), blocks that found no place
-// begin when the others end, and it takes twice its time: beside the backward pass as much is lost as if nothing ran
-// beside it. A copy engine needs none. Where one process drives all GPUs, every rank knows the addresses of all, and
-// pushes to each what is that one's:
+// A collective kernel needs multiprocessors, and takes them from kernels whose blocks stay on all of them for as long as they
+// run. Where each block of those has a fixed part of the work (hopper/weight.cu), blocks that found no free multiprocessor
+// start when the others end, and the kernel takes twice its time: next to the backward pass, as much is lost as without any
+// overlap. A copy engine needs no multiprocessor. Where one process drives all GPUs, every rank knows the addresses of all
+// others and pushes to each:
 //
-//   all-gather      its own shard, into the same place there
-//   reduce-scatter  that one's shard, into its stage: (size, n), a place for each sender. The owner then adds, in rank
-//                   order, so that the sum depends on nothing else: x_0 + x_1 + ... One reading of all, at the rate
-//                   of memory.
+//   all-gather      its own shard, to the same position there
+//   reduce-scatter  the receiver's shard, to the receiver's stage: (size, n), one row per sender. The receiver then adds the rows in
+//                   rank order, so that the sum depends on nothing else: x_0 + x_1 + ... Everything is read once, at the rate of
+//                   memory.
 //
-// In between, streams wait for each other without the host: a stream can write a number into memory, here or there,
-// when what was queued before is done, and wait until one is there. Each rank has two flags from every other:
-// "ready", my memory may be written to; "done", yours has been. The number is that of the operation, so that nothing
-// has to be reset. Rank r begins with r + 1: in every round each GPU sends to one and receives from one. CUDA does
-// not see this waiting, so it must not be between streams of one GPU, whose work it may put into one queue.
+// In between, streams synchronize without the host: a stream operation can write a number to memory, local or remote, when what
+// was queued before is done, and another can wait until a number is there. Each rank has two flags from every other rank:
+// READY, "my memory may be written to", and DONE, "your memory has been written to". The number is that of the operation, so
+// that nothing has to be reset. Rank r begins with r + 1: in every round each GPU sends to one and receives from one. CUDA does
+// not see these waits, so they must not be between streams of one GPU, whose work it may put into one queue.
 #include "copies.cuh"
 #include <cuda.h>
 #include <stdlib.h>
@@ -23,21 +23,21 @@
 #include <time.h>
 #include <unistd.h>
 
-struct Place {                              // what a rank tells all others
+struct Address {                            // what a rank sends to all others
     uint64_t process;
     char     *base;
     real     *stage;                        // (size, n)
     unsigned *flags;                        // (2, size)
-    int      device, able;
+    int      device, able;                  // able: this rank can use copies
 };
 struct Copies {
     int      rank, size;
     size_t   bytes;
-    Place    *at;                           // (size)
+    Address    *at;                           // (size)
     unsigned number;                        // of the last operation
-    real     *pending;                      // the last reduce-scatter's x, if it has not been added up,
-    size_t   n;
-    cudaEvent_t sent;                       // and when all of it has come
+    real     *pending;                      // x of a reduce-scatter that is not added up yet, or NULL
+    size_t   n;                             // elements of its shard
+    cudaEvent_t received;                   // all shards for this rank have arrived
 };
 enum Flag { READY, DONE };
 
@@ -66,17 +66,17 @@ static uint64_t this_process(void) {
 Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
     static const bool can_signal = find("cuStreamWriteValue32", &write_value) && find("cuStreamWaitValue32", &wait_value);
     const size_t size = group->size, flags = 2 * size * sizeof(unsigned);
-    Place mine = {};
+    Address mine = {};
     mine.process = this_process(), mine.base = (char *)base, mine.stage = stage, mine.device = context()->device;
     Copies *c = (Copies *)calloc(1, sizeof *c);
-    Place *at = (Place *)calloc(size, sizeof *at);
+    Address *at = (Address *)calloc(size, sizeof *at);
     if (!c || !at) CUDA_CHECK(cudaErrorMemoryAllocation);
     mine.able = can_signal && cudaMalloc(&mine.flags, flags) == cudaSuccess;
     if (mine.able) {
         CUDA_CHECK(cudaMemset(mine.flags, 0, flags));
         CUDA_CHECK(cudaStreamSynchronize(0));
     }
-    for (int round = 0; round < 2; round++) {               // who is where? can all reach all?
+    for (int round = 0; round < 2; round++) {               // round 0: exchange addresses; round 1: confirm that every pair has peer access
         group->exchange(group, at, &mine, sizeof mine);
         for (int r = 0; r < (int)size; r++) {
             mine.able &= at[r].able && at[r].process == mine.process;
@@ -85,10 +85,10 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
             mine.able = e == cudaSuccess || e == cudaErrorPeerAccessAlreadyEnabled;
         }
     }
-    cudaGetLastError();                                     // of what could not be had
+    cudaGetLastError();                                     // of calls that failed above
     if (mine.able) {
         c->rank = group->rank, c->size = (int)size, c->bytes = bytes, c->at = at;
-        CUDA_CHECK(cudaEventCreateWithFlags(&c->sent, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&c->received, cudaEventDisableTiming));
         return c;
     }
     cudaFree(mine.flags);
@@ -97,36 +97,36 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
     return NULL;
 }
 void copies_close(Copies *c) {
-    CUDA_CHECK(cudaEventDestroy(c->sent));
+    CUDA_CHECK(cudaEventDestroy(c->received));
     CUDA_CHECK(cudaFree(c->at[c->rank].flags));
     free(c->at);
     free(c);
 }
-bool copies_know(const Copies *c, const void *x, size_t bytes) {
+bool copies_contain(const Copies *c, const void *x, size_t bytes) {
     const char *base = c->at[c->rank].base;
     return (const char *)x >= base && (const char *)x + bytes <= base + c->bytes;
 }
 
-// Rank `to` hears in the stream's turn that this rank has come so far; and this one waits for rank `from`.
-static void tell(const Copies *c, cudaStream_t stream, int to, Flag flag) {
+// Queued on the stream: sets this rank's flag at rank `to`; waits for the flag of rank `from`.
+static void set_flag(const Copies *c, cudaStream_t stream, int to, Flag flag) {
     if (write_value(stream, (CUdeviceptr)(c->at[to].flags + flag * c->size + c->rank), c->number, CU_STREAM_WRITE_VALUE_DEFAULT))
         CUDA_CHECK(cudaErrorUnknown);
 }
-static void hear(const Copies *c, cudaStream_t stream, int from, Flag flag) {
+static void wait_flag(const Copies *c, cudaStream_t stream, int from, Flag flag) {
     if (wait_value(stream, (CUdeviceptr)(c->at[c->rank].flags + flag * c->size + from), c->number, CU_STREAM_WAIT_VALUE_GEQ))
         CUDA_CHECK(cudaErrorUnknown);
 }
-// Everyone sends `bytes` to everyone: there(r) is where on rank r, from(r) is what.
-template<class There, class From> static void push(Copies *c, cudaStream_t stream, size_t bytes, There there, From from) {
+// Each rank sends `bytes` to each other rank r: to_at(r) is the address at rank r, from_at(r) the source.
+template<class To, class From> static void push(Copies *c, cudaStream_t stream, size_t bytes, To to_at, From from_at) {
     c->number++;
-    for (int i = 1; i < c->size; i++) tell(c, stream, (c->rank + i) % c->size, READY);
+    for (int i = 1; i < c->size; i++) set_flag(c, stream, (c->rank + i) % c->size, READY);
     for (int i = 1; i < c->size; i++) {
         const int to = (c->rank + i) % c->size;
-        hear(c, stream, to, READY);
-        if (bytes) CUDA_CHECK(cudaMemcpyAsync(there(to), from(to), bytes, cudaMemcpyDefault, stream));
-        tell(c, stream, to, DONE);
+        wait_flag(c, stream, to, READY);
+        if (bytes) CUDA_CHECK(cudaMemcpyAsync(to_at(to), from_at(to), bytes, cudaMemcpyDefault, stream));
+        set_flag(c, stream, to, DONE);
     }
-    for (int i = 1; i < c->size; i++) hear(c, stream, (c->rank + i) % c->size, DONE);
+    for (int i = 1; i < c->size; i++) wait_flag(c, stream, (c->rank + i) % c->size, DONE);
 }
 
 void copies_gather(Copies *c, cudaStream_t stream, void *x, size_t bytes) {
@@ -136,28 +136,28 @@ void copies_gather(Copies *c, cudaStream_t stream, void *x, size_t bytes) {
 
 void copies_scatter(Copies *c, cudaStream_t stream, real *x, size_t n) {
     push(c, stream, n * sizeof *x, [=](int to) { return c->at[to].stage + c->rank * n; }, [=](int to) { return x + to * n; });
-    CUDA_CHECK(cudaEventRecord(c->sent, stream));
+    CUDA_CHECK(cudaEventRecord(c->received, stream));
     c->pending = x, c->n = n;
 }
 
-// x = stage[0] + stage[1] + ..., with x itself in its rank's turn. A thread adds W elements. Moves 4 bytes (size + 1)
-// an element.
+// x = stage[0] + stage[1] + ..., with x itself in the row of its rank. A thread adds W elements. Moves 4 (size + 1) bytes per
+// element.
 template<int W> static __global__ void add_shards(real *x, const real *stage, size_t n, int rank, int size) {
     const size_t i = global_index() * W;
     if (i >= n) return;
     Reals<W> sum;
     for (int r = 0; r < size; r++) {
-        const Reals<W> a = *(const Reals<W> *)((r == rank ? x : stage + r * n) + i);
+        const Reals<W> a = load<W>((r == rank ? x : stage + r * n) + i);
 #pragma unroll
         for (int j = 0; j < W; j++) sum.x[j] = r ? sum.x[j] + a.x[j] : a.x[j];
     }
-    *(Reals<W> *)(x + i) = sum;
+    store(x + i, sum);
 }
 void copies_finish(Copies *c) {
     if (!c->pending) return;
     real *x = c->pending + c->rank * c->n;
     const bool four = c->n % 4 == 0 && (uintptr_t)x % 16 == 0;
-    CUDA_CHECK(cudaStreamWaitEvent(context()->stream, c->sent, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(context()->stream, c->received, 0));
     if (four) LAUNCH(add_shards<4>, (unsigned)divide_up(c->n, 1024), 256, 0, x, c->at[c->rank].stage, c->n, c->rank, c->size);
     else      LAUNCH(add_shards<1>, (unsigned)divide_up(c->n, 256), 256, 0, x, c->at[c->rank].stage, c->n, c->rank, c->size);
     c->pending = NULL;

@@ -6,13 +6,13 @@ extern "C" {
 }
 
 struct Copies;
-// All ranks together, each with its own memory, laid out alike: `bytes` from `base` on, of which x of the operations
-// and stage are parts. NULL on all of them if it cannot be on one: other processes, no way from GPU to GPU.
+// Called by all ranks. Each has memory of the same layout, `bytes` from `base` on, which contains stage and every x below. NULL
+// on all ranks if it is impossible on one: several processes, or no peer access between two GPUs.
 Copies *copies_open(Group *group, void *base, size_t bytes, real *stage);
-void    copies_close(Copies *c);                            // when everything that was queued is done
-bool    copies_know(const Copies *c, const void *x, size_t bytes);
-// Queued on a stream of the caller's; what is in Comm's description holds.
+void    copies_close(Copies *c);                            // when all queued work is done
+bool    copies_contain(const Copies *c, const void *x, size_t bytes);
+// Queued on the caller's stream, with the semantics of Comm.
 void    copies_gather(Copies *c, cudaStream_t stream, void *x, size_t bytes);
-// Sends. The sum is made on the device's stream, when it is needed or when the next one is sent: copies_finish.
+// Only sends. copies_finish adds, on the device's stream: when the sum is needed, or before the next copies_scatter.
 void    copies_scatter(Copies *c, cudaStream_t stream, real *x, size_t n);
 void    copies_finish(Copies *c);

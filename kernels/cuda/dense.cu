@@ -1,22 +1,22 @@
-// dense.cu: dense matrix products by cuBLASLt. It is looked for when the first product is asked for, not when the program
-// starts: without it everything works, and matmul.cu's own kernels multiply.
+// dense.cu: dense matrix products by cuBLASLt. The library is opened at the first product, not when the program starts: without it
+// everything works, with matmul.cu's own kernels.
 //
-// What is remembered, per host thread: the library's handle, and for each product seen so far (sizes, kind, alignment) the
-// descriptors and the algorithm that the library's heuristic prefers. Same bits every time: sums that are split over
-// blocks may only be joined through the workspace, never in the order in which blocks happen to finish.
+// Each host thread keeps the library's handle and, for each product seen so far (sizes, kind, alignment), the descriptors and
+// the algorithm that the library's heuristic prefers. The same bits every time: sums that are split over blocks are only added
+// through the workspace, never in the order in which blocks happen to finish.
 #include "dense.cuh"
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <string.h>
 
-// X(name): the functions that are needed. Only their types come from the header.
+// X(name): the functions that are used. The header provides only their types.
 #define FUNCTIONS(X) \
     X(Create) X(MatmulDescCreate) X(MatmulDescSetAttribute) X(MatmulDescDestroy) X(MatrixLayoutCreate) X(MatrixLayoutDestroy) \
     X(MatrixLayoutSetAttribute) X(MatmulPreferenceCreate) X(MatmulPreferenceSetAttribute) X(MatmulPreferenceDestroy) \
     X(MatmulAlgoGetHeuristic) X(Matmul)
 
-enum { SCRATCH = 32 << 20, PLANS = 256 };
+enum { SCRATCH = 32 << 20, MOST_KNOWN = 256 };
 typedef struct { int m, n, k, batch, a_transposed, b_transposed, c_real, add, a_align, b_align, c_align; } Key;
 typedef struct {
     Key key;
@@ -24,14 +24,14 @@ typedef struct {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algorithm;
-} Way;
+} KnownProduct;
 
 static thread_local struct {
     bool tried;
     cublasLtHandle_t handle;                            // NULL: no library
 #define DECLARE(name) decltype(&cublasLt##name) name;
     FUNCTIONS(DECLARE)
-    Way ways[PLANS];
+    KnownProduct known[MOST_KNOWN];
     int count;
 } lt;
 
@@ -53,14 +53,14 @@ static int alignment(uintptr_t p) {                     // the largest power of 
     return low == 0 || low > 256 ? 256 : (int)low;
 }
 
-static void forget(Way *w) {
+static void forget(KnownProduct *w) {
     if (w->product) lt.MatmulDescDestroy(w->product);
     if (w->a) lt.MatrixLayoutDestroy(w->a);
     if (w->b) lt.MatrixLayoutDestroy(w->b);
     if (w->c) lt.MatrixLayoutDestroy(w->c);
 }
 
-// A matrix by columns, or `batch` of them, one after the other.
+// A matrix by columns, or `batch` of them in consecutive memory.
 static bool create_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, int rows, int columns, int batch) {
     const int64_t stride = (int64_t)rows * columns;
     return lt.MatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, rows) == CUBLAS_STATUS_SUCCESS
@@ -69,17 +69,17 @@ static bool create_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, i
            == CUBLAS_STATUS_SUCCESS;
 }
 
-// Asks the heuristic for one algorithm. Any step may fail: then there is no way.
-static bool find_algorithm(Way *w) {
+// Asks the heuristic for one algorithm. False if any step fails.
+static bool find_algorithm(KnownProduct *w) {
     const Key k = w->key;
     const cudaDataType_t type = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F, c_type = k.c_real ? CUDA_R_32F : type;
     const cublasOperation_t op[] = { CUBLAS_OP_N, CUBLAS_OP_T };
     const int a_rows = k.a_transposed ? k.k : k.m, a_columns = k.a_transposed ? k.m : k.k;
     const int b_rows = k.b_transposed ? k.n : k.k, b_columns = k.b_transposed ? k.k : k.n;
     const uint64_t scratch = SCRATCH;
-    const uint32_t joins = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;      // besides NONE, which is always allowed
+    const uint32_t in_workspace = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;      // besides NONE, which is always allowed
     const uint32_t align[] = { (uint32_t)k.a_align, (uint32_t)k.b_align, (uint32_t)k.c_align };
-    cublasLtMatmulPreference_t wish = NULL;
+    cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
 #define OK(call) (lt.call == CUBLAS_STATUS_SUCCESS)
@@ -89,26 +89,26 @@ static bool find_algorithm(Way *w) {
         && create_layout(&w->a, type, a_rows, a_columns, k.batch)
         && create_layout(&w->b, type, b_rows, b_columns, k.batch)
         && create_layout(&w->c, c_type, k.m, k.n, k.batch)
-        && OK(MatmulPreferenceCreate(&wish))
-        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch, sizeof scratch))
-        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &joins, sizeof joins))
-        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof *align))
-        && OK(MatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof *align))
-        && OK(MatmulAlgoGetHeuristic(lt.handle, w->product, w->a, w->b, w->c, w->c, wish, 1, &found, &count)) && count == 1;
-    if (wish) lt.MatmulPreferenceDestroy(wish);
+        && OK(MatmulPreferenceCreate(&preference))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &scratch, sizeof scratch))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_workspace, sizeof in_workspace))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[0], sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof *align))
+        && OK(MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof *align))
+        && OK(MatmulAlgoGetHeuristic(lt.handle, w->product, w->a, w->b, w->c, w->c, preference, 1, &found, &count)) && count == 1;
+    if (preference) lt.MatmulPreferenceDestroy(preference);
     if (ok) w->algorithm = found.algo;
     return ok;
 }
 
-static Way *way_for(Key key) {
-    for (int i = 0; i < lt.count; i++) if (!memcmp(&lt.ways[i].key, &key, sizeof key)) return &lt.ways[i];
-    if (lt.count == PLANS) {                            // full: start over, nothing is lost but time
-        while (lt.count) forget(&lt.ways[--lt.count]);
+static KnownProduct *known_product(Key key) {
+    for (int i = 0; i < lt.count; i++) if (!memcmp(&lt.known[i].key, &key, sizeof key)) return &lt.known[i];
+    if (lt.count == MOST_KNOWN) {                       // full: start over, which only costs time
+        while (lt.count) forget(&lt.known[--lt.count]);
     }
-    Way *w = &lt.ways[lt.count++];
-    *w = Way();
+    KnownProduct *w = &lt.known[lt.count++];
+    *w = KnownProduct();
     w->key = key;
     w->usable = find_algorithm(w);
     return w;
@@ -116,12 +116,12 @@ static Way *way_for(Key key) {
 
 bool dense_product(void *c, bool c_real, bool add, const floatX *a, bool a_transposed, const floatX *b, bool b_transposed,
                    int m, int n, int k, int batch) {
-    if (add && !c_real && sizeof(floatX) == 2) return false;    // it rounds the product before the sum (measured), we once
+    if (add && !c_real && sizeof(floatX) == 2) return false;    // it would round the product before the sum (measured)
     if (!load_library()) return false;
     auto aligned = [&](const void *p, int rows, int columns, size_t size) {
         return alignment((uintptr_t)p | (batch > 1 ? (size_t)rows * columns * size : 0));
     };
-    Way *w = way_for(Key{ m, n, k, batch, a_transposed, b_transposed, c_real, add, aligned(a, m, k, sizeof *a),
+    KnownProduct *w = known_product(Key{ m, n, k, batch, a_transposed, b_transposed, c_real, add, aligned(a, m, k, sizeof *a),
                           aligned(b, k, n, sizeof *b), aligned(c, m, n, c_real ? sizeof(real) : sizeof(floatX)) });
     if (!w->usable) return false;
     const float one = 1, beta = add;

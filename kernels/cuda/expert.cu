@@ -1,9 +1,7 @@
-// expert.cu: the nonlinearity inside an expert, and with it the gradient of the router's weight. Why both are
-// in one place, and the formulas, stand in kernels/cpu/expert.c.
+// expert.cu: the nonlinearity inside an expert, together with the gradient of the router's weight. kernels/cpu/expert.c says why.
 #include "expert.cuh"
 
-
-// A block is a rectangle of rows and units of W columns. Moves 3*M*F elements (gated) or 2*M*F.
+// A block has several rows, a thread W columns at a time. Moves 3*M*F elements (gated) or 2*M*F.
 template<Activation f, int W> static __global__ void forward_kernel(floatX *act, const floatX *pre, int M,
         int F) {
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -19,10 +17,9 @@ template<Activation f, int W> static __global__ void forward_kernel(floatX *act,
     }
 }
 
-// A row has a warp (8 rows to a block), or a block of up to 256 threads if it is longer; the dot product of
-// its da and act is the only thing that is shared. slot_of_row NULL: row m is slot m. A thread reads what it
-// is going to overwrite before it does so: dpre may be pre, or da where they have the same shape. end: end_of.
-// Moves 6*M*F elements (gated) or 4*M*F.
+// A row has a warp (8 rows per block), or a block of up to 256 threads if it is longer; its threads share nothing but the dot
+// product of da and act. slot_of_row NULL: row m is slot m. A thread reads what it is going to overwrite first: dpre may be
+// pre, or da where they have the same shape. end: end_of. Moves 6*M*F elements (gated) or 4*M*F.
 template<Activation f, int W> static __global__ void backward_kernel(floatX *dpre, floatX *wact,
         real *dweight, const floatX *da, const floatX *pre, const real *weight, const int *slot_of_row,
         const int *end, int M, int F) {

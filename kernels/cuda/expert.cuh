@@ -1,18 +1,18 @@
-// expert.cuh: the nonlinearities of experts, for expert.cu and few.cu.
+// expert.cuh: the nonlinearities of experts, for expert.cu, the fused products of hopper/ and decode/layer.cu.
 //
-// Where results are stored as bf16, exponential and quotient are the GPU's single instructions (errors of 1e-6 against a
-// bound of 8 * 2^-8): in the products' kernels this runs while no product does. For float they are the exact ones.
+// Where results are stored as bf16, exponential and quotient are single approximate instructions (errors of 1e-6 against a bound of
+// 8 * 2^-8), because in the kernels of products the tensor cores wait for them. For float they are the exact functions.
 #pragma once
 #include "ptx.cuh"
 
-// How many rows of a plan are used, where that may be fewer than S; NULL: all.
+// Where the number of used rows of a plan is stored, if it may be less than S (rounded routing); else NULL.
 static inline const int *end_of(const Plan *plan) { return plan->first ? plan->start + plan->E : NULL; }
 
 __device__ static inline real fast_sigmoid(real x) {
     return sizeof(floatX) == 2 ? inverse_fast(1 + exp2_fast(-LOG2E * x)) : 1 / (1 + expf(-x));
 }
 
-// An activation and its derivatives. `up` counts for the gated kind only.
+// An activation and its derivatives by gate and up. Only the gated kind uses `up`.
 typedef struct { real act, dgate, dup; } Slope;
 template<Activation f> __device__ static inline Slope slope_of(real g, real up) {
     if (f == SWIGLU) {                                      // silu(g) = g s:  silu' = s (1 + g (1 - s))
@@ -25,7 +25,7 @@ template<Activation f> __device__ static inline Slope slope_of(real g, real up) 
         return { g * s, s + g / 2 * (1 - t * t) * c * (1 + 3 * a * g * g), 0 };
     }
     if (f == RELU2) {
-        const real v = g > 0 ? g : 0 * g;                   // NaN stays NaN
+        const real v = g > 0 ? g : 0 * g;                   // so that NaN stays NaN
         return { v * v, 2 * v, 0 };
     }
     return { g, 1, 0 };

@@ -1,7 +1,12 @@
-// impl.cuh: included first by every file of kernels/cuda/. Each file is compiled once per number type (context.cu
-// once). Only the CUDA runtime: cub, thrust and cooperative groups cost seconds of compile time per file.
+// impl.cuh: included by every file of kernels/cuda/. A file is compiled once per number type, those of CUDA_ONCE in the Makefile
+// once. Only the CUDA runtime is used: cub, thrust and cooperative groups cost seconds of compile time per file.
 //
+// kernels/cuda/x.cu fills the same entries of the table as kernels/cpu/x.c, where the formulas are, and rounds where that rounds.
 // Values are computed as real (float) and stored as floatX: R(x) reads one, X(r) makes one, rounding to nearest even.
+//
+// Most kernels here move bytes and hardly compute. What makes such a kernel fast: 16 bytes per load and store, several loads of
+// each thread in flight, every byte moved once. W is the number of elements that a thread takes at a time: VECTOR (16 bytes), or 1
+// where a width or an address does not allow that. "Moves" in a kernel's comment is what it reads and writes in global memory.
 #pragma once
 #define KERNELS_IMPLEMENTATION
 #include <cuda_runtime.h>
@@ -26,54 +31,51 @@ extern "C" {
 #include "kernels/kernels.h"
 }
 
-// What a host thread that drives a GPU owns. One thread, one GPU, one stream; nothing is shared between threads.
+// What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing.
 typedef struct {
     int   device, sm_count, arch;       // arch: 80, 90, ...
     int   max_shared;                   // bytes of shared memory that a block can opt in to
-    cudaStream_t stream;                // everything is queued here, in order
-    void  *workspace;                   // scratch of `workspace_bytes`, for kernels that need it within one call
+    cudaStream_t stream;                // all work is queued here
+    void  *workspace;                   // scratch memory of one operation
     size_t workspace_bytes;
-    unsigned *tickets;                  // two counters for blocks that share work (hopper.cu), zero between kernels
+    unsigned *work_counter;             // from which blocks draw work (hopper/pipeline.cuh); zero between kernels
     Waits  waited;                      // by this thread
     bool   connected;                   // to other ranks, by NCCL
-    int    recordings;                  // that exist, and may use the workspace as it was when they were made
-    bool   recording;                   // what is queued is recorded, not done
-    cudaError_t spoiled;                // what could not be recorded, if anything
+    int    recordings;                  // how many exist; each may use the workspace that was current when it was made
+    bool   recording;                   // queued work is recorded, not done
+    cudaError_t spoiled;                // the first error that spoiled the recording
 } Context;
-Context *context(void);                 // of this thread; opened by cuda_open
-void    *workspace(size_t bytes);       // at least so many bytes, valid until the next call of an operation;
+Context *context(void);                 // this thread's, opened by cuda_open
+void    *workspace(size_t bytes);       // at least this many bytes, valid until the next call of an operation;
                                         // does not grow while work is recorded
-const char *cuda_open(int which);       // NULL if this build can use that GPU, else why not
-int      cuda_count(void);
-Comm    *cuda_connect(Group *group, char why[256]);     // nccl.cu
+Comm    *cuda_connect(Group *group, char why[256]);     // nccl.cu; as Device.connect
+void     DEVICE(upload)(void *dst, const void *host, size_t bytes);     // device.cu; as Device.upload
 
-// Waiting for the stream: all of it is here, and counted.
-void  cuda_sync(void);
-void  cuda_read(void *host, const void *src, size_t bytes);
-Waits cuda_waits(void);
-void  cuda_doing(const char *what);     // for messages: declared in kernels.h
-
-// Moments in the stream, by events: declared in kernels.h.
-void   cuda_mark(int i);
-double cuda_elapsed(int from, int to);
-
-// Recording by stream capture (context.cu); declared in kernels.h.
+// As the functions of Device with these names (context.cu). cuda_read is download. All waiting for the stream is here, and counted.
+const char *cuda_open(int which);
+int         cuda_count(void);
+void        cuda_sync(void);
+void        cuda_read(void *host, const void *src, size_t bytes);
+Waits       cuda_waits(void);
+void        cuda_set_activity(const char *what);
+void        cuda_mark(int i);
+double      cuda_elapsed(int from, int to);
 const char *cuda_record_begin(void);
 Recording  *cuda_record_end(const char **why);
 void        cuda_replay(const Recording *r);
 void        cuda_record_free(Recording *r);
 
-// Ends the program with the first error seen: what the program was doing, file, line, what was called, the build's
-// architectures and the GPU's.
+// Ends the program with a message: the error, the program's activity, file, line, the call, the build's architectures and the
+// GPU's.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t error);
-// Likewise, except that what cannot be recorded only spoils the recording.
+// The same, except that an operation that cannot be recorded only spoils the recording.
 void cuda_check(const char *file, int line, const char *what, cudaError_t error);
 #define CUDA_CHECK(call) do { \
     cudaError_t e_ = (call); \
     if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, #call, e_); \
     } while (0)
 
-// LAUNCH(kernel, grid, block, shared bytes, arguments...). A grid of 0 blocks is nothing to do.
+// LAUNCH(kernel, grid, block, shared bytes, arguments...). Does nothing if the grid has 0 blocks.
 #define LAUNCH(kernel, grid, block, shared, ...) do { \
     dim3 grid_ = dim3(grid); \
     if (grid_.x && grid_.y && grid_.z) { \
@@ -82,10 +84,9 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
         if (e_ != cudaSuccess) cuda_check(__FILE__, __LINE__, __func__, e_); \
     } } while (0)
 
-// The same for a kernel that begins before the one before it has ended (ptx.cuh, let_next_start). Where the GPU cannot do
-// that, it begins after.
+// For a kernel that may begin before the previous one has ended (ptx.cuh, let_next_start). Before Hopper it begins after.
 #define LAUNCH_EARLY(kernel, grid, block, shared, ...) LAUNCH_CLUSTER(kernel, grid, 1, block, shared, __VA_ARGS__)
-// And in clusters of so many blocks (ptx.cuh, cluster_arrive), where that is more than one.
+// The same in clusters of this many blocks (ptx.cuh, cluster_arrive).
 #define LAUNCH_CLUSTER(kernel, grid, cluster, block, shared, ...) do { \
     cudaLaunchAttribute attributes_[2] = {}; \
     attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization; \
@@ -105,18 +106,28 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
 
 __host__ __device__ static inline real   R(floatX x) { return (real)x; }
 __host__ __device__ static inline floatX X(real r)   { return (floatX)r; }
+// One of the two neighbours of r in floatX, by 16 random bits: as in kernels/cpu/impl.h.
+__device__ static inline floatX X_random(real r, uint32_t bits) {
+#if defined(PRECISION_BF16)
+    const uint32_t u = __float_as_uint(r);
+    return __ushort_as_bfloat16(r != r ? 0x7fc0 : (unsigned short)((u + (bits & 0xffff)) >> 16));
+#else
+    return r;
+#endif
+}
 __host__ __device__ static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 __device__ static inline size_t global_index(void) { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// Loads and stores of W elements at a time. VECTOR of them are 16 bytes, the widest there is; the address must be a
-// multiple of what is moved.
+// W elements that a thread loads or stores at once: one instruction for up to 16 bytes. The address must be a multiple of their
+// size, or of 16.
 enum { VECTOR = 16 / sizeof(floatX) };
-template<int W> struct alignas(W * sizeof(floatX)) Pack { floatX x[W]; };
-template<int W> struct alignas(W < 4 ? W * sizeof(real) : 16) Reals { real x[W]; };
-template<int W> __device__ static inline Pack<W> load(const floatX *p) { return *(const Pack<W> *)p; }
-template<int W> __device__ static inline void store(floatX *p, Pack<W> v) { *(Pack<W> *)p = v; }
-// Between packs and numbers, rounding to nearest even. bf16 by pairs, as they lie in registers: one instruction for each number
-// one way, for each pair the other (where single numbers go through a unit of a quarter of the rate).
+template<class T, int W> struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Array { T x[W]; };
+template<int W> using Pack  = Array<floatX, W>;
+template<int W> using Reals = Array<real, W>;
+template<int W, class T> __device__ static inline Array<T, W> load(const T *p) { return *(const Array<T, W> *)p; }
+template<int W, class T> __device__ static inline void store(T *p, Array<T, W> v) { *(Array<T, W> *)p = v; }
+// Between packs and reals, rounding to nearest even. bf16 is converted in pairs, as registers hold it: one instruction per
+// number to float, one per pair back. (Single numbers go through a unit of a quarter of the rate.)
 __device__ static inline float unpack_bf16(uint32_t two, int i) { return __uint_as_float(i ? two & 0xffff0000 : two << 16); }
 template<int W> __device__ static inline real element(const Pack<W> &p, int i) {
 #if defined(PRECISION_BF16)
@@ -151,62 +162,80 @@ typedef Pack<VECTOR> Vec;
 __device__ static inline Vec  load_vec(const floatX *p) { return load<VECTOR>(p); }
 __device__ static inline void store_vec(floatX *p, Vec v) { store(p, v); }
 
-// Can rows of C elements at these places be taken 16 bytes at a time?
+// Can rows of C elements at these addresses be taken 16 bytes at a time?
 static inline bool wide(size_t C, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL) {
     return C % VECTOR == 0 && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
 }
-// A block of 256 threads as a rectangle: x along rows of `units`, y over rows.
+// A block of 256 threads: x covers the units of a row, y several rows.
 static inline dim3 rectangle(size_t units) {
     unsigned x = 1;
     while (x < 256 && x < units) x *= 2;
     return dim3(x, 256 / x);
 }
-// Threads for a row that is reduced: a warp or, for short rows, a part of one (256 threads to a block) if `each` units
-// per thread are enough, else up to `most`, a block of their own.
+// A block for rows that are reduced: x threads per row, y rows. A row gets 8 to 32 lanes of a warp (256 threads per block) if they
+// need at most `each` units per thread, otherwise a block of up to `most` threads.
 static inline dim3 row_threads(size_t units, int each, unsigned most) {
     unsigned x = 8;
     while (x < 32 && x < units) x *= 2;
     while (x < most && x * each < units) x *= 2;
     return dim3(x, x <= 32 ? 256 / x : 1);
 }
-// Warps to a block (at most 8) if each needs so many words of shared memory: of 48 KiB, which need no asking, most are
-// theirs; 4096 experts leave room for two.
+// Warps per block, 1 to 8, if each needs this many words of the 48 KiB of shared memory that need no opt-in (1 KiB is left to the
+// kernel). For 4096 words: 2.
 static inline unsigned warps_for(int words) {
     const int most = (47 << 10) / (4 * words);
     return most > 8 ? 8 : most > 1 ? most : 1;
 }
 
 enum : unsigned { ALL = 0xffffffff };   // lanes of a warp
-// Sums over the lanes of a warp, in a fixed order; every lane gets the result.
-template<class T> __device__ static inline T warp_sum(T x) {
-    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
+// The sum over each LANES consecutive lanes of a warp, in a fixed order; every lane gets it.
+template<int LANES = 32, class T> __device__ static inline T warp_sum(T x) {
+    for (int lane = LANES / 2; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
     return x;
 }
-__device__ static inline float warp_max(float x) {
-    for (int lane = 16; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
+template<int LANES = 32> __device__ static inline float warp_max(float x) {
+    for (int lane = LANES / 2; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
     return x;
 }
-// The sum over a block of so many warps; all threads get it. (64 bits are not added in shared memory: atomicAdd there is a loop
-// that tries until nobody interferes.)
+// The sum over this lane and those before it.
+template<class T> __device__ static inline T warp_scan(T x) {
+    const int lane = threadIdx.x % 32;
+    for (int d = 1; d < 32; d *= 2) {
+        const T before = __shfl_up_sync(ALL, x, d);
+        if (lane >= d) x += before;
+    }
+    return x;
+}
+// The sum over a block of WARPS warps; all threads get it. (64-bit atomicAdd on shared memory compiles to a CAS loop.)
 template<int WARPS, class T> __device__ static inline T block_sum(T x) {
     __shared__ T of_warp[WARPS];
     x = warp_sum(x);
-    __syncthreads();                                        // nobody reads the last sum any more
+    __syncthreads();                                        // the previous sum has been read
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
     __syncthreads();
     x = 0;
     for (int warp = 0; warp < WARPS; warp++) x += of_warp[warp];
     return x;
 }
-// The sum over the threads of a row, as row_threads lays them out; all get it.
+// The sum over the threads of a row, in a block of row_threads; all of them get it.
 __device__ static inline real row_sum(real x) {
-    __shared__ real part[32];
+    __shared__ real of_warp[32];
     for (int lane = blockDim.x < 32 ? blockDim.x / 2 : 16; lane; lane /= 2) x += __shfl_xor_sync(ALL, x, lane);
     if (blockDim.x <= 32) return x;
-    __syncthreads();                                        // nobody reads the last sum any more
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __syncthreads();                                        // the previous sum has been read
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
     __syncthreads();
     x = 0;
-    for (int warp = 0; warp < blockDim.x / 32; warp++) x += part[warp];
+    for (int warp = 0; warp < blockDim.x / 32; warp++) x += of_warp[warp];
     return x;
+}
+// Is this block the last of `blocks` to arrive here? Then it sees what the others wrote before. *arrived is 0 between kernels.
+__device__ static inline bool last_block(unsigned *arrived, unsigned blocks) {
+    __shared__ int last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(arrived, blocks - 1) == blocks - 1;
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
 }

@@ -11,27 +11,27 @@
 //
 // and here, too, the art is to use a number many times once it is near. For bf16, from the outside in:
 //
-//   grid        A block makes a tile of c, 128 x 128 or 128 x 256. Neighbours in the grid, which run at the same time, share
-//               their expert and some rows and columns: what one fetches from memory the others find in L2.
-//   shared      The block walks along k in steps of 64. A step needs 128 x 64 of a and 128 or 256 x 64 of b; cp.async brings
-//               them to shared memory in the background, two steps ahead of the one that is multiplied. This is where rows
-//               are gathered: every 16 bytes have an address of their own anyway, so that a row index costs nothing, and
-//               what lies outside of the expert or the matrix becomes zeros. Nothing is padded, sorted or copied in memory.
-//   registers   A warp makes 64 x 64 of the tile: 128 sums in each thread. For 16 of k it loads 64 x 16 of a and of b, 4 KB,
-//               for 32 instructions of 16 x 8 x 16: 32 flop a byte. An SM reads 128 bytes of shared memory a clock and its
-//               tensor cores do at most 4096 flop: just balanced, and a smaller tile would not be. Of the registers, 128
-//               are sums and 64 hold a and b, for the 16 of k being multiplied and for the next, on their way.
+//   grid        A block computes a tile of c, 128 x 128 or 128 x 256. Neighbours in the grid, which run at the same time, have the same
+//               expert and some rows and columns in common: what one of them reads from memory the others find in L2.
+//   shared      The block walks along k in steps of 64. A step needs 128 x 64 of a and 128 or 256 x 64 of b; cp.async copies them to
+//               shared memory in the background, two steps ahead of the one that is multiplied. This is where rows are gathered: each
+//               16 bytes have an address of their own anyway, so a row index costs nothing, and what is outside the expert or the
+//               matrix becomes zeros. Nothing is padded, sorted or copied in global memory.
+//   registers   A warp has 64 x 64 of the tile: 128 sums per thread. For 16 of k it loads 64 x 16 of a and of b, 4 KB, for 32
+//               instructions of 16 x 8 x 16: 32 flop per byte. An SM reads 128 bytes of shared memory per clock, and its tensor cores
+//               do at most 4096 flop: just balanced; a smaller tile would not be. Of the registers, 128 are sums and 64 hold a and b,
+//               both for the 16 of k being multiplied and for the next.
 //
-// Two things differ between the three products. Where k is the slow dimension in memory (b of INPUT, both of WEIGHT), the
-// tile is copied as it lies and transposed on its way into registers, by ldmatrix.trans. And for WEIGHT the row index belongs
-// to k: it changes with every step, and is itself fetched two steps before it is needed.
+// The three products differ in two ways. Where k is the slow dimension in memory (b of INPUT, both of WEIGHT), the tile is
+// copied as it is and transposed on its way into registers, by ldmatrix.trans. And for WEIGHT the row index belongs to k: it
+// changes with every step, and is itself loaded two steps before it is needed.
 //
-// How many rows an expert has is known only on the GPU (plan->start), and nobody waits to be told: the grid covers the worst
-// case, blocks find their expert (place_of), and those without work leave. Each element of c is one block's, and its sum is
-// taken in the order of k: same bits every time.
+// How many rows an expert has is known only on the GPU (plan->start), and the host does not wait for it: the grid covers the
+// worst case, blocks find their expert (tile_coord), and blocks without work return. Each element of c belongs to one block,
+// and its sum runs in the order of k: the same bits every time.
 //
-// Other ways: f32, and bf16 with widths that are no multiples of 8, take plain_product, which is slow but takes anything.
-// A few rows (decoding) take few_rows, which is all about reading weights. For dense products cuBLASLt is asked first
+// Other cases: f32, and bf16 with widths that are not multiples of 8, use plain_product, which is slow but takes anything. A
+// few rows (decoding) use few_rows, whose time is that of reading weights. Dense products are offered to cuBLASLt first
 // (dense.cu). Each choice depends on sizes and alignment only.
 #include "dense.cuh"
 #include "product.cuh"
@@ -41,7 +41,7 @@
 
 enum {
     BM = 128, BK = 64,
-    STAGES = 3,                                                 // steps of k in shared memory: 1 multiplied, 2 under way
+    STAGES = 3,                                                 // steps of k in shared memory: 1 multiplied, 2 in flight
     LISTS = STAGES + 1,                                         // row indices are a step ahead of their rows
     A_BYTES = BM * BK * (int)sizeof(floatX)
 };
@@ -50,15 +50,15 @@ template <int BN> struct Size {                                 // bytes of shar
     static constexpr int shared = STAGES * stage + LISTS * 2 * BK * (int)sizeof(int);
 };
 
-// Copies a tile to shared memory as it lies: ROWS rows, COLUMNS numbers of each from `column` on; row r is row_at(r) of
-// `from`, or zeros if that is negative, and numbers beyond `width` are zeros. Neighbouring threads copy neighbouring 16 bytes.
+// Copies a tile to shared memory without transposing it: ROWS rows, COLUMNS numbers of each from `column` on. Row r is row_at(r) of
+// `from`, or zeros if that is negative; numbers past `width` are zeros. Neighbouring threads copy neighbouring 16 bytes.
 //
-// Swizzle: chunk c of 16 bytes of row r is kept at c ^ r%8. ldmatrix reads the same chunk of 8 rows at a time, which without
-// it would lie in the same 4 of 32 banks.
+// Swizzle: chunk c (16 bytes) of row r is stored at chunk c ^ r%8. ldmatrix reads the same chunk of 8 rows at a time; without the
+// swizzle these would be in the same 4 of 32 banks.
 template <int ROWS, int COLUMNS, int THREADS, typename Rows>
 __device__ static inline void copy_tile(uint32_t to, const floatX *from, int width, int column, Rows row_at) {
     enum { CHUNKS = COLUMNS / 8, ROWS_AT_ONCE = THREADS / CHUNKS };
-    static_assert(ROWS_AT_ONCE % 8 == 0 && ROWS % ROWS_AT_ONCE == 0, "r%8 is to be the same for all rows of a thread");
+    static_assert(ROWS_AT_ONCE % 8 == 0 && ROWS % ROWS_AT_ONCE == 0, "r%8 must be the same for all rows of a thread");
     const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
     const bool inside = column + chunk * 8 < width;
     from += column + chunk * 8;
@@ -70,9 +70,9 @@ __device__ static inline void copy_tile(uint32_t to, const floatX *from, int wid
     }
 }
 
-// A warp's 64 x 16 of an operand, as mma wants it: r[i] is the 16 x 16 block i. `along`: the tile is [64...][BK], its rows run
-// along k; else [BK][64...], `pitch` bytes to a row, and ldmatrix transposes. Block and position in k then trade places.
-// `offset` is the lane's for i = k16 = 0. Chunks are swizzled, and so reached by xor: c ^ r%8 becomes (c+2i) ^ r%8.
+// A warp's 64 x 16 of an operand, as mma takes it: r[i] is the 16 x 16 block i. `along`: the tile is [64...][BK], with rows
+// along k; otherwise [BK][64...], and ldmatrix transposes, which exchanges i and k16. pitch: bytes per row. offset: the lane's
+// for i = k16 = 0. Chunks are swizzled, so that they are addressed by xor: c ^ r%8 becomes (c+2i) ^ r%8.
 template <bool along, int pitch>
 __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint32_t offset, int k16) {
 #pragma unroll
@@ -81,9 +81,9 @@ __device__ static inline void load_operand(uint32_t r[4][4], uint32_t tile, uint
         else ldmatrix_trans(r[i], tile + (offset ^ (i * 32)) + k16 * 16 * pitch);
 }
 
-// The four 8 x 8 matrices of a 16 x 16 block come to registers 0-3 in the order mma has them: for a, first down m, then along
-// k; for b, first along k. In the tile, m and n are rows if `along`, else columns. So `rows_first`: matrices 0 and 1 are
-// above each other in the tile, else side by side. `first`: the warp's first of m or n in the tile.
+// The four 8 x 8 matrices of a 16 x 16 block go to registers 0-3 in mma's order: of a first along m, then along k; of b first
+// along k. In the tile m and n are rows if `along`, otherwise columns. rows_first: matrices 0 and 1 are in the same columns of
+// the tile, otherwise in the same rows. first: the warp's first m or n in the tile.
 template <bool along, int pitch> __device__ static inline uint32_t operand_offset(int first, bool rows_first) {
     const int lane = threadIdx.x % 32;
     const int row  = rows_first ? lane % 16 : lane / 16 * 8 + lane % 8;
@@ -91,12 +91,12 @@ template <bool along, int pitch> __device__ static inline uint32_t operand_offse
     return (along ? (first + row) * pitch : row * pitch + first * 2) + (side ^ row % 8) * 16;
 }
 
-// The finished tile: from the registers of each warp, 2 x 8 bytes here and there, to shared memory, and from there as whole
-// rows to where the rows of c lie, with what is to be added, and rounded once. `list`: row of c of each row of the tile.
-template <Kind kind, int BN, typename T> __device__ static inline
-void write_tile(const Product &p, const Place &at, const float sum[4][8][4], float *shared, const int *list) {
-    struct alignas(4 * sizeof(T)) Four { T x[4]; };
-    enum { PITCH = BN + 8, ROWS_AT_ONCE = 4, BATCH = 8 };       // BN/4 threads to a row; 8 more: rows begin in other banks
+// Stores the finished tile: from each warp's registers, where a row is scattered in pieces of 8 bytes, to shared memory, and
+// from there as whole rows to c, after adding what c held, and rounded once. list: the row of c for each row of the tile.
+template <ProductKind kind, int BN, typename T> __device__ static inline
+void write_tile(const Product &p, const TileCoord &at, const float sum[4][8][4], float *shared, const int *list) {
+    typedef Array<T, 4> Four;
+    enum { PITCH = BN + 8, ROWS_AT_ONCE = 4, BATCH = 8 };       // BN/4 threads per row; padded by 8: rows begin in different banks
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *mine = shared + (warp % 2 * 64 + lane / 4) * PITCH + warp / 2 * 64 + lane % 4 * 2;
     __syncthreads();
@@ -115,7 +115,7 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
     for (int first = threadIdx.x / (BN / 4); first < BM; first += BATCH * ROWS_AT_ONCE) {
         Four *to[BATCH], old[BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {                       // all reads before the first write: they wait together
+        for (int i = 0; i < BATCH; i++) {                       // all loads before the first store, so that they overlap
             const int r = first + i * ROWS_AT_ONCE, m = at.m + r, row = kind != WEIGHT ? list[r] : m < p.O ? m : -1;
             to[i] = row < 0 ? NULL : (Four *)(c + (size_t)row * columns);
             if (to[i] && p.how == ADD) old[i] = *to[i];
@@ -132,41 +132,36 @@ void write_tile(const Product &p, const Place &at, const float sum[4][8][4], flo
     }
 }
 
-// A block: one tile of c, BM x BN, by BN threads: 2 warps down, BN/64 across. 2*BM*BN*k flop; from L2 (BM + BN)*k*2 bytes,
-// which is 64 flop a byte at 128 x 128 and 85 at 128 x 256. 8 warps to an SM either way, as many as the registers allow:
-// with 128 x 128 two blocks, of which one can multiply while the other begins or ends.
-template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
-    constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
-    constexpr int a_pitch = (a_along ? BK : BM) * 2, b_pitch = (b_along ? BK : BN) * 2, STAGE = Size<BN>::stage;
-    extern __shared__ __align__(1024) unsigned char shared[];
-    int *list = (int *)(shared + STAGES * STAGE);
-    const int thread = threadIdx.x, warp = thread / 32;
-    const Place at = place_of<kind, BM, BN>(p, blockIdx.x);
-    if (at.m < 0) return;
-
-    const int k = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows, steps = (k + BK - 1) / BK;
-    const floatX *b = p.b;
-    if (kind != WEIGHT) b += (size_t)at.expert * p.O * p.C + (kind == FORWARD ? (size_t)at.n * p.C : 0);
-
-    // Where rows lie. FORWARD, INPUT: BM of a, then BM of c. WEIGHT: for each of LISTS steps BK of a, then BK of b.
-    auto find_row = [&](const int *row, int i) { return i >= at.rows ? -1 : row ? row[at.first + i] : at.first + i; };
-    auto find_k = [&](int step) { return find_row(thread < BK ? p.a_row : p.b_row, step * BK + thread % BK); };
-    if (kind != WEIGHT && thread < BM) {
-        list[thread] = find_row(p.a_row, at.m + thread);
-        list[BM + thread] = find_row(p.c_row, at.m + thread);
+// What a block copies: rows and columns of its tile's operands, step by step along k.
+template <ProductKind kind, int BN> struct Operands {
+    const Product &p;
+    const TileCoord at;
+    const int k, steps;
+    const floatX *const b;                  // the expert's; FORWARD: from the tile's first row on
+    int *const list;                        // row numbers, in shared memory. FORWARD, INPUT: BM of a, then BM of c. WEIGHT: for each
+                                            // of LISTS steps BK of a, then BK of b
+    __device__ int find_row(const int *row, int i) const { return i >= at.rows ? -1 : row ? row[at.first + i] : at.first + i; }
+    __device__ int find_k(int step) const {
+        return find_row(threadIdx.x < BK ? p.a_row : p.b_row, step * BK + threadIdx.x % BK);
     }
-    if (kind == WEIGHT && thread < 2 * BK)
-        for (int step = 0; step < STAGES; step++) list[step * 2 * BK + thread] = find_k(step);
-    __syncthreads();
-
-    auto copy_a = [&](int step, uint32_t to) {
+    __device__ void find_rows(void) const {
+        const int thread = threadIdx.x;
+        if (kind != WEIGHT && thread < BM) {
+            list[thread] = find_row(p.a_row, at.m + thread);
+            list[BM + thread] = find_row(p.c_row, at.m + thread);
+        }
+        if (kind == WEIGHT && thread < 2 * BK)
+            for (int step = 0; step < STAGES; step++) list[step * 2 * BK + thread] = find_k(step);
+        __syncthreads();
+    }
+    __device__ void copy_a(int step, uint32_t to) const {
         if (step >= steps) return;
         const int *rows = kind == WEIGHT ? list + step % LISTS * 2 * BK : list;
         auto row_at = [&](int r) { return rows[r]; };
         if constexpr (kind == WEIGHT) copy_tile<BK, BM, BN>(to, p.a, p.O, at.m, row_at);
         else copy_tile<BM, BK, BN>(to, p.a, k, step * BK, row_at);
-    };
-    auto copy_b = [&](int step, uint32_t to) {
+    }
+    __device__ void copy_b(int step, uint32_t to) const {
         if (step >= steps) return;
         const int *rows = list + step % LISTS * 2 * BK + BK;
         if constexpr (kind == FORWARD)
@@ -175,61 +170,77 @@ template <Kind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) v
             copy_tile<BK, BN, BN>(to, b, p.C, at.n, [&](int r) { return step * BK + r < p.O ? step * BK + r : -1; });
         else
             copy_tile<BK, BN, BN>(to, b, p.C, at.n, [&](int r) { return rows[r]; });
-    };
+    }
+};
+
+// A block has one tile of c, BM x BN, and BN threads: 2 warps along m, BN/64 along n. 2*BM*BN*k flop; reads (BM + BN)*k*2 bytes
+// from L2: 64 flop per byte at 128 x 128 and 85 at 128 x 256. 8 warps fit on an SM either way, as many as the registers allow:
+// with 128 x 128 as two blocks, of which one can multiply while the other begins or ends.
+template <ProductKind kind, int BN> static __global__ __launch_bounds__(BN, 256 / BN) void tile_product(const Product p) {
+    constexpr bool a_along = kind != WEIGHT, b_along = kind == FORWARD;
+    constexpr int a_pitch = (a_along ? BK : BM) * 2, b_pitch = (b_along ? BK : BN) * 2, STAGE = Size<BN>::stage;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const int thread = threadIdx.x, warp = thread / 32;
+    const TileCoord at = tile_coord<kind, BM, BN>(p, blockIdx.x);
+    if (at.m < 0) return;
+    const int k = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows, steps = (k + BK - 1) / BK;
+    const size_t b_first = kind == WEIGHT ? 0 : (size_t)at.expert * p.O * p.C + (kind == FORWARD ? (size_t)at.n * p.C : 0);
+    const Operands<kind, BN> from = { p, at, k, steps, p.b + b_first, (int *)(shared + STAGES * STAGE) };
+    from.find_rows();
 
     const uint32_t base = shared_address(shared);
     for (int step = 0; step < STAGES - 1; step++) {
-        copy_a(step, base + step * STAGE);
-        copy_b(step, base + step * STAGE + A_BYTES);
+        from.copy_a(step, base + step * STAGE);
+        from.copy_b(step, base + step * STAGE + A_BYTES);
         cp_async_commit();
     }
-    int next = kind == WEIGHT && thread < 2 * BK ? find_k(STAGES) : 0;
+    int next = kind == WEIGHT && thread < 2 * BK ? from.find_k(STAGES) : 0;
 
     const uint32_t a_offset = operand_offset<a_along, a_pitch>(warp % 2 * 64, a_along);
     const uint32_t b_offset = operand_offset<b_along, b_pitch>(warp / 2 * 64, !b_along) + A_BYTES;
     float sum[4][8][4] = {};
     uint32_t a16[2][4][4], b16[2][4][4];
-    uint32_t slot = base, free = base + (STAGES - 1) * STAGE;       // of this step's data; of the step multiplied before
+    uint32_t stage = base, free = base + (STAGES - 1) * STAGE;      // of this step; of the previous step
     cp_async_wait<STAGES - 2>();
     __syncthreads();
-    load_operand<a_along, a_pitch>(a16[0], slot, a_offset, 0);
-    load_operand<b_along, b_pitch>(b16[0], slot, b_offset, 0);
+    load_operand<a_along, a_pitch>(a16[0], stage, a_offset, 0);
+    load_operand<b_along, b_pitch>(b16[0], stage, b_offset, 0);
     for (int step = 0; step < steps; step++) {
-        const uint32_t after = slot == base + (STAGES - 1) * STAGE ? base : slot + STAGE;
+        const uint32_t after = stage == base + (STAGES - 1) * STAGE ? base : stage + STAGE;
 #pragma unroll
         for (int k16 = 0; k16 < BK / 16; k16++) {
             const int now = k16 % 2, then = 1 - now;
-            if (k16 == 3) {                                         // this step is all in registers, the next one has arrived
+            if (k16 == 3) {                                         // this step is in registers, the next has arrived
                 cp_async_wait<STAGES - 2>();
                 __syncthreads();
             }
-            load_operand<a_along, a_pitch>(a16[then], k16 == 3 ? after : slot, a_offset, (k16 + 1) % 4);
-            load_operand<b_along, b_pitch>(b16[then], k16 == 3 ? after : slot, b_offset, (k16 + 1) % 4);
-            if (k16 == 0) copy_a(step + STAGES - 1, free);
+            load_operand<a_along, a_pitch>(a16[then], k16 == 3 ? after : stage, a_offset, (k16 + 1) % 4);
+            load_operand<b_along, b_pitch>(b16[then], k16 == 3 ? after : stage, b_offset, (k16 + 1) % 4);
+            if (k16 == 0) from.copy_a(step + STAGES - 1, free);
             if (k16 == 1) {
-                copy_b(step + STAGES - 1, free + A_BYTES);
-                cp_async_commit();                                  // empty at the end: the count of groups stays simple
+                from.copy_b(step + STAGES - 1, free + A_BYTES);
+                cp_async_commit();                                  // empty at the end, so that the number of groups stays the same
             }
             if (kind == WEIGHT && k16 == 2 && thread < 2 * BK) {
-                list[(step + STAGES) % LISTS * 2 * BK + thread] = next;
-                next = find_k(step + STAGES + 1);
+                from.list[(step + STAGES) % LISTS * 2 * BK + thread] = next;
+                next = from.find_k(step + STAGES + 1);
             }
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
                 for (int j = 0; j < 8; j++) mma_bf16(sum[i][j], a16[now][i], &b16[now][j / 2][j % 2 * 2]);
         }
-        free = slot;
-        slot = after;
+        free = stage;
+        stage = after;
     }
-    if (kind == WEIGHT && p.how == SET_ROUNDED) write_tile<kind, BN, floatX>(p, at, sum, (float *)shared, list + BM);
-    else write_tile<kind, BN, typename Out<kind>::type>(p, at, sum, (float *)shared, list + BM);
+    if (kind == WEIGHT && p.how == SET_ROUNDED) write_tile<kind, BN, floatX>(p, at, sum, (float *)shared, from.list + BM);
+    else write_tile<kind, BN, typename Out<kind>::type>(p, at, sum, (float *)shared, from.list + BM);
 }
 
-template <Kind kind, int BN> static void launch_tiles(const Product &p) {
+template <ProductKind kind, int BN> static void launch_tiles(const Product &p) {
     auto *kernel = tile_product<kind, BN>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Size<BN>::shared));
-    LAUNCH(kernel, (blocks_for<kind, BM, BN>(p)), BN, Size<BN>::shared, p);
+    LAUNCH(kernel, (tile_count<kind, BM, BN>(p)), BN, Size<BN>::shared, p);
 }
 
 // 16 bytes at a time: all widths and addresses must be multiples.
@@ -237,30 +248,50 @@ static bool can_tile(const Product &p) {
     return p.C % 8 == 0 && p.O % 8 == 0 && ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.c) % 16 == 0;
 }
 
-// Wide tiles read less, but only one fits on an SM: they need many to be spread evenly, and no half empty ones.
-template <Kind kind> static bool wide_tiles(const Product &p) {
+// Wide tiles read less, but only one fits on an SM: there must be many of them, or SMs would idle at the end, and none half empty.
+template <ProductKind kind> static bool wide_tiles(const Product &p) {
     const int n = columns_of<kind>(p);
-    return (n % 256 == 0 || n > 2048) && blocks_for<kind, BM, 256>(p) >= 8u * (unsigned)context()->sm_count
+    return (n % 256 == 0 || n > 2048) && tile_count<kind, BM, 256>(p) >= 8u * (unsigned)context()->sm_count
         && context()->max_shared >= Size<256>::shared;
 }
 #endif
 
 // ---- any number type, any width -----------------------------------------------------------------------------------------
 
-// A block: 64 x 64 of c by 256 threads, each 4 x 4 of it, in steps of 16 of k. The next step's numbers are read into registers
-// while this step's are multiplied. In shared memory k is the slow dimension for both operands, widened to float.
 enum { PLAIN = 64, PLAIN_K = 16 };
-template <Kind kind> static __global__ __launch_bounds__(256) void plain_product(const __grid_constant__ Product p) {
+// Stores a thread's 4 x 4 of the tile, from element (m, n) of the expert's c on.
+template <ProductKind kind> __device__ static inline
+void write_plain(const Product &p, const TileCoord &at, const float sum[4][4], int m0, int n0) {
     typedef typename Out<kind>::type T;
+    const int M = kind == WEIGHT ? p.O : at.rows, N = columns_of<kind>(p);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int m = m0 + i;
+        if (m >= M) continue;
+        const size_t row = kind == WEIGHT ? (size_t)at.expert * p.O + m : (size_t)(p.c_row ? p.c_row[at.first + m] : at.first + m);
+        T *c = (T *)p.c + row * N;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int n = n0 + j;
+            if (n >= N) continue;
+            const float old = p.how == ADD ? (float)c[n] : 0;
+            if (kind == WEIGHT && p.how == SET_ROUNDED) ((floatX *)p.c)[row * N + n] = X(sum[i][j]);
+            else c[n] = (T)(sum[i][j] + old);
+        }
+    }
+}
+// A block has 64 x 64 of c, and each of its 256 threads 4 x 4, in steps of 16 of k. The next step's numbers are loaded into
+// registers while this step's are multiplied. In shared memory they are floats, and k is the slow dimension of both operands.
+template <ProductKind kind> static __global__ __launch_bounds__(256, 4) void plain_product(const __grid_constant__ Product p) {
     __shared__ __align__(16) float a[PLAIN_K][PLAIN + 4], b[PLAIN_K][PLAIN + 4];
-    const Place at = place_of<kind, PLAIN, PLAIN>(p, blockIdx.x);
+    const TileCoord at = tile_coord<kind, PLAIN, PLAIN>(p, blockIdx.x);
     if (at.m < 0) return;
     const int M = kind == WEIGHT ? p.O : at.rows, N = columns_of<kind>(p);
     const int K = kind == FORWARD ? p.C : kind == INPUT ? p.O : at.rows;
     const size_t C = (size_t)p.C, O = (size_t)p.O, matrix = at.expert * O * C;
     auto row_of = [&](const int *row, int i) { return (size_t)(row ? row[at.first + i] : at.first + i); };
 
-    // A thread reads 4 numbers of each operand: neighbours in the direction in which they lie in memory.
+    // A thread loads 4 numbers of each operand; neighbouring threads, neighbouring addresses.
     const int low = threadIdx.x % 16, high = threadIdx.x / 16, low4 = threadIdx.x % 64, high4 = threadIdx.x / 64;
     float next_a[4], next_b[4];
     auto read = [&](int k0) {
@@ -299,27 +330,14 @@ template <Kind kind> static __global__ __launch_bounds__(256) void plain_product
                 for (int j = 0; j < 4; j++) sum[i][j] += xs[i] * ys[j];
         }
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int m = at.m + high * 4 + i;
-        if (m >= M) continue;
-        const size_t line = kind == WEIGHT ? matrix + m * C : row_of(p.c_row, m) * N;
-        T *c = (T *)p.c + line;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int n = at.n + low * 4 + j;
-            if (n >= N) continue;
-            const float was = p.how == ADD ? (float)c[n] : 0;
-            if (kind == WEIGHT && p.how == SET_ROUNDED) ((floatX *)p.c)[line + n] = X(sum[i][j]);
-            else c[n] = (T)(sum[i][j] + was);
-        }
-    }
+    write_plain<kind>(p, at, sum, at.m + high * 4, at.n + low * 4);
 }
 
 // ---- few rows, forward --------------------------------------------------------------------------------------------------
 
-// A warp: one column of c for all (at most FEW) rows of an expert: reads one row of the weight, once, and each row of inp,
-// which are in the caches. A block belongs to a row; that of an expert's first row does them all, the others leave.
+// A warp has one column of c for all (at most FEW) rows of an expert: it reads one row of the weight, once, and each row of
+// inp, which are in the caches. A block is launched for each row; the one of an expert's first row computes all its rows, the
+// others return.
 enum { FEW = 8, FEW_WARPS = 8 };
 static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product p, bool vectors) {
     const int across = (p.O + FEW_WARPS - 1) / FEW_WARPS, row = blockIdx.x / across;
@@ -357,8 +375,8 @@ static __global__ __launch_bounds__(32 * FEW_WARPS) void few_rows(const Product 
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
-// portable: only with instructions that every GPU since Ampere has, for the device of that name.
-template <Kind kind, bool portable> static void multiply(const Product &p) {
+// portable: only instructions that every GPU since Ampere has.
+template <ProductKind kind, bool portable> static void multiply(const Product &p) {
     if (p.rows == 0) {
         const size_t each = p.how == SET_ROUNDED ? sizeof(floatX) : sizeof(real);
         if (kind == WEIGHT && p.how != ADD) CUDA_CHECK(cudaMemsetAsync(p.c, 0, (size_t)p.E * p.O * p.C * each, context()->stream));
@@ -371,17 +389,18 @@ template <Kind kind, bool portable> static void multiply(const Product &p) {
         return;
     }
 #if defined(PRECISION_BF16)
-    if (!portable && (kind == FORWARD ? hopper_forward(p) : kind == INPUT ? hopper_input(p) : hopper_weight(p))) return;
+    if (!portable && (kind == FORWARD ? hopper_product_forward(p) : kind == INPUT ? hopper_product_input(p)
+                                                                                  : hopper_product_weight(p))) return;
     if (can_tile(p)) {
         if (wide_tiles<kind>(p)) launch_tiles<kind, 256>(p);
         else launch_tiles<kind, 128>(p);
         return;
     }
 #endif
-    LAUNCH(plain_product<kind>, (blocks_for<kind, PLAIN, PLAIN>(p)), 256, 0, p);
+    LAUNCH(plain_product<kind>, (tile_count<kind, PLAIN, PLAIN>(p)), 256, 0, p);
 }
 
-// out = inp W^T. To cuBLAS, which thinks in columns, that is out^T (O,N) = W inp^T, and a matrix by rows is its transpose.
+// out = inp W^T. cuBLAS's matrices are by columns, so for cuBLAS this is out^T (O,N) = W inp^T.
 template <bool portable>
 static void matmul_forward(OUT floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O) {
     if (N > FEW && dense_product(out, false, false, weight, true, inp, false, O, N, C)) return;
@@ -406,7 +425,7 @@ static void matmul_backward_weight(void *dweight, const floatX *dout, const floa
     multiply<WEIGHT, portable>(p);
 }
 
-// For every row r of expert e, with x, y the rows of inp and out where their layouts say:  y = x W[e]^T,
+// For every row of expert e, with x and y its rows of inp and out:  y = x W[e]^T,
 template <bool portable>
 static void parallel_linear_forward(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan,
                                     int C, int O, Rows inp_rows, Rows out_rows) {

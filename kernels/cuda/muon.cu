@@ -4,19 +4,6 @@
 #include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
-template<class T, int W> struct alignas(W * sizeof(T)) Some { T x[W]; };
-template<int W, class T> __device__ static inline Some<T, W> some(const T *p) { return *(const Some<T, W> *)p; }
-
-// One of the two neighbours of r in floatX, by 16 random bits: as in kernels/cpu/impl.h.
-__device__ static inline floatX X_random(real r, uint32_t bits) {
-#if defined(PRECISION_BF16)
-    const uint32_t u = __float_as_uint(r);
-    return __ushort_as_bfloat16(r != r ? 0x7fc0 : (unsigned short)((u + (bits & 0xffff)) >> 16));
-#else
-    return r;
-#endif
-}
-
 // The blocks of a row of the grid share n elements, W of them a thread and turn. n is a multiple of W.
 #define EACH(i, n, W) for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
 
@@ -33,16 +20,16 @@ static bool on_16_bytes(const void *a, const void *b, const void *c) {
 template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, M *m, const G *grad, size_t n, real beta,
         real scale) {
     EACH(i, n, W) {
-        const Some<G, W> g = some<W>(grad + i);
-        Some<M, W> mean = some<W>(m + i);
+        const Array<G, W> g = load<W>(grad + i);
+        Array<M, W> mean = load<W>(m + i);
         Pack<W> to;
         for (int j = 0; j < W; j++) {
             const real now = (real)g.x[j] * scale, next = beta * (real)mean.x[j] + (1 - beta) * now;
             mean.x[j] = (M)next;
             to.x[j] = X(beta * next + (1 - beta) * now);
         }
-        *(Some<M, W> *)(m + i) = mean;
-        store<W>(x + i, to);
+        store(m + i, mean);
+        store(x + i, to);
     }
 }
 template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
@@ -66,9 +53,9 @@ typedef struct { real step, shrink; uint64_t key; } Step;
 template<int W> __device__ static inline void update_of(floatX *weight, real *master, const floatX *out, size_t first, size_t n, Step u) {
     EACH(i, n, W) {
         const Pack<W> o = load<W>(out + i);
-        Some<real, W> w;
+        Reals<W> w;
         Pack<W> to;
-        if (master) w = some<W>(master + i);
+        if (master) w = load<W>(master + i);
         else {
             const Pack<W> from = load<W>(weight + i);
             for (int j = 0; j < W; j++) w.x[j] = R(from.x[j]);
@@ -78,8 +65,8 @@ template<int W> __device__ static inline void update_of(floatX *weight, real *ma
             w.x[j] = w.x[j] * u.shrink - u.step * R(o.x[j]);
             to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], (uint32_t)(random_bits(u.key, at / 2) >> at % 2 * 32));
         }
-        if (master) *(Some<real, W> *)(master + i) = w;
-        store<W>(weight + i, to);
+        if (master) store(master + i, w);
+        store(weight + i, to);
     }
 }
 static __global__ void update_kernel(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm,
@@ -113,7 +100,7 @@ template<int W> static __global__ void normalize_kernel(floatX *x, const real *s
     EACH(i, n, W) {
         Pack<W> a = load<W>(x + i);
         for (int j = 0; j < W; j++) a.x[j] = X(R(a.x[j]) * scale);
-        store<W>(x + i, a);
+        store(x + i, a);
     }
 }
 // square = a I + b gram + c square, of matrices k x k.
@@ -125,7 +112,7 @@ template<int W> static __global__ void polynomial_kernel(floatX *square, const f
         Pack<W> s = load<W>(square + i);
         for (int j = 0; j < W; j++)
             s.x[j] = X(((i + j) % (k + 1) == 0 ? 3.4445f : 0) - 4.7750f * R(g.x[j]) + 2.0315f * R(s.x[j]));
-        store<W>(square + i, s);
+        store(square + i, s);
     }
 }
 static __global__ void start_kernel(int *start, int count, int rows, int k) {

@@ -1,12 +1,12 @@
 // nccl.cu: ranks that are GPUs, by NVIDIA's library of collective operations; compiled once.
 //
-// NCCL is opened when a run has several ranks: neither the build nor a run on one GPU needs it. An operation is a kernel
-// that moves data between the GPUs itself, over NVLink or the network, on a few of the multiprocessors; it waits on
-// the GPU until the other ranks' kernels are there. It has a stream of its own, of high priority, so that a
-// reduction starts although the backward pass has filled the queue; two events order the two streams.
+// NCCL is opened when a run has several ranks: neither the build nor a run on one GPU needs it. A collective operation is a
+// kernel that moves data between the GPUs, over NVLink or the network, on a few of the multiprocessors; it waits on the GPU
+// until the other ranks' kernels have started. It has a stream of its own, of high priority, so that a reduction starts
+// although the backward pass has filled the queue; two events order the two streams.
 //
-// A communicator is used by its rank's thread alone. If a rank is lost the others' kernels wait for ever: the thread
-// that watches (llmc/ranks/group.c) ends the process, which is why nothing here has a timeout.
+// Only its rank's thread uses a communicator. If a rank is lost the others' kernels wait forever: the watching thread
+// (llmc/ranks/watch.c) ends the process, which is why nothing here has a time-out.
 #include "copies.cuh"
 extern "C" {
 Comm *nccl_connect(Group *group, char why[256]);
@@ -17,7 +17,7 @@ Comm *nccl_connect(Group *group, char why[256]);
 #include <string.h>
 #include <unistd.h>
 
-// ---- the library: what we use of its C interface, which is the same since version 2.13 ---------------------
+// ---- the library: the part of its C interface that is used here, unchanged since version 2.13 --------------
 
 typedef struct ncclComm *NcclComm;
 typedef struct { char bytes[128]; } NcclId;
@@ -45,16 +45,16 @@ static const struct { const char *name; void *at; } functions[] = {
     { "ncclGetLastError", &nccl.GetLastError },
 };
 
-// NULL, or why there is no NCCL. Reductions inside NVLink switches (NVLS) are off unless the user asks for them: what
-// they add up, and so the bits, would depend on what else has used the switch, and a crash inside them can
-// take the machine's GPUs out of service.
+// NULL, or why there is no NCCL. Reductions inside NVLink switches (NVLS) are off unless the user turns them on: their order of
+// addition, and so the bits, depends on what else has used the switch, and a crash inside them can take the machine's GPUs out of
+// service.
 static const char *load(void) {
     static char why[200];
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     void *library = dlopen("libnccl.so.2", RTLD_NOW);
     if (!library) {
-        snprintf(why, sizeof why, "NCCL cannot be opened, which several GPUs need: %s. Install it, or put its folder "
-                 "into LD_LIBRARY_PATH", dlerror());
+        snprintf(why, sizeof why, "several GPUs need NCCL, which cannot be opened: %s. Install it, or add its folder to "
+                 "LD_LIBRARY_PATH", dlerror());
         return why;
     }
     for (auto &f : functions) {
@@ -73,11 +73,11 @@ static const char *load(void) {
 struct Nccl : Comm {
     NcclComm     comm;                      // NULL: this rank is alone
     cudaStream_t stream;
-    cudaEvent_t  queued, done;              // of the device's stream, of this one
-    cudaEvent_t *noted;                     // (notes)
-    int          notes;
-    Copies       *copies;                   // for what lies in shared memory; NULL: there is none
-    size_t       most;                      // n of what its stage has room for
+    cudaEvent_t  queued, done;              // on the device's stream; on this one
+    cudaEvent_t *recorded;                  // (events) by record
+    int          events;
+    Copies       *copies;                   // for registered memory; NULL: not available
+    size_t       most;                      // the largest n of reduce_scatter that fits the stage
     char         label[32];
 };
 
@@ -85,10 +85,10 @@ static void nccl_check(Nccl *n, int result, const char *what) {
     if (result == NCCL_SUCCESS) return;
     fprintf(stderr, "error: rank %d: NCCL: %s: %s. %s\n", n->rank, what, nccl.GetErrorString(result),
             nccl.GetLastError(n->comm));
-    _exit(8);                                               // EXIT_PEER; threads of other ranks may be anywhere
+    _exit(8);                                               // EXIT_PEER. Threads of other ranks may be anywhere
 }
 
-// The communication stream waits for what the device's stream has been given so far.
+// The communication stream, which will wait for all that is queued on the device's stream so far.
 static cudaStream_t after_queued(Nccl *n) {
     CUDA_CHECK(cudaEventRecord(n->queued, context()->stream));
     CUDA_CHECK(cudaStreamWaitEvent(n->stream, n->queued, 0));
@@ -100,9 +100,9 @@ static void sum(Comm *c, void *x, size_t n, NcclType type) {
 }
 static void all_reduce(Comm *c, real *x, size_t n)     { sum(c, x, n, NCCL_FLOAT); }
 static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT); }
-// Recorded work is replayed with the numbers it was recorded with, and copies count.
+// Not while work is recorded: copies number their operations, and a replay would repeat the numbers.
 static bool by_copies(const Nccl *g, const void *x, size_t bytes) {
-    return g->copies && !context()->recording && copies_know(g->copies, x, bytes * g->size);
+    return g->copies && !context()->recording && copies_contain(g->copies, x, bytes * g->size);
 }
 static void reduce_scatter(Comm *c, real *x, size_t n) {
     Nccl *g = (Nccl *)c;
@@ -134,17 +134,17 @@ static void register_memory(Comm *c, void *base, size_t bytes, real *stage, size
 static void record(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
     if (!g->comm) return;
-    for (; g->notes <= i; g->notes++) {
-        g->noted = (cudaEvent_t *)realloc(g->noted, (g->notes + 1) * sizeof *g->noted);
-        if (!g->noted) CUDA_CHECK(cudaErrorMemoryAllocation);
-        CUDA_CHECK(cudaEventCreateWithFlags(&g->noted[g->notes], cudaEventDisableTiming));
+    for (; g->events <= i; g->events++) {
+        g->recorded = (cudaEvent_t *)realloc(g->recorded, (g->events + 1) * sizeof *g->recorded);
+        if (!g->recorded) CUDA_CHECK(cudaErrorMemoryAllocation);
+        CUDA_CHECK(cudaEventCreateWithFlags(&g->recorded[g->events], cudaEventDisableTiming));
     }
-    CUDA_CHECK(cudaEventRecord(g->noted[i], g->stream));
+    CUDA_CHECK(cudaEventRecord(g->recorded[i], g->stream));
 }
 static void wait(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
     if (g->copies) copies_finish(g->copies);
-    if (i < g->notes) CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->noted[i], 0));
+    if (i < g->events) CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->recorded[i], 0));
 }
 static const char *error(Comm *c) {
     Nccl *g = (Nccl *)c;
@@ -161,8 +161,8 @@ static void leave(Comm *c) {
         nccl_check(g, nccl.CommDestroy(g->comm), "leaving");
         CUDA_CHECK(cudaEventDestroy(g->queued));
         CUDA_CHECK(cudaEventDestroy(g->done));
-        for (int i = 0; i < g->notes; i++) CUDA_CHECK(cudaEventDestroy(g->noted[i]));
-        free(g->noted);
+        for (int i = 0; i < g->events; i++) CUDA_CHECK(cudaEventDestroy(g->recorded[i]));
+        free(g->recorded);
         CUDA_CHECK(cudaStreamDestroy(g->stream));
         context()->connected = false;
     }
@@ -171,7 +171,7 @@ static void leave(Comm *c) {
 
 // ---- connecting -----------------------------------------------------------------------------------------------
 
-// What a rank tells all others, so that they begin together or give up together with the same reason.
+// What a rank sends to all others, so that all connect, or all give up for the same reason.
 struct Card {
     NcclId id;                              // rank 0's is the one that counts
     char   uuid[16], error[192];
@@ -186,8 +186,8 @@ static bool agree(const Card *cards, int size, char why[256]) {
         if (*why) return false;
         for (int q = 0; q < r; q++)
             if (!memcmp(cards[q].uuid, cards[r].uuid, sizeof cards[r].uuid)) {
-                snprintf(why, 256, "ranks %d and %d are on the same GPU: fewer ranks a process (-ng), or one process a "
-                         "GPU with the launcher's local rank", q, r);
+                snprintf(why, 256, "ranks %d and %d are on the same GPU: use fewer ranks per process (-ng), or one process "
+                         "per GPU with the launcher's local rank", q, r);
                 return false;
             }
     }
@@ -202,16 +202,16 @@ static Nccl *comm_new(Group *group) {
     n->all_reduce = all_reduce;               n->all_reduce_ints = all_reduce_ints;
     n->reduce_scatter = reduce_scatter;       n->all_gather = all_gather;
     n->register_memory = register_memory;
-    n->wait_all = wait_all;                           n->error = error;
-    n->record = record;                           n->wait = wait;
+    n->wait_all = wait_all;                   n->error = error;
+    n->record = record;                       n->wait = wait;
     n->close = leave;                         n->name = n->label;
     strcpy(n->label, "alone");
     return n;
 }
 
-// With NCCL, also for a rank that is alone: for tests.
+// With NCCL even for a single rank: for tests.
 Comm *nccl_connect(Group *group, char why[256]) {
-    static const char *const missing = load();              // once in a process
+    static const char *const missing = load();              // once per process
     Nccl *n = comm_new(group);
     Card mine = {}, *cards = (Card *)calloc(group->size, sizeof *cards);
     cudaDeviceProp properties;
@@ -234,8 +234,8 @@ Comm *nccl_connect(Group *group, char why[256]) {
         CUDA_CHECK(cudaEventCreateWithFlags(&n->done, cudaEventDisableTiming));
         result = nccl.CommInitRank(&n->comm, group->size, cards[0].id, group->rank);
         if (result != NCCL_SUCCESS)
-            snprintf(why, 256, "NCCL: %s. %s (NCCL_DEBUG=WARN says more; in a container it wants --shm-size=1g; "
-                     "NCCL_SOCKET_IFNAME names the network)", nccl.GetErrorString(result), nccl.GetLastError(NULL));
+            snprintf(why, 256, "NCCL: %s. %s (NCCL_DEBUG=WARN prints details; a container needs --shm-size=1g; "
+                     "NCCL_SOCKET_IFNAME selects the network)", nccl.GetErrorString(result), nccl.GetLastError(NULL));
         snprintf(n->label, sizeof n->label, "NCCL %d.%d.%d", mine.version / 10000, mine.version / 100 % 100,
                  mine.version % 100);
     }
@@ -246,7 +246,7 @@ Comm *nccl_connect(Group *group, char why[256]) {
     return NULL;
 }
 
-// Device.connect. A rank that is alone has nobody to talk to, and needs no NCCL.
+// Device.connect. A single rank needs no NCCL.
 Comm *cuda_connect(Group *group, char why[256]) {
     if (group->size > 1) return nccl_connect(group, why);
     Nccl *n = comm_new(group);

@@ -1,25 +1,29 @@
-// product.cuh: what matmul.cu and hopper.cu share: a matrix product grouped by expert, and which tile of it is whose.
-// The three kinds of product, and what a, b and c are in each: the table at the top of matmul.cu.
+// product.cuh: what matmul.cu and the kernels in hopper/ share: the arguments of a matrix product grouped by expert, and which
+// tile of the result has which number. The three kinds of product, and what a, b and c are in each: the table at the top of
+// matmul.cu.
 #pragma once
 #include "ptx.cuh"
 
-typedef enum { FORWARD, INPUT, WEIGHT } Kind;
+typedef enum { FORWARD, INPUT, WEIGHT } ProductKind;
 
+// The arguments of a product. A dense product has one expert.
 typedef struct {
     const floatX *a, *b;
-    void *c;                                // floatX; WEIGHT: real, or, SET_ROUNDED, floatX
-    const int *a_row, *b_row, *c_row;       // where row i of a, of b (WEIGHT), of c (FORWARD, INPUT) lies; NULL: at i
+    void *c;                                // floatX; WEIGHT: real, or floatX if how == SET_ROUNDED
+    const int *a_row, *b_row, *c_row;       // row i is row a_row[i] of a, or i if NULL (b_row: WEIGHT; c_row: FORWARD, INPUT)
     Write how;                              // c += or c =
-    const int *start;                       // rows of expert e: start[e] .. start[e+1]-1; NULL: one expert has all
+    const int *start;                       // expert e has rows start[e] .. start[e+1]-1; NULL: one expert has all
     int E, rows, C, O;                      // rows: of all experts
 } Product;
 
-template <Kind kind> struct Out { typedef floatX type; };
+template <ProductKind kind> struct Out { typedef floatX type; };
 template <> struct Out<WEIGHT> { typedef real type; };
 
-template <Kind kind> __host__ __device__ static inline int columns_of(const Product &p) { return kind == FORWARD ? p.O : p.C; }
+template <ProductKind kind> __host__ __device__ static inline int columns_of(const Product &p) {
+    return kind == FORWARD ? p.O : p.C;
+}
 
-// ---- which tile of which expert is whose ------------------------------------------------------------------------------
+// ---- tiles --------------------------------------------------------------------------------------------------------------
 
 // The last expert e with start[e]/height + e*step <= x, found by a whole warp: 32 candidates at a time.
 __device__ static inline int last_expert(const int *start, int E, int x, int height, int step) {
@@ -27,27 +31,28 @@ __device__ static inline int last_expert(const int *start, int E, int x, int hei
     for (int n = E; n > 1;) {
         const int stride = (n + 31) / 32, mine = threadIdx.x % 32 * stride;
         const unsigned yes = __ballot_sync(0xffffffffu, mine < n && start[e + mine] / height + (e + mine) * step <= x);
-        const int skip = (__popc(yes) - 1) * stride;            // lane 0 always says yes
+        const int skip = (__popc(yes) - 1) * stride;            // true for lane 0, always
         e += skip;
         n = min(stride, n - skip);
     }
     return e;
 }
 
-// Expert, its first row and their number; first row and column of the tile in the expert's c. No tile: m < 0.
-typedef struct { int expert, first, rows, m, n; } Place;
+// Where a tile is: its expert, the expert's first row and number of rows; the tile's first row m and column n in the expert's c.
+// m < 0: the number belongs to no tile.
+typedef struct { int expert, first, rows, m, n; } TileCoord;
 
-// Rows of tiles are numbered over all experts, those of e from start[e]/HEIGHT + e on. That leaves each expert room for
-// start[e+1]/HEIGHT - start[e]/HEIGHT + 1 of them, enough wherever it begins, and one too many at times; all in all
-// rows/HEIGHT + E; and to find e from the number takes no table, only a search in start.
-// A band of 8 rows of tiles is done column by column, so that tiles that are made together share what they read.
-template <Kind kind, int HEIGHT, int WIDTH> __device__ static inline Place place_of(const Product &p, int tile) {
+// Tile rows are numbered over all experts: those of expert e begin at start[e]/HEIGHT + e. So an expert has
+// start[e+1]/HEIGHT - start[e]/HEIGHT + 1 numbers: always enough, sometimes one too many; rows/HEIGHT + E in total. No table is
+// needed: a search in start finds the expert of a number.
+// A band of 8 tile rows is numbered column by column, so that tiles computed at the same time share rows and columns in L2.
+template <ProductKind kind, int HEIGHT, int WIDTH> __device__ static inline TileCoord tile_coord(const Product &p, int tile) {
     const int across = (columns_of<kind>(p) + WIDTH - 1) / WIDTH;
     const int down = kind == WEIGHT ? (p.O + HEIGHT - 1) / HEIGHT : p.rows / HEIGHT + p.E;
     const int of_expert = kind == WEIGHT ? tile % (down * across) : tile;
     const int band = of_expert / (8 * across), within = of_expert % (8 * across), tall = min(8, down - band * 8);
     int i = band * 8 + within % tall;
-    Place at;
+    TileCoord at;
     at.expert = kind == WEIGHT ? tile / (down * across) : p.start ? last_expert(p.start, p.E, i, HEIGHT, 1) : 0;
     at.first = p.start ? p.start[at.expert] : 0;
     at.rows = p.start ? p.start[at.expert + 1] - at.first : p.rows;
@@ -58,12 +63,15 @@ template <Kind kind, int HEIGHT, int WIDTH> __device__ static inline Place place
     return at;
 }
 
-template <Kind kind, int HEIGHT, int WIDTH> static inline unsigned blocks_for(const Product &p) {
+// How many numbers there are.
+template <ProductKind kind, int HEIGHT, int WIDTH> static inline unsigned tile_count(const Product &p) {
     const size_t across = divide_up((size_t)columns_of<kind>(p), WIDTH);
     return (unsigned)(across * (kind == WEIGHT ? p.E * divide_up((size_t)p.O, HEIGHT) : (size_t)(p.rows / HEIGHT + p.E)));
 }
 
-// One expert that has all rows; or those of a plan.
+// ---- on the host --------------------------------------------------------------------------------------------------------
+
+// The arguments of a dense product, and of one whose experts have the rows of a plan.
 static inline Product dense(const floatX *a, const floatX *b, void *c, int rows, int C, int O) {
     Product p = {};
     p.a = a, p.b = b, p.c = c, p.E = 1, p.rows = rows, p.C = C, p.O = O;
@@ -81,8 +89,9 @@ static inline Product routed(const floatX *a, const floatX *b, void *c, const Pl
 }
 
 #if defined(PRECISION_BF16)
-// The same products by Hopper's own instructions (hopper.cu). False: not on this GPU, not for these sizes; nothing was done.
-bool hopper_forward(const Product &p);
-bool hopper_input(const Product &p);
-bool hopper_weight(const Product &p);
+// The same products with Hopper's instructions (hopper/rows.cu, hopper/weight.cu). Returns false, having done nothing, if this GPU
+// or these sizes and addresses do not allow it.
+bool hopper_product_forward(const Product &p);
+bool hopper_product_input(const Product &p);
+bool hopper_product_weight(const Product &p);
 #endif

@@ -1,4 +1,4 @@
-// ptx.cuh: instructions that C++ has no word for, one function each. sm_80 and later.
+// ptx.cuh: instructions that C++ has no word for, one function each. sm_80 and later; Hopper's own are in hopper/.
 //
 // A tensor core multiplies small matrices whose elements are spread over the 32 lanes of a warp. With g = lane / 4 and
 // t = lane % 4, and two bf16 in a 32-bit register (the lower index in the lower half):
@@ -9,36 +9,36 @@
 #pragma once
 #include "impl.cuh"
 
-// Shared memory has addresses of its own, of 32 bits.
+// The address in shared memory, 32 bits, that instructions take.
 __device__ static inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// Four 8 x 8 matrices of 16-bit numbers: lane l gives the address of row l%8 of matrix l/8, 16 bytes, 16-byte aligned.
-// r[i] is then of matrix i: row lane/4, columns 2(lane%4) and one more.
+// Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address of row l%8 of matrix l/8: 16 bytes, 16-byte aligned.
+// r[i] receives row lane/4, columns 2(lane%4) and 2(lane%4)+1, of matrix i.
 __device__ static inline void ldmatrix(uint32_t r[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
 }
 
-// The same, transposed: r[i] is column lane/4, rows 2(lane%4) and one more.
+// The same, transposed: r[i] receives column lane/4, rows 2(lane%4) and 2(lane%4)+1.
 __device__ static inline void ldmatrix_trans(uint32_t r[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(row) : "memory");
 }
 
-// d += a b. The products are exact, their sum is kept in f32.
+// d += a b. The products are exact; sums are f32.
 __device__ static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// 16 bytes from global to shared memory, past the registers and without waiting. If not `valid`, zeros, and nothing is read.
+// Copies 16 bytes from global to shared memory in the background, without registers. Not valid: writes zeros and reads nothing.
 __device__ static inline void cp_async(uint32_t shared, const void *global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(shared), "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0) : "memory");
 }
 
-// The copies since the last commit become a group; wait until all groups of this thread but the newest `pending` are done.
+// The copies since the last commit become a group. A wait is for all groups of this thread but the newest `pending`.
 __device__ static inline void cp_async_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending> __device__ static inline void cp_async_wait(void) {
     asm volatile("cp.async.wait_group %0;" :: "n"(pending) : "memory");
@@ -54,7 +54,7 @@ __device__ static inline float exp2_fast(float x) {
     return y;
 }
 
-// 1/x to about one unit in the last place, one instruction; 0 where it is too small to be normal.
+// 1/x to about one unit in the last place, one instruction. A subnormal result becomes 0.
 __device__ static inline float inverse_fast(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -68,9 +68,9 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
     return r;
 }
 
-// Programmatic dependent launch (sm_90): a kernel launched by LAUNCH_EARLY may begin while the one before it in the stream
-// is still running, as soon as all blocks of that one have said let_next_start or ended. What it does then, before
-// wait_for_previous, may touch nothing that a kernel writes.
+// Programmatic dependent launch (sm_90): a kernel launched by LAUNCH_EARLY may begin while the kernel before it in the stream is
+// still running, as soon as all blocks of that kernel have called let_next_start or ended. Until it has called wait_for_previous
+// it may touch nothing that a kernel writes.
 __device__ static inline void let_next_start(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -82,8 +82,8 @@ __device__ static inline void wait_for_previous(void) {
 #endif
 }
 
-// A cluster (sm_90) is a few blocks that run at the same time and reach each other's shared memory: all arrive, and wait until
-// all have; where `there` of this block is in the block of that rank.
+// A cluster (sm_90) is a few blocks that run at the same time and can access each other's shared memory. cluster_wait returns when
+// all threads of all blocks have called cluster_arrive. of_block: the address of this block's `there` in the block of that rank.
 __device__ static inline void cluster_arrive(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -101,17 +101,17 @@ template <typename T> __device__ static inline T *of_block(T *there, int rank) {
     return there;
 }
 
-// Named barriers 1..15 of the block (0 is __syncthreads): `threads` of its threads meet.
-__device__ static inline void meet(int id, int threads) {
+// Named barriers 1..15 of the block (0 is __syncthreads): waits until `threads` threads have called it with this id.
+__device__ static inline void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
-// 128 bytes on their way to the L2 cache, without waiting.
+// Starts to load 128 bytes into the L2 cache.
 __device__ static inline void prefetch_line(const void *p) {
     asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(p)));
 }
 
-// The square root to about one unit in the last place, without the corrections that round it exactly.
+// The square root to about one unit in the last place, not rounded exactly.
 __device__ static inline float sqrt_approx(float x) {
     float y;
     asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

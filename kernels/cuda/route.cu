@@ -1,31 +1,30 @@
-// route.cu: which tokens go to which experts, what that costs, and how the experts' answers come back
-// together. The formulas stand in kernels/cpu/route.c.
+// route.cu: which tokens go to which experts, what that costs, and how the experts' results are combined.
 //
-// Routing is decided on the GPU and stays there: nothing here depends on it for the size of a grid or of
-// memory. A token's logits belong to a row of threads: 8, 16 or 32, so that each has up to 8 of the experts if that is enough:
-// lane l those that are l modulo their number, also in shared memory, and lanes need no barriers.
+// Routing is decided on the GPU and stays there: no size of a grid or of memory depends on it. In the losses and backward a row
+// of 8, 16 or 32 threads has a token, so that each has at most 8 of the experts if 32 are enough: lane l those that are l
+// modulo the row's threads, also in shared memory, so lanes need no barriers.
+#include "gather.cuh"
 #include "ptx.cuh"
 #include "route.cuh"
 #include "sort.cuh"
 
-// Rows of threads for tokens with E experts, as many as have room in shared memory, where a row has `pitch` words: those of
-// several tokens that a warp reads at once lie in different banks.
+// Blocks for tokens with E experts, as large as shared memory allows. A row of shared memory has pitch(E) words, so that rows of
+// tokens that a warp reads at once begin in different banks.
 __host__ __device__ static inline int pitch(int E) { return E % 32 ? E : E + 8; }
 static dim3 token_rows(int E) {
     const dim3 block = row_threads(divide_up(E, 8), E, 32);
     return dim3(block.x, block.x < 32 ? block.y : warps_for(pitch(E)));
 }
-__device__ static inline real row_max(real x) {             // row_sum's twin, for rows within a warp
+__device__ static inline real row_max(real x) {             // as row_sum, for rows within a warp
     for (int lane = blockDim.x / 2; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(ALL, x, lane));
     return x;
 }
-// The distribution over all experts that the balance loss looks at, of the row's token; each lane fills in
-// its experts. Sigmoids are normalized as a softmax of their logarithms, which stays right where all of them
-// underflow.
+// The distribution over all experts that the balance loss uses, for the row's token; each lane fills in its experts. Sigmoids are
+// normalized as a softmax of their logarithms, which stays right where all of them underflow.
 __device__ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int E) {
     const int lane = threadIdx.x;
     real max = -INFINITY, sum = 0;
-    if (scores != SIGMOID_TOPK) {
+    if (scores < SIGMOID_TOPK) {
         for (int e = lane; e < E; e += blockDim.x) p[e] = expf(R(x[e]) - lse);
         return;
     }
@@ -38,8 +37,8 @@ __device__ static void probabilities(real *p, const floatX *x, real lse, Scores 
 
 // ---- router -----------------------------------------------------------------------------------------------
 
-// A warp is a token's (choose_experts, route.cuh). Moves E*N floatX and 8*K*N bytes; the time goes into K rounds of
-// three warp-wide reductions.
+// A warp has a token (choose_experts, route.cuh). Moves E*N floatX and 8*K*N bytes. The time is that of K rounds of three warp-wide
+// reductions.
 static __global__ void router_forward_kernel(int *expert, real *weight, real *lse, const floatX *logits,
         const real *bias, Scores scores, int forced, int N, int E, int K) {
     extern __shared__ unsigned shared_scores[];             // (warps,E)
@@ -48,15 +47,15 @@ static __global__ void router_forward_kernel(int *expert, real *weight, real *ls
     choose_experts(expert + n*K, weight + n*K, lse + n, logits + n*E, bias, shared_scores + threadIdx.y * E, scores,
             forced, n, E, K);
 }
-// The same for many tokens, of which every lane has one: then nothing has to be agreed on, and the time of a token is
-// that of some 25 instructions per expert, not of K rounds of a warp. An expert's score, logit and number are packed
-// into one Key, in order of preference. MOST keys at a time are sorted and merged with the best MOST so far; both are
-// networks of comparisons that do not depend on the data. A warp brings the logits of its 32 tokens into shared memory
-// CHUNK experts at a time, one chunk ahead of the one it works on; rows there are 16 bytes longer than they need to be,
-// so that 8 lanes reading 16 bytes of a row each meet in no bank.
-enum { CHUNK = 64, CHUNK_ROW = CHUNK + VECTOR, FEW_WARPS = 2 };
 
-// bf16 logits are ordered by 16 bits, and with the number fill 32. A score of its own (bias) goes before them.
+// The same for many tokens. A lane has a token, so lanes have nothing to exchange, and a token costs some 25 instructions per
+// expert instead of K rounds of a warp. An expert's score, logit and number are packed into one Key, in the order of
+// preference. MOST keys at a time are sorted and merged with the best MOST so far, both by networks of comparisons that do not
+// depend on the data. A warp copies the logits of its 32 tokens to shared memory, CHUNK experts at a time, one chunk ahead.
+// Rows there are padded by 16 bytes, so that 8 lanes reading 16 bytes of a row each have no bank conflicts.
+enum { CHUNK = 64, CHUNK_ROW = CHUNK + VECTOR, ROUTER_WARPS = 2 };
+
+// A bf16 logit and the number fill 32 bits, 16 each. A score that is not the logit (bias) goes before them.
 __device__ static inline unsigned low_key(floatX x, int e) {
     return sizeof(floatX) == 2 ? (ordered(R(x)) & 0xffff0000u) | (0xffff - e) : 0xffffffffu - e;
 }
@@ -71,15 +70,17 @@ template<class Key> __device__ static inline void in_order(Key &a, Key &b) {
     const Key larger = a > b ? a : b, smaller = a > b ? b : a;
     a = larger, b = smaller;
 }
-template<int MOST, class Key> __device__ static inline void merge(Key *x) {        // first up, then down: sorted
+// Sorts x, which ascends and then descends.
+template<int MOST, class Key> __device__ static inline void merge(Key *x) {
     #pragma unroll
     for (int step = MOST / 2; step; step /= 2)
         #pragma unroll
         for (int i = 0; i < MOST; i++) if (!(i & step)) in_order(x[i], x[i + step]);
 }
+// best: the MOST best of best, which is sorted, and x.
 template<int MOST, class Key> __device__ static inline void keep_best(Key *best, Key *x) {
     #pragma unroll
-    for (int run = 2; run <= MOST; run *= 2)                // sorted runs of this length, down and up by turns
+    for (int run = 2; run <= MOST; run *= 2)                // runs of this length, alternately descending and ascending
         #pragma unroll
         for (int step = run / 2; step; step /= 2)
             #pragma unroll
@@ -89,82 +90,87 @@ template<int MOST, class Key> __device__ static inline void keep_best(Key *best,
     for (int i = 0; i < MOST; i++) if (x[MOST - 1 - i] > best[i]) best[i] = x[MOST - 1 - i];
     merge<MOST>(best);
 }
-template<class Key, int MOST> static __global__ void __launch_bounds__(32 * FEW_WARPS) router_many_kernel(int *expert,
-        real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int N, int E, int K) {
-    __shared__ alignas(16) floatX chunks[FEW_WARPS][2][32][CHUNK_ROW];
-    const int lane = threadIdx.x;
-    const size_t first = ((size_t)blockIdx.x * FEW_WARPS + threadIdx.y) * 32;
-    if (first >= N) return;
-    const int tokens = N - first < 32 ? (int)(N - first) : 32;
-    auto fetch = [&](int from) {                            // the experts from there on
-        enum { UNITS = CHUNK / VECTOR };
-        for (int i = lane; i < 32 * UNITS; i += 32) {
-            const int row = i / UNITS, e = i % UNITS * VECTOR;
-            const bool there = row < tokens && from + e < E;
-            cp_async(shared_address(&chunks[threadIdx.y][from / CHUNK % 2][row][e]),
-                     logits + (there ? (first + row) * E + from + e : 0), there);
-        }
-        cp_async_commit();
-    };
-    Key best[MOST] = {};
-    real max = -INFINITY, sum = 0;
-    fetch(0);
-    for (int from = 0; from < E; from += CHUNK) {
-        fetch(from + CHUNK);
-        cp_async_wait<1>();
-        __syncwarp();
-        const floatX *x = chunks[threadIdx.y][from / CHUNK % 2][lane];
-        for (int at = 0; at < CHUNK && from + at < E; at += MOST) {
-            Pack<VECTOR> v[MOST / VECTOR];
-            Key key[MOST];
-            real top = max;
-            #pragma unroll
-            for (int i = 0; i < MOST / VECTOR; i++) v[i] = load_vec(x + at + i * VECTOR);
-            #pragma unroll
-            for (int i = 0; i < MOST; i++)
-                if (from + at + i < E) top = fmaxf(top, R(v[i / VECTOR].x[i % VECTOR]));
-            sum *= __expf(max - top);
-            max = top;
-            #pragma unroll
-            for (int i = 0; i < MOST; i++) {
-                const int e = from + at + i;
-                const floatX logit = v[i / VECTOR].x[i % VECTOR];
-                const real l = R(logit);
-                key[i] = 0;
-                if (e >= E) continue;
-                sum += __expf(l - top);
-                make_key(key[i], logit, !bias ? l : (scores == SIGMOID_TOPK ? sigmoid(l) : l) + bias[e], e);
-            }
-            keep_best<MOST>(best, key);
-        }
-        __syncwarp();                                       // before the chunk is overwritten
+// A lane's token so far: its best experts, and of all its logits the maximum and the sum of exp(logit - max).
+template<class Key, int MOST> struct TopK { Key best[MOST]; real max, sum; };
+// Takes MOST more experts, from number `first` on, whose logits are at x.
+template<class Key, int MOST> __device__ static inline void take_experts(TopK<Key, MOST> &t, const floatX *x, int first,
+        const real *bias, Scores scores, int E) {
+    Pack<VECTOR> v[MOST / VECTOR];
+    Key key[MOST];
+    real top = t.max;
+    #pragma unroll
+    for (int i = 0; i < MOST / VECTOR; i++) v[i] = load_vec(x + i * VECTOR);
+    #pragma unroll
+    for (int i = 0; i < MOST; i++) if (first + i < E) top = fmaxf(top, R(v[i / VECTOR].x[i % VECTOR]));
+    t.sum *= __expf(t.max - top);
+    t.max = top;
+    #pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        const int e = first + i;
+        const floatX logit = v[i / VECTOR].x[i % VECTOR];
+        const real l = R(logit);
+        key[i] = 0;
+        if (e >= E) continue;
+        t.sum += __expf(l - top);
+        make_key(key[i], logit, !bias ? l : (scores >= SIGMOID_TOPK ? sigmoid(l) : l) + bias[e], e);
     }
-
-    const real l = max + logf(sum);
-    real w[MOST], high = -INFINITY, kept = 0;
+    keep_best<MOST>(t.best, key);
+}
+// expert, weight (32,K) in shared memory: the lane's row. x: the token's logits, if it exists; those of the chosen experts are read
+// again. lse: of its logits.
+template<class Key, int MOST> __device__ static inline void weigh_best(int *expert, real *weight, const Key *best, const floatX *x,
+        bool exists, real lse, Scores scores, int K) {
+    const int lane = threadIdx.x;
+    real w[MOST], top = -INFINITY, kept = 0;
     int e[MOST];
-    auto value = [&](int chosen) {                          // its logit is read again
-        const real v = lane < tokens ? R(logits[(first + lane) * E + chosen]) : 0;
-        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
-    };
     #pragma unroll
     for (int k = 0; k < MOST; k++) if (k < K) {
         e[k] = key_expert((unsigned)best[k]);
-        high = fmaxf(high, w[k] = value(e[k]));
+        top = fmaxf(top, w[k] = weight_logit(exists ? R(x[e[k]]) : 0, scores));
     }
-    if (scores == SOFTMAX_TOPK) high = l;
+    if (!SUMS_TO_ONE(scores)) top = scores == SOFTMAX_TOPK ? lse : 0;
     #pragma unroll
-    for (int k = 0; k < MOST; k++) if (k < K) kept += w[k] = expf(w[k] - high);
-    if (scores == SOFTMAX_TOPK) kept = 1;
-
+    for (int k = 0; k < MOST; k++) if (k < K) kept += w[k] = expf(w[k] - top);
+    if (!SUMS_TO_ONE(scores)) kept = 1;
     cp_async_wait<0>();
     __syncwarp();                                           // nothing arrives in the chunks any more
-    int  *const e_of = (int *)chunks[threadIdx.y][0][0];     // through shared memory, or lanes would write K apart
-    real *const w_of = (real *)(e_of + 32 * MOST);
-    static_assert(64 * MOST * sizeof(int) <= sizeof chunks[0], "choices fit where the chunks were");
     #pragma unroll
-    for (int k = 0; k < MOST; k++) if (k < K) { e_of[lane * K + k] = e[k]; w_of[lane * K + k] = w[k] / kept; }
+    for (int k = 0; k < MOST; k++) if (k < K) { expert[lane * K + k] = e[k]; weight[lane * K + k] = w[k] / kept; }
     __syncwarp();
+}
+// 9 blocks per multiprocessor: without a bound the compiler spills 4 bytes of the largest form.
+template<class Key, int MOST> static __global__ void __launch_bounds__(32 * ROUTER_WARPS, 9) router_many_kernel(int *expert,
+        real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int N, int E, int K) {
+    __shared__ alignas(16) floatX chunks[ROUTER_WARPS][2][32][CHUNK_ROW];
+    const int lane = threadIdx.x;
+    const size_t first = ((size_t)blockIdx.x * ROUTER_WARPS + threadIdx.y) * 32;
+    if (first >= N) return;
+    const int tokens = N - first < 32 ? (int)(N - first) : 32;
+    auto copy_chunk = [&](int from) {                       // of experts `from` and following
+        enum { PACKS = CHUNK / VECTOR };
+        for (int i = lane; i < 32 * PACKS; i += 32) {
+            const int row = i / PACKS, e = i % PACKS * VECTOR;
+            const bool exists = row < tokens && from + e < E;
+            cp_async(shared_address(&chunks[threadIdx.y][from / CHUNK % 2][row][e]),
+                     logits + (exists ? (first + row) * E + from + e : 0), exists);
+        }
+        cp_async_commit();
+    };
+    TopK<Key, MOST> t = { {}, -INFINITY, 0 };
+    copy_chunk(0);
+    for (int from = 0; from < E; from += CHUNK) {
+        copy_chunk(from + CHUNK);
+        cp_async_wait<1>();
+        __syncwarp();
+        const floatX *x = chunks[threadIdx.y][from / CHUNK % 2][lane];
+        for (int at = 0; at < CHUNK && from + at < E; at += MOST) take_experts(t, x + at, from + at, bias, scores, E);
+        __syncwarp();                                       // before the chunk is overwritten
+    }
+    const real l = t.max + logf(t.sum);
+    static_assert(64 * MOST * sizeof(int) <= sizeof chunks[0], "results fit where the chunks were");
+    int  *const e_of = (int *)chunks[threadIdx.y][0][0];     // (32,K), in shared memory: stores of lanes would be K apart
+    real *const w_of = (real *)(e_of + 32 * MOST);
+    weigh_best<Key, MOST>(e_of, w_of, t.best, logits + (first + lane) * E, lane < tokens, l, scores, K);
     for (int i = lane; i < tokens * K; i += 32) {
         expert[first * K + i] = e_of[i];
         weight[first * K + i] = w_of[i];
@@ -174,12 +180,12 @@ template<class Key, int MOST> static __global__ void __launch_bounds__(32 * FEW_
 
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
         Scores scores, int forced, int N, int E, int K) {
-    enum { MANY = 2048 };                                   // tokens: enough to keep the GPU busy, 32 to a warp
+    enum { MANY = 2048 };                                   // tokens: enough to keep the GPU busy with 32 per warp
     const bool packed = sizeof(floatX) == 2 && !bias, scored = !bias || (sizeof(floatX) == 2 && scores != SOFTMAX_TOPK);
     if (N >= MANY && !forced && K <= 16 && E <= 0xffff && wide(E, logits) && scored) {
         auto kernel = packed ? K <= 8 ? router_many_kernel<unsigned, 8> : router_many_kernel<unsigned, 16>
                              : K <= 8 ? router_many_kernel<uint64_t, 8> : router_many_kernel<uint64_t, 16>;
-        LAUNCH(kernel, divide_up(N, 32 * FEW_WARPS), dim3(32, FEW_WARPS), 0, expert, weight, lse, logits, bias, scores,
+        LAUNCH(kernel, divide_up(N, 32 * ROUTER_WARPS), dim3(32, ROUTER_WARPS), 0, expert, weight, lse, logits, bias, scores,
                N, E, K);
         return;
     }
@@ -188,9 +194,9 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             expert, weight, lse, logits, bias, scores, forced, N, E, K);
 }
 
-// A row of threads per token: the gradients of balance and z loss for all experts, then those of the weights on top
-// for the chosen ones, a lane each: they are different experts. balance and zloss come with their constant
-// factors. Rows past the last token do its work again and store nothing. Moves 2*N*E floatX.
+// A row of threads has a token. The gradients of balance and z loss are computed for all experts, then those of the weights are
+// added for the chosen ones, one lane each: no expert is chosen twice. balance and zloss include their constant factors. Rows
+// past the last token repeat its work and store nothing. Moves 2*N*E floatX.
 static __global__ void router_backward_kernel(floatX *dlogits, const real *dweight, const real *weight,
         const real *lse, const int *expert, const int *first, const floatX *logits, const int *load_of, real balance,
         real zloss, Scores scores, int N, int E, int K) {
@@ -208,9 +214,9 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     for (int e = lane; e < E; e += blockDim.x) pull += p[e] * (real)load_of[e];
     for (int k = lane; k < count; k += blockDim.x) dot += w[k] * dw[k];
     pull = row_sum(pull);
-    dot = row_sum(dot);
+    dot = scores == SIGMOID_EACH ? 0 : row_sum(dot);
     for (int e = lane; e < E; e += blockDim.x) {            // from here on p[e] is the gradient
-        const bool sigmoids = scores == SIGMOID_TOPK;
+        const bool sigmoids = scores >= SIGMOID_TOPK;
         const real slope = sigmoids ? p[e] * sigmoid(-R(x[e])) : p[e], softmax = sigmoids ? expf(R(x[e]) - l) : p[e];
         real d = balance * ((real)load_of[e] - pull) * slope + zloss * l * softmax;
         if (scores == SOFTMAX_TOPK) d -= p[e] * dot;
@@ -220,7 +226,7 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     for (int k = lane; k < count; k += blockDim.x) {
         const int e = chosen[k];
         p[e] += scores == SOFTMAX_TOPK ? w[k] * dw[k]
-              : scores == SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
+              : scores >= SIGMOID_TOPK ? w[k] * (dw[k] - dot) * sigmoid(-R(x[e]))
               :                          w[k] * (dw[k] - dot);
     }
     __syncwarp();
@@ -245,8 +251,7 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
 
 // ---- losses and bias --------------------------------------------------------------------------------------
 
-// A row of threads takes every so-many-th token; what a token adds is a float, the sums are doubles. partial
-// (2,blocks).
+// A row of threads has every (rows of the grid)-th token. A token's addend is a float, sums are doubles. partial (2,blocks).
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
         const int *load_of, Scores scores, int N, int E) {
     extern __shared__ real shared_p[];                      // (rows,pitch)
@@ -286,59 +291,35 @@ static void router_losses(real *loss, const floatX *logits, const real *lse, con
             N ? E / ((double)K * N * tokens) : 0, N ? 1.0 / N : 0);
 }
 
-// One block. load < mean is load * E < sum, in whole numbers: there is nothing to round.
-static __global__ void router_bias_kernel(real *bias, const int *load_of, real rate, int E) {
+// One block. load < mean is load * E < sum in integers, so nothing is rounded.
+static __global__ void router_bias_kernel(real *bias, const int *load_of, real rate, int relative, int E) {
     long long sum = 0;
     for (int e = threadIdx.x; e < E; e += 1024) sum += load_of[e];
     sum = block_sum<32>(sum);
     for (int e = threadIdx.x; e < E; e += 1024) {
         const long long here = (long long)load_of[e] * E;
-        bias[e] += here < sum ? rate : here > sum ? -rate : 0;
+        if (relative) bias[e] += sum ? rate * (1 - (real)here / (real)sum) : 0;
+        else bias[e] += here < sum ? rate : here > sum ? -rate : 0;
     }
 }
-static void router_bias(real *bias, const int *load, float rate, int E) {
-    LAUNCH(router_bias_kernel, 1, 1024, 0, bias, load, rate, E);
+static void router_bias(real *bias, const int *load, float rate, int relative, int E) {
+    LAUNCH(router_bias_kernel, 1, 1024, 0, bias, load, rate, relative, E);
 }
 
-// ---- combine: a token's output is the weighted sum of what its experts said -------------------------------
+// ---- combine: a token's output is the weighted sum of its experts' results --------------------------------
 
-// Adds COUNT rows to a sum, from `slot` on. All their loads are under way at once.
-template<int W, int COUNT> __device__ static void add_rows(real *sum, const floatX *inp, const real *weight,
-        const int *row_of_slot, size_t slot, int C) {
-    size_t row[COUNT];
-    real w[COUNT];
-    Pack<W> x[COUNT];
-    #pragma unroll
-    for (int k = 0; k < COUNT; k++) row[k] = row_of_slot ? row_of_slot[slot + k] : slot + k;
-    #pragma unroll
-    for (int k = 0; k < COUNT; k++) w[k] = weight ? weight[slot + k] : 1;
-    #pragma unroll
-    for (int k = 0; k < COUNT; k++) x[k] = load<W>(inp + row[k] * C);
-    #pragma unroll
-    for (int k = 0; k < COUNT; k++) for (int i = 0; i < W; i++) sum[i] += w[k] * R(x[k].x[i]);
-}
-// A block is a rectangle of tokens and units of W columns; a thread gathers its columns of the token's K rows
-// and adds them up in float. Gathering needs no atomics, and nothing but the result is written. row_of_slot
-// NULL: the rows are in the order of slots. first: the plan's. Moves (K+1)*N*C elements.
+// A block has several tokens; a thread gathers W columns of a token's rows and adds them in float. Gathering needs no atomics, and
+// nothing but the result is written. Moves (K+1)*N*C elements.
 template<int W> static __global__ void combine_kernel(floatX *out, const floatX *inp, const real *weight,
-        const floatX *bias, const int *row_of_slot, const int *first, int N, int K, int C) {
+        const floatX *bias, TokenRows rows, int N, int C) {
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) return;
-    const size_t slot = first ? first[n] : n*K;
-    if (first) K = first[n + 1] - (int)slot;
+    const Slots slots = slots_of(rows, n);
     for (int c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-        real sum[W] = {};
-        if (bias) {
-            const Pack<W> b = load<W>(bias + c);
-            for (int i = 0; i < W; i++) sum[i] = R(b.x[i]);
-        }
-        int k = 0;
-        for (; k + 4 <= K; k += 4) add_rows<W, 4>(sum, inp + c, weight, row_of_slot, slot + k, C);
-        if (k + 2 <= K)          { add_rows<W, 2>(sum, inp + c, weight, row_of_slot, slot + k, C); k += 2; }
-        if (k < K)                 add_rows<W, 1>(sum, inp + c, weight, row_of_slot, slot + k, C);
-        Pack<W> to;
-        for (int i = 0; i < W; i++) to.x[i] = X(sum[i]);
-        store(out + n*C + c, to);
+        Reals<W> sum = {};
+        if (bias) sum = unpack(load<W>(bias + c));
+        add_rows<W, 4>(sum.x, inp + c, weight, rows, slots, C);
+        store(out + n*C + c, pack(sum));
     }
 }
 static void combine_forward(floatX *out, const floatX *inp, const real *weight, const floatX *bias,
@@ -346,8 +327,8 @@ static void combine_forward(floatX *out, const floatX *inp, const real *weight, 
     const bool w = wide(C, out, inp, bias);
     const dim3 block = rectangle(w ? C / VECTOR : C);
     auto kernel = w ? combine_kernel<VECTOR> : combine_kernel<1>;
-    LAUNCH(kernel, divide_up(plan->N, block.y), block, 0, out, inp, weight, bias,
-            rows == GROUPED ? plan->row_of_slot : NULL, plan->first, plan->N, plan->K, C);
+    const TokenRows t = { rows == GROUPED ? plan->row_of_slot : NULL, plan->first, plan->K };
+    LAUNCH(kernel, divide_up(plan->N, block.y), block, 0, out, inp, weight, bias, t, plan->N, C);
 }
 
 PART(route) {

@@ -1,39 +1,16 @@
-// route.cuh: how a warp chooses the experts of a token, for route.cu and few.cu.
+// route.cuh: how a warp chooses the experts of a token and weighs them (router_forward, route_round, decode_in), and the order of
+// floats as integers (sample).
 #pragma once
 #include "impl.cuh"
+#include "kernels/round.h"
 
 __device__ static inline real sigmoid(real x) { return 1 / (1 + expf(-x)); }
 __device__ static inline real log_sigmoid(real x) { return x < 0 ? x - log1pf(expf(x)) : -log1pf(expf(-x)); }
 
 // Unsigned integers in the order of the floats; 0 is below all of them.
 __device__ static inline unsigned ordered(real x) {
-    const unsigned bits = __float_as_uint(x + 0.0f);        // -0 becomes +0: they are equal
-    const unsigned image = bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-    return image ? image : 1;
-}
-typedef struct { unsigned score, logit, expert; } Best;
-// The best of a lane's experts that are not taken. Experts come in ascending order, so of equal ones the
-// lower stays.
-__device__ static Best best_of_lane(const unsigned *score, const floatX *x, int E) {
-    Best best = { 0, 0, ALL };
-    #pragma unroll 1
-    for (int e = threadIdx.x % 32; e < E; e += 32) {
-        if (score[e] < best.score || !score[e]) continue;
-        const unsigned logit = ordered(R(x[e]));
-        if (score[e] > best.score || logit > best.logit) best = { score[e], logit, (unsigned)e };
-    }
-    return best;
-}
-
-// The lanes with the best: by score, then logit. With one expert to a lane the lowest of them has the answer.
-__device__ static inline unsigned best_of_warp(Best best) {
-    const unsigned top = __reduce_max_sync(ALL, best.score);
-    unsigned those = __ballot_sync(ALL, best.score == top);
-    if (those & (those - 1)) {                              // several lanes have that score
-        const unsigned logit = __reduce_max_sync(ALL, best.score == top ? best.logit : 0);
-        those = __ballot_sync(ALL, best.score == top && best.logit == logit);
-    }
-    return those;
+    const unsigned bits = ordered_bits(x);
+    return bits ? bits : 1;
 }
 
 // log sum exp of the logits x (E), by a warp.
@@ -47,32 +24,85 @@ __device__ static inline real log_sum(const floatX *x, int E) {
     for (int e = lane; e < E; e += 32) sum += expf(R(x[e]) - max);
     return max + logf(warp_sum(sum));
 }
-// What experts are compared by: of the one with logit v. l: the logits' log sum exp, for SOFTMAX_TOPK.
-__device__ static inline unsigned score_expert(real v, const real *bias, int e, Scores scores, real l) {
-    if (!bias) return ordered(v);
-    return ordered((scores == SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias[e]);
+
+// ---- the best K experts of a token, by a warp ---------------------------------------------------------------------------------
+//
+// Lane l has experts l, l + 32, ... and proposes the best of them that is not chosen yet: the one with the largest score, of equal
+// ones with the larger logit, then the lower id. score 0: the lane has none.
+typedef struct { unsigned score, logit, expert; } Candidate;
+
+// By which experts are compared: the score of one with logit v, or, without a bias, the logit itself, which is in the same order.
+// l: log_sum, for SOFTMAX_TOPK.
+__device__ static inline unsigned biased_score(real v, real bias, Scores scores, real l) {
+    return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias);
 }
-// The weights w (K) of the chosen experts, by a warp.
+// E <= 32: a lane has one expert at most, with logit v.
+__device__ static inline Candidate only_candidate(real v, const real *bias, Scores scores, real l, int E) {
+    const unsigned e = threadIdx.x % 32, logit = ordered(v);
+    if (e >= E) return { 0, 0, e };
+    return { bias ? biased_score(v, bias[e], scores, l) : logit, logit, e };
+}
+// score (E): 0 where an expert is chosen. A lane's experts come in ascending order, so of equal ones the lower stays.
+__device__ static Candidate next_candidate(const unsigned *score, const floatX *x, int E) {
+    Candidate best = { 0, 0, ALL };
+    #pragma unroll 1
+    for (int e = threadIdx.x % 32; e < E; e += 32) {
+        if (score[e] < best.score || !score[e]) continue;
+        const unsigned logit = ordered(R(x[e]));
+        if (score[e] > best.score || logit > best.logit) best = { score[e], logit, (unsigned)e };
+    }
+    return best;
+}
+// The lanes with the best candidate, by score and logit. If a lane has one expert, the lowest of these lanes has the best one.
+__device__ static inline unsigned best_lanes(Candidate mine) {
+    const unsigned top = __reduce_max_sync(ALL, mine.score);
+    unsigned lanes = __ballot_sync(ALL, mine.score == top);
+    if (lanes & (lanes - 1)) {                              // several lanes have that score
+        const unsigned logit = __reduce_max_sync(ALL, mine.score == top ? mine.logit : 0);
+        lanes = __ballot_sync(ALL, mine.score == top && mine.logit == logit);
+    }
+    return lanes;
+}
+// found(k, e) for k = 0 .. count-1: e is the k-th best expert. many: E > 32; only then score (E), shared memory of the warp, and
+// the logits x are used.
+template <bool many, class Found> __device__ static inline void
+top_experts(Candidate mine, unsigned *score, const floatX *x, int E, int count, Found found) {
+    const int lane = threadIdx.x % 32;
+    #pragma unroll 1
+    for (int k = 0; k < count; k++) {
+        const unsigned lanes = best_lanes(mine);
+        int e = __ffs(lanes) - 1;
+        if (many) e = (int)__reduce_min_sync(ALL, lanes >> lane & 1 ? mine.expert : ALL);
+        found(k, e);
+        if (lane != (many ? e % 32 : e)) continue;
+        mine.score = 0;
+        if (many) {
+            score[e] = 0;
+            mine = next_candidate(score, x, E);
+        }
+    }
+}
+
+// The weights of the chosen experts are a softmax of these over the chosen, for SOFTMAX_TOPK over all; for SIGMOID_EACH their
+// exponentials. v: a logit.
+__device__ static inline real weight_logit(real v, Scores scores) { return scores >= SIGMOID_TOPK ? log_sigmoid(v) : v; }
+
+// The weights w (K) of the chosen experts.
 __device__ static inline void weigh_experts(real *w, const int *chosen, const floatX *x, Scores scores, real l, int K) {
     const int lane = threadIdx.x % 32;
-    auto value = [&](int k) {
-        const real v = R(x[chosen[k]]);
-        return scores == SIGMOID_TOPK ? log_sigmoid(v) : v;
-    };
+    auto value = [&](int k) { return weight_logit(R(x[chosen[k]]), scores); };
     real top = -INFINITY, kept = 0;
     #pragma unroll 1
     for (int k = lane; k < K; k += 32) top = fmaxf(top, value(k));
-    top = scores == SOFTMAX_TOPK ? l : warp_max(top);
+    top = scores == SOFTMAX_TOPK ? l : scores == SIGMOID_EACH ? 0 : warp_max(top);
     #pragma unroll 1
     for (int k = lane; k < K; k += 32) kept += w[k] = expf(value(k) - top);
     kept = warp_sum(kept);
-    if (scores != SOFTMAX_TOPK) for (int k = lane; k < K; k += 32) w[k] /= kept;
+    if (SUMS_TO_ONE(scores)) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
-// From the logits x (E) of token n. K times: every lane names its best, the warp finds the best of those by score, then
-// logit, then lower id, and its owner strikes it out and looks for its next. Without a bias scores are in the order of
-// the logits, and those are compared. chosen, w (K), *lse (or NULL): results. score (E): shared memory
-// of the warp, which it needs for more than 32 experts.
+// From the logits x (E) of token n: chosen, w (K) and, if not NULL, *lse. forced: as router_forward. score (E): shared memory of
+// the warp, used for more than 32 experts.
 __device__ static inline void choose_experts(int *chosen, real *w, real *lse, const floatX *x, const real *bias,
         unsigned *score, Scores scores, int forced, size_t n, int E, int K) {
     const int lane = threadIdx.x % 32;
@@ -80,31 +110,16 @@ __device__ static inline void choose_experts(int *chosen, real *w, real *lse, co
     if (lse || scores == SOFTMAX_TOPK) l = log_sum(x, E);
     if (lse && lane == 0) *lse = l;
 
+    auto store = [&](int k, int e) { if (lane == 0) chosen[k] = e; };
     if (forced)
         #pragma unroll 1
         for (int k = lane; k < K; k += 32) chosen[k] = (int)((n*K + k) % E);
+    else if (E <= 32)
+        top_experts<false>(only_candidate(lane < E ? R(x[lane]) : 0, bias, scores, l, E), NULL, NULL, E, K, store);
     else {
-        auto score_of = [&](int e) { return score_expert(R(x[e]), bias, e, scores, l); };
-        Best best = { 0, 0, (unsigned)lane };
-        if (E > 32) {
-            #pragma unroll 1
-            for (int e = lane; e < E; e += 32) score[e] = score_of(e);
-            best = best_of_lane(score, x, E);
-        } else if (lane < E) best = { score_of(lane), ordered(R(x[lane])), (unsigned)lane };
         #pragma unroll 1
-        for (int k = 0; k < K; k++) {
-            const unsigned those = best_of_warp(best);
-            const bool mine = those >> lane & 1;
-            unsigned e = those ? __ffs(those) - 1 : 0;
-            if (E > 32) e = __reduce_min_sync(ALL, mine ? best.expert : ALL);
-            if (lane == 0) chosen[k] = (int)e;
-            if (lane != e % 32) continue;
-            best.score = 0;
-            if (E > 32) {
-                score[e] = 0;
-                best = best_of_lane(score, x, E);
-            }
-        }
+        for (int e = lane; e < E; e += 32) score[e] = bias ? biased_score(R(x[e]), bias[e], scores, l) : ordered(R(x[e]));
+        top_experts<true>(next_candidate(score, x, E), score, x, E, K, store);
     }
     __syncwarp();                                           // chosen is there for all lanes
     weigh_experts(w, chosen, x, scores, l, K);

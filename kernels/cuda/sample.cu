@@ -1,15 +1,14 @@
-// sample.cu: the next token from its logits, without leaving the GPU. What is kept and what is drawn stands in
-// kernels/cpu/sample.c.
+// sample.cu: the next token from its logits, without leaving the GPU.
 //
-// "In descending order" asks for a sort of the vocabulary, and it takes none. Both questions, where the kept tokens end and
-// which of them is drawn, are: in a sequence of numbers with masses, which is the first at which their sum reaches a target?
-// A histogram of the highest digit of those numbers says which digit it has; a histogram of the next digit, of those
-// numbers only, says which that is; and so on. The number of a token is its logit, the largest first, and then its id, so
-// that no two are equal; without limits it is the id alone, and the order of ids does as well.
+// "In descending order" asks for a sort of the vocabulary, but none is needed. Where the kept tokens end and which of them is
+// drawn are both searches: given numbers with masses, which is the smallest number at which the prefix sum of masses reaches a
+// target? A histogram over the highest digit of the numbers gives that digit; a histogram over the next digit, of the numbers
+// with the digits found so far, gives the next; and so on. A token's number is its logit, the largest first, and then its id,
+// so that no two are equal. Without limits it is the id alone: the order of ids is as good as any.
 //
-// A mass is the probability relative to the largest, times 2^40, as a whole number: sums of whole numbers are exact, in
-// whatever order blocks come to add to a histogram. The probability is a double, so that this and the CPU's sampler, which
-// adds in another order, draw the same token but once in a billion times.
+// A mass is the probability relative to the largest, times 2^40, as an integer: sums of integers are exact, in whatever order
+// blocks add to a histogram. The probability is a double, so that this and the CPU's sampler, which adds in another order, draw
+// different tokens only once in a billion draws.
 #include "ptx.cuh"
 #include "route.cuh"
 #include "kernels/random.h"
@@ -18,15 +17,15 @@ typedef unsigned long long u64;
 enum {
     THREADS = 256, EACH = 4, CHUNK = THREADS * EACH,        // tokens of a block
     DIGIT = 11, BINS = 1 << DIGIT, PER_THREAD = BINS / THREADS,
-    GROUP = 64                                              // sequences that are done together
+    GROUP = 64                                              // sequences per launch
 };
 struct Histogram { u64 mass[BINS]; unsigned count[BINS]; };
 struct Search {                                             // of one sequence
-    u64 all, target, before;                                // mass of all tokens; to be reached; of lower numbers
-    u64 prefix;                                             // the digits found
-    unsigned most, passed;                                  // tokens to be kept at most; those of lower numbers
+    u64 all, target, before;                                // mass: of all tokens; to be reached; of numbers below the prefix
+    u64 prefix;                                             // the digits found so far
+    unsigned most, passed;                                  // tokens: kept at most; with numbers below the prefix
     float max;
-    int best, decided;                                      // the most likely token; 1: it is the answer
+    int best, decided;                                      // the most likely token; 1: it is the result
 };
 struct Top { float logit; int token; };                     // a block's largest
 
@@ -39,30 +38,18 @@ struct Task {
     const uint64_t *key;
     const int *position;
     Sampler s;
-    int V, used, sorted, id_bits, bits, passes;             // bits: of a number
+    int V, used, sorted, id_bits, bits, passes;             // bits: of a number; sorted: it begins with the logit
 };
-// Where in a block's CHUNK thread `threadIdx.x` finds its j-th token: lanes far apart, for in a histogram of ids neighbours
-// would add to one bin, one after the other.
+// The j-th token of this thread. Lanes are far apart in the block's CHUNK, because in a histogram over ids neighbours would add
+// to the same bin, one after the other.
 __device__ static inline int token_at(int j) {
     return blockIdx.x * CHUNK + threadIdx.x % 32 * (CHUNK / 32) + j * (THREADS / 32) + threadIdx.x / 32;
 }
 __device__ static inline int shift_after(const Task &t, int level) { return max(t.bits - DIGIT * (level + 1), 0); }
 
-static __device__ unsigned arrivals[GROUP];                 // blocks that are done with a pass; 0 between launches
+static __device__ unsigned arrivals[GROUP];                 // of a sequence: blocks that are done with a pass; 0 between launches
 
-// Is this the last block of its sequence to come here? Then it sees what all the others have written.
-__device__ static bool last_block(void) {
-    __shared__ int last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&arrivals[blockIdx.y], 1) == gridDim.x - 1;
-    __syncthreads();
-    if (last && threadIdx.x == 0) arrivals[blockIdx.y] = 0;
-    __threadfence();
-    return last;
-}
-
-// The larger of two, of equal ones the lower id; token -1: none.
+// The one with the larger logit, of equal ones with the lower id; token -1: none.
 __device__ static inline Top better(Top a, Top b) {
     return a.token < 0 || (b.token >= 0 && (b.logit > a.logit || (b.logit == a.logit && b.token < a.token))) ? b : a;
 }
@@ -76,7 +63,7 @@ __device__ static Top best_of_block(Top mine) {
     return mine;
 }
 
-// The largest logit: of each block, then by the last block of all; which also clears the histograms, with the others.
+// The largest logit of each block; the last block finds the largest of all. All blocks clear the histograms.
 static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     const int n = blockIdx.y;
     let_next_start();
@@ -94,7 +81,7 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
         }
     mine = best_of_block(mine);
     if (threadIdx.x == 0) t.tops[(size_t)n * gridDim.x + blockIdx.x] = mine;
-    if (!last_block()) return;
+    if (!last_block(&arrivals[blockIdx.y], gridDim.x)) return;
     mine = { 0, -1 };
     for (int b = threadIdx.x; b < gridDim.x; b += THREADS) mine = better(mine, t.tops[(size_t)n * gridDim.x + b]);
     __syncthreads();
@@ -109,22 +96,17 @@ static __global__ __launch_bounds__(THREADS) void find_max(const Task t) {
     if (s.decided) t.token[n] = s.best;
 }
 
-// The first digit, of `width` bits, at which before + the sum of its bins reaches the target, or the tokens are as many as
-// may be; by a whole block. Goes there: `before`, `passed` and `prefix` follow. *reached: the mass with that digit.
-__device__ static void follow(Search *s, u64 *reached, const Histogram &h, int width) {
+// By a whole block: the first value of the next digit, of `width` bits, with which the prefix sum reaches the target or `most`
+// tokens are passed. Updates before, passed and prefix. *reached: the prefix sum with it.
+__device__ static void find_digit(Search *s, u64 *reached, const Histogram &h, int width) {
     __shared__ u64 mass_of_warp[THREADS / 32];
     __shared__ unsigned count_of_warp[THREADS / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = threadIdx.x * PER_THREAD;
     u64 mass = 0;
     unsigned count = 0;
     for (int b = 0; b < PER_THREAD; b++) { mass += h.mass[first + b]; count += h.count[first + b]; }
-    u64 mass_to = mass;
-    unsigned count_to = count;
-    for (int d = 1; d < 32; d *= 2) {
-        const u64 m = __shfl_up_sync(ALL, mass_to, d);
-        const unsigned c = __shfl_up_sync(ALL, count_to, d);
-        if (lane >= d) { mass_to += m; count_to += c; }
-    }
+    const u64 mass_to = warp_scan(mass);
+    const unsigned count_to = warp_scan(count);
     if (lane == 31) { mass_of_warp[warp] = mass_to; count_of_warp[warp] = count_to; }
     const Search was = *s;
     __syncthreads();
@@ -134,7 +116,7 @@ __device__ static void follow(Search *s, u64 *reached, const Histogram &h, int w
         if (w < warp) { before += mass_of_warp[w]; passed += count_of_warp[w]; }
         all += mass_of_warp[w];
     }
-    const u64 target = min(was.target, all);                // limits that cut nothing
+    const u64 target = min(was.target, all);                // where a limit cuts nothing off
     for (int b = 0; b < PER_THREAD; b++) {
         const u64 to = before + h.mass[first + b];
         const unsigned taken = passed + h.count[first + b];
@@ -150,7 +132,7 @@ __device__ static void follow(Search *s, u64 *reached, const Histogram &h, int w
     __syncthreads();
 }
 
-// Begins the second walk, to the token that is drawn from a mass `kept`.
+// Begins the second search, for the token that is drawn from a mass `kept`.
 __device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
     const u64 at = (u64)(random_uniform(t.key[n], (uint64_t)t.position[n] + 1) * (double)kept);
     s->target = min(at, kept - 1) + 1;
@@ -159,23 +141,13 @@ __device__ static void draw(Search *s, const Task &t, int n, u64 kept) {
     s->passed = 0;
 }
 
-// One digit of one walk: a histogram of the tokens whose higher digits are those found so far; the last block then finds this
-// digit. Reads the logits, which are in L2.
-static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, int level, bool drawing) {
-    __shared__ unsigned low[BINS], high[BINS], counts[BINS];        // masses in parts of 20 bits, which a block adds up to 30
-    __shared__ Search s;
-    __shared__ u64 reached;
-    const int n = blockIdx.y;
-    let_next_start();
-    for (int b = threadIdx.x; b < BINS; b += THREADS) low[b] = high[b] = counts[b] = 0;
-    wait_for_previous();
-    if (threadIdx.x == 0) s = t.search[n];
-    __syncthreads();
-    if (s.decided) return;
-
-    const int shift = shift_after(t, level), above = level ? shift_after(t, level - 1) : t.bits, width = above - shift;
+// A block's histogram. Masses are added in halves of 20 bits: a block's sum of each has at most 30.
+struct Bins { unsigned low[BINS], high[BINS], counts[BINS]; };
+// Adds this thread's tokens whose higher digits, those above bit `above`, are the prefix. Returns their mass.
+__device__ static u64 count_tokens(Bins &bins, const Task &t, const Search &s, int n, int level, int shift, int above) {
     const double colder = 1 / (double)t.s.temperature;
-    u64 mine = 0;
+    const int width = above - shift;
+    u64 sum = 0;
     float logit[EACH];
     for (int j = 0; j < EACH; j++) logit[j] = token_at(j) < t.used ? R(t.logits[(size_t)n * t.V + token_at(j)]) : NAN;
     for (int j = 0; j < EACH; j++) {
@@ -185,27 +157,46 @@ static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, i
         if (x != x || (level && number >> above != s.prefix)) continue;
         const double p = exp(((double)x - (double)s.max) * colder);
         const u64 mass = (u64)(p * (double)((u64)1 << 40) + 0.5);
-        mine += mass;
+        sum += mass;
         if (!mass || p < (double)t.s.min_p) continue;
         const unsigned digit = (unsigned)(number >> shift) & ((1u << width) - 1);
-        atomicAdd(&low[digit], (unsigned)mass & 0xfffff);
-        atomicAdd(&high[digit], (unsigned)(mass >> 20));
-        if (s.most < ALL) atomicAdd(&counts[digit], 1);
+        atomicAdd(&bins.low[digit], (unsigned)mass & 0xfffff);
+        atomicAdd(&bins.high[digit], (unsigned)(mass >> 20));
+        if (s.most < ALL) atomicAdd(&bins.counts[digit], 1);
     }
+    return sum;
+}
+
+// One digit of one search: a histogram of the tokens with the digits found so far, in which the last block finds the next digit.
+// Reads the logits, which are in L2.
+static __global__ __launch_bounds__(THREADS) void search_digit(const Task t, int pass, int level, bool drawing) {
+    __shared__ Bins bins;
+    __shared__ Search s;
+    __shared__ u64 reached;
+    const int n = blockIdx.y;
+    let_next_start();
+    for (int b = threadIdx.x; b < BINS; b += THREADS) bins.low[b] = bins.high[b] = bins.counts[b] = 0;
+    wait_for_previous();
+    if (threadIdx.x == 0) s = t.search[n];
+    __syncthreads();
+    if (s.decided) return;
+
+    const int shift = shift_after(t, level), above = level ? shift_after(t, level - 1) : t.bits;
+    u64 mass = count_tokens(bins, t, s, n, level, shift, above);
     __syncthreads();
     Histogram &h = t.histograms[n * t.passes + pass];
     for (int b = threadIdx.x; b < BINS; b += THREADS)
-        if (low[b] | high[b]) {
-            atomicAdd(&h.mass[b], low[b] + ((u64)high[b] << 20));
-            if (counts[b]) atomicAdd(&h.count[b], counts[b]);
+        if (bins.low[b] | bins.high[b]) {
+            atomicAdd(&h.mass[b], bins.low[b] + ((u64)bins.high[b] << 20));
+            if (bins.counts[b]) atomicAdd(&h.count[b], bins.counts[b]);
         }
     if (!level) {
-        mine = block_sum<THREADS / 32>(mine);
-        if (threadIdx.x == 0) atomicAdd(&t.search[n].all, mine);
+        mass = block_sum<THREADS / 32>(mass);
+        if (threadIdx.x == 0) atomicAdd(&t.search[n].all, mass);
     }
-    if (!last_block()) return;
+    if (!last_block(&arrivals[blockIdx.y], gridDim.x)) return;
 
-    if (!level) {                                           // what is to be reached is known only now
+    if (!level) {                                           // the target is known only now
         u64 sum = 0;
         for (int b = threadIdx.x; b < BINS; b += THREADS) sum += h.mass[b];
         sum = block_sum<THREADS / 32>(sum);
@@ -215,11 +206,11 @@ static __global__ __launch_bounds__(THREADS) void walk(const Task t, int pass, i
         }
         __syncthreads();
     }
-    follow(&s, &reached, h, width);
+    find_digit(&s, &reached, h, above - shift);
     if (shift == 0 && !drawing) {
         if (threadIdx.x == 0) draw(&s, t, n, reached);
         __syncthreads();
-        follow(&s, &reached, t.histograms[n * t.passes], DIGIT);
+        find_digit(&s, &reached, t.histograms[n * t.passes], DIGIT);
     }
     if (threadIdx.x) return;
     t.search[n] = s;
@@ -247,7 +238,7 @@ static void sample(OUT int *token, const floatX *logits, const uint64_t *key, co
         LAUNCH_EARLY(find_max, grid, THREADS, 0, t);
         for (int pass = 0; pass < t.passes; pass++) {
             const bool drawing = !limits || pass >= levels;
-            if (pass != levels || !limits) LAUNCH_EARLY(walk, grid, THREADS, 0, t, pass, pass % levels, drawing);
+            if (pass != levels || !limits) LAUNCH_EARLY(search_digit, grid, THREADS, 0, t, pass, pass % levels, drawing);
         }
     }
 }

@@ -1,22 +1,22 @@
-// sort.cu: see sort.cuh. The n elements are cut into tiles of consecutive ones, and each tile has a warp:
-//     count    how many of each digit a tile has: table[digit][tile]
-//     scan     each row of that table to the sums of what is before; and the row's own sum
-//     place    where a digit begins is the sum of the digits before. Each warp goes through its tile in order and puts
-//              every element at the next place of its digit
-// Within a warp, lanes with equal digits find each other by one vote per bit, and rank by lane. The only atomic
-// additions are those of whole numbers while counting: no order changes their sum.
+// sort.cu: see sort.cuh. The n elements are cut into tiles of consecutive elements, one per warp:
+//     count      how many elements of each digit a tile has: table[digit][tile]
+//     scan       prefix sums of each row of that table, and each row's sum
+//     scatter    where a digit begins is the sum over the lower digits. Each warp goes through its tile in order and stores every
+//                element at the next position of its digit
+// Within a warp, lanes with equal digits find each other by one vote per bit, and are ranked by lane. The only atomic additions
+// are of integers, while counting: their order does not matter.
 #include "sort.cuh"
 
-enum { GROUP = 4 };                                         // loads of a lane under way
+enum { GROUP = 4 };                                         // loads of a lane in flight
 enum { SCAN_THREADS = 256, SCAN_EACH = 4, MOST_TILES = SCAN_THREADS * SCAN_EACH };
 
-static size_t tile_size(size_t n) {                         // what a warp loads at once, or a multiple
+static size_t tile_size(size_t n) {                         // a multiple of what a warp loads at once
     const size_t size = divide_up(divide_up(n, MOST_TILES), 32 * GROUP) * 32 * GROUP;
     return size ? size : 32 * GROUP;
 }
 static size_t tile_count(size_t n) { return n ? divide_up(n, tile_size(n)) : 1; }
 
-// The digits of 32*GROUP elements from `at` on; -1 past the end. item: which elements they are.
+// The digits of 32*GROUP elements from `at` on, and their numbers (item); -1 past the end.
 __device__ static void read_digits(int *digit, int *item, const int *key, const int *from, int end, int at,
         int buckets, int shift) {
     #pragma unroll
@@ -29,7 +29,7 @@ __device__ static void read_digits(int *digit, int *item, const int *key, const 
         digit[i] = item[i] < 0 ? -1 : (int)(((unsigned)key[item[i]] >> shift) % (unsigned)buckets);
 }
 
-// A block's tiles are neighbours, so that it writes a piece of each row of the table.
+// A block has consecutive tiles, so that it writes consecutive parts of the table's rows.
 static __global__ void count_kernel(int *table, const int *key, const int *from, int n, int buckets,
         int shift, int tile, int tiles) {
     extern __shared__ int counts[];                         // (warps,buckets)
@@ -77,13 +77,13 @@ __device__ static unsigned same_digit(int digit, int bits) {
     }
     return same;
 }
-static __global__ void place_kernel(Sorted to, const int *table, const int *sums, const int *key,
+static __global__ void scatter_kernel(Sorted to, const int *table, const int *sums, const int *key,
         const int *from, int n, int buckets, int bits, int shift, int tile, int tiles) {
     extern __shared__ int nexts[];                          // (warps,buckets)
     const int first = blockIdx.x * blockDim.y, t = first + threadIdx.y, lane = threadIdx.x, warps = blockDim.y;
     int begin = 0, total;
-    for (int some = 0; some < buckets; some += 32 * warps) {        // where digits begin, and this block's part of them
-        const int d = some + threadIdx.y * 32 + lane, count = d < buckets ? sums[d] : 0;
+    for (int from_digit = 0; from_digit < buckets; from_digit += 32 * warps) {  // where digits begin, and this block's part of them
+        const int d = from_digit + threadIdx.y * 32 + lane, count = d < buckets ? sums[d] : 0;
         const int start = begin + block_scan(count, &total);
         begin += total;
         if (d >= buckets) continue;
@@ -106,12 +106,12 @@ static __global__ void place_kernel(Sorted to, const int *table, const int *sums
         #pragma unroll
         for (int i = 0; i < GROUP; i++) {
             const int rank = __popc(same[i] & ((1u << lane) - 1)), at_next = digit[i] < 0 ? 0 : next[digit[i]] + rank;
-            __syncwarp();                                   // all have read before one writes
+            __syncwarp();                                   // all lanes have read before one writes
             if (digit[i] >= 0) {
                 if (rank == 0) next[digit[i]] = at_next + __popc(same[i]);
                 if (to.order) to.order[at_next] = item[i];
                 if (to.owner) to.owner[at_next] = item[i] / to.each;
-                if (to.place) to.place[at + 32*i + lane] = at_next;
+                if (to.rank) to.rank[at + 32*i + lane] = at_next;
             }
             __syncwarp();
         }
@@ -128,5 +128,5 @@ void   DEVICE(sort)(Sorted to, const int *key, const int *from, int n, int bucke
     while (1 << bits < buckets) bits++;
     LAUNCH(count_kernel, grid, dim3(32, warps), shared, table, key, from, n, buckets, shift, tile, tiles);
     LAUNCH(scan_kernel, buckets, SCAN_THREADS, 0, table, sums, tiles);
-    LAUNCH(place_kernel, grid, dim3(32, warps), shared, to, table, sums, key, from, n, buckets, bits, shift, tile, tiles);
+    LAUNCH(scatter_kernel, grid, dim3(32, warps), shared, to, table, sums, key, from, n, buckets, bits, shift, tile, tiles);
 }

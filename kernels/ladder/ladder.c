@@ -1,4 +1,4 @@
-/* ladder.c: the rungs, from the ground up. */
+/* ladder.c: the rungs, from the lowest. */
 #include "ladder.h"
 #include <stddef.h>
 
@@ -7,17 +7,17 @@
 #define LINEAR_OF(device, file, idea) { "parallel_linear_forward", file, idea, NULL, NULL, device }
 #define ATTEND_OF(device, file, idea) { "attention_forward", file, idea, NULL, NULL, device }
 static const Rung rungs[] = {
-    LINEAR(parallel_linear_naive, "ladder/parallel_linear/1_naive.cu", "a thread for each number of out"),
+    LINEAR(parallel_linear_naive, "ladder/parallel_linear/1_naive.cu", "one thread for each element of out"),
     LINEAR(parallel_linear_tiled, "ladder/parallel_linear/2_tiled.cu", "tiles in shared memory and registers"),
     LINEAR(parallel_linear_tensor_cores, "ladder/parallel_linear/3_tensor_cores.cu", "mma: a warp multiplies matrices"),
-    LINEAR(parallel_linear_pipelined, "ladder/parallel_linear/4_pipelined.cu", "cp.async: copy ahead while multiplying"),
+    LINEAR(parallel_linear_pipelined, "ladder/parallel_linear/4_pipelined.cu", "cp.async: copies run while tiles are multiplied"),
     LINEAR_OF("cuda-bf16-portable", "cuda/matmul.cu", "operands in registers a step ahead; swizzle; order of tiles"),
-    LINEAR_OF("cuda-bf16", "cuda/hopper.cu", "on sm_90: wgmma and bulk copies, a warp that only copies"),
+    LINEAR_OF("cuda-bf16", "cuda/hopper/rows.cu", "on sm_90: wgmma and bulk copies, a warpgroup that only copies"),
     ATTEND(attention_naive, "ladder/attention/1_naive.cu", "the formula, scores in memory"),
-    ATTEND(attention_tiled, "ladder/attention/2_tiled.cu", "softmax as the keys pass: no scores in memory"),
+    ATTEND(attention_tiled, "ladder/attention/2_tiled.cu", "softmax while keys stream past: no scores in memory"),
     ATTEND(attention_tensor_cores, "ladder/attention/3_tensor_cores.cu", "mma for both products, weights in registers"),
     ATTEND_OF("cuda-bf16-portable", "cuda/attention.cu", "query heads packed, cp.async, longest tiles first"),
-    ATTEND_OF("cuda-bf16", "cuda/attention_hopper.cu", "on sm_90: wgmma and bulk copies"),
+    ATTEND_OF("cuda-bf16", "cuda/hopper/attention.cu", "on sm_90: wgmma and bulk copies"),
 };
 
 const Rung *ladder_list(int i) { return i >= 0 && i < (int)(sizeof rungs / sizeof *rungs) ? &rungs[i] : NULL; }

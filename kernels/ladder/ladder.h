@@ -1,6 +1,6 @@
-/* ladder.h: how the fast kernels came about. For an operation of the Device table, a ladder of implementations, each
- * with one idea more than the one before; the last rung is what kernels/cuda/ runs. A rung takes the arguments of its
- * operation, for bf16, and is held to the same cases (run_tests ladder). README.md: the ideas; `make ladder`: the times. */
+/* ladder.h: how the fast kernels came about. For two operations of the Device table, a ladder of implementations. Each rung
+ * adds one idea to the one before; the last is what kernels/cuda/ runs. A rung has the arguments of its operation, for bf16,
+ * and must pass the same cases (run_tests ladder). README.md has the ideas; `make ladder` measures the times. */
 #ifndef LADDER_H
 #define LADDER_H
 #include "kernels/kernels.h"
@@ -25,14 +25,14 @@ typedef struct {
     const char *op, *file, *idea;           /* op: the field of Device */
     PARALLEL_LINEAR((*parallel_linear));    /* one of the two, */
     ATTENTION((*attention));
-    const char *device;                     /* or what this device does */
+    const char *device;                     /* or this device's own implementation */
 } Rung;
 
-const Rung *ladder_list(int i);             /* the i-th rung, an operation's in order; NULL past the end */
+const Rung *ladder_list(int i);             /* the i-th rung, grouped by operation, in order; NULL past the end */
 Device ladder_device(const Device *base, const Rung *rung);     /* base, with this rung for its operation */
 
-/* The ceiling of ParallelLinear: base (cuda-bf16), with products by cuBLASLt of E equal parts of grouped rows, one strided
- * batch. It takes rows as they come, so its results mean nothing unless routing is balanced and everything sorted: it is
- * there to be timed. 0: the library is not there. */
+/* An upper limit for ParallelLinear, for timing only: base (cuda-bf16) with products by cuBLASLt as one strided batch of E equal
+ * groups of rows. It neither gathers rows nor reads the plan, so its results are wrong unless routing is balanced and all rows
+ * are sorted. 0: the library is missing. */
 int ladder_uniform(Device *d, const Device *base);
 #endif

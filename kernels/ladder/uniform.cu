@@ -1,4 +1,4 @@
-// uniform.cu: see ladder_uniform in ladder.h. Matrices are by columns here: out^T = weight inp^T, expert by expert.
+// uniform.cu: see ladder_uniform in ladder.h. cuBLAS matrices are column-major: out^T = weight inp^T for each expert.
 #include "kernels/cuda/dense.cuh"
 extern "C" {
 #include "kernels/compound.h"
@@ -26,11 +26,11 @@ static void backward_weight(void *dweight, const floatX *dout, const floatX *inp
 
 int ladder_uniform(Device *d, const Device *base) {
     enum { M = 64 };
-    floatX *x = (floatX *)base->alloc(4 * M * M * sizeof(floatX));          // a small one, to see whether it can
-    const bool there = x && dense_product(x, false, false, x + 2 * M * M, false, x + 3 * M * M, false, M, M, M / 2, 2);
+    floatX *x = (floatX *)base->alloc(4 * M * M * sizeof(floatX));          // a small product, to see whether the library works
+    const bool works = x && dense_product(x, false, false, x + 2 * M * M, false, x + 3 * M * M, false, M, M, M / 2, 2);
     base->sync();
     if (x) base->release(x);
-    if (!there) return 0;
+    if (!works) return 0;
     *d = *base;
     d->name = "cuBLASLt";
     d->parallel_linear_forward = forward;

@@ -22,7 +22,7 @@ int error_set(Error *e, const char *format, ...) {
     return 0;
 }
 
-/* Several ranks may fail at once: the first speaks. The others' threads may be anywhere, so nothing is torn down. */
+/* If several ranks fail at once, the first one reports. Other threads keep running, so nothing is torn down. */
 _Noreturn void fail(int code, const char *format, ...) {
     static atomic_flag ending = ATOMIC_FLAG_INIT;
     va_list args;
@@ -51,12 +51,12 @@ void warn(const char *format, ...) {
 
 void *mem_alloc(size_t bytes) {
     void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) fail(EXIT_MEMORY, "out of host memory: %zu bytes could not be had", bytes);
+    if (!p) fail(EXIT_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);
     return p;
 }
 void *mem_grow(void *p, size_t bytes) {
     p = realloc(p, bytes ? bytes : 1);
-    if (!p) fail(EXIT_MEMORY, "out of host memory: %zu bytes could not be had", bytes);
+    if (!p) fail(EXIT_MEMORY, "out of host memory: cannot allocate %zu bytes", bytes);
     return p;
 }
 char *text_format(const char *format, ...) {
@@ -91,9 +91,9 @@ char *file_read(const char *path, size_t *bytes, Error *e) {
     if (!S_ISREG(s.st_mode)) { error_set(e, "%s: not a regular file", path); fclose(f); return NULL; }
     size_t size = (size_t)s.st_size;
     char *data = malloc(size + 1);
-    if (!data) error_set(e, "%s: no memory for its %zu bytes", path, size);
+    if (!data) error_set(e, "%s: cannot allocate memory for its %zu bytes", path, size);
     else if (fread(data, 1, size, f) != size) {
-        error_set(e, "%s: could not read all of its %zu bytes", path, size);
+        error_set(e, "%s: cannot read all of its %zu bytes", path, size);
         free(data);
         data = NULL;
     }
@@ -110,7 +110,7 @@ int folder_sync(const char *path) {
     return ok;
 }
 
-/* The folder part of a path, in a new string: "." when there is none. */
+/* The folder part of a path, in a new string; "." if there is none. */
 static char *folder_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? text_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : text_format(".");
@@ -156,7 +156,7 @@ uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) {
 }
 
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
-    static uint32_t table[8][256];                       /* slicing by eight: table[k] advances a byte past k more */
+    static uint32_t table[8][256];                       /* slicing by eight: table[k][b] is the CRC of b and k zero bytes */
     const unsigned char *p = data;
     if (!table[0][1]) {
         for (uint32_t i = 0; i < 256; i++) {

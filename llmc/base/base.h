@@ -1,8 +1,7 @@
-/* base.h: what every file of llmc/ and both programs share: ending with a reason, memory, time, whole files.
+/* base.h: used by every file of llmc/ and both programs: errors, memory, time, whole files, checksums.
  *
- * Errors. A library file reports a problem by returning 0 or NULL and filling an Error; whoever knows what the user
- * asked for calls fail(), which says what was found, what was expected and what to
- * do, and exits with the code below. */
+ * Errors. A library function reports a problem by returning 0 or NULL and filling an Error. The caller that knows what
+ * the user asked for calls fail(), with a message that says what was found, what was expected and what to do. */
 #ifndef BASE_H
 #define BASE_H
 #include <stddef.h>
@@ -19,12 +18,11 @@ enum {                                  /* exit codes of both programs */
 #endif
 
 typedef struct { char text[1024]; } Error;
-/* always 0, so that a parser can `return error_set(...)` */
-int  error_set(Error *e, const char *format, ...) PRINTF(2, 3);
+int  error_set(Error *e, const char *format, ...) PRINTF(2, 3);      /* always 0, for `return error_set(...)` */
 
-_Noreturn void fail(int code, const char *format, ...) PRINTF(2, 3); /* "error: ..." on stderr, then exit(code) */
-void  warn(const char *format, ...) PRINTF(1, 2);        /* "warning: ..." on stderr, and in the log if one is open */
-void  warn_hook(void (*also)(const char *text));                     /* where else warnings go; NULL: nowhere */
+_Noreturn void fail(int code, const char *format, ...) PRINTF(2, 3); /* "error: ..." on stderr, then _exit(code) */
+void  warn(const char *format, ...) PRINTF(1, 2);                    /* "warning: ..." on stderr, and to the hook */
+void  warn_hook(void (*also)(const char *text));                     /* receives warnings, too; NULL: none */
 
 void *mem_alloc(size_t bytes);                                       /* zeroed; fails with EXIT_MEMORY */
 void *mem_grow(void *p, size_t bytes);                               /* realloc; fails with EXIT_MEMORY */
@@ -32,16 +30,14 @@ char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new st
 
 double now(void);                                                    /* seconds, monotonic */
 
-/* Files. `path` of file_write is replaced as a whole or not at all: temporary name,
- * fsync, rename, fsync of the folder. */
-char *file_read(const char *path, size_t *bytes, Error *e);  /* whole file and a final NUL; NULL on error; free() it */
+/* Files. file_write replaces `path` as a whole or not at all: temporary name, fsync, rename, fsync of the folder. */
+char *file_read(const char *path, size_t *bytes, Error *e);          /* the whole file, then a NUL; NULL on error; free() it */
 int   file_write(const char *path, const void *data, size_t bytes, Error *e);
-int   folder_make(const char *path, Error *e);               /* mkdir -p; an existing folder is fine */
-int   folder_sync(const char *path);                         /* fsync: a rename inside it survives a power loss */
+int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */
+int   folder_sync(const char *path);                                 /* fsync: renames inside it survive a power loss */
 int   is_folder(const char *path);
 int   is_file(const char *path);
 
-/* FNV-1a over 8-byte words: fingerprints, not security */
-uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);
+uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);  /* FNV-1a over 8-byte words: not for security */
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */
 #endif

@@ -1,7 +1,7 @@
 /* json.c: see json.h.
  *
- * The parser copies the text once and unescapes strings where they stand, as no escape is shorter than what it means.
- * Values are cut from blocks that double in size. Open containers wait on a stack of fixed depth: nothing recurses. */
+ * The parser copies the text once and unescapes strings in place: no escape is shorter than its meaning. Values are
+ * allocated in blocks that double in size. Open containers are kept on a stack of fixed depth; there is no recursion. */
 #define _POSIX_C_SOURCE 200809L
 #include "json.h"
 #include "text.h"
@@ -16,7 +16,7 @@ struct Json { char *text; Block *blocks; const JsonValue *root; };
 
 typedef struct {
     Json *json;
-    const char *original;               /* for the line number of an error */
+    const char *original;               /* the text before unescaping, to count lines for errors */
     char *at, *end;
     Error *e;
 } Parser;
@@ -58,7 +58,7 @@ static int hex4(const char *s, uint32_t *value) {
     return 1;
 }
 
-/* After a backslash: writes what the escape means at *to and moves both on. */
+/* After a backslash: writes the meaning of the escape at *to and advances both. */
 static int escape(Parser *p, char **to) {
     static const char letters[] = "\"\\/bfnrt", meanings[] = "\"\\/\b\f\n\r\t";
     const char *found = *p->at ? strchr(letters, *p->at) : NULL;
@@ -130,22 +130,22 @@ static int by_key(const void *a, const void *b) {
     return order ? order : (x->key_length > y->key_length) - (x->key_length < y->key_length);
 }
 
-/* When an object closes: sorts its members, which shows duplicates and makes json_get fast. A few need no index. */
+/* At the end of an object: sorts its members, to find duplicate keys and to make json_get fast. A small object keeps no index. */
 static int index_members(Parser *p, JsonValue *object) {
-    enum { FEW = 8 };
-    const JsonValue *few[FEW], **sorted = object->length > FEW ? arena(p->json,
-        object->length * sizeof *sorted) : few;
+    enum { SMALL = 8 };
+    const JsonValue *small[SMALL];
+    const JsonValue **sorted = object->length > SMALL ? arena(p->json, object->length * sizeof *sorted) : small;
     size_t n = 0;
     for (const JsonValue *v = object->is.children.first; v; v = v->next) sorted[n++] = v;
     qsort(sorted, n, sizeof *sorted, by_key);
     for (size_t i = 1; i < n; i++)
         if (by_key(sorted + i - 1, sorted + i) == 0)
             return error_set(p->e, "the key \"%.200s\" appears twice in one object", sorted[i]->key);
-    if (sorted != few) object->is.children.sorted = sorted;
+    if (sorted != small) object->is.children.sorted = sorted;
     return 1;
 }
 
-/* A value that is not a container is read whole, of a container only the opening bracket. */
+/* Reads a whole value, or the opening bracket of a container. */
 static int value(Parser *p, JsonValue *v) {
     static const struct { const char *word; size_t bytes; JsonType type; int64_t is; } words[] = {
         { "null", 4, JSON_NULL, 0 }, { "true", 4, JSON_BOOL, 1 }, { "false", 5, JSON_BOOL, 0 },

@@ -2,8 +2,8 @@
  *
  * A document becomes a tree of JsonValue that lives until json_free. Strict means RFC 8259 and nothing else: valid
  * UTF-8, paired surrogates, no duplicate keys, no leading zeros, nothing after the value, at most JSON_DEPTH levels.
- * Time is linear in the text (n log n in the keys of one object), the stack is constant. Integers of 64 bits are
- * exact; other numbers are doubles and must be finite. Neither reading nor writing looks at the locale. */
+ * Time is linear in the text (n log n in the keys of one object), stack use is constant. Integers of 64 bits are exact;
+ * other numbers are doubles and must be finite. The locale has no influence. */
 #ifndef JSON_H
 #define JSON_H
 #include "base.h"
@@ -14,16 +14,16 @@ typedef struct Json Json;
 typedef struct JsonValue {
     JsonType type;
     uint32_t key_length;
-    const char *key;                    /* of a member of an object, NUL at the end; else NULL */
+    const char *key;                    /* of a member of an object, NUL-terminated; else NULL */
     const struct JsonValue *next;       /* the next element or member; NULL after the last */
     size_t length;                      /* bytes of a string, elements of an array, members of an object */
     union {
         int64_t integer;                /* JSON_INT, JSON_BOOL */
         double number;                  /* JSON_DOUBLE */
-        const char *string;             /* JSON_STRING: NUL at the end, but \u0000 is legal inside */
+        const char *string;             /* JSON_STRING: NUL-terminated, but \u0000 is legal inside */
         struct {
-            const struct JsonValue *first;              /* as written */
-            const struct JsonValue *const *sorted;      /* members by key, if there are many */
+            const struct JsonValue *first;              /* in the order of the text */
+            const struct JsonValue *const *sorted;      /* members by key, if there are many; else NULL */
         } children;
     } is;
 } JsonValue;
@@ -35,11 +35,11 @@ const JsonValue *json_root(const Json *json);
 /* All of these accept NULL and values of another type, so that lookups can be chained:
  *   for (const JsonValue *v = json_first(json_get(root, "shape")); v; v = v->next) ... json_int(v, -1) ... */
 const JsonValue *json_first(const JsonValue *container);
-const JsonValue *json_get(const JsonValue *object, const char *key);                    /* NULL if it is not there */
-const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes);     /* the same for any bytes */
+const JsonValue *json_get(const JsonValue *object, const char *key);                    /* NULL if it is missing */
+const JsonValue *json_find(const JsonValue *object, const char *key, size_t bytes);     /* a key that may contain NUL */
 int         json_is(const JsonValue *v, JsonType type);
 int64_t     json_int(const JsonValue *v, int64_t otherwise);
-double      json_double(const JsonValue *v, double otherwise);                          /* of integers too */
+double      json_double(const JsonValue *v, double otherwise);                          /* accepts integers, too */
 int         json_bool(const JsonValue *v, int otherwise);
-const char *json_string(const JsonValue *v, const char *otherwise);           /* otherwise, too, if a NUL is inside */
+const char *json_string(const JsonValue *v, const char *otherwise);     /* `otherwise` also if the string contains NUL */
 #endif

@@ -1,5 +1,5 @@
-/* random.h: random numbers as a function of (key, index): what is drawn for sample 17 of step 4 is the same whoever
- * asks, in whatever order. The bits come from kernels/random.h. */
+/* random.h: random numbers as a function of (key, index): the number drawn for sample 17 of step 4 does not depend on the
+ * rank, the thread or the order. The bits come from kernels/random.h. */
 #ifndef RANDOM_H
 #define RANDOM_H
 #include <math.h>

@@ -10,15 +10,15 @@
 
 /* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
-/* How many bytes a lead byte announces, and the least and largest second byte (which exclude overlong forms,
- * surrogates and what lies above U+10FFFF). 0 if it leads nothing. */
+/* The length of a character that begins with byte c, and the range of its second byte, which excludes overlong forms,
+ * surrogates and codes above U+10FFFF. 0 if no character begins with c. */
 static size_t lead(unsigned char c, unsigned char *low, unsigned char *high) {
     *low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
     *high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
     return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }
 
-/* How many of the first bytes are right, and in *length how many there should be. */
+/* How many bytes of the first character are valid; *length: how many it should have. */
 static size_t prefix(const char *text, size_t bytes, size_t *length) {
     const unsigned char *s = (const unsigned char *)text;
     unsigned char low, high;
@@ -62,7 +62,7 @@ size_t utf8_complete(const char *text, size_t bytes) {
 }
 
 /* ---- the locale ---------------------------------------------------------------------------------------------------
- * printf and strtod write and expect the decimal point of the thread's locale: switch to "C" around them. */
+ * printf and strtod use the decimal point of the thread's locale: switch to "C" around them. */
 
 static locale_t locale_enter(void) {
     static _Thread_local locale_t c;
@@ -79,14 +79,14 @@ double text_strtod(const char *text, char **end) {
 
 /* ---- the builder ------------------------------------------------------------------------------------------------- */
 
-static void text_room(Text *t, size_t bytes) {
-    if (t->capacity - t->length > bytes) return;                            /* one more for the NUL */
+static void text_reserve(Text *t, size_t bytes) {
+    if (t->capacity - t->length > bytes) return;                            /* one byte more, for the NUL */
     t->capacity = 2 * t->capacity + bytes + 64;
     t->at = mem_grow(t->at, t->capacity);
 }
 
 void text_add_bytes(Text *t, const void *data, size_t bytes) {
-    text_room(t, bytes);
+    text_reserve(t, bytes);
     if (bytes) memcpy(t->at + t->length, data, bytes);
     t->length += bytes;
     t->at[t->length] = 0;
@@ -100,7 +100,7 @@ void text_add(Text *t, const char *format, ...) {
     va_copy(again, args);
     int n = vsnprintf(NULL, 0, format, args);
     if (n < 0) n = 0;
-    text_room(t, (size_t)n);
+    text_reserve(t, (size_t)n);
     vsnprintf(t->at + t->length, (size_t)n + 1, format, again);
     t->length += (size_t)n;
     va_end(again);

@@ -1,47 +1,11 @@
-/* tokenizer.c: see tokenizer.h. In the order of use: normalization, cutting into
- * words, merging, encoding; then loading.
+/* tokenizer.c: see tokenizer.h. Normalization, merging, encoding, decoding; files are read in tokenizer_json.c.
  *
- * Byte-level files write bytes as characters: the 188 printable ones of Latin-1 stand for themselves, the other 68, in
- * order, for U+0100 and up. That map is undone once, when the file is loaded; from then on symbols are plain bytes. */
-#define _POSIX_C_SOURCE 200809L
-#include "tokenizer.h"
+ * A text goes through these steps: added tokens are taken out; the rest is normalized, cut into words, each word into
+ * symbols (bytes or characters), and neighbouring symbols are merged in the order of the file's list. */
+#include "tokenizer_impl.h"
 #include "unicode.h"
-#include "llmc/base/text.h"
-#include "llmc/base/json.h"
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define COUNT(a) (sizeof (a) / sizeof *(a))
-#define UNDERLINE "\xE2\x96\x81"        /* U+2581, SentencePiece's space */
-
-typedef struct { const char *at; size_t bytes; } Slice;
-typedef struct { uint64_t pair; int rank, id; } Merge;                  /* pair: left id << 32 | right id */
-typedef struct { char *at; size_t bytes; int id, normalized; Slice content; } Added;   /* `at` is what is looked for */
-typedef struct Step Step;
-struct Step {
-    size_t (*next)(const Step *step, const char *s, size_t n);          /* length of the first piece, n > 0 */
-    size_t limit;
-};
-enum { NEVER, FIRST, ALWAYS };
-
-struct Tokenizer {
-    char *json; size_t json_bytes;
-    int vocab, model_vocab, bos, eos, is_bytes;
-    /* what happens to text, in this order */
-    int nfc, prepend, replace;          /* normalizers: NFC; U+2581 before it; U+2581 for spaces */
-    int metaspace, metaspace_prepend;   /* the newer spelling of the last two */
-    Step step[8]; int steps;            /* cutting into words */
-    int byte_level, ignore_merges;
-    int strip;                          /* decoding drops one space at the start */
-    /* tokens */
-    char *arena, *arena_end;
-    Slice *symbol, *piece;              /* (vocab) what merging makes, what decoding gives */
-    int *words; size_t words_mask;      /* hash table of symbols: id or -1 */
-    Merge *merges; size_t merges_mask;  /* hash table of pairs */
-    int byte_id[256];
-    Added *added; int added_count, added_start[257];    /* sorted by first byte, then longest first */
-};
 
 /* ---- normalization ------------------------------------------------------------------------------------- */
 
@@ -55,7 +19,7 @@ static void underline(const char *s, size_t n, int replace, int prepend, Text *o
 }
 
 static int normalizes(const Tokenizer *t) { return t->nfc || t->prepend || t->replace; }
-static void normalize(const Tokenizer *t, const char *s, size_t n, Text *out) {
+void tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out) {
     Text composed = { 0 };
     if (t->nfc) { unicode_nfc(&composed, s, n); s = composed.at; n = composed.length; }
     if (t->prepend || t->replace) underline(s, n, t->replace, t->prepend && n, out);
@@ -63,109 +27,27 @@ static void normalize(const Tokenizer *t, const char *s, size_t n, Text *out) {
     free(composed.at);
 }
 
-/* ---- cutting into words -------------------------------------------------------------------------------------------
- * The patterns that GPT-2 and its successors use, without an engine for regular expressions: at each place the first
- * alternative that matches wins, and every character starts one, so that the words cover the text. */
+/* ---- merging -------------------------------------------------------------------------------------------
+ * The pair of lowest rank is merged first, the leftmost of equals. Candidates wait in a heap as rank << 32 | position and
+ * are checked again when they come out, so that a word of n symbols costs n log n, not n^2. */
 
-enum { END = SPACE + 1 };               /* beside the classes of characters */
-typedef struct { size_t bytes; int class; } Char;
-
-static Char look(const char *s, size_t n) {
-    uint32_t code;
-    if (!n) return (Char){ 0, END };
-    const size_t bytes = utf8_decode(s, n, &code);
-    return bytes ? (Char){ bytes, unicode_class(code) } : (Char){ 1, OTHER };
-}
-static size_t run(const char *s, size_t n, int class, size_t limit) {
-    size_t at = 0;
-    for (Char c; limit-- && (c = look(s + at, n - at)).class == class; ) at += c.bytes;
-    return at;
-}
-
-/* 's 't 're 've 'm 'll 'd; in any case, LATIN SMALL LETTER LONG S counts as s. */
-static size_t contraction(const char *s, size_t n, int any_case) {
-    static const char *const endings[] = { "s", "t", "re", "ve", "m", "ll", "d" };
-    if (!n || s[0] != '\'') return 0;
-    for (size_t i = 0; i < COUNT(endings); i++) {
-        size_t length = strlen(endings[i]), k = 0;
-        while (k < length && 1 + k < n
-               && (s[1 + k] == endings[i][k] || (any_case && s[1 + k] == endings[i][k] - 'a' + 'A'))) k++;
-        if (k == length) return 1 + length;
-    }
-    return any_case && n >= 3 && !memcmp(s + 1, "\xC5\xBF", 2) ? 3 : 0;
-}
-
-/* \s+(?!\S)|\s+ : at the end all of it; before a word all but the last character,
- * which the word may take; or the one. */
-static size_t whitespace(const char *s, size_t n) {
-    size_t at = 0, last = 0;
-    for (Char c; (c = look(s + at, n - at)).class == SPACE; at += c.bytes) last = at;
-    return at == n || !last ? at : last;
-}
-
-#define GPT2_PATTERN "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-static size_t next_gpt2(const Step *step, const char *s, size_t n) {
-    (void)step;
-    size_t k = contraction(s, n, 0), blank = s[0] == ' ';
-    if (k) return k;
-    Char c = look(s + blank, n - blank);
-    if (c.class == SPACE || c.class == END) return whitespace(s, n);
-    return blank + run(s + blank, n - blank, c.class, SIZE_MAX);
-}
-
-/* GPT-4's and its relatives: numbers of at most `limit` digits, words led by any one
- * sign, signs followed by new lines. */
-#define GPT4_PATTERN(digits) "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
-    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-static int is_line_end(char c) { return c == '\n' || c == '\r'; }
-static size_t next_gpt4(const Step *step, const char *s, size_t n) {
-    size_t k = contraction(s, n, 1), blank = s[0] == ' ';
-    if (k) return k;
-    Char c = look(s, n);
-    if (c.class == NUMBER) return run(s, n, NUMBER, step->limit);
-    k = c.class == LETTER || is_line_end(s[0]) ? 0 : c.bytes;
-    if (look(s + k, n - k).class == LETTER) return k + run(s + k, n - k, LETTER, SIZE_MAX);
-    if (look(s + blank, n - blank).class == OTHER) {
-        k = blank + run(s + blank, n - blank, OTHER, SIZE_MAX);
-        while (k < n && is_line_end(s[k])) k++;
-        return k;
-    }
-    for (k = run(s, n, SPACE, SIZE_MAX); k; k--) if (is_line_end(s[k - 1])) return k;
-    return whitespace(s, n);
-}
-
-static const struct { const char *pattern; Step step; } patterns[] = {
-    { GPT2_PATTERN,               { next_gpt2, 0 } },
-    { GPT4_PATTERN("\\p{N}"),      { next_gpt4, 1 } },      /* Qwen */
-    { GPT4_PATTERN("\\p{N}{1,3}"), { next_gpt4, 3 } },      /* GPT-4, Llama-3 */
-};
-
-static size_t next_digits(const Step *step, const char *s, size_t n) {
-    size_t at = run(s, n, NUMBER, step->limit);
-    if (!at) for (Char c; (c = look(s + at, n - at)).class != NUMBER && c.class != END; ) at += c.bytes;
-    return at;
-}
-
-static size_t next_underline(const Step *step, const char *s, size_t n) {          /* words begin with U+2581 */
-    (void)step;
-    size_t at = 1;
-    while (at < n && !(n - at >= 3 && !memcmp(s + at, UNDERLINE, 3))) at++;
-    return at;
-}
-
-/* ---- merging ------------------------------------------------------------------------------------------------------
- * Always the pair of lowest rank, the leftmost of equals. Candidates wait in a heap as rank << 32 | place and are
- * checked again when they come out, so that a word of n symbols costs n log n and not n^2. */
-
-enum { WORD_MAX = 1 << 28 };                             /* places fit an int; what is longer is cut */
+enum { WORD_MAX = 1 << 28 };                             /* positions fit an int; a longer word is cut */
 typedef struct { int id, previous, next; } Symbol;       /* id -1: merged into the one before */
+
+/* Words of up to 15 bytes and 4 tokens are kept with their tokens: a few thousand words are nine tenths of a text.
+ * A newer word replaces the older one of the same slot. */
+enum { SLOTS = 1 << 15, SLOT_IDS = 4 };
+typedef struct { uint64_t key[2]; int ids[SLOT_IDS]; } Slot;    /* key: the bytes, zeros, the length; ids end with -1 */
+
 typedef struct {
     const Tokenizer *t;
+    const char *end;                                     /* of the text that is being encoded */
     int *ids;
     size_t count, capacity;
     Symbol *symbols;
     uint64_t *heap;
-    size_t symbol_room, waiting;
+    size_t symbol_capacity, waiting;
+    Slot *slots;
 } Encoder;
 
 static void emit(Encoder *e, int id) {
@@ -176,22 +58,17 @@ static void emit(Encoder *e, int id) {
 static size_t pair_slot(uint64_t pair, size_t mask) {
     return (size_t)((pair ^ pair >> 29) * 0x9E3779B97F4A7C15u >> 20) & mask;
 }
-static Merge *merge_find(const Tokenizer *t, uint64_t pair) {        /* its entry, or the free one where it belongs */
+Merge *tokenizer_merge(const Tokenizer *t, uint64_t pair) {
     size_t i = pair_slot(pair, t->merges_mask);
     while (t->merges[i].rank >= 0 && t->merges[i].pair != pair) i = (i + 1) & t->merges_mask;
     return &t->merges[i];
 }
 
-static int word_find(const Tokenizer *t, const char *s, size_t n) {
+int tokenizer_find(const Tokenizer *t, const char *s, size_t n) {
     size_t i = (size_t)hash_bytes(0, s, n) & t->words_mask;
     for (int id; (id = t->words[i]) >= 0; i = (i + 1) & t->words_mask)
         if (t->symbol[id].bytes == n && !memcmp(t->symbol[id].at, s, n)) return id;
     return -1;
-}
-static void word_add(Tokenizer *t, int id) {
-    size_t i = (size_t)hash_bytes(0, t->symbol[id].at, t->symbol[id].bytes) & t->words_mask;
-    while (t->words[i] >= 0) i = (i + 1) & t->words_mask;
-    t->words[i] = id;
 }
 
 static void heap_push(Encoder *e, uint64_t x) {
@@ -214,7 +91,7 @@ static uint64_t heap_pop(Encoder *e) {
 static const Merge *merge_at(const Encoder *e, int at) {
     const Symbol *left = &e->symbols[at];
     if (left->id < 0 || left->next < 0) return NULL;
-    const Merge *m = merge_find(e->t, (uint64_t)left->id << 32 | (uint32_t)e->symbols[left->next].id);
+    const Merge *m = tokenizer_merge(e->t, (uint64_t)left->id << 32 | (uint32_t)e->symbols[left->next].id);
     return m->rank >= 0 ? m : NULL;
 }
 static void consider(Encoder *e, int at) {
@@ -222,27 +99,28 @@ static void consider(Encoder *e, int at) {
     if (m) heap_push(e, (uint64_t)m->rank << 32 | (uint32_t)at);
 }
 
-/* Fills the symbols a word starts with and returns how many. */
+/* Fills in the symbols that a word starts with and returns their number. */
 static int first_symbols(Encoder *e, const char *s, size_t n) {
     const Tokenizer *t = e->t;
     int count = 0;
     for (size_t at = 0, length; at < n; at += length) {
-        int id = -1;
-        length = t->byte_level ? 1 : look(s + at, n - at).bytes;
-        if (!t->byte_level) id = word_find(t, s + at, length);
+        uint32_t code;
+        length = t->byte_level ? 1 : utf8_decode(s + at, n - at, &code);
+        if (!length) length = 1;
+        int id = t->byte_level ? -1 : tokenizer_find(t, s + at, length);
         if (id >= 0) e->symbols[count++].id = id;
         else for (size_t i = 0; i < length; i++) e->symbols[count++].id = t->byte_id[(unsigned char)s[at + i]];
     }
     return count;
 }
 
-static void word(Encoder *e, const char *s, size_t n) {
-    int whole = e->t->ignore_merges ? word_find(e->t, s, n) : -1;
+static void merge_word(Encoder *e, const char *s, size_t n) {
+    int whole = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : -1;
     if (whole >= 0) { emit(e, whole); return; }
-    if (n > e->symbol_room) {
-        e->symbol_room = 2 * n;
-        e->symbols = mem_grow(e->symbols, e->symbol_room * sizeof *e->symbols);
-        e->heap = mem_grow(e->heap, 3 * e->symbol_room * sizeof *e->heap);      /* n pairs at first, two more a merge */
+    if (n > e->symbol_capacity) {
+        e->symbol_capacity = 2 * n;
+        e->symbols = mem_grow(e->symbols, e->symbol_capacity * sizeof *e->symbols);
+        e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);  /* n pairs at first, two more for each merge */
     }
     int count = first_symbols(e, s, n);
     e->waiting = 0;
@@ -255,7 +133,7 @@ static void word(Encoder *e, const char *s, size_t n) {
         uint64_t top = heap_pop(e);
         int at = (int)(uint32_t)top;
         const Merge *m = merge_at(e, at);
-        if (!m || (uint64_t)m->rank != top >> 32) continue;                     /* an older pair stood here */
+        if (!m || (uint64_t)m->rank != top >> 32) continue;                     /* stale: the pair here has changed */
         Symbol *left = &e->symbols[at], *right = &e->symbols[left->next];
         left->id = m->id;
         right->id = -1;
@@ -267,13 +145,46 @@ static void word(Encoder *e, const char *s, size_t n) {
     for (int i = count ? 0 : -1; i >= 0; i = e->symbols[i].next) emit(e, e->symbols[i].id);
 }
 
-/* ---- encoding and decoding --------------------------------------------------------------------------------------- */
+/* The bytes of a word of at most 15 bytes, then zeros, then the length: one comparison of 16 bytes says equal. */
+static void slot_key(const Encoder *e, const char *s, size_t n, uint64_t key[2]) {
+    char bytes[16] = { 0 };
+    if (e->end - s < 16) memcpy(bytes, s, n);
+    else {                                               /* 16 bytes at once, and then the rest of them cleared */
+        static const char mask[31] = { -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1 };
+        memcpy(bytes, s, 16);
+        for (int i = 0; i < 16; i++) bytes[i] &= mask[15 - n + (size_t)i];
+    }
+    bytes[15] = (char)n;
+    memcpy(key, bytes, 16);
+}
 
-static void cut(Encoder *e, int step, const char *s, size_t n) {
+static void word(Encoder *e, const char *s, size_t n) {
+    uint64_t key[2];
+    if (n > 15) { merge_word(e, s, n); return; }
+    slot_key(e, s, n, key);
+    const uint64_t mixed = (key[0] ^ key[1] * 0xC2B2AE3D27D4EB4Fu) * 0x9E3779B97F4A7C15u;
+    Slot *slot = &e->slots[(mixed ^ mixed >> 32) % SLOTS];
+    if (slot->key[0] != key[0] || slot->key[1] != key[1]) {
+        const size_t first = e->count;
+        merge_word(e, s, n);
+        const size_t made = e->count - first;
+        if (made > SLOT_IDS) return;
+        *slot = (Slot){ { key[0], key[1] }, { -1, -1, -1, -1 } };
+        memcpy(slot->ids, e->ids + first, made * sizeof *e->ids);
+        return;
+    }
+    for (int i = 0; i < SLOT_IDS && slot->ids[i] >= 0; i++) emit(e, slot->ids[i]);
+}
+
+/* ---- encoding and decoding ----------------------------------------------------------------------------- */
+
+/* Cuts s by the scanners from number `scanner` on, and encodes the words. */
+static void cut(Encoder *e, int scanner, const char *s, size_t n) {
     const Tokenizer *t = e->t;
     for (size_t length; n; s += length, n -= length) {
-        length = step < t->steps ? t->step[step].next(&t->step[step], s, n) : n < WORD_MAX ? n : WORD_MAX;
-        if (step < t->steps) cut(e, step + 1, s, length);
+        length = scanner < t->scanners ? t->scanner[scanner].next(&t->scanner[scanner], s, n)
+               : n < WORD_MAX ? n : WORD_MAX;
+        if (scanner < t->scanners - 1 || length > WORD_MAX) cut(e, scanner + 1, s, length);
         else word(e, s, length);
     }
 }
@@ -287,25 +198,30 @@ static const Added *added_match(const Tokenizer *t, const char *s, size_t n, int
     return NULL;
 }
 
-/* Added tokens are taken out first, those of the raw text before normalization, the others after it; what stands
- * between them is encoded. first: s is the start of the whole text. */
-static void stretches(Encoder *e, const char *s, size_t n, int normalized, int first);
+/* Added tokens are taken out first: those of the raw text before normalization, the others after it. The text between
+ * them is encoded. first: s is the start of the whole text. */
+static void encode(Encoder *e, const char *s, size_t n, int normalized, int first);
 
 static void between(Encoder *e, const char *s, size_t n, int normalized, int first) {
     const Tokenizer *t = e->t;
     Text changed = { 0 };
-    if (!normalized && normalizes(t)) { normalize(t, s, n, &changed); s = changed.at; n = changed.length; }
-    if (!normalized) stretches(e, s, n, 1, first);
-    else if (t->metaspace) {
-        int led = s[0] == ' ' || (n >= 3 && !memcmp(s, UNDERLINE, 3));
-        underline(s, n, 1, !led && (t->metaspace_prepend == ALWAYS || (t->metaspace_prepend == FIRST && first)),
-                  &changed);
-        cut(e, 0, changed.at, changed.length);
-    } else cut(e, 0, s, n);
+    if (!normalized) {
+        if (normalizes(t)) { tokenizer_normalize(t, s, n, &changed); s = changed.at; n = changed.length; }
+        encode(e, s, n, 1, first);
+    } else {
+        if (t->metaspace) {
+            int led = s[0] == ' ' || (n >= 3 && !memcmp(s, UNDERLINE, 3));
+            underline(s, n, 1, !led && (t->metaspace_prepend == ALWAYS || (t->metaspace_prepend == FIRST && first)),
+                      &changed);
+            s = changed.at; n = changed.length;
+        }
+        e->end = s + n;
+        cut(e, 0, s, n);
+    }
     free(changed.at);
 }
 
-static void stretches(Encoder *e, const char *s, size_t n, int normalized, int first) {
+static void encode(Encoder *e, const char *s, size_t n, int normalized, int first) {
     size_t from = 0;
     for (size_t at = 0; at < n; ) {
         const Added *a = added_match(e->t, s + at, n - at, normalized);
@@ -317,13 +233,82 @@ static void stretches(Encoder *e, const char *s, size_t n, int normalized, int f
     if (n > from) between(e, s + from, n - from, normalized, first && !from);
 }
 
+static Encoder encoder_begin(const Tokenizer *t) {
+    return (Encoder){ .t = t, .slots = mem_alloc(SLOTS * sizeof(Slot)) };
+}
+static void encoder_end(Encoder *e) {
+    free(e->slots);
+    free(e->symbols);
+    free(e->heap);
+}
+
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids) {
-    Encoder e = { .t = t };
-    stretches(&e, text, bytes, 0, 1);
-    free(e.symbols);
-    free(e.heap);
+    Encoder e = encoder_begin(t);
+    encode(&e, text, bytes, 0, 1);
+    encoder_end(&e);
     *ids = e.ids ? e.ids : mem_alloc(sizeof **ids);
     return e.count;
+}
+
+/* May documents be cut where documents_jobs cuts them? Words must end there, and no added token may extend over it. */
+static int is_divisible(const Tokenizer *t) {
+    int ends = 0;
+    for (int i = 0; i < t->scanners; i++) ends |= pretokenizer_ends_before_space(&t->scanner[i]);
+    for (int i = 0; i < t->added_count; i++)
+        for (size_t k = 1; k < t->added[i].bytes; k++) ends &= t->added[i].at[k] != ' ' && t->added[i].at[k] != '\n';
+    return ends && t->byte_level;
+}
+
+/* The ids of a job, each `width` bytes wide. */
+static void *encode_job(Encoder *e, const Job *job, int end, int width, size_t *count) {
+    e->count = 0;
+    for (size_t i = 0; i < job->count; i++) {
+        int last;
+        const Document piece = job_piece(job, i, &last);
+        encode(e, piece.at, piece.bytes, 0, 1);
+        if (last && end >= 0) emit(e, end);
+    }
+    void *ids = mem_alloc(e->count * (size_t)width);
+    for (size_t i = 0; i < e->count; i++)
+        if (width == 2) ((uint16_t *)ids)[i] = (uint16_t)e->ids[i];
+        else ((uint32_t *)ids)[i] = (uint32_t)e->ids[i];
+    *count = e->count;
+    return ids;
+}
+
+int tokenizer_width(const Tokenizer *t) { return t->vocab <= 1 << 16 ? 2 : 4; }
+
+size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
+                                  void **ids) {
+    const int width = tokenizer_width(t);
+    Job *jobs;
+    const int64_t n = (int64_t)documents_jobs(documents, count, is_divisible(t), &jobs);
+    struct { void *ids; size_t count, at; } *done = mem_alloc((size_t)n * sizeof *done);
+    size_t all = 0;
+#ifdef _OPENMP
+    #pragma omp parallel
+#endif
+    {
+        Encoder e = encoder_begin(t);
+#ifdef _OPENMP
+        #pragma omp for schedule(dynamic)
+#endif
+        for (int64_t i = 0; i < n; i++) {
+            done[i].ids = encode_job(&e, &jobs[i], end, width, &done[i].count);
+            meter_add(meter, (int64_t)jobs[i].bytes);
+        }
+        encoder_end(&e);
+        free(e.ids);
+    }
+    for (int64_t i = 0; i < n; i++) { done[i].at = all; all += done[i].count; }
+    *ids = mem_alloc(all * (size_t)width);
+    for (int64_t i = 0; i < n; i++) {
+        if (done[i].count) memcpy((char *)*ids + done[i].at * (size_t)width, done[i].ids, done[i].count * (size_t)width);
+        free(done[i].ids);
+    }
+    free(done);
+    free(jobs);
+    return all;
 }
 
 const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes) {
@@ -353,410 +338,12 @@ int tokenizer_vocab(const Tokenizer *t)    { return t->vocab; }
 int tokenizer_eos(const Tokenizer *t)      { return t->eos; }
 int tokenizer_bos(const Tokenizer *t)      { return t->bos; }
 int tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
+uint64_t tokenizer_hash(const Tokenizer *t) { return hash_bytes(0, t->json, t->json_bytes); }
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes) { *bytes = t->json_bytes; return t->json; }
 
 int tokenizer_id(const Tokenizer *t, const char *piece) {
     size_t n = strlen(piece);
     for (int i = 0; i < t->added_count; i++)
         if (t->added[i].content.bytes == n && !memcmp(t->added[i].content.at, piece, n)) return t->added[i].id;
-    return word_find(t, piece, n);
-}
-
-/* ---- loading: what happens to text --------------------------------------------------------------------- */
-
-static const char *type_of(const JsonValue *v) { return json_string(json_get(v, "type"), "of unknown type"); }
-static int text_is(const JsonValue *v, const char *expected) { return !strcmp(json_string(v, ""), expected); }
-static int is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
-
-static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
-    const char *type = type_of(v);
-    if (is_null(v)) return 1;
-    if (!strcmp(type, "Sequence")) {
-        for (const JsonValue *part = json_first(json_get(v, "normalizers")); part; part = part->next)
-            if (!read_normalizer(t, part, e)) return 0;
-        return 1;
-    }
-    if (!strcmp(type, "NFC")) return t->nfc = 1;
-    if (!strcmp(type, "Prepend") && text_is(json_get(v, "prepend"), UNDERLINE) && !t->prepend) return t->prepend = 1;
-    if (!strcmp(type, "Replace") && text_is(json_get(json_get(v, "pattern"), "String"), " ")
-        && text_is(json_get(v, "content"), UNDERLINE))
-        return t->replace = 1;
-    return error_set(e, "normalizer %.80s, or one of its options, is not supported", type);
-}
-
-static int add_step(Tokenizer *t, Step step, Error *e) {
-    if (t->steps == (int)COUNT(t->step)) return error_set(e, "pre_tokenizer: more than %zu steps", COUNT(t->step));
-    t->step[t->steps++] = step;
-    return 1;
-}
-
-static int read_metaspace(Tokenizer *t, const JsonValue *v, Error *e) {
-    static const char *const schemes[] = { "never", "first", "always" };
-    const char *old = json_bool(json_get(v, "add_prefix_space"), 1) ? "always" : "never";
-    const char *scheme = json_string(json_get(v, "prepend_scheme"), old);
-    for (int i = NEVER; i <= ALWAYS; i++)
-        if (!strcmp(scheme, schemes[i]) && text_is(json_get(v, "replacement"), UNDERLINE) && !t->metaspace
-            && !t->steps) {
-            t->metaspace = 1;
-            t->metaspace_prepend = i;
-            return json_bool(json_get(v, "split"), 1) ? add_step(t, (Step){ next_underline, 0 }, e) : 1;
-        }
-    return error_set(e, "pre_tokenizer Metaspace: its options are not supported");
-}
-
-static int read_split(Tokenizer *t, const JsonValue *v, Error *e) {
-    const char *regex = json_string(json_get(json_get(v, "pattern"), "Regex"), "");
-    const char *behavior = json_string(json_get(v, "behavior"), "");
-    int invert = json_bool(json_get(v, "invert"), 0);
-    if (!(!strcmp(behavior, "Isolated") && !invert) && !(!strcmp(behavior, "Removed") && invert))
-        return error_set(e, "pre_tokenizer Split: behavior %.80s%s is not supported", behavior,
-                         invert ? " (inverted)" : "");
-    for (size_t i = 0; i < COUNT(patterns); i++)
-        if (!strcmp(regex, patterns[i].pattern)) return add_step(t, patterns[i].step, e);
-    return error_set(e, "pre_tokenizer Split: the pattern %.300s is not one of those supported "
-                        "(GPT-2, GPT-4, Qwen2)", regex);
-}
-
-static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
-    const char *type = type_of(v);
-    if (is_null(v)) return 1;
-    if (!strcmp(type, "Sequence")) {
-        for (const JsonValue *part = json_first(json_get(v, "pretokenizers")); part; part = part->next)
-            if (!read_pre_tokenizer(t, part, e)) return 0;
-        return 1;
-    }
-    if (t->byte_level) return error_set(e, "pre_tokenizer %.80s after ByteLevel is not supported", type);
-    if (!strcmp(type, "Digits"))
-        return add_step(t, (Step){ next_digits, json_bool(json_get(v, "individual_digits"), 0) ? 1 : SIZE_MAX }, e);
-    if (!strcmp(type, "Split")) return read_split(t, v, e);
-    if (!strcmp(type, "Metaspace")) return read_metaspace(t, v, e);
-    if (strcmp(type, "ByteLevel")) return error_set(e, "pre_tokenizer %.80s is not supported", type);
-    if (json_bool(json_get(v, "add_prefix_space"), 1))
-        return error_set(e, "pre_tokenizer ByteLevel: add_prefix_space is not supported");
-    t->byte_level = 1;
-    return json_bool(json_get(v, "use_regex"), 1) ? add_step(t, patterns[0].step, e) : 1;
-}
-
-static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
-    const char *type = type_of(v);
-    if (!strcmp(type, "Sequence")) {
-        for (const JsonValue *part = json_first(json_get(v, "decoders")); part; part = part->next)
-            if (!read_decoder(t, part, e)) return 0;
-        return 1;
-    }
-    if (t->byte_level && !strcmp(type, "ByteLevel")) return 1;
-    if (t->byte_level) return error_set(e, "decoder %.80s with pre_tokenizer ByteLevel is not supported", type);
-    if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse")) return 1;
-    if (!strcmp(type, "Replace") && text_is(json_get(json_get(v, "pattern"), "String"), UNDERLINE)
-        && text_is(json_get(v, "content"), " ")) return 1;
-    if (!strcmp(type, "Metaspace")) {
-        t->strip = strcmp(json_string(json_get(v, "prepend_scheme"), "always"), "never") != 0;
-        return 1;
-    }
-    if (!strcmp(type, "Strip") && text_is(json_get(v, "content"), " ") && json_int(json_get(v, "start"), -1) == 1
-        && json_int(json_get(v, "stop"), -1) == 0) return t->strip = 1;
-    return error_set(e, "decoder %.80s, or one of its options, is not supported", type);
-}
-
-/* Only what stands in front of a single text matters here; other post-processors
- * change offsets, which we do not keep. */
-static void read_post_processor(Tokenizer *t, const JsonValue *v) {
-    for (const JsonValue *part = json_first(json_get(v, "processors")); part; part = part->next)
-        read_post_processor(t, part);
-    if (strcmp(type_of(v), "TemplateProcessing")) return;
-    const char *name = json_string(json_get(json_get(json_first(json_get(v, "single")), "SpecialToken"), "id"), NULL);
-    if (name) t->bos = tokenizer_id(t, name);
-}
-
-/* ---- loading: tokens ----------------------------------------------------------------------------------- */
-
-static Slice keep(Tokenizer *t, const char *s, size_t n) {
-    Slice kept = { t->arena_end, n };
-    if (n) memcpy(t->arena_end, s, n);
-    t->arena_end += n;
-    return kept;
-}
-
-static uint32_t byte_to_code(int byte) {                 /* how byte-level files write a byte */
-    uint32_t next = 0x100;
-    for (int b = 0; b < 256; b++) {
-        int printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        if (b == byte) return printable ? (uint32_t)b : next;
-        next += !printable;
-    }
-    return 0;
-}
-/* 0 if the key has other characters than these. */
-static int bytes_of_key(const int *byte_of_code, const JsonValue *v, Text *out) {
-    for (size_t at = 0, n; at < v->key_length; at += n) {
-        uint32_t code = 0;
-        n = utf8_decode(v->key + at, v->key_length - at, &code);
-        if (!n || code >= 0x200 || byte_of_code[code] < 0) return 0;
-        char byte = (char)byte_of_code[code];
-        text_add_bytes(out, &byte, 1);
-    }
-    return 1;
-}
-
-static int byte_token(const char *s, size_t n) {         /* <0x4F> is the byte 79; -1 for all other tokens */
-    static const char digits[] = "0123456789ABCDEF";
-    if (n != 6 || memcmp(s, "<0x", 3) || s[5] != '>' || !s[3] || !s[4]) return -1;
-    const char *high = strchr(digits, s[3]), *low = strchr(digits, s[4]);
-    return high && low ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
-}
-
-static int id_free(const Tokenizer *t, const JsonValue *v, const char *name, Error *e) {
-    int64_t id = json_int(v, -1);
-    if (id < 0 || id >= t->vocab)
-        return error_set(e, "token %.100s has the id %lld, but the %d tokens need the ids from "
-                            "0 up without a gap", name, (long long)id, t->vocab);
-    return t->piece[id].at ? error_set(e, "two tokens have the id %lld; one is %.100s", (long long)id, name) : 1;
-}
-
-static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
-    int byte_of_code[0x200], ok = 1;
-    for (int i = 0; i < 0x200; i++) byte_of_code[i] = -1;
-    for (int b = 0; b < 256; b++) byte_of_code[byte_to_code(b)] = b;
-    for (const JsonValue *v = json_first(vocab); v && ok; v = v->next) {
-        if (!(ok = id_free(t, v, v->key, e))) break;
-        int id = (int)v->is.integer, byte = -1, reachable = 1;
-        Text raw = { 0 };
-        if (t->byte_level) {
-            reachable = v->key_length && bytes_of_key(byte_of_code, v, &raw);
-            t->symbol[id] = t->piece[id] = reachable ? keep(t, raw.at, raw.length) : keep(t, v->key, v->key_length);
-            if (reachable && raw.length == 1) byte = (unsigned char)raw.at[0];
-        } else {
-            t->symbol[id] = keep(t, v->key, v->key_length);
-            byte = byte_token(v->key, v->key_length);
-            char c = (char)byte;
-            for (size_t i = 0, n; i < v->key_length && byte < 0; i += n) {          /* the piece: spaces for U+2581 */
-                int space = v->key_length - i >= 3 && !memcmp(v->key + i, UNDERLINE, 3);
-                n = space ? 3 : 1;
-                text_add_bytes(&raw, space ? " " : v->key + i, 1);
-            }
-            t->piece[id] = byte < 0 ? keep(t, raw.at, raw.length) : keep(t, &c, 1);
-        }
-        if (byte >= 0) t->byte_id[byte] = id;
-        if (reachable) word_add(t, id);
-        free(raw.at);
-    }
-    for (int b = 0; b < 256 && ok; b++)
-        if (t->byte_id[b] < 0)
-            ok = error_set(e, "no token for the byte 0x%02X: text could not be encoded without loss", (unsigned)b);
-    return ok;
-}
-
-static int by_first_and_length(const void *x, const void *y) {
-    const Added *a = x, *b = y;
-    int first = (unsigned char)a->at[0] - (unsigned char)b->at[0];
-    if (first) return first;
-    if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
-    return memcmp(a->at, b->at, a->bytes);
-}
-
-static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
-    t->added = mem_alloc((list ? list->length : 0) * sizeof *t->added);
-    for (const JsonValue *v = json_first(list); v; v = v->next) {
-        const JsonValue *content = json_get(v, "content"),
-            *known = json_find(vocab, content->is.string, content->length), *number = json_get(v, "id");
-        const char *name = content->is.string;
-        static const char *const refused[] = { "single_word", "lstrip", "rstrip" };
-        for (size_t i = 0; i < COUNT(refused); i++)
-            if (json_bool(json_get(v, refused[i]), 0))
-                return error_set(e, "added token %.100s: %s is not supported", name, refused[i]);
-        if (known ? json_int(known, -1) != json_int(number, -2) : !id_free(t, number, name, e))
-            return known ? error_set(e, "added token %.100s has another id in the vocabulary", name) : 0;
-        Added *a = &t->added[t->added_count++];
-        Text wanted = { 0 };
-        *a = (Added){ .id = (int)number->is.integer, .content = keep(t, name, content->length) };
-        a->normalized = json_bool(json_get(v, "normalized"), 0);
-        t->piece[a->id] = json_bool(json_get(v, "special"), 0) ? (Slice){ "", 0 } : a->content;
-        if (!known) t->symbol[a->id] = a->content;
-        if (a->normalized) normalize(t, name, content->length, &wanted);
-        else text_add_bytes(&wanted, name, content->length);
-        a->at = wanted.at;
-        a->bytes = wanted.length;
-        if (!a->bytes) return error_set(e, "added token %d is empty", a->id);
-    }
-    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof *t->added, by_first_and_length);
-    for (int i = 1; i < t->added_count; i++)
-        if (by_first_and_length(&t->added[i - 1], &t->added[i]) == 0)
-            return error_set(e, "added token %.100s appears twice", t->added[i].at);
-    for (int i = 0; i < t->added_count; i++) t->added_start[(unsigned char)t->added[i].at[0] + 1]++;
-    for (int c = 0; c < 256; c++) t->added_start[c + 1] += t->added_start[c];
-    return 1;
-}
-
-/* A merge is written "left right" or ["left", "right"]; both parts and the whole must be tokens. */
-static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
-    int rank = 0;
-    for (const JsonValue *v = json_first(list); v; v = v->next, rank++) {
-        const JsonValue *a = json_first(v), *b = a ? a->next : NULL;
-        Slice left = { NULL, 0 }, right = { NULL, 0 };
-        if (json_is(v, JSON_STRING)) {
-            const char *space = memchr(v->is.string, ' ', v->length);
-            if (space) {
-                left = (Slice){ v->is.string, (size_t)(space - v->is.string) };
-                right = (Slice){ space + 1, v->length - left.bytes - 1 };
-            }
-        } else if (json_is(v, JSON_ARRAY) && v->length == 2 && json_is(a, JSON_STRING) && json_is(b, JSON_STRING)) {
-            left = (Slice){ a->is.string, a->length };
-            right = (Slice){ b->is.string, b->length };
-        }
-        if (!left.bytes || !right.bytes)
-            return error_set(e, "merge %d is neither \"left right\" nor [\"left\", \"right\"]", rank);
-        Text whole = { 0 };
-        text_add_bytes(&whole, left.at, left.bytes);
-        text_add_bytes(&whole, right.at, right.bytes);
-        int64_t l = json_int(json_find(vocab, left.at, left.bytes), -1),
-            r = json_int(json_find(vocab, right.at, right.bytes), -1);
-        int64_t id = json_int(json_find(vocab, whole.at, whole.length), -1);
-        free(whole.at);
-        if (l < 0 || r < 0 || id < 0)
-            return error_set(e, "merge %d, of %.80s and what follows, is not made of tokens or makes none",
-                             rank, left.at);
-        uint64_t pair = (uint64_t)l << 32 | (uint32_t)r;
-        *merge_find(t, pair) = (Merge){ pair, rank, (int)id };
-    }
-    if (!rank && !(t->byte_level && t->model_vocab == 256))
-        return error_set(e, "it has no merges, so %d tokens could never be used", t->model_vocab);
-    return 1;
-}
-
-static size_t table_size(size_t entries) {
-    size_t size = 8;
-    while (size < 2 * entries) size *= 2;
-    return size;
-}
-
-/* Sizes the tables: the vocabulary, and the added tokens that are not in it. */
-static int prepare(Tokenizer *t, size_t json_bytes, const JsonValue *vocab, const JsonValue *merges,
-                   const JsonValue *added, Error *e) {
-    size_t total = vocab->length;
-    for (const JsonValue *v = json_first(added); v; v = v->next) {
-        const JsonValue *content = json_get(v, "content");
-        if (!json_is(content, JSON_STRING)) return error_set(e, "an added token has no \"content\"");
-        total += !json_find(vocab, content->is.string, content->length);
-    }
-    if (total > INT_MAX / 4 || merges->length > INT_MAX / 4)
-        return error_set(e, "more tokens than this program can count");
-    t->vocab = (int)total;
-    t->model_vocab = (int)vocab->length;
-    t->arena = t->arena_end = mem_alloc(2 * json_bytes + 1);            /* at most a symbol and a piece for each key */
-    t->symbol = mem_alloc(total * sizeof *t->symbol);
-    t->piece = mem_alloc(total * sizeof *t->piece);
-    t->words_mask = table_size(total) - 1;
-    t->merges_mask = table_size(merges->length) - 1;
-    t->words = mem_alloc((t->words_mask + 1) * sizeof *t->words);
-    t->merges = mem_alloc((t->merges_mask + 1) * sizeof *t->merges);
-    for (size_t i = 0; i <= t->words_mask; i++) t->words[i] = -1;
-    for (size_t i = 0; i <= t->merges_mask; i++) t->merges[i].rank = -1;
-    for (int b = 0; b < 256; b++) t->byte_id[b] = -1;
-    return 1;
-}
-
-static int read_model(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
-    const JsonValue *model = json_get(root, "model"), *vocab = json_get(model, "vocab"),
-        *merges = json_get(model, "merges");
-    const JsonValue *added = json_get(root, "added_tokens");
-    static const char *const refused[] = { "continuing_subword_prefix", "end_of_word_suffix" };
-    if (!json_is(model, JSON_OBJECT)) return error_set(e, "it has no \"model\"");
-    if (json_get(model, "type") && strcmp(type_of(model), "BPE"))
-        return error_set(e, "model %.80s is not supported, only BPE is", type_of(model));
-    if (!json_is(vocab, JSON_OBJECT) || !json_is(merges, JSON_ARRAY))
-        return error_set(e, "its model needs \"vocab\" and \"merges\"");
-    if (json_double(json_get(model, "dropout"), 0) != 0) return error_set(e, "model: dropout is not supported");
-    for (size_t i = 0; i < COUNT(refused); i++)
-        if (!is_null(json_get(model, refused[i])) && !text_is(json_get(model, refused[i]), ""))
-            return error_set(e, "model: %s is not supported", refused[i]);
-    if (!t->byte_level && !json_bool(json_get(model, "byte_fallback"), 0))
-        return error_set(e, "neither byte-level nor with byte_fallback: text could not be encoded without loss");
-    t->ignore_merges = json_bool(json_get(model, "ignore_merges"), 0);
-    return prepare(t, bytes, vocab, merges, added, e) && read_vocab(t, vocab, e) && read_added(t, added, vocab, e)
-        && read_merges(t, merges, vocab, e);
-}
-
-static int check_family(const Tokenizer *t, Error *e) {
-    if (t->byte_level && (t->prepend || t->replace || t->metaspace))
-        return error_set(e, "ByteLevel together with U+2581 for spaces is not supported");
-    if (t->byte_level) return 1;
-    for (int i = 0; i < t->steps; i++)
-        if (t->step[i].next != next_underline) return error_set(e, "its pre_tokenizer does not end in ByteLevel");
-    if (t->replace || t->metaspace) return 1;
-    return error_set(e, "neither ByteLevel nor U+2581 for spaces: this kind of BPE is not supported");
-}
-
-static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
-    static const char *const ends[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>" };
-    if (!json_is(root, JSON_OBJECT)) return error_set(e, "it is not a JSON object");
-    if (!read_normalizer(t, json_get(root, "normalizer"), e)
-        || !read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), e)
-        || !check_family(t, e) || !read_decoder(t, json_get(root, "decoder"), e) || !read_model(t, root, bytes, e))
-            return 0;
-    t->bos = t->eos = -1;
-    read_post_processor(t, json_get(root, "post_processor"));
-    for (size_t i = 0; i < COUNT(ends) && t->eos < 0; i++) t->eos = tokenizer_id(t, ends[i]);
-    t->is_bytes = t->byte_level && t->vocab == 256 && t->model_vocab == 256 && !t->added_count && !t->nfc;
-    for (int b = 0; b < 256; b++) t->is_bytes &= t->byte_id[b] == b;
-    return 1;
-}
-
-Tokenizer *tokenizer_load_text(const char *text, size_t bytes, Error *e) {
-    Error why;
-    Json *json = json_parse(text, bytes, &why);
-    if (!json) { error_set(e, "tokenizer: %.900s", why.text); return NULL; }
-    Tokenizer *t = mem_alloc(sizeof *t);
-    t->json = mem_alloc(bytes + 1);
-    memcpy(t->json, text, bytes);
-    t->json_bytes = bytes;
-    int ok = read_all(t, json_root(json), bytes, &why);
-    json_free(json);
-    if (ok) return t;
-    error_set(e, "tokenizer: %.900s", why.text);
-    tokenizer_free(t);
-    return NULL;
-}
-
-Tokenizer *tokenizer_load(const char *path, Error *e) {
-    size_t bytes;
-    Error why;
-    char *text = file_read(path, &bytes, e);
-    if (!text) return NULL;
-    Tokenizer *t = tokenizer_load_text(text, bytes, &why);
-    if (!t) error_set(e, "%.400s: %.600s", path, why.text);
-    free(text);
-    return t;
-}
-
-Tokenizer *tokenizer_bytes(void) {
-    Text json = { 0 };
-    Error e;
-    text_add(&json, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[],"
-                    "\"normalizer\":null,\n"
-             "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
-             "\"use_regex\":false},\n"
-             "\"post_processor\":null,\n"
-             "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
-             "\"use_regex\":false},\n"
-             "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\n"
-             "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,"
-             "\"merges\":[],\n\"vocab\":{");
-    for (int b = 0; b < 256; b++) {
-        char key[4];
-        text_add(&json, b ? "," : "");
-        text_add_json(&json, key, utf8_encode(byte_to_code(b), key));
-        text_add(&json, ":%d", b);
-    }
-    text_add(&json, "}}}\n");
-    Tokenizer *t = tokenizer_load_text(json.at, json.length, &e);
-    if (!t) fail(EXIT_INPUT, "%s", e.text);
-    free(json.at);
-    return t;
-}
-
-void tokenizer_free(Tokenizer *t) {
-    if (!t) return;
-    for (int i = 0; i < t->added_count; i++) free(t->added[i].at);
-    void *owned[] = { t->json, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t };
-    for (size_t i = 0; i < COUNT(owned); i++) free(owned[i]);
+    return tokenizer_find(t, piece, n);
 }

@@ -4,12 +4,13 @@
  *   byte-level     GPT-2, OLMoE, Granite, Qwen, Llama-3: text is cut into words by a fixed pattern, words into bytes,
  *                  and pairs are merged within a word. Every byte string can be encoded, valid UTF-8 or not.
  *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones fall back to bytes.
- * Decoding is the concatenation of pieces. Encoding then decoding gives the same bytes back, except for what the
- * tokenizer's own Unicode normalization (NFC) changes. No beginning-of-text token is added: see tokenizer_bos. */
+ * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except where the tokenizer's
+ * Unicode normalization (NFC) changes them. No beginning-of-text token is added: see tokenizer_bos. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
+#include "documents.h"
+#include "meter.h"
 #include "llmc/base/base.h"
-#include "llmc/base/json.h"                       /* utf8_complete, for those who stream pieces to a terminal */
 
 typedef struct Tokenizer Tokenizer;
 Tokenizer *tokenizer_bytes(void);                                               /* 256 tokens, id = byte */
@@ -18,16 +19,22 @@ Tokenizer *tokenizer_load_text(const char *json, size_t bytes, Error *e);       
 void       tokenizer_free(Tokenizer *t);
 
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
+uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
 int    tokenizer_eos(const Tokenizer *t);                                /* by its usual names; -1 if there is none */
-int    tokenizer_bos(const Tokenizer *t);                                /* what the file puts before a text; or -1 */
+int    tokenizer_bos(const Tokenizer *t);                                /* what the file adds in front of a text, or -1 */
 int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 if no token is exactly this */
 
-size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes,
-                        int **ids);    /* returns how many; free(*ids) */
-const char *tokenizer_piece(const Tokenizer *t, int id,
-                            size_t *bytes);         /* of special tokens and unused ids: nothing */
-char  *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n,
-                        size_t *bytes);      /* a whole text, NUL at the end; free it */
+/* Returns the number of ids; free(*ids). */
+size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids);
+/* Many documents on all cores, each followed by the token `end` (-1: by none). *ids: uint16_t or uint32_t, as wide as
+ * tokenizer_width says; free(*ids). The same ids on any number of threads. */
+size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,
+                                  void **ids);
+int    tokenizer_width(const Tokenizer *t);
+/* The bytes of a token; none for special tokens and unused ids. */
+const char *tokenizer_piece(const Tokenizer *t, int id, size_t *bytes);
+/* The bytes of all of them, NUL at the end; free it. */
+char  *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *bytes);
 #endif

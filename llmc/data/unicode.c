@@ -30,7 +30,7 @@ CharClass unicode_class(uint32_t code) {
 
 /* ---- normalization form C ------------------------------------------------------------------------------
  * Decompose every character fully, order combining marks by class, compose again (Unicode Standard Annex 15). Bytes
- * that are not UTF-8 pass as codes above Unicode. */
+ * that are not UTF-8 are represented by codes above Unicode. */
 
 enum { MALFORMED = 0x110000 };
 enum { S_BASE = 0xAC00, L_BASE = 0x1100, V_BASE = 0x1161, T_BASE = 0x11A7, L_COUNT = 19, V_COUNT = 21, T_COUNT = 28 };
@@ -82,7 +82,7 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sorts each run of marks by class, equal ones staying in order: class, place and code share one number. */
+/* Sorts each sequence of marks by class, stably: a key holds class, position and code. */
 static void order_marks(Codes *c) {
     uint64_t *keys = NULL;
     for (size_t begin = 0, end; begin < c->count; begin = end + 1) {
@@ -99,7 +99,7 @@ static void order_marks(Codes *c) {
 
 static void compose_all(Codes *c) {
     size_t kept = 0, starter = SIZE_MAX;
-    uint32_t last = 0;                                   /* class of the mark kept last since the starter */
+    uint32_t last = 0;                                   /* class of the last mark kept since the starter */
     for (size_t i = 0; i < c->count; i++) {
         uint32_t code = c->at[i], class = combining_class(code);
         int free_way = starter != SIZE_MAX && (starter + 1 == kept || last < class);
@@ -114,7 +114,7 @@ static void compose_all(Codes *c) {
 
 void unicode_nfc(Text *out, const char *s, size_t n) {
     Codes c = { 0 };
-    int plain = 1;                                       /* everything below U+0300 is in NFC already */
+    int plain = 1;                                       /* text below U+0300 is already in NFC */
     for (size_t i = 0; i < n; i++) plain &= (unsigned char)s[i] < 0xCC;
     if (plain) { text_add_bytes(out, s, n); return; }
     for (size_t at = 0, step; at < n; at += step) {

@@ -1,5 +1,5 @@
-/* unicode.h: what Unicode says about characters: which are letters, numbers and spaces, and which sequences of them are
- * the same text. Everything else that is known about text is in json.h (UTF-8) and tokenizer.h. */
+/* unicode.h: Unicode's classes of characters (letters, numbers, spaces) and its normalization form C. UTF-8 itself is in
+ * llmc/base/text.h. */
 #ifndef UNICODE_H
 #define UNICODE_H
 #include "llmc/base/text.h"

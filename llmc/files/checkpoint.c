@@ -18,7 +18,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { FORMAT = 1, BUFFER = 1 << 22 };
+enum { FORMAT = 1, BUFFER = 1 << 22 };             /* BUFFER: elements moved at a time */
+
+typedef struct { uint64_t bytes; uint32_t crc; } FileSum;
 
 /* ---- folders ------------------------------------------------------------------------------------------- */
 
@@ -41,7 +43,7 @@ int checkpoint_lock(const char *folder, Error *e) {
         close(fd);
         return error_set(e, "%s/lock: %s", folder, strerror(errno));
     }
-    return 1;                                        /* the descriptor stays open, and with it the lock, until exit */
+    return 1;                                        /* the descriptor stays open and keeps the lock until exit */
 }
 
 /* The steps of the complete-looking folders under state/, newest first. */
@@ -71,7 +73,7 @@ static char *step_path(const char *folder, int64_t step) {
     return text_format("%s/state/step-%08lld", folder, (long long)step);
 }
 
-/* Removes a folder of files. Failing is harmless: it costs space, not correctness. */
+/* Removes a folder of files. A failure is harmless: it costs disk space only. */
 static void remove_folder(const char *path) {
     DIR *d = opendir(path);
     for (struct dirent *f; d && (f = readdir(d)); ) {
@@ -83,24 +85,24 @@ static void remove_folder(const char *path) {
     if (d) closedir(d);
     rmdir(path);
 }
-/* Left behind by a save that was killed. */
-static int is_temporary(const char *name) {       /* .tmp-step-800 of a save, or config.json.tmp.1234 of file_write */
+/* Left behind by a save that was killed: .tmp-step-800, or config.json.tmp.1234 of file_write. */
+static int is_temporary(const char *name) {
     const char *process = strstr(name, ".tmp.");
     return !strncmp(name, ".tmp-", 5) || (process && process[5] && !process[5 + strspn(process + 5, "0123456789")]);
 }
 static void remove_temporaries(const char *folder) {
-    static const char *const places[] = { "state", "best", "." };
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        char *place = text_format("%s/%s", folder, places[i]);
-        DIR *d = opendir(place);
+    static const char *const folders[] = { "state", "best", "." };
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        char *inside = text_format("%s/%s", folder, folders[i]);
+        DIR *d = opendir(inside);
         for (struct dirent *f; d && (f = readdir(d)); ) {
             if (!is_temporary(f->d_name)) continue;
-            char *path = text_format("%s/%s", place, f->d_name);
+            char *path = text_format("%s/%s", inside, f->d_name);
             if (is_folder(path)) remove_folder(path); else unlink(path);
             free(path);
         }
         if (d) closedir(d);
-        free(place);
+        free(inside);
     }
 }
 
@@ -135,161 +137,223 @@ int checkpoint_clear(const char *folder, Error *e) {
     return ok;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------- */
+/* ---- the optimizer's file --------------------------------------------------------------------------------- */
 
 static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
 static const char *dtype_of(const Device *dev, Dtype type) {
     return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
 
-/* One kind of one tensor, as save_optimizer writes it. */
-typedef struct { int tensor, kind; } StateTensor;
-static int list_state(const Model *m, const Optimizer *o, StateTensor *list) {
-    int n = 0;
-    for (int kind = 0; kind < state_kinds(o); kind++)
-        for (int i = 0; i < m->manifest.count; i++)
-            if (optimizer_has(o, m, kind, i)) list[n++] = (StateTensor){ i, kind };
-    return n;
+/* Its tensors, in order: m of every tensor of the model, v of those that have one, the master copies; then the routers' selection
+ * biases. */
+typedef struct {
+    size_t count, bias_count;           /* entries; elements of the last one, 0: the model has no routers */
+    char (*names)[TENSOR_NAME + 16];
+    uint64_t *shapes;
+    FileTensor *entries;
+} StateFile;
+
+static void state_name(char name[TENSOR_NAME + 16], const Tensor *t, int kind) {
+    snprintf(name, TENSOR_NAME + 16, "%s%s", t->name, state_suffix[kind]);
 }
-static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, StateTensor s, const char *state,
+static StateFile state_file(const Model *m, const Optimizer *o) {
+    StateFile f = { .bias_count = (size_t)m->routers * (size_t)router_experts(&m->config) };
+    const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
+    f.names = mem_alloc(most * sizeof *f.names);
+    f.shapes = mem_alloc(most * sizeof *f.shapes);
+    f.entries = mem_alloc(most * sizeof *f.entries);
+    size_t n = 0;
+    for (int kind = 0; kind < state_kinds(o); kind++)
+        for (int i = 0; i < m->manifest.count; i++) {
+            if (!optimizer_has(o, m, kind, i)) continue;
+            state_name(f.names[n], &m->manifest.at[i], kind);
+            f.shapes[n] = m->manifest.at[i].count;
+            f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = dtype_of(m->dev, optimizer_type(o, kind)), .rank = 1,
+                                         .shape = &f.shapes[n] };
+            n++;
+        }
+    f.shapes[n] = f.bias_count;
+    f.entries[n] = (FileTensor){ .name = "router_bias", .dtype = dtype_of(m->dev, REAL), .rank = 1, .shape = &f.shapes[n] };
+    f.count = n + (f.bias_count > 0);
+    return f;
+}
+static void state_file_free(StateFile *f) {
+    free(f->names);
+    free(f->shapes);
+    free(f->entries);
+}
+
+/* Of one tensor. state: of the whole model, of that kind. buffer: BUFFER elements. */
+static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, int tensor, int kind, const char *state,
                         void *buffer, Error *e) {
-    const Tensor *t = &m->manifest.at[s.tensor];
-    const size_t size = optimizer_element(o, m, s.kind), offset = optimizer_offset(o, m, s.kind, s.tensor);
+    const Tensor *t = &m->manifest.at[tensor];
+    const char *dtype = dtype_of(m->dev, optimizer_type(o, kind));
+    const size_t size = optimizer_element(o, m, kind), offset = optimizer_offset(o, m, kind, tensor);
     for (size_t from = 0; from < t->count; from += BUFFER) {
         const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
         m->dev->download(buffer, state + (offset + from) * size, n * size);
-        if (first_not_finite(dtype_of(m->dev, optimizer_type(o, s.kind)), buffer, n) < n)
-            return error_set(e, "optimizer state of %s is not finite: not saved", t->name);
+        if (first_not_finite(dtype, buffer, n) < n)
+            return error_set(e, "the optimizer state of %s is not finite: not saved", t->name);
         if (!safetensors_append(w, buffer, n * size, e)) return 0;
     }
     return 1;
 }
 
-/* m of every tensor, under its name, then v of those that have one, the master copies, and the routers' selection bias. */
-static int save_optimizer(const char *path, const Model *m, const Optimizer *o, Error *e, uint64_t *bytes,
-                          uint32_t *crc) {
-    const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
-    StateTensor *list = mem_alloc(most * sizeof *list);
-    const int count = list_state(m, o, list), extra = m->routers > 0;
-    const uint64_t bias_shape = (uint64_t)m->routers * (uint64_t)router_experts(&m->config);
-    FileTensor *tensors = mem_alloc(most * sizeof *tensors);
-    char (*names)[TENSOR_NAME + 16] = mem_alloc(most * sizeof *names);
-    uint64_t *shapes = mem_alloc(most * sizeof *shapes);
-    for (int i = 0; i < count; i++) {
-        const Tensor *t = &m->manifest.at[list[i].tensor];
-        snprintf(names[i], sizeof names[i], "%s%s", t->name, state_suffix[list[i].kind]);
-        shapes[i] = t->count;
-        tensors[i] = (FileTensor){ .name = names[i], .dtype = dtype_of(m->dev, optimizer_type(o, list[i].kind)), .rank = 1,
-                                   .shape = &shapes[i] };
-    }
-    shapes[count] = bias_shape;
-    tensors[count] = (FileTensor){ .name = "router_bias", .dtype = dtype_of(m->dev, REAL), .rank = 1, .shape = &shapes[count] };
-    void *buffer = mem_alloc((BUFFER > bias_shape ? BUFFER : bias_shape) * m->dev->real_size);
-    SafetensorsWriter *w = safetensors_create(path, tensors, (size_t)(count + extra), NULL, 0, e);
+static int save_optimizer(const char *path, const Model *m, const Optimizer *o, FileSum *sum, Error *e) {
+    StateFile f = state_file(m, o);
+    const size_t bias_bytes = f.bias_count * m->dev->real_size, buffer_bytes = BUFFER * m->dev->real_size;
+    void *buffer = mem_alloc(buffer_bytes > bias_bytes ? buffer_bytes : bias_bytes);
+    SafetensorsWriter *w = safetensors_create(path, f.entries, f.count, NULL, 0, e);
     int ok = w != NULL;
-    const char *state = NULL;
-    for (int i = 0; i < count && ok; i++) {
-        if (i == 0 || list[i].kind != list[i - 1].kind) state = optimizer_whole(o, m, list[i].kind);
-        ok = append_state(w, m, o, list[i], state, buffer, e);
+    for (int kind = 0; kind < state_kinds(o) && ok; kind++) {
+        const char *state = optimizer_whole(o, m, kind);
+        for (int i = 0; i < m->manifest.count && ok; i++)
+            if (optimizer_has(o, m, kind, i)) ok = append_state(w, m, o, i, kind, state, buffer, e);
     }
-    if (ok && extra) {
-        m->dev->download(buffer, m->bias, bias_shape * m->dev->real_size);
-        ok = safetensors_append(w, buffer, bias_shape * m->dev->real_size, e);
+    if (ok && f.bias_count) {
+        m->dev->download(buffer, m->bias, bias_bytes);
+        ok = safetensors_append(w, buffer, bias_bytes, e);
     }
-    if (ok) ok = safetensors_finish(w, e, bytes, crc);
-    else if (w) safetensors_abandon(w);
+    if (ok) ok = safetensors_finish(w, e, &sum->bytes, &sum->crc);
+    else safetensors_abandon(w);
     free(buffer);
-    free(shapes);
-    free(names);
-    free(tensors);
-    free(list);
+    state_file_free(&f);
     return ok;
 }
 
-static void add_window(Text *t, const char *name, const Window *w) {
-    text_add(t, "  \"%s\": {\"next\": %d, \"x\": [", name, w->next);
-    for (int i = 0; i < w->count; i++) { if (i) text_add(t, ", "); text_add_double(t, w->x[i]); }
-    text_add(t, "]},\n");
-}
-static void read_window(const JsonValue *v, Window *w) {
-    *w = (Window){ .next = (int)json_int(json_get(v, "next"), 0) };
-    if (w->next < 0 || w->next >= WINDOW) w->next = 0;
-    for (const JsonValue *x = json_first(json_get(v, "x")); x && w->count < WINDOW; x = x->next)
-        w->x[w->count++] = json_double(x, 0);
+/* This rank's part of one tensor's state. */
+static int load_state(Safetensors *s, const FileTensor *f, Model *m, const Optimizer *o, int tensor, int kind,
+                      double *buffer, Error *e) {
+    const Tensor *t = &m->manifest.at[tensor];
+    const Segment own = optimizer_segment(o, m, tensor);
+    const size_t size = optimizer_element(o, m, kind), at = own.offset - own.shift - (kind == STATE_V ? own.without_v : 0);
+    char *state = (char *)optimizer_part(o, kind) + at * size;
+    for (size_t from = 0; from < own.count; from += BUFFER) {
+        const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
+        if (!safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e)) return 0;
+        void *to = state + from * size;
+        if (optimizer_type(o, kind) == REAL) m->dev->reals_from_double(to, buffer, n);
+        else m->dev->from_double(to, buffer, n);
+    }
+    return 1;
 }
 
-/* 64-bit values that JSON readers might round are hexadecimal strings. */
-static int save_run(const char *path, const Model *m, const Progress *p, const char *options,
-                    const uint64_t bytes[2], const uint32_t crc[2], Error *e) {
+static int load_optimizer(const char *path, Model *m, const Optimizer *o, Error *e) {
+    Safetensors *s = safetensors_open(path, e);
+    if (!s) return 0;
+    double *buffer = mem_alloc(BUFFER * sizeof *buffer);
+    const char *converted = NULL;                            /* the dtype in the file, if it is another one */
+    char name[TENSOR_NAME + 16];
+    int ok = 1, no_master = 0;
+    for (int kind = 0; kind < state_kinds(o); kind++)
+        for (int i = 0; i < m->manifest.count && ok; i++) {
+            if (!optimizer_has(o, m, kind, i)) continue;
+            state_name(name, &m->manifest.at[i], kind);
+            const FileTensor *f = safetensors_find(s, name);
+            if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
+            if (!f && kind == STATE_V)
+                ok = error_set(e, "%s has no v of %s: Muon trained it, which has none (-wo muon)", path, m->manifest.at[i].name);
+            else if (!f || f->count != m->manifest.at[i].count)
+                ok = error_set(e, "%s: %s is missing or has another size", path, name);
+            ok = ok && load_state(s, f, m, o, i, kind, buffer, e);
+            if (ok && strcmp(f->dtype, dtype_of(m->dev, optimizer_type(o, kind)))) converted = f->dtype;
+        }
+    const FileTensor *bias = safetensors_find(s, "router_bias");
+    if (ok && bias && m->routers && bias->count <= BUFFER) {
+        ok = safetensors_read_double(s, bias, 0, buffer, bias->count, e);
+        if (ok) m->dev->reals_from_double(m->bias, buffer, bias->count);
+    }
+    if (ok && (!m->dp.parallel || m->dp.parallel->rank == 0)) {    /* one rank warns for all */
+        state_name(name, &m->manifest.at[0], STATE_KINDS - 1);
+        if (converted) warn("%s: the optimizer's state is in %s and was converted", path, converted);
+        if (no_master) warn("%s has no master copy of the weights; it starts as the rounded weights", path);
+        if (!o->master && safetensors_find(s, name)) warn("%s has a master copy of the weights, which is dropped", path);
+    }
+    safetensors_close(s);
+    free(buffer);
+    return ok;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------------- */
+
+static int save_run(const char *path, const Snapshot *s, const FileSum *model, const FileSum *optimizer, Error *e) {
     Text t = { 0 };
-    text_add(&t, "{\n  \"format\": %d,\n  \"step\": %lld,\n  \"samples\": %lld,\n  \"tokens\": %lld,\n"
-                 "  \"updates\": %d,\n  \"bad_steps\": %d,\n", FORMAT, (long long)p->step,
-                 (long long)p->samples, (long long)p->tokens, p->updates, p->bad_steps);
-    text_add(&t, "  \"seed\": \"%016llx\",\n  \"data\": \"%016llx\",\n  \"device\": \"%s\",\n  \"seconds\": ",
-             (unsigned long long)p->seed, (unsigned long long)p->data, m->dev->name);
-    text_add_double(&t, p->seconds);
-    text_add(&t, ",\n  \"best_loss\": ");
-    text_add_double(&t, p->best_step < 0 ? 0 : p->best_loss);
-    text_add(&t, ",\n  \"best_step\": %lld,\n", (long long)p->best_step);
-    add_window(&t, "loss_window", &p->loss);
-    add_window(&t, "norm_window", &p->norm);
-    text_add(&t, "  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
-                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}\n  },\n",
-                 (unsigned long long)bytes[0], crc[0], (unsigned long long)bytes[1], crc[1]);
-    text_add(&t, "  \"config\": ");
-    config_to_json(&m->config, m->dev->dtype, &t);
-    text_add(&t, ",  \"options\": %s\n}\n", options);
+    text_add(&t, "{\n  \"format\": %d,\n", FORMAT);
+    text_add_string(&t, s->progress);
+    text_add(&t, ",\n  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
+                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}\n  },\n  \"config\": ",
+             (unsigned long long)model->bytes, model->crc, (unsigned long long)optimizer->bytes, optimizer->crc);
+    config_to_json(&s->model->config, s->model->dev->dtype, &t);
+    text_add(&t, ",  \"options\": %s\n}\n", s->options);
     int ok = file_write(path, t.at, t.length, e);
     free(t.at);
     return ok;
 }
 
-/* Gives `from` the second name `to`, replacing what had it. */
+/* Gives `from` the second name `to`, replacing a file of that name. */
 static int publish(const char *from, const char *to, Error *e) {
     char *temporary = text_format("%s.tmp.%ld", to, (long)getpid());
     unlink(temporary);
-    int ok = link(from, temporary) == 0;
-    if (!ok && (errno == EPERM || errno == EOPNOTSUPP || errno == EMLINK || errno == ENOSYS || errno == EXDEV)) {
-        size_t bytes;                                        /* a file system without hard links: a copy */
-        char *data = file_read(from, &bytes, e);
-        ok = data && file_write(temporary, data, bytes, e);
-        free(data);
-    } else if (!ok) error_set(e, "%s: %s", to, strerror(errno));
-    if (ok && rename(temporary, to)) ok = error_set(e, "%s: %s", to, strerror(errno));
+    int ok = !link(from, temporary) && !rename(temporary, to);
+    const int why = errno;
     if (!ok) unlink(temporary);
     free(temporary);
+    if (ok) return 1;
+    if (why != EPERM && why != EOPNOTSUPP && why != EMLINK && why != ENOSYS && why != EXDEV)
+        return error_set(e, "%s: %s", to, strerror(why));
+    size_t bytes;                                            /* the file system has no hard links: copy */
+    char *data = file_read(from, &bytes, e);
+    ok = data && file_write(to, data, bytes, e);
+    free(data);
     return ok;
 }
 
-static int room_for(const char *folder, double need, Error *e) {
+static int has_space(const char *folder, size_t need, Error *e) {
     struct statvfs s;
     if (statvfs(folder, &s)) return 1;
-    const double capacity = (double)s.f_bavail * (double)s.f_frsize;
-    return capacity >= need * 1.02 ? 1
-        : error_set(e, "%s: a checkpoint needs %.1f MB and the disk has %.1f MB free", folder, need / 1e6,
-                    capacity / 1e6);
+    const double available = (double)s.f_bavail * (double)s.f_frsize;
+    return available >= (double)need * 1.02 ? 1
+        : error_set(e, "%s: a checkpoint needs %.1f MB and the disk has %.1f MB free", folder, (double)need / 1e6,
+                    available / 1e6);
 }
 
-int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, const Progress *p,
-                    const Tokenizer *tokenizer, const char *options, int keep, int64_t major, Error *e) {
-    size_t each = m->dev->floatX_size;                       /* bytes a parameter */
-    for (int kind = 0; kind < state_kinds(o); kind++) each += optimizer_element(o, m, kind);
-    const double need = (double)m->manifest.learnable * (double)each;
-    char *state = text_format("%s/state", folder), *final = step_path(folder, p->step);
-    char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)p->step);
-    char *model = text_format("%s/model.safetensors", temporary);
-    char *optimizer = text_format("%s/optimizer.safetensors", temporary);
-    char *run = text_format("%s/run.json", temporary);
-    char *published = text_format("%s/model.safetensors", final), *top = text_format("%s/model.safetensors", folder);
-    uint64_t bytes[2];
-    uint32_t crc[2];
+/* Writes the three files into `folder`. */
+static int write_state(const char *folder, const Snapshot *s, Error *e) {
+    char *model = text_format("%s/model.safetensors", folder);
+    char *optimizer = text_format("%s/optimizer.safetensors", folder), *run = text_format("%s/run.json", folder);
+    FileSum sums[2];
+    const int ok = hf_save_weights(s->model, model, s->step, e, &sums[0].bytes, &sums[0].crc)
+                && save_optimizer(optimizer, s->model, s->optimizer, &sums[1], e)
+                && save_run(run, s, &sums[0], &sums[1], e);
+    free(model);
+    free(optimizer);
+    free(run);
+    return ok;
+}
+
+static void remove_old_steps(const char *folder, int64_t step, int keep, int64_t major) {
+    int64_t *steps;
+    int n = list_steps(folder, &steps), kept = 0;
+    for (int i = 0; i < n; i++) {
+        if (steps[i] > step || kept++ < keep || (major > 0 && steps[i] % major == 0)) continue;
+        char *old = step_path(folder, steps[i]);
+        remove_folder(old);
+        free(old);
+    }
+    free(steps);
+}
+
+int checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e) {
+    size_t each = s->model->dev->floatX_size;                /* bytes per parameter */
+    for (int kind = 0; kind < state_kinds(s->optimizer); kind++) each += optimizer_element(s->optimizer, s->model, kind);
+    char *state = text_format("%s/state", folder), *final = step_path(folder, s->step);
+    char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)s->step);
+    char *weights = text_format("%s/model.safetensors", final), *top = text_format("%s/model.safetensors", folder);
 
     remove_temporaries(folder);
-    int ok = folder_make(state, e) && room_for(folder, need, e) && folder_make(temporary, e)
-          && hf_save_weights(m, model, p->step, e, &bytes[0], &crc[0])
-          && save_optimizer(optimizer, m, o, e, &bytes[1], &crc[1])
-          && save_run(run, m, p, options, bytes, crc, e);
-    optimizer_whole(o, m, STATE_END);                        /* the other ranks may go on */
+    int ok = folder_make(state, e) && has_space(folder, s->model->manifest.learnable * each, e) && folder_make(temporary, e)
+          && write_state(temporary, s, e);
+    optimizer_whole(s->optimizer, s->model, STATE_END);      /* releases the other ranks */
     if (ok) {
         folder_sync(temporary);
         if (is_folder(final)) remove_folder(final);          /* the same step again, after a resume */
@@ -297,30 +361,22 @@ int checkpoint_save(const char *folder, const Model *m, const Optimizer *o, cons
         else folder_sync(state);
     }
     if (!ok) remove_folder(temporary);
-    ok = ok && hf_save_small(folder, m, tokenizer, e) && publish(published, top, e);
+    ok = ok && hf_save_small(folder, s->model, s->tokenizer, e) && publish(weights, top, e);
     if (ok) {
-        int64_t *steps;
-        int n = list_steps(folder, &steps), kept = 0;
         folder_sync(folder);
-        for (int i = 0; i < n; i++) {
-            if (steps[i] > p->step || kept++ < keep || (major > 0 && steps[i] % major == 0)) continue;
-            char *old = step_path(folder, steps[i]);
-            remove_folder(old);
-            free(old);
-        }
-        free(steps);
+        remove_old_steps(folder, s->step, keep, major);
     }
-    free(state); free(final); free(temporary); free(model); free(optimizer); free(run); free(published); free(top);
+    free(state); free(final); free(temporary); free(weights); free(top);
     return ok;
 }
 
-/* The folder's other files do not change in a run, so replacing the weights is the one step that counts. */
+/* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
 int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e) {
     char *best = text_format("%s/best", folder), *temporary = text_format("%s/model.safetensors.tmp", best);
     char *final = text_format("%s/model.safetensors", best);
     uint64_t bytes;
     uint32_t crc;
-    int ok = folder_make(best, e) && room_for(folder, (double)m->manifest.learnable * (double)m->dev->floatX_size, e)
+    int ok = folder_make(best, e) && has_space(folder, m->manifest.learnable * m->dev->floatX_size, e)
           && hf_save_small(best, m, tokenizer, e) && hf_save_weights(m, temporary, step, e, &bytes, &crc);
     if (ok && rename(temporary, final)) ok = error_set(e, "%s: %s", final, strerror(errno));
     if (ok) folder_sync(best);
@@ -345,7 +401,7 @@ static int verify_file(const char *folder, const char *name, const JsonValue *fi
     for (size_t n; in && (n = fread(buffer, 1, BUFFER, in)) > 0; total += (int64_t)n) sum = crc32c(sum, buffer, n);
     if (in) fclose(in);
     if (ok && total != bytes)
-        ok = error_set(e, "%s has %lld bytes, expected %lld: it is cut off or not of this checkpoint", path,
+        ok = error_set(e, "%s has %lld bytes, expected %lld: it is truncated or from another checkpoint", path,
                        (long long)total, (long long)bytes);
     if (ok && (int64_t)sum != crc)
         ok = error_set(e, "%s is damaged: its CRC-32C is %08x, expected %08llx", path, sum, (long long)crc);
@@ -402,83 +458,22 @@ void checkpoint_close(Checkpoint *c) {
     free(c->path);
     free(c);
 }
-const JsonValue *checkpoint_options(const Checkpoint *c) { return json_get(json_root(c->run), "options"); }
 const char *checkpoint_path(const Checkpoint *c) { return c->path; }
+const JsonValue *checkpoint_run(const Checkpoint *c) { return json_root(c->run); }
+const JsonValue *checkpoint_options(const Checkpoint *c) { return json_get(checkpoint_run(c), "options"); }
 int checkpoint_config(const Checkpoint *c, Config *config, Error *e) {
     return config_from_json(config, json_get(json_root(c->run), "config"), e);
 }
 
-static int load_moments(const char *path, Model *m, Optimizer *o, Error *e) {
-    Safetensors *s = safetensors_open(path, e);
-    double *buffer = mem_alloc(BUFFER * sizeof *buffer);
-    const int tensors = m->manifest.count, count = tensors * state_kinds(o);
-    const char *stored = NULL;                               /* another type than ours, if so */
-    int ok = s != NULL, no_master = 0;
-    for (int i = 0; ok && i < count; i++) {
-        const Tensor *t = &m->manifest.at[i % tensors];
-        const Segment own = optimizer_segment(o, m, i % tensors);
-        const int kind = i / tensors;
-        const Dtype type = optimizer_type(o, kind);
-        const size_t size = optimizer_element(o, m, kind);
-        const size_t at = own.offset - own.shift - (kind == STATE_V ? own.without_v : 0);
-        char *state = (char *)optimizer_part(o, kind) + at * size;
-        char name[TENSOR_NAME + 16];
-        snprintf(name, sizeof name, "%s%s", t->name, state_suffix[kind]);
-        if (!optimizer_has(o, m, kind, i % tensors)) continue;
-        const FileTensor *f = safetensors_find(s, name);
-        if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
-        if (!f && kind == STATE_V)
-            ok = error_set(e, "%s has no v of %s: Muon trained it, which has none (-wo muon)", path, t->name);
-        else if (!f || f->count != t->count) ok = error_set(e, "%s: %s is missing or has another size", path, name);
-        for (size_t from = 0; ok && from < own.count; from += BUFFER) {
-            const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
-            ok = safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e);
-            void *to = state + from * size;
-            if (ok && type == REAL) m->dev->reals_from_double(to, buffer, n);
-            else if (ok) m->dev->from_double(to, buffer, n);
-        }
-        if (ok && strcmp(f->dtype, dtype_of(m->dev, type))) stored = f->dtype;
-    }
-    const int first = !m->dp.parallel || m->dp.parallel->rank == 0;       /* of several that read the same */
-    if (ok && stored && first) warn("%s: the optimizer's state is in %s and was converted", path, stored);
-    if (ok && no_master && first) warn("%s holds no master copy of the weights; it begins as the rounded ones", path);
-    if (ok && !o->master && first) {
-        char name[TENSOR_NAME + 16];
-        snprintf(name, sizeof name, "%s.master", m->manifest.at[0].name);
-        if (safetensors_find(s, name)) warn("%s holds a master copy of the weights, which is dropped", path);
-    }
-    const FileTensor *bias = ok ? safetensors_find(s, "router_bias") : NULL;
-    if (bias && m->routers && bias->count <= BUFFER) {
-        ok = safetensors_read_double(s, bias, 0, buffer, bias->count, e);
-        if (ok) m->dev->reals_from_double(m->bias, buffer, bias->count);
-    }
-    if (s) safetensors_close(s);
-    free(buffer);
-    return ok;
-}
-
-int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Progress *p, Error *e) {
-    const JsonValue *root = json_root(c->run);
+int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
     char *model = text_format("%s/model.safetensors", c->path);
     char *optimizer = text_format("%s/optimizer.safetensors", c->path);
     int ok = hf_load_weights(m, model, e);
     if (ok) {
         optimizer_start(o, m);
-        ok = load_moments(optimizer, m, o, e);
+        ok = load_optimizer(optimizer, m, o, e);
     }
-    *p = (Progress){
-        .step = json_int(json_get(root, "step"), 0), .samples = json_int(json_get(root, "samples"), 0),
-        .tokens = json_int(json_get(root, "tokens"), 0),
-        .updates = (int)json_int(json_get(root, "updates"), 0),
-        .bad_steps = (int)json_int(json_get(root, "bad_steps"), 0),
-        .seconds = json_double(json_get(root, "seconds"), 0), .best_loss = json_double(json_get(root, "best_loss"), 0),
-        .best_step = json_int(json_get(root, "best_step"), -1),
-        .seed = strtoull(json_string(json_get(root, "seed"), "0"), NULL, 16),
-        .data = strtoull(json_string(json_get(root, "data"), "0"), NULL, 16),
-    };
-    read_window(json_get(root, "loss_window"), &p->loss);
-    read_window(json_get(root, "norm_window"), &p->norm);
-    o->updates = p->updates;
+    o->updates = (int)json_int(json_get(checkpoint_run(c), "updates"), 0);
     free(model);
     free(optimizer);
     return ok;

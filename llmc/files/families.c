@@ -6,7 +6,8 @@
 
 /* ---- config.json: one table reads and writes it -------------------------------------------------------- */
 
-typedef enum { NUMBER, DOUBLE, FLAG, HEADS, SCORE, ACTIVATION } KeyKind;
+typedef enum { NUMBER, DOUBLE, FLAG, HEADS, SCORE, ACTIVATION, OPTION, OPTIONAL_DOUBLE } KeyKind;
+static int is_double(KeyKind kind) { return kind == DOUBLE || kind == OPTIONAL_DOUBLE; }
 enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
 enum { ALL = 15, MOE = FAMILY_JETMOE | FAMILY_MIXTRAL | FAMILY_SMOE, PLAIN = FAMILY_MIXTRAL | FAMILY_LLAMA };
 static const struct { int families; const char *key, *alias; KeyKind kind; size_t field; double otherwise; } keys[] = {
@@ -37,6 +38,15 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { FAMILY_SMOE,        "universal",                       NULL,              FLAG,       AT(universal),           0 },
     { FAMILY_SMOE,        "output_bias",                     NULL,              FLAG,       AT(output_bias),         0 },
     { FAMILY_SMOE,        "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),            1e-6 },
+    /* these are written only where they are not 0 */
+    { FAMILY_SMOE,        "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
+    { FAMILY_SMOE,        "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
+    { FAMILY_SMOE,        "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),    0 },
+    { FAMILY_SMOE,        "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),      0 },
+    { FAMILY_SMOE,        "routed_scaling_factor",           NULL,              OPTIONAL_DOUBLE, AT(route_scale),    0 },
+    { ALL,                "initializer_zero_outputs",        NULL,              OPTION,     AT(zero_output),         0 },
+    { ALL,                "initializer_fan_in_scale",        NULL,              OPTIONAL_DOUBLE, AT(init_fan),       0 },
+    { ALL,                "initializer_embedding_range",     NULL,              OPTIONAL_DOUBLE, AT(init_embed),     0 },
 #undef AT
 };
 enum { KEYS = sizeof keys / sizeof *keys };
@@ -102,13 +112,13 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const double number = json_double(v, otherwise);
     if (!v && keys[i].otherwise == REQUIRED) return error_set(r->e, "config.json: \"%s\" is missing", key);
     switch (keys[i].kind) {
-    case NUMBER: case HEADS:
+    case NUMBER: case OPTION: case HEADS:
         if (v && !json_is(v, JSON_INT)) return error_set(r->e, "config.json: \"%s\" must be a whole number", key);
         if (!(number >= 0 && number <= 1 << 30)) return error_set(r->e, "config.json: \"%s\" is %g", key, number);
         *(int *)field = (int)number;
         if (keys[i].kind == HEADS) r->heads = (int)number;
         return 1;
-    case DOUBLE:
+    case DOUBLE: case OPTIONAL_DOUBLE:
         if (v && !json_is(v, JSON_INT) && !json_is(v, JSON_DOUBLE))
             return error_set(r->e, "config.json: \"%s\" must be a number", key);
         *(double *)field = number;
@@ -139,8 +149,9 @@ static int complete(Config *c, const Reader *r) {
         return error_set(r->e, "config.json: the vocabulary and the context must be at least 1");
     if (r->family == FAMILY_JETMOE && c->experts < 2)
         return error_set(r->e, "config.json: a jetmoe needs at least two experts");
-    if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0))
-        return error_set(r->e, "config.json: negative or missing epsilon, rope_theta or initializer_range");
+    if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0 && c->init_embed >= 0
+          && c->logit_cap >= 0 && c->route_scale >= 0))
+        return error_set(r->e, "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or scale");
     return 1;
 }
 
@@ -168,12 +179,14 @@ void config_to_json(const Config *c, const char *dtype, Text *out) {
     for (int i = 0; i < KEYS; i++) {
         if (!(keys[i].families & f)) continue;
         const char *field = (const char *)c + keys[i].field;
-        const int number = keys[i].kind == DOUBLE ? 0 : *(const int *)(const void *)field;
+        const int number = is_double(keys[i].kind) ? 0 : *(const int *)(const void *)field;
+        if (keys[i].kind == OPTION && !number) continue;
+        if (keys[i].kind == OPTIONAL_DOUBLE && !(*(const double *)(const void *)field > 0)) continue;
         text_add(out, ",\n  \"%s\": ", keys[i].key);
         switch (keys[i].kind) {
-        case NUMBER:     text_add(out, "%d", number); break;
+        case NUMBER: case OPTION: text_add(out, "%d", number); break;
         case HEADS:      text_add(out, "%d", number * c->kv_heads); break;
-        case DOUBLE:     text_add_double(out, *(const double *)(const void *)field); break;
+        case DOUBLE: case OPTIONAL_DOUBLE: text_add_double(out, *(const double *)(const void *)field); break;
         case FLAG:       text_add(out, number ? "true" : "false"); break;
         case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;
         case ACTIVATION: text_add(out, "\"%s\"", activation_name(number)); break;
@@ -192,7 +205,7 @@ int config_same(const Config *a, const Config *b, Error *difference) {
     difference->text[0] = 0;
     for (int i = 0; i < KEYS; i++) {
         const char *fa = (const char *)a + keys[i].field, *fb = (const char *)b + keys[i].field;
-        const int is_real = keys[i].kind == DOUBLE;
+        const int is_real = is_double(keys[i].kind);
         double va = is_real ? *(const double *)(const void *)fa : *(const int *)(const void *)fa;
         double vb = is_real ? *(const double *)(const void *)fb : *(const int *)(const void *)fb;
         if (va == vb) continue;

@@ -1,38 +1,86 @@
-/* hf.c: see hf.h. What the tensors are called in the file is the manifest's business (tensor.h, manifest_piece). */
+/* hf.c: see hf.h. The manifest knows the names of the tensors in files (manifest_piece in llmc/model/tensor.h). */
+#define _POSIX_C_SOURCE 200809L
 #include "hf.h"
 #include "llmc/model/parallel.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 
+/* The exponent, all ones in NaN and infinity, is in the upper 16 bits of all three. */
 size_t first_not_finite(const char *dtype, const void *data, size_t n) {
-    if (!strcmp(dtype, "F64")) {
-        const unsigned char *p = data;
-        for (size_t i = 0; i < n; i++) {
-            uint64_t u;
-            memcpy(&u, p + 8*i, 8);
-            if ((u & 0x7ff0000000000000u) == 0x7ff0000000000000u) return i;
-        }
-    } else if (!strcmp(dtype, "F32")) {
-        const unsigned char *p = data;
-        for (size_t i = 0; i < n; i++) {
-            uint32_t u;
-            memcpy(&u, p + 4*i, 4);
-            if ((u & 0x7f800000u) == 0x7f800000u) return i;
-        }
-    } else if (!strcmp(dtype, "BF16")) {
-        const unsigned char *p = data;
-        for (size_t i = 0; i < n; i++) { uint16_t u; memcpy(&u, p + 2*i, 2); if ((u & 0x7f80u) == 0x7f80u) return i; }
+    const int is_double = !strcmp(dtype, "F64");
+    const size_t width = is_double ? 8 : !strcmp(dtype, "F32") ? 4 : 2;
+    const unsigned exponent = is_double ? 0x7ff0 : 0x7f80;
+    const char *upper = (const char *)data + width - 2;
+    for (size_t i = 0; i < n; i++, upper += width) {
+        uint16_t bits;
+        memcpy(&bits, upper, sizeof bits);
+        if ((bits & exponent) == exponent) return i;
     }
     return n;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------- */
+/* ---- finding a model --------------------------------------------------------------------------------------- */
+
+static int is_model(const char *folder) {
+    static const char *const weights[] = { "model.safetensors", "model.safetensors.index.json" };
+    int found = 0;
+    for (int i = 0; i < 2; i++) {
+        char *config = text_format("%s/config.json", folder), *path = text_format("%s/%s", folder, weights[i]);
+        found |= is_file(config) && is_file(path);
+        free(config);
+        free(path);
+    }
+    return found;
+}
+
+static int later(struct timespec a, struct timespec b) {
+    return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
+}
+
+static char *newest_model(void) {
+    static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors" };
+    struct timespec latest = { 0 };
+    char *folder = NULL;
+    for (int k = 0; k < 2; k++) {
+        glob_t found;
+        struct stat s;
+        if (glob(patterns[k], 0, NULL, &found)) continue;
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            char *path = text_format("%s", found.gl_pathv[i]);
+            path[strlen(path) - strlen("/model.safetensors")] = 0;
+            if (is_model(path) && !stat(found.gl_pathv[i], &s) && (!folder || later(s.st_mtim, latest))) {
+                free(folder);
+                folder = path;
+                latest = s.st_mtim;
+            } else free(path);
+        }
+        globfree(&found);
+    }
+    return folder;
+}
+
+char *hf_find_model(const char *asked, Error *e) {
+    char *best = text_format("%s/best", asked ? asked : "out"), *folder = NULL;
+    if (asked && is_model(asked)) folder = text_format("%s", asked);
+    else if (is_model(best)) folder = text_format("%s", best);
+    else if (!asked) folder = is_model("out") ? text_format("out") : newest_model();
+    if (!folder && asked)
+        error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked,
+                  is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder");
+    else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
+    free(best);
+    return folder;
+}
+
+/* ---- reading ------------------------------------------------------------------------------------------------- */
 
 int hf_load_config(const char *folder, Config *c, Error *e) {
     char *path = text_format("%s/config.json", folder);
@@ -51,13 +99,6 @@ int hf_load_config(const char *folder, Config *c, Error *e) {
     return ok;
 }
 
-Tokenizer *hf_load_tokenizer(const char *folder, Error *e) {
-    char *path = text_format("%s/tokenizer.json", folder);
-    Tokenizer *t = tokenizer_load(path, e);
-    free(path);
-    return t;
-}
-
 static int same_shape(const FileTensor *t, const Piece *p) {
     if (t->rank != p->rank) return 0;
     for (int d = 0; d < p->rank; d++) if (t->shape[d] != (uint64_t)p->shape[d]) return 0;
@@ -70,7 +111,7 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
     if (n < capacity) snprintf(text + n, capacity - n, "]");
 }
 
-/* Copies a file tensor to the device, with conversion if the number types differ. */
+/* Copies a tensor of the file to the device, with conversion if the number types differ. */
 static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece *p, void *buffer, Error *e) {
     const Device *dev = m->dev;
     const size_t size = dev->floatX_size;
@@ -82,7 +123,7 @@ static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece
                    : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
         const size_t bad = first_not_finite(same ? t->dtype : "F64", buffer, n);
         if (bad < n)
-            return error_set(e, "tensor %s: element %zu is NaN or infinite; these weights are unusable",
+            return error_set(e, "tensor %s: element %zu is NaN or infinite",
                              p->name, i + bad);
         if (same) dev->upload(to, buffer, n * size);
         else dev->from_double(to, buffer, n);
@@ -90,12 +131,28 @@ static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece
     return 1;
 }
 
+static int is_known(const Model *m, const char *name) {
+    for (int i = 0; i < m->manifest.count; i++)
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++)
+            if (!strcmp(manifest_piece(&m->manifest.at[i], j).name, name)) return 1;
+    return strstr(name, "rotary_emb.inv_freq") != NULL      /* computed by this program */
+        || (m->config.tied && !strcmp(name, "lm_head.weight"));
+}
+static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
+    for (size_t i = 0, warnings = 0; i < safetensors_count(s) && warnings < 5; i++) {
+        const char *name = safetensors_at(s, i)->name;
+        if (is_known(m, name)) continue;
+        warn("%s: tensor %s is not part of this model and is ignored", path, name);
+        warnings++;
+    }
+}
+
 int hf_load_weights(Model *m, const char *path, Error *e) {
     Error why;
     Safetensors *s = safetensors_open(path, e);
     if (!s) return 0;
     void *buffer = mem_alloc(BUFFER * sizeof(double));
-    size_t used = 0;
+    size_t used = m->config.tied && safetensors_find(s, "lm_head.weight");      /* a redundant copy of the embedding */
     int problems = 0;
     Text text = { 0 };
     for (int i = 0; i < m->manifest.count; i++)
@@ -117,54 +174,41 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
                 problems++;
             }
         }
-    /* A tied model may carry a redundant copy of its head. */
-    const FileTensor *head = m->config.tied ? safetensors_find(s, "lm_head.weight") : NULL;
-    used += head != NULL;
-    if (!problems && used < safetensors_count(s))
-        for (size_t i = 0, told = 0; i < safetensors_count(s) && told < 5; i++) {
-            const FileTensor *t = safetensors_at(s, i);
-            int known = t == head || strstr(t->name, "rotary_emb.inv_freq") != NULL;
-            for (int k = 0; k < m->manifest.count && !known; k++)
-                for (int j = 0; j < manifest_piece_count(&m->manifest.at[k]) && !known; j++)
-                    known = !strcmp(manifest_piece(&m->manifest.at[k], j).name, t->name);
-            if (!known) { warn("%s: tensor %s is not part of this model and was left out", path, t->name); told++; }
-        }
+    if (!problems && used < safetensors_count(s)) warn_of_unknown(m, s, path);
+    if (problems)
+        error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, problems, problems > 1 ? "s" : "", text.at);
     safetensors_close(s);
     free(buffer);
-    if (problems)
-        error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, problems, problems > 1 ? "s" : "",
-                  text.at);
     free(text.at);
     return !problems;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
+static int write_file(const char *folder, const char *name, const char *text, size_t bytes, Error *e) {
+    char *path = text_format("%s/%s", folder, name);
+    const int ok = file_write(path, text, bytes, e);
+    free(path);
+    return ok;
+}
+
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e) {
-    Text config = { 0 };
-    config_to_json(&m->config, m->dev->dtype, &config);
-    char *path = text_format("%s/config.json", folder);
-    int ok = file_write(path, config.at, config.length, e);
-    free(path);
-    free(config.at);
     static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
-    path = text_format("%s/generation_config.json", folder);
-    ok = ok && file_write(path, generation, sizeof generation - 1, e);
-    free(path);
-    if (!tokenizer || !ok) return ok;
-    size_t bytes;
-    const char *json = tokenizer_json(tokenizer, &bytes);
-    path = text_format("%s/tokenizer.json", folder);
-    ok = file_write(path, json, bytes, e);
-    free(path);
-    Text text = { 0 };
-    text_add(&text, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n"
-                    "  \"clean_up_tokenization_spaces\": false,\n  \"model_max_length\": %d\n}\n",
-                    m->config.context);
-    path = text_format("%s/tokenizer_config.json", folder);
-    ok = ok && file_write(path, text.at, text.length, e);
-    free(path);
-    free(text.at);
+    Text config = { 0 }, settings = { 0 };
+    config_to_json(&m->config, m->dev->dtype, &config);
+    int ok = write_file(folder, "config.json", config.at, config.length, e)
+          && write_file(folder, "generation_config.json", generation, sizeof generation - 1, e);
+    if (tokenizer && ok) {
+        size_t bytes;
+        const char *json = tokenizer_json(tokenizer, &bytes);
+        text_add(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n"
+                            "  \"clean_up_tokenization_spaces\": false,\n  \"model_max_length\": %d\n}\n",
+                 m->config.context);
+        ok = write_file(folder, "tokenizer.json", json, bytes, e)
+          && write_file(folder, "tokenizer_config.json", settings.at, settings.length, e);
+    }
+    free(config.at);
+    free(settings.at);
     return ok;
 }
 

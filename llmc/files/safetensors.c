@@ -1,4 +1,4 @@
-/* safetensors.c: see safetensors.h. The header of a file that we write is checked by the reader's own rules. */
+/* safetensors.c: see safetensors.h. The reader's rules are applied to the headers that are written, too. */
 #define _POSIX_C_SOURCE 200809L
 #include "safetensors.h"
 #include "llmc/base/json.h"
@@ -12,26 +12,51 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "tensors are read and written as they lie in memory: little-endian"
+#error "tensors are read and written in memory order, which must be little-endian"
 #endif
 
 enum { HEADER_MAX = 100000000 };                     /* the limit of the reference implementation */
 
-static const struct { const char *name; int bits; } dtypes[] = {
-    { "F32", 32 }, { "BF16", 16 }, { "F16", 16 }, { "F64", 64 },
-    { "BOOL", 8 }, { "U8", 8 }, { "I8", 8 }, { "I16", 16 }, { "U16", 16 }, { "I32", 32 }, { "U32", 32 },
-        { "I64", 64 }, { "U64", 64 },
-    { "C64", 64 }, { "F8_E5M2", 8 }, { "F8_E4M3", 8 }, { "F8_E8M0", 8 }, { "F8_E5M2FNUZ", 8 }, { "F8_E4M3FNUZ", 8 },
-    { "F6_E2M3", 6 }, { "F6_E3M2", 6 }, { "F4", 4 },
+/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
+
+static double from_f64(const void *p) { double x; memcpy(&x, p, 8); return x; }
+static double from_f32(const void *p) { float x; memcpy(&x, p, 4); return (double)x; }
+static double from_bf16(const void *p) {                /* the upper half of an f32 */
+    uint16_t half;
+    memcpy(&half, p, 2);
+    uint32_t bits = (uint32_t)half << 16;
+    return from_f32(&bits);
+}
+static double from_f16(const void *p) {                 /* 1 sign, 5 exponent (bias 15), 10 fraction bits */
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double size = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
+                : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+    return bits >> 15 ? -size : size;
+}
+
+/* All dtypes of the format; `read` converts an element, where this program reads them. */
+typedef struct { const char *name; int bits; double (*read)(const void *element); } FileDtype;
+static const FileDtype dtypes[] = {
+    { "F32", 32, from_f32 }, { "BF16", 16, from_bf16 }, { "F16", 16, from_f16 }, { "F64", 64, from_f64 },
+    { "BOOL", 8, NULL }, { "U8", 8, NULL }, { "I8", 8, NULL }, { "I16", 16, NULL }, { "U16", 16, NULL },
+    { "I32", 32, NULL }, { "U32", 32, NULL }, { "I64", 64, NULL }, { "U64", 64, NULL }, { "C64", 64, NULL },
+    { "F8_E5M2", 8, NULL }, { "F8_E4M3", 8, NULL }, { "F8_E8M0", 8, NULL }, { "F8_E5M2FNUZ", 8, NULL },
+    { "F8_E4M3FNUZ", 8, NULL }, { "F6_E2M3", 6, NULL }, { "F6_E3M2", 6, NULL }, { "F4", 4, NULL },
 };
+static const FileDtype *dtype_named(const char *name) {
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) if (!strcmp(name, dtypes[i].name)) return &dtypes[i];
+    return NULL;
+}
 
 /* ---- header ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
     char *path;
     int fd;
-    uint64_t data;                      /* where the data begins in the file */
-    Json *json;                         /* names and notes live here */
+    uint64_t data;                      /* offset of the data in the file */
+    Json *json;                         /* owns names and notes */
     FileTensor *tensors;                /* in the order of the data */
     size_t count;
     uint64_t *shapes;
@@ -43,7 +68,7 @@ static int multiply(uint64_t *product, uint64_t factor) {
     return 1;
 }
 
-/* One entry of the header. `shape` has room for its sizes. */
+/* Reads one entry of the header. shape (rank): receives its sizes. */
 static int entry_read(const char *path, const JsonValue *entry, FileTensor *t, uint64_t *shape, Error *e) {
     const JsonValue *dtype = json_get(entry, "dtype"), *sizes = json_get(entry, "shape"),
         *offsets = json_get(entry, "data_offsets");
@@ -52,10 +77,8 @@ static int entry_read(const char *path, const JsonValue *entry, FileTensor *t, u
     if (!json_is(entry, JSON_OBJECT) || !type || !json_is(sizes, JSON_ARRAY) || !json_is(offsets, JSON_ARRAY)
         || offsets->length != 2)
         return error_set(e, "%s: tensor %.200s needs \"dtype\", \"shape\" and two \"data_offsets\"", path, name);
-    int bits = 0;
-    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
-        if (!strcmp(type, dtypes[i].name)) bits = dtypes[i].bits;
-    if (!bits) return error_set(e, "%s: tensor %.200s has the unknown dtype %.40s", path, name, type);
+    const FileDtype *known = dtype_named(type);
+    if (!known) return error_set(e, "%s: tensor %.200s has the unknown dtype %.40s", path, name, type);
 
     int64_t begin = json_int(json_first(offsets), -1), end = json_int(json_first(offsets)->next, -1);
     if (begin < 0 || end < begin) return error_set(e, "%s: tensor %.200s has invalid data_offsets", path, name);
@@ -64,13 +87,13 @@ static int entry_read(const char *path, const JsonValue *entry, FileTensor *t, u
     for (const JsonValue *v = json_first(sizes); v; v = v->next) {
         int64_t size = json_int(v, -1);
         if (size < 0)
-            return error_set(e, "%s: tensor %.200s: a size of its shape is not a whole number from 0 up", path, name);
+            return error_set(e, "%s: tensor %.200s: its shape is not made of whole numbers from 0 up", path, name);
         if (!multiply(&t->count, (uint64_t)size))
             return error_set(e, "%s: tensor %.200s: its shape overflows", path, name);
         shape[t->rank++] = (uint64_t)size;
     }
     uint64_t total = t->count;
-    if (!multiply(&total, (uint64_t)bits)) return error_set(e, "%s: tensor %.200s: its size overflows", path, name);
+    if (!multiply(&total, (uint64_t)known->bits)) return error_set(e, "%s: tensor %.200s: its size overflows", path, name);
     if (total % 8) return error_set(e, "%s: tensor %.200s does not fill whole bytes", path, name);
     if (total / 8 != t->bytes)
         return error_set(e, "%s: tensor %.200s has %llu bytes between its data_offsets, its shape needs %llu", path,
@@ -85,7 +108,7 @@ static int by_offset(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-/* The header's text to a list of tensors that cover exactly data_bytes. */
+/* Parses the header into a list of tensors, which must cover exactly data_bytes. */
 static int header_read(Shard *f, const char *text, size_t bytes, uint64_t data_bytes, Error *e) {
     Error why;
     if (!bytes || text[0] != '{') return error_set(e, "%s: its header does not begin with '{'", f->path);
@@ -118,7 +141,7 @@ static int header_read(Shard *f, const char *text, size_t bytes, uint64_t data_b
                              f->path, f->tensors[i].name, (unsigned long long)f->tensors[i].begin,
                              f->tensors[i].begin < end ? "an overlap" : "a hole", (unsigned long long)end);
     if (end != data_bytes)
-        return error_set(e, "%s: its tensors take %llu bytes but the file holds %llu: it is cut off or has something "
+        return error_set(e, "%s: its tensors take %llu bytes but the file holds %llu: it is truncated or has extra data "
                          "at its end", f->path, (unsigned long long)end, (unsigned long long)data_bytes);
     return 1;
 }
@@ -148,7 +171,7 @@ static int shard_open(Shard *f, const char *path, Error *e) {
     if (!read_at(f, 0, length, 8, e)) return 0;
     for (int i = 8; i-- > 0; ) n = n << 8 | length[i];
     if (n > HEADER_MAX)
-        return error_set(e, "%s: header of %llu bytes, at most %d are allowed; is it a safetensors file?", path,
+        return error_set(e, "%s: header of %llu bytes, but at most %d are allowed; is it a safetensors file?", path,
                          (unsigned long long)n, HEADER_MAX);
     if (n > size - 8) return error_set(e, "%s: header of %llu bytes in a file of %llu", path, (unsigned long long)n,
                                        (unsigned long long)size);
@@ -220,7 +243,7 @@ static int open_mapped(Safetensors *s, const char *folder, const char *index, co
     for (const JsonValue *v = json_first(map); v && ok; v = v->next) {
         const char *name = names[n++] = json_string(v, "");
         if (!is_plain_name(name))
-            ok = error_set(e, "%s: tensor %.200s is mapped to \"%.200s\", which is not a plain file name", index,
+            ok = error_set(e, "%s: tensor %.200s is in \"%.200s\", which is not a plain file name", index,
                            v->key, name);
     }
     if (ok) qsort(names, n, sizeof *names, by_string);
@@ -234,7 +257,7 @@ static int open_mapped(Safetensors *s, const char *folder, const char *index, co
     return ok;
 }
 
-/* The map and the files must agree; tensors that the map does not name are left out with a warning. */
+/* The map and the files must agree. Tensors that the map does not name are ignored with a warning. */
 static int check_map(Safetensors *s, const char *index, const JsonValue *map, Error *e) {
     for (const JsonValue *v = json_first(map); v; v = v->next) {
         const FileTensor *t = safetensors_find(s, v->key);
@@ -248,7 +271,7 @@ static int check_map(Safetensors *s, const char *index, const JsonValue *map, Er
     for (size_t i = 0; i < s->count; i++)
         if (json_get(map, s->tensors[i].name)) s->tensors[kept++] = s->tensors[i];
         else extra = s->tensors[i].name;
-    if (extra) warn("%s: %zu tensors of its files are not in its map and are ignored, among them %.200s", index,
+    if (extra) warn("%s: ignored %zu tensors that its map does not name, among them %.200s", index,
                     s->count - kept, extra);
     s->count = kept;
     return index_names(s, e);
@@ -263,7 +286,7 @@ static int open_index(Safetensors *s, const char *folder, const char *index, Err
     free(text);
     if (!json) return error_set(e, "%s: %.800s", index, why.text);
     const JsonValue *map = json_get(json_root(json), "weight_map");
-    int ok = json_is(map, JSON_OBJECT) ? 1 : error_set(e, "%s: it has no \"weight_map\"", index);
+    int ok = json_is(map, JSON_OBJECT) ? 1 : error_set(e, "%s: \"weight_map\" is missing", index);
     ok = ok && open_mapped(s, folder, index, map, e) && index_names(s, e) && check_map(s, index, map, e);
     json_free(json);
     return ok;
@@ -318,46 +341,24 @@ const char *safetensors_note(const Safetensors *s, const char *key) {
 int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e) {
     const Shard *f = &s->shards[t->file];
     if (offset > t->bytes || bytes > t->bytes - offset)
-        return error_set(e, "%s: tensor %.200s has %llu bytes, asked for %zu from %llu", f->path, t->name,
+        return error_set(e, "%s: tensor %.200s has %llu bytes; cannot read %zu from byte %llu", f->path, t->name,
                          (unsigned long long)t->bytes, bytes, (unsigned long long)offset);
     return read_at(f, f->data + t->begin + offset, data, bytes, e);
 }
 
-static double from_f64(const void *p) { double x; memcpy(&x, p, 8); return x; }
-static double from_f32(const void *p) { float x; memcpy(&x, p, 4); return (double)x; }
-static double from_bf16(const void *p) {                /* the upper half of an f32 */
-    uint16_t half;
-    memcpy(&half, p, 2);
-    uint32_t bits = (uint32_t)half << 16;
-    return from_f32(&bits);
-}
-static double from_f16(const void *p) {                 /* 1 sign, 5 exponent (bias 15), 10 fraction bits */
-    uint16_t bits;
-    memcpy(&bits, p, 2);
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    double size = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
-                : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
-    return bits >> 15 ? -size : size;
-}
-
-static const struct { const char *dtype; size_t bytes; double (*read)(const void *p); } floats[] = {
-    { "F32", 4, from_f32 }, { "BF16", 2, from_bf16 }, { "F16", 2, from_f16 }, { "F64", 8, from_f64 },
-};
-
 int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e) {
     unsigned char piece[1 << 14];
-    size_t kind = 0, kinds = sizeof floats / sizeof *floats;
-    while (kind < kinds && strcmp(t->dtype, floats[kind].dtype)) kind++;
-    if (kind == kinds) return error_set(e, "%s: tensor %.200s has dtype %s, not a floating-point one we read",
-                                        s->shards[t->file].path, t->name, t->dtype);
+    const FileDtype *dtype = dtype_named(t->dtype);
+    if (!dtype->read) return error_set(e, "%s: tensor %.200s has dtype %s; it must be F16, BF16, F32 or F64",
+                                       s->shards[t->file].path, t->name, t->dtype);
     if (first > t->count || n > t->count - first)
-        return error_set(e, "%s: tensor %.200s has %llu elements, asked for %zu from %llu", s->shards[t->file].path,
-                         t->name, (unsigned long long)t->count, n, (unsigned long long)first);
-    size_t width = floats[kind].bytes;
+        return error_set(e, "%s: tensor %.200s has %llu elements; cannot read %zu from element %llu",
+                         s->shards[t->file].path, t->name, (unsigned long long)t->count, n, (unsigned long long)first);
+    const size_t width = (size_t)dtype->bits / 8;
     for (size_t part; n; n -= part, first += part) {
         part = n < sizeof piece / width ? n : sizeof piece / width;
         if (!safetensors_read(s, t, first * width, piece, part * width, e)) return 0;
-        for (size_t i = 0; i < part; i++) *data++ = floats[kind].read(piece + i * width);
+        for (size_t i = 0; i < part; i++) *data++ = dtype->read(piece + i * width);
     }
     return 1;
 }
@@ -368,9 +369,9 @@ enum { BUFFER = 1 << 20 };
 struct SafetensorsWriter {
     char *path;
     int fd, failed;
-    uint64_t left, bytes;               /* data still to come; written so far, header and buffer included */
+    uint64_t left, bytes;               /* bytes of data still to be appended; of the file so far, buffer included */
     uint32_t crc;
-    size_t waiting;                     /* in the buffer */
+    size_t waiting;                     /* bytes in the buffer */
     unsigned char buffer[BUFFER];
 };
 
@@ -417,12 +418,11 @@ static int header_write(Text *h, const FileTensor *tensors, size_t n, const File
     if (note_count) text_add(h, n ? "}," : "}");
     for (size_t i = 0; i < n; i++) {
         const FileTensor *t = &tensors[i];
-        size_t type = 0, types = sizeof dtypes / sizeof *dtypes, length = strlen(t->name);
-        uint64_t bits;
-        while (type < types && strcmp(t->dtype, dtypes[type].name)) type++;
-        if (type == types) return error_set(e, "tensor %.200s: unknown dtype %.40s", t->name, t->dtype);
+        const FileDtype *dtype = dtype_named(t->dtype);
+        const size_t length = strlen(t->name);
+        if (!dtype) return error_set(e, "tensor %.200s: unknown dtype %.40s", t->name, t->dtype);
         if (utf8_valid(t->name, length) < length) return error_set(e, "the name of tensor %zu is not UTF-8", i);
-        bits = (uint64_t)dtypes[type].bits;
+        uint64_t bits = (uint64_t)dtype->bits;
         if (i) text_add(h, ",");
         text_add_json(h, t->name, length);
         text_add(h, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
@@ -436,7 +436,7 @@ static int header_write(Text *h, const FileTensor *tensors, size_t n, const File
         text_add(h, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin, (unsigned long long)*end);
     }
     text_add(h, "}");
-    while (h->length % 8) text_add(h, " ");             /* so that the data is aligned for those who map the file */
+    while (h->length % 8) text_add(h, " ");             /* aligns the data for programs that map the file */
     if (h->length <= HEADER_MAX) return 1;
     return error_set(e, "the names and shapes of %zu tensors need more than %d bytes", n, HEADER_MAX);
 }
@@ -468,7 +468,7 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
     if (w->failed) return error_set(e, "%s: an earlier write failed", w->path);
     if (bytes > w->left) {
         w->failed = 1;
-        return error_set(e, "%s: %zu more bytes of data where %llu are to come", w->path, bytes,
+        return error_set(e, "%s: %zu more bytes of data, but only %llu are missing", w->path, bytes,
                          (unsigned long long)w->left);
     }
     w->left -= bytes;
@@ -477,12 +477,12 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
 
 int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc) {
     int ok = w->failed ? error_set(e, "%s: an earlier write failed", w->path)
-           : w->left ? error_set(e, "%s: %llu bytes of data did not come", w->path, (unsigned long long)w->left)
+           : w->left ? error_set(e, "%s: %llu bytes of data are missing", w->path, (unsigned long long)w->left)
            : flush(w, e);
     while (ok && fsync(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
     if (ok) {
         int fd = w->fd;
-        w->fd = -1;                                     /* closed whatever close returns */
+        w->fd = -1;                                     /* closed even if close() fails */
         if (close(fd) && errno != EINTR) ok = error_set(e, "%s: close: %s", w->path, strerror(errno));
     }
     if (ok && bytes) *bytes = w->bytes;

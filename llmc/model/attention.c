@@ -1,6 +1,7 @@
 /* attention.c: the attention sub-layer of a block. A mixture of attention heads: every token picks X of A attention experts,
  * each with a query projection and an output projection. Keys and values come from one projection that all experts share, so
- * the cache and the cost of attention do not grow with the number of experts. With one expert it is plain attention.
+ * the cache and the cost of attention do not grow with the number of experts. With one expert it is plain attention. Some
+ * experts may be every token's, beside those it picks (arXiv 2410.11842): their slots come first, and nothing else differs.
  * Source: Zhang et al. 2022, arXiv 2210.05144; the form is JetMoE's, arXiv 2404.07413. */
 #include "model.h"
 
@@ -19,6 +20,39 @@ static void rotate(Model *m, Sizes z, floatX *q, floatX *kv, int direction) {
     m->dev->rope(q,  m->rope, m->batch.position, direction, z.N, z.Q*z.G*z.D, z.Q*z.G, z.D);
     m->dev->rope(kv, m->rope, m->batch.position, direction, z.N, 2*z.G*z.D, z.G, z.D);
 }
+/* The same where every head is normalized before: then the length of a query or key is a weight of the layer, the same for all
+ * tokens. Source: Henry et al. 2020, arXiv 2010.04245; the form is Qwen3's. */
+static Norm head_norm(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
+static void norm_rotate(Model *m, int l, Sizes z) {
+    const LayerParams *p = &m->lp[l];
+    LayerActs *a = &m->acts[l];
+    const int GD = z.G * z.D;
+    m->dev->norm_rope_forward(a->q, a->q_before, m->rope, m->batch.position, head_norm(m, p->query_norm), z.N, z.Q*GD, z.Q*z.G, z.D);
+    m->dev->norm_rope_forward(a->kv, a->k_before, m->rope, m->batch.position, head_norm(m, p->key_norm), z.N, 2*GD, z.G, z.D);
+}
+static void norm_rotate_backward(Model *m, int l, Sizes z) {
+    const LayerParams *p = &m->lp[l];
+    const LayerGrads *g = &m->lg[l];
+    const LayerActs *a = &m->acts[l];
+    const int GD = z.G * z.D;
+    m->dev->norm_rope_backward(m->s.dq, g->query_norm, a->q_before, m->rope, m->batch.position, head_norm(m, p->query_norm),
+                               z.N, z.Q*GD, z.Q*z.G, z.D);
+    m->dev->norm_rope_backward(m->s.dkv, g->key_norm, a->k_before, m->rope, m->batch.position, head_norm(m, p->key_norm),
+                               z.N, 2*GD, z.G, z.D);
+}
+
+/* Values of a token that do not depend on its context: a row of a table. Source: Zhou et al. 2024, arXiv 2410.17897; the form is
+ * modded-nanogpt's. */
+static void add_values(Model *m, int l, Sizes z) {
+    const int GD = z.G * z.D;
+    m->dev->embed_forward(m->s.values, m->batch.tokens, m->lp[l].value_embed, z.N, GD);
+    m->dev->columns_add(m->acts[l].kv, m->s.values, z.N, 2*GD, GD, GD);
+}
+static void add_values_backward(Model *m, int l, Sizes z) {
+    const int GD = z.G * z.D;
+    m->dev->columns_take(m->s.values, m->s.dkv, z.N, 2*GD, GD, GD);
+    m->dev->embed_backward(m->lg[l].value_embed, m->s.values, m->batch.tokens, z.N, m->config.vocab, GD);
+}
 
 Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
@@ -35,9 +69,11 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     if (z.mixture) dev->parallel_linear_forward(a->q, x, p->query, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
     else           dev->matmul_forward(a->q, x, p->query, N, C, Q*G*D);
     dev->matmul_forward(a->kv, x, p->kv, N, C, 2*G*D);
+    if (p->value_embed) add_values(m, l, z);
 
     /* 4. Positions rotate queries and keys. */
-    rotate(m, z, a->q, a->kv, +1);
+    if (p->query_norm) norm_rotate(m, l, z);
+    else               rotate(m, z, a->q, a->kv, +1);
 
     /* 5. Every query head attends. The heads of a token's slots are more heads of that token. A cache is empty when it gets
      * more than one token. */
@@ -93,9 +129,11 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
                             G, Q, D);
 
     /* 4 */
-    rotate(m, z, m->s.dq, m->s.dkv, -1);
+    if (p->query_norm) norm_rotate_backward(m, l, z);
+    else               rotate(m, z, m->s.dq, m->s.dkv, -1);
 
     /* 3 */
+    if (p->value_embed) add_values_backward(m, l, z);
     if (z.mixture) {
         dev->parallel_linear_backward_input(m->s.rows, m->s.dq, p->query, plan, C, G*D, GROUPED, BY_SLOT);
         dev->parallel_linear_backward_weight(g->query, m->s.dq, x, plan, C, G*D, BY_TOKEN, BY_SLOT, how);

@@ -34,7 +34,7 @@ void model_set_phase(Model *m, Phase phase) {
     for (int i = 0; i < m->manifest.count && phase & PHASE_FIRST; i++) {
         const Tensor *t = &m->manifest.at[i];
         void *gradient = gradient_of(t, m->grads);
-        const int overwritten = t->rank > 1 && (gradient != m->g.embed || m->g.embed == m->g.head);
+        const int overwritten = !t->summed && (gradient != m->g.embed || m->g.embed == m->g.head);
         if (!overwritten) m->dev->zero(gradient, t->count * t->element);
     }
 }

@@ -92,8 +92,8 @@ static uint64_t choices(const Probe *b) {
             m->dev->download(rows, p->start, begin * sizeof *rows);
             m->dev->download(rows + begin, p->token_of_row, (size_t)rows[p->E] * sizeof *rows);
             h = hash_bytes(h, rows, (begin + (size_t)rows[p->E]) * sizeof *rows);
-            m->dev->download(rows, both[i]->own_load, (size_t)p->E * sizeof *rows);
-            h = hash_bytes(h, rows, (size_t)p->E * sizeof *rows);
+            m->dev->download(rows, both[i]->own_load, (size_t)both[i]->E * sizeof *rows);
+            h = hash_bytes(h, rows, (size_t)both[i]->E * sizeof *rows);
             free(rows);
         }
     }

@@ -8,10 +8,10 @@
 
 enum { MOST_NAMES = 8 };
 typedef const char *const Names[MOST_NAMES];                /* in the order of the enum; NULL after the last */
-static Names scores_names     = { "topk-softmax", "softmax-topk", "sigmoid" };
+static Names scores_names     = { "topk-softmax", "softmax-topk", "sigmoid", "sigmoid-each" };
 static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2" };       /* Hugging Face's */
 static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
-static Names rounding_names   = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+static Names rounding_names   = { "off", "nearest", "stochastic", "up", "down" };
 
 static int by_name(Names names, const char *name) {
     for (int i = 0; names[i]; i++) if (!strcmp(name, names[i])) return i;
@@ -29,7 +29,9 @@ int activation_by_name(const char *name) {
 
 /* ---- descriptor ---------------------------------------------------------------------------------------- */
 
-static const char letters[] = "chdqaxekfs";                  /* in the order in which config_descriptor prints them */
+/* In the order in which config_descriptor prints them. Those from s on may be 0, which is not printed. */
+static const char letters[] = "chdqaxekfsbnzuvliyw";
+static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 
 static int divides(int a, int b) { return a > 0 && b % a == 0; }
 static int nearest64(double x) { return x < 64 ? 64 : (int)(x / 64 + 0.5) * 64; }
@@ -41,13 +43,16 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
         if (!strchr(letters, letter))
             return error_set(e, "model %s: no field %c; there are c channels, h heads, d head size, q kv "
                                 "heads, a attention experts, x of them per token, e experts, k per token, f "
-                                "expert width, s shared experts", text, letter);
+                                "expert width, s shared experts, b always-on attention experts, n query and key "
+                                "norm, z zero output matrices, u untied head, v value embeddings every v layers, "
+                                "l cap of logits, i initial scale by fan-in (%%), y of the embedding (%%), w scale of "
+                                "routed weights (%%)", text, letter);
         char *end;
         const long v = strtol(digits, &end, 10);
         if (end == digits || *digits == '-' || *digits == '+' || v < 0 || v > 1 << 24)
             return error_set(e, "model %s: field %c needs a whole number, at most %d", text, letter, 1 << 24);
         if (value[letter - 'a']) return error_set(e, "model %s: field %c is given twice", text, letter);
-        if (v == 0 && letter != 's') return error_set(e, "model %s: field %c must be at least 1", text, letter);
+        if (v == 0 && !may_be_zero(letter)) return error_set(e, "model %s: field %c must be at least 1", text, letter);
         value[letter - 'a'] = (int)v;
         at = end;
     }
@@ -56,18 +61,19 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
 #define FIELD(letter, otherwise) (value[letter - 'a'] ? value[letter - 'a'] : (otherwise))
 
 static int choose_heads(Config *c, const char *text, const int value[26], int small, Error *e) {
-    const int heads = FIELD('h', value['q' - 'a'] && c->attention_experts > 1 ? value['q' - 'a'] * c->attention_topk
+    const int active = c->attention_always + c->attention_topk;             /* attention experts of a token */
+    const int heads = FIELD('h', value['q' - 'a'] && c->attention_experts > 1 ? value['q' - 'a'] * active
                                : small || c->channels < 128 ? 4 : c->channels / 64);
     if (!value['d' - 'a'] && !divides(heads, c->channels))
         return error_set(e, "model %s: %d heads do not divide %d channels; give other heads (h) "
                             "or a head size (d)", text, heads, c->channels);
     c->head_size = FIELD('d', c->channels / heads);
     if (c->attention_experts > 1) {
-        c->query_heads = c->attention_topk;
-        c->kv_heads = FIELD('q', heads / c->attention_topk);
-        if (c->kv_heads * c->attention_topk != heads)
-            return error_set(e, "model %s: h = x * q query heads are needed, but %d is not %d * %d", text,
-                             heads, c->attention_topk, c->kv_heads);
+        c->query_heads = active;
+        c->kv_heads = FIELD('q', heads / active);
+        if (c->kv_heads * active != heads)
+            return error_set(e, "model %s: h = %s * q query heads are needed, but %d is not %d * %d", text,
+                             c->attention_always ? "(b + x)" : "x", heads, active, c->kv_heads);
         return 1;
     }
     c->kv_heads = FIELD('q', heads);
@@ -102,6 +108,15 @@ int config_parse(Config *c, const char *text, Error *e) {
     c->width = FIELD('f', c->channels == 128 ? (mixture ? 128 : 256)
                         : nearest64(c->channels * (mixture ? 4 : 8) / 3.0));
     c->shared_width = value['s' - 'a'] * c->width;
+    c->attention_always = value['b' - 'a'];
+    c->qk_norm = value['n' - 'a'];
+    c->zero_output = value['z' - 'a'];
+    c->tied = !value['u' - 'a'];
+    c->value_embeddings = value['v' - 'a'];
+    c->logit_cap = value['l' - 'a'];
+    c->init_fan = value['i' - 'a'] / 100.0;
+    c->init_embed = value['y' - 'a'] / 100.0;
+    c->route_scale = value['w' - 'a'] / 100.0;
     c->output_bias = c->attention_experts > 1 && c->experts > 1 && !c->shared_width;
     Error why;
     if (!choose_heads(c, text, value, small, e)) return 0;
@@ -109,6 +124,7 @@ int config_parse(Config *c, const char *text, Error *e) {
 }
 #undef FIELD
 
+static int hundredths(double x) { return (int)(x * 100 + 0.5); }
 void config_descriptor(const Config *c, char text[128]) {
     const int dense = c->experts == 1 && c->attention_experts == 1;
     int n = snprintf(text, 128, "%c%d:", c->universal ? 'u' : dense ? 'd' : 'm', c->layers);
@@ -117,8 +133,11 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'd' ? c->head_size : *l == 'q' ? c->kv_heads
               : *l == 'a' ? c->attention_experts : *l == 'x' ? c->attention_topk
               : *l == 'e' ? c->experts : *l == 'k' ? c->topk
-              : *l == 'f' ? c->width : c->shared_width / c->width;
-        if (*l == 's' && !v) continue;
+              : *l == 'f' ? c->width : *l == 's' ? c->shared_width / c->width
+              : *l == 'b' ? c->attention_always : *l == 'n' ? c->qk_norm : *l == 'z' ? c->zero_output
+              : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
+              : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed) : hundredths(c->route_scale);
+        if (!v && may_be_zero(*l)) continue;
         n += snprintf(text + n, 128 - (size_t)n, "%c%d", *l, v);
     }
 }
@@ -132,11 +151,19 @@ int config_check(const Config *c, Error *e) {
     if (c->attention_experts < 1 || c->attention_topk < 1 || c->attention_topk > c->attention_experts)
         return error_set(e, "%d of %d attention experts per token (x of a) is impossible", c->attention_topk,
                          c->attention_experts);
-    if (c->attention_experts > 1 && c->query_heads != c->attention_topk)
+    if (c->attention_experts > 1 && c->query_heads != c->attention_always + c->attention_topk)
         return error_set(e, "a mixture of attention heads has as many query heads per kv head (%d) as "
-                            "experts per token (%d)", c->query_heads, c->attention_topk);
+                            "experts per token (%d)", c->query_heads, c->attention_always + c->attention_topk);
+    if (c->attention_always < 0 || (c->attention_always && c->attention_experts == 1))
+        return error_set(e, "always-on attention experts (b) need routed ones beside them (a > 1)");
+    if (c->route_scale > 0 && c->experts == 1)
+        return error_set(e, "a scale of the routed experts' weights (w) needs routed experts (e > 1)");
+    if (c->qk_norm < 0 || c->qk_norm > 1) return error_set(e, "the norm of queries and keys (n) is 0 or 1");
+    if (c->zero_output < 0 || c->zero_output > 2) return error_set(e, "zero output matrices (z) are 0, 1 or 2");
+    if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
+        return error_set(e, "value embeddings (v) need blocks with weights of their own");
     if (c->head_size % 2) return error_set(e, "the head size %d must be even: positions rotate pairs", c->head_size);
-    if (c->experts > 4096 || c->attention_experts > 4096) return error_set(e, "at most 4096 experts");
+    if (c->experts > 4096 || c->attention_experts + c->attention_always > 4096) return error_set(e, "at most 4096 experts");
     if (c->shared_width && c->experts == 1)
         return error_set(e, "a shared expert (s) needs routed ones beside it (e > 1)");
     if (c->shared_width % c->width)
@@ -148,6 +175,10 @@ int config_check(const Config *c, Error *e) {
     return 1;
 }
 
+int config_has_values(const Config *c, int l) {
+    return c->value_embeddings && (c->layers - 1 - l) % c->value_embeddings == 0;
+}
+
 /* ---- families ------------------------------------------------------------------------------------------ */
 
 const char *family_name(Family f) {
@@ -155,6 +186,7 @@ const char *family_name(Family f) {
 }
 Family config_family(const Config *c) {
     if (c->universal || c->activation != SWIGLU || c->shared_width) return FAMILY_SMOE;
+    if (c->attention_always || c->qk_norm || c->value_embeddings || c->logit_cap > 0 || c->route_scale > 0) return FAMILY_SMOE;
     if (c->experts > 1 && c->scores != TOPK_SOFTMAX) return FAMILY_SMOE;
     if (c->attention_experts > 1)
         return c->experts == c->attention_experts && c->topk == c->attention_topk && c->output_bias

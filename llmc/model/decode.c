@@ -33,6 +33,7 @@ static void forward(Decoder *d) {
     else for (int b = 0; b < B; b++)
         m->dev->matmul_forward(row(m, d->logits, (size_t)b, V), row(m, m->final, (size_t)(b*T + T - 1), C), m->p.head,
                                1, C, V);
+    if (T > 1) model_cap(m, d->logits, B);
 }
 
 /* Positions of the next T tokens of each sequence, and their rows in the cache. */

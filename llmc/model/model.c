@@ -62,6 +62,7 @@ int model_decode_path(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
     return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
+        && !c->qk_norm && !c->value_embeddings && !c->attention_always && !(c->route_scale > 0)
         && dev->decode_fits(m->batch.N, c->channels, c->width, c->experts, c->topk)
         && dev->decode_fits(m->batch.N, c->channels, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
@@ -90,8 +91,12 @@ void model_forward(Model *m) {
 static floatX *row(const Model *m, floatX *x, int first) {
     return (floatX *)((char *)x + (size_t)first * (size_t)m->config.channels * m->dev->floatX_size);
 }
+void model_cap(const Model *m, floatX *logits, int rows) {
+    if (m->config.logit_cap > 0) m->dev->soft_cap(logits, (float)m->config.logit_cap, (size_t)rows * (size_t)m->config.vocab);
+}
 void model_logits(Model *m, int first, int count) {
     m->dev->matmul_forward(m->s.logits, row(m, m->final, first), m->p.head, count, m->config.channels, m->config.vocab);
+    model_cap(m, m->s.logits, count);
 }
 
 void model_next(Model *m, floatX *logits) {
@@ -102,6 +107,7 @@ void model_next(Model *m, floatX *logits) {
                        final_norm(m), (Router){ .E = 1, .K = 1 },
                        m->p.head, NULL, NULL, 0, IDENTITY, N, C, V, 0);
     else dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
+    model_cap(m, logits, N);
 }
 
 /* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */
@@ -112,7 +118,7 @@ void model_loss(Model *m, float scale, int gradient) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, scale, gradient, rows, V, m->used_vocab);
+        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,

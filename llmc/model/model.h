@@ -16,8 +16,10 @@
     T *att_norm;        /* (C) */                                                                             \
     T *att_router;      /* (A,C)         NULL when attention is plain */                                      \
     T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                \
-    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain */                                          \
-    T *output;          /* (A, C, G*D)   or (C, Q*G*D) */                                                     \
+    T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain. Before the A routed experts are those that */ \
+    T *output;          /* (A, C, G*D)   or (C, Q*G*D)             every token has, attention_always of them */ \
+    T *query_norm, *key_norm;   /* (D)   of every head, before rotation */                                    \
+    T *value_embed;     /* (V, G*D)      added to the values of a token */                                    \
     T *att_bias;        /* (C)           once per token, after the experts are combined */                    \
     T *mlp_norm;        /* (C) */                                                                             \
     T *router;          /* (E,C)         NULL when the MLP is dense */                                        \
@@ -37,10 +39,16 @@ typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 
 /* ---- activations and scratch ------------------------------------------------------------------------------ */
 
-typedef struct {                        /* one router's work on one batch */
+/* One router's work on one batch. A router chooses K of its E experts. Of the plan's slots, a token may have `always` more than
+ * K, for experts that all tokens have, and these are the plan's first; the weights of the others may be scaled. */
+typedef struct {
+    int     E, K, always;
+    float   scale;
     floatX *logits;                     /* (N,E) */
-    real   *lse, *weight;               /* (N) (S) */
-    int    *expert;                     /* (S) */
+    real   *lse, *chosen_weight;        /* (N) (N*K) */
+    int    *chosen;                     /* (N*K) */
+    real   *weight;                     /* (S)  of the plan; the same memory as chosen_weight where nothing is added or scaled, */
+    int    *expert;                     /* (S)  and as chosen */
     Plan    plan;
     int    *first;                      /* (N+1) plan.first where routing is rounded; NULL: it never is */
     int     site;                       /* where it draws random numbers: Dropout.site */
@@ -54,6 +62,7 @@ typedef struct {                        /* what a layer's forward leaves for its
     Route   att;
     floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
     floatX *kv;                         /* (N, 2,G,D) keys rotated */
+    floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any */
     floatX *mixed;  real *att_lse;      /* (N, Q*G*D) what attention returned, (N, Q*G) */
     floatX *mid;                        /* (N,C) residual stream between attention and MLP */
     floatX *mlp_normed;  real *mlp_rstd;
@@ -70,6 +79,9 @@ typedef struct {                        /* used by one layer at a time */
     floatX *dpre;                       /* (S,2F) */
     floatX *dq, *dmixed, *dkv;          /* (N, Q*G*D) (N, Q*G*D) (N, 2,G,D) */
     floatX *dlogits;  real *dweight;    /* (N,E) (S) */
+    real   *dchosen;                    /* (N*K) gradient of Route.chosen_weight where that is not the plan's weight */
+    int    *all_load;                   /* (A + always) slots of an extended plan's experts */
+    floatX *values;                     /* (N, G*D) value embeddings, or their gradients */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
     floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward; the gradient of the residual stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
@@ -207,6 +219,7 @@ void model_backward(Model *m, float scale);
 void model_learn(Model *m, float loss_scale, float router_scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
+void model_cap(const Model *m, floatX *logits, int rows);   /* of the head's products: the soft cap, if there is one */
 int  model_decode_path(const Model *m);                     /* decoding: does this batch take the decode_* operations? */
 int  model_counted(const Model *m);                         /* tokens whose slots are counted in a router's load */
 /* How the backward of layer l writes the gradient of a matrix. */

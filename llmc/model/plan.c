@@ -12,10 +12,19 @@ static const char *pick(Family f, const char *ours, const char *mixtral, const c
     return f == FAMILY_MIXTRAL ? mixtral : f == FAMILY_LLAMA ? llama : ours;
 }
 
+/* The standard deviation with which a matrix of so many inputs begins. */
+static float initial(const Config *c, int inputs) {
+    return c->init_fan > 0 ? (float)(c->init_fan / sqrt((double)inputs)) : (float)c->init_std;
+}
+/* Of one whose result is added to the residual stream, as those of 2 L sub-layers are. */
+static float initial_output(const Config *c, int inputs) {
+    return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
+}
+
 static void describe_layer(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, A = c->attention_experts, E = c->experts, F = c->width, Fs = c->shared_width;
+    const int C = c->channels, A = c->attention_experts, S = c->attention_always, E = c->experts, F = c->width, Fs = c->shared_width;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD, gate = c->activation == SWIGLU ? 2 : 1;
-    const float std = (float)c->init_std, out = std / sqrtf(2.0f * (float)c->layers);
+    const float std = initial(c, C);
     const Family f = config_family(c);
     const TensorKind up = gate == 2 ? TENSOR_STACKED : TENSOR_MATRIX;
 
@@ -28,44 +37,53 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
            pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
                          "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_STACKED, 2*GD, C);
     if (A > 1) {
-        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,   A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_MATRIX,   A, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, out,   TENSOR_MATRIX,   A, C, GD);
+        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_MATRIX,    S + A, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_MATRIX, S + A, C, GD);
         if (c->output_bias)
-        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS,     C);
+        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {
         TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, TENSOR_MATRIX, QGD, C);
-        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), out, TENSOR_MATRIX, C, QGD);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_MATRIX, C, QGD);
+    }
+    if (c->qk_norm) {
+        TENSOR(query_norm, "*self_attention.q_norm.weight", NULL, ONES, TENSOR_NORM, c->head_size);
+        TENSOR(key_norm,   "*self_attention.k_norm.weight", NULL, ONES, TENSOR_NORM, c->head_size);
+    }
+    if (config_has_values(c, l)) {
+        TENSOR(value_embed, "*self_attention.value_embed.weight", NULL, std, TENSOR_EMBEDDING, c->vocab, GD);
+        m->at[m->count - 1].summed = 1;
     }
     TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     if (E > 1) {
         TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", NULL),
                std, up, E, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), out, TENSOR_MATRIX, E, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), initial_output(c, F), TENSOR_MATRIX, E, C, F);
         if (c->output_bias)
         TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
         TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, up, gate*Fs, C);
-        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, out, TENSOR_MATRIX, C, Fs);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, initial_output(c, Fs), TENSOR_MATRIX, C, Fs);
         }
     } else {
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), out, TENSOR_MATRIX, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MATRIX, C, F);
     }
 #undef TENSOR
 }
 
 static void describe_model(Manifest *m, const Config *c) {
     const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
-    const float std = (float)c->init_std;
-    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, std, TENSOR_EMBEDDING, 2,
+    const float embed = c->init_embed > 0 ? (float)c->init_embed : (float)c->init_std;
+    const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
+    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
                  (int[]){ V, C });
     manifest_end_range(m);
     for (int l = 0; l < blocks; l++) { describe_layer(m, c, l); manifest_end_range(m); }
     manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
     if (!c->tied)
-        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, std, TENSOR_HEAD, 2,
+        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, head, TENSOR_HEAD, 2,
                      (int[]){ V, C });
     manifest_end_range(m);
 }
@@ -77,12 +95,11 @@ static void describe_model(Manifest *m, const Config *c) {
 typedef enum { KEEP, NORM, LAYER } Lifetime;
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
 
-/* Upper bound on slots: rounding adds at most tile-1 (UP), tile/2 (NEAREST) rows an expert, or tile/2 in total (BALANCED). An
- * expert never has more than N. */
+/* Upper bound on slots: rounding adds at most tile-1 (UP) or tile/2 (NEAREST) rows an expert. An expert never has more than N. */
 int mlp_slots(const Config *c, int N, int rounds) {
     const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
     if (!rounds || !c->rounding || E == 1) return (int)chosen;
-    const int64_t more = c->rounding == ROUND_DOWN ? 0 : c->rounding == ROUND_BALANCED ? c->tile / 2
+    const int64_t more = c->rounding == ROUND_DOWN ? 0
                        : c->rounding == ROUND_NEAREST ? E * ((c->tile - 1) / 2) : E * (c->tile - 1);
     return (int)(chosen + more < all ? chosen + more : all);
 }
@@ -113,6 +130,10 @@ static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     ACT(KEEP,  att_rstd,   N*Re);
     ACT(LAYER, q,          N*Q*G*D*X);
     ACT(LAYER, kv,         N*2*G*D*X);
+    if (c->qk_norm && m->mode == MODEL_TRAIN) {
+    ACT(LAYER, q_before,   N*Q*G*D*X);
+    ACT(LAYER, k_before,   N*G*D*X);
+    }
     ACT(LAYER, mixed,      N*Q*G*D*X);
     ACT(LAYER, att_lse,    N*Q*G*Re);
     ACT(LAYER, mid,        N*C*X);
@@ -122,12 +143,13 @@ static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     if (c->experts > 1 && c->shared_width)
     ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,  out,        N*C*X);
-#define ROUTE(r, experts, slots) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
+#define ROUTE(r, experts, always, slots, extends) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
     ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S_*Re); \
-    ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
-    ACT(KEEP, r.plan.token_of_row, S_*I); ACT(KEEP, r.plan.row_of_slot, S_*I); } while (0)
-    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, N*(size_t)c->attention_topk);
-    if (c->experts > 1)           ROUTE(mlp, c->experts, S);
+    ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+(always)+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
+    ACT(KEEP, r.plan.token_of_row, S_*I); ACT(KEEP, r.plan.row_of_slot, S_*I); \
+    if (extends) { ACT(KEEP, r.chosen, S_*I); ACT(KEEP, r.chosen_weight, S_*Re); } } while (0)
+    if (c->attention_experts > 1) ROUTE(att, c->attention_experts, (size_t)c->attention_always, N*Q, c->attention_always > 0);
+    if (c->experts > 1)           ROUTE(mlp, c->experts, 0, S, c->route_scale > 0);
     if (can_round(m))             ACT(KEEP, mlp.first, (N+1)*I);
 #undef ROUTE
 #undef ACT
@@ -144,7 +166,7 @@ static void describe_scratch(Model *m) {
     const size_t Fs = c->experts > 1 ? (size_t)c->shared_width : 0;
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
-    const size_t most = max(S, N * (size_t)c->attention_topk);
+    const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
 
 #define SHARED(field, bytes) arena_add(&m->arena, MEM_SHARED, #field, &s->field, bytes)
@@ -152,6 +174,8 @@ static void describe_scratch(Model *m) {
     SHARED(rows, most*C*X);
     SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
+    if (c->attention_always) SHARED(all_load, (size_t)(c->attention_always + c->attention_experts) * sizeof(int));
+    if (c->value_embeddings) SHARED(values, N*GD*X);
     if (train) {
         SHARED(dact, max(S*F, N*Fs) * X);
         SHARED(dpre, max(S*F, N*Fs) * gate*X);
@@ -160,6 +184,7 @@ static void describe_scratch(Model *m) {
         SHARED(dkv, N*2*GD*X);
         SHARED(dlogits, N*(size_t)(c->experts > c->attention_experts ? c->experts : c->attention_experts)*X);
         SHARED(dweight, most*Re);
+        if (c->attention_always || c->route_scale > 0) SHARED(dchosen, most*Re);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed[0], N*C*X);
         SHARED(dnormed[1], N*C*X);
@@ -195,7 +220,7 @@ static void place_gradients(Model *m, Dtype matrices) {
     m->matrix_gradients = matrices == FLOATX && once && m->dev->floatX_size < m->dev->real_size ? FLOATX : REAL;
     for (int i = 0; i < m->manifest.count; i++) {
         Tensor *t = &m->manifest.at[i];
-        t->dtype = t->layer >= 0 && t->rank > 1 ? m->matrix_gradients : REAL;
+        t->dtype = t->layer >= 0 && !t->summed ? m->matrix_gradients : REAL;
     }
     manifest_place_gradients(&m->manifest, m->dev);
 }
@@ -295,10 +320,15 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
     plan(m, 1, REAL);
 }
 
-static void bind_route(Model *m, Route *r, int router, int E, int K) {
+static void bind_route(Model *m, Route *r, int router, int E, int K, int always, double scale) {
     const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
-    r->plan.E = E;
-    r->plan.K = K;
+    r->E = E;
+    r->K = K;
+    r->always = always;
+    r->scale = scale > 0 ? (float)scale : 1;
+    r->plan.E = always + E;
+    r->plan.K = always + K;
+    if (!r->chosen) r->chosen = r->expert, r->chosen_weight = r->weight;
     r->site = 2 * m->config.layers + 1 + router;           /* dropout has the sites before */
     r->own_load = m->dp.own_load + at;
     r->load = m->dp.ordered ? r->own_load : m->results.load + at;
@@ -333,8 +363,8 @@ int model_allocate(Model *m) {
         manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
         if (m->grads) manifest_bind_gradients(&m->manifest, block, &m->lg[l], m->grads);
         describe_acts(m, &m->acts[l], BIND_SHARED);
-        if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk);
-        if (c->experts > 1)           bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk);
+        if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
+        if (c->experts > 1)           bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
     }
     dev->rope_table(m->rope, (float)c->rope_theta, positions(m), c->head_size);
     return 1;

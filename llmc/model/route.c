@@ -3,29 +3,35 @@
 
 void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
     const Device *dev = m->dev;
-    const int N = m->batch.N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
+    const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
     const Scores scores = (Scores)m->config.scores;
 
-    const int rounds = m->rounds && r->first;
-    int *choice = rounds ? m->s.choice : r->expert;
+    const int rounds = m->rounds && r->first, extends = r->chosen != r->expert;
+    int *choice = rounds ? m->s.choice : r->chosen, *load = r->always ? m->s.all_load : r->own_load;
 
     /* 1. Every token scores every expert and keeps the best K. */
     dev->matmul_forward(r->logits, x, router, N, C, E);
-    dev->router_forward(choice, r->weight, r->lse, r->logits, r->bias, scores, m->forced, N, E, K);
+    dev->router_forward(choice, r->chosen_weight, r->lse, r->logits, r->bias, scores, m->forced, N, E, K);
 
     /* 2. The slots are sorted by expert: each expert owns consecutive rows, if asked for whole tiles of them. */
     r->plan.N = N;
-    r->plan.S = rounds ? mlp_slots(&m->config, N, 1) : N * K;
+    r->plan.S = rounds ? mlp_slots(&m->config, N, 1) : N * r->plan.K;
     r->plan.first = rounds ? r->first : NULL;
-    if (!rounds) dev->route_plan(&r->plan, r->own_load, r->expert);
-    else dev->route_round(&r->plan, r->own_load, r->expert, r->weight, choice, r->logits, r->lse, scores,
-                          (Rounding)m->config.rounding, m->config.tile, m->batch.key, r->site);
+    if (rounds) {
+        dev->route_round(&r->plan, r->own_load, r->chosen, r->chosen_weight, choice, r->logits, r->lse, scores,
+                         (Rounding)m->config.rounding, m->config.tile, m->batch.key, r->site);
+        if (extends) dev->route_extend(r->expert, r->weight, r->chosen, r->chosen_weight, r->scale, r->plan.S, 0, 1);
+        return;
+    }
+    if (extends) dev->route_extend(r->expert, r->weight, r->chosen, r->chosen_weight, r->scale, N, r->always, K);
+    dev->route_plan(&r->plan, load, r->expert);
+    if (r->always) dev->copy(r->own_load, load + r->always, (size_t)E * sizeof *load);
 }
 
 /* Experts are to be balanced over a whole batch, whose tokens may be on several ranks: r->load counts all of them, or, if
  * the result is not to depend on the number of ranks, those of this rank's micro-batch. */
 void route_losses(Model *m, Route *r) {
-    const int N = m->batch.N, E = r->plan.E, K = r->plan.K;
+    const int N = m->batch.N, E = r->E, K = r->K;
     m->dev->router_losses(r->losses, r->logits, r->lse, r->load, model_counted(m), (Scores)m->config.scores, N, E, K);
 }
 
@@ -33,10 +39,15 @@ void route_losses(Model *m, Route *r) {
 void route_backward(Model *m, Route *r, const floatX *router, void *drouter, Sum *dx, const floatX *x, float scale,
                     Write how) {
     const Device *dev = m->dev;
-    const int N = m->batch.N, C = m->config.channels, E = r->plan.E, K = r->plan.K;
+    const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
+    const int extends = r->chosen != r->expert;
+
+    /* 2 */
+    if (extends && r->plan.first) dev->route_extend_backward(m->s.dchosen, m->s.dweight, r->scale, r->plan.S, 0, 1);
+    else if (extends) dev->route_extend_backward(m->s.dchosen, m->s.dweight, r->scale, N, r->always, K);
 
     /* 1 */
-    dev->router_backward(m->s.dlogits, m->s.dweight, r->weight, r->lse, r->expert, r->plan.first, r->logits, r->load,
+    dev->router_backward(m->s.dlogits, extends ? m->s.dchosen : m->s.dweight, r->chosen_weight, r->lse, r->chosen, r->plan.first, r->logits, r->load,
                          m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
     sum_add(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, how);

@@ -23,7 +23,7 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, const 
                   int rank, const int *shape) {
     if (m->count == m->capacity) m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
-    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field,
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field, .summed = rank < 2,
                    .layer = layer, .range = m->range_count };
     expand(t->name, sizeof t->name, name, layer);
     expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);

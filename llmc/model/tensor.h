@@ -22,6 +22,7 @@ typedef struct {
     TensorKind kind;
     size_t field;                       /* where the struct of pointers keeps this one */
     int    layer;                       /* -1: not in a layer */
+    int    summed;                      /* 1: its gradient is added to, so it begins at zero and is kept in reals */
     int    range;                       /* which of the manifest's it lies in */
 } Tensor;
 

@@ -1,55 +1,54 @@
-/* world.h: the ranks of a run and their processes: who we are among how many, how processes find each other, what
- * hosts agree on, and how a run ends everywhere when one of them is lost.
+/* group.h: the ranks of a run and the processes that drive them: how they find each other, what hosts agree on, and how
+ * the run ends everywhere when one of them is lost.
  *
- * A launcher (torchrun, mpirun, mpiexec, srun, or flags) starts `processes` processes, numbered. Each drives one or more
- * ranks, a thread each; ranks are numbered through, process by process. Process 0 is the hub of a star of TCP
- * connections; there are two from each of the others:
- *   - the first carries what hosts exchange (Group.exchange, Group.reduce);
- *   - the second is watched by a thread of its own on both sides. Each says once a second that it is alive and where
- *     its ranks are. A connection that closes, or one that stays silent, is a lost process: the hub tells all others
- *     which it was, and every process ends with EXIT_PEER. Nothing else diagnoses: whoever waits for a lost rank, in
- *     a socket or in NCCL, may wait for ever, because the watching thread ends the process under it. */
-#ifndef WORLD_H
-#define WORLD_H
+ * A launcher (torchrun, mpirun, mpiexec, srun, or flags) starts `processes` numbered processes. Each drives one or more
+ * ranks, one thread per rank; ranks are numbered consecutively, process by process. Process 0 is the hub of a star of TCP
+ * connections, two to each other process:
+ *   - the data connection carries what hosts exchange (Group.exchange, Group.reduce);
+ *   - the watch connection has a thread of its own on both sides, which sends a heartbeat every second with the state of
+ *     its ranks. A process whose watch connection closes or stays silent is lost: the hub names it to all others,
+ *     and every process ends with EXIT_PEER. Only the watching thread diagnoses. A thread that waits for a lost rank, in
+ *     a socket or in NCCL, may wait forever; the watching thread ends the process under it. */
+#ifndef GROUP_H
+#define GROUP_H
 #include "kernels/comm.h"
 #include "llmc/base/base.h"
 #include "launch.h"
 
-/* ---- joining and leaving -------------------------------------------------------------------------------- */
+/* ---- what hosts agree on: collective calls; every rank gets the same result ------------------------------- */
+
+void   group_barrier(Group *group);
+void   group_broadcast(Group *group, void *data, size_t bytes);             /* rank 0's data */
+int    group_max(Group *group, int x);                                      /* of flags: their logical or */
+int    group_min(Group *group, int x);
+void   group_gather(Group *group, OUT double *all, double x);               /* all (size) */
+
+/* ---- watching: ranks that make no progress ---------------------------------------------------------------- */
+
+/* This rank starts a phase that should end, by the next call, within `limit` seconds (0: no limit). If it does not, the
+ * run ends and the message names the rank that is behind. phase: a few words; they are copied. */
+void   group_phase(Group *group, const char *phase, double limit);
+void   group_watch(Group *group, Comm *c);                  /* poll c->error too; NULL before c is closed */
+
+/* ---- joining and leaving ---------------------------------------------------------------------------------- */
 
 typedef struct ProcessGroup ProcessGroup;
 typedef struct {
-    Launch launch;
-    int    ranks;                       /* that this process drives; processes may differ */
-    const char *version;                /* of the program; must be equal everywhere */
-    const char *settings;               /* {"name": value, ...}: must be equal everywhere, the first difference is shown */
-    double join_seconds;                /* how long to wait for the others; 0: 300 */
-    double silence_seconds;             /* how long a process may be silent; 0: 10 */
-    void (*lost)(const char *why);      /* must end the process; NULL: prints why, exits with EXIT_PEER */
+    Launch launch;                      /* which process this is, and where process 0 listens */
+    int    ranks;                       /* driven by this process; processes may differ */
+    const char *version;                /* of the program; must be the same in all processes */
+    const char *settings;               /* a JSON object; must be the same in all processes, else the first difference is shown */
+    double join_seconds;                /* how long to wait for the other processes; 0: 300 */
+    double silence_seconds;             /* a process that is silent for longer is lost; 0: 10 */
+    void (*lost)(const char *why);      /* must end the process; NULL: prints why and exits with EXIT_PEER */
 } GroupOptions;
 
-/* Meets the other processes. NULL and e: who is missing, who does not fit, what is wrong with the address. The same
- * reason on every process that could be told. */
+/* Connects to the other processes. NULL and e if one is missing, has other settings, or the address is wrong; every
+ * process that can be reached gets the same reason. */
 ProcessGroup *group_join(const GroupOptions *o, Error *e);
-int    group_size(const ProcessGroup *w);                          /* ranks in all */
-int    world_processes(const ProcessGroup *w);
-Group *group_of(ProcessGroup *w, int local);                    /* of the local-th rank here; for its thread only */
-/* After the threads of all local ranks have ended: waits for the other processes to come here, then parts in peace. A
- * process that exits without it is lost to the others. */
-void   group_leave(ProcessGroup *w);
-
-/* ---- what hosts agree on: every rank calls, all get the same -------------------------------------------- */
-
-void   group_barrier(Group *p);
-void   group_broadcast(Group *p, void *data, size_t bytes);                 /* rank 0's */
-int    group_max(Group *p, int x);                                          /* of flags: their or */
-int    group_min(Group *p, int x);
-void   group_gather(Group *p, OUT double *all, double x);                   /* all (size) */
-
-/* ---- watching: ranks that do not come on ---------------------------------------------------------------- */
-
-/* This rank begins something that should take no more than `limit` seconds (0: any time), until the next call. If it
- * takes longer the run ends, naming what each rank was in. phase: a few words that stay valid, or a literal. */
-void   group_phase(Group *p, const char *phase, double limit);
-void   group_watch(Group *p, Comm *c);                      /* ask c->error too; NULL before c is closed */
+int    group_size(const ProcessGroup *g);                   /* ranks of all processes */
+Group *group_of(ProcessGroup *g, int local);                /* the local-th rank of this process; for its thread only */
+/* Called once the threads of all local ranks have ended. Waits for the other processes, then closes the connections. A
+ * process that exits without this call is lost to the others. */
+void   group_leave(ProcessGroup *g);
 #endif

@@ -1,14 +1,14 @@
-/* launch.c: who this process is among how many, from the environment of whoever started it. */
+/* launch.c: see launch.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "launch.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PROCESSES = 1 << 20, DEFAULT_PORT = 29501 };
+enum { MAX_PROCESSES = 1 << 20, DEFAULT_PORT = 29501 };
 
-/* In order of precedence. A launcher is there when the variable of `size` is set; a rank without it is half a group, an
- * error. Slurm sets SLURM_PROCID and SLURM_NTASKS in shells that are no task of a step too, so only the variables
- * of a step (of srun) count. */
+/* In order of precedence. A launcher is recognized by its `size` variable; a `rank` without `size` is an error. Slurm sets
+ * SLURM_PROCID and SLURM_NTASKS in every shell of a job, so only the variables of a job step (srun) count: rank_alone 1,
+ * a rank without a size is ignored. */
 static const struct { const char *launcher, *rank, *size, *local, *locals, *job; int rank_alone; } launchers[] = {
     { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", 0 },
     { "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -20,12 +20,12 @@ enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
 
 const char *launch_getenv(const char *name) { return getenv(name); }
 
-/* A whole number of a variable; 0 and e if it is something else. */
+/* Parses the value of variable `name`; 0 and e if it is not a whole number in [low, high]. */
 static int number(int *x, const char *name, const char *text, long low, long high, Error *e) {
     char *end;
     const long value = strtol(text, &end, 10);
     if (end == text || *end || value < low || value > high)
-        return error_set(e, "%s=%s: a whole number from %ld to %ld was expected", name, text, low, high);
+        return error_set(e, "%s=%s: expected a whole number from %ld to %ld", name, text, low, high);
     *x = (int)value;
     return 1;
 }
@@ -46,7 +46,7 @@ static void first_host(char *host, size_t capacity, const char *list) {
     host[n] = 0;
 }
 
-/* Slurm's tasks on one node from its list over all nodes: 4(x2),3 means 4, 4, 3. 0: it does not say. */
+/* Slurm's tasks on one node, from its list over all nodes: 4(x2),3 means 4, 4, 3. 0: not listed. */
 static int tasks_on(int node, const char *list) {
     while (*list) {
         char *end;
@@ -67,13 +67,13 @@ static int tasks_on(int node, const char *list) {
 static int slurm_locals(Launch *l, const char *(*get)(const char *), Error *e) {
     const char *tasks = get("SLURM_STEP_TASKS_PER_NODE");
     int node = 0;
-    if (!optional(&node, "SLURM_NODEID", get, 0, MOST_PROCESSES, e)) return 0;
+    if (!optional(&node, "SLURM_NODEID", get, 0, MAX_PROCESSES, e)) return 0;
     if (tasks) l->locals = tasks_on(node, tasks);
     return 1;
 }
 
-/* Where process 0 listens. Under torchrun its agent may hold MASTER_PORT itself, so the next one is ours. Two jobs of
- * Slurm on one node get different ports. */
+/* Where process 0 listens. Torchrun's agent may occupy MASTER_PORT, so the next port is used. Slurm jobs derive the port
+ * from the job number, so that two jobs on one node get different ports. */
 static int find_address(Launch *l, const Launch *flags, const char *(*get)(const char *), Error *e) {
     const char *nodes = get("SLURM_STEP_NODELIST"), *master = get("MASTER_ADDR"), *port = get("MASTER_PORT");
     int job = 0;
@@ -82,7 +82,7 @@ static int find_address(Launch *l, const Launch *flags, const char *(*get)(const
     else if (master && strlen(master) < sizeof l->address) strcpy(l->address, master);
     else if (l->locals == l->processes || !strcmp(l->launcher, "flags")) strcpy(l->address, "localhost");
     else if (nodes) first_host(l->address, sizeof l->address, nodes);
-    else return error_set(e, "started by %s on several machines, and nothing says where process 0 is: "
+    else return error_set(e, "started by %s on several machines, but the address of process 0 is unknown: "
                           "set MASTER_ADDR to its host name", l->launcher);
     if (flags->port) l->port = flags->port;
     else if (port) {
@@ -98,8 +98,8 @@ int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *n
     *l = (Launch){ .launcher = "none", .processes = 1, .locals = 1, .port = DEFAULT_PORT };
     if (flags->process >= 0 || flags->processes > 0) {
         if (flags->process < 0 || flags->processes < 1 || flags->process >= flags->processes)
-            return error_set(e, "process %d of %d: both numbers must be given, the first from 0 and less than the second",
-                             flags->process, flags->processes);
+            return error_set(e, "process %d of %d: both numbers must be given, and the first must be at least 0 and less "
+                             "than the second", flags->process, flags->processes);
         *l = *flags;
         l->launcher = "flags";
         return find_address(l, flags, get, e);
@@ -108,12 +108,12 @@ int launch_find(Launch *l, const Launch *flags, const char *(*get)(const char *n
         const char *rank = get(launchers[i].rank), *size = get(launchers[i].size), *job;
         if (!size && (!rank || launchers[i].rank_alone)) continue;
         if (!rank || !size)
-            return error_set(e, "%s is set and %s is not: the environment of %s is incomplete",
+            return error_set(e, "%s is set but %s is not: the environment of %s is incomplete",
                              rank ? launchers[i].rank : launchers[i].size,
                              rank ? launchers[i].size : launchers[i].rank, launchers[i].launcher);
         l->launcher = launchers[i].launcher;
         l->locals = 0;
-        if (!number(&l->processes, launchers[i].size, size, 1, MOST_PROCESSES, e)
+        if (!number(&l->processes, launchers[i].size, size, 1, MAX_PROCESSES, e)
             || !number(&l->process, launchers[i].rank, rank, 0, l->processes - 1, e)
             || !optional(&l->locals, launchers[i].locals, get, 1, l->processes, e)
             || (!strcmp(l->launcher, "Slurm") && !slurm_locals(l, get, e))

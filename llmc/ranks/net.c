@@ -15,8 +15,8 @@
 
 static int is_local(const char *address) { return !strcmp(address, "localhost") || !strncmp(address, "127.", 4); }
 
-/* Small messages leave at once; a connection that was cut without a word is noticed some time; no child inherits it. */
-static int settle(int fd) {
+/* Small messages are sent at once; a dead connection is detected eventually; child processes do not inherit it. */
+static int set_up(int fd) {
     const int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
@@ -28,9 +28,9 @@ static int listen_on(const struct sockaddr *where, socklen_t bytes) {
     const int one = 1, none = 0;
     const int fd = socket(where->sa_family, SOCK_STREAM, 0);
     if (fd < 0) return -1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);      /* not kept waiting by a run that just ended */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);      /* no waiting after a run that has just ended */
     if (where->sa_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &none, sizeof none);
-    if (!bind(fd, where, bytes) && !listen(fd, 1024)) return settle(fd);
+    if (!bind(fd, where, bytes) && !listen(fd, 1024)) return set_up(fd);
     const int why = errno;
     close(fd);
     errno = why;
@@ -50,7 +50,7 @@ int net_listen(const char *address, int port, Error *e) {
     return fd;
 }
 
-/* Waits no longer than `seconds`: a packet that a firewall drops is answered by nothing at all. */
+/* Waits at most `seconds`: if a firewall drops the packets, there is no answer at all. */
 static int connect_to(const struct addrinfo *a, double seconds) {
     const int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
     if (fd < 0) return -1;
@@ -65,7 +65,7 @@ static int connect_to(const struct addrinfo *a, double seconds) {
         else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &size)) why = errno;
     }
     fcntl(fd, F_SETFL, flags);
-    if (!why) return settle(fd);
+    if (!why) return set_up(fd);
     close(fd);
     errno = why;
     return -1;
@@ -86,7 +86,7 @@ int net_connect(const char *address, int port, double seconds, Error *e) {
 
 int net_accept(int listener) {
     const int fd = accept(listener, NULL, NULL);
-    return fd < 0 ? -1 : settle(fd);
+    return fd < 0 ? -1 : set_up(fd);
 }
 
 int net_send(int fd, const void *data, size_t bytes) {

@@ -13,7 +13,7 @@
 void threads_settle(char **argv) {
 #if defined(_OPENMP) && defined(__linux__)
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY") || setenv("GOMP_SPINCOUNT", "10000", 1)) return;
-    execv("/proc/self/exe", argv);                          /* comes back only if it cannot, which is fine */
+    execv("/proc/self/exe", argv);                          /* returns only on failure, which is harmless */
 #else
     (void)argv;
 #endif
@@ -39,11 +39,11 @@ void threads_run(int count, void (*work)(void *run, int local), void *run) {
     for (int i = 0; i < count; i++) jobs[i] = (Job){ work, run, i, all > count ? all / count : 1 };
     for (int i = 1, e; i < count; i++)
         if ((e = pthread_create(&threads[i], NULL, run_job, &jobs[i])))
-            fail(EXIT_MEMORY, "no thread for rank %d of this process: %s", i, strerror(e));
+            fail(EXIT_MEMORY, "cannot start the thread of rank %d of this process: %s", i, strerror(e));
     run_job(&jobs[0]);
     for (int i = 1; i < count; i++) pthread_join(threads[i], NULL);
 #ifdef _OPENMP
-    omp_set_num_threads(all);                               /* the caller's own again */
+    omp_set_num_threads(all);                               /* the caller gets all threads back */
 #endif
     free(jobs);
     free(threads);

@@ -1,15 +1,18 @@
-/* device.h: the device that a user asks for by name (-dv). Which there are: kernels/devices.c. */
+/* device.h: choosing the device that a user asks for by name (-dv). The list of devices: kernels/devices.c. */
 #ifndef DEVICE_H
 #define DEVICE_H
 #include "kernels/kernels.h"
 
-/* Which of a machine's GPUs are whose: it runs `locals` processes, of which this is number `local`, and each drives
- * `count` of them, one thread each, from `first` on. count 0: its share of those there are; a CPU is one. */
+/* The GPUs that this process drives, one thread each: `count` of the machine's GPUs from number `first`. The machine runs
+ * `locals` processes of the run, of which this is number `local`. A CPU counts as one device. */
 typedef struct { int local, locals, count, first; } LocalDevices;
 
-/* name: auto, the best that works here; cpu or cuda, the best of that kind; or the name of one. Opens the first of this
- * process's share for this thread, and completes the share; or fails with EXIT_USAGE (no such device in this build, or
- * not so many) or EXIT_CUDA (this GPU cannot be used). why_cpu: where auto found no GPU to use in a build for GPUs, the
- * reason; else "". */
-const Device *device_choose(const char *name, LocalDevices *share, char why_cpu[256]);
+/* name: auto, the best device that works here; cpu or cuda, the best of that kind; or a device's name. Opens this process's
+ * first device for this thread. local: on entry, local, locals and count (0: the machine's GPUs divided by locals); on
+ * return, count and first. Fails with EXIT_USAGE (not in this build, or too few GPUs) or EXIT_CUDA (this GPU cannot be
+ * used). why_cpu: the reason if auto finds no usable GPU in a build for GPUs; else "". */
+const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[256]);
+
+/* Bytes per second, read plus written, of large copies in the device's memory. 0: it has no 512 MB left. */
+double device_copy_rate(const Device *dev);
 #endif

@@ -1,66 +1,72 @@
-/* follow.c: what is seen of a run: its log, validation, samples, checkpoints. */
+/* follow.c: what a run reports: its log, validation, samples, checkpoints. */
 #include "run.h"
 #include "llmc/base/random.h"
-#include "report.h"
 #include "llmc/base/text.h"
+#include "report.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 
+/* ---- start ----------------------------------------------------------------------------------------------- */
+
+static void add_string(Text *e, const char *key, const char *string) { event_text(e, key, string, strlen(string)); }
+
 static void log_start(Run *r) {
     const size_t total = r->model.manifest.learnable;
     char descriptor[128], when[32] = "";
     time_t t = time(NULL);
-    Text line = { 0 };
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
     config_descriptor(&r->config, descriptor);
-    text_add(&line, "{\"event\": \"start\", \"time\": \"%s\", \"version\": \"%s\", \"device\": \"%s\", "
-             "\"model\": \"%s\", \"family\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"data\": ",
-             when, MOE_VERSION, r->dev->name, descriptor, family_name(config_family(&r->config)), total,
-             config_active(&r->config, total));
-    text_add_json(&line, data_description(r->data), strlen(data_description(r->data)));
-    text_add(&line, ", \"ranks\": %d, \"fallback\": %s, \"train_tokens\": %lld, \"val_tokens\": %lld, \"options\": %s}",
-             r->parallel.ranks, data_is_fallback(r->data) ? "true" : "false",
-             (long long)data_tokens(r->data, DATA_TRAIN),
-             (long long)data_tokens(r->data, DATA_VALIDATION), r->options_json);
-    if (r->first_step == 0) log_event(&r->log, line.at);
-    else {
-        char *resume = text_format("{\"event\": \"resume\", \"step\": %lld, \"ranks\": %d}", (long long)r->first_step,
-                                   r->parallel.ranks);
-        log_event(&r->log, resume);
-        free(resume);
-    }
-    free(line.at);
+    Text e = event("start");
+    add_string(&e, "time", when);
+    add_string(&e, "version", MOE_VERSION);
+    add_string(&e, "device", r->dev->name);
+    add_string(&e, "model", descriptor);
+    add_string(&e, "family", family_name(config_family(&r->config)));
+    event_int(&e, "parameters", (int64_t)total);
+    event_int(&e, "active", (int64_t)config_active(&r->config, total));
+    add_string(&e, "data", data_description(r->data));
+    event_int(&e, "ranks", r->parallel.ranks);
+    event_json(&e, "fallback", data_is_fallback(r->data) ? "true" : "false");
+    event_int(&e, "train_tokens", data_tokens(r->data, DATA_TRAIN));
+    event_int(&e, "val_tokens", data_tokens(r->data, DATA_VALIDATION));
+    event_json(&e, "options", r->options_json);
+    log_event(&r->log, &e);
+}
+static void log_resume(Run *r) {
+    Text e = event("resume");
+    event_int(&e, "step", r->first_step);
+    event_int(&e, "ranks", r->parallel.ranks);
+    log_event(&r->log, &e);
 }
 
-/* Of all tensors, without the padding between them, which depends on the number of ranks. */
-static uint64_t fingerprint(const Model *m) {
-    const size_t size = m->dev->floatX_size;
-    char *weights = mem_alloc(m->manifest.total * size);
-    uint64_t h = 0;
-    parallel_wait_all_weights(m);
-    m->dev->download(weights, m->params, m->manifest.total * size);
-    for (int i = 0; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        h = hash_bytes(h, weights + t->offset * size, t->count * size);
-    }
-    free(weights);
-    return h;
+void run_begin_log(Run *r) {
+    Error e;
+    Text json = { 0 };
+    settings_json(&r->s, &json);
+    r->options_json = json.at;
+    if (!r->leads) { log_silence(&r->log); return; }
+    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
+    if (r->first_step) log_resume(r); else log_start(r);
+    if (r->progress.step >= r->s.steps)
+        log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
+/* ---- steps ------------------------------------------------------------------------------------------------- */
 
-/* A gradient that is not finite changed nothing on the device; say so, and give up when it goes on. */
+/* The device has skipped the update. */
 void run_bad_step(Run *r, const StepStats *t, int tensor) {
     const char *name = r->model.manifest.at[tensor].name;
     Progress *p = &r->progress;
     p->bad_steps++;
     model_forget(&r->model);
-    char *event = text_format("{\"event\": \"skip\", \"step\": %lld, \"tensor\": \"%s\"}", (long long)t->step, name);
-    log_event(&r->log, event);
-    free(event);
+    Text e = event("skip");
+    event_int(&e, "step", t->step);
+    add_string(&e, "tensor", name);
+    log_event(&r->log, &e);
     if (r->leads)
-        warn("step %lld: the gradient of %s is not finite (loss %g): no update; %d in a row",
+        warn("step %lld: the gradient of %s is not finite (loss %g): the update is skipped; %d in a row",
              (long long)t->step, name, t->loss, p->bad_steps);
     if (p->bad_steps >= r->s.max_bad)
         fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. "
@@ -69,11 +75,9 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
              (long long)(p->samples + samples_per_step(r) - 1), r->s.out);
 }
 
-/* ---- watching ------------------------------------------------------------------------------------------ */
-
-/* Of the rows of all tiles that a step's last micro-batch multiplied on this rank, those that belong to no token: as tokens
- * chose, and as it was rounded. */
-void run_show_tile_waste(Run *r) {
+/* Padding rows as a fraction of all rows of tiles, in the step's last micro-batch on this rank: for the experts that tokens
+ * chose, and after rounding. */
+static void show_tile_waste(Run *r) {
     const Model *m = &r->model;
     const Config *c = &m->config;
     const size_t bytes = ((size_t)c->experts + 1) * sizeof(int);
@@ -92,18 +96,20 @@ void run_show_tile_waste(Run *r) {
     free(chosen);
     free(start);
     for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
-    log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows an expert", 100 * tiles[0], 100 * tiles[1],
+    log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0], 100 * tiles[1],
              rows[0] / c->layers / c->experts);
-    char *event = text_format("{\"event\": \"tiles\", \"step\": %lld, \"waste_chosen\": %.4f, \"waste_rounded\": %.4f}",
-                              (long long)r->progress.step, tiles[0], tiles[1]);
-    log_event(&r->log, event);
-    free(event);
+    Text e = event("tiles");
+    event_int(&e, "step", r->progress.step);
+    event_double(&e, "waste_chosen", tiles[0]);
+    event_double(&e, "waste_rounded", tiles[1]);
+    log_event(&r->log, &e);
 }
 
-int run_validate(Run *r) {
+/* The mean loss per token over the validation batches, which are split across the ranks; 0 if there are no tokens. Leaves
+ * the loads of all these tokens in Model.load. */
+static int validation_loss(Run *r, double *loss) {
     const Settings *s = &r->s;
     Model *m = &r->model;
-    Progress *p = &r->progress;
     Error e;
     double total = 0, count = 0, sum;
     int64_t batches = data_validation_batches(r->data, s->batch, s->seq);
@@ -112,7 +118,7 @@ int run_validate(Run *r) {
     m->dropout = 0;
     m->rounds = 0;
     if (m->routers) m->dev->zero(m->dp.own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
-    for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {       /* ranks deal the batches out */
+    for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
             fail(EXIT_DISK, "%s", e.text);
         for (int n = 0; n < N; n++) count += r->targets[n] >= 0;
@@ -126,20 +132,34 @@ int run_validate(Run *r) {
     parallel_wait_loads(m);
     total = parallel_sum(&r->parallel, total);
     count = parallel_sum(&r->parallel, count);
-    if (count <= 0) return 0;
-    const double loss = total / count;
+    *loss = total / count;
+    return count > 0;
+}
+
+void run_validate(Run *r) {
+    Model *m = &r->model;
+    Progress *p = &r->progress;
+    Error e;
+    if (r->config.rounding) show_tile_waste(r);
+    double loss;
+    if (!validation_loss(r, &loss)) return;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
-    const int best = loss < p->best_loss || p->best_step < 0;
-    if (best && isfinite(loss)) { p->best_loss = loss; p->best_step = p->step; }
-    log_validation(&r->log, p->step, loss, bytes > 0 ? loss * tokens / bytes / log(2) : 0, p->best_loss, p->best_step);
+    const int best = isfinite(loss) && (loss < p->best_loss || p->best_step < 0);
+    if (best) { p->best_loss = loss; p->best_step = p->step; }
+    log_validation(&r->log, &(ValidationStats){
+        .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
+        .best = p->best_loss, .best_step = p->best_step });
     if (m->routers && r->leads) {
-        int experts, loads = router_width(m, m->routers, &experts), *load = mem_alloc((size_t)loads * sizeof *load);
-        m->dev->download(load, m->results.load, (size_t)loads * sizeof *load);
-        log_loads(&r->log, p->step, m, load, s->show_loads);
+        const size_t loads = router_offset(m, m->routers);
+        int *load = mem_alloc(loads * sizeof *load);
+        m->dev->download(load, m->results.load, loads * sizeof *load);
+        log_loads(&r->log, p->step, m, load, r->s.show_loads);
         free(load);
     }
-    return best && isfinite(loss);
+    if (best && r->s.keep_best && r->leads
+        && !checkpoint_save_best(r->s.out, m, p->step, r->tokenizer, &e))
+        warn("the best weights were not saved: %s", e.text);
 }
 
 void run_show_sample(Run *r) {
@@ -153,7 +173,7 @@ void run_show_sample(Run *r) {
     decoder_reset(d);
     decoder_draw(d, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }, &key);
     while (count < r->s.sample_length) {
-        if (d->length == capacity) {                                     /* the context is full: keep its last half */
+        if (d->length == capacity) {                                     /* the context is full: its last half is read again */
             const int half = capacity / 2;
             decoder_reset(d);
             decoder_feed(d, tokens + count - half, half);
@@ -178,22 +198,44 @@ void run_show_sample(Run *r) {
 static int save_here(Run *r) {
     Error e;
     const Settings *s = &r->s;
-    r->progress.updates = r->optimizer.updates;
+    Progress *p = &r->progress;
+    p->updates = r->optimizer.updates;
     if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return 1; }
-    if (checkpoint_save(s->out, &r->model, &r->optimizer, &r->progress, r->tokenizer, r->options_json,
-                        s->keep, s->major, &e)) {
+    Text progress = { 0 };
+    progress_to_json(p, r->dev->name, &progress);
+    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer,
+                                .step = p->step, .progress = progress.at, .options = r->options_json };
+    const int ok = checkpoint_save(s->out, &snapshot, s->keep, s->major, &e);
+    free(progress.at);
+    if (ok) {
         r->failed_saves = 0;
-        log_line(&r->log, "saved step %lld in %s", (long long)r->progress.step, s->out);
+        log_line(&r->log, "saved step %lld in %s", (long long)p->step, s->out);
         return 1;
     }
-    warn("checkpoint of step %lld was not saved, the one before it is untouched: %s",
-         (long long)r->progress.step, e.text);
+    warn("checkpoint of step %lld was not saved, the one before it is untouched: %s", (long long)p->step, e.text);
     if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
     return 0;
 }
 int run_save(Run *r) { return group_min(r->parallel.group, save_here(r)); }
 
-static void summary(Run *r) {
+/* ---- the end ------------------------------------------------------------------------------------------------- */
+
+/* Of all weights, without the padding between tensors, which depends on the number of ranks. */
+static uint64_t fingerprint(const Model *m) {
+    const size_t size = m->dev->floatX_size;
+    char *weights = mem_alloc(m->manifest.total * size);
+    uint64_t h = 0;
+    parallel_wait_all_weights(m);
+    m->dev->download(weights, m->params, m->manifest.total * size);
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        h = hash_bytes(h, weights + t->offset * size, t->count * size);
+    }
+    free(weights);
+    return h;
+}
+
+static void log_summary(Run *r) {
     const Progress *p = &r->progress;
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
@@ -201,13 +243,13 @@ static void summary(Run *r) {
     log_end(&r->log, p, weights);
     if (p->best_step >= 0)
         log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
-    log_line(&r->log, "time             | %.1f s from the start of the program; %.1f s of training in all",
+    log_line(&r->log, "time             | %.1f s since the program started; %.1f s of training in all sessions",
              now() - r->started, p->seconds);
-    log_line(&r->log, "tokens           | %lld, %.0f a second",
+    log_line(&r->log, "tokens           | %lld, %.0f per second",
              (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
     log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
     if (r->waits != p->step - r->first_step)
-        log_line(&r->log, "host waits       | %.2f a step; 1 is right, for its results",
+        log_line(&r->log, "host waits       | %.2f per step; expected: 1, for its results",
                  (double)r->waits / (double)(p->step - r->first_step));
     log_line(&r->log, "weights          | fingerprint %016llx", (unsigned long long)weights);
     if (data_is_fallback(r->data))
@@ -215,27 +257,16 @@ static void summary(Run *r) {
                  "these losses are not tinyshakespeare's");
 }
 
-void run_begin_log(Run *r) {
-    Error e;
-    Text json = { 0 };
-    settings_json(&r->s, &json);
-    r->options_json = json.at;
-    if (!r->leads) { log_silence(&r->log); return; }
-    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
-    log_start(r);
-    if (r->progress.step >= r->s.steps)
-        log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
-}
 void run_end_log(Run *r) {
     Error e;
     if (!r->leads) return;
-    summary(r);
+    log_summary(r);
     if (!report_write(r->s.out, &e)) warn("%s", e.text);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
     if (r->finished)
-        log_line(&r->log, "\nread what it learned:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
+        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
                  r->s.out, best ? "/best" : "");
     else
-        log_line(&r->log, "\nstopped on request; to go on:  ./train_moe -o %s -y 1", r->s.out);
+        log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", r->s.out);
     log_close(&r->log);
 }

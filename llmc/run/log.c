@@ -2,7 +2,6 @@
 #define _POSIX_C_SOURCE 200809L
 #include "log.h"
 #include "plot.h"
-#include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include <errno.h>
 #include <math.h>
@@ -11,35 +10,67 @@
 #include <string.h>
 #include <unistd.h>
 
-static Log *current;                    /* where warnings go: one log is open at a time */
+static Log *current;                    /* receives warnings; one log is open at a time */
 
-static void write_line(Log *l, FILE **file, const char *text) {
-    if (!*file) return;
-    if (fprintf(*file, "%s\n", text) > 0 && fflush(*file) == 0) return;
-    clearerr(*file);                                        /* training goes on; a disk may get room again */
+/* ---- events and lines --------------------------------------------------------------------------------------- */
+
+static void write_line(Log *l, FILE *file, const char *text) {
+    if (!file) return;
+    if (fprintf(file, "%s\n", text) > 0 && fflush(file) == 0) return;
+    clearerr(file);                                         /* training continues; the disk may get space again */
     if (l->lost++ % 100 == 0)
-        fprintf(stderr, "warning: %s: log lines cannot be written (%s); training goes on\n", l->folder,
+        fprintf(stderr, "warning: %s: log lines cannot be written (%s); training continues\n", l->folder,
                 strerror(errno));
 }
-void log_event(Log *l, const char *json_object) { write_line(l, &l->json, json_object); }
-void log_silence(Log *l) { *l = (Log){ .silent = 1 }; }
 
-static void on_warning(const char *text) {
-    Text t = { 0 };
-    if (!current) return;
-    text_add(&t, "{\"event\": \"warning\", \"text\": ");
-    text_add_json(&t, text, strlen(text));
-    text_add(&t, "}");
-    log_event(current, t.at);
-    free(t.at);
+static void key(Text *e, const char *name) { text_add(e, ", \"%s\": ", name); }
+Text event(const char *name) {
+    Text e = { 0 };
+    text_add(&e, "{\"event\": \"%s\"", name);
+    return e;
+}
+void event_int(Text *e, const char *name, int64_t x)        { key(e, name); text_add(e, "%lld", (long long)x); }
+void event_double(Text *e, const char *name, double x)      { key(e, name); text_add_double(e, x); }
+void event_json(Text *e, const char *name, const char *json) { key(e, name); text_add_string(e, json); }
+void event_text(Text *e, const char *name, const char *text, size_t bytes) {
+    key(e, name);
+    text_add_json(e, text, bytes);
+}
+void log_event(Log *l, Text *e) {
+    text_add(e, "}");
+    write_line(l, l->json, e->at);
+    free(e->at);
 }
 
-/* Keeps the lines of a log up to `step`, as number_of tells it; lines without a step
- * stay with what came before them. */
+static void finish_line(Log *l) {
+    if (l->open_line) putchar('\n');
+    l->open_line = 0;
+}
+void log_line(Log *l, const char *format, ...) {
+    va_list args;
+    if (l->silent) return;
+    finish_line(l);
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    putchar('\n');
+    fflush(stdout);
+}
+
+/* ---- opening and closing -------------------------------------------------------------------------------------- */
+
+static void on_warning(const char *text) {
+    if (!current) return;
+    Text e = event("warning");
+    event_text(&e, "text", text, strlen(text));
+    log_event(current, &e);
+}
+
+/* The step of a line; -1: it has none; INT64_MAX: it is damaged. */
 static int64_t json_step(const char *line, size_t n) {
     Error e;
     Json *j = json_parse(line, n, &e);
-    int64_t step = j ? json_int(json_get(json_root(j), "step"), -1) : INT64_MAX;       /* a torn line is dropped */
+    int64_t step = j ? json_int(json_get(json_root(j), "step"), -1) : INT64_MAX;
     json_free(j);
     return step;
 }
@@ -47,6 +78,7 @@ static int64_t main_step(const char *line, size_t n) {
     return n > 2 && line[0] == 's' && line[1] == ':' ? strtoll(line + 2, NULL, 10) : -1;
 }
 
+/* Removes the lines after `step` from a log. A line without a step belongs to the line before it. */
 static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *, size_t)) {
     size_t bytes, kept = 0;
     Error e;
@@ -64,6 +96,7 @@ static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *,
     free(text);
 }
 
+void log_silence(Log *l) { *l = (Log){ .silent = 1 }; }
 int log_open(Log *l, const char *folder, int64_t resume_step, Error *e) {
     char *main_path = text_format("%s/main.log", folder), *json_path = text_format("%s/log.jsonl", folder);
     *l = (Log){ .folder = text_format("%s", folder), .terminal = isatty(STDOUT_FILENO) };
@@ -87,93 +120,84 @@ void log_close(Log *l) {
     free(l->curve);
 }
 
-static void number(Text *t, const char *key, double x) {
-    text_add(t, ", \"%s\": ", key);
-    text_add_double(t, x);
-}
-static void finish_line(Log *l) {
-    if (l->open_line) putchar('\n');
-    l->open_line = 0;
-}
-void log_line(Log *l, const char *format, ...) {
-    va_list args;
-    if (l->silent) return;
-    finish_line(l);
-    va_start(args, format);
-    vprintf(format, args);
-    va_end(args);
-    putchar('\n');
-    fflush(stdout);
+/* ---- steps and validations ------------------------------------------------------------------------------------- */
+
+static void add_point(Log *l, double x, double y) {
+    if ((l->points & (l->points - 1)) == 0)                 /* full: capacities are powers of two */
+        l->curve = mem_grow(l->curve, (size_t)(l->points ? 4 * l->points : 4) * sizeof *l->curve);
+    l->curve[2*l->points] = x;
+    l->curve[2*l->points++ + 1] = y;
 }
 
 static void score_text(char text[16], double z) {
     if (isfinite(z)) snprintf(text, 16, "%+5.2fz", z);
     else snprintf(text, 16, " --- z");
 }
-
-void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double norm_z, int keep_line) {
-    char zl[16], zn[16], bal[64] = "", att[32] = "", line[400];
+static void print_step(Log *l, const StepStats *s, int keep_line) {
+    const RouterStats *r = &s->routers;
     const int eta = (int)(s->eta + 0.5);
-    if (l->silent) return;
-    if (l->terminal) {
-        if ((l->points & (l->points - 1)) == 0)
-            l->curve = mem_grow(l->curve, (size_t)(l->points ? 4 * l->points : 4) * sizeof *l->curve);
-        l->curve[2*l->points] = (double)s->step;
-        l->curve[2*l->points++ + 1] = s->loss;
-    }
-    score_text(zl, loss_z);
-    score_text(zn, norm_z);
-    if (s->balance > 0 || s->att_balance > 0)
-        snprintf(bal, sizeof bal, " | bal %.2f max %.1f dead %d/%d",
-                 s->balance > 0 ? s->balance : s->att_balance, s->max_load, s->dead, s->experts);
-    if (s->att_balance > 0) snprintf(att, sizeof att, " att %.2f", s->att_balance);
+    char loss_z[16], norm_z[16], balance[64] = "", attention[32] = "", line[400];
+    score_text(loss_z, s->loss_z);
+    score_text(norm_z, s->norm_z);
+    if (r->balance > 0 || r->att_balance > 0)
+        snprintf(balance, sizeof balance, " | bal %.2f max %.1f dead %d/%d",
+                 r->balance > 0 ? r->balance : r->att_balance, r->max_load, r->dead, r->experts);
+    if (r->att_balance > 0) snprintf(attention, sizeof attention, " att %.2f", r->att_balance);
     snprintf(line, sizeof line, "step %4lld/%lld | loss %.6f (%s)| norm %.4f (%s)| lr %.2e | %.2f ms | %.0f "
-                                "tok/s%s%s | eta %d:%02d", (long long)s->step, (long long)steps, s->loss, zl,
-                                s->norm, zn, s->lr, s->ms, s->tok_s, bal, att, eta / 60, eta % 60);
-    if (!l->terminal) { puts(line); fflush(stdout); }
-    else if (keep_line || now() - l->shown > 0.05) {        /* twenty times a second is as fast as anyone reads */
+                                "tok/s%s%s | eta %d:%02d", (long long)s->step, (long long)s->steps, s->loss, loss_z,
+                                s->norm, norm_z, s->lr, s->ms, s->tok_s, balance, attention, eta / 60, eta % 60);
+    if (!l->terminal) puts(line);
+    else if (keep_line || now() - l->refreshed > 0.05) {    /* at most 20 times a second */
         printf("\r%s\033[K", line);
         l->open_line = 1;
         if (keep_line) finish_line(l);
-        fflush(stdout);
-        l->shown = now();
+        l->refreshed = now();
     }
-    snprintf(line, sizeof line, "s:%lld trl:%.6f lr:%.6f norm:%.4f bal:%.3f max:%.2f dead:%d",
-             (long long)s->step, s->loss, s->lr, s->norm, s->balance, s->max_load, s->dead);
-    write_line(l, &l->main, line);
-
-    Text t = { 0 };
-    text_add(&t, "{\"event\": \"step\", \"step\": %lld", (long long)s->step);
-    number(&t, "loss", s->loss);
-    number(&t, "norm", s->norm);
-    number(&t, "lr", s->lr);
-    number(&t, "ms", s->ms);
-    number(&t, "tok_s", s->tok_s);
-    number(&t, "balance", s->balance);
-    number(&t, "z", s->z);
-    number(&t, "att_balance", s->att_balance);
-    number(&t, "max_load", s->max_load);
-    text_add(&t, ", \"dead\": %d}", s->dead);
-    log_event(l, t.at);
-    free(t.at);
+    fflush(stdout);
 }
 
-void log_validation(Log *l, int64_t step, double loss, double bits_per_byte, double best, int64_t best_step) {
+void log_step(Log *l, const StepStats *s, int keep_line) {
+    const RouterStats *r = &s->routers;
+    char line[400];
+    if (l->silent) return;
+    if (l->terminal) add_point(l, (double)s->step, s->loss);
+    print_step(l, s, keep_line);
+    snprintf(line, sizeof line, "s:%lld trl:%.6f lr:%.6f norm:%.4f bal:%.3f max:%.2f dead:%d",
+             (long long)s->step, s->loss, s->lr, s->norm, r->balance, r->max_load, r->dead);
+    write_line(l, l->main, line);
+
+    Text e = event("step");
+    event_int(&e, "step", s->step);
+    event_double(&e, "loss", s->loss);
+    event_double(&e, "norm", s->norm);
+    event_double(&e, "lr", s->lr);
+    event_double(&e, "ms", s->ms);
+    event_double(&e, "tok_s", s->tok_s);
+    event_double(&e, "balance", r->balance);
+    event_double(&e, "z", r->z);
+    event_double(&e, "att_balance", r->att_balance);
+    event_double(&e, "max_load", r->max_load);
+    event_int(&e, "dead", r->dead);
+    log_event(l, &e);
+}
+
+void log_validation(Log *l, const ValidationStats *v) {
     char bits[48] = "", line[128];
     if (l->silent) return;
-    if (bits_per_byte > 0) snprintf(bits, sizeof bits, " | %.4f bits/byte", bits_per_byte);
-    log_line(l, "val loss %.6f%s | best %.6f @ %lld", loss, bits, best, (long long)best_step);
-    snprintf(line, sizeof line, "s:%lld tel:%.6f", (long long)step, loss);
-    write_line(l, &l->main, line);
-    Text t = { 0 };
-    text_add(&t, "{\"event\": \"val\", \"step\": %lld", (long long)step);
-    number(&t, "loss", loss);
-    number(&t, "bits_per_byte", bits_per_byte);
-    number(&t, "best", best);
-    text_add(&t, ", \"best_step\": %lld}", (long long)best_step);
-    log_event(l, t.at);
-    free(t.at);
+    if (v->bits_per_byte > 0) snprintf(bits, sizeof bits, " | %.4f bits/byte", v->bits_per_byte);
+    log_line(l, "val loss %.6f%s | best %.6f @ %lld", v->loss, bits, v->best, (long long)v->best_step);
+    snprintf(line, sizeof line, "s:%lld tel:%.6f", (long long)v->step, v->loss);
+    write_line(l, l->main, line);
+    Text e = event("val");
+    event_int(&e, "step", v->step);
+    event_double(&e, "loss", v->loss);
+    event_double(&e, "bits_per_byte", v->bits_per_byte);
+    event_double(&e, "best", v->best);
+    event_int(&e, "best_step", v->best_step);
+    log_event(l, &e);
 }
+
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
 
 static int terminal_is_utf8(void) {
     const char *locale = getenv("LC_ALL");
@@ -181,17 +205,7 @@ static int terminal_is_utf8(void) {
     if (!locale || !*locale) locale = getenv("LANG");
     return locale && (strstr(locale, "UTF-8") || strstr(locale, "utf8"));
 }
-void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
-    Text t = { 0 };
-    text_add(&t, "{\"event\": \"end\", \"steps\": %lld", (long long)p->step);
-    number(&t, "seconds", p->seconds);
-    number(&t, "best", p->best_step < 0 ? NAN : p->best_loss);
-    text_add(&t, ", \"best_step\": %lld, \"tokens\": %lld", (long long)p->best_step, (long long)p->tokens);
-    number(&t, "tok_s", p->seconds > 0 ? (double)p->tokens / p->seconds : NAN);
-    text_add(&t, ", \"fingerprint\": \"%016llx\"}", (unsigned long long)fingerprint);
-    log_event(l, t.at);
-    free(t.at);
-    if (l->points < 8) return;
+static void draw_curve(Log *l) {
     double *x = mem_alloc((size_t)l->points * sizeof *x), *y = mem_alloc((size_t)l->points * sizeof *y);
     for (int i = 0; i < l->points; i++) { x[i] = l->curve[2*i]; y[i] = l->curve[2*i + 1]; }
     finish_line(l);
@@ -199,8 +213,24 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
     free(x);
     free(y);
 }
+void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
+    char digits[17];
+    snprintf(digits, sizeof digits, "%016llx", (unsigned long long)fingerprint);
+    Text e = event("end");
+    event_int(&e, "steps", p->step);
+    event_double(&e, "seconds", p->seconds);
+    event_double(&e, "best", p->best_step < 0 ? NAN : p->best_loss);
+    event_int(&e, "best_step", p->best_step);
+    event_int(&e, "tokens", p->tokens);
+    event_double(&e, "tok_s", p->seconds > 0 ? (double)p->tokens / p->seconds : NAN);
+    event_text(&e, "fingerprint", digits, strlen(digits));
+    log_event(l, &e);
+    if (l->points >= 8) draw_curve(l);
+}
 
-/* A young model writes any bytes: what is not text, or would steer the terminal, is shown as U+FFFD. */
+/* ---- samples and loads --------------------------------------------------------------------------------------------- */
+
+/* An untrained model generates arbitrary bytes: invalid UTF-8 and control characters become U+FFFD. */
 static void add_printable(Text *t, const char *text, size_t bytes) {
     for (size_t at = 0, n; at < bytes; at += n) {
         uint32_t code;
@@ -212,96 +242,47 @@ static void add_printable(Text *t, const char *text, size_t bytes) {
     }
 }
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {
-    Text t = { 0 }, shown = { 0 };
+    Text shown = { 0 };
     text_add_string(&shown, "");
     add_printable(&shown, text, bytes);
     log_line(l, "---\n%s\n---", shown.at);
     free(shown.at);
-    text_add(&t, "{\"event\": \"sample\", \"step\": %lld, \"text\": ", (long long)step);
-    text_add_json(&t, text, bytes);
-    text_add(&t, "}");
-    log_event(l, t.at);
-    free(t.at);
+    Text e = event("sample");
+    event_int(&e, "step", step);
+    event_text(&e, "text", text, bytes);
+    log_event(l, &e);
 }
 
-/* ---- routers ------------------------------------------------------------------------------------------- */
-
-static int kinds(const Config *c) { return (c->attention_experts > 1) + (c->experts > 1); }
-static int is_attention(const Model *m, int router) {
-    return m->config.attention_experts > 1 && router % kinds(&m->config) == 0;
-}
-
-const char *router_name(const Model *m, int router, char text[48]) {
-    snprintf(text, 48, "layer %d %s", router / kinds(&m->config), is_attention(m, router) ? "attention" : "mlp");
-    return text;
-}
-int router_width(const Model *m, int router, int *experts) {
-    *experts = is_attention(m, router) ? m->config.attention_experts : m->config.experts;
-    return router * router_experts(&m->config);
-}
-
-void router_stats(StepStats *s, const Model *m, const int *load, const double *losses) {
-    int mlp = 0, att = 0;
-    s->balance = s->att_balance = s->z = s->max_load = 0;
-    s->dead = s->experts = 0;
-    for (int r = 0; r < m->routers; r++) {
-        int experts, total = 0, most = 0;
-        const int *at = load + router_width(m, r, &experts);
-        for (int e = 0; e < experts; e++) {
-            total += at[e];
-            if (at[e] > most) most = at[e];
-            s->dead += at[e] == 0;
-        }
-        s->experts += experts;
-        if (total && (double)most * experts / total > s->max_load) s->max_load = (double)most * experts / total;
-        if (is_attention(m, r)) { s->att_balance += losses[2*r]; att++; }
-        else                    { s->balance += losses[2*r]; mlp++; }
-        s->z += losses[2*r + 1] / m->routers;
-    }
-    if (mlp) s->balance /= mlp;
-    if (att) s->att_balance /= att;
-}
-
-/* With show, a table on the terminal: one row a router, load of each expert as a share of the mean in eight shades. */
-void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show) {
+/* A row of the table: the load of every expert relative to the mean, in eight shades. */
+static void print_loads(const char *name, const int *load, int experts) {
     static const char *const shades[] = { " ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█" };
-    Text t = { 0 };
+    int total = 0;
+    for (int e = 0; e < experts; e++) total += load[e];
+    printf("  %-20s |", name);
+    for (int e = 0; e < experts; e++) {
+        const double relative = total ? (double)load[e] * experts / total : 0;
+        const int shade = relative <= 0 ? 0 : relative >= 2 ? 8 : 1 + (int)(relative * 3.5);
+        if (experts <= 16) printf(" %s%4.2f", shades[shade], relative); else printf("%s", shades[shade]);
+    }
+    printf(" |\n");
+}
+void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show) {
+    Text routers = { 0 };
     if (!m->routers) return;
-    text_add(&t, "{\"event\": \"load\", \"step\": %lld, \"routers\": [", (long long)step);
     for (int r = 0; r < m->routers; r++) {
         char name[48];
-        int experts, total = 0;
-        const int *at = load + router_width(m, r, &experts);
-        for (int e = 0; e < experts; e++) total += at[e];
-        text_add(&t, "%s{\"name\": \"%s\", \"load\": [", r ? ", " : "", router_name(m, r, name));
-        for (int e = 0; e < experts; e++) text_add(&t, "%s%d", e ? ", " : "", at[e]);
-        text_add(&t, "]}");
+        const int experts = router_width(m, r), *own = load + router_offset(m, r);
+        text_add(&routers, "%s{\"name\": \"%s\", \"load\": [", r ? ", " : "[", router_name(m, r, name));
+        for (int i = 0; i < experts; i++) text_add(&routers, "%s%d", i ? ", " : "", own[i]);
+        text_add(&routers, "]}");
         if (!show) continue;
         finish_line(l);
-        printf("  %-20s |", name);
-        for (int e = 0; e < experts; e++) {
-            const double share = total ? (double)at[e] * experts / total : 0;
-            const int shade = share <= 0 ? 0 : share >= 2 ? 8 : 1 + (int)(share * 3.5);
-            if (experts <= 16) printf(" %s%4.2f", shades[shade], share); else printf("%s", shades[shade]);
-        }
-        printf(" |\n");
+        print_loads(name, own, experts);
     }
-    text_add(&t, "]}");
-    log_event(l, t.at);
-    free(t.at);
-}
-
-double window_score(Window *w, double x) {
-    double score = NAN;
-    if (w->count == WINDOW) {
-        double mean = 0, variance = 0;
-        for (int i = 0; i < WINDOW; i++) mean += w->x[i] / WINDOW;
-        for (int i = 0; i < WINDOW; i++) variance += (w->x[i] - mean) * (w->x[i] - mean) / WINDOW;
-        score = variance > 0 ? (x - mean) / sqrt(variance) : 0;
-    }
-    if (!isfinite(x)) return score;                         /* one bad value must not spoil the next 128 scores */
-    w->x[w->next] = x;
-    w->next = (w->next + 1) % WINDOW;
-    if (w->count < WINDOW) w->count++;
-    return score;
+    text_add(&routers, "]");
+    Text e = event("load");
+    event_int(&e, "step", step);
+    event_json(&e, "routers", routers.at);
+    log_event(l, &e);
+    free(routers.at);
 }

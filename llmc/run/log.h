@@ -1,51 +1,54 @@
-/* log.h: what a run says. One list of step statistics feeds the terminal, main.log (llm.c's keys) and log.jsonl. */
+/* log.h: the log of a run: lines for the terminal, main.log (llm.c's keys) and log.jsonl (one JSON object per line). */
 #ifndef LOG_H
 #define LOG_H
 #include <stdio.h>
-#include "llmc/files/checkpoint.h"
-#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+#include "llmc/model/routers.h"
+#include "progress.h"
 
 typedef struct {                        /* one optimizer step */
-    int64_t step;                       /* 1 for the first */
+    int64_t step, steps;                /* from 1; of the run */
     double loss, norm, lr, ms, tok_s;   /* nats per token; global gradient norm */
-    double balance, z, att_balance;     /* means over the routers of a kind; 0: the model has none */
-    double max_load;                    /* largest load of an expert over the mean of its router */
-    int    dead, experts;               /* experts without a token, of all */
+    double loss_z, norm_z;              /* z-scores; NAN while there are too few values */
+    RouterStats routers;
     double eta;                         /* seconds to the last step */
 } StepStats;
 
 typedef struct {
-    FILE *main, *json;                  /* NULL: that file could not be written any more */
+    int64_t step, best_step;
+    double  loss, bits_per_byte, best;  /* bits_per_byte 0: unknown */
+} ValidationStats;
+
+typedef struct {
+    FILE *main, *json;
     char *folder;
-    int   silent;                       /* of a rank that leaves the talking to rank 0 */
-    int   terminal;                     /* stdout is one: the line of the current step is refreshed in place */
-    int   open_line;
+    int   silent;                       /* 1: of a rank other than 0: nothing is written */
+    int   terminal;                     /* stdout is a terminal: the line of the current step is refreshed */
+    int   open_line;                    /* 1: the refreshed line has no newline yet */
     long  lost;                         /* lines that could not be written */
-    double shown;                       /* when the line was last refreshed */
+    double refreshed;                   /* time of the last refresh */
     double *curve;  int points;         /* (points,2) step and loss, for the terminal's curve */
 } Log;
 
-/* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: goes on after that step; lines of later steps, which a
- * resumed run takes again, are cut. */
+/* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; lines of later steps, which
+ * the resumed run repeats, are removed. */
 int  log_open(Log *l, const char *folder, int64_t resume_step, Error *e);
-void log_silence(Log *l);                                   /* instead: what is logged goes nowhere */
+void log_silence(Log *l);                                   /* instead of log_open: nothing is written */
 void log_close(Log *l);
-void log_event(Log *l, const char *json_object);            /* a line of log.jsonl */
 
-/* loss_z, norm_z: z-scores, NAN while there are too few values. last: a step whose line must stay. */
-void log_step(Log *l, const StepStats *s, int64_t steps, double loss_z, double norm_z, int keep_line);
-void log_validation(Log *l, int64_t step, double loss, double bits_per_byte, double best, int64_t best_step);
+/* A line of log.jsonl: {"event": name, "key": value, ...}. log_event writes and frees it. */
+Text event(const char *name);
+void event_int(Text *e, const char *key, int64_t x);
+void event_double(Text *e, const char *key, double x);      /* null if not finite */
+void event_text(Text *e, const char *key, const char *text, size_t bytes);
+void event_json(Text *e, const char *key, const char *json);
+void log_event(Log *l, Text *e);
+
+void log_step(Log *l, const StepStats *s, int keep_line);   /* keep_line: the next step must not overwrite it */
+void log_validation(Log *l, const ValidationStats *v);
+/* load (routers, E). show: also a table on the terminal. */
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes);
-void log_end(Log *l, const Progress *p, uint64_t fingerprint);  /* on a terminal, also the curve of the loss */
-void log_line(Log *l, const char *format, ...) PRINTF(2, 3);    /* to stdout, below the refreshed line */
-
-/* The z-score of x against the window (NAN until it is full), then x joins it if it is finite. */
-double window_score(Window *w, double x);
-
-/* Statistics of all routers from their downloaded loads (routers, E) and losses (routers, 2). */
-void router_stats(StepStats *s, const Model *m, const int *load, const double *losses);
-const char *router_name(const Model *m, int router, char text[48]);
-/* offset of its loads in `load`; its number of experts */
-int  router_width(const Model *m, int router, int *experts);
+void log_end(Log *l, const Progress *p, uint64_t fingerprint);              /* on a terminal, draws the curve of the loss */
+void log_line(Log *l, const char *format, ...) PRINTF(2, 3);                /* to stdout, below the refreshed line */
 #endif

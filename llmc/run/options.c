@@ -1,6 +1,5 @@
 /* options.c: see options.h. */
 #include "options.h"
-#include "llmc/base/text.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +13,7 @@ static int chosen(const char *choices, const char *text) {
     return 0;
 }
 
-/* Everything must be used up, NaN fails every range, and a number too large to hold is out of range. */
+/* A number must use the whole text. NaN fails every range; a number that overflows is out of range. */
 static void set(const Option *o, void *settings, const char *text) {
     void *field = (char *)settings + o->field;
     char *end = NULL;
@@ -40,7 +39,7 @@ void option_value(const Option *o, const void *settings, char *text, size_t capa
     const void *field = (const char *)settings + o->field;
     if (o->kind == OPTION_INT)   snprintf(text, capacity, "%d", *(const int *)field);
     if (o->kind == OPTION_LONG)  snprintf(text, capacity, "%lld", (long long)*(const int64_t *)field);
-    /* the fewest that give the same float */
+    /* the fewest digits that give the same float */
     for (int digits = 6; o->kind == OPTION_FLOAT && digits <= 9; digits++) {
         snprintf(text, capacity, "%.*g", digits, (double)*(const float *)field);
         if ((float)strtod(text, NULL) == *(const float *)field) break;
@@ -48,20 +47,19 @@ void option_value(const Option *o, const void *settings, char *text, size_t capa
     if (o->kind == OPTION_TEXT)  snprintf(text, capacity, "%s", *(const char *const *)field);
 }
 
-static void help(const Option *table, int count, const char *usage) {
+static void help(Options o, const char *usage) {
     const char *group = "";
     puts(usage);
-    for (int i = 0; i < count; i++) {
-        const Option *o = &table[i];
-        if (strcmp(group, o->group)) printf("\n%s\n", group = o->group);
-        printf("  -%-3s --%-15s %s", o->letter, o->name, o->help);
-        if (o->choices) printf(": %s", o->choices);
-        printf(*o->init ? " [%s]\n" : "\n", o->init);
+    for (const Option *row = o.rows; row < o.rows + o.count; row++) {
+        if (strcmp(group, row->group)) printf("\n%s\n", group = row->group);
+        printf("  -%-3s --%-15s %s", row->letter, row->name, row->help);
+        if (row->choices) printf(": %s", row->choices);
+        printf(*row->init ? " [%s]\n" : "\n", row->init);
     }
     printf("\n  -?   --help            this text\n       --version         the version\n");
 }
 
-/* The known option that is fewest edits away, for "did you mean". */
+/* Levenshtein distance, for "did you mean". */
 static int edits(const char *a, const char *b) {
     int row[64], n = (int)strlen(b);
     if (n > 60) return 99;
@@ -79,79 +77,83 @@ static int edits(const char *a, const char *b) {
     }
     return row[n];
 }
-static _Noreturn void unknown(const Option *table, int count, const char *flag) {
-    const int wordy = !strncmp(flag, "--", 2);
-    int best = 0, fewest = 99;
-    for (int i = 0; i < count; i++) {
-        int d = edits(flag + 1 + wordy, wordy ? table[i].name : table[i].letter);
-        if (d < fewest) { fewest = d; best = i; }
+static _Noreturn void unknown(Options o, const char *flag) {
+    const int is_name = !strncmp(flag, "--", 2);
+    const Option *best = o.rows;
+    int fewest = 99;
+    for (const Option *row = o.rows; row < o.rows + o.count; row++) {
+        const int d = edits(flag + 1 + is_name, is_name ? row->name : row->letter);
+        if (d < fewest) { fewest = d; best = row; }
     }
     fail(EXIT_USAGE, "%s: no such option. The nearest is -%s (--%s): %s. --help lists all", flag,
-         table[best].letter, table[best].name, table[best].help);
+         best->letter, best->name, best->help);
 }
 
-void options_parse(const Option *table, int count, void *settings, char *given, int argc, char **argv,
-                   const char *usage, const char **words, int max_words) {
+/* The row of -letter, --name or --name=value; value: after '=', or NULL. */
+static int find_flag(Options o, const char *flag, const char **value) {
+    const int is_name = !strncmp(flag, "--", 2);
+    const char *equals = is_name ? strchr(flag, '=') : NULL;
+    const size_t n = equals ? (size_t)(equals - flag) - 2 : strlen(flag);
+    *value = equals ? equals + 1 : NULL;
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
+        if (!strcmp(flag + 1, row->letter)) return i;
+        if (is_name && !strncmp(flag + 2, row->name, equals ? n : n + 1) && (!equals || !row->name[n])) return i;
+    }
+    unknown(o, flag);
+}
+
+void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words) {
     int word = 0;
-    for (int i = 0; i < count; i++) { set(&table[i], settings, table[i].init); given[i] = 0; }
+    for (int i = 0; i < o.count; i++) { set(&o.rows[i], o.settings, o.rows[i].init); o.given[i] = 0; }
     for (int a = 1; a < argc; a++) {
-        const char *flag = argv[a], *equals = strchr(flag, '=');
-        int i = 0;
-        if (!strcmp(flag, "--help") || !strcmp(flag, "-?")) { help(table, count, usage); exit(EXIT_DONE); }
-        if (!strcmp(flag, "--version")) { printf("moe trainer, %s\n", MOE_VERSION); exit(EXIT_DONE); }
+        const char *flag = argv[a], *value;
+        if (!strcmp(flag, "--help") || !strcmp(flag, "-?")) { help(o, usage); exit(EXIT_DONE); }
+        if (!strcmp(flag, "--version")) { printf("moe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
             if (word == max_words)
                 fail(EXIT_USAGE, "%s: not an option (options begin with -; --help lists them)", flag);
             words[word++] = flag;
             continue;
         }
-        if (strncmp(flag, "--", 2)) equals = NULL;
-        for (; i < count; i++) {
-            const size_t n = equals ? (size_t)(equals - flag) - 2 : strlen(flag);
-            if (!strcmp(flag + 1, table[i].letter)) break;
-            if (!strncmp(flag, "--", 2) && !strncmp(flag + 2, table[i].name, equals ? n : n + 1)
-                && (!equals || !table[i].name[n])) break;
-        }
-        if (i == count) unknown(table, count, flag);
-        if (given[i]) fail(EXIT_USAGE, "-%s (--%s) is given twice", table[i].letter, table[i].name);
-        if (!equals && a + 1 == argc)
-            fail(EXIT_USAGE, "%s needs a value (--%s: %s)", flag, table[i].name, table[i].help);
-        given[i] = 1;
-        set(&table[i], settings, equals ? equals + 1 : argv[++a]);
+        const int i = find_flag(o, flag, &value);
+        const Option *row = &o.rows[i];
+        if (o.given[i]) fail(EXIT_USAGE, "-%s (--%s) is given twice", row->letter, row->name);
+        if (!value && a + 1 == argc) fail(EXIT_USAGE, "%s needs a value (--%s: %s)", flag, row->name, row->help);
+        o.given[i] = 1;
+        set(row, o.settings, value ? value : argv[++a]);
     }
 }
 
-static int find(const Option *table, int count, const char *letter) {
-    for (int i = 0; i < count; i++) if (!strcmp(table[i].letter, letter)) return i;
+static int find(Options o, const char *letter) {
+    for (int i = 0; i < o.count; i++) if (!strcmp(o.rows[i].letter, letter)) return i;
     fail(EXIT_USAGE, "no option -%s in the table", letter);
 }
-void options_default(const Option *table, int count, void *settings, const char *given, const char *letter,
-                     const char *value) {
-    const int i = find(table, count, letter);
-    if (!given[i]) set(&table[i], settings, value);
+void options_default(Options o, const char *letter, const char *value) {
+    const int i = find(o, letter);
+    if (!o.given[i]) set(&o.rows[i], o.settings, value);
 }
-int option_given(const Option *table, int count, const char *given, const char *letter) {
-    return given[find(table, count, letter)];
-}
+int option_given(Options o, const char *letter) { return o.given[find(o, letter)]; }
 
-void options_print(const Option *table, int count, const void *settings, const char *given) {
+void options_print(Options o) {
     const char *group = "";
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
         char value[256];
-        if (strcmp(group, table[i].group)) printf("| %s\n", group = table[i].group);
-        option_value(&table[i], settings, value, sizeof value);
-        printf("|   -%-3s %-15s | %s%s\n", table[i].letter, table[i].name, *value ? value : "-",
-               given[i] ? "  (given)" : "");
+        if (strcmp(group, row->group)) printf("| %s\n", group = row->group);
+        option_value(row, o.settings, value, sizeof value);
+        printf("|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-", o.given[i] ? "  (given)" : "");
     }
 }
-void options_json(const Option *table, int count, const void *settings, Text *out) {
+void options_json(Options o, Text *out) {
     text_add(out, "{");
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
         char value[4096];
-        option_value(&table[i], settings, value, sizeof value);
-        text_add(out, "%s\"%s\": ", i ? ", " : "", table[i].name);
-        if (table[i].kind == OPTION_TEXT) text_add_json(out, value, strlen(value));
-        else text_add(out, "%s", value);
+        option_value(row, o.settings, value, sizeof value);
+        text_add(out, "%s\"%s\": ", i ? ", " : "", row->name);
+        if (row->kind == OPTION_TEXT) text_add_json(out, value, strlen(value));
+        else text_add_string(out, value);
     }
     text_add(out, "}");
 }

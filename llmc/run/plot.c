@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const double LARGEST = 1e30;     /* what is beyond is damage, not data */
+static const double LARGEST = 1e30;     /* larger values are treated as not finite */
 
-/* Dots of a cell, 2 wide and 4 high, have a bit each: the ones of the braille block, U+2800 + bits. */
+/* A cell has 2 x 4 dots, one bit each; its character is U+2800 (braille) + bits. */
 static const unsigned char dot_bit[4][2] = { { 0x01, 0x08 }, { 0x02, 0x10 }, { 0x04, 0x20 }, { 0x40, 0x80 } };
 enum { UPPER_DOTS = 0x1B, LOWER_DOTS = 0xE4 };
 
@@ -28,7 +28,7 @@ static void canvas_line(Canvas *c, int x0, int y0, int x1, int y1) {
 }
 static int drawable(const double *x, const double *y, int i) { return fabs(x[i]) <= LARGEST && fabs(y[i]) <= LARGEST; }
 
-/* Draws the points and finds their range first; 0: there are none. */
+/* Sets the range to that of the points and draws them; 0: there are none. */
 static int canvas_curve(Canvas *c, const double *x, const double *y, int n) {
     c->x0 = c->y0 = INFINITY;
     c->x1 = c->y1 = -INFINITY;
@@ -55,7 +55,7 @@ static void add_cell(Text *t, unsigned char bits, int utf8) {
     else if (utf8) text_add_bytes(t, braille, utf8_encode(0x2800u + bits, braille));
     else text_add_string(t, bits & UPPER_DOTS && bits & LOWER_DOTS ? ":" : bits & UPPER_DOTS ? "'" : ".");
 }
-/* 7 columns and a blank, with as many digits as fit, up to 4 */
+/* 7 columns and a blank; as many digits as fit, at most 4 */
 static void add_label(Text *t, int labelled, double y) {
     char number[32] = "";
     for (int digits = 4; labelled && digits && snprintf(number, sizeof number, "%.*g", digits, y) > 7; digits--) { }

@@ -1,18 +1,18 @@
 /* report.c: see report.h.
  *
- * Two passes over the log. A run that died at step 480 and resumed from step 400 has logged steps 401 to 480 twice, and
- * only a later line tells that the first ones are void. So the first pass collects the cuts, places where the step goes
- * back; a line is void if a later cut lies before its step. The second pass reads what is left, in order of steps.
+ * Two passes over the log. A run that stopped at step 480 and resumed from step 400 has logged steps 401 to 480 twice, and the
+ * first of each is void. So the first pass collects the cuts, lines at which the step goes back; a line is void if a later
+ * cut goes back to before its step. The second pass reads the remaining lines, in order of steps.
  *
- * Thinning without knowing the length. A curve is a fixed number of buckets, each of `stride` points. When all are
- * full, neighbours are merged and the stride doubles: constant memory, constant work per point, and at the end
- * between half of the buckets and all of them. A bucket keeps mean, minimum and maximum, so that a spike of one step
- * remains visible in a run of millions. Expert loads go the same way, a column of the heat map for each bucket.
+ * Thinning a series of unknown length. A curve has a fixed number of buckets of `stride` points each. When all are full,
+ * neighbours are merged and the stride doubles: constant memory, constant work per point, and in the end between half and
+ * all of the buckets are used. A bucket keeps mean, minimum and maximum, so a spike of one step stays visible in a run of
+ * millions. Expert loads are thinned in the same way, with one bucket per column of the heat map.
  *
- * Expert load is drawn as load / mean over the experts of the router: 1 is even, 0 is dead, E/K takes every token. Nine
- * shades are drawn as nine paths of horizontal runs, which is several times smaller than a rectangle per cell.
+ * Expert load is drawn relative to the mean over the experts of the router: 1 is even, 0 is dead, E/K takes every token. It
+ * is drawn as nine paths of horizontal runs, one per shade, several times smaller than a rectangle per cell.
  *
- * The page is well-formed XML as well as HTML: whatever is in the log has to pass add_escaped. */
+ * The page is well-formed XML as well as HTML: everything from the log passes through add_escaped. */
 #define _POSIX_C_SOURCE 200809L
 #include "report.h"
 #include "llmc/base/json.h"
@@ -25,29 +25,29 @@
 
 enum {
     POINTS = 1024,                      /* buckets of a curve; even */
-    DOTS = 200,                         /* up to so many points are marked one by one */
-    COLUMNS = 256, CELLS = 120000,      /* of one heat map, of all of them together (but never below 8 columns) */
+    DOTS = 200,                         /* a curve of at most this many points marks each */
+    COLUMNS = 256, CELLS = 120000,      /* of one heat map (at least 8); of all of them together */
     ROUTERS = 128, EXPERTS = 512,       /* drawn */
-    FIRST = 8, LAST = 24,               /* samples and warnings shown: the first and the last */
+    FIRST = 8, LAST = 24,               /* how many of the first and last samples and warnings are shown */
     RESUMES = 64, OPTIONS = 512,        /* marked, shown */
     TEXT_BYTES = 4000                   /* of one string */
 };
-static const double LARGEST = 1e30, LAST_STEP = 1e15;   /* what is beyond is damage; the rest adds up safely */
+static const double LARGEST = 1e30, LAST_STEP = 1e15;   /* larger values are treated as damage; sums of the rest are finite */
 
-/* ---- the run, as far as it is drawn ------------------------------------------------------------------------------ */
+/* ---- what is drawn of a run ------------------------------------------------------------------------------------- */
 
-typedef struct { int64_t taken, finite; double step, sum, min, max; } Bucket;       /* step: a sum, too */
+typedef struct { int64_t taken, finite; double step, sum, min, max; } Bucket;       /* step: also a sum */
 typedef struct { int n; int64_t stride; Bucket *at; } Curve;
 
-typedef struct { double step; char *text; } Entry;                                  /* text: escaped already */
+typedef struct { double step; char *text; } Entry;                                  /* text: already escaped */
 typedef struct { Entry first[FIRST], last[LAST]; int64_t n; } List;
 
 typedef struct { char *name; int row, experts; } Router;             /* its experts: rows row .. row+experts-1 */
 typedef struct {
     Router  router[ROUTERS];
-    int     routers, hidden, rows, capacity, n;                          /* room, n: columns */
-    int64_t stride, *taken;                                          /* [room] load events in a column */
-    double *sum, *last;                                              /* load/mean: [room][rows]; [rows] of the last */
+    int     routers, hidden, rows, capacity, n;                          /* capacity, n: columns */
+    int64_t stride, *taken;                                          /* [capacity] load events in a column */
+    double *sum, *last;                                              /* load/mean: [capacity][rows]; [rows] of the last */
     double  first_step, last_step;
 } Heat;
 
@@ -67,11 +67,11 @@ static const struct { const char *event, *key, *name; } curves[CURVES] = {
 
 typedef struct { int64_t line; double step; } Cut;
 typedef struct {
-    Cut    *cut;                                /* from line `line` on, steps start again after `step`; both ascend */
+    Cut    *cut;                                /* from line `line` on, steps continue after `step`; both ascend */
     size_t  cuts, capacity, next;
     double  before;                             /* first pass: the last step seen */
     int64_t lines, damaged;
-    Json   *start, *end;                        /* of the last of these events */
+    Json   *start, *end;                        /* the last event of each kind */
     Curve   curve[CURVES];
     Heat    heat;
     List    samples, warnings;
@@ -99,7 +99,7 @@ static void curve_add(Curve *c, double step, double y) {
     const Bucket point = { 1, 1, step, y, y, y }, gap = { .taken = 1 };
     c->at[c->n - 1] = bucket_merge(c->at[c->n - 1], fabs(y) <= LARGEST ? point : gap);
 }
-/* Something to see: a model without attention experts logs no attention balance, or zeros. */
+/* Is there something to draw? A model without attention experts logs no attention balance, or zeros. */
 static int curve_shown(const Curve *c) {
     for (int i = 0; i < c->n; i++)
         if (c->at[i].finite && (c->at[i].min < 0 || c->at[i].max > 0)) return 1;
@@ -112,7 +112,7 @@ static void list_add(List *l, double step, char *text) {
     *e = (Entry){ step, text };
     l->n++;
 }
-static const Entry *list_at(const List *l, int i) {     /* i from 0 to FIRST + LAST - 1; NULL: there are not so many */
+static const Entry *list_at(const List *l, int i) {     /* i from 0 to FIRST + LAST - 1; NULL: fewer entries */
     int64_t k = i < FIRST || l->n <= FIRST + LAST ? i : l->n - LAST + i - FIRST;
     return k >= l->n ? NULL : k < FIRST ? &l->first[k] : &l->last[(k - FIRST) % LAST];
 }
@@ -123,7 +123,7 @@ static void list_free(List *l) {
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
-/* Text of the log as text of the page: markup escaped, control characters as their pictures, long text cut. */
+/* Text of the log as text of the page: markup escaped, control characters as their Unicode pictures, long text cut. */
 static void add_escaped(Text *t, const char *s, size_t bytes) {
     static const struct { uint32_t code; const char *entity; } entities[] = {
         { '<', "&lt;" }, { '>', "&gt;" }, { '&', "&amp;" }, { '"', "&quot;" }, { '\'', "&#39;" },
@@ -158,7 +158,7 @@ static void add_value(Text *t, const JsonValue *v) {
             if (t->length > (size_t)1 << 24) return;
         }
 }
-/* A whole number with thousands apart; it is below 10^16 or so, or clipped there. */
+/* A whole number with thousands separated, clipped at 10^18. */
 static void add_count(Text *t, double x) {
     char digits[32];
     int n = snprintf(digits, sizeof digits, "%.0f", fmin(fmax(x, 0), 1e18));
@@ -194,9 +194,9 @@ static void add_tick(Text *t, double v, double step, double largest) {
 static const JsonValue *root_of(const Json *doc) { return doc ? json_root(doc) : NULL; }
 static double number(const JsonValue *object, const char *key) { return json_double(json_get(object, key), NAN); }
 
-static void set_end(Run *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: the run went on */
+static void set_end(Run *r, Json *doc) { json_free(r->end); r->end = doc; }      /* NULL: the run continued */
 
-/* Events take what they know; 1: the document is kept. */
+/* Each reads what it knows of an event; 1: it keeps the document. */
 static int take_start(Run *r, Json *doc, double step) {
     (void)step;
     json_free(r->start);
@@ -270,7 +270,7 @@ static int take_skip(Run *r, Json *doc, double step) {
     return 0;
 }
 
-/* The first load event decides what is drawn; the next ones have the same routers. */
+/* The first load event defines what is drawn; later ones with the same routers are added. */
 static void heat_start(Heat *h, const JsonValue *routers) {
     for (const JsonValue *v = json_first(routers); v; v = v->next) {
         const JsonValue *name = json_get(v, "name"), *load = json_get(v, "load");
@@ -288,7 +288,7 @@ static void heat_start(Heat *h, const JsonValue *routers) {
     h->sum = mem_alloc((size_t)h->capacity * (size_t)h->rows * sizeof *h->sum);
     h->last = mem_alloc((size_t)h->rows * sizeof *h->last);
 }
-static double *heat_column(Heat *h) {                   /* for one more event; curve_add in two dimensions */
+static double *heat_column(Heat *h) {                   /* the column of the next event; like curve_add */
     const size_t rows = (size_t)h->rows;
     if (!h->n || h->taken[h->n - 1] == h->stride) {
         if (h->n == h->capacity) {
@@ -351,7 +351,7 @@ static const struct { const char *name; int (*take)(Run *r, Json *doc, double st
     { "end", take_end, 0 },
 };
 
-/* First pass. A cut makes earlier ones that lie behind it pointless, so the steps of those that remain ascend. */
+/* First pass. A cut replaces earlier cuts with later steps, so the steps of the remaining ones ascend. */
 static void find_cut(Run *r, const char *event, double step, int64_t line) {
     const int resume = !strcmp(event, "resume"), again = !strcmp(event, "step") && step <= r->before;
     if (step < 0) return;
@@ -371,7 +371,7 @@ static int take_event(Run *r, Json *doc, const char *event, double step, int64_t
         if (!strcmp(events[i].name, event) && !(is_void && events[i].can_be_void)) return events[i].take(r, doc, step);
     return 0;
 }
-/* The second pass stops where the first one did: the run may be writing. */
+/* The second pass stops where the first did, because the run may still be writing. */
 static int read_log(Run *r, FILE *f, int second) {
     char *text = NULL;
     size_t capacity = 0;
@@ -448,7 +448,7 @@ static void draw_y_tick(Text *t, const Axes *a, double y, double step, double la
     text_add_string(t, "</text>\n");
 }
 static void draw_axes(Text *t, const Axes *a, int wide) {
-    if (a->log) {                                    /* powers of ten, every so many; with 2 and 5 if there are few */
+    if (a->log) {                                    /* every n-th power of ten; with 2 and 5 if there are few */
         const double decades = a->y1 - a->y0, every = ceil(decades / 6);
         for (double k = floor(a->y0); k <= a->y1; k += every)
             for (int m = 1; m <= 5; m += m == 2 ? 3 : 1) {

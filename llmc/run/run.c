@@ -1,18 +1,21 @@
-/* run.c: what a run begins with, in the order of run.h. */
+/* run.c: the start of a run, in the order of run.h. */
 #include "run.h"
-#include "llmc/files/hf.h"
-#include "llmc/base/text.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "llmc/files/families.h"
+#include "llmc/files/hf.h"
+#include "llmc/model/check.h"
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- folder and settings --------------------------------------------------------------------------------- */
 
 static void restore_settings(Run *r, const JsonValue *saved) {
     r->restored = 1;
     settings_restore(&r->s, saved);
 }
 
-/* A run that was killed before its first checkpoint has left its settings in the first line of its log. */
+/* A run that was killed before its first checkpoint: its settings are in the first line of its log. */
 static void restore_settings_from_log(Run *r) {
     Error e;
     size_t bytes;
@@ -24,13 +27,12 @@ static void restore_settings_from_log(Run *r) {
     free(path);
 }
 
-/* Where this process stands among others. The launcher's settings may say, or the user's. */
 void run_find_launch(Run *r) {
     const Settings *s = &r->s;
-    Launch said = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
+    Launch flags = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
     Error e;
-    snprintf(said.address, sizeof said.address, "%s", s->address);
-    if (!launch_find(&r->launch, &said, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    snprintf(flags.address, sizeof flags.address, "%s", s->address);
+    if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
     r->leads = r->launch.process == 0;
 }
 
@@ -41,23 +43,21 @@ static void lock_folder(Run *r) {
     r->locked = 1;
 }
 
-/* Whose run is in the folder, and may it be touched? Nothing is written before this says so. */
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
-    const int said = settings_given(s, "y");
     if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
-    const Holding there = checkpoint_exists(s->out);
-    if (!there) return;                     /* then it is made when all else is known to be good: claim_folder */
-    if (!said)
-        fail(EXIT_USAGE, "%s holds another run or model. To go on with it: -y 1. "
+    const Holding holding = checkpoint_exists(s->out);
+    if (!holding) return;                   /* claim_folder makes it once everything else has been checked */
+    if (!settings_given(s, "y"))
+        fail(EXIT_USAGE, "%s holds another run or model. To continue it: -y 1. "
              "To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
-    if (there == HOLDS_MODEL && s->resume)
+    if (holding == HOLDS_MODEL && s->resume)
         fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. "
              "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
     lock_folder(r);
-    if (there == HOLDS_STATE && s->resume) {
+    if (holding == HOLDS_STATE && s->resume) {
         if (!(r->from = checkpoint_open(s->out, &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
         restore_settings(r, checkpoint_options(r->from));
     } else if (s->resume) {
@@ -66,14 +66,16 @@ void run_open_folder(Run *r) {
     }
 }
 
-/* The run begins: nothing that can be known beforehand is wrong with it. What was in the folder goes only now. */
+/* The start of a new run, after all checks. Only now the folder's previous contents are removed. */
 static void claim_folder(Run *r) {
     Error e;
     if (!r->locked) {
         lock_folder(r);
-        if (checkpoint_exists(r->s.out)) fail(EXIT_USAGE, "%s: another run has begun here meanwhile", r->s.out);
+        if (checkpoint_exists(r->s.out)) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
     } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
 }
+
+/* ---- device, data, model --------------------------------------------------------------------------------- */
 
 void run_choose_device(Run *r) {
     char why_cpu[256];
@@ -85,59 +87,63 @@ void run_choose_device(Run *r) {
 void run_open_data(Run *r) {
     Error e;
     Settings *s = &r->s;
-    Tokenizer *tokenizer = NULL;
-    if (*s->tokenizer && !(tokenizer = tokenizer_load(s->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
-    if (!(r->data = data_open(s->train, s->val, tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
-    r->tokenizer = tokenizer ? tokenizer : data_is_text(r->data) ? tokenizer_bytes() : NULL;
+    char *trained = text_format("%s/tokenizer.json", s->out);
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = s->tokenizer, .pattern = s->pattern,
+                                  .trained = r->from && is_file(trained) ? trained : NULL, .cache = s->out,
+                                  .show = r->leads };
+    if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    free(trained);
+    if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_is_text(r->data));
     if (data_is_fallback(r->data))
-        warn("tinyshakespeare is not here: training on this project's own text instead. "
+        warn("tinyshakespeare is missing: training on this project's own text instead. "
              "The losses are NOT tinyshakespeare's. To fetch it: sh data/tinyshakespeare/fetch.sh");
 }
 
-static void described(const Settings *s, Config *c) {
+/* The configuration that -e, -rs and -fa describe. */
+static void describe_config(const Settings *s, Config *c) {
     Error e;
     if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
     if (c->experts > 1 || c->attention_experts > 1) c->scores = scores_by_name(s->scores);
     c->activation = activation_by_name(s->activation);
 }
 
+/* A resumed run: the model is the checkpoint's, and the one that the user gives, if any, must be the same. */
+static void resume_config(Run *r, int given) {
+    Error e;
+    Config *c = &r->config, asked;
+    const char *path = checkpoint_path(r->from);
+    if (!checkpoint_config(r->from, c, &e)) fail(EXIT_CHECKPOINT, "%s: %s", path, e.text);
+    if (!given) return;
+    describe_config(&r->s, &asked);
+    asked.vocab = c->vocab;
+    asked.context = c->context;
+    if (!config_same(c, &asked, &e))
+        fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", path, r->s.model, e.text);
+}
+
 void run_choose_model(Run *r) {
     Error e;
     Config *c = &r->config;
     const Settings *s = &r->s;
-    const int is_model = is_folder(s->model);
-    const int kind_given = settings_given(s, "rs")
-                        || settings_given(s, "fa");
+    const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
-        fail(EXIT_INPUT, "%s: token id %d; ids up to %d are believed to be ids",
-             s->train, data_max_id(r->data), (1 << 24) - 1);
+        fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
     const int vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
-    if (r->from) {
-        if (!checkpoint_config(r->from, c, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
-    } else if (is_model) {
-        if (kind_given) fail(EXIT_USAGE, "-e %s: the model in this folder says itself what -rs and -fa are", s->model);
+    if (r->from) resume_config(r, (kind_given || settings_given(s, "e")) && !is_model);
+    else if (is_model) {
+        if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
         if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
         if (r->tokenizer && vocab > c->vocab)
             fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
     } else {
-        described(s, c);
-        /* products like multiples of 128 */
-        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;
+        describe_config(s, c);
+        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;    /* 128: whole tiles of the head */
         c->context = s->seq;
         if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
     }
-    /* what the user says must be what is there */
-    if (r->from && (kind_given || settings_given(s, "e")) && !is_model) {
-        Config said;
-        described(s, &said);
-        said.vocab = c->vocab;
-        said.context = c->context;
-        if (!config_same(c, &said, &e))
-            fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", checkpoint_path(r->from), s->model, e.text);
-    }
     if (s->seq > c->context) {
-        if (is_model || r->from) warn("sequences of %d tokens; the model was made for %d", s->seq, c->context);
+        if (is_model || r->from) warn("sequences of %d tokens, but the model was trained for %d", s->seq, c->context);
         c->context = s->seq;
     }
     c->rounding = rounding_by_name(s->rounding);
@@ -145,7 +151,9 @@ void run_choose_model(Run *r) {
     if (!data_check(r->data, s->seq, c->vocab, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
-/* Meets the other processes and makes sure that all are about to do the same. Without training, nobody is needed. */
+/* ---- ranks ------------------------------------------------------------------------------------------------- */
+
+/* If there is nothing to train, no other process is needed. */
 void run_join_ranks(Run *r) {
     const Settings *s = &r->s;
     Text settings = { 0 };
@@ -153,7 +161,9 @@ void run_join_ranks(Run *r) {
     settings_json(s, &settings);
     settings.length--;                                      /* the closing brace */
     text_add(&settings, ", \"device of the ranks\": \"%s\", \"fingerprint of the data\": \"%016llx\", "
-             "\"resumed from\": ", r->dev->name, (unsigned long long)data_fingerprint(r->data));
+             "\"fingerprint of the tokenizer\": \"%016llx\", \"resumed from\": ", r->dev->name,
+             (unsigned long long)data_fingerprint(r->data),
+             (unsigned long long)(r->tokenizer ? tokenizer_hash(r->tokenizer) : 0));
     const char *from = r->from ? checkpoint_path(r->from) : "";
     text_add_json(&settings, from, strlen(from));
     text_add(&settings, "}");
@@ -174,15 +184,15 @@ void run_join_ranks(Run *r) {
 
 /* ---- the plan ------------------------------------------------------------------------------------------- */
 
-/* Steps stay as large as they were when a run goes on with another number of ranks. */
+/* A run resumed on another number of ranks keeps its tokens per step: the batch is reduced until it divides them. */
 static void fit_batch(Run *r) {
     Settings *s = &r->s;
-    const int was = s->batch;
-    const int64_t of_one = (int64_t)s->seq * r->parallel.ranks;
-    if (!r->restored || settings_given(s, "b") || s->total % of_one) return;
-    while (s->total / of_one % s->batch) s->batch--;
-    if (s->batch < was && r->leads)
-        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, was, (long long)s->total,
+    const int before = s->batch;
+    const int64_t unit = (int64_t)s->seq * r->parallel.ranks;           /* tokens of a batch of 1 on all ranks */
+    if (!r->restored || settings_given(s, "b") || s->total % unit) return;
+    while (s->total / unit % s->batch) s->batch--;
+    if (s->batch < before && r->leads)
+        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, before, (long long)s->total,
                r->parallel.ranks);
 }
 
@@ -190,7 +200,7 @@ void run_plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
     if (s->total) fit_batch(r);
-    else if (!settings_given(s, "b") && !r->restored)      /* the default batch is a step's: it is shared */
+    else if (!settings_given(s, "b") && !r->restored)      /* the default batch is split across the ranks */
         s->batch = s->batch > ranks ? s->batch / ranks : 1;
     const int64_t micro = (int64_t)s->batch * s->seq * ranks;
     if (micro / ranks > 1 << 28)
@@ -205,14 +215,14 @@ void run_plan(Run *r) {
         fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
     if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
-        fail(EXIT_INPUT, "%s: an epoch is %lld sequences, less than the %lld of one step. "
-             "Smaller steps (-b, -t, -d), or a number of them (-x)",
+        fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
+             "Use smaller steps (-b, -t, -d), or set their number (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
                         dtype_by_name(s->gradients), ranks > 1 || s->ordered ? &r->parallel : NULL);
     if (s->ordered && r->dev->floatX_size == 2 && (!s->master || dtype_by_name(s->moments) == FLOATX))
-        fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16, which round by the place in memory; "
-             "with more ranks there is more padding");
+        fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16. Their stochastic rounding depends on positions in memory, "
+             "which depend on the number of ranks");
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), muon_momentum(s));
@@ -221,7 +231,7 @@ void run_plan(Run *r) {
                                                                               : r->config.vocab;
 }
 
-/* The memory that other values of some options would need. */
+/* The memory needed with other values of some options. */
 static size_t memory_with(const Run *r, int batch, int recompute, int master, Dtype kind) {
     Model m;
     Optimizer o;
@@ -246,24 +256,24 @@ void run_print_plan(const Run *r) {
     printf("|   training tokens     | %lld   validation tokens %lld\n",
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
-    printf("|   parameters          | %zu in %d tensors, %zu active on a token (%.0f %%)\n",
+    printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
            c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
     printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
-    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop a token\n",
+    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
            (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
            config_flops(c, r->s.seq) / 1e6);
     if (ranks > 1)
         printf("| ranks: %d in %d process%s (launcher: %s)\n", ranks, r->launch.processes,
                r->launch.processes > 1 ? "es" : "", r->launch.launcher);
-    printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", of each rank" : "");
+    printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", per rank" : "");
     for (int i = 0; i < MEM_CATEGORIES; i++)
         if (a->category[i])
             printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
     if (r->parallel.sharded)
-        printf("|   (optimizer state shared by %d ranks: %.2f MB less on each)\n", ranks,
+        printf("|   (optimizer state sharded over %d ranks: %.2f MB less on each)\n", ranks,
                (double)a->category[MEM_OPTIMIZER] * (ranks - 1) / 1e6);
     printf("|   %-27s | %10.2f MB", "total", (double)a->total / 1e6);
     const size_t free_memory = r->dev->memory();
@@ -272,41 +282,67 @@ void run_print_plan(const Run *r) {
     fflush(stdout);
 }
 
-/* Ends the program with the options that would make the run fit, what saves most first. */
+/* Ends the program with the options with which the run would fit, the largest saving first. lean: -mw 0 -mo bf16. */
 static _Noreturn void out_of_memory(const Run *r) {
-    enum { WAYS = 4 };
+    enum { REMEDIES = 4 };
     const size_t capacity = r->dev->memory(), need = r->model.arena.total;
     const Settings *s = &r->s;
     int b = s->batch / 2;
     while (b > 1 && memory_with(r, b, s->recompute, s->master, dtype_by_name(s->moments)) > capacity) b /= 2;
     char smaller[96];
     snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
-    struct { const char *options; int batch, recompute, lean; size_t bytes; } way[WAYS] = {
+    struct { const char *options; int batch, recompute, lean; size_t bytes; } remedy[REMEDIES] = {
         { "-mw 0 -mo bf16", s->batch, s->recompute, 1, 0 }, { "-r 2", s->batch, 2, 0, 0 },
         { "-r 2 -mw 0 -mo bf16", s->batch, 2, 1, 0 },       { smaller, b, s->recompute, 0, 0 } };
-    for (int i = 0; i < WAYS; i++)
-        if (way[i].batch && (!way[i].lean || r->dev->floatX_size == 2))
-            way[i].bytes = memory_with(r, way[i].batch, way[i].recompute, way[i].lean ? 0 : s->master,
-                                       way[i].lean ? FLOATX : dtype_by_name(s->moments));
+    for (int i = 0; i < REMEDIES; i++)
+        if (remedy[i].batch && (!remedy[i].lean || r->dev->floatX_size == 2))
+            remedy[i].bytes = memory_with(r, remedy[i].batch, remedy[i].recompute, remedy[i].lean ? 0 : s->master,
+                                          remedy[i].lean ? FLOATX : dtype_by_name(s->moments));
     Text hint = { 0 };
-    for (int best; best = -1, capacity; way[best].bytes = 0) {
-        for (int i = 0; i < WAYS; i++)
-            if (way[i].bytes && way[i].bytes <= capacity && (best < 0 || way[i].bytes < way[best].bytes)) best = i;
+    for (int best; best = -1, capacity; remedy[best].bytes = 0) {
+        for (int i = 0; i < REMEDIES; i++)
+            if (remedy[i].bytes && remedy[i].bytes <= capacity && (best < 0 || remedy[i].bytes < remedy[best].bytes)) best = i;
         if (best < 0) break;
-        text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", way[best].options, (double)way[best].bytes / 1e6);
+        text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
+                 (double)remedy[best].bytes / 1e6);
     }
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
          hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
 }
 
+/* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. */
+int run_check_gradients(const Run *r) {
+    const Settings *s = &r->s;
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute,
+                .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
+                .dropout = s->dropout, .seed = (uint64_t)s->seed };
+    c.config.tile = 4;                                      /* suits few tokens */
+    double worst, worst_device = 0;
+    puts("gradient check: every tensor against finite differences, cpu-f64");
+    int bad = check_gradients(&c, 1e-6, stdout, 1, &worst);
+    if (bad < 0) fail(EXIT_MEMORY, "not enough memory to check this model in f64");
+    const int is_bf16 = r->dev->floatX_size == 2;
+    const Device *exact = device_find(is_bf16 && r->dev->is_gpu ? "cpu-bf16" : "cpu-f64");
+    const double bound = !is_bf16 ? 1e-4 : r->dev->is_gpu ? 2e-2 : 0.5;
+    if (r->dev != exact) {
+        printf("%s against %s\n", r->dev->name, exact->name);
+        bad += check_devices(&c, r->dev, exact, bound, stdout, 0, &worst_device);
+    }
+    printf("gradient check %s: %d bad tensors; worst error %.1e in f64, %.1e on %s\n",
+           bad ? "FAILED" : "passed", bad, worst, worst_device, r->dev->name);
+    return bad ? EXIT_NUMERICS : EXIT_DONE;
+}
+
+/* ---- memory and weights -------------------------------------------------------------------------------------- */
+
 void run_allocate(Run *r) {
     const Settings *s = &r->s;
     const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks), capacity = r->dev->memory();
-    const size_t sharing = r->dev->is_gpu ? 1 : (size_t)r->local_devices.count;
-    if ((capacity && r->model.arena.total > capacity / sharing) || !model_allocate(&r->model)) out_of_memory(r);
-    r->samples_wanted = s->sample_every > 0;
-    if (r->samples_wanted && r->leads
+    const size_t on_device = r->dev->is_gpu ? 1 : (size_t)r->local_devices.count;         /* ranks that use its memory */
+    if ((capacity && r->model.arena.total > capacity / on_device) || !model_allocate(&r->model)) out_of_memory(r);
+    r->shows_samples = s->sample_every > 0;
+    if (r->shows_samples && r->leads
         && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
         out_of_memory(r);
     r->model.balance_coef = s->balance;
@@ -320,10 +356,10 @@ void run_allocate(Run *r) {
     parallel_register_memory(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)
-        warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding sends a large part of them "
-             "elsewhere. Larger micro-batches (-b, -t) or fewer experts would do", s->rounding, rows, ROW_TILE);
+        warn("-rt %s: an expert has %.0f rows on average, less than two tiles of %d: rounding reroutes a large part "
+             "of them. Larger micro-batches (-b, -t) or fewer experts avoid this", s->rounding, rows, ROW_TILE);
     if (s->forced && r->leads)
-        warn("-rf 1: experts are dealt out round robin; this measures speed and learns no routing");
+        warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
 
 void run_start_or_resume(Run *r) {
@@ -331,22 +367,24 @@ void run_start_or_resume(Run *r) {
     Progress *p = &r->progress;
     Error e;
     if (r->from) {
-        if (!checkpoint_load(r->from, &r->model, &r->optimizer, p, &e))
+        if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
             fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
+        *p = progress_from_json(checkpoint_run(r->from));
         if (p->data != data_fingerprint(r->data) && !s->allow_data)
             fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). "
-                 "To go on all the same: --allow-data-change 1", checkpoint_path(r->from), s->train);
+                 "To continue anyway: --allow-data-change 1", checkpoint_path(r->from), s->train);
         if (p->seed != (uint64_t)s->seed && r->leads)
-            warn("seed %lld, but the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
+            warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
         if (r->leads) printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);
-        group_barrier(r->parallel.group);                    /* no rank has anything to complain of */
+        group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) claim_folder(r);
     }
+    if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e)) warn("%s; the next start encodes the text again", e.text);
     p->data = data_fingerprint(r->data);
     r->first_step = p->step;
 }

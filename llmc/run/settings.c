@@ -1,5 +1,6 @@
 /* settings.c: see settings.h. */
 #include "settings.h"
+#include "llmc/data/bpe.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
@@ -10,115 +11,119 @@
 static const Option options[] = {
     /* group       letter name               kind          field              default                low   high   choices      what it is */
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
-      "training data: text file, folder, llm.c or nanoGPT tokens" },
+      "training data: text, JSONL, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
       "validation data; none: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
-      "tokenizer.json for text; none: every byte is a token" },
+      "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; none: every byte is a token" },
+    { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0,    0,     BPE_PATTERNS,
+      "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
-      "1: resume although the data are not the ones the run began with" },
+      "1: resume even if the data changed" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4",                  0,    0,     NULL,
-      "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to go on from" },
-    { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid",
-      "how a router makes weights of its logits" },
+      "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
+    { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
+      "how a router turns logits into weights" },
     { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
       "nonlinearity of the experts" },
     { "output",    "o",  "out",              OPTION_TEXT,  AT(out),           "out",                 0,    0,     NULL,
       "folder for checkpoints and logs" },
     { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,
-      "1: go on with the run in the folder; 0, when given: discard it" },
+      "1: continue the run in the folder; 0, if given: discard it" },
     { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "8",                   1,    1e6,   NULL,
-      "sequences per micro-batch (B) of a rank; unless given, ranks share the default" },
+      "sequences per micro-batch and rank (B); the default is split across the ranks" },
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
-      "tokens per step, a multiple of B*T: gradients accumulate; 0: B*T" },
+      "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,
-      "optimizer steps; -1: one epoch; 0: print the plan and stop" },
-    { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "course of the learning rate" },
+      "optimizer steps; -1: one epoch; 0: print the plan and exit" },
+    { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,        "peak learning rate" },
-    { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach it" },
+    { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
-      "last learning rate, as a fraction of the peak" },
+      "final learning rate, as a fraction of the peak" },
     { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "adamw",               0,    0,     "adamw|muon",
-      "of the matrices of layers; embedding, head, norms, biases and routers always have adamw" },
+      "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.95",                0.01, 0.99999, NULL,
-      "Muon: decay of the mean of gradients" },
+      "Muon: decay rate of the momentum" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
       "largest global gradient norm; 0: no clipping" },
     { "optimizer", "w1", "beta1",            OPTION_FLOAT, AT(beta1),         "0.9",                 0,    0.99999, NULL,
-      "AdamW: decay of the mean of gradients" },
+      "AdamW: decay rate of the first moment" },
     { "optimizer", "w2", "beta2",            OPTION_FLOAT, AT(beta2),         "0.99",                0,    0.99999, NULL,
-      "AdamW: decay of the mean of squared gradients" },
+      "AdamW: decay rate of the second moment" },
     { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
-      "bf16: 1: keep the weights in f32 as well; 0: round updates stochastically, 4 bytes a parameter less" },
+      "bf16 devices: 1: f32 master copy of the weights; 0: stochastic rounding, 4 bytes per parameter less" },
     { "optimizer", "mo", "moments",          OPTION_TEXT,  AT(moments),       "f32",                 0,    0,     "f32|bf16",
-      "bf16: the running means of AdamW, two, and of Muon, one; bf16 is 2 bytes less for each" },
+      "bf16 devices: type of AdamW's two moments and Muon's one; bf16 takes 2 bytes less for each" },
     { "optimizer", "mg", "gradients",        OPTION_TEXT,  AT(gradients),     "bf16",                0,    0,     "f32|bf16",
-      "bf16: bf16 for gradients of layers' matrices if a step is one micro-batch of one rank: 2 bytes a parameter less" },
+      "bf16 devices: type of the layers' weight gradients; bf16 (2 bytes per parameter less) takes effect if a step is one micro-batch on one rank" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
-      "dropout of the embedding and of what each block adds" },
+      "dropout of the embedding and of each sub-layer's output" },
     { "optimizer", "mb", "max-bad-steps",    OPTION_INT,   AT(max_bad),       "10",                  1,    1e6,   NULL,
-      "stop after so many steps in a row without a finite gradient" },
+      "stop after N consecutive non-finite gradients" },
     { "routing",   "ra", "balance",          OPTION_FLOAT, AT(balance),       "0.01",                0,    100,   NULL,
       "weight of the load-balance loss" },
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
-      "balance by a selection bias that moves so much a step (try 1e-3 with -ra 0)" },
-    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|score|balanced|up|down",
-      "in training, give every MLP expert a multiple of 128 rows" },
+      "balance by a selection bias that moves so much a step (try 0.03 with -rl relative and -ra 0)" },
+    { "routing",   "rl", "bias-law",         OPTION_TEXT,  AT(bias_law),      "sign",                0,    0,     "sign|relative",
+      "the bias moves by the rate whatever the load, or in proportion to how far that is from the mean" },
+    { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|up|down",
+      "in training, round every MLP expert's rows to a multiple of 128" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
-      "1: route round robin, for speed measurements; does not learn to route" },
-    { "watching",  "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
-    { "watching",  "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
-      "batches of a validation; -1: the whole split" },
-    { "watching",  "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "400",                 0,    1e12,  NULL,
-      "steps between samples of text; 0: none" },
-    { "watching",  "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens of a sample" },
-    { "watching",  "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
-      "1: show the load of every expert at each validation" },
+      "benchmark only: 1 forces round-robin routing" },
+    { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
+    { "reports",   "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
+      "batches per validation; -1: the whole split" },
+    { "reports",   "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "400",                 0,    1e12,  NULL,
+      "steps between text samples; 0: none" },
+    { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens per sample" },
+    { "reports",   "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
+      "1: print the load of every expert at each validation" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
       "steps between checkpoints; 0: only at the end and when stopped" },
-    { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "newest checkpoints to keep" },
+    { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "how many of the newest checkpoints to keep" },
     { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,
-      "keep those of every so many steps for ever; 0: none" },
+      "also keep every N-th step's checkpoint permanently; 0: none" },
     { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,
       "1: keep the weights with the best validation loss in OUT/best" },
     { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
-      "recompute in backward, for memory: 0 nothing, 1 norms, 2 whole layers" },
+      "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
-      "record a step's work once and replay it: 0 never, 1 on a GPU, 2 also on several" },
+      "record a step's work once and replay it: 0 never, 1 on one GPU, 2 on several, too" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(sharded),       "1",                   0,    1,     NULL,
-      "1: ranks share the optimizer's state (ZeRO-1); 0: each has all of it" },
+      "1: shard the optimizer's state over the ranks (ZeRO-1); 0: every rank has all of it" },
     { "machine",   "ce", "copy-engines",     OPTION_INT,   AT(copies),        "1",                   0,    1,     NULL,
-      "1: GPUs of one process exchange by copy engines where they can; 0: by NCCL's kernels" },
+      "1: GPUs of one process exchange by copy engines where possible; 0: by NCCL's kernels" },
     { "machine",   "rp", "reproducible",     OPTION_INT,   AT(ordered),       "0",                   0,    1,     NULL,
       "1: with the same -b and -d, the same bits on any number of ranks; slower" },
     { "machine",   "sd", "seed",             OPTION_LONG,  AT(seed),          "1337",                0,    9e15,  NULL,
-      "of weights, order of the data, dropout and samples" },
+      "of weights, data order, dropout and samples" },
     { "checks",    "a",  "overfit",          OPTION_INT,   AT(overfit),       "0",                   0,    1,     NULL,
-      "1: train on the first batch again and again; the loss must go to zero" },
+      "1: train on the first batch only; the loss must go to zero" },
     { "checks",    "gc", "gradient-check",   OPTION_INT,   AT(check),         "0",                   0,    1,     NULL,
-      "1: compare every gradient of this model with finite differences, and stop" },
-    /* From here on: where a run runs, not what it is. Neither kept in checkpoints nor the same in all processes. */
+      "1: compare every gradient of this model with finite differences, and exit" },
+    /* The rest says where a run runs, not what it is: not kept in checkpoints, and not the same in all processes. */
     { "ranks",     "ng", "gpus",             OPTION_INT,   AT(ranks),         "0",                   0,    1024,  NULL,
-      "ranks of this process, a GPU each (-dv cpu: a share of the cores); 0: all GPUs" },
+      "ranks of this process, one per GPU (-dv cpu: they divide the cores); 0: all GPUs" },
     { "ranks",     "pn", "processes",        OPTION_INT,   AT(processes),     "0",                   0,    1e6,   NULL,
-      "processes of the run; 0: as torchrun, mpirun, mpiexec or srun say" },
+      "number of processes; 0: from torchrun, mpirun, mpiexec or srun" },
     { "ranks",     "pr", "process",          OPTION_INT,   AT(process),       "-1",                  -1,   1e6,   NULL,
-      "which of them this is, from 0" },
+      "number of this process, from 0" },
     { "ranks",     "ps", "address",          OPTION_TEXT,  AT(address),       "",                    0,    0,     NULL,
-      "host of process 0" },
+      "host name of process 0" },
     { "ranks",     "pp", "port",             OPTION_INT,   AT(port),          "0",                   0,    65535, NULL,
-      "and its port" },
+      "port of process 0" },
     { "ranks",     "pw", "join-seconds",     OPTION_INT,   AT(join_seconds),  "300",                 1,    1e6,   NULL,
       "how long to wait for all processes to start" },
     { "ranks",     "pt", "silence-seconds",  OPTION_INT,   AT(silence_seconds), "10",                1,    1e6,   NULL,
-      "a process that is silent for so long is lost" },
+      "a process that is silent for longer is lost" },
 };
-_Static_assert(sizeof options / sizeof *options == SETTINGS, "a row for each, and settings.h knows how many");
+_Static_assert(sizeof options / sizeof *options == SETTINGS, "SETTINGS in settings.h is the number of rows");
 static int kept_options(void) {
     int n = 0;
     while (n < SETTINGS && strcmp(options[n].group, "ranks")) n++;
@@ -129,18 +134,24 @@ static const char usage[] =
     "train_moe: trains a sparse mixture-of-experts language model.\n"
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
-    "  ./train_moe -y 1                              go on after an interruption, with the same settings\n"
-    "  ./train_moe -ng 4                             on four GPUs (without -ng: on all that there are)\n"
-    "  ./train_moe -x 0 -e m12:e64k8f256             what would it take? parameters and memory, nothing is run";
+    "  ./train_moe -i texts -tk 16384                a folder of texts, and a tokenizer trained on them\n"
+    "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
+    "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
+    "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
+    "Defaults in brackets are for text on a CPU. On a GPU, or with token files, some differ: the start-up table shows them.";
 
-void settings_parse(Settings *s, int argc, char **argv) {
-    options_parse(options, SETTINGS, s, s->given, argc, argv, usage, NULL, 0);
+static Options table(const Settings *s) { return (Options){ options, SETTINGS, (void *)s, (char *)s->given }; }
+
+void settings_parse(Settings *s, int argc, char **argv) { options_parse(table(s), argc, argv, usage, NULL, 0); }
+int  settings_given(const Settings *s, const char *letter) { return option_given(table(s), letter); }
+void settings_print(const Settings *s) { options_print(table(s)); }
+void settings_json(const Settings *s, Text *out) {
+    Options kept = table(s);
+    kept.count = kept_options();
+    options_json(kept, out);
 }
-int  settings_given(const Settings *s, const char *letter) { return option_given(options, SETTINGS, s->given, letter); }
-void settings_print(const Settings *s) { options_print(options, SETTINGS, s, s->given); }
-void settings_json(const Settings *s, Text *out) { options_json(options, kept_options(), s, out); }
 
-/* Settings of one invocation, which are not taken over from the run that is resumed. */
+/* Settings of one invocation: not restored from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
 void settings_restore(Settings *s, const JsonValue *saved) {
@@ -152,14 +163,13 @@ void settings_restore(Settings *s, const JsonValue *saved) {
             char number[64];
             if (strcmp(v->key, options[i].name)) continue;
             snprintf(number, sizeof number, json_is(v, JSON_INT) ? "%.0f" : "%.9g", json_double(v, 0));
-            options_default(options, SETTINGS, s, s->given, options[i].letter,
-                            json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
+            options_default(table(s), options[i].letter, json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
         }
     }
 }
 
 void settings_suit(Settings *s, int gpu, int text) {
-    static const struct { const char *letter, *text_gpu, *tokens_cpu, *tokens_gpu; } suits[] = {
+    static const struct { const char *letter, *text_gpu, *tokens_cpu, *tokens_gpu; } defaults[] = {
         { "e",  "m6",  "m12", "m12" },    { "b",  "64",   "4",    "16" },
         { "t",  "256", "1024", "1024" },  { "d",  "0",    "0",    "524288" },
         { "x",  "800", "-1",  "-1" },     { "l",  "2e-3", "6e-4", "6e-4" },
@@ -169,9 +179,9 @@ void settings_suit(Settings *s, int gpu, int text) {
         { "m",  "-1",  "20",  "20" },     { "s",  "400",  "1000", "1000" },
     };
     if (text && !gpu) return;
-    for (size_t i = 0; i < sizeof suits / sizeof *suits; i++)
-        options_default(options, SETTINGS, s, s->given, suits[i].letter,
-                        text ? suits[i].text_gpu : gpu ? suits[i].tokens_gpu : suits[i].tokens_cpu);
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
+        options_default(table(s), defaults[i].letter,
+                        text ? defaults[i].text_gpu : gpu ? defaults[i].tokens_gpu : defaults[i].tokens_cpu);
 }
 
 float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }

@@ -12,7 +12,7 @@ static void lens_open(Lens *o, const View *v, Route *route, const char *name, co
     *o = (Lens){ .name = name, .route = route, .own = v->dev->alloc(slots * sizeof(int)),
                  .host = mem_alloc(slots * sizeof(int)),
                  .count = mem_alloc(E * (size_t)v->V * sizeof(unsigned)), .first = mem_alloc(E * sizeof(unsigned)) };
-    if (!o->own) fail(EXIT_MEMORY, "%s has no memory left for the expert views (-v)", v->dev->name);
+    if (!o->own) fail(EXIT_MEMORY, "%s has not enough memory left for the expert views (-v)", v->dev->name);
     route->expert = o->own;
 }
 void view_open(View *v, const Device *dev, Model *m, int layer) {
@@ -54,9 +54,9 @@ int view_color(int e) {
 void view_legend(const View *v, int colored) {
     double sum = 0;
     for (int e = 0; e < v->main->route->plan.E; e++) sum += v->main->first[e];
-    fprintf(stderr, "layer %d, %s experts%s; share of the tokens that have each as first choice:\n", v->layer,
+    fprintf(stderr, "layer %d, %s experts%s; percentage of tokens with this expert as first choice:\n", v->layer,
             v->main->name,
-            colored ? "" : " (a number in brackets before what they read; -co always colors it)");
+            colored ? "" : " (in brackets before the text they read; -co always colors the text)");
     colored = colored && isatty(2);
     for (int e = 0; e < v->main->route->plan.E; e++) {
         if (colored) fprintf(stderr, "\033[38;5;%dm", view_color(e));
@@ -65,7 +65,7 @@ void view_legend(const View *v, int colored) {
     fputc('\n', stderr);
 }
 
-/* A token as a quoted string, on one line and safe for any terminal. */
+/* A token as a quoted string, on one line and without control characters. */
 static void print_token(const Tokenizer *t, int id) {
     size_t n, step;
     uint32_t code;
@@ -84,41 +84,42 @@ static void print_token(const Tokenizer *t, int id) {
     fputs(*tokenizer_piece(t, id, &n) ? "'" : ">", stderr);
 }
 
-/* The tokens that make an expert's diet differ from everybody's: those that contribute most to the Kullback-Leibler
- * divergence of its tokens from all tokens, sum over t of p(t|e) log (p(t|e) / p(t)). Common tokens alone would
- * fill any table of counts with spaces. */
-static void print_favourites(const View *v, const Lens *o, const Tokenizer *t) {
+/* The most characteristic tokens of each expert: those with the largest contribution to the Kullback-Leibler divergence of its
+ * tokens from all tokens, sum over t of p(t|e) log (p(t|e) / p(t)). A table of plain counts would show little but spaces. */
+static void print_favourites_of(const View *v, const Lens *o, const Tokenizer *t, int e, const double *all, double total) {
     enum { SHOWN = 8 };
     const size_t V = (size_t)v->V;
-    const int E = o->route->plan.E, K = o->route->plan.K;
+    const int K = o->route->plan.K;
+    const unsigned *count = o->count + (size_t)e*V;
+    unsigned char *printed = mem_alloc(V);
+    double own = 0;
+    for (size_t i = 0; i < V; i++) own += count[i];
+    fprintf(stderr, "%4d %5.1f%% ", e, 100 * own / (total > 0 ? total : 1));
+    for (int k = 0; k < SHOWN; k++) {
+        size_t best = V;
+        double most = 0, score;
+        for (size_t i = 0; i < V; i++)
+            if (count[i] && !printed[i] && (score = count[i] * log(count[i] / own * total / all[i])) > most) {
+                most = score;
+                best = i;
+            }
+        if (best == V) break;
+        printed[best] = 1;
+        print_token(t, (int)best);
+        fprintf(stderr, " %.0f%%", 100 * K * count[best] / all[best]);
+    }
+    fputc('\n', stderr);
+    free(printed);
+}
+static void print_favourites(const View *v, const Lens *o, const Tokenizer *t) {
+    const size_t V = (size_t)v->V;
+    const int E = o->route->plan.E;
     double *all = mem_alloc(V * sizeof *all), total = 0;
     for (int e = 0; e < E; e++)
         for (size_t i = 0; i < V; i++) { all[i] += o->count[(size_t)e*V + i]; total += o->count[(size_t)e*V + i]; }
-    fprintf(stderr, "layer %d, %s experts: share of all slots; favourite tokens (how often it is one of the "
-                    "%d that read it)\n", v->layer, o->name, K);
-    for (int e = 0; e < E; e++) {
-        const unsigned *count = o->count + (size_t)e*V;
-        unsigned char *told = mem_alloc(V);
-        double own = 0;
-        for (size_t i = 0; i < V; i++) own += count[i];
-        fprintf(stderr, "%4d %5.1f%% ", e, 100 * own / (total > 0 ? total : 1));
-        for (int k = 0; k < SHOWN; k++) {
-            size_t best = V;
-            double most = 0, score;
-            for (size_t i = 0; i < V; i++)
-                if (count[i] && !told[i]
-                    && (score = count[i] * log(count[i] / own * total / all[i])) > most) {
-                    most = score;
-                    best = i;
-                }
-            if (best == V) break;
-            told[best] = 1;
-            print_token(t, (int)best);
-            fprintf(stderr, " %.0f%%", 100 * K * count[best] / all[best]);
-        }
-        fputc('\n', stderr);
-        free(told);
-    }
+    fprintf(stderr, "layer %d, %s experts: percentage of all slots; favourite tokens (how often the expert is one of the "
+                    "%d that read it)\n", v->layer, o->name, o->route->plan.K);
+    for (int e = 0; e < E; e++) print_favourites_of(v, o, t, e, all, total);
     free(all);
 }
 

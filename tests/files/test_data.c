@@ -1,5 +1,5 @@
 /* test_data.c: every layout of training data, the order of samples, and what happens to bad files.
- * Most files hold the tokens 0, 1, 2, ...: a batch then says itself where it was cut. */
+ * Most files hold the tokens 0, 1, 2, ..., so that a batch shows where it was cut. */
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "tests/test.h"
@@ -19,7 +19,7 @@ enum { GPT2 = 20240520, LLAMA3 = 20240801 };
 
 /* ---- making files -------------------------------------------------------------------------------------- */
 
-static char *at(const char *name) {                         /* a path in scratch(), good for many calls more */
+static char *at(const char *name) {                         /* a path in scratch(), valid for the next 127 calls */
     static char path[128][512];
     static int next;
     char *p = path[next++ % 128];
@@ -63,7 +63,7 @@ static Data *must_open(const char *train, const char *validation, const Tokenize
     return d;
 }
 
-/* The message has to hold every one of the words that `words` lists, separated by '|'. */
+/* The message must contain all the words in `words`, which are separated by '|'. */
 static void check_message(const Error *e, const char *words, const char *what) {
     char *list = text_format("%s", words);
     for (char *word = strtok(list, "|"); word; word = strtok(NULL, "|"))
@@ -106,7 +106,7 @@ static void test_layouts(void) {
     opens("text", put_text("a text", "abcdefghijklmnopqrst"), NULL, 18, 2, 's', 't');
     opens("two texts", at("a text"), put_text("b.txt", "0123456789"), 20, 10, '0', 't');
 
-    put_folder("g/[x]");                                        /* a folder's own name is no pattern */
+    put_folder("g/[x]");                                        /* brackets in a folder's own name are no pattern */
     for (int i = 11; i >= 0; i--) {
         char name[32];
         snprintf(name, sizeof name, "g/[x]/p%02d.bin", i);
@@ -121,14 +121,14 @@ static void test_layouts(void) {
     put_tokens("g/[x]/z_train_0.bin", GPT2, 11, 40);
     opens("folder with brackets in its name", at("g/[x]"), NULL, 40, 20, 66, 86);
 
-    /* One folder that gains better and better layouts. */
+    /* One folder, to which layouts of higher and higher precedence are added. */
     char *f = put_folder("layouts");
     put_text("layouts/book.txt", "the one text in here");
     opens("single .txt", f, NULL, 18, 2, 'r', 'x');
     put_text("layouts/more.txt", "another");
-    refused("folder with two .txt", f, NULL, "layouts|2 *.txt files|input.txt|*_train*.bin|val.bin");
+    opens("two .txt: documents", f, NULL, 20, 7, 'a', 'x');
     put_text("layouts/input.txt", "abcdefghij");
-    opens("input.txt", f, NULL, 9, 1, 0, 'j');                  /* one token: no target, hence padding */
+    opens("input.txt", f, NULL, 9, 1, 0, 'j');                  /* one token: it has no target, so the batch is padding */
     put_tokens("layouts/train.bin", 0, 1, 40);
     opens("train.bin alone", f, NULL, 36, 4, 37, 40);
     put_tokens("layouts/val.bin", 0, 9, 12);
@@ -150,7 +150,7 @@ static void test_text(void) {
     static const char accents[] = "a\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9";
     Data *d = must_open(put_text("utf8", accents), NULL, NULL);
     check(data_tokens(d, DATA_TRAIN) == 17 && data_tokens(d, DATA_VALIDATION) == 4,
-          "text is not cut inside a character");
+          "text is not split inside a character");
     check(data_is_text(d) && data_is_bytes(d) && data_bytes(d, DATA_TRAIN) == 17
           && data_bytes(d, DATA_VALIDATION) == 4, "text as bytes");
     data_close(d);
@@ -164,8 +164,8 @@ static void test_text(void) {
     tokenizer_free(t);
 }
 
-/* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up), two merges, and ids
- * that nothing makes but the last, which makes the ids wide. */
+/* A byte-level tokenizer.json: 256 bytes (GPT-2 writes those that do not print as U+0100 and up), `unused` ids that no merge
+ * gives, and two merges. Unused ids make the others large. */
 static Tokenizer *small_bpe(int unused) {
     Error e = { "" };
     Text json = { 0 };
@@ -216,11 +216,11 @@ static void test_tinyshakespeare(void) {
     const char *root = getenv("MOE_DATA_DIR");
     char *there = text_format("%s/tinyshakespeare/input.txt", root ? root : "../shared/data");
     const char *path = is_file(there) ? there : "data/tinyshakespeare/input.txt";
-    if (!is_file(path)) skip("tinyshakespeare is not here: sh data/tinyshakespeare/fetch.sh");
+    if (!is_file(path)) skip("tinyshakespeare is missing: sh data/tinyshakespeare/fetch.sh");
     else {
         Data *d = must_open(path, NULL, NULL);
         check(data_tokens(d, DATA_TRAIN) == 1003854 && data_tokens(d, DATA_VALIDATION) == 111540,
-              "tinyshakespeare: 1,115,394 bytes, cut as everybody does; found %s", data_description(d));
+              "tinyshakespeare: 1,115,394 bytes, split as usual; found %s", data_description(d));
         check(data_max_id(d) == 'z' && data_is_bytes(d), "tinyshakespeare's largest byte is z");
         data_close(d);
     }
@@ -230,7 +230,7 @@ static void test_tinyshakespeare(void) {
 /* A folder like this project's, around an empty data/tinyshakespeare. */
 static void test_fallback(void) {
     Error e;
-    static const struct { const char *name, *text; } files[] = {            /* in the order in which they must come */
+    static const struct { const char *name, *text; } files[] = {            /* in the order in which they are read */
         { "project/README.md", "readme " }, { "project/docs/a.md", "a " }, { "project/docs/b.md", "b " },
         { "project/kernels/kernels.h", "kernels " }, { "project/llmc/base/a.c", "a.c " }, { "project/llmc/base/a.h", "a.h " },
         { "project/llmc/files/b.c", "b.c " }, { "project/kernels/cpu/z.c", "z.c, the last one" },
@@ -259,7 +259,7 @@ static void test_fallback(void) {
     refused("fallback as validation data", at("one.bin"), folder, "tinyshakespeare|fetch.sh");
     put_text("project/data/tinyshakespeare/input.txt", "To be, or not to be");
     d = must_open(folder, NULL, NULL);
-    check(!data_is_fallback(d) && data_tokens(d, DATA_TRAIN) == 17, "input.txt comes before the fallback");
+    check(!data_is_fallback(d) && data_tokens(d, DATA_TRAIN) == 17, "input.txt has precedence over the fallback");
     data_close(d);
 }
 
@@ -281,7 +281,7 @@ static int starts(const Data *d, int64_t first, int count, int T, uint64_t seed,
 }
 
 /* Are these the windows of one epoch? Files of `size[f]` tokens that begin with the id base[f]: as many windows as
- * expected in each, side by side from one phase, inside the file, none twice. */
+ * expected in each, consecutive from one phase, inside the file, none twice. */
 static int is_epoch(const int *start, int count, int T, const int *base, const int *size, int files) {
     int seen = 0;
     for (int f = 0; f < files; f++) {
@@ -329,38 +329,40 @@ static void test_epochs(void) {
         }
         check(good == 6, "T=%d: each of 6 epochs visits its %d windows once", T, n);
         check(!capacity || (moved >= 5 && seeds >= 5), "T=%d: epochs and seeds differ (%d and %d of 6)", T, moved, seeds);
-        check(!capacity || T == 1 || shifted, "T=%d: epochs cut the text at different places", T);
+        check(!capacity || T == 1 || shifted, "T=%d: epochs cut the text at different positions", T);
         free(a);
     }
     check(data_epoch_samples(d, 1000) == 0, "no window of 1001 tokens");
     data_close(d);
-
-    /* Every token gets its turn, the first and the last of a file too. */
+}
+/* Every token is used, the first and the last of a file too. */
+static void test_every_token(void) {
     enum { T = 16 };
     const int tokens = 3 * T - 1;
     int count[3 * T] = { 0 }, start[2], missing = 0;
-    d = must_open(put_tokens("short.bin", GPT2, 0, tokens), at("order/v"), NULL);
+    Data *d = must_open(put_tokens("short.bin", GPT2, 0, tokens), at("order/v"), NULL);
     for (int epoch = 0; epoch < 400; epoch++)
         if (starts(d, epoch, 1, T, 7, start))
             for (int t = 0; t <= T; t++) count[start[0] + t]++;
     for (int i = 0; i < tokens; i++) missing += count[i] == 0;
     check(data_epoch_samples(d, T) == 1 && !missing, "400 epochs of one window in %d tokens miss none", tokens);
     data_close(d);
-
-    /* Any window is as likely as any other at any place: 7 windows, 7000 epochs, 1000 +- 29 expected. */
+}
+/* Every window is equally likely at every position of an epoch: 7 windows, 7000 epochs, 1000 +- 29 expected. */
+static void test_uniform_order(void) {
     int where[7][7] = { { 0 } }, order[7], worst = 0;
-    d = must_open(put_tokens("eight.bin", GPT2, 0, 8), at("order/v"), NULL);
+    Data *d = must_open(put_tokens("eight.bin", GPT2, 0, 8), at("order/v"), NULL);
     for (int epoch = 0; epoch < 7000; epoch++)
         if (starts(d, 7 * (int64_t)epoch, 7, 1, 1, order))
             for (int i = 0; i < 7; i++) where[i][order[i]]++;
     for (int i = 0; i < 49; i++)
         if (abs(where[i / 7][i % 7] - 1000) > worst) worst = abs(where[i / 7][i % 7] - 1000);
-    check(worst < 145, "windows at places: at most %d off 1000, expected less than 5 sigma, 145", worst);
+    check(worst < 145, "windows at positions: at most %d off 1000, expected less than 5 sigma, 145", worst);
     data_close(d);
 }
 
 static void test_stateless(void) {
-    enum { T = 9, ALL = 700 };                              /* several epochs, whose borders fall inside batches */
+    enum { T = 9, ALL = 700 };                              /* several epochs, whose ends fall inside batches */
     int one[ALL], many[ALL], same = 0, equal = 1;
     Data *d = must_open(at("order/*.bin"), at("order/v"), NULL);
     for (int i = ALL - 1; i >= 0; i--) starts(d, i, 1, T, 5, one + i);
@@ -368,17 +370,17 @@ static void test_stateless(void) {
     for (int i = 0; i < ALL; i++) same += one[i] == many[i];
     check(same == ALL && data_epoch_samples(d, T) * 3 < ALL,
           "a sample is the same alone and in a batch: %d of %d", same, ALL);
-    for (int step = 0; step < ALL / 70; step++)             /* two ranks of 35 make the batches of one of 70 */
+    for (int step = 0; step < ALL / 70; step++)             /* two ranks with 35 samples have the batches of one with 70 */
         for (int rank = 0; rank < 2; rank++) {
             int mine[35];
             equal &= starts(d, (step * 2 + rank) * 35, 35, T, 5, mine)
                 && !memcmp(mine, one + step * 70 + rank * 35, sizeof mine);
         }
-    check(equal, "ranks share the stream");
+    check(equal, "ranks split the stream");
     data_close(d);
     d = must_open(at("order/*.bin"), at("order/v"), NULL);
     check(starts(d, 333, 35, T, 5, many) && !memcmp(many, one + 333, 35 * sizeof *one),
-          "opened again, the stream goes on the same");
+          "opened again, the stream continues with the same samples");
     check(starts(d, INT64_C(1) << 50, 35, T, 5, many), "sample 2^50");
     data_close(d);
 }
@@ -418,7 +420,7 @@ static void test_validation(void) {
             check(ok && once, "B=%d T=%d: every token but the first of each file is a target once", B, T);
             ok = data_validation(d, batches * B, B, T, in, out, &e);
             for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -1;
-            check(ok, "B=%d T=%d: after the last batch comes padding only", B, T);
+            check(ok, "B=%d T=%d: past the last batch everything is padding", B, T);
             free(in);
         }
     data_close(d);
@@ -430,7 +432,7 @@ static void test_fingerprint(void) {
     const char *p = put_tokens("p/a.bin", GPT2, 0, 70000), *q = put_tokens("q/a.bin", GPT2, 0, 70000);
     Data *d = must_open(p, NULL, NULL), *other = must_open(q, NULL, NULL);
     const uint64_t print = data_fingerprint(d);
-    check(print == data_fingerprint(other), "the same file elsewhere has the same fingerprint");
+    check(print == data_fingerprint(other), "the same file in another folder has the same fingerprint");
     data_close(other);
     const struct { const char *what; int tokens, first; const char *name, *validation; } differ[] = {
         { "size", 69999, 0, "q/a.bin", NULL }, { "content", 70000, 1, "q/a.bin", NULL },
@@ -473,7 +475,7 @@ static void test_bad_files(void) {
     refused("path through a file", at("good.bin/x"), NULL, "good.bin/x|Not a directory");
     refused("empty text", put_text("empty.txt", ""), NULL, "empty.txt|0 bytes");
     refused("empty shard", put_text("empty.bin", ""), NULL, "empty.bin|0 bytes");
-    refused("empty folder", put_folder("void"), NULL, "void|no data|*_train*.bin|train.bin|input.txt|*.txt");
+    refused("empty folder", put_folder("void"), NULL, "void|no data|*_train*.bin|train.bin|input.txt|*.jsonl");
     refused("empty folder for validation", good, put_folder("void"), "void|*_val*.bin|val.bin|input.txt");
     refused("folder that ends in .bin", put_folder("dir.bin"), NULL, "dir.bin|no data");
     refused("pattern that matches a folder", at("di?.bin"), NULL, "dir.bin|regular file");
@@ -503,7 +505,7 @@ static void test_bad_files(void) {
     refused("one token to split", put_tokens("single.bin", GPT2, 3, 1), NULL, "single.bin|1 token,|at least 2|-j");
     refused("one byte to split", put_text("single.txt", "a"), NULL, "single.txt|at least 2");
     refused("id beyond int", put_tokens("huge.bin", LLAMA3, 0xfffffff0u, 16), NULL,
-            "huge.bin|4294967293|1076|2147483647");             /* of the training part; the other is bad, too */
+            "huge.bin|4294967293|1076|2147483647");             /* the id of the training part; that of the other part is bad, too */
     refused("tokens for training, text for validation", good, put_text("v.txt", "some text"), "v.txt|text|uint16");
     refused("uint16 and uint32", good, at("wide.bin"), "wide.bin|uint32|uint16");
 
@@ -522,15 +524,15 @@ static void test_bad_files(void) {
 static void test_check(void) {
     Error e = { "" };
     Data *d = must_open(put_tokens("hundred.bin", GPT2, 1000, 100), put_tokens("forty.bin", GPT2, 1000, 40), NULL);
-    check(data_check(d, 39, 1100, &e), "windows of 40 and a vocabulary of 1100 will do: %s", e.text);
-    check(!data_check(d, 39, 1099, &e), "a vocabulary of 1099 will not");
+    check(data_check(d, 39, 1100, &e), "windows of 40 tokens and a vocabulary of 1100 are accepted: %s", e.text);
+    check(!data_check(d, 39, 1099, &e), "a vocabulary of 1099 is refused");
     check_message(&e, "hundred.bin|1099|1222", "id beyond the vocabulary");          /* 1024 + 2*99 */
     check(!data_check(d, 40, 1100, &e), "windows of 41 tokens do not fit");
     check_message(&e, "forty.bin|validation|40 tokens|41", "validation too short");
     check(!data_check(d, INT_MAX, 1100, &e), "windows of 2^31 tokens do not fit");
     check_message(&e, "hundred.bin|training|100 tokens|2147483648", "training data too short");
     int token;
-    check(!data_batch(d, 0, 1, 100, 1, &token, &token, &e), "there is no batch of windows that do not fit");
+    check(!data_batch(d, 0, 1, 100, 1, &token, &token, &e), "a batch of windows that do not fit is refused");
     data_close(d);
     d = must_open(put_text("tab.txt", "abcdefghijklmnopqrst~"), NULL, NULL);
     check(!data_check(d, 1, 126, &e), "text beyond the vocabulary");
@@ -538,7 +540,7 @@ static void test_check(void) {
     data_close(d);
 }
 
-/* A file that changes under the reader makes an error with its name, not a signal and not a wrong token. */
+/* A file that changes while it is open causes an error with its name, not a signal and not a wrong token. */
 static void test_changes(void) {
     Error e = { "" };
     int in[64], out[64];
@@ -553,7 +555,7 @@ static void test_changes(void) {
     check_message(&e, "changes.bin|1024 bytes|shortened", "truncated");
     put_tokens("changes.bin", GPT2, 0, 20000);
     unlink(path);
-    check(data_batch(d, 0, 1, 64, 1, in, out, &e) && out[0] == in[0] + 1, "an unlinked file is read on");
+    check(data_batch(d, 0, 1, 64, 1, in, out, &e) && out[0] == in[0] + 1, "an unlinked file can still be read");
     data_close(d);
     put_tokens("changes.bin", GPT2, 0, 20000);
     d = must_open(at("one.bin"), path, NULL);
@@ -587,7 +589,7 @@ static void test_many_files(void) {
     int spare[20], left = 0;
     for (int i = 0; i < 20; i++) left += (spare[i] = dup(0)) >= 0;
     for (int i = 0; i < 20; i++) if (spare[i] >= 0) close(spare[i]);
-    check(left == 20, "and descriptors left for others");
+    check(left == 20, "20 descriptors are left for others");
     unlink(at("many/399.bin"));
     for (int i = 0; i < FILES; i++)
         if (!data_batch(d, i, 1, T, 3, in, out, &e)) vanished++;
@@ -597,8 +599,8 @@ static void test_many_files(void) {
     setrlimit(RLIMIT_NOFILE, &old);
 }
 
-/* 2^31 tokens and more for training, and a tenth after them: beyond int in tokens, beyond 32 bits in bytes. All a
- * hole but the end. In memory where that is possible: reading a hole of a disk's file can take ten seconds. */
+/* More than 2^31 tokens for training, a tenth of all for validation: counts exceed int, offsets 32 bits. The file is sparse,
+ * with data only at its end; in memory if possible, for reading a hole of a file on disk can take ten seconds. */
 static void test_large_file(void) {
     enum { T = 64, MARKS = 100 };
     const int64_t tokens = INT64_C(2386160000), train = tokens / 10 * 9, held = tokens - train;
@@ -613,7 +615,7 @@ static void test_large_file(void) {
         && pwrite(fd, mark, sizeof mark, 2 * (tokens - MARKS)) == sizeof mark
             && !fstat(fd, &s) && s.st_blocks * 512 < 1 << 24;
     if (fd >= 0) close(fd);
-    if (!made) skip("no sparse file of 4.8 GB here");
+    if (!made) skip("a sparse file of 4.8 GB cannot be created here");
     else {
         double start = now();
         Data *d = must_open(path, NULL, NULL);
@@ -629,9 +631,9 @@ static void test_large_file(void) {
             int back = T + last - i, expected = back < 1 ? -1 : back <= MARKS ? 1000 + MARKS - back : 0;
             ok &= out[i] == expected;
         }
-        check(ok && last > 0, "the last tokens are those that were written there");
+        check(ok && last > 0, "the last tokens are the ones that were written");
         for (int i = 0; i < 200; i++) ok &= data_batch(d, i * INT64_C(99999999), 1, T, 1, in, out, &e);
-        check(ok, "200 samples from all over it: %s", e.text);
+        check(ok, "200 samples from the whole file: %s", e.text);
         check(!data_check(d, T, 1050, &e), "an id at the end is beyond a vocabulary of 1050");
         check_message(&e, "train.bin|1099|4772319998", "id beyond the vocabulary at 4.8 GB");  /* 2 * (tokens - 1) */
         data_close(d);
@@ -642,7 +644,7 @@ static void test_large_file(void) {
     free(folder);
 }
 
-/* Headers with any combination of right and wrong fields and sizes: opened only if all are right. */
+/* Headers with random combinations of right and wrong fields and sizes: accepted only if all are right. */
 static void test_random_headers(void) {
     static const uint32_t magic[] = { GPT2, LLAMA3, 0, 20240521 }, version[] = { 1, 7, 0 };
     int wrong = 0, opened = 0;
@@ -663,7 +665,7 @@ static void test_random_headers(void) {
 
 /* ---- the fetch script ---------------------------------------------------------------------------------- */
 
-static int script(const char *data_dir, const char *arguments) {     /* its exit code; the network is a closed port */
+static int script(const char *data_dir, const char *arguments) {     /* its exit code; the proxy is a closed port, so there is no network */
     char *command = text_format("MOE_DATA_DIR='%s' https_proxy=http://127.0.0.1:9 sh '%s' %s 2>'%s'", data_dir,
                                 at("fetch/fetch.sh"), arguments, at("fetch.log"));
     int status = system(command);
@@ -674,17 +676,17 @@ static void test_fetch(void) {
     Error e;
     size_t bytes;
     char *text = file_read("data/tinyshakespeare/fetch.sh", &bytes, &e), *log;
-    if (!text) { skip("not run in the repository: data/tinyshakespeare/fetch.sh"); return; }
+    if (!text) { skip("no data/tinyshakespeare/fetch.sh: not run in the repository"); return; }
     put_folder("fetch");
     put_folder("local/tinyshakespeare");
     put("fetch/fetch.sh", text, bytes);
     put_text("local/tinyshakespeare/input.txt", "not tinyshakespeare");
     free(text);
     check(script(at("local"), "") == 0 && !is_file(at("fetch/input.txt")),
-          "fetch.sh takes no wrong copy, and is no error");
+          "fetch.sh ignores a wrong copy and exits 0");
     log = file_read(at("fetch.log"), &bytes, &e);
     check(log && strchr(log, '\n') == log + bytes - 1 && strstr(log, "local/tinyshakespeare"),
-          "fetch.sh says so in one line: %s", log ? log : "");
+          "fetch.sh reports that in one line: %s", log ? log : "");
     free(log);
     check(script(at("local"), "--strict") == 1, "fetch.sh --strict exits 1");
     check(script(at("local"), "--what") == 2, "fetch.sh refuses unknown options");
@@ -692,21 +694,21 @@ static void test_fetch(void) {
     const char *root = getenv("MOE_DATA_DIR");
     char *there = text_format("%s/tinyshakespeare/input.txt", root ? root : "../shared/data");
     text = file_read(is_file(there) ? there : "data/tinyshakespeare/input.txt", &bytes, &e);
-    if (!text) skip("tinyshakespeare is not here: fetch.sh from a local copy");
+    if (!text) skip("tinyshakespeare is missing: fetch.sh from a local copy");
     else {
         text[bytes - 1] ^= 1;
         put("local/tinyshakespeare/input.txt", text, bytes);
-        check(script(at("local"), "--strict") == 1 && !is_file(at("fetch/input.txt")), "fetch.sh sees one wrong bit");
+        check(script(at("local"), "--strict") == 1 && !is_file(at("fetch/input.txt")), "fetch.sh detects one wrong bit");
         text[bytes - 1] ^= 1;
         put("local/tinyshakespeare/input.txt", text, bytes);
         put_text("fetch/input.txt", "an old one");
-        check(script(at("local"), "--strict") == 0, "fetch.sh takes a right copy");
+        check(script(at("local"), "--strict") == 0, "fetch.sh takes a correct copy");
         size_t got = 0;
         char *copy = file_read(at("fetch/input.txt"), &got, &e);
         check(copy && got == bytes && !memcmp(copy, text, bytes), "fetch.sh copied all %zu bytes", bytes);
         free(copy);
         unlink(at("local/tinyshakespeare/input.txt"));
-        check(script(at("local"), "--strict") == 0, "fetch.sh does nothing where the text is already");
+        check(script(at("local"), "--strict") == 0, "fetch.sh does nothing if the text is there");
     }
     free(text);
     free(there);
@@ -715,10 +717,13 @@ static void test_fetch(void) {
 void test_data(void) {
     test_layouts();
     test_text();
+    test_texts();
     test_tokenized();
     test_tinyshakespeare();
     test_fallback();
     test_epochs();
+    test_every_token();
+    test_uniform_order();
     test_stateless();
     test_validation();
     test_fingerprint();

@@ -1,5 +1,5 @@
-/* test_files.c: the readers of files that others wrote: JSON, safetensors, tokenizer.json. Right ones must give the
- * right values, wrong ones a message, and mutated ones one or the other; sanitizers see to the rest. */
+/* test_files.c: the readers of files from elsewhere: JSON, safetensors, tokenizer.json. Valid files give the right values,
+ * invalid ones an error message, mutated ones either. With DEBUG=1 the sanitizers watch. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
 #include "llmc/base/json.h"
@@ -48,27 +48,27 @@ static void test_json_values(void) {
         "\"e\": {}, \"l\": []} \n";
     Error e = { "" };
     Json *json = parse(text, &e);
-    check(json != NULL, "json: a document with everything in it %s", e.text);
+    check(json != NULL, "json: a document with values of every kind parses %s", e.text);
     if (!json) return;
     const JsonValue *root = json_root(json), *v = json_first(json_get(root, "a")), *o = json_get(root, "o");
     check(json_get(root, "a")->length == 6 && json_int(v, 0) == 1, "json: array and integer");
-    v = v->next; check(json_double(v, 0) == -2.5 && json_int(v, 7) == 7, "json: a double is no integer");
+    v = v->next; check(json_double(v, 0) == -2.5 && json_int(v, 7) == 7, "json: a double is not an integer");
     v = v->next; check(json_double(v, 0) == 1000 && v->type == JSON_DOUBLE, "json: exponent");
     v = v->next; check(json_bool(v, 0) == 1 && json_is(v->next, JSON_NULL), "json: true and null");
     v = v->next->next;
     check(v->length == 10 && !memcmp(v->is.string, "x\xC3\xA9\xF0\x9F\x98\x80\n\0y", 10) && !v->next, "json: escapes");
-    check(json_string(v, NULL) == NULL, "json: a string with a NUL inside is no C string");
+    check(json_string(v, NULL) == NULL, "json: a string with a NUL inside is not a C string");
     check(json_int(json_get(root, "max"), 0) == INT64_MAX && json_int(json_get(root, "min"), 0) == INT64_MIN,
           "json: 64-bit integers are exact");
     check(json_int(json_get(root, "more"), -1) == -1 && json_double(json_get(root, "more"), 0) == 0x1p63,
-          "json: beyond 64 bits a double");
+          "json: an integer beyond 64 bits becomes a double");
     check(signbit(json_double(json_get(root, "zero"), 1)) != 0, "json: negative zero");
     int found = 1, n = 0;
     for (v = json_first(o); v; v = v->next) { n++; found &= json_get(o, v->key) == v && json_int(v, 0) == n; }
     check(found && n == 10 && !json_get(o, "j") && !json_get(o, "aa"),
           "json: lookup in a large object, order of members");
     check(!json_first(json_get(root, "e")) && !json_first(json_get(root, "l")), "json: empty containers");
-    check(json_int(json_get(json_get(json_get(root, "no"), "no"), "no"), 5) == 5, "json: what is missing chains");
+    check(json_int(json_get(json_get(json_get(root, "no"), "no"), "no"), 5) == 5, "json: lookups in missing objects chain");
     json_free(json);
 }
 
@@ -148,9 +148,9 @@ static void test_text(void) {
     text_add_json(&t, "bad \xFF\xC3", 6);
     text_add(&t, "]");
     Json *json = json_parse(t.at, t.length, &e);
-    check(json != NULL, "text: what is written can be parsed");
+    check(json != NULL, "text: what it writes can be parsed");
     const JsonValue *v = json ? json_first(json_root(json)) : NULL;
-    check(json_double(v, 0) == 0.5, "text: decimal point whatever the locale");
+    check(json_double(v, 0) == 0.5, "text: a decimal point in every locale");
     for (size_t i = 0; i < COUNT(numbers) && v; i++)
         check(json_double(v = v->next, -7) == numbers[i], "text: %g reads back exactly", numbers[i]);
     check(v && json_is(v = v->next, JSON_NULL), "text: NaN is written as null");
@@ -169,9 +169,9 @@ static void test_utf8(void) {
     for (size_t n = 0; n < COUNT(complete); n++)
         check(utf8_complete(text, n) == complete[n], "utf8: the first %zu bytes of a stream", n);
     check(utf8_complete("a\xFF", 2) == 2 && utf8_complete("\x80\x80", 2) == 2
-          && utf8_complete("\xC0", 1) == 1, "utf8: malformed bytes are not held back");
+          && utf8_complete("\xC0", 1) == 1, "utf8: malformed bytes count as complete");
     check(utf8_complete("\xED\xA0", 2) == 2 && utf8_complete("\xF4\x8F", 2) == 0,
-          "utf8: nor is the start of what can never be a character");
+          "utf8: so does the start of what can never be a character");
     int ok = 1;
     for (uint32_t code = 0; code < 0x110000; code += code < 0x1000 ? 1 : 13) {
         char bytes[4];
@@ -179,7 +179,7 @@ static void test_utf8(void) {
         size_t n = utf8_encode(code, bytes), m = utf8_decode(bytes, n, &back);
         ok &= code >= 0xD800 && code < 0xE000 ? m == 0 : m == n && back == code;
     }
-    check(ok, "utf8: every code reads back, surrogates do not");
+    check(ok, "utf8: every code but the surrogates reads back");
 }
 
 static void fuzz_json(double seconds) {
@@ -207,7 +207,7 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     if (!file_write(path, data, bytes, &e)) fail(EXIT_DISK, "%s", e.text);
 }
 
-/* A file from a header and so many bytes of data. */
+/* A file of a header and `data` bytes of data. */
 static void write_tensors(const char *path, uint64_t length, const char *header, size_t bytes, size_t data) {
     Text t = { 0 };
     for (int i = 0; i < 8; i++) { char c = (char)(length >> 8 * i); text_add_bytes(&t, &c, 1); }
@@ -255,7 +255,7 @@ static void test_safetensors_round_trip(void) {
     size_t size = 0;
     char *file = file_read(path, &size, &e);
     check(file && size == bytes && crc == crc32c(0, file, size),
-          "safetensors: finish tells the size and checksum of the file");
+          "safetensors: finish returns the size and checksum of the file");
     check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data),
           "safetensors: data aligned and in order");
     free(file);
@@ -271,7 +271,7 @@ static void test_safetensors_round_trip(void) {
         for (int d = 0; ok && d < t->rank; d++) ok = t->shape[d] == list[i].shape[d];
         check(ok, "safetensors: name, dtype and shape of %s", list[i].name);
     }
-    check(!safetensors_find(s, "nothing") && !safetensors_note(s, "nothing"), "safetensors: what is not there");
+    check(!safetensors_find(s, "nothing") && !safetensors_note(s, "nothing"), "safetensors: missing tensors and notes are NULL");
     check(!strcmp(safetensors_note(s, "format"), "pt") && !strcmp(safetensors_note(s, "odd\n"), "\"x\""),
           "safetensors: metadata");
     const FileTensor *z = safetensors_find(s, "z.f32"), *b = safetensors_find(s, "b.bf16");
@@ -287,10 +287,10 @@ static void test_safetensors_round_trip(void) {
     check(ok, "safetensors: F32 as doubles");
     check(safetensors_read_double(s, b, 0, got, 5, &e) && safetensors_read_double(s, h, 0, got + 5, 7, &e)
           && !memcmp(got, as_double, sizeof as_double),
-          "safetensors: BF16 and F16 as doubles, denormals and infinities too");
+          "safetensors: BF16 and F16 as doubles, including denormals and infinities");
     check(safetensors_read_double(s, one, 0, got, 1, &e) && got[0] == 0.1, "safetensors: F64 of rank 0");
     check(!safetensors_read_double(s, u, 0, got, 1, &e) && !safetensors_read_double(s, z, 15, got, 1, &e),
-          "safetensors: bytes are no doubles; no element after the last");
+          "safetensors: bytes are not read as doubles, nor elements past the end");
     safetensors_close(s);
 }
 
@@ -313,14 +313,14 @@ static void test_safetensors_large(void) {
     check(s && safetensors_read_double(s, safetensors_find(s, "b"), 0, got, N, &e),
           "safetensors: a file larger than the writer's buffer %s", e.text);
     for (int i = 0; i < N && s; i++) ok &= got[i] == i;
-    check(ok, "safetensors: ... holds what was written");
+    check(ok, "safetensors: a file larger than the writer's buffer reads back");
     if (s) {
         size_t size = 0;
         char *file = file_read(path, &size, &e);
         FILE *f = fopen(path, "wb");
         if (f) { fwrite(file, 1, size - 1000, f); fclose(f); }
         check(!safetensors_read(s, safetensors_find(s, "b"), 0, got, N * 4, &e) && strstr(e.text, "shorter"),
-              "safetensors: a file cut off while open is an error");
+              "safetensors: truncating an open file is an error");
         free(file);
     }
     safetensors_close(s);
@@ -346,13 +346,13 @@ static void test_safetensors_writer_errors(void) {
           "safetensors: writing an overflowing shape is refused");
     check(!safetensors_create(path, &name, 1, NULL, 0, &e), "safetensors: writing a name that is not UTF-8 is refused");
     check(!safetensors_create("/nowhere/at/all", list, 1, NULL, 0, &e),
-          "safetensors: writing into a folder that is not there is refused");
+          "safetensors: writing into a missing folder is refused");
     SafetensorsWriter *w = safetensors_create(path, list, 1, NULL, 0, &e);
     check(w && safetensors_append(w, data, 15, &e) && !safetensors_finish(w, &e, NULL, NULL),
           "safetensors: too little data is an error");
     w = safetensors_create(path, list, 1, NULL, 0, &e);
     check(w && !safetensors_append(w, data, 17, &e) && !safetensors_finish(w, &e, NULL, NULL),
-          "safetensors: too much data is an error, and stays one");
+          "safetensors: too much data is an error, also in finish");
     if (!access("/dev/full", W_OK)) {
         w = safetensors_create("/dev/full", list, 1, NULL, 0, &e);
         check(w && safetensors_append(w, data, 16, &e) && !safetensors_finish(w, &e, NULL, NULL)
@@ -361,7 +361,7 @@ static void test_safetensors_writer_errors(void) {
         char *much = mem_alloc(4 << 20);
         w = safetensors_create("/dev/full", list, 1, NULL, 0, &e);
         check(w && !safetensors_append(w, much, 4 << 20, &e) && !safetensors_append(w, much, 0, &e),
-              "safetensors: ... during append, too");
+              "safetensors: a full disk is an error during append, too");
         safetensors_abandon(w);
         free(much);
     } else skip("safetensors: no /dev/full here");
@@ -370,7 +370,7 @@ static void test_safetensors_writer_errors(void) {
 
 #define TENSOR(name, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
-static void test_safetensors_refused(void) {
+static void test_safetensors_bad_headers(const char *path) {
     static const struct { const char *what, *header; int data; } cases[] = {
         { "offset attack: begin after end",   "{" TENSOR("a", "[1]", "4", "0") "}", 4 },
         { "offset attack: far away",          "{" TENSOR("a", "[1]", "1000", "1004") "}", 4 },
@@ -414,7 +414,6 @@ static void test_safetensors_refused(void) {
         { "header is not UTF-8",              "{\"\xFF\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4 },
         { "no header",                        "", 0 },
     };
-    char *path = scratch_path("refused.safetensors");
     for (size_t i = 0; i < COUNT(cases); i++) {
         Error e = { "" };
         write_tensors(path, strlen(cases[i].header), cases[i].header, strlen(cases[i].header), (size_t)cases[i].data);
@@ -422,6 +421,8 @@ static void test_safetensors_refused(void) {
         check(!s && strstr(e.text, path), "safetensors: refused, naming the file: %s", cases[i].what);
         safetensors_close(s);
     }
+}
+static void test_safetensors_bad_lengths(const char *path) {
     static const struct { const char *what; uint64_t length; size_t bytes, data; } lengths[] = {
         { "header longer than the file",     3,                 2, 0 },
         { "header of 2^64-1 bytes",          UINT64_MAX,        2, 0 },
@@ -442,6 +443,10 @@ static void test_safetensors_refused(void) {
         write_file(path, "\2\0\0\0\0\0\0\0", n);
         check(!safetensors_open(path, &e) && e.text[0], "safetensors: refused: a file of %zu bytes", n);
     }
+    Error e = { "" };
+    check(!safetensors_open("/nowhere/at/all", &e) && e.text[0], "safetensors: refused: a missing file");
+}
+static void test_safetensors_legal(const char *path) {
     static const struct { const char *what, *header; int data, count; } legal[] = {
         { "no tensors", "{}", 0, 0 },
         { "padding after the header", "{}      ", 0, 0 },
@@ -458,8 +463,12 @@ static void test_safetensors_refused(void) {
         check(s && safetensors_count(s) == (size_t)legal[i].count, "safetensors: legal: %s %s", legal[i].what, e.text);
         safetensors_close(s);
     }
-    Error e = { "" };
-    check(!safetensors_open("/nowhere/at/all", &e) && e.text[0], "safetensors: refused: a file that is not there");
+}
+static void test_safetensors_refused(void) {
+    char *path = scratch_path("refused.safetensors");
+    test_safetensors_bad_headers(path);
+    test_safetensors_bad_lengths(path);
+    test_safetensors_legal(path);
     free(path);
 }
 
@@ -515,7 +524,7 @@ static void test_safetensors_folder(void) {
         safetensors_close(s);
     }
     warn_hook(NULL);
-    check(warnings == 1, "safetensors: a tensor that the map does not name is warned of (above)");
+    check(warnings == 1, "safetensors: a tensor that the map does not name causes a warning (above)");
     free(folder);
     free(index);
 }
@@ -573,7 +582,7 @@ static void test_tokenizer_bytes(void) {
     size_t n = tokenizer_encode(t, all, 256, &ids), bytes;
     for (int i = 0; i < 256; i++) ok &= ids[i] == i;
     check(n == 256 && ok && tokenizer_vocab(t) == 256 && tokenizer_is_bytes(t) && tokenizer_eos(t) == -1
-          && tokenizer_bos(t) == -1, "bytes: id = byte");
+          && tokenizer_bos(t) == -1, "bytes: ids are the bytes");
     check(gives_back(t, all, 256) && gives_back(t, "", 0), "bytes: encode and decode");
     free(ids);
     check(tokenizer_id(t, "A") == 'A' && tokenizer_id(t, "AB") == -1
@@ -584,7 +593,7 @@ static void test_tokenizer_bytes(void) {
     Error e = { "" };
     Tokenizer *again = tokenizer_load_text(json, bytes, &e);
     check(again && tokenizer_is_bytes(again) && gives_back(again, all, 256),
-          "bytes: its tokenizer.json loads as the same %s", e.text);
+          "bytes: its tokenizer.json loads as the same tokenizer %s", e.text);
     tokenizer_free(again);
     tokenizer_free(t);
 }
@@ -598,7 +607,7 @@ static Tokenizer *golden(const char *name) {
     return t;
 }
 
-static const struct { const char *name; int bos, eos, strips; } goldens[] = {  /* strips: one leading space is lost */
+static const struct { const char *name; int bos, eos, strips; } goldens[] = {  /* strips: it loses one leading space */
     { "gpt2", -1, 0, 0 }, { "qwen2", -1, 0, 0 }, { "neox", -1, 0, 0 }, { "llama3", 0, 0, 0 }, { "starcoder", -1, 0, 0 },
     { "llama2", 1, 2, 0 }, { "llama2_v5", 1, 2, 1 },
 };
@@ -644,7 +653,7 @@ static void test_tokenizer_lossless(void) {
         Tokenizer *t = golden(goldens[g].name);
         if (!t) continue;
         size_t lost = 0;
-        for (int round = 0; round < 300; round++) {              /* none of these make a character that NFC changes */
+        for (int round = 0; round < 300; round++) {              /* no two of these form a character that NFC changes */
             static const char alphabet[] = "the 'S12 \n\r\t.,!(=)\x80\xBF\xC3\xE4\x96\xF0\xFF\x00 expert";
             char text[60];
             size_t n = below(sizeof text + 1);
@@ -652,14 +661,14 @@ static void test_tokenizer_lossless(void) {
             if (goldens[g].strips && n && text[0] == ' ') text[0] = 'x';
             lost += !gives_back(t, text, n);
         }
-        check(!lost, "tokenizer %s: random bytes come back, %zu did not", goldens[g].name, lost);
+        check(!lost, "tokenizer %s: random bytes decode to themselves, %zu did not", goldens[g].name, lost);
         size_t bytes = 1 << 20;
         char *text = mem_alloc(bytes);
         for (size_t i = 0; i < bytes; i++) text[i] = "theroutxpsn"[below(11)];
         double start = now();
         int same = gives_back(t, text, bytes);
         double seconds = now() - start;
-        check(same, "tokenizer %s: a word of 1 MB comes back", goldens[g].name);
+        check(same, "tokenizer %s: a word of 1 MB decodes to itself", goldens[g].name);
         check_error(seconds, 3, "tokenizer %s: seconds for it", goldens[g].name);
         memset(text, ' ', bytes);
         text[0] = '\n';
@@ -671,7 +680,7 @@ static void test_tokenizer_lossless(void) {
     }
 }
 
-/* A small byte-level file around the parts that a case changes. */
+/* A small byte-level tokenizer.json with the parts that a case changes. */
 static char *tokenizer_text(const char *vocab, const char *merges, const char *model, const char *rest) {
     static const char *const pre = "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
                                    "\"decoder\":{\"type\":\"ByteLevel\"}";
@@ -741,7 +750,7 @@ static void test_tokenizer_refused(void) {
               cases[i].says ? "refused" : "loads", cases[i].what, e.text);
         int *ids = NULL;
         if (t && cases[i].vocab[0])
-            check(tokenizer_encode(t, "that", 4, &ids) == 3 && ids[0] == 256, "tokenizer: %s are used",
+            check(tokenizer_encode(t, "that", 4, &ids) == 3 && ids[0] == 256, "tokenizer: %s are applied",
                   cases[i].what);
         free(ids);
         tokenizer_free(t);
@@ -757,17 +766,17 @@ static void test_tokenizer_refused(void) {
         check(!tokenizer_load_text(broken[i], strlen(broken[i]), &e) && e.text[0], "tokenizer refused: %s", broken[i]);
     }
     Error e = { "" };
-    check(!tokenizer_load("/nowhere/tokenizer.json", &e) && e.text[0], "tokenizer refused: a file that is not there");
+    check(!tokenizer_load("/nowhere/tokenizer.json", &e) && e.text[0], "tokenizer refused: a missing file");
 }
 
 static void test_tokenizer_order(void) {
     /* bc before ab, then bcd before abc */
     static const struct { const char *what, *text; int count, ids[4]; } cases[] = {
         { "the lowest rank first", "abcd", 2, { 'a', 258 } },
-        { "a candidate that went stale is dropped", "xabcdx", 4, { 'x', 'a', 258, 'x' } },
+        { "a stale candidate is dropped", "xabcdx", 4, { 'x', 'a', 258, 'x' } },
         { "the leftmost of equals first", "ababab", 3, { 257, 257, 257 } },
         { "overlapping equals", "eee", 2, { 260, 'e' } },
-        { "merges do not follow ids", "abc", 1, { 259 } },
+        { "ranks, not ids, decide", "abc", 1, { 259 } },
     };
     char *text = tokenizer_text(",\"bc\":256,\"ab\":257,\"bcd\":258,\"abc\":259,\"ee\":260",
                                 "[\"b c\",\"a b\",\"bc d\",\"a bc\",\"e e\"]", "", NULL);
@@ -800,7 +809,7 @@ static void test_tokenizer_stream(void) {
         shown += complete;
     }
     check(whole && shown == sizeof text - 1 && !strcmp(all.at, text),
-          "tokenizer: streamed pieces are whole characters and all of the text");
+          "tokenizer: streamed pieces are whole characters and add up to the text");
     int end = tokenizer_eos(t);
     size_t bytes = 1;
     tokenizer_piece(t, end, &bytes);
@@ -835,7 +844,7 @@ static void fuzz_tokenizer(double seconds) {
         free(text);
     }
     check(tried > 100 && accepted && accepted < tried && !bad,
-          "tokenizer: %zu mutations, %zu still valid, only ids of the vocabulary", tried, accepted);
+          "tokenizer: %zu mutations, %zu still valid, all ids within the vocabulary", tried, accepted);
     free(seed);
 }
 

@@ -1,6 +1,5 @@
-/* test_report.c: the page of a run. What is drawn is read back from the page and compared with
- * what was logged; damaged, truncated and mutated logs must give a well-formed page; what a
- * resumed run has redone must leave no trace. */
+/* test_report.c: the page of a run. Curves and heat maps are read back from the page and compared with the log. Truncated and
+ * damaged logs must still give a well-formed page. Steps that a resumed run has redone must not appear. */
 #include "tests/test.h"
 #include "llmc/run/plot.h"
 #include "llmc/run/report.h"
@@ -10,8 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-void test_report(void);
 
 /* ---- helpers ----------------------------------------------------------------------------------------------------- */
 
@@ -34,7 +31,7 @@ static char *page_of_text(const Text *log) { return page_of(log->at ? log->at : 
 static int is_name(char c) { return isalnum((unsigned char)c) || c == '-' || c == ':'; }
 
 /* Well-formed as XML: tags nest, attributes are quoted and unique, `&` starts one of five entities, no control
- * characters, valid UTF-8, one root. Returns the place of the first fault, or NULL. */
+ * characters, valid UTF-8, one root. Returns where the first fault is, or NULL. */
 static const char *xml_fault(const char *page) {
     static const char *const entities[] = { "&lt;", "&gt;", "&amp;", "&quot;", "&#39;" };
     const char *open[64], *c = page;
@@ -178,13 +175,13 @@ static void test_contents(void) {
               "report: no scripts, nothing from elsewhere");
         check(strstr(page, ">step 10<") && strstr(page, ">step 10<") < strstr(page, ">step 20<"),
               "report: samples in order");
-        check(!strstr(page, "no end") && !strstr(page, "could not be read"), "report: nothing to complain about");
+        check(!strstr(page, "no end") && !strstr(page, "could not be read"), "report: no complaints");
     }
     free(page);
     free(log.at);
 }
 
-/* A straight line must be drawn as one: equal distances, from end to end. */
+/* A straight line must be drawn as one: equally spaced points, from end to end. */
 static void test_curve(void) {
     enum { STEPS = 800 };
     static double x[STEPS + 1], y[STEPS + 1];
@@ -206,14 +203,14 @@ static void test_curve(void) {
           "report: round labels");
     check(strstr(rate, ">1.0e-3</text>") != NULL, "report: small labels");
     check(!strstr(loss, "class=\"band") && !strstr(loss, "validation") && !strstr(loss, "class=\"best"),
-          "report: only what is there");
+          "report: no band, validation or best mark without data");
     free(page);
     free(loss);
     free(rate);
     free(log.at);
 }
 
-/* A long run: a bounded page in which one bad step out of many is still seen, at its place. */
+/* A long run: the page is bounded, and one bad step out of many is still visible, at the right step. */
 static void test_thinning(void) {
     enum { STEPS = 50000, SPIKE = 31000 };
     static double x[2100], y[2100];
@@ -233,13 +230,13 @@ static void test_thinning(void) {
     free(log.at);
 }
 
-/* Null is a gap: the path starts again; a point alone between two gaps is a dot. */
+/* null leaves a gap: the path starts again. A single point between two gaps is a dot. */
 static void test_gaps(void) {
     Text log = {0};
     for (int s = 1; s <= 9; s++)
         if (s == 4 || s == 6) text_add(&log, "{\"event\":\"step\",\"step\":%d,\"loss\":null,\"norm\":1e300}\n", s);
         else add_step(&log, s, s);
-    text_add(&log, "%s\n", "{\"event\":\"val\",\"step\":9,\"loss\":4,\"bits_per_byte\":0}");          /* not known */
+    text_add(&log, "%s\n", "{\"event\":\"val\",\"step\":9,\"loss\":4,\"bits_per_byte\":0}");          /* 0: not known */
     char *page = page_of_text(&log), *loss = chart_of(page, "Loss"), *norm = chart_of(page, "Gradient norm");
     const char *line = strstr(loss, "\"line c0\"");
     const char *d = line ? strstr(line, " d=\"") : NULL;
@@ -248,7 +245,7 @@ static void test_gaps(void) {
     check(count(path, "M") == 3 && count(path, "L") == 4 && count(path, "h0") == 1,
           "report: null leaves a gap: %s", path);
     check(count(norm, ">1.4</text>") == 1 && count(norm, "</text>") == 8 + 5 + 1,
-          "report: an absurd number does not set the axis");
+          "report: an outlier does not set the axis");
     check(page && strstr(page, "best 4 at step 9") && !strstr(page, "bits/byte"),
           "report: no bits per byte where they are not known");
     check(well_formed(page, "gaps"), "report: well-formed with gaps");
@@ -259,7 +256,7 @@ static void test_gaps(void) {
     free(log.at);
 }
 
-/* Loads in, shades out: areas of each shade, read back from the runs. */
+/* Heat maps: the shade of each load, read back from the rectangles of the page. */
 static void test_heat(void) {
     enum { EVENTS = 2000, E = 5 };
     static const int load[E] = { 0, 10, 20, 30, 40 };       /* / mean: 0, 0.5, 1, 1.5, 2 */
@@ -295,8 +292,8 @@ static void test_heat(void) {
     check(!strstr(strip, "<path class=\"s4\"") && count(strip, "<path") == 4, "report: the even expert is background");
     check(strstr(strip, "0.00 (expert 0) to 2.00 (expert 4)") != NULL, "report: least and most loaded expert");
     const char *d = strstr(turns, "<path class=\"s0\" d=\"");
-    check(d && sscanf(d, "<path class=\"s0\" d=\"M%d 0h", &turn) == 1, "report: a router that turns");
-    check_error(fabs((double)turn / columns - 0.4), 0.02, "report: it turns at its time");
+    check(d && sscanf(d, "<path class=\"s0\" d=\"M%d 0h", &turn) == 1, "report: a router that switches experts");
+    check_error(fabs((double)turn / columns - 0.4), 0.02, "report: it switches at the right step");
     check(strstr(none, "h") && count(none, "<path") == 1, "report: a router without tokens is dead");
     check(!strstr(page, ">other<"), "report: loads of another model are left out");
     free(page);
@@ -306,7 +303,7 @@ static void test_heat(void) {
     free(log.at);
 }
 
-/* ---- what must leave no trace ------------------------------------------------------------------------------------ */
+/* ---- steps that were redone ------------------------------------------------------------------------------------ */
 
 static void add_part(Text *log, int from, int to, double loss) {
     for (int s = from; s <= to; s++) {
@@ -333,14 +330,14 @@ static void test_resume(void) {
     add_part(&clean, 41, 60, 2);
 
     add_part(&lost, 1, 40, 3);
-    add_part(&lost, 41, 55, 1);                             /* never happened */
+    add_part(&lost, 41, 55, 1);                             /* redone below */
     text_add(&lost, resume, 40);
     add_part(&lost, 41, 60, 2);
-    check(same_page(&clean, &lost), "report: steps after the resumed checkpoint leave no trace");
+    check(same_page(&clean, &lost), "report: steps after the resumed checkpoint do not appear");
 
     add_part(&twice, 1, 40, 3);
     add_part(&twice, 41, 70, 1);
-    /* goes back without a word, then dies */
+    /* goes back without a resume event, then ends */
     text_add(&twice, "%s", "{\"event\":\"step\",\"step\":20,\"loss\":0.5}\n");
     add_part(&twice, 21, 22, 9);
     for (int s = 1; s <= 3; s++) text_add(&twice, "{\"event\":\"step\",\"step\":%d,\"loss\":7}\n", s);
@@ -354,14 +351,14 @@ static void test_resume(void) {
     static double x[200], y[200];
     int n = loss ? points_of(loss, "\"line c0\"", x, y, 200) : 0, ascend = n == 60;
     for (int i = 1; i < n; i++) ascend &= x[i] > x[i - 1];
-    check(ascend, "report: several cuts, %d points in order", n);
+    check(ascend, "report: several restarts, %d points in order", n);
     free(page);
     free(loss);
 
     add_part(&shorter, 1, 30, 3);
     add_part(&shorter_lost, 1, 50, 4);
     add_part(&shorter_lost, 1, 30, 3);                      /* a new run in the same folder */
-    check(same_page(&shorter, &shorter_lost), "report: a run that starts again replaces the old one");
+    check(same_page(&shorter, &shorter_lost), "report: a run that starts over replaces the old one");
 
     add_everything(&again);
     page = page_of_text(&again);
@@ -369,7 +366,7 @@ static void test_resume(void) {
     free(page);
     text_add(&again, resume, 20);
     page = page_of_text(&again);
-    check(page && strstr(page, "no end"), "report: resumed after its end, it has none");
+    check(page && strstr(page, "no end"), "report: a run resumed after its end has no end");
     free(page);
     free(clean.at); free(lost.at); free(twice.at); free(restarted.at); free(again.at); free(shorter.at);
     free(shorter_lost.at);
@@ -382,13 +379,13 @@ static void test_damage(void) {
     Text log = {0};
     add_everything(&log);
     size_t cuts = 0, good = 0;
-    /* torn anywhere, no complaint */
+    /* truncated anywhere: no complaint */
     for (size_t n = 0; n <= log.length; n += 1 + (size_t)(uniform() * 200), cuts++) {
         char *page = page_of(log.at, n);
         good += well_formed(page, "torn") && !strstr(page, "could not be read");
         free(page);
     }
-    check(cuts > 20 && good == cuts, "report: %zu of %zu torn logs give a whole page without complaint", good, cuts);
+    check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page without complaint", good, cuts);
 
     size_t tried = 0, complained = 0;
     good = 0;
@@ -415,15 +412,15 @@ static void test_damage(void) {
         free(page);
         free(copy);
     }
-    check(good == tried, "report: %zu of %zu mutated logs give a whole page", good, tried);
-    check(complained && complained < tried, "report: damage inside is reported (%zu of %zu)", complained, tried);
+    check(good == tried, "report: %zu of %zu mutated logs give a complete page", good, tried);
+    check(complained && complained < tried, "report: damage within the log is reported (%zu of %zu)", complained, tried);
     free(log.at);
 
     check(!report_write("/nonexistent", &e) && strstr(e.text, "/nonexistent/log.jsonl"),
-          "report: no log, no page, a reason");
+          "report: without a log there is no page but an error");
 }
 
-/* What is shown of very many samples, options, routers and long texts is bounded. */
+/* The page is bounded even with very many samples, options and routers, and long texts. */
 static void test_bounds(void) {
     Text log = {0};
     text_add(&log, "%s", "{\"event\":\"start\",\"options\":{");
@@ -449,7 +446,7 @@ static void test_bounds(void) {
         const char *c = strstr(page, "<h2>Samples</h2>");
         check(strlen(page) < 1000000, "report: %zu bytes of log, %zu of page", log.length, strlen(page));
         check(count(page, "…</pre>") == 32 && count(page, "<pre>") == 32 && strstr(page, "68 more"),
-              "report: 32 samples, cut");
+              "report: 32 samples, truncated");
         for (int s = 1; s <= 100 && c; s += s == 8 ? 69 : 1) {
             char *mark = text_format("<div class=\"dim\">step %d</div>", s);
             c = strstr(c, mark);
@@ -518,7 +515,7 @@ static void test_terminal(void) {
     for (int n = 1; n <= 2; n++) {
         const double same[] = { -5, -5 };
         plot = plot_of(same, same, n, -1, -1, 1);
-        check(count(plot, "\n") == 5 && strstr(plot, "     -5 "), "plot: one place only, no room\n%s", plot);
+        check(count(plot, "\n") == 5 && strstr(plot, "     -5 "), "plot: a single value, no width or height\n%s", plot);
         free(plot);
     }
     enum { MANY = 100000 };

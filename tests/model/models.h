@@ -1,22 +1,23 @@
-/* models.h: what test_model.c tries with a small model on the CPU and test_gpu.c on every GPU. */
+/* models.h: what test_model.c does with small models on the CPU and test_gpu.c on every GPU. */
 #ifndef MODELS_H
 #define MODELS_H
 #include "llmc/model/config.h"
 #include "kernels/kernels.h"
 
-/* Runs optimizer steps on one batch of two full contexts. Returns the last loss; the hash of the weights, if asked.
- * how: LEAN: without master weights, and with moments in floatX; MUON: for matrices. */
+/* Trains on one batch of two contexts. Returns the last loss, NaN if there is no memory; hash: NULL, or of weights and state.
+ * how: LEAN: no master weights, moments in floatX; MUON: for matrices. */
 enum { LEAN = 1, MUON = 2 };
 double overfit(const Device *dev, const Config *c, int steps, int recompute, int how, uint64_t *hash);
 
-/* With a cache as without one, all at once: `first` tokens of each of B sequences together, then singly to the T-th. The
- * share of tokens whose logits differ by more than the bound: in bf16 a token whose experts are nearly tied may choose others. */
+/* Decodes B sequences of T tokens with a cache, the first `first` tokens at once and the others one by one. Returns the fraction
+ * of tokens whose logits differ from those of one pass without a cache by more than the bound. (In bf16 a token whose experts
+ * are nearly tied may choose others.) */
 double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound);
 
-/* Tokens that are drawn and read on the device, many steps ahead, are those that are drawn and read one at a time; also
- * after some have been forgotten. */
+/* 1: tokens that the device draws and reads many steps ahead are the same as if they were drawn and read one at a time, also after
+ * a rewind. */
 int steps_agree(const Device *dev, const Config *c, int B, Sampler s);
 
-/* A batch leaves the same gradients, bit for bit, whatever lay in all buffers before, once that has been forgotten. */
+/* 1: after model_forget a batch has the same gradients bit for bit, whatever the buffers held. */
 int forgets(const Device *dev, const Config *c, int B);
 #endif

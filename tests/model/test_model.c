@@ -1,10 +1,10 @@
-/* test_model.c: the model as a whole. Every gradient of every kind of model against finite differences; its devices
- * against each other; decoding with a cache against a full pass; recomputation, and what a layer keeps. */
+/* test_model.c: the model as a whole. All gradients of every kind of model against finite differences; its devices against each
+ * other; decoding with a cache against a full pass; recomputation; what a layer keeps in memory. */
 #include "models.h"
+#include "trainee.h"
 #include "tests/test.h"
 #include "llmc/model/check.h"
 #include "llmc/model/decode.h"
-#include "llmc/model/optim.h"
 #include "llmc/base/random.h"
 #include "llmc/files/families.h"
 #include <math.h>
@@ -12,44 +12,50 @@
 #include <string.h>
 
 static Config config_of(const char *descriptor, int scores, int activation, int tied) {
-    Config c;
-    Error e;
-    check(config_parse(&c, descriptor, &e), "%s parses", descriptor);
+    Config c = trainee_config(descriptor, 29, 16);
     c.scores = scores;
     c.activation = activation;
     c.tied = tied;
-    c.vocab = 29;
-    c.context = 16;
     return c;
 }
 
-/* A grid of configurations in which every part and every kind appears. */
+/* Configurations in which every part and every kind of model appears. */
 static const struct { const char *descriptor; int scores, activation, tied, recompute; float dropout; } grid[] = {
-    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* the default kind, JetMoE's twin */
+    { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* the default kind, as JetMoE */
     { "m2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, 1, 0.2f }, /* untied, dropout, norms recomputed */
-    { "m3:c12h6d2e5k3f7a3x3",      TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f }, /* odd sizes, layers recomputed; x = a */
+    { "m3:c12h6d2e5k3f7a3x3",      TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f }, /* odd sizes, layers recomputed, x = a */
     { "m2:c16h4d4e4k1f12a1",       SOFTMAX_TOPK, SWIGLU, 1, 0, 0 },    /* one expert per token (Switch) */
     { "m2:c16h4d4q2e6k2f8a1s1",    SIGMOID_TOPK, SWIGLU, 0, 0, 0 },    /* grouped queries, shared expert, sigmoid */
     { "m2:c16h4d4e4k2f12a4x2s2",   SOFTMAX_TOPK, GELU,   1, 0, 0 },
-    { "m2:c16h2d4e3k3f12a2x1",     SIGMOID_TOPK, RELU2,  1, 0, 0 },    /* every expert chosen; x = 1 */
+    { "m2:c16h2d4e3k3f12a2x1",     SIGMOID_TOPK, RELU2,  1, 0, 0 },    /* all experts chosen, x = 1 */
     { "d2:c16h4d4f20",             TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* dense */
     { "d2:c16h4d4q1f20",           TOPK_SOFTMAX, GELU,   0, 2, 0.1f }, /* one kv head */
     { "u3:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },    /* one block three times */
     { "u2:c16h4d4e4k2f12a4x2",     TOPK_SOFTMAX, RELU2,  0, 2, 0.3f },
+    { "m2:c16h4d4e4k2f12a4x2n1",   TOPK_SOFTMAX, SWIGLU, 1, 2, 0 },    /* the ingredients of a recipe, one by one */
+    { "u2:c16h4d4q2f12e4k2a1n1",   TOPK_SOFTMAX, SWIGLU, 1, 1, 0 },
+    { "d2:c16h4d4f12l2",           TOPK_SOFTMAX, SWIGLU, 1, 0, 0 },
+    { "m2:c16h6d4q2e4k2f12a4x2b1", TOPK_SOFTMAX, SWIGLU, 1, 2, 0.1f },
+    { "m2:c16h4d4q1e4k2f12a3x1b3", SIGMOID_TOPK, SWIGLU, 1, 0, 0 },
+    { "d3:c16h4d4q2f12v2",         TOPK_SOFTMAX, SWIGLU, 0, 1, 0 },
+    { "m2:c16h4d4e4k2f12a1s1w250", SIGMOID_TOPK, RELU2,  1, 0, 0 },
+    { "m2:c16h4d4e4k2f12a4x2",     SIGMOID_EACH, SWIGLU, 1, 0, 0 },
+    { "m2:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100", TOPK_SOFTMAX, SWIGLU, 0, 0, 0.1f },     /* and all at once */
 };
 
 /* The rules of rounding, each with another kind of model. */
 static const struct { const char *descriptor; int scores, activation, recompute; Rounding rule; } rounded[] = {
     { "m2:c16h4d4e5k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
-    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_SCORE },
+    { "m2:c16h4d4e6k3f12a1s1",     SIGMOID_TOPK, SWIGLU, 1, ROUND_NEAREST },
     { "m2:c16h4d4e5k1f12a1",       SOFTMAX_TOPK, GELU,   2, ROUND_STOCHASTIC },
-    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_BALANCED },
+    { "m2:c16h4d4e6k2f12a1",       TOPK_SOFTMAX, SWIGLU, 2, ROUND_UP },
     { "m2:c16h4d4e6k2f12a4x2",     TOPK_SOFTMAX, SWIGLU, 0, ROUND_UP },
     { "u2:c16h4d4e6k2f12a1",       SOFTMAX_TOPK, SWIGLU, 0, ROUND_DOWN },
+    { "m2:c16h6d4q2e5k2f12a4x2b1w200", TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
 };
 
 static void gradients_of(Check *c, const char *name) {
-    /* The second derivative of relu^2 jumps: a difference across a jump is wrong by its step, not its 4th power. */
+    /* The second derivative of relu^2 jumps. The error of a difference across a jump is of order h, not h^4. */
     const double bound = c->config.activation == RELU2 ? 1e-4 : 1e-6;
     double worst;
     c->B = 2, c->T = 7, c->samples = 8, c->balance = 0.3f, c->z = 0.1f, c->seed = (uint64_t)(uniform() * 1e9);
@@ -73,8 +79,7 @@ static void gradients(void) {
     }
 }
 
-/* bf16 keeps 8 bits, and a router that sees rounded inputs sends a few tokens elsewhere; so only a dense model can be
- * held to a bound, and the mixture is compared as a loss. */
+/* A router with inputs rounded to bf16 sends a few tokens to other experts, so only a dense model is held to a bound. */
 static void bf16(void) {
     double worst;
     Check c = { .config = config_of("d2:c32h4f40", TOPK_SOFTMAX, SWIGLU, 1), .B = 2, .T = 12, .samples = 1, .seed = 5 };
@@ -83,56 +88,32 @@ static void bf16(void) {
 }
 
 double overfit(const Device *dev, const Config *c, int steps, int recompute, int how, uint64_t *hash) {
-    const int B = 2, T = c->context, N = B * T, lean = how & LEAN;
-    int *tokens = mem_alloc((size_t)N * sizeof *tokens), *targets = mem_alloc((size_t)N * sizeof *targets);
+    const int lean = how & LEAN;
     double loss = NAN;
-    Model m;
-    Optimizer o;
-    model_plan_training(&m, dev, c, B, T, recompute, 1, FLOATX, NULL);
-    optimizer_plan(&o, &m, !lean, lean ? FLOATX : REAL, how & MUON ? 0.95f : 0);
-    if (!model_allocate(&m)) return NAN;
-    m.balance_coef = 0.01f;
-    m.z_coef = 0.001f;
-    m.rounds = 1;
-    model_initialize(&m, 3);
-    optimizer_start(&o, &m);
-    for (int n = 0; n < N; n++) {
-        tokens[n] = (int)(random_uniform(1, (uint64_t)n) * c->vocab);
-        targets[n] = (int)(random_uniform(2, (uint64_t)n) * c->vocab);
-    }
+    Trainee t;
+    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute, .no_master = lean, .seed = 3,
+                                                    .moments = lean ? FLOATX : REAL, .gradients = FLOATX,
+                                                    .momentum = how & MUON ? 0.95f : 0 })) return NAN;
+    t.m.balance_coef = 0.01f;
+    t.m.z_coef = 0.001f;
+    t.m.rounds = 1;
+    t.adamw.decay = 0.01f;
     for (int s = 0; s < steps; s++) {
         int bad;
         const Waits before = dev->waits();
-        model_set_phase(&m, PHASE_ONLY);
-        model_batch(&m, tokens, targets, B, T);
-        model_forward(&m);
-        model_loss(&m, 1.0f / (float)N, 1);
-        model_backward(&m, 1);
-        model_end_micro(&m, 0);
-        /* constant to the end, the last loss would be as it happens to be: there are sudden rises */
+        /* With a constant rate the last loss would be accidental: there are sudden rises. */
         const float left = 4 * (float)(steps - s) / (float)steps;
-        optimizer_set(&o, &m, (AdamW){ .lr = 3e-3f * (left < 1 ? left : 1), .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
-                                       .decay = 0.01f, .clip = 1, .key = (uint64_t)s });
-        optimizer_update(&o, &m);
-        StepResults f = model_results(&m);
+        t.adamw.lr = 3e-3f * (left < 1 ? left : 1);
+        t.adamw.key = (uint64_t)s;
+        trainee_send(&t, 0);
+        trainee_step(&t);
+        loss = trainee_loss(&t, &bad);
         const Waits after = dev->waits();
-        check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits for nothing but the one "
-              "read of what it has left", dev->name);
-        loss = f.step_losses[0] / N;
-        optimizer_norm(&o, f.grad_sq_norms, &bad);
-        results_free(&f);
+        check(after.syncs == before.syncs && after.reads == before.reads + 1, "%s: a step waits only to read what it has left", dev->name);
         check(bad < 0, "%s: a finite gradient at step %d", dev->name, s);
     }
-    if (hash) {
-        const size_t bytes = m.manifest.total * dev->floatX_size;
-        void *w = mem_alloc(bytes);
-        dev->download(w, m.params, bytes);
-        *hash = hash_bytes(0, w, bytes);
-        free(w);
-    }
-    model_free(&m);
-    free(tokens);
-    free(targets);
+    if (hash) *hash = trainee_hash(&t);
+    trainee_close(&t);
     return loss;
 }
 
@@ -143,63 +124,46 @@ static double learn(const char *device, const char *descriptor, int steps, int r
 static void training(void) {
     uint64_t kept, again, norms, layers;
     const double loss = learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &kept);
-    check_error(loss, 0.05, "one batch is learned by heart in 120 steps: loss");
-    check_error(learn("cpu-f32", "d2:c32h4f64", 120, 0, NULL), 0.05, "also by a dense model");
-    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also by a universal model");
-    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "also in bf16 with a master copy");
+    check_error(loss, 0.05, "overfits one batch in 120 steps: loss");
+    check_error(learn("cpu-f32", "d2:c32h4f64", 120, 0, NULL), 0.05, "a dense model overfits: loss");
+    check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "a universal model overfits: loss");
+    check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "bf16 with a master copy overfits: loss");
     const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
-    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, LEAN, NULL), 0.05, "also without one, and with bf16 moments");
-    check_error(overfit(device_find("cpu-f32"), &c, 200, 0, MUON, NULL), 0.05, "also by Muon, in 200");
-    check_error(overfit(device_find("cpu-bf16"), &c, 200, 0, LEAN | MUON, NULL), 0.05, "also by Muon, without a master copy");
+    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, LEAN, NULL), 0.05, "bf16 without a master copy and with bf16 moments overfits: loss");
+    check_error(overfit(device_find("cpu-f32"), &c, 200, 0, MUON, NULL), 0.05, "Muon overfits in 200 steps: loss");
+    check_error(overfit(device_find("cpu-bf16"), &c, 200, 0, LEAN | MUON, NULL), 0.05, "Muon without a master copy overfits: loss");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &again);
     check(kept == again, "the same run gives the same bits");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 2, &layers);
     check(kept == norms && kept == layers, "recomputing gives the same bits as keeping");
-    Config by_chance = c;
-    by_chance.rounding = ROUND_STOCHASTIC;
-    by_chance.tile = 8;
-    check_error(overfit(device_find("cpu-f32"), &by_chance, 120, 0, 0, &norms), 0.05, "also with routing rounded by chance");
-    overfit(device_find("cpu-f32"), &by_chance, 120, 2, 0, &layers);
-    check(norms == layers && norms != kept, "and recomputing rounds alike");
+    Config stochastic = c;
+    stochastic.rounding = ROUND_STOCHASTIC;
+    stochastic.tile = 8;
+    check_error(overfit(device_find("cpu-f32"), &stochastic, 120, 0, 0, &norms), 0.05, "stochastically rounded routing overfits: loss");
+    overfit(device_find("cpu-f32"), &stochastic, 120, 2, 0, &layers);
+    check(norms == layers && norms != kept, "recomputing rounds routing the same way");
 }
 
-/* A NaN in one weight: the update does not happen, the tensor is named, and the rest of the state is as it was. */
+/* A NaN in one weight: there is no update, the tensor is found, and the state is unchanged. */
 static void bad_gradient(void) {
     const Device *dev = device_find("cpu-f32");
-    Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
-    Model m;
-    Optimizer o;
-    int tokens[16] = { 1, 2, 3, 4, 5, 6, 7, 8 }, bad;
-    model_plan_training(&m, dev, &c, 1, 16, 0, 1, FLOATX, NULL);
-    optimizer_plan(&o, &m, 1, REAL, 0);
-    check(model_allocate(&m), "memory");
-    model_initialize(&m, 3);
-    optimizer_start(&o, &m);
-    const Tensor *t = NULL;
-    for (int i = 0; i < m.manifest.count; i++)
-        if (strstr(m.manifest.at[i].name, "layers.1.mlp.output")) t = &m.manifest.at[i];
-    const size_t bytes = m.manifest.total * sizeof(float), skip = t->offset * sizeof(float);
-    char *before = mem_alloc(bytes), *after = mem_alloc(bytes);
-    double nan = NAN;
-    dev->from_double((floatX *)((char *)m.params + skip), &nan, 1);
-    dev->download(before, m.params, bytes);
-    model_batch(&m, tokens, tokens, 1, 16);
-    model_forward(&m);
-    model_loss(&m, 1, 1);
-    model_backward(&m, 1);
-    optimizer_set(&o, &m, (AdamW){ .lr = 1, .beta1 = 0.9f, .beta2 = 0.9f, .eps = 1e-8f });
-    optimizer_update(&o, &m);
-    StepResults f = model_results(&m);
-    const double norm = optimizer_norm(&o, f.grad_sq_norms, &bad);
-    results_free(&f);
-    dev->download(after, m.params, bytes);
-    check(!(norm <= 1e38) && bad >= 0, "a NaN weight shows in the norm");
-    check(!memcmp(before, after, bytes), "and changes no weight");
-    check(o.updates == 0, "nor Adam's clock");
-    model_free(&m);
-    free(before);
-    free(after);
+    const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
+    const Tensor *broken = NULL;
+    const double nan = NAN;
+    Trainee t;
+    int bad;
+    check(trainee_open(&t, dev, &c, (TraineeOptions){ .B = 1, .T = 16, .gradients = FLOATX, .seed = 3 }), "memory");
+    for (int i = 0; i < t.m.manifest.count; i++)
+        if (strstr(t.m.manifest.at[i].name, "layers.1.mlp.output")) broken = &t.m.manifest.at[i];
+    dev->from_double((floatX *)((char *)t.m.params + broken->offset * dev->floatX_size), &nan, 1);
+    const uint64_t before = trainee_hash(&t);
+    trainee_send(&t, 0);
+    trainee_step(&t);
+    check(isnan(trainee_loss(&t, &bad)) && bad >= 0, "a NaN weight shows in the loss and in the norm of the gradient");
+    check(trainee_hash(&t) == before, "a NaN in the gradient changes no weight and no moment");
+    check(t.o.updates == 0, "a skipped step does not count as an update");
+    trainee_close(&t);
 }
 
 double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound) {
@@ -264,7 +228,7 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
     decoder_collect(&d, many + 5 * row, 1);
     same &= !memcmp(one, many, STEPS * row * sizeof *one);
     decoder_rewind(&d, many + (STEPS - 1 - BACK) * row, FIRST + STEPS - BACK);
-    check(d.length == FIRST + STEPS - BACK, "some are forgotten");
+    check(d.length == FIRST + STEPS - BACK, "the decoder is rewound");
     decoder_queue(&d, BACK, 0);
     decoder_collect(&d, many, 0);
     same &= !memcmp(one + (STEPS - BACK) * row, many, BACK * row * sizeof *one);
@@ -274,39 +238,56 @@ int steps_agree(const Device *dev, const Config *c, int B, Sampler s) {
     return same;
 }
 
-int forgets(const Device *dev, const Config *c, int B) {
-    const size_t N = (size_t)B * (size_t)c->context;
-    int *tokens = mem_alloc(2 * N * sizeof *tokens), same;
-    double *grads[2];
-    Model m;
-    model_plan_training(&m, dev, c, B, c->context, 0, 1, FLOATX, NULL);
-    check(model_allocate(&m), "memory");
-    m.balance_coef = 0.01f;
-    m.rounds = 1;
-    model_initialize(&m, 3);
-    for (size_t i = 0; i < 2 * N; i++) tokens[i] = (int)(uniform() * c->vocab);
-    for (int run = 0; run < 2; run++) {
-        for (int i = 0; i < m.arena.count && run; i++) {
-            const ArenaEntry *a = &m.arena.at[i];
-            if (a->category != MEM_KEPT && a->category != MEM_SHARED) continue;
-            void *nan = mem_alloc(a->bytes);
-            memset(nan, 0xff, a->bytes);
-            dev->upload(*a->pointer, nan, a->bytes);
-            dev->sync();
-            free(nan);
-        }
-        if (run) model_forget(&m);
-        model_batch(&m, tokens, tokens + N, B, c->context);
-        model_set_phase(&m, PHASE_ONLY);
-        model_learn(&m, 1 / (float)N, 1);
-        grads[run] = mem_alloc(m.manifest.total * sizeof **grads);
-        model_gradients(&m, grads[run]);
+static void overwrite_activations(const Model *m) {        /* with NaN */
+    for (int i = 0; i < m->arena.count; i++) {
+        const ArenaEntry *a = &m->arena.at[i];
+        if (a->category != MEM_KEPT && a->category != MEM_SHARED) continue;
+        void *nan = mem_alloc(a->bytes);
+        memset(nan, 0xff, a->bytes);
+        m->dev->upload(*a->pointer, nan, a->bytes);
+        m->dev->sync();
+        free(nan);
     }
-    same = !memcmp(grads[0], grads[1], m.manifest.total * sizeof **grads);
-    for (size_t i = 0; i < m.manifest.total; i++) same &= isfinite(grads[1][i]);
-    model_free(&m);
-    free(grads[0]), free(grads[1]), free(tokens);
+}
+int forgets(const Device *dev, const Config *c, int B) {
+    double *grads[2];
+    Trainee t;
+    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = B, .T = c->context, .gradients = FLOATX, .seed = 3 }), "memory");
+    t.m.balance_coef = 0.01f;
+    t.m.rounds = 1;
+    t.adamw.lr = t.adamw.decay = 0;                         /* the weights stay the same */
+    for (int run = 0; run < 2; run++) {
+        if (run) overwrite_activations(&t.m), model_forget(&t.m);
+        trainee_send(&t, 0);
+        trainee_step(&t);
+        grads[run] = mem_alloc(t.m.manifest.total * sizeof **grads);
+        model_gradients(&t.m, grads[run]);
+    }
+    int same = !memcmp(grads[0], grads[1], t.m.manifest.total * sizeof **grads);
+    for (size_t i = 0; i < t.m.manifest.total; i++) same &= isfinite(grads[1][i]);
+    trainee_close(&t);
+    free(grads[0]), free(grads[1]);
     return same;
+}
+
+/* Always-on experts are no router's: its loads are of those that it chose. */
+static void loads(void) {
+    const Config c = config_of("m1:c16h9d4q3e4k2f12a5x2b1", TOPK_SOFTMAX, SWIGLU, 1);
+    const int B = 2, T = c.context, N = B * T;
+    int *tokens = mem_alloc((size_t)N * sizeof *tokens), sum = 0;
+    Model m;
+    model_plan_training(&m, device_find("cpu-f32"), &c, B, T, 0, 1, FLOATX, NULL);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 3);
+    for (int n = 0; n < N; n++) tokens[n] = n % c.vocab;
+    model_batch(&m, tokens, tokens, B, T);
+    model_forward(&m);
+    const Route *r = &m.acts[0].att;
+    for (int e = 0; e < 5; e++) sum += r->own_load[e];
+    check(sum == 2 * N, "%d tokens chose %d attention experts", N, sum);
+    check(r->plan.S == 3 * N && r->plan.start[1] == N, "and have one more, the first of %d slots", r->plan.S);
+    model_free(&m);
+    free(tokens);
 }
 
 static void decoding(const char *descriptor, int scores) {
@@ -314,14 +295,13 @@ static void decoding(const char *descriptor, int scores) {
     const int T = 12;
     for (int first = 1; first <= T; first += first < 3 ? 1 : 4)
         check_error(decoding_errors(device_find("cpu-f32"), &c, 3, T, first, 1e-4), 0,
-                    "%s: decoding after %d tokens at once as without a cache; share of others", descriptor, first);
+                    "%s: decoding after %d tokens at once, fraction that differs from a full pass", descriptor, first);
     for (int B = 1; B <= 4; B += 3)
         check(steps_agree(device_find("cpu-f32"), &c, B, (Sampler){ .temperature = 1, .top_p = 0.9f }),
-              "%s: %d sequences, drawn ahead or singly", descriptor, B);
+              "%s: %d sequences, drawn ahead or one at a time", descriptor, B);
 }
 
-/* The memory promise: an SMoE MLP layer keeps its input and the experts'
- * pre-activations, and bookkeeping of the routing. */
+/* The memory promise: an SMoE MLP layer keeps only its input, the pre-activations of the experts, and the routing. */
 static void memory_promise(void) {
     static const char *const models[] = { "m4", "m2:c128h4e32k8f32a8x2", "m2:c128h4e64k4f64a8x2" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -347,7 +327,7 @@ static void memory_promise(void) {
     }
 }
 
-/* Gradients of a model of random tokens, and which of them are stored as floatX. */
+/* Gradients of a model that stores those of matrices as `dtype`; every micro-batch has the same random tokens. */
 static double *gradients_stored(Model *m, const char *model, Dtype dtype, int micro_batches) {
     const int B = 2, T = 16, N = B * T;
     const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
@@ -366,7 +346,7 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     free(tokens);
     return grads;
 }
-/* Those of matrices are what they would be as reals, rounded once; where several micro-batches add up, none is rounded. */
+/* Gradients of matrices stored as floatX are those stored as reals, rounded once. Sums of several micro-batches are not rounded. */
 static void rounded_gradients(void) {
     static const char *const models[] = { "m2:c32h4e4k2f32a4x2", "m2:c32h4q2e4k2f32a1s1", "d2:c32h4f64", "u2:c32h4e4k2f32a4x2" };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
@@ -381,17 +361,17 @@ static void rounded_gradients(void) {
         exact.dev->release(x);
         size_t bytes = 0, different = 0, twice = 0;
         for (int t = 0; t < m->count; t++) {
-            const int short_one = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
-            bytes += m->at[t].count * (short_one ? 2 : 4);
-            check(m->at[t].dtype == (short_one ? FLOATX : REAL), "%s: %s is stored as it should", models[i], m->at[t].name);
+            const int rounded_here = !exact.config.universal && m->at[t].layer >= 0 && m->at[t].rank > 1;
+            bytes += m->at[t].count * (rounded_here ? 2 : 4);
+            check(m->at[t].dtype == (rounded_here ? FLOATX : REAL), "%s: %s is stored as it should", models[i], m->at[t].name);
             check(several.manifest.at[t].dtype == REAL, "%s: %s is a sum", models[i], m->at[t].name);
             for (size_t j = m->at[t].offset; j < m->at[t].offset + m->at[t].count; j++) {
-                different += got[j] != (short_one ? once[j] : want[j]);
+                different += got[j] != (rounded_here ? once[j] : want[j]);
                 twice += !(fabs(sum[j] - want[j]) <= 1e-5 * fabs(want[j]) + 1e-9);
             }
         }
-        check(different == 0, "%s: gradients are rounded once; %zu are not", models[i], different);
-        check(twice == 0, "%s: twice half a batch is that batch; %zu gradients are not", models[i], twice);
+        check(different == 0, "%s: gradients are rounded once, %zu are not", models[i], different);
+        check(twice == 0, "%s: two equal micro-batches have the gradients of one, %zu differ", models[i], twice);
         check(m->gradient_bytes >= bytes && m->gradient_bytes < bytes + 4 * 64 * (size_t)m->count,
               "%s: %zu bytes of gradients, in %zu of memory", models[i], bytes, m->gradient_bytes);
         model_free(&exact), model_free(&coarse), model_free(&several);
@@ -401,8 +381,9 @@ static void rounded_gradients(void) {
 
 static void descriptors(void) {
     static const char *const good[] = { "m4", "d12", "u12", "m6", "m12:e64k8f256",
-                                        "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2" };
-    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:z3",
+                                        "m12:c768h12e64k8f256s1a8x2", "m16:c2048e64k8f1024a1", "d4:q2",
+                                        "m12:b1n1z2i100u1v2l20w250y100", "m12:a8x2b2q3", "d12:n1z1u1", "m4:n0b0u0" };
+    static const char *const bad[] = { "", "x4", "m", "m0", "m4:", "m4:e", "m4:e8e9", "m4:k9", "m4:j3", "m4:z3", "m4:n2", "m4:a1b1", "d4:w200", "u4:v1", "m4:b1h4",
                                        "m4:c100h3", "m4:h5", "m4:q3h4", "m4:d3", "m4:e8k0", "d4:s1", "m4x",
                                        "m99999", "m4:c99999999999", "m4:c-8", "m4:a1x2", "d4:q3" };
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
@@ -442,11 +423,16 @@ void test_model(void) {
     Config tiled = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
     tiled.rounding = ROUND_UP;
     tiled.tile = 16;
-    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, nothing is left of a batch that was not finite");
+    check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, model_forget removes all traces of a batch that was not finite");
+    const Config recipe = config_of("m2:c32h6d8q2e4k2f32a4x2b1n1l3v1w200", TOPK_SOFTMAX, SWIGLU, 0);
+    check(forgets(device_find("cpu-f32"), &recipe, 3), "with a recipe's ingredients likewise, and all gradients begin at zero");
+    loads();
     decoding("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX);
     decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
     decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
     decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
+    decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX);
+    decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX);
     bad_gradient();
     training();
 }

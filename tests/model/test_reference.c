@@ -1,6 +1,5 @@
-/* test_reference.c: is it the published mathematics? Tiny models that Transformers built, with the logits, the loss and
- * every gradient that PyTorch computed for them (reference.py), against ours. Then the way
- * back: what we save must be what we read. */
+/* test_reference.c: does the model compute the published mathematics? Tiny models of Hugging Face Transformers, with the logits,
+ * the loss and all gradients that PyTorch computed (reference.py), are compared with ours; then saved and read again. */
 #include "tests/test.h"
 #include "llmc/files/hf.h"
 #include "llmc/files/families.h"
@@ -51,75 +50,83 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
     free(all);
 }
 
-static void family_on(const char *family, const Device *dev, double bound) {
+/* Saved and read again: the same names, shapes and bits, and the same configuration. */
+static void save_and_read(const Model *m, const char *family, const char *folder) {
+    const Device *dev = m->dev;
+    const size_t weights = m->manifest.total * dev->floatX_size;
+    char *file = scratch_path("model.safetensors");
     Error e;
     Config c;
-    Model m;
-    size_t n, used, tokens_read, logits_read, one;
-    char *folder = text_format("tests/reference/%s", family), *path = text_format("%s/expected.safetensors", folder);
-    Safetensors *expected = safetensors_open(path, &e);
-    check(expected != NULL, "%s: %s", path, e.text);
-    if (!expected) return;
-    check(hf_load_config(folder, &c, &e), "%s: its config.json is understood", family);
-    check(!strcmp(family_name(config_family(&c)), family), "%s: is recognized as itself, not as %s", family,
-          family_name(config_family(&c)));
-    const FileTensor *shape = safetensors_find(expected, "tokens");
-    const int B = (int)shape->shape[0], T = (int)shape->shape[1], N = B * T, V = c.vocab;
-    int *tokens = read_ints(expected, "tokens", &tokens_read), *targets = read_ints(expected, "targets", &n);
-
-    model_plan_training(&m, dev, &c, B, T, 0, 1, FLOATX, NULL);
-    check(model_allocate(&m), "%s: memory", family);
-    check(hf_load_weights(&m, folder, &e), "%s: weights load: %s", family, e.text);
-    used = 0;
-    for (int i = 0; i < N; i++) used += targets[i] >= 0;
-    model_batch(&m, tokens, targets, B, T);
-    model_forward(&m);
-
-    double *logits = mem_alloc((size_t)N * (size_t)V * sizeof *logits);
-    double *want = read_all(expected, "logits", &logits_read);
-    check(m.head_rows >= N, "all logits at once");
-    model_logits(&m, 0, N);
-    dev->to_double(logits, m.s.logits, (size_t)N * (size_t)V);
-    check_error(relative_error(logits, want, (size_t)N * (size_t)V), bound, "%s on %s: logits", family, dev->name);
-
-    double *loss = read_all(expected, "loss", &one), sum;
-    model_loss(&m, 1 / (float)used, 1);
-    dev->reals_to_double(&sum, m.loss_sum, 1);
-    sum /= (double)used;
-    check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);
-
-    model_backward(&m, 1);
-    compare_gradients(&m, expected, family, bound);
-
-    /* Saved and read again: the same names, shapes and bits, and a config.json that says the same. */
     Model again;
-    Config c2;
     uint64_t bytes;
     uint32_t crc;
-    char *file = scratch_path("model.safetensors");
-    check(hf_save_small(scratch(), &m, NULL, &e) && hf_save_weights(&m, file, 7, &e, &bytes, &crc),
-          "%s: saves", family);
-    check(hf_load_config(scratch(), &c2, &e) && config_same(&c, &c2, &e), "%s: config.json survives: %s",
-          family, e.text);
+    check(hf_save_small(scratch(), m, NULL, &e) && hf_save_weights(m, file, 7, &e, &bytes, &crc), "%s: saves", family);
+    check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
     check(theirs && ours && safetensors_count(theirs) == safetensors_count(ours),
-          "%s: as many tensors in the file as Transformers wrote", family);
+          "%s: our file has as many tensors as that of Transformers", family);
     for (size_t i = 0; theirs && ours && i < safetensors_count(theirs); i++)
         check(safetensors_find(ours, safetensors_at(theirs, i)->name) != NULL, "%s: %s is in our file",
               family, safetensors_at(theirs, i)->name);
-    if (theirs) safetensors_close(theirs);
-    if (ours) safetensors_close(ours);
-    model_plan_inference(&again, dev, &c2, B, T, 0, NULL);
+    safetensors_close(theirs);
+    safetensors_close(ours);
+    model_plan_inference(&again, dev, &c, 1, 1, 0, NULL);
     check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: loads again", family);
-    void *a = mem_alloc(m.manifest.total * dev->floatX_size), *b = mem_alloc(m.manifest.total * dev->floatX_size);
-    dev->download(a, m.params, m.manifest.total * dev->floatX_size);
-    dev->download(b, again.params, m.manifest.total * dev->floatX_size);
-    check(!memcmp(a, b, m.manifest.total * dev->floatX_size), "%s on %s: weights survive bit for bit",
-          family, dev->name);
+    void *a = mem_alloc(weights), *b = mem_alloc(weights);
+    dev->download(a, m->params, weights);
+    dev->download(b, again.params, weights);
+    check(!memcmp(a, b, weights), "%s on %s: weights are the same bit for bit", family, dev->name);
+    model_free(&again);
+    free(a), free(b), free(file);
+}
 
-    model_free(&m); model_free(&again); safetensors_close(expected);
-    free(a); free(b); free(file); free(folder); free(path); free(tokens); free(targets); free(logits);
-    free(want); free(loss);
+static void compare_model(Model *m, Safetensors *expected, const char *family, double bound) {
+    const Device *dev = m->dev;
+    const int N = m->batch.N;
+    const size_t all = (size_t)N * (size_t)m->config.vocab;
+    size_t n;
+    int used = 0;
+    double *logits = mem_alloc(all * sizeof *logits), *want = read_all(expected, "logits", &n), *loss = read_all(expected, "loss", &n), sum;
+    int *targets = read_ints(expected, "targets", &n);
+    for (int i = 0; i < N; i++) used += targets[i] >= 0;
+    model_forward(m);
+    check(m->head_rows >= N, "all logits at once");
+    model_logits(m, 0, N);
+    dev->to_double(logits, m->s.logits, all);
+    check_error(relative_error(logits, want, all), bound, "%s on %s: logits", family, dev->name);
+    model_loss(m, 1 / (float)used, 1);
+    dev->reals_to_double(&sum, m->loss_sum, 1);
+    sum /= (double)used;
+    check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);
+    model_backward(m, 1);
+    compare_gradients(m, expected, family, bound);
+    free(logits), free(want), free(loss), free(targets);
+}
+
+static void family_on(const char *family, const Device *dev, double bound) {
+    char *folder = text_format("tests/reference/%s", family), *path = text_format("%s/expected.safetensors", folder);
+    Error e;
+    Config c;
+    Model m;
+    size_t n;
+    Safetensors *expected = safetensors_open(path, &e);
+    check(expected != NULL, "%s: %s", path, e.text);
+    if (!expected) return;
+    check(hf_load_config(folder, &c, &e), "%s: its config.json is read", family);
+    check(!strcmp(family_name(config_family(&c)), family), "%s: is recognized as its family, not as %s", family,
+          family_name(config_family(&c)));
+    const FileTensor *shape = safetensors_find(expected, "tokens");
+    const int B = (int)shape->shape[0], T = (int)shape->shape[1];
+    int *tokens = read_ints(expected, "tokens", &n), *targets = read_ints(expected, "targets", &n);
+    model_plan_training(&m, dev, &c, B, T, 0, 1, FLOATX, NULL);
+    check(model_allocate(&m), "%s: memory", family);
+    check(hf_load_weights(&m, folder, &e), "%s: weights load: %s", family, e.text);
+    model_batch(&m, tokens, targets, B, T);
+    compare_model(&m, expected, family, bound);
+    save_and_read(&m, family, folder);
+    model_free(&m);
+    safetensors_close(expected);
+    free(folder), free(path), free(tokens), free(targets);
 }
 
 void test_reference(void) {

@@ -1,4 +1,4 @@
-/* cases.c: see cases.h. First the tools, then one constructor for each operation, in the order of kernels.h. */
+/* cases.c: see cases.h. First the tools, then a constructor for each operation in the order of kernels.h, then the list. */
 #include "cases.h"
 #include "llmc/base/random.h"
 #include <math.h>
@@ -14,7 +14,7 @@ uint64_t case_seed = 1;
 typedef void Call(const Device *d, const Case *c, void *const *b);
 static const int ladder[] = { 0, 1, 7, 63, 64, 65, 127, 128, 129 }, in_tiles[] = { 2*ROW_TILE, 0, ROW_TILE, 3*ROW_TILE, 0 };
 
-/* Slots before token n. */
+/* The number of slots of tokens 0 .. n-1. */
 static int slots_before(const Shape *s, int n) {
     if (s->routing != VARIED) return n * s->K;
     int count = 0;
@@ -47,13 +47,12 @@ static uint64_t key_of(const Case *c, const char *name) {
 static Buffer *add(Case *c, Role role, int dtype, const char *name, size_t n, double *value) {
     if (c->buffers == MOST_BUFFERS) fail(EXIT_USAGE, "%s: more than %d buffers", c->what, MOST_BUFFERS);
     Buffer *b = &c->buffer[c->buffers++];
-    *b = (Buffer){ .name = name, .role = role, .dtype = dtype, .n = n, .moved = n, .value = value, .given = n };
+    *b = (Buffer){ .name = name, .role = role, .dtype = dtype, .n = n, .value = value, .given = n };
     return b;
 }
 static void absent(Case *c) { add(c, INPUT, FLOATX, NULL, 0, NULL); }     /* an optional argument that is not given */
 
-/* n numbers, normal around `mean`. Large buffers repeat a block of prime length:
- * drawing would take longer than the test. */
+/* n normal numbers. Large buffers repeat a block of prime length, because drawing takes longer than the test. */
 enum { PERIOD = 8191 };
 static double *draw(const Case *c, const char *name, size_t n, double mean, double spread) {
     double *value = mem_alloc(n * sizeof *value);
@@ -63,8 +62,7 @@ static double *draw(const Case *c, const char *name, size_t n, double mean, doub
                  : c->exact ? (double)(random_bits(key, i) % 257) / 128 - 1 : mean + spread * random_normal(key, i);
     return value;
 }
-/* A buffer of such numbers. To be timed, one block of them is enough: the device repeats it, and gigabytes need not be
- * made and sent. */
+/* A buffer of such numbers. For timing the host draws and sends one block, and the device repeats it. */
 static int to_be_timed;
 static Buffer *drawn(Case *c, Role role, int dtype, const char *name, size_t n, double mean, double spread) {
     const size_t given = to_be_timed && n > PERIOD ? PERIOD : n;
@@ -95,14 +93,14 @@ static double *integers(Case *c, const char *name, size_t n, int below) {
     return value;
 }
 
-/* A struct that the operation reads from the device's memory. */
+/* A struct in the device's memory. */
 static void bytes(Case *c, const char *name, const void *at, size_t n) {
     double *value = mem_alloc(n * sizeof *value);
     for (size_t i = 0; i < n; i++) value[i] = ((const unsigned char *)at)[i];
     add(c, INPUT, BYTE, name, n, value);
 }
 
-/* The experts of the S slots: the same ones for every case of a shape. */
+/* The experts of the S slots; the same for every case of a shape. */
 static double *chosen(const Shape *s) {
     const int N = s->B * s->T, E = s->E, K = s->K;
     const uint64_t key = hash_bytes(case_seed, s->name, strlen(s->name));
@@ -114,30 +112,28 @@ static double *chosen(const Shape *s) {
         if (s->routing == ONE) e = E / 2;
         if (s->routing == HALF) e |= 1;
         if (counts) { while (!left) left = counts[++next]; left--; e = next; }
-        for (int again = 1; again && s->routing != ONE; ) {                 /* not one that this token has already */
+        for (int again = 1; again && s->routing != ONE; ) {                 /* this token must not have it already */
             again = 0;
             for (int j = from; j < i; j++) again |= (int)expert[j] == e;
             if (again) e = (e + (s->routing == HALF ? 2 : 1)) % E;
         }
         expert[i] = e;
     }
-    for (int i = N - 1; i > 0 && counts; i--) {               /* K = 1: any order of the tokens will do */
+    for (int i = N - 1; i > 0 && counts; i--) {               /* K = 1: shuffles the tokens */
         int j = (int)(random_bits(key, (uint64_t)(N + i)) % (uint64_t)(i + 1));
         double kept = expert[i];
         expert[i] = expert[j], expert[j] = kept;
     }
     return expert;
 }
-/* Its plan: an expert's rows begin after those of lower experts, and slots take them in order. `moved`: which of
- * its first four buffers the operation has to read. */
-enum { START = 1, SLOT_OF_ROW = 2, TOKEN_OF_ROW = 4, ROW_OF_SLOT = 8 };
+/* The plan of these: rows in the order of experts, and of slots within an expert. */
 static void first_slots(Case *c) {
     double *first = mem_alloc(((size_t)c->N + 1) * sizeof *first);
     for (int n = 0; n <= c->N; n++) first[n] = slots_before(&c->s, n);
     add(c, INPUT, INTEGER, "first", (size_t)c->N + 1, first);
 }
-static int unplanned;                                       /* cases are built without */
-static void routed(Case *c, int moved) {
+static int unplanned;                                       /* 1: cases are built without a plan */
+static void routed(Case *c) {
     if (unplanned) return;
     const int S = c->S, E = c->s.E;
     double *expert = chosen(&c->s), *start = mem_alloc((size_t)(E + 1) * sizeof *start);
@@ -156,7 +152,6 @@ static void routed(Case *c, int moved) {
     add(c, INPUT, INTEGER, "slot_of_row", (size_t)S, slot);
     add(c, INPUT, INTEGER, "token_of_row", (size_t)S, token);
     add(c, INPUT, INTEGER, "row_of_slot", (size_t)S, row);
-    for (int i = 0; i < 4; i++) if (!(moved >> i & 1)) c->buffer[c->plan + i].moved = 0;
     if (c->s.routing == VARIED) first_slots(c);
     free(expert);
 }
@@ -167,7 +162,7 @@ static void load(Case *c, int times) {
     free(expert);
 }
 
-/* One function per operation that turns buffers and arguments into the call. */
+/* The call of an operation, from the buffers b and the arguments in c. */
 static Plan plan_at(const Case *c, void *const *b) {
     Plan p = { .N = c->N, .E = c->s.E, .K = c->s.K, .S = c->S };
     if (c->plan < 0) return p;
@@ -194,22 +189,13 @@ static size_t times(int a, int b) { return (size_t)a * (size_t)b; }
 CALL(embed_forward, b[0], b[1], b[2], c->N, c->C)
 static Case *embed_forward(const Shape *s) {
     Case *c = BEGIN(embed_forward, s, 0, "N=%d V=%d C=%d", s->B * s->T, s->V, s->C);
-    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy */
+    out(c, FLOATX, "out", times(c->N, c->C), 0, 0);                         /* a copy: exact */
     integers(c, "token", (size_t)c->N, s->V);
     in(c, FLOATX, "weight", times(s->V, c->C), 0, 1);
-    c->buffer[2].moved = times(c->N, c->C);     /* again for every token: the same ones lie too far apart for a cache */
     return c;
 }
-/* How many different numbers below V there are among n. */
-static int different(const double *number, int n, int V) {
-    char *seen = mem_alloc((size_t)V);
-    int count = 0;
-    for (int i = 0; i < n; i++) { count += !seen[(int)number[i]]; seen[(int)number[i]] = 1; }
-    free(seen);
-    return count;
-}
 CALL(embed_backward, b[0], b[1], b[2], c->N, c->s.V, c->C)
-/* few: of the tokens, nine in ten are one of eleven, which lie far apart: a word like "the", and ids of several digits. */
+/* few: 90 % of tokens are drawn from 11 ids spread over the vocabulary (frequent words; multi-digit radix keys). */
 static Case *embed_backward(const Shape *s, int few, int exact) {
     Case *c = BEGIN(embed_backward, s, exact, "%sN=%d V=%d C=%d", few ? "few " : "", s->B * s->T, s->V, s->C);
     acc(c, REAL, "dweight", times(s->V, c->C), 0, 1, 0, 1 + c->N);          /* all N may add to one row */
@@ -217,7 +203,6 @@ static Case *embed_backward(const Shape *s, int few, int exact) {
     double *token = integers(c, "token", (size_t)c->N, s->V);
     for (int n = 0; few && n < c->N; n++)
         if (n % 10) token[n] = (double)((size_t)token[n] % 11 * (size_t)(s->V - 1) / 10);
-    c->buffer[0].moved = times(different(token, c->N, s->V), c->C);
     c->forward[0] = embed_forward(s);
     return c;
 }
@@ -254,6 +239,16 @@ static Case *rope_table(const Shape *s) {
     out(c, REAL, "table", times(s->T, s->D), 0, 2);
     return c;
 }
+static void turns(Case *c) {
+    const size_t n = times(c->s.T, c->s.D);
+    double *table = mem_alloc(n * sizeof *table);
+    for (size_t i = 0; i < n; i++) {
+        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
+        table[i] = i % 2 ? sin(angle) : cos(angle);
+    }
+    add(c, INPUT, REAL, "table", n, table);
+    integers(c, "position", (size_t)c->N, c->s.T);
+}
 CALL(rope, b[0], b[1], b[2], c->direction, c->N, c->stride, c->heads, c->s.D)
 static Case *rope(const Shape *s, int direction, int stride, int heads) {
     Case *c = BEGIN(rope, s, 0, "%+d N=%d stride=%d heads=%d D=%d", direction, s->B * s->T, stride, heads, s->D);
@@ -261,14 +256,50 @@ static Case *rope(const Shape *s, int direction, int stride, int heads) {
     c->stride = stride;
     c->heads = heads;
     acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 2, 0);
-    c->buffer[0].moved = times(c->N, heads * s->D);
-    double *table = mem_alloc(times(s->T, s->D) * sizeof *table);
-    for (size_t i = 0; i < times(s->T, s->D); i++) {
-        double angle = 6.283185307179586 * random_uniform(key_of(c, "table"), i / 2);
-        table[i] = i % 2 ? sin(angle) : cos(angle);
-    }
-    add(c, INPUT, REAL, "table", times(s->T, s->D), table);
-    integers(c, "position", (size_t)c->N, s->T);
+    turns(c);
+    return c;
+}
+CALL(norm_rope_forward, b[0], b[1], b[2], b[3], ((Norm){ b[4], c->eps }), c->N, c->stride, c->heads, c->s.D)
+static Case *norm_rope_forward(const Shape *s, int keep, int stride, int heads) {
+    Case *c = BEGIN(norm_rope_forward, s, 0, "%sN=%d stride=%d heads=%d D=%d", keep ? "" : "forgets ", s->B * s->T, stride, heads, s->D);
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 4, 0);
+    if (keep) out(c, FLOATX, "before", times(c->N, heads * s->D), 0, 0);
+    else absent(c);
+    turns(c);
+    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
+    return c;
+}
+CALL(norm_rope_backward, b[0], b[1], b[2], b[3], b[4], ((Norm){ b[5], c->eps }), c->N, c->stride, c->heads, c->s.D)
+static Case *norm_rope_backward(const Shape *s, int stride, int heads) {
+    Case *c = BEGIN(norm_rope_backward, s, 0, "N=%d stride=%d heads=%d D=%d", s->B * s->T, stride, heads, s->D);
+    c->stride = stride;
+    c->heads = heads;
+    acc(c, FLOATX, "dx", times(c->N, stride), 0, 1, 8, 8);
+    acc(c, REAL, "dweight", (size_t)s->D, 0, 1, 8, 8);
+    in(c, FLOATX, "before", times(c->N, heads * s->D), 0, 1);
+    turns(c);
+    in(c, FLOATX, "weight", (size_t)s->D, 1, 0.2);
+    return c;
+}
+
+/* ---- columns ------------------------------------------------------------------------------------------- */
+
+CALL(columns_add, b[0], b[1], c->N, c->stride, c->count, c->C)
+static Case *columns_add(const Shape *s, int stride, int from) {
+    Case *c = BEGIN(columns_add, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
+    c->stride = stride, c->count = from, c->C = s->G * s->D;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 1, 0);
+    in(c, FLOATX, "part", times(c->N, c->C), 0, 1);
+    return c;
+}
+CALL(columns_take, b[0], b[1], c->N, c->stride, c->count, c->C)
+static Case *columns_take(const Shape *s, int stride, int from) {
+    Case *c = BEGIN(columns_take, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
+    c->stride = stride, c->count = from, c->C = s->G * s->D;
+    out(c, FLOATX, "part", times(c->N, c->C), 0, 0);
+    in(c, FLOATX, "x", times(c->N, stride), 0, 1);
     return c;
 }
 
@@ -281,7 +312,7 @@ static Case *residual(const Shape *s, float p) {
     c->p = p;
     c->key = 0x123456789abcdef;
     c->site = SITE;
-    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), times, plus */
+    out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), product, sum */
     in(c, FLOATX, "residual", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "branch", times(c->N, c->C), 0, 1);
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
@@ -310,7 +341,6 @@ static Case *matmul_forward(const Shape *s, int rows, int C, int O, int exact) {
     out(c, FLOATX, "out", times(rows, O), 1, sum_error(C));
     in(c, FLOATX, "inp", times(rows, C), 0, 1);
     in(c, FLOATX, "weight", times(O, C), 0, 1 / sqrt(C));
-    c->flops = 2.0 * rows * C * O;
     return c;
 }
 CALL(matmul_backward_input, b[0], b[1], b[2], c->N, c->C, c->O, c->how)
@@ -321,7 +351,6 @@ static Case *matmul_backward_input(const Shape *s, int rows, int C, int O, Write
     else            out(c, FLOATX, "dinp", times(rows, C), 1, sum_error(O));
     in(c, FLOATX, "dout", times(rows, O), 0, 1);
     in(c, FLOATX, "weight", times(O, C), 0, 1 / sqrt(C));
-    c->flops = 2.0 * rows * C * O;
     c->forward[0] = matmul_forward(s, rows, C, O, exact);
     return c;
 }
@@ -339,7 +368,6 @@ static Case *matmul_backward_weight(const Shape *s, int rows, int C, int O, Writ
     weight_gradient(c, times(O, C), rows, how);
     in(c, FLOATX, "dout", times(rows, O), 0, 1);
     in(c, FLOATX, "inp", times(rows, C), 0, 1);
-    c->flops = 2.0 * rows * C * O;
     c->forward[0] = matmul_forward(s, rows, C, O, exact);
     return c;
 }
@@ -354,8 +382,7 @@ static Case *parallel_linear_forward(const Shape *s, int C, int O, Rows from, Ro
     out(c, FLOATX, "out", times(c->S, O), 1, sum_error(C));
     in(c, FLOATX, "inp", rows_in(c, from) * (size_t)C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
-    routed(c, START);
-    c->flops = 2.0 * c->S * C * O;
+    routed(c);
     return c;
 }
 CALL(parallel_linear_backward_input, b[0], b[1], b[2], &plan, c->C, c->O, c->to, c->from)
@@ -366,8 +393,7 @@ static Case *parallel_linear_backward_input(const Shape *s, int C, int O, Rows d
     out(c, FLOATX, "dinp", times(c->S, C), 1, sum_error(O));
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
     in(c, FLOATX, "weight", times(s->E * O, C), 0, 1 / sqrt(C));
-    routed(c, START);
-    c->flops = 2.0 * c->S * C * O;
+    routed(c);
     if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, dinp_rows, dout_rows, exact);
     return c;
 }
@@ -380,18 +406,17 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
     weight_gradient(c, times(s->E * O, C), c->S, how);
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)O, 0, 1);
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)C, 0, 1);
-    routed(c, START);
-    c->flops = 2.0 * c->S * C * O;
+    routed(c);
     if (dout_rows != BY_TOKEN) c->forward[0] = parallel_linear_forward(s, C, O, inp_rows, dout_rows, exact);
     return c;
 }
 
 /* ---- router -------------------------------------------------------------------------------------------- */
 
-static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk" };
+static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk", "sigmoid_each" };
 
-/* Logits on a grid of 1/64: some are equal, which the lower id must win on every device, and the rest are far enough
- * apart that no rounding can change who wins. */
+/* Logits are multiples of 1/64. Among equal ones the lower id must win on every device; the others are so far apart that no
+ * rounding can change their order. */
 static double *logits_of(Case *c, double spread) {
     size_t n = times(c->N, c->s.E);
     double *x = draw(c, "logits", n, 0, spread);
@@ -428,7 +453,7 @@ static Case *router_forward(const Shape *s, Scores scores, int bias, int forced,
 CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
 static Case *router_losses(const Shape *s, Scores scores) {
     Case *c = BEGIN(router_losses, s, 0, "%s %s N=%d E=%d K=%d", scores_name[scores], s->name, s->B * s->T, s->E, s->K);
-    c->scores = scores, c->tokens = 3 * c->N;                               /* as if two more ranks had the same load */
+    c->scores = scores, c->tokens = 3 * c->N;                               /* as if two other ranks had the same load */
     out(c, REAL, "loss", 2, 0, 16);
     lse_of(c, logits_of(c, 1.5));
     load(c, 3);
@@ -447,14 +472,33 @@ static Case *router_backward(const Shape *s, Scores scores, float balance, float
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
     double *logits = logits_of(c, 1.5);
     load(c, 3);
-    int end = c->buffers;                                              /* lse comes before the logits it is made of */
+    int end = c->buffers;                                              /* lse comes before the logits, from which it is computed */
     c->buffers = lse, lse_of(c, logits), c->buffers = end;
-    double *dloss = mem_alloc(2 * sizeof *dloss);              /* not passed: how the gradient check learns of them */
+    double *dloss = mem_alloc(2 * sizeof *dloss);              /* not an argument: the upstream gradient for the gradient check */
     dloss[0] = balance, dloss[1] = zloss;
     add(c, INPUT, REAL, "dloss", 2, dloss);
     if (s->routing == VARIED) first_slots(c);
     c->forward[0] = router_forward(s, scores, 0, 0, 0);
     c->forward[1] = router_losses(s, scores);
+    return c;
+}
+CALL(route_extend, b[0], b[1], b[2], b[3], c->scale, c->N, c->count, c->s.K)
+static Case *route_extend(const Shape *s, int always) {
+    Case *c = BEGIN(route_extend, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
+    c->count = always, c->scale = 1.7f;
+    out(c, INTEGER, "expert", times(c->N, always + s->K), 0, 0);
+    out(c, REAL, "weight", times(c->N, always + s->K), 0, 1);
+    integers(c, "chosen", times(c->N, s->K), s->E);
+    in(c, REAL, "chosen_weight", times(c->N, s->K), 0, 1);
+    return c;
+}
+CALL(route_extend_backward, b[0], b[1], c->scale, c->N, c->count, c->s.K)
+static Case *route_extend_backward(const Shape *s, int always) {
+    Case *c = BEGIN(route_extend_backward, s, 0, "N=%d always=%d K=%d", s->B * s->T, always, s->K);
+    c->count = always, c->scale = 1.7f;
+    out(c, REAL, "dchosen_weight", times(c->N, s->K), 0, 1);
+    in(c, REAL, "dweight", times(c->N, always + s->K), 0, 1);
+    c->forward[0] = route_extend(s, always);
     return c;
 }
 CALL(route_plan, &plan, b[4], b[5])
@@ -469,7 +513,7 @@ static Case *route_plan(const Shape *s) {
     add(c, INPUT, INTEGER, "expert", (size_t)c->S, chosen(s));
     return c;
 }
-/* Buffers have room for more rows than there are in the end; what is left of them is made zeros. */
+/* Buffers have space for more rows than there are in the end; the rest of them is set to zero. */
 static void run_route_round(const Device *d, const Case *c, void *const *b) {
     Plan plan = plan_at(c, b);
     plan.first = b[4];
@@ -478,7 +522,7 @@ static void run_route_round(const Device *d, const Case *c, void *const *b) {
     d->route_round(&plan, b[5], b[6], b[7], b[8], b[9], b[10], c->scores, c->rule, c->tile, b[11], c->site);
 }
 static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
-    static const char *const rules[] = { "off", "nearest", "stochastic", "score", "balanced", "up", "down" };
+    static const char *const rules[] = { "off", "nearest", "stochastic", "up", "down" };
     const int N = s->B * s->T, tile = N < 200 ? 4 : ROW_TILE;
     Case *c = BEGIN(route_round, s, 0, "%s %s %s N=%d E=%d K=%d tile=%d", rules[rule], scores_name[scores], s->name, N, s->E, s->K,
                     tile);
@@ -499,11 +543,11 @@ static Case *route_round(const Shape *s, Scores scores, Rounding rule) {
     bytes(c, "key", &c->key, sizeof c->key);
     return c;
 }
-CALL(router_bias, b[0], b[1], c->rate, c->s.E)
-static Case *router_bias(const Shape *s) {
-    Case *c = BEGIN(router_bias, s, 0, "%s E=%d", s->name, s->E);
-    c->rate = 0.001f;
-    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, 0);
+CALL(router_bias, b[0], b[1], c->rate, c->relative, c->s.E)
+static Case *router_bias(const Shape *s, int relative) {
+    Case *c = BEGIN(router_bias, s, 0, "%s%s E=%d", relative ? "relative " : "", s->name, s->E);
+    c->rate = relative ? 0.1f : 0.001f, c->relative = relative;
+    acc(c, REAL, "bias", (size_t)s->E, 0, 0.1, 0, relative ? 4 : 0);
     load(c, 1);
     return c;
 }
@@ -519,7 +563,7 @@ static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, in
     in(c, FLOATX, "inp", times(c->S, c->C), 0, 1);
     if (weight) in(c, REAL, "weight", (size_t)c->S, 1.0 / s->K, 0.2 / s->K); else absent(c);
     if (bias) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
-    routed(c, rows == GROUPED ? ROW_OF_SLOT : 0);
+    routed(c);
     return c;
 }
 
@@ -542,12 +586,12 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
     c->f = f, c->from = rows, c->M = c->S, c->F = s->F;
     out(c, FLOATX, "dpre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 8, 0);
     out(c, FLOATX, "wact", times(c->M, c->F), 8, 0);
-    /* of act, rounded or not */
+    /* devices may use act rounded or not */
     if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);
     in(c, FLOATX, "da", times(c->M, c->F), 0, 1);
     in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
     if (rows == BY_TOKEN) absent(c);
-    else { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c, rows == GROUPED ? SLOT_OF_ROW : 0); }
+    else { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c); }
     c->forward[0] = activation_forward(s, f);
     return c;
 }
@@ -560,8 +604,7 @@ static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
     out(c, FLOATX, "act", times(c->S, c->F), 12, 2 * sum_error(c->C));
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)c->C, 0, 1);
     in(c, FLOATX, "weight", times(s->E * c->O, c->C), 0, 1 / sqrt(c->C));
-    routed(c, START);
-    c->flops = 2.0 * c->S * c->C * c->O;
+    routed(c);
     return c;
 }
 CALL(expert_down_backward, d, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &plan, c->f, c->C, c->F, c->from)
@@ -572,20 +615,19 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
     out(c, FLOATX, "dpre", times(c->S, c->O), 12, 2 * sum_error(c->C));
     out(c, FLOATX, "wact", times(c->S, c->F), 8, 0);
     out(c, REAL, "dweight", (size_t)c->S, 12, sum_error(c->F) + 2 * sum_error(c->C));
-    add(c, SCRATCH, FLOATX, "da", times(c->S, c->F), NULL)->moved = 0;
+    add(c, SCRATCH, FLOATX, "da", times(c->S, c->F), NULL);
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)c->C, 0, 1);
     in(c, FLOATX, "down", times(s->E * c->C, c->F), 0, 1 / sqrt(c->C));
     in(c, FLOATX, "pre", times(c->S, c->O), 0, 1);
     in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
-    routed(c, START | SLOT_OF_ROW);
-    c->flops = 2.0 * c->S * c->C * c->F;
+    routed(c);
     return c;
 }
 
 CALL(bias_backward, b[0], b[1], c->N, c->C)
 static Case *bias_backward(const Shape *s, int exact) {
     Case *c = BEGIN(bias_backward, s, exact, "N=%d C=%d", s->B * s->T, s->C);
-    acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 0, c->N + 1);                 /* one after the other */
+    acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 0, c->N + 1);                 /* a running sum */
     in(c, FLOATX, "dout", times(c->N, c->C), 0, 1);
     c->forward[0] = combine_forward(s, BY_SLOT, 1, 1, 0);
     return c;
@@ -609,7 +651,7 @@ static Case *add_norm_forward(const Shape *s, int routes, float p) {
     if (routes) in(c, FLOATX, "bias", (size_t)c->C, 0, 1); else absent(c);
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
-    if (routes) routed(c, ROW_OF_SLOT);
+    if (routes) routed(c);
     return c;
 }
 static void run_add_norm_backward(const Device *d, const Case *c, void *const *b) {
@@ -626,7 +668,7 @@ static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, i
     acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, s->K + 3);
     acc(c, REAL, "dnorm", (size_t)c->C, 0, 1, 16, s->K + 3);        /* of products that were rounded */
     if (bias) acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 16, c->N + 1); else absent(c);
-    for (int i = 0; i < 2; i++) add(c, SCRATCH, FLOATX, i ? "scratch 1" : "scratch 0", times(c->N, c->C), NULL)->moved = 0;
+    for (int i = 0; i < 2; i++) add(c, SCRATCH, FLOATX, i ? "scratch 1" : "scratch 0", times(c->N, c->C), NULL);
     if (inp) in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1); else absent(c);
     for (int i = 0; i < 2; i++) {
         if (i < terms) in(c, FLOATX, i ? "dout 1" : "dout 0", times(c->N, c->O), 0, 1); else absent(c);
@@ -635,7 +677,7 @@ static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, i
     in(c, FLOATX, "resid", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
     in(c, REAL, "rstd", (size_t)c->N, 1, 0.1);
-    if (routes) routed(c, ROW_OF_SLOT);
+    if (routes) routed(c);
     return c;
 }
 
@@ -650,11 +692,10 @@ static Case *attention_forward(const Shape *s, HeadOrder order) {
     Case *c = BEGIN(attention_forward, s, 0, HEADS, HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
-    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* weights p rounded, then the sum */
+    out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* the weights are rounded, then the sum */
     out(c, REAL, "lse", times(c->N, H), 0, 8);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
-    c->flops = 4.0 * s->B * H * s->D * s->T * (s->T + 1) / 2;
     return c;
 }
 CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
@@ -669,7 +710,6 @@ static Case *attention_backward(const Shape *s, HeadOrder order) {
     in(c, REAL, "lse", times(c->N, H), 0.5 + log(s->T), 0.1);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
-    c->flops = 10.0 * s->B * H * s->D * s->T * (s->T + 1) / 2;
     c->forward[0] = attention_forward(s, order);
     return c;
 }
@@ -683,9 +723,6 @@ static Case *attention_cached(const Shape *s, HeadOrder order) {
     in(c, FLOATX, "cache", times(c->N, 2 * s->G * s->D), 0, 1);
     double *position = integers(c, "position", (size_t)s->B, s->T);
     if (s->B) position[0] = s->T - 1;
-    double seen = 0;
-    for (int i = 0; i < s->B; i++) seen += position[i] + 1;
-    c->buffer[2].moved = (size_t)seen * times(2 * s->G, s->D);
     return c;
 }
 CALL(cache_store, b[0], b[1], b[2], c->N, c->C)
@@ -694,10 +731,9 @@ static Case *cache_store(const Shape *s) {
     const int capacity = c->N + 3;
     c->C = 2 * s->G * s->D;
     acc(c, FLOATX, "cache", times(capacity, c->C), 0, 1, 0, 0);
-    c->buffer[0].moved = times(c->N, c->C) / 2;                             /* written, never read */
     in(c, FLOATX, "kv", times(c->N, c->C), 0, 1);
     double *row = integers(c, "row", (size_t)c->N, 1);
-    /* distinct; three rows stay as they were */
+    /* distinct; three rows are not written */
     for (int n = 0; n < c->N; n++) row[n] = capacity - 1 - n - 2 * (n >= c->N / 2);
     return c;
 }
@@ -713,7 +749,7 @@ static Case *sample(const Shape *s, int rows, Sampler sampler) {
     c->used = s->V - (s->V > 2);
     add(c, OUTPUT, INTEGER, "token", (size_t)rows, NULL);
     in(c, FLOATX, "logits", times(rows, s->V), 0, 2);
-    integers(c, "key", times(2, rows), INT32_MAX);          /* pairs of them are read as 64-bit numbers */
+    integers(c, "key", times(2, rows), INT32_MAX);          /* read in pairs as 64-bit numbers */
     integers(c, "position", (size_t)rows, 1000);
     return c;
 }
@@ -725,19 +761,20 @@ static Case *advance(const Shape *s) {
     integers(c, "row", (size_t)c->N, 1000);
     integers(c, "log", times(7, c->N), 1000);
     for (int i = 0; i < 3; i++) c->buffer[i].role = UPDATE;
-    c->buffer[2].moved = (size_t)c->N / 2;                                  /* one row written, never read */
     integers(c, "token", (size_t)c->N, s->V);
     return c;
 }
 
 /* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
-CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->gradient, c->N, c->s.V, c->used)
-static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int ignored) {
-    Case *c = BEGIN(cross_entropy, s, 0, "%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "", rows, s->V);
-    const double spread = wide ? 40 : 2;                            /* wide: probabilities below the smallest float */
-    const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as in GPT-2's vocabulary */
+CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->cap, c->gradient, c->N, c->s.V, c->used)
+static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int ignored) {
+    Case *c = BEGIN(cross_entropy, s, 0, "%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
+                    capped ? "capped " : "", rows, s->V);
+    const double spread = wide ? 40 : 2;                            /* wide: some probabilities are below the smallest float */
+    const int padding = s->V / 10 < 47 ? s->V / 10 : 47;            /* 47: as for GPT-2's vocabulary */
     c->N = rows, c->gradient = gradient, c->scale = 0.25f, c->used = s->V - padding;
+    c->cap = capped ? 12 : 0;
     out(c, REAL, "loss", (size_t)rows, 0, 4);
     if (gradient) acc(c, FLOATX, "logits", times(rows, s->V), 0, spread, 4, 0);
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
@@ -745,18 +782,24 @@ static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int
     for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
     return c;
 }
+CALL(soft_cap, b[0], c->cap, c->buffer[0].n)
+static Case *soft_cap(const Shape *s, int rows) {
+    Case *c = BEGIN(soft_cap, s, 0, "N=%d V=%d", rows, s->V);
+    c->cap = 1.5f;
+    acc(c, FLOATX, "x", times(rows, s->V), 0, 2, 2, 4);
+    return c;
+}
 CALL(sum, b[0], b[1], c->buffer[1].n)
 static Case *sum(const Shape *s) {
     Case *c = BEGIN(sum, s, 0, "n=%d", s->B * s->T * s->C);
     out(c, REAL, "out", 1, 0, 4);
-    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* a sum near zero would be all rounding */
+    in(c, REAL, "inp", times(c->N, c->C), 1, 0.2);                          /* of a sum near zero only rounding errors would be left */
     return c;
 }
-/* Of n elements, `count` segments. The last one has half of them, the others share the first third, each taking a
- * part of what the ones before have left (the last few elements one by one), but for the second, which is empty.
- * Between the two there is a gap. */
+/* `count` segments of n elements. The last has half of them. The others are in the first third: each takes a part of what the ones
+ * before have left (the last few elements one by one), except for the second, which is empty. Between them there is a gap. */
 static void segments(Case *c, size_t n, int count) {
-    size_t at = 0, sum = 0;
+    size_t at = 0;
     c->count = count;
     for (int i = 0; i < count; i++) {
         const size_t left = n / 3 - at, part = left < 16 ? left > 0 : 3 * left / (size_t)count;
@@ -765,9 +808,7 @@ static void segments(Case *c, size_t n, int count) {
                             : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
         s->gradient = s->offset, s->dtype = c->gradients, s->rate = i % 4 ? 1 : 0.5f;
         at += s->count;
-        sum += s->count;
     }
-    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].n == n) c->buffer[i].moved = sum;
     bytes(c, "segments", c->segment, (size_t)count * sizeof *c->segment);
 }
 CALL(accumulate, b[0], b[1], c->buffer[0].n)
@@ -801,7 +842,7 @@ static Case *adamw(const Shape *s, int master, Dtype moments, Dtype gradients, f
     c->adamw.fix2 = 1 / (1 - pow((double)c->adamw.beta2, c->updates));
     c->unchanged = !(norm < 1e30);
     const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
-    acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: rounded stochastically */
+    acc(c, FLOATX, "weight", n, 0, 1, master ? some : 2*some, units);       /* 2: stochastic rounding */
     if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
     acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
     acc(c, coarse ? FLOATX : REAL, "v", n, 0.1, 0.01, coarse ? 2*some : 0, units);
@@ -827,17 +868,13 @@ static void muon_buffers(Case *c, int rows, int columns) {
     add(c, SCRATCH, REAL, "sums", n * MUON_SUMS, NULL);
     add(c, SCRATCH, INTEGER, "start", 2 * (n + 1), NULL);
 }
-static double muon_flops(int count, int rows, int columns) {
-    const double k = rows < columns ? rows : columns, n = rows < columns ? columns : rows;
-    return MUON_STEPS * count * (4 * k * k * n + 2 * k * k * k);
-}
 /* A rounding of x is multiplied by up to 3.44^5 where singular values are small. */
 enum { ORTHOGONAL_STORED = 20, ORTHOGONAL_SUMMED = 100 };
 CALL(orthogonalize, d, &(MuonBuffers){ b[1], b[0], b[2], b[3], b[4], b[5] }, c->count, c->F, c->C)
 static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
     Case *c = BEGIN(orthogonalize, s, 0, "count=%d %dx%d", count, rows, columns);
     const size_t n = times(count * rows, columns);
-    c->count = count, c->F = rows, c->C = columns, c->flops = muon_flops(count, rows, columns);
+    c->count = count, c->F = rows, c->C = columns;
     out(c, FLOATX, "out", n, ORTHOGONAL_STORED, ORTHOGONAL_SUMMED);
     drawn(c, SCRATCH, FLOATX, "x", n, 0, 1e-3);
     muon_buffers(c, rows, columns);
@@ -902,173 +939,227 @@ Case *case_product(int N, int C, int O) {
     to_be_timed = 1;
     return matmul_forward(&s, N, C, O, 0);
 }
-static Case *beside(Case *c, Case *dense, Case *even) { c->dense = dense, c->even = even; return c; }
+/* What each_case passes on. V: visits a case and frees it. */
+typedef struct { const Shape *s; int all; void (*visit)(Case *c, void *context); void *context; } Visit;
+static void V(const Visit *v, Case *c) {
+    v->visit(c, v->context);
+    case_free(c);
+}
+static int head_rows(const Shape *s) {                          /* tokens whose logits a model has at a time */
+    const int N = s->B * s->T, chunk = N / 16 < 512 ? 512 : N / 16;
+    return N < chunk ? N : chunk;
+}
+
+static void each_on_tokens(const Visit *v) {
+    const Shape *s = v->s;
+    const int G = s->G, D = s->D;
+    V(v, embed_forward(s));
+    V(v, rmsnorm_forward(s));
+    V(v, rmsnorm_backward(s));
+    V(v, rope_table(s));
+    for (int direction = 1; direction >= -1; direction -= 2) {
+        V(v, rope(s, direction, s->Q*G*D, s->Q*G));             /* queries */
+        V(v, rope(s, direction, 2*G*D, G));                     /* keys, with values between them */
+        if (v->all) V(v, rope(s, direction, G*D + 3, G));
+    }
+    const int stride[] = { s->Q*G*D, 2*G*D, G*D + 3 }, heads[] = { s->Q*G, G, G };
+    for (int i = 0; i < (v->all ? 3 : 2); i++) {
+        V(v, norm_rope_forward(s, i != 1, stride[i], heads[i]));
+        V(v, norm_rope_backward(s, stride[i], heads[i]));
+    }
+    for (int i = 1; i < (v->all ? 3 : 2); i++) {
+        V(v, columns_add(s, stride[i], i == 1 ? G*D : 2));
+        V(v, columns_take(s, stride[i], i == 1 ? G*D : 2));
+    }
+    V(v, residual(s, 0));
+    V(v, residual(s, 0.3f));
+    V(v, dropout(s, 0.3f));
+    if (v->all) V(v, dropout(s, 0));
+}
+static void each_column_sum(const Visit *v, int exact) {
+    V(v, embed_backward(v->s, 0, exact));
+    V(v, embed_backward(v->s, 1, exact));
+    V(v, bias_backward(v->s, exact));
+}
+/* Every layout of every product. */
+static void each_product(const Visit *v, int exact) {
+    const Shape *s = v->s;
+    const int N = s->B * s->T, C = s->C, F = s->F;
+    V(v, matmul_forward(s, N, C, 2*F, exact));
+    for (int how = SET; how <= ADD; how++) V(v, matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
+    for (int how = SET; how <= SET_ROUNDED; how++) V(v, matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
+    for (Rows from = BY_TOKEN; from <= GROUPED; from++)
+        for (Rows to = BY_TOKEN; to <= GROUPED; to++) {
+            const int odd = ((int)from + (int)to + exact) % 2;
+            if (to != BY_TOKEN) V(v, parallel_linear_forward(s, C, 2*F, from, to, exact));
+            if (to != BY_TOKEN) V(v, parallel_linear_forward(s, F, C, from, to, exact));
+            if (to != BY_TOKEN) V(v, parallel_linear_backward_input(s, C, 2*F, to, from, exact));
+            V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, SET, exact));
+            V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, ADD, exact));
+            V(v, parallel_linear_backward_weight(s, C, 2*F, from, to, SET_ROUNDED, exact));
+            V(v, parallel_linear_backward_weight(s, F, C, from, to, odd ? ADD : SET, exact));
+        }
+    for (Rows rows = BY_SLOT; rows <= GROUPED; rows++)
+        for (int given = 0; given < 4; given++) V(v, combine_forward(s, rows, given & 1, given >> 1, exact));
+}
+static Case *with_limits(Case *c, Case *dense, Case *even) { c->dense = dense, c->even = even; return c; }
+/* Those of a model, in the layouts in which it uses them. */
+static void each_product_of_a_model(const Visit *v) {
+    const Shape *s = v->s;
+    const int N = s->B * s->T, S = N * s->K, C = s->C, F = s->F, H = s->G * s->D;
+    const struct { int C, O, rows; } dense[] = { { C, s->E, N }, { C, 2*H, N }, { C, s->V, head_rows(s) } };    /* router, kv, head */
+    const struct { int C, O; Rows inp, out, dinp, dout; } expert[] = {
+        { C, 2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },        /* up */
+        { F, C,   GROUPED,  GROUPED, GROUPED, BY_TOKEN },       /* down: its upstream gradient has a row per token */
+        { C, H,   BY_TOKEN, BY_SLOT, GROUPED, BY_SLOT },        /* query */
+        { H, C,   BY_SLOT,  GROUPED, BY_SLOT, BY_TOKEN },       /* attention's output */
+    };
+    for (int i = 0; i < 3; i++) {
+        V(v, matmul_forward(s, dense[i].rows, dense[i].C, dense[i].O, 0));
+        V(v, matmul_backward_input(s, dense[i].rows, dense[i].C, dense[i].O, i == 2 ? SET : ADD, 0));
+        V(v, matmul_backward_weight(s, dense[i].rows, dense[i].C, dense[i].O, SET, 0));
+    }
+    for (int i = 0; i < 4; i++) {
+        const int in = expert[i].C, out = expert[i].O;
+        unplanned = 1;
+        Case *even[] = { parallel_linear_forward(s, in, out, GROUPED, GROUPED, 0),
+                         parallel_linear_backward_input(s, in, out, GROUPED, GROUPED, 0),
+                         parallel_linear_backward_weight(s, in, out, GROUPED, GROUPED, SET, 0) };
+        unplanned = 0;
+        V(v, with_limits(parallel_linear_forward(s, in, out, expert[i].inp, expert[i].out, 0),
+                         matmul_forward(s, S, in, out, 0), even[0]));
+        V(v, with_limits(parallel_linear_backward_input(s, in, out, expert[i].dinp, expert[i].dout, 0),
+                         matmul_backward_input(s, S, in, out, SET, 0), even[1]));
+        V(v, with_limits(parallel_linear_backward_weight(s, in, out, expert[i].inp, expert[i].dout, SET, 0),
+                         matmul_backward_weight(s, S, in, out, SET, 0), even[2]));
+    }
+    V(v, combine_forward(s, GROUPED, 1, 0, 0));
+    V(v, combine_forward(s, GROUPED, 0, 0, 0));
+}
+static void each_of_routing(const Visit *v) {
+    const Shape *s = v->s;
+    const Scores last = v->all ? SIGMOID_EACH : TOPK_SOFTMAX;
+    for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) {
+        V(v, router_forward(s, scores, 0, 0, 0));
+        V(v, router_losses(s, scores));
+        V(v, router_backward(s, scores, 0.5f, 0.25f));
+        if (!v->all) continue;
+        V(v, router_forward(s, scores, 0, 0, 1));
+        V(v, router_forward(s, scores, 1, 0, 0));
+        V(v, router_forward(s, scores, 0, 1, 0));
+        V(v, router_backward(s, scores, 0, 0));
+        V(v, router_backward(s, scores, 2, 0));
+        V(v, router_backward(s, scores, 0, 1));
+    }
+    for (int always = 0; always < 3; always++) {
+        V(v, route_extend(s, always));
+        V(v, route_extend_backward(s, always));
+    }
+    V(v, route_plan(s));
+    for (Rounding rule = ROUND_NEAREST; rule <= (v->all ? ROUND_DOWN : ROUND_NEAREST); rule++)
+        for (Scores scores = TOPK_SOFTMAX; scores <= last; scores++) V(v, route_round(s, scores, rule));
+    for (int relative = 0; relative < 2; relative++) V(v, router_bias(s, relative));
+}
+static void each_of_experts(const Visit *v) {
+    for (Activation f = SWIGLU; f <= IDENTITY; f++) {
+        if (!v->all && f != SWIGLU && f != IDENTITY) continue;
+        const Rows first = v->all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED;
+        V(v, activation_forward(v->s, f));
+        for (Rows rows = first; rows <= (v->all ? GROUPED : first); rows++) V(v, activation_backward(v->s, f, rows));
+        for (Rows rows = BY_TOKEN; rows <= (v->all ? GROUPED : BY_TOKEN) && f != IDENTITY; rows++) {
+            V(v, expert_up_forward(v->s, f, rows));
+            V(v, expert_down_backward(v->s, f, rows));
+        }
+    }
+}
+static void each_sum_and_norm(const Visit *v) {
+    V(v, add_norm_forward(v->s, 1, 0));
+    V(v, add_norm_forward(v->s, 0, 0));
+    for (int routes = 0; routes < 2 && v->all; routes++) V(v, add_norm_forward(v->s, routes, 0.3f));
+    V(v, add_norm_backward(v->s, 1, 1, 1, 1));                  /* an MLP of experts, */
+    V(v, add_norm_backward(v->s, 1, 1, 2, 1));                  /* a mixture of attention heads, */
+    V(v, add_norm_backward(v->s, 0, 0, 2, 0));                  /* plain attention */
+    for (int bias = 0; bias < 2 && v->all; bias++) {
+        V(v, add_norm_backward(v->s, 1, 1, 0, bias));
+        V(v, add_norm_backward(v->s, 0, 1, 0, bias));
+        V(v, add_norm_backward(v->s, 0, 0, 1, bias));
+    }
+}
+static void each_of_attention(const Visit *v) {
+    for (HeadOrder order = HEADS_TILED; order <= (v->all ? HEADS_GROUPED : HEADS_TILED); order++) {
+        V(v, attention_forward(v->s, order));
+        V(v, attention_backward(v->s, order));
+        V(v, attention_cached(v->s, order));
+    }
+    V(v, cache_store(v->s));
+}
+static void each_at_the_head(const Visit *v) {
+    static const Sampler samplers[] = {
+        { .temperature = 0.8f, .top_p = 0.95f }, { .temperature = 0, .top_p = 1 },
+        { .temperature = 1, .top_p = 1 }, { .temperature = 1.5f, .top_p = 1, .top_k = 5 },              /* the others: if all */
+        { .temperature = 3, .top_p = 0.9f, .top_k = 40, .min_p = 0.1f }, { .temperature = 2, .top_p = 0 },
+    };
+    const int rows = head_rows(v->s);
+    V(v, cross_entropy(v->s, rows, 0, 0, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 1, 0, 0, v->all));
+    V(v, cross_entropy(v->s, rows, 1, 0, 1, v->all));
+    if (v->all) V(v, cross_entropy(v->s, rows, 1, 1, 0, v->all));
+    V(v, soft_cap(v->s, rows));
+    for (int i = 0; i < (v->all ? 6 : 2); i++) V(v, sample(v->s, rows, samplers[i]));
+    V(v, advance(v->s));
+}
+static void each_of_muon(const Visit *v) {
+    const Shape *s = v->s;
+    const int C = s->C, F = s->F, count = s->E < 8 || !v->all ? s->E : 8;
+    V(v, orthogonalize(s, count, F, C));
+    V(v, orthogonalize(s, count, C, F));
+    if (count > MOST_SEGMENTS) return;
+    V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, 2));
+    V(v, muon_update(s, count, F, C, 1, 2));
+    if (!v->all) return;
+    V(v, muon_momentum(s, count, F, C, FLOATX, REAL, 0, 2));
+    V(v, muon_momentum(s, count, C, F, REAL, REAL, 3, 2));
+    V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, INFINITY));
+    V(v, muon_update(s, count, C, F, 0, 2));
+    V(v, muon_update(s, count, C, F, 1, NAN));
+}
+static void each_of_the_optimizer(const Visit *v) {
+    const Shape *s = v->s;
+    V(v, sum(s));
+    V(v, accumulate(s));
+    for (Dtype grads = REAL; grads <= FLOATX; grads++) {
+        V(v, grad_sq_norms(s, 3, grads));
+        if (v->all) V(v, grad_sq_norms(s, MOST_SEGMENTS, grads));
+        for (Dtype moments = REAL; moments <= FLOATX; moments++) {
+            V(v, adamw(s, 0, moments, grads, 1, 3, 3));
+            V(v, adamw(s, 1, moments, grads, 1, 3, 3));
+            if (!v->all) continue;
+            V(v, adamw(s, 1, moments, grads, 1, 3, MOST_SEGMENTS));
+            V(v, adamw(s, 1, moments, grads, 0, 3, 3));                     /* no clipping */
+            V(v, adamw(s, 0, moments, grads, 5, 3, 3));                     /* below the clip */
+            V(v, adamw(s, 1, moments, grads, 1, INFINITY, 3));
+            V(v, adamw(s, 0, moments, grads, 0, NAN, 3));
+        }
+    }
+    V(v, set_master(s));
+    each_of_muon(v);
+}
 
 void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), void *context) {
-    const int N = s->B * s->T, C = s->C, E = s->E, F = s->F, G = s->G, D = s->D, Q = s->Q;
-    const int chunk = N / 16 < 512 ? 512 : N / 16, head_rows = N < chunk ? N : chunk;      /* of the logits */
+    const Visit v = { s, all, visit, context };
     to_be_timed = !all;
-#define DO(c) do { Case *it = c; visit(it, context); case_free(it); } while (0)
-    DO(embed_forward(s));
-    DO(rmsnorm_forward(s));
-    DO(rmsnorm_backward(s));
-    DO(rope_table(s));
-    for (int direction = 1; direction >= -1; direction -= 2) {
-        DO(rope(s, direction, Q*G*D, Q*G));                 /* queries */
-        DO(rope(s, direction, 2*G*D, G));                   /* keys, values between them */
-        if (all) DO(rope(s, direction, G*D + 3, G));
-    }
-    DO(residual(s, 0));
-    DO(residual(s, 0.3f));
-    DO(dropout(s, 0.3f));
-    if (all) DO(dropout(s, 0));
-
+    each_on_tokens(&v);
     for (int exact = 0; exact <= all; exact++) {
-        DO(embed_backward(s, 0, exact));
-        DO(embed_backward(s, 1, exact));
-        DO(bias_backward(s, exact));
-        if (all) {
-            DO(matmul_forward(s, N, C, 2*F, exact));
-            for (int how = SET; how <= ADD; how++) DO(matmul_backward_input(s, N, C, 2*F, (Write)how, exact));
-            for (int how = SET; how <= SET_ROUNDED; how++) DO(matmul_backward_weight(s, N, C, 2*F, (Write)how, exact));
-            for (int from = BY_TOKEN; from <= GROUPED; from++)
-                for (int to = BY_TOKEN; to <= GROUPED; to++) {
-                    const Rows f = (Rows)from, t = (Rows)to;
-                    const int odd = (from + to + exact) % 2;
-                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, C, 2*F, f, t, exact));
-                    if (to != BY_TOKEN) DO(parallel_linear_forward(s, F, C, f, t, exact));
-                    if (to != BY_TOKEN) DO(parallel_linear_backward_input(s, C, 2*F, t, f, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, SET, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, ADD, exact));
-                    DO(parallel_linear_backward_weight(s, C, 2*F, f, t, SET_ROUNDED, exact));
-                    DO(parallel_linear_backward_weight(s, F, C, f, t, odd ? ADD : SET, exact));
-                }
-            for (int rows = BY_SLOT; rows <= GROUPED; rows++)
-                for (int given = 0; given < 4; given++)
-                    DO(combine_forward(s, (Rows)rows, given & 1, given >> 1, exact));
-        }
+        each_column_sum(&v, exact);
+        if (all) each_product(&v, exact);
     }
-    if (!all) {
-        /* router, kv, head */
-        const struct { int C, O, rows; } dense[] = { { C, E, N }, { C, 2*G*D, N }, { C, s->V, head_rows } };
-        for (int i = 0; i < 3; i++) {
-            DO(matmul_forward(s, dense[i].rows, dense[i].C, dense[i].O, 0));
-            DO(matmul_backward_input(s, dense[i].rows, dense[i].C, dense[i].O, i == 2 ? SET : ADD, 0));
-            DO(matmul_backward_weight(s, dense[i].rows, dense[i].C, dense[i].O, SET, 0));
-        }
-        const struct { int C, O; Rows inp, out, dinp, dout; } expert[] = {
-            { C,   2*F, BY_TOKEN, GROUPED, GROUPED, GROUPED },   /* up */
-            { F,   C,   GROUPED,  GROUPED, GROUPED, BY_TOKEN },  /* down: its upstream gradient has a row per token */
-            { C,   G*D, BY_TOKEN, BY_SLOT, GROUPED, BY_SLOT },   /* query */
-            { G*D, C,   BY_SLOT,  GROUPED, BY_SLOT, BY_TOKEN },  /* attention's output */
-        };
-        for (int i = 0; i < 4; i++) {
-            const int S = N * s->K, in_width = expert[i].C, out_width = expert[i].O;
-            unplanned = 1;
-            Case *even[] = { parallel_linear_forward(s, in_width, out_width, GROUPED, GROUPED, 0),
-                             parallel_linear_backward_input(s, in_width, out_width, GROUPED, GROUPED, 0),
-                             parallel_linear_backward_weight(s, in_width, out_width, GROUPED, GROUPED, SET, 0) };
-            unplanned = 0;
-            DO(beside(parallel_linear_forward(s, in_width, out_width, expert[i].inp, expert[i].out, 0),
-                      matmul_forward(s, S, in_width, out_width, 0), even[0]));
-            DO(beside(parallel_linear_backward_input(s, in_width, out_width, expert[i].dinp, expert[i].dout, 0),
-                      matmul_backward_input(s, S, in_width, out_width, SET, 0), even[1]));
-            DO(beside(parallel_linear_backward_weight(s, in_width, out_width, expert[i].inp, expert[i].dout, SET, 0),
-                      matmul_backward_weight(s, S, in_width, out_width, SET, 0), even[2]));
-        }
-        DO(combine_forward(s, GROUPED, 1, 0, 0));
-        DO(combine_forward(s, GROUPED, 0, 0, 0));
-    }
-
-    for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++) {
-        DO(router_forward(s, (Scores)scores, 0, 0, 0));
-        DO(router_losses(s, (Scores)scores));
-        DO(router_backward(s, (Scores)scores, 0.5f, 0.25f));
-        if (!all) continue;
-        DO(router_forward(s, (Scores)scores, 0, 0, 1));
-        DO(router_forward(s, (Scores)scores, 1, 0, 0));
-        DO(router_forward(s, (Scores)scores, 0, 1, 0));
-        DO(router_backward(s, (Scores)scores, 0, 0));
-        DO(router_backward(s, (Scores)scores, 2, 0));
-        DO(router_backward(s, (Scores)scores, 0, 1));
-    }
-    DO(route_plan(s));
-    for (int rule = ROUND_NEAREST; rule <= (all ? ROUND_DOWN : ROUND_NEAREST); rule++)
-        for (int scores = TOPK_SOFTMAX; scores <= (all ? SIGMOID_TOPK : TOPK_SOFTMAX); scores++)
-            DO(route_round(s, (Scores)scores, (Rounding)rule));
-    DO(router_bias(s));
-
-    for (int f = SWIGLU; f <= IDENTITY; f++) {
-        if (!all && f != SWIGLU && f != IDENTITY) continue;
-        DO(activation_forward(s, (Activation)f));
-        for (int rows = all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED;
-             rows <= (!all && f == IDENTITY ? BY_SLOT : GROUPED); rows++)
-            DO(activation_backward(s, (Activation)f, (Rows)rows));
-        for (int rows = BY_TOKEN; rows <= (all ? GROUPED : BY_TOKEN) && f != IDENTITY; rows++) {
-            DO(expert_up_forward(s, (Activation)f, (Rows)rows));
-            DO(expert_down_backward(s, (Activation)f, (Rows)rows));
-        }
-    }
-    DO(add_norm_forward(s, 1, 0));
-    DO(add_norm_forward(s, 0, 0));
-    if (all) for (int routes = 0; routes < 2; routes++) DO(add_norm_forward(s, routes, 0.3f));
-    DO(add_norm_backward(s, 1, 1, 1, 1));                       /* an MLP of experts, a mixture of attention heads, */
-    DO(add_norm_backward(s, 1, 1, 2, 1));
-    DO(add_norm_backward(s, 0, 0, 2, 0));                       /* plain attention */
-    if (all) for (int bias = 0; bias < 2; bias++) {
-        DO(add_norm_backward(s, 1, 1, 0, bias));
-        DO(add_norm_backward(s, 0, 1, 0, bias));
-        DO(add_norm_backward(s, 0, 0, 1, bias));
-    }
-    for (int order = HEADS_TILED; order <= (all ? HEADS_GROUPED : HEADS_TILED); order++) {
-        DO(attention_forward(s, (HeadOrder)order));
-        DO(attention_backward(s, (HeadOrder)order));
-        DO(attention_cached(s, (HeadOrder)order));
-    }
-    DO(cache_store(s));
-    DO(cross_entropy(s, head_rows, 0, 0, all));
-    DO(cross_entropy(s, head_rows, 1, 0, all));
-    if (all) DO(cross_entropy(s, head_rows, 1, 1, all));
-    DO(sample(s, head_rows, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }));
-    DO(sample(s, head_rows, (Sampler){ .temperature = 0, .top_p = 1 }));
-    if (all) {
-        DO(sample(s, head_rows, (Sampler){ .temperature = 1, .top_p = 1 }));
-        DO(sample(s, head_rows, (Sampler){ .temperature = 1.5f, .top_p = 1, .top_k = 5 }));
-        DO(sample(s, head_rows, (Sampler){ .temperature = 3, .top_p = 0.9f, .top_k = 40, .min_p = 0.1f }));
-        DO(sample(s, head_rows, (Sampler){ .temperature = 2, .top_p = 0 }));
-    }
-    DO(advance(s));
-    DO(sum(s));
-    DO(accumulate(s));
-    for (int grads = REAL; grads <= FLOATX; grads++) {
-        DO(grad_sq_norms(s, 3, (Dtype)grads));
-        if (all) DO(grad_sq_norms(s, MOST_SEGMENTS, (Dtype)grads));
-        for (int moments = REAL; moments <= FLOATX; moments++) {
-            const Dtype k = (Dtype)moments, g = (Dtype)grads;
-            DO(adamw(s, 0, k, g, 1, 3, 3));
-            DO(adamw(s, 1, k, g, 1, 3, 3));
-            if (!all) continue;
-            DO(adamw(s, 1, k, g, 1, 3, MOST_SEGMENTS));
-            DO(adamw(s, 1, k, g, 0, 3, 3));                                 /* no clipping */
-            DO(adamw(s, 0, k, g, 5, 3, 3));                                 /* below the clip */
-            DO(adamw(s, 1, k, g, 1, INFINITY, 3));
-            DO(adamw(s, 0, k, g, 0, NAN, 3));
-        }
-    }
-    DO(set_master(s));
-    const int matrices = E < 8 || !all ? E : 8;
-    DO(orthogonalize(s, matrices, F, C));
-    DO(orthogonalize(s, matrices, C, F));
-    DO(muon_momentum(s, matrices, F, C, REAL, FLOATX, 1, 2));
-    DO(muon_update(s, matrices, F, C, 1, 2));
-    if (all) {
-        DO(muon_momentum(s, matrices, F, C, FLOATX, REAL, 0, 2));
-        DO(muon_momentum(s, matrices, C, F, REAL, REAL, 3, 2));
-        DO(muon_momentum(s, matrices, F, C, REAL, FLOATX, 1, INFINITY));
-        DO(muon_update(s, matrices, C, F, 0, 2));
-        DO(muon_update(s, matrices, C, F, 1, NAN));
-    }
-#undef DO
+    if (!all) each_product_of_a_model(&v);
+    each_of_routing(&v);
+    each_of_experts(&v);
+    each_sum_and_norm(&v);
+    each_of_attention(&v);
+    each_at_the_head(&v);
+    each_of_the_optimizer(&v);
 }
 
 /* ---- a case and a device ------------------------------------------------------------------------------- */
@@ -1081,20 +1172,12 @@ static size_t size_of(const Buffer *b, const Device *dev) {
     return b->dtype == FLOATX ? dev->floatX_size : b->dtype == REAL ? dev->real_size
          : b->dtype == INTEGER ? sizeof(int) : 1;
 }
-double case_bytes(const Case *c, const Device *dev) {
-    double bytes = 0;
-    for (int i = 0; i < c->buffers; i++)
-        bytes += (double)c->buffer[i].moved * (double)size_of(&c->buffer[i], dev)
-            * (c->buffer[i].role == UPDATE ? 2 : 1);
-    return bytes;
-}
-
-/* Doubles to and from a device's memory. The first `given` are sent, and repeated up to the end. */
+/* Doubles to and from a device's memory. The first `given` are sent, then repeated up to n. */
 static void put_floats(const Device *dev, const Buffer *b, void *to, const double *value, size_t given) {
     const size_t size = size_of(b, dev);
     if (b->dtype == FLOATX) dev->from_double(to, value, given);
     else dev->reals_from_double(to, value, given);
-    for (size_t at = given, n; at < b->n; at += n) {        /* doubles what is there */
+    for (size_t at = given, n; at < b->n; at += n) {        /* doubles the part that is filled */
         n = b->n - at < at ? b->n - at : at;
         dev->copy((char *)to + at * size, to, n * size);
     }
@@ -1138,7 +1221,7 @@ void case_round(Case *c, const Device *dev) {
     }
 }
 
-/* What has to be overwritten holds nothing that could be right. */
+/* Fills what has to be overwritten with values that cannot be right. */
 static void poison(const Device *dev, const Buffer *b, void *at) {
     if (!b->n) return;
     if (b->dtype != INTEGER) {

@@ -1,13 +1,13 @@
-/* test_large.c: what only a GPU has the room and the speed for.
+/* test_large.c: tests that only a GPU has the memory and the speed for.
  *
- *   soak     the kernels whose threads hand work to each other, 200 times on the same inputs, at sizes that fill the GPU.
- *            Outputs start as NaN each time and have to be the same bits: a race loses now and then.
- *   large    chains of operations on tensors of more than 2^31 and 2^32 elements, and of more rows than a grid's second
- *            dimension has. A few units (tokens, or sequences) are sampled, and cpu-f64 does the same to them alone, for
- *            the rows of a token depend on no other. Gradients of weights are sums over all tokens; there the upstream
- *            gradient is zero for all tokens but the sampled ones, so that the sums are theirs. With -q the same chains
- *            are short, and every device takes them. */
+ *   soak     kernels whose threads pass work to each other, 200 times on the same inputs, at sizes that fill the GPU. Outputs
+ *            start as NaN each time and must be the same bits: a race condition shows now and then.
+ *   large    chains of operations on tensors of more than 2^31 and 2^32 elements, and of more rows than the second dimension of
+ *            a grid. cpu-f64 computes a few sampled units (tokens, or sequences) alone, for the rows of a token depend on no
+ *            other token. Gradients of weights are sums over all tokens, so the upstream gradient is zero except for the
+ *            sampled ones. With -q the chains are short, and every device runs them. */
 #include "cases.h"
+#include "tests/model/trainee.h"
 #include "tests/test.h"
 #include "llmc/model/decode.h"
 #include "llmc/base/random.h"
@@ -22,7 +22,7 @@ static const Shape full[] = {
     { "soak",      2, 1024, 768, 64,  8, 2, 512, 6, 2,  64, MIXED },
     { "soak fine", 1, 1024, 512, 64, 32, 8, 128, 2, 8, 128, MIXED },
 };
-static const char *const handing_on[] = { "parallel_linear_", "expert_", "attention_", "matmul_backward_input", "route_plan" };
+static const char *const passing_work[] = { "parallel_linear_", "expert_", "attention_", "matmul_backward_input", "route_plan" };
 
 static void soak_case(Case *c, void *device) {
     const Device *dev = device;
@@ -30,8 +30,8 @@ static void soak_case(Case *c, void *device) {
     size_t bytes[MOST_BUFFERS];
     void *first[MOST_BUFFERS] = { NULL }, *again[MOST_BUFFERS] = { NULL };
     int wanted = 0, differ = 0;
-    for (size_t i = 0; i < sizeof handing_on / sizeof *handing_on; i++)
-        wanted |= !strncmp(c->op, handing_on[i], strlen(handing_on[i]));
+    for (size_t i = 0; i < sizeof passing_work / sizeof *passing_work; i++)
+        wanted |= !strncmp(c->op, passing_work[i], strlen(passing_work[i]));
     if (!wanted) return;
     if (!case_place(&p, c, dev)) { check(0, "%s: no memory for %s", dev->name, c->what); return; }
     if (!case_place(&fresh, c, dev)) { case_release(&p); check(0, "%s: no memory for %s", dev->name, c->what); return; }
@@ -54,19 +54,15 @@ static void soak_case(Case *c, void *device) {
     case_release(&fresh);
 }
 
-/* Steps of decoding, recorded, in which each kernel begins before the one before it has ended. */
+/* Recorded steps of decoding, in which each kernel starts before the previous one has ended. */
 static void soak_decoding(const Device *dev, int B) {
     enum { FIRST = 3, STEPS = 24, VOCAB = 512 };
     const size_t bytes = (size_t)B * VOCAB * dev->floatX_size;
     int head[FIRST * 16], token[2][STEPS * 16], differ = 0;
     void *logits[2] = { mem_alloc(bytes), mem_alloc(bytes) };
     uint64_t key[16];
-    Config c;
-    Error e;
+    const Config c = trainee_config("m4:c768h12e16k2f256a8x2", VOCAB, FIRST + STEPS);
     Decoder d;
-    if (!config_parse(&c, "m4:c768h12e16k2f256a8x2", &e)) fail(EXIT_USAGE, "%s", e.text);
-    c.vocab = VOCAB;
-    c.context = FIRST + STEPS;
     check(decoder_open(&d, dev, &c, B, c.context, NULL), "memory to decode");
     model_initialize(&d.model, 5);
     for (int i = 0; i < FIRST * B; i++) head[i] = (int)(uniform() * VOCAB);
@@ -102,13 +98,13 @@ void test_soak(void) {
 
 enum { MOST_PARTS = 24, MOST_SAMPLES = 64, DRAWN = 1000003 };
 
-/* The buffers of a chain: what a unit has `width` elements of, or what there is once. */
+/* The buffers of a chain: `width` elements for each unit, or once. */
 typedef enum {
     RANDOM,                             /* normal numbers times scale, a power of two */
-    SPARSE,                             /* likewise for the sampled units, 0 for the others */
-    EXPERTS, TARGETS,                   /* `width` different ones below `below`; one below it, but -1 for units not sampled */
+    SPARSE,                             /* the same for the sampled units, 0 for the others */
+    EXPERTS, TARGETS,                   /* `width` different ids below `below`; one id, but -1 for units that are not sampled */
     EMPTY,
-    RESULT                              /* is compared: of the sampled units, or all there is once */
+    RESULT                              /* compared: of the sampled units, or the whole */
 } Fill;
 typedef struct { const char *name; int dtype; int each; size_t width; Fill fill; double scale; int below; } Part;
 typedef struct {
@@ -118,7 +114,7 @@ typedef struct {
     void (*run)(const Device *d, int units, void *const *b);
 } Chain;
 
-/* A chain on a device: its units are those that `unit` names, or all. */
+/* A chain on a device. unit: the numbers of its units; NULL: all. */
 typedef struct { const Chain *c; const Device *dev; int units; const int *unit; void *at[MOST_PARTS]; } Side;
 
 static double *drawn;                   /* representable in bf16 */
@@ -132,14 +128,14 @@ static void send(const Side *s, const Part *p, void *to, const double *value, si
     if (p->dtype == FLOATX) s->dev->from_double(to, value, n);
     else s->dev->reals_from_double(to, value, n);
 }
-/* n elements from the first-th on, of one unit or of all. */
+/* n elements from index `first` on. */
 static void send_drawn(const Side *s, const Part *p, void *to, size_t first, size_t n) {
     double *value = mem_alloc(n * sizeof *value);
     for (size_t i = 0; i < n; i++) value[i] = value_at(p, first + i);
     send(s, p, to, value, n);
     free(value);
 }
-/* The experts of a unit are an arithmetic progression: with an odd step and a power of two of them, all different. */
+/* The experts of a unit are an arithmetic progression with an odd step; their number is a power of two, so all are different. */
 static void send_integers(const Side *s, const Part *p, void *to, const int *sampled, int samples) {
     int *value = mem_alloc(count_of(s, p) * sizeof *value);
     for (int i = 0; i < s->units; i++) {
@@ -165,7 +161,7 @@ static void fill(const Side *s, const Part *p, void *to, const int *sampled, int
             send_drawn(s, p, (char *)to + (size_t)sampled[j] * p->width * size, (size_t)sampled[j] * p->width, p->width);
     else if (p->fill == RANDOM) {
         send_drawn(s, p, to, 0, some);
-        for (size_t at = some, more; at < n; at += more) {  /* doubles what is there */
+        for (size_t at = some, more; at < n; at += more) {  /* doubles the part that is filled */
             more = n - at < at ? n - at : at;
             s->dev->copy((char *)to + at * size, to, more * size);
         }
@@ -190,7 +186,7 @@ static double *read_from(const Side *s, int part, size_t first, size_t n) {
     else s->dev->reals_to_double(value, from, n);
     return value;
 }
-/* The largest error of a unit, or the error of what there is once. */
+/* The largest error of a unit, or that of a part without units. */
 static double compare_part(const Side *got, const Side *want, int part, const int *sampled) {
     const Part *p = &got->c->part[part];
     double worst = 0;
@@ -209,7 +205,7 @@ static void check_chain(const Device *dev, const Chain *c) {
     Side small = { .c = c, .dev = device_find("cpu-f64"), .units = c->samples, .unit = sampled };
     double bytes = 0;
     for (int i = 0; i < c->parts; i++) bytes += (double)(count_of(&big, &c->part[i]) * size_of(&c->part[i], dev));
-    for (int j = 0; j < c->samples; j++)                    /* the first, the last, and one of each stretch in between */
+    for (int j = 0; j < c->samples; j++)                    /* the first, the last, and one of each interval in between */
         sampled[j] = (int)(((double)j + (j && j < c->samples - 1 ? 0.7 * uniform() : 0)) * (c->units - 1) / (c->samples - 1));
     if (bytes > 0.95 * (double)dev->memory()) {
         skip("%s %s: takes %.0f GB of memory, %.0f are free", dev->name, c->name, bytes / 1e9, (double)dev->memory() / 1e9);
@@ -225,7 +221,7 @@ static void check_chain(const Device *dev, const Chain *c) {
     release(&small);
 }
 
-/* An MLP's experts, by the operations of llmc/model/moe.c; then an attention layer's two products, by those of attention.c. */
+/* The experts of an MLP, with the operations of llmc/model/moe.c; the two products of an attention layer, with those of attention.c. */
 enum { EXPERTS_C = 512, EXPERTS_F = 512, EXPERTS_E = 16, EXPERTS_K = 8 };
 enum { X, UP, DOWN, EXPERT, WEIGHT, DOUT, START, SLOT, TOKEN, ROW, LOAD, PRE, ACT, ROWS, DACT, DPRE, Y, DX, DWEIGHT, DUP, DDOWN };
 static Plan planned(const Device *d, int N, void *const *b) {
@@ -248,7 +244,7 @@ static void run_mlp(const Device *d, int N, void *const *b) {
     d->parallel_linear_backward_weight(b[DUP], b[DPRE], b[X], &plan, C, 2*F, BY_TOKEN, GROUPED, SET);
     d->combine_forward(b[DX], b[ROWS], NULL, NULL, &plan, C, GROUPED);
 }
-static void run_heads(const Device *d, int N, void *const *b) {         /* 2F wide; up is the query, down too wide by half */
+static void run_heads(const Device *d, int N, void *const *b) {         /* 2F wide: up is the query, down the output */
     const int C = EXPERTS_C, H = 2 * EXPERTS_F, S = N * EXPERTS_K;
     const Plan plan = planned(d, N, b);
     d->parallel_linear_forward(b[PRE], b[X], b[UP], &plan, C, H, BY_TOKEN, BY_SLOT);
@@ -297,7 +293,7 @@ enum { HEAD_C = 64, HEAD_V = 50304, HEAD_USED = 50257 };
 enum { HX, HEAD, TARGET, LOGITS, LOSS, HDX, DHEAD };
 static void run_head(const Device *d, int N, void *const *b) {
     d->matmul_forward(b[LOGITS], b[HX], b[HEAD], N, HEAD_C, HEAD_V);
-    d->cross_entropy(b[LOSS], b[LOGITS], b[TARGET], 1, 1, N, HEAD_V, HEAD_USED);
+    d->cross_entropy(b[LOSS], b[LOGITS], b[TARGET], 1, 0, 1, N, HEAD_V, HEAD_USED);
     d->matmul_backward_input(b[HDX], b[LOGITS], b[HEAD], N, HEAD_C, HEAD_V, SET);
     d->matmul_backward_weight(b[DHEAD], b[LOGITS], b[HX], N, HEAD_C, HEAD_V, SET);
 }

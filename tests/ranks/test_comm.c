@@ -1,5 +1,5 @@
-/* test_comm.c: ranks. What a launcher's environment means; every operation among 1 to 4 ranks, as threads, as processes
- * and mixed, bit for bit; and what each process says when another is missing, different, killed, stopped or stuck. */
+/* test_comm.c: ranks. How the environment of a launcher is read; every operation among 1 to 4 ranks, as threads, as processes and
+ * both, bit for bit; what each process reports when another is missing, different, killed, stopped or stuck. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
 #include "llmc/ranks/group.h"
@@ -19,15 +19,15 @@
 
 static const char *environment;                             /* "NAME=value NAME=value ..." */
 static const char *get(const char *name) {
-    static char value[8][128];                              /* like getenv, good until long after */
-    static int turn;
+    static char value[8][128];                              /* like getenv, valid for the next 7 calls */
+    static int next;
     const size_t n = strlen(name);
     for (const char *c = environment; c; c = strchr(c, ' ')) {
         c += *c == ' ';
         if (strncmp(c, name, n) || c[n] != '=') continue;
-        turn = (turn + 1) % 8;
-        snprintf(value[turn], sizeof value[turn], "%.*s", (int)strcspn(c + n + 1, " "), c + n + 1);
-        return value[turn];
+        next = (next + 1) % 8;
+        snprintf(value[next], sizeof value[next], "%.*s", (int)strcspn(c + n + 1, " "), c + n + 1);
+        return value[next];
     }
     return NULL;
 }
@@ -77,7 +77,7 @@ static void launch_table(void) {
         environment = launches[i].environment;
         const int ok = launch_find(&l, &flags, get, &e);
         if (!launches[i].launcher)
-            check(!ok && strstr(e.text, launches[i].address), "launch refused: %s (%s)", environment, e.text);
+            check(!ok && strstr(e.text, launches[i].address), "launch: refused: %s (%s)", environment, e.text);
         else
             check(ok && !strcmp(l.launcher, launches[i].launcher) && l.process == launches[i].process
                   && l.processes == launches[i].processes && l.local == launches[i].local
@@ -143,13 +143,13 @@ static int run_process(GroupOptions o, int (*work)(Group *, const void *), const
 
 /* ---- every operation ------------------------------------------------------------------------------------- */
 
-/* Of many magnitudes, so that the order of a sum shows; exact in a double before and after the scaling. */
+/* Of many magnitudes, so that the order of a sum matters; exact in double, before and after scaling. */
 static double value(int rank, size_t i) {
     const uint64_t x = ((uint64_t)rank + 1) * 0x9E3779B97F4A7C15u * (2 * i + 1);
     return (double)((int64_t)(x ^ x >> 31) >> (11 + i % 29)) * 0x1p-40;
 }
 
-/* What the sum of value(r, i) over r is, added in rank order in the device's `real`. */
+/* The sum of value(r, i) over r, added in the order of the ranks in the device's `real`. */
 static double expected_sum(const Device *dev, int size, size_t i) {
     double wide = dev->real_size == 8 ? value(0, i) : (float)value(0, i);
     for (int r = 1; r < size; r++)
@@ -157,72 +157,80 @@ static double expected_sum(const Device *dev, int size, size_t i) {
     return wide;
 }
 
-typedef struct { const Device *dev; Comm *(*connect)(Group *group, char why[256]); int threads; } Means;
-
-/* Returns how many things were wrong. On a GPU the order of the sum is NCCL's, so there is a bound; unless the memory is
- * shared, and ranks are threads: then it is that of the ranks. */
-static int operations(Group *p, const void *argument) {
-    const Means *means = argument;
-    const Device *dev = means->dev;
-    const size_t counts[] = { 0, 1, 7, 1000, 130003 };
-    char why[256];
+/* A rank's buffers: three parts of one allocation, of which the first two are reals, and the stage of register_memory. */
+typedef struct {
+    const Device *dev;
+    Comm   *c;
+    int     threads, registered;            /* threads: all ranks are threads; registered: register_memory was called */
+    size_t  capacity;                       /* bytes of all three */
+    char   *arena;
+} Rank;
+enum { MOST_ELEMENTS = 130016 };
+static void *part_of(const Rank *r, int i) { return r->arena + (size_t)i * (r->capacity / 3 / 64 * 64); }
+/* The order of a sum on a GPU is NCCL's, so there is a bound (values are below 2^13); unless the memory is registered and ranks
+ * are threads: then shards are added in the order of the ranks. */
+static double bound_of(const Rank *r, int shards) {
+    return r->dev->is_gpu && !(shards && r->registered && r->threads) ? 0x1p-10 : 0;
+}
+static void set_values(const Rank *r, real *x, double *host, size_t n) {
+    for (size_t i = 0; i < n; i++) host[i] = value(r->c->rank, i);
+    r->dev->reals_from_double(x, host, n);
+}
+static int wrong_sums(const Rank *r, const real *x, double *host, size_t from, size_t to, double bound) {
     int bad = 0;
-    const char *closed = dev->open(p->rank % dev->count());
-    Comm *c = closed ? NULL : means->connect(p, why);
-    if (!c) { fprintf(stderr, "%s\n", closed ? closed : why); return 1; }
-    bad += c->rank != p->rank || c->size != p->size || c->group != p;
-    const size_t capacity = 3 * 130016 * (size_t)p->size * dev->real_size;
-    const size_t most = 130016;
-    char *arena = dev->alloc(capacity + most * (size_t)p->size * dev->real_size);     /* and the stage */
-    for (size_t k = 0; k < 2 * (sizeof counts / sizeof *counts); k++) {
-        const int shared = k >= sizeof counts / sizeof *counts;
-        const size_t n = counts[k % (sizeof counts / sizeof *counts)], total = n * (size_t)p->size;
-        double *host = mem_alloc(total * sizeof *host + 8);
-        real *x = (real *)arena, *second = (real *)(arena + capacity / 3 / 64 * 64);
-        const double bound = dev->is_gpu ? 0x1p-10 : 0;      /* values are below 2^13 */
-        const double bound_of_shards = shared && means->threads ? 0 : bound;
-        if (shared && n == 0) c->register_memory(c, arena, capacity, (real *)(arena + capacity), most);
-        for (size_t i = 0; i < total; i++) host[i] = value(p->rank, i);
-        dev->reals_from_double(x, host, total);
-        c->all_reduce(c, x, n);
-        c->wait_all(c);
-        dev->reals_to_double(host, x, total);
-        for (size_t i = 0; i < n; i++) bad += !(fabs(host[i] - expected_sum(dev, p->size, i)) <= bound);
-
-        for (size_t i = 0; i < total; i++) host[i] = value(p->rank, i);
-        dev->reals_from_double(x, host, total);
-        dev->reals_from_double(second, host, total);
-        c->reduce_scatter(c, x, n);
-        c->reduce_scatter(c, second, n);
-        c->wait_all(c);
-        for (int turn = 0; turn < 2; turn++) {
-            dev->reals_to_double(host, turn ? second : x, total);
-            for (size_t i = n * (size_t)p->rank; i < n * (size_t)(p->rank + 1); i++)
-                bad += !(fabs(host[i] - expected_sum(dev, p->size, i)) <= bound_of_shards);
-        }
-
-        unsigned char *bytes = mem_alloc(total + 8), *y = (unsigned char *)arena + 2 * (capacity / 3 / 64 * 64);
-        memset(bytes + n * (size_t)p->rank, 17 + p->rank, n);
-        dev->upload(y, bytes, total);
-        c->all_gather(c, y, n);
-        c->wait_all(c);
-        dev->download(bytes, y, total);
-        for (size_t i = 0; i < total; i++) bad += bytes[i] != 17 + i / n;
-
-        int *ints = mem_alloc(n * sizeof *ints + 8), *z = dev->alloc(n * sizeof *z + 8);
-        for (size_t i = 0; i < n; i++) ints[i] = (int)i * 3 + p->rank;
-        dev->upload(z, ints, n * sizeof *z);
-        c->all_reduce_ints(c, z, n);
-        c->wait_all(c);
-        dev->download(ints, z, n * sizeof *z);
-        for (size_t i = 0; i < n; i++) bad += ints[i] != (int)i * 3 * p->size + p->size * (p->size - 1) / 2;
-        dev->release(z);
-        free(host);
-        free(bytes);
-        free(ints);
-    }
+    r->dev->reals_to_double(host, x, to);
+    for (size_t i = from; i < to; i++) bad += !(fabs(host[i] - expected_sum(r->dev, r->c->size, i)) <= bound);
+    return bad;
+}
+static int sums_of_reals(const Rank *r, size_t n) {
+    const size_t total = n * (size_t)r->c->size, own = n * (size_t)r->c->rank;
+    double *host = mem_alloc(total * sizeof *host + 8);
+    real *x = part_of(r, 0), *second = part_of(r, 1);
+    int bad = 0;
+    set_values(r, x, host, total);
+    r->c->all_reduce(r->c, x, n);
+    r->c->wait_all(r->c);
+    bad += wrong_sums(r, x, host, 0, n, bound_of(r, 0));
+    set_values(r, x, host, total);
+    r->dev->reals_from_double(second, host, total);
+    r->c->reduce_scatter(r->c, x, n);
+    r->c->reduce_scatter(r->c, second, n);
+    r->c->wait_all(r->c);
+    bad += wrong_sums(r, x, host, own, own + n, bound_of(r, 1));
+    bad += wrong_sums(r, second, host, own, own + n, bound_of(r, 1));
+    free(host);
+    return bad;
+}
+static int gathered_bytes(const Rank *r, size_t n) {
+    const size_t total = n * (size_t)r->c->size;
+    unsigned char *bytes = mem_alloc(total + 8);
+    int bad = 0;
+    memset(bytes + n * (size_t)r->c->rank, 17 + r->c->rank, n);
+    r->dev->upload(part_of(r, 2), bytes, total);
+    r->c->all_gather(r->c, part_of(r, 2), n);
+    r->c->wait_all(r->c);
+    r->dev->download(bytes, part_of(r, 2), total);
+    for (size_t i = 0; i < total; i++) bad += bytes[i] != 17 + i / n;
+    free(bytes);
+    return bad;
+}
+static int sums_of_ints(const Rank *r, size_t n) {
+    const int R = r->c->size;
+    int *host = mem_alloc(n * sizeof *host + 8), *x = r->dev->alloc(n * sizeof *x + 8), bad = 0;
+    for (size_t i = 0; i < n; i++) host[i] = (int)i * 3 + r->c->rank;
+    r->dev->upload(x, host, n * sizeof *x);
+    r->c->all_reduce_ints(r->c, x, n);
+    r->c->wait_all(r->c);
+    r->dev->download(host, x, n * sizeof *x);
+    for (size_t i = 0; i < n; i++) bad += host[i] != (int)i * 3 * R + R * (R - 1) / 2;
+    r->dev->release(x);
+    free(host);
+    return bad;
+}
+static int operations_of_hosts(Group *p) {
     double all[8];
     char text[3000];
+    int bad = 0;
     memset(text, 'a' + p->rank, sizeof text);
     group_broadcast(p, text, sizeof text);
     group_gather(p, all, 0.5 + p->rank);
@@ -231,9 +239,30 @@ static int operations(Group *p, const void *argument) {
     bad += group_max(p, p->rank - 2) != p->size - 3;
     bad += group_min(p, 5 - p->rank) != 6 - p->size;
     group_barrier(p);
-    bad += c->error(c) != NULL;
-    c->close(c);
-    dev->release(arena);
+    return bad;
+}
+
+typedef struct { const Device *dev; Comm *(*connect)(Group *group, char why[256]); int threads; } Means;
+/* Returns how many results are wrong. */
+static int operations(Group *p, const void *argument) {
+    static const size_t counts[] = { 0, 1, 7, 1000, 130003 };
+    const Means *means = argument;
+    const Device *dev = means->dev;
+    Rank r = { .dev = dev, .threads = means->threads, .capacity = 3 * (size_t)MOST_ELEMENTS * (size_t)p->size * dev->real_size };
+    char why[256];
+    const char *closed = dev->open(p->rank % dev->count());
+    r.c = closed ? NULL : means->connect(p, why);
+    if (!r.c) { fprintf(stderr, "%s\n", closed ? closed : why); return 1; }
+    int bad = r.c->rank != p->rank || r.c->size != p->size || r.c->group != p;
+    r.arena = dev->alloc(r.capacity + (size_t)MOST_ELEMENTS * (size_t)p->size * dev->real_size);
+    for (; r.registered < 2; r.registered++) {
+        if (r.registered) r.c->register_memory(r.c, r.arena, r.capacity, (real *)(r.arena + r.capacity), MOST_ELEMENTS);
+        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
+            bad += sums_of_reals(&r, counts[k]) + gathered_bytes(&r, counts[k]) + sums_of_ints(&r, counts[k]);
+    }
+    bad += operations_of_hosts(p) + (r.c->error(r.c) != NULL);
+    r.c->close(r.c);
+    dev->release(r.arena);
     return bad;
 }
 
@@ -261,7 +290,7 @@ static void every_operation(const Device *dev) {
     }
 }
 
-/* The GPUs of this machine as threads of one process; a single one through NCCL all the same. */
+/* The GPUs of this machine as threads of one process; a single GPU also through NCCL. */
 #ifdef WITH_CUDA
 Comm *nccl_connect(Group *group, char why[256]);            /* kernels/cuda/nccl.cu */
 static void every_gpu(const Device *dev) {
@@ -282,10 +311,10 @@ typedef enum { NOTHING, KILL, STOP, STUCK, SUSPENDED, QUIT, QUIT_SLOWLY, TWICE, 
 
 typedef struct {
     const char *name;
-    int    processes, which;                /* the process (or, where there is but one, the rank) that is struck */
+    int    processes, which;                /* the process in trouble (if there is only one, the rank) */
     Fate   fate;
-    const char *expected;                   /* in what all the others say; NULL: they come through */
-    const char *settings, *version, *job;   /* what the struck one has instead of the others' */
+    const char *expected;                   /* in the output of all others; NULL: they succeed */
+    const char *settings, *version, *job;   /* of the process in trouble, if different from the others' */
     int    number, count;
     int    ranks;                           /* of each process; 0: 1 */
 } Trouble;
@@ -311,17 +340,17 @@ static const Trouble troubles[] = {
     { "count",          2, 1, NOTHING,      .expected = "was started as one of 3 processes, process 0 as one of 2",
                                             .count = 3 },
     { "duplicate",      3, 2, NOTHING,      .expected = "two processes have the number 1", .number = 1 },
-    { "other job",      2, 1, NOTHING,      .expected = "1 of 2 processes have not come", .job = "job 8" },
-    { "missing",        3, 1, ABSENT,       .expected = "1 of 3 processes have not come" },
-    { "too late",       3, 1, FAR_TOO_LATE, .expected = "1 of 3 processes have not come" },
+    { "other job",      2, 1, NOTHING,      .expected = "1 of 2 processes have not connected", .job = "job 8" },
+    { "missing",        3, 1, ABSENT,       .expected = "1 of 3 processes have not connected" },
+    { "too late",       3, 1, FAR_TOO_LATE, .expected = "1 of 3 processes have not connected" },
 };
 
-/* Takes longer than it is given, whatever else is done meanwhile. */
+/* Takes several seconds, so it runs in parallel with the others. */
 static const Trouble slow_exit = { "slow exit", 3, 1, QUIT_SLOWLY, .expected = "rank 1 (process 1 on host " };
 enum { TROUBLES = sizeof troubles / sizeof *troubles, AT_ONCE = 10 };
 
 static void hang(void) { pause_for(20); }                    /* as a driver's exit handler might */
-static void tell_and_end(const char *why) {
+static void report_and_exit(const char *why) {
     fprintf(stderr, "%s\n", why);
     _exit(EXIT_PEER);
 }
@@ -334,7 +363,7 @@ static int meet_trouble(Group *p, const void *argument) {
     group_phase(p, "reading data", limit);
     if (p->rank == t->which * (t->processes > 1 && t->ranks ? t->ranks : 1)) {
         if (t->fate == KILL)  raise(SIGKILL);
-        if (t->fate == SUSPENDED) pause_for(0.3);           /* its phase has been told */
+        if (t->fate == SUSPENDED) pause_for(0.3);           /* its phase has been sent */
         if (t->fate == STOP || t->fate == SUSPENDED) kill(getpid(), SIGSTOP);
         if (t->fate == STUCK) pause_for(60);
         if (t->fate == QUIT || t->fate == QUIT_SLOWLY) exit(EXIT_DISK);
@@ -347,26 +376,26 @@ static int meet_trouble(Group *p, const void *argument) {
 
 static _Noreturn void troubled_process(const Trouble *t, int process, int port, int output) {
     GroupOptions o = options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
-    const int struck = process == t->which;
+    const int in_trouble = process == t->which;
     const int fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
     o.silence_seconds = t->fate == STOP || limited(t) ? 0.8 : 5;
     o.join_seconds = fails ? 0.6 : 5;
-    o.lost = tell_and_end;
-    if (struck && t->settings) o.settings = t->settings;
-    if (struck && t->version)  o.version = t->version;
-    if (struck && t->job)      strcpy(o.launch.job, t->job);
-    if (struck && t->number)   o.launch.process = t->number;
-    if (struck && t->count)    o.launch.processes = t->count;
+    o.lost = report_and_exit;
+    if (in_trouble && t->settings) o.settings = t->settings;
+    if (in_trouble && t->version)  o.version = t->version;
+    if (in_trouble && t->job)      strcpy(o.launch.job, t->job);
+    if (in_trouble && t->number)   o.launch.process = t->number;
+    if (in_trouble && t->count)    o.launch.processes = t->count;
     dup2(output, STDERR_FILENO);
     alarm(30);                                              /* a test that hangs is one that fails */
-    if (struck && t->fate == QUIT_SLOWLY) atexit(hang);
-    if (struck && t->fate == ABSENT) _exit(EXIT_PEER);
-    if (struck && (t->fate == LATE || t->fate == FAR_TOO_LATE)) pause_for(t->fate == LATE ? 0.4 : 0.9);
-    if (struck && t->fate == TWICE) pause_for(0.3);
+    if (in_trouble && t->fate == QUIT_SLOWLY) atexit(hang);
+    if (in_trouble && t->fate == ABSENT) _exit(EXIT_PEER);
+    if (in_trouble && (t->fate == LATE || t->fate == FAR_TOO_LATE)) pause_for(t->fate == LATE ? 0.4 : 0.9);
+    if (in_trouble && t->fate == TWICE) pause_for(0.3);
     _exit(run_process(o, meet_trouble, t) ? EXIT_PEER : 0);
 }
 
-/* A trouble's processes under way; what each says goes to a file of its own. */
+/* The processes of a trouble; each has a file for its output. */
 typedef struct { double start; pid_t pid[4]; FILE *said[4]; } Scene;
 
 static void begin(Scene *s, const Trouble *t) {
@@ -379,7 +408,7 @@ static void begin(Scene *s, const Trouble *t) {
     }
 }
 
-/* What must have become of the process that was struck. */
+/* Did the process in trouble end as it should? */
 static int as_expected(const Trouble *t, int code, const char *text) {
     switch (t->fate) {
     case KILL: case STOP: return code == -SIGKILL;
@@ -389,14 +418,14 @@ static int as_expected(const Trouble *t, int code, const char *text) {
     }
 }
 static void finish(Scene *s, const Trouble *t) {
-    for (int turn = 0; turn < t->processes; turn++) {       /* the one that is struck last: if it is stopped, */
-        const int p = (t->which + 1 + turn) % t->processes;
+    for (int i = 0; i < t->processes; i++) {                /* the process in trouble last: if it is stopped, */
+        const int p = (t->which + 1 + i) % t->processes;
         char text[2048] = "";
         int status;
-        if (p == t->which && t->fate == STOP) kill(s->pid[p], SIGKILL);                 /* it does not end by itself */
+        if (p == t->which && t->fate == STOP) kill(s->pid[p], SIGKILL);                 /* it must be killed */
         if (p == t->which && t->fate == SUSPENDED) {
             waitpid(s->pid[p], &status, WUNTRACED);
-            pause_for(1.5);                                 /* beyond the limit and what is added to it */
+            pause_for(1.5);                                 /* longer than the limit and its margin */
             kill(s->pid[p], SIGCONT);
         }
         waitpid(s->pid[p], &status, 0);
@@ -406,9 +435,9 @@ static void finish(Scene *s, const Trouble *t) {
         const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
         const int others = p != t->which || (!t->expected && t->fate != TWICE);
         check(!others ? as_expected(t, code, text) : t->expected ? code == EXIT_PEER && strstr(text, t->expected)
-              : code == 0, "%s: process %d ends with %d and says: %s", t->name, p, code, text);
+              : code == 0, "%s: process %d ends with code %d and prints: %s", t->name, p, code, text);
     }
-    if (t != &slow_exit)                                    /* before silence counts, after 5 */
+    if (t != &slow_exit)                                    /* before the silence limit of 5 */
         check_error(now() - s->start, 4, "%s: seconds until all have ended", t->name);
 }
 
@@ -420,17 +449,17 @@ static int listener(int port) {
     return fd;
 }
 
-/* Without forking: what one process alone is told. */
+/* Without forking: errors that a single process reports. */
 static void alone(void) {
     const int port = free_port(), fd = listener(port);
     Error e = { "" };
     GroupOptions o = options(0, 2, 1, port);
     o.join_seconds = 0.3;
     check(!group_join(&o, &e) && strstr(e.text, "is occupied by another program"), "occupied port: %s", e.text);
-    o.launch.process = 1;                                   /* a program that accepts and never says anything */
+    o.launch.process = 1;                                   /* a program that accepts connections and sends nothing */
     const double start = now();
     check(!group_join(&o, &e) && strstr(e.text, "does not answer"), "another program on the port: %s", e.text);
-    check_error(now() - start, 4, "seconds until that is seen");
+    check_error(now() - start, 4, "seconds until that is detected");
     close(fd);
     check(!group_join(&o, &e) && strstr(e.text, "process 0 was not found"), "nobody on the port: %s", e.text);
     strcpy(o.launch.address, "no-such-host.invalid");

@@ -1,10 +1,11 @@
-"""Writes tests/reference/tokenizers/: small tokenizers trained by Hugging Face's library, and what it encodes with them.
+"""Writes tests/reference/tokenizers/: small tokenizers that Hugging Face's library trains, and texts that it encodes with them.
 
     python make_tokenizers.py        (in this folder; needs the package `tokenizers`)
 
-NAME.json is a tokenizer.json; NAME.cases.json holds {"cases": [{"text", "ids", "decoded"}]}, where the ids are without a
-beginning-of-text token and decoding skips special tokens. "decoded" is null where the library's byte-level decoder takes the
-characters of an added token for written bytes (it turns the token "na\u00ef" into the bytes 6E 61 EF)."""
+trained_PATTERN.json is the result of the library's trainer on trained.txt (min_frequency 2); llmc/data/bpe.c must give the same.
+NAME.json is a tokenizer.json; NAME.cases.json is {"cases": [{"text", "ids", "decoded"}]}, without a beginning-of-text token, and
+decoding skips special tokens. "decoded" is null if the library's byte-level decoder would interpret the characters of an added
+token as bytes (it turns the token "na\u00ef" into the bytes 6E 61 EF)."""
 import json
 import os
 import random
@@ -125,6 +126,22 @@ def as_dict(t):
     return json.loads(t.to_str())
 
 
+def training_text():    # few syllables: many pairs are equally frequent; runs of one letter: pairs that overlap
+    rng = random.Random(11)
+    syllables = ["ka", "to", "mi", "aa", "aaa", "ee", "é", "専門", "_x", "1", "23", "4567", "'s", "'ll", "--", "\r\n", "\n\n", "\t", "  ", "<|"]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 5))) for _ in range(1500)]
+    return TEXT + " ".join(words) + "\n" + "a" * 50 + " " + "ab" * 40 + "\n" + TEXT.upper()
+
+
+def trained(pre_tokenizer, text):
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizer
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator([text], trainers.BpeTrainer(vocab_size=900, special_tokens=["<|endoftext|>"], min_frequency=2,
+                                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    return as_dict(t)
+
+
 MADE = {"gpt2": old_spelling(as_dict(gpt2())), "qwen2": as_dict(qwen2()), "neox": as_dict(neox()), "llama3": ignoring(as_dict(llama3())),
         "starcoder": as_dict(starcoder()), "llama2": sentencepiece(True), "llama2_v5": sentencepiece(False)}
 
@@ -142,3 +159,12 @@ for name, made in MADE.items():
         with open(os.path.join("tokenizers", file), "w", encoding="utf-8") as f:
             f.write(content + "\n")
         print(file, os.path.getsize(f.name))
+
+text = training_text()
+outputs = {"trained.txt": text}
+for name, pre_tokenizer in (("cl100k", split(r"\p{N}{1,3}")), ("gpt2", pre_tokenizers.ByteLevel(add_prefix_space=False))):
+    outputs["trained_" + name + ".json"] = json.dumps(trained(pre_tokenizer, text), ensure_ascii=False, separators=(",", ":")) + "\n"
+for file, content in outputs.items():
+    with open(os.path.join("tokenizers", file), "w", encoding="utf-8", newline="") as f:
+        f.write(content)
+    print(file, os.path.getsize(f.name))

@@ -1,10 +1,10 @@
 """Writes llmc/data/unicode_table.h, the character tables of the tokenizer.
 
-    python make_unicode.py > ../../llmc/unicode_table.h
+    python make_unicode.py > ../../llmc/data/unicode_table.h
 
-Classes are taken from the regular-expression engine inside Hugging Face's `tokenizers`, since it is what cuts the text that
-published tokenizers were trained on: the Unicode version is therefore that library's. Decompositions and combining
-classes are from Python's unicodedata; Unicode promises never to change them for a character once it is assigned."""
+Character classes come from the regular-expression engine in Hugging Face's `tokenizers`, because it split the text that published
+tokenizers were trained on; so the Unicode version is that of the library. Decompositions and combining classes come from
+Python's unicodedata; Unicode never changes them for an assigned character."""
 import unicodedata
 import tokenizers
 from tokenizers import Regex, pre_tokenizers

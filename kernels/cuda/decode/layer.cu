@@ -1,52 +1,121 @@
-// few.cu: the products of a few tokens (decoding). Each is over in a few microseconds, so that what counts is how soon its
-// weights are on their way, and how many kernels follow each other: a layer takes five.
+// decode/layer.cu: a layer's products for 1 to 4 tokens (decoding). Each kernel takes a few microseconds, so two things count: how
+// early it requests its weights, and how many kernels run one after the other. A layer takes five:
 //
-//     decode_in            norm, router, choice of experts, product, activation; beside it a plain product (keys and values)
-//     decode_attention     (decode.cu)
-//     decode_out           product, weighted sum over experts, residual
+//     decode_in               norm, router, choice of experts, product, activation; beside it a plain product (keys and values)
+//     decode_attention        decode/attention.cu
+//     decode_out              product, weighted sum over experts, residual
 //     decode_in, decode_out   the same for the MLP
 //
-// Whatever is small is done by every block for itself instead of once for all, because handing it from one kernel to the
-// next takes longer. Where values are rounded, they are rounded as by the operations that these are made of.
+// Small work is repeated in every block, because passing its result from kernel to kernel takes longer. Values are rounded where
+// the operations that these are made of round them.
 //
-// Kernels begin early (LAUNCH_EARLY): before the last one has ended a block may ask for what does not depend on it. decode_in
-// stores the choice of experts before it lets the next kernel start; so decode_out, and only decode_out, reads the choice and the
-// chosen rows without waiting. Where attention comes in between, the next may start at once; decode_attention lets decode_out start
-// when it need not wait any more, and decode_in has by then sent for the rows.
+// Kernels start early (LAUNCH_EARLY). Timeline; T: a block calls let_next_start, and when all blocks have, the next kernel's blocks
+// start; W: wait_for_previous returns, that is, the kernel before has ended:
 //
-// The kernels for 2 to 4 tokens come first: each expert's rows are read once for all. Those for one token, at the end, are
-// shorter on purpose: what they wait for, besides memory, is one instruction after the other.
+//   decode_in         T | norm weights, a router row | W | norm, choice | rows of chosen experts | prefetch of decode_out's rows
+//   decode_attention       | first keys and values                                                 | W T | attention
+//   decode_out                                                                                          | T choice, rows | W | sum
+//
+//   decode_in of the MLP  | norm weights, a router row | W | norm, choice T | rows of chosen experts
+//   decode_out                                                              | T choice, rows of experts | W | sum
+//
+// decode_out, and nothing else, reads before its wait what another kernel writes: the choice of experts. It is complete: decode_in
+// stores it before it triggers decode_out, or decode_attention in between triggers decode_out only after its own wait has returned;
+// by then decode_in has prefetched the rows. (For several tokens decode_out reads the choice after its wait, and decode_in triggers
+// any next kernel after the choice.)
+//
+// Kernels for 2 to 4 tokens come first: they read each expert's rows once for all tokens. Those for one token, at the end, are
+// shorter on purpose: besides memory, they wait for one instruction after the other.
+//
+// Shared memory of a block, S = N*K slots; for one token only logits (32), since every warp keeps the token in registers:
+//
+//   decode_in    x (N,C) | logits (N,E) | scores (N,E) | expert (S) | weight (S) | active (S) | slot (S,N)
+//   decode_out   products (rows,S) | weight (S) | expert (S) | active (S) | slot (S,N)
 #include "kernels/cuda/expert.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/route.cuh"
 
 enum {
-    MOST = 4,                       // tokens; with more than that tensor cores are faster
+    MAX_TOKENS = 4,                 // with more, tensor cores are faster
     WARPS = 8, THREADS = 32 * WARPS,
-    IN_AHEAD = 3, OUT_AHEAD = 4,    // 16-byte loads of each row that a lane has under way: as registers allow
-    LIMIT = 40 << 10                // bytes of shared memory
+    CHUNK = 32 * VECTOR,            // elements of a row that a warp reads at once, 16 bytes a lane
+    IN_CHUNKS = 3, OUT_CHUNKS = 4,  // of each row in flight at once: as registers allow
+    SHARED_LIMIT = 40 << 10         // bytes
 };
 
-// The experts that N tokens have chosen, each once, in the order in which they first occur: active[a]; and for each the slot
-// of every token that has it, or -1: slot[a*N + n]. Returns how many. By a whole block; N*K is at most THREADS, a slot for
-// every thread, which looks whether one before it has the same expert.
+// ---- what all of them use -----------------------------------------------------------------------------------------------
+
+struct InArgs {
+    floatX *out, *plain;
+    Choice choice;
+    const floatX *inp;
+    Norm norm;
+    Router router;
+    const floatX *w, *plain_w, *next;
+    size_t next_size;                       // elements of an expert in next
+    Activation f;
+    int N, C, O, P;
+};
+struct OutArgs {
+    floatX *out;
+    const floatX *residual, *inp, *w, *bias;
+    Choice choice;                          // of the last decode_in; NULLs: one expert
+    int N, E, K, C, O, rows;                // rows: of w, that is, columns of the result, for each block
+};
+
+// A warp multiplies two rows of a weight at a time: gate and up of one output of a gated expert, else neighbours.
+__host__ __device__ static inline int pairs_of(int width, bool gated) { return gated ? width : (width + 1) / 2; }
+__device__ static inline int first_row(int pair, bool gated) { return gated ? pair : 2 * pair; }
+__device__ static inline int second_row(int first, int width, bool gated) {
+    return gated ? first + width : min(first + 1, width - 1);
+}
+
+// Not of a gated expert.
+__device__ static inline real activated(real pre, Activation f) {
+    return f == IDENTITY ? pre : f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act;
+}
+// As in rmsnorm_forward: X(R(X(x * rstd)) * weight). The product of two bf16 is exact in a float, so products of pairs are rounded
+// as often.
+__device__ static inline Vec normalized(const Vec &x, float rstd, const Vec &weight) {
+    Vec y;
+#if defined(PRECISION_BF16)
+    for (int i = 0; i < VECTOR; i += 2) {
+        const __nv_bfloat162 scaled = __floats2bfloat162_rn(element(x, i) * rstd, element(x, i + 1) * rstd);
+        *(__nv_bfloat162 *)&y.x[i] = __hmul2(scaled, *(const __nv_bfloat162 *)&weight.x[i]);
+    }
+#else
+    for (int i = 0; i < VECTOR; i++) y.x[i] = x.x[i] * rstd * weight.x[i];
+#endif
+    return y;
+}
+// Requests lines of 128 bytes for L2: the index-th of them and every step-th after it.
+__device__ static inline void prefetch(const floatX *from, unsigned lines, unsigned index, unsigned step) {
+    #pragma unroll 1
+    for (unsigned i = index; i < lines; i += step) prefetch_line((const char *)from + (size_t)i * 128);
+}
+
+// ---- 2 to 4 tokens: rows times tokens -----------------------------------------------------------------------------------
+
+// The experts that N tokens have chosen, each once, in the order in which they first occur: active[a]. slot[a*N + n] is the slot
+// of token n that chose it, or -1. Returns their number. By a whole block, one thread per slot (N*K <= THREADS); each checks
+// whether an earlier slot chose the same expert.
 __device__ static int active_experts(short *active, short *slot, const int *expert, int N, int K) {
     __shared__ int of_warp[WARPS];
     const int i = threadIdx.x, warp = i / 32;
     bool first = i < N * K;
-#pragma unroll 1
+    #pragma unroll 1
     for (int j = 0; j < i && first; j++) first = expert[j] != expert[i];
     const unsigned firsts = __ballot_sync(ALL, first);
     if (i % 32 == 0) of_warp[warp] = __popc(firsts);
     __syncthreads();
     int count = 0, a = __popc(firsts & ((1u << i % 32) - 1));
-#pragma unroll 1
+    #pragma unroll 1
     for (int w = 0; w < WARPS; w++) { if (w < warp) a += of_warp[w]; count += of_warp[w]; }
     if (first) active[a] = (short)expert[i];
-#pragma unroll 1
+    #pragma unroll 1
     for (int n = 0; first && n < N; n++) {
         int at = -1;
-#pragma unroll 1
+        #pragma unroll 1
         for (int k = 0; k < K; k++) if (expert[n*K + k] == expert[i]) at = n*K + k;
         slot[a*N + n] = (short)at;
     }
@@ -54,251 +123,248 @@ __device__ static int active_experts(short *active, short *slot, const int *expe
     return count;
 }
 
-// A stride of a row of weights, from `from` on; all its loads are under way together, those of several rows as well.
-template <int AHEAD> __device__ static inline void load_stride(Vec (&w)[AHEAD], const floatX *row, int from, int C) {
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) if (from + i * 32 * VECTOR < C) w[i] = load_vec(row + from + i * 32 * VECTOR);
+// CHUNKS chunks of a row, from this lane's element `from` on. All loads are in flight together, and those of several rows as well.
+template <int CHUNKS> __device__ static inline void load_chunks(Vec (&w)[CHUNKS], const floatX *row, int from, int C) {
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) if (from + i * CHUNK < C) w[i] = load_vec(row + from + i * CHUNK);
 }
-// sum[r][n] += <stride of row r, that of row at[n] of x>. at[n] < 0: left out. `own`: x is by token, row n stands for at[n].
-template <int ROWS, int NT, bool own, int AHEAD> __device__ static inline
-void add_stride(float sum[ROWS][NT], const Vec (&w)[ROWS][AHEAD], const floatX *x, const int at[NT], int from, int C) {
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (from + i * 32 * VECTOR < C)
-#pragma unroll
+// sum[r][n] += the product of these chunks of row r and those of token n. by_token: x has a row for each token; else x's row for
+// token n is at[n]. Tokens with at[n] < 0 are left out.
+template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
+add_chunks(float sum[ROWS][NT], const Vec (&w)[ROWS][CHUNKS], const floatX *x, const int at[NT], int from, int C) {
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++)
+        if (from + i * CHUNK < C)
+            #pragma unroll
             for (int n = 0; n < NT; n++)
                 if (at[n] >= 0) {
-                    const Vec v = load_vec(x + (size_t)(own ? n : at[n]) * C + from + i * 32 * VECTOR);
-#pragma unroll
+                    const Vec v = load_vec(x + (size_t)(by_token ? n : at[n]) * C + from + i * CHUNK);
+                    #pragma unroll
                     for (int r = 0; r < ROWS; r++)
                         for (int j = 0; j < VECTOR; j++) sum[r][n] += element(w[r][i], j) * element(v, j);
                 }
 }
-// sum[r][n] = <row r, row at[n] of x> over C elements, by a warp; every lane gets it. The first stride is in w already.
-template <int ROWS, int NT, bool own, int AHEAD> __device__ static inline
-void products(float sum[ROWS][NT], Vec (&w)[ROWS][AHEAD], const floatX *const row[ROWS], const floatX *x, const int at[NT],
-              int C) {
+// sum[r][n] = <row r, x of token n> over C elements, by a warp; every lane gets it. w: the rows' first chunks, already requested.
+template <int ROWS, int NT, bool by_token, int CHUNKS> __device__ static inline void
+dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const row[ROWS], const floatX *x, const int at[NT], int C) {
     const int lane = threadIdx.x % 32;
-#pragma unroll
+    #pragma unroll
     for (int r = 0; r < ROWS; r++)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < NT; n++) sum[r][n] = 0;
-#pragma unroll 1
+    #pragma unroll 1
     for (int from = lane * VECTOR; ; ) {
-        add_stride<ROWS, NT, own, AHEAD>(sum, w, x, at, from, C);
-        if ((from += AHEAD * 32 * VECTOR) - lane * VECTOR >= C) break;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) load_stride(w[r], row[r], from, C);
+        add_chunks<ROWS, NT, by_token, CHUNKS>(sum, w, x, at, from, C);
+        if ((from += CHUNKS * CHUNK) - lane * VECTOR >= C) break;
+        #pragma unroll
+        for (int r = 0; r < ROWS; r++) load_chunks(w[r], row[r], from, C);
     }
-#pragma unroll
+    #pragma unroll
     for (int r = 0; r < ROWS; r++)
-#pragma unroll
+        #pragma unroll
         for (int n = 0; n < NT; n++) if (at[n] >= 0) sum[r][n] = warp_sum(sum[r][n]);
 }
 
-typedef struct {
-    floatX *out, *plain;
-    Choice choice;
-    const floatX *inp;
-    Norm norm;
-    Router router;
-    const floatX *w, *plain_w, *next;
-    size_t next_size;                       // elements of next[e]
-    Activation f;
-    int N, C, O, P;
-} In;
+// ---- 2 to 4 tokens: decode_in -------------------------------------------------------------------------------------------
 
-// A unit of work is a pair of rows of a weight, for all tokens that have its expert; a warp takes one after another. For a
-// gated expert the two are gate and up of the same output, else neighbours. Reads (rows of the active experts + P) * C
-// elements, once; norm and router are read by every block, but from L2.
-template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void few_in_kernel(const In p) {
+struct InShared {
+    floatX *x, *logits;
+    unsigned *scores;
+    int *expert;
+    real *weight;
+    short *active, *slot;
+    __device__ InShared(unsigned char *shared, const InArgs &p) {
+        const int S = p.N * p.router.K, NE = p.N * p.router.E;
+        x = (floatX *)shared, logits = x + p.N * p.C;
+        scores = (unsigned *)(logits + (NE + 7) / 8 * 8);
+        expert = (int *)(scores + NE);
+        weight = (real *)(expert + S);
+        active = (short *)(weight + S), slot = active + S;
+    }
+};
+static size_t in_shared_bytes(int N, int C, int E, int K) {
+    const size_t S = (size_t)N * K, logits = divide_up((size_t)N * E, 8) * 8;
+    return ((size_t)N * C + logits) * sizeof(floatX) + 4 * (size_t)N * E + 8 * S + 2 * S * (N + 1);
+}
+
+// x = rmsnorm_forward(inp) of a token, by a warp. weight: the first chunks of norm.weight, already requested.
+__device__ static inline void normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[IN_CHUNKS], Norm norm, int C) {
+    const int first = threadIdx.x % 32 * VECTOR;
+    Vec v[IN_CHUNKS];
+    real sum = 0;
+    auto add_squares = [&](const Vec &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
+    load_chunks(v, inp, first, C);
+    #pragma unroll
+    for (int i = 0; i < IN_CHUNKS; i++) if (first + i * CHUNK < C) add_squares(v[i]);
+    #pragma unroll 1
+    for (int c = first + IN_CHUNKS * CHUNK; c < C; c += CHUNK) add_squares(load_vec(inp + c));
+    const real rstd = 1 / sqrtf(warp_sum(sum) / C + norm.eps);
+    #pragma unroll
+    for (int i = 0; i < IN_CHUNKS; i++)
+        if (first + i * CHUNK < C) store_vec(x + first + i * CHUNK, normalized(v[i], rstd, weight[i]));
+    #pragma unroll 1
+    for (int c = first + IN_CHUNKS * CHUNK; c < C; c += CHUNK)
+        store_vec(x + c, normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
+}
+// The choice of experts for all tokens, by a block; block 0 stores it. A warp takes the logit of a (token, expert), then the choice
+// of a token. w: the first chunks of the warp's first row of the router, already requested.
+__device__ static inline void choose_for_tokens(const InShared &s, Vec (&w)[1][IN_CHUNKS], const InArgs &p) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E, K = p.router.K;
+    #pragma unroll 1
+    for (int i = warp; i < p.N * E; i += WARPS) {
+        const floatX *row[1] = { p.router.weight + (size_t)(i % E) * p.C };
+        const int token[1] = { i / E };
+        float sum[1][1];
+        if (i != warp || warp >= E) load_chunks(w[0], row[0], lane * VECTOR, p.C);
+        dot_rows<1, 1, false, IN_CHUNKS>(sum, w, row, s.x, token, p.C);
+        if (lane == 0) s.logits[i] = X(sum[0][0]);
+    }
+    __syncthreads();
+    #pragma unroll 1
+    for (int n = warp; n < p.N; n += WARPS) {
+        choose_experts(s.expert + n*K, s.weight + n*K, NULL, s.logits + n*E, p.router.bias, s.scores + n*E, p.router.scores, 0,
+                       n, E, K);
+        __syncwarp();
+        #pragma unroll 1
+        for (int i = n*K + lane; i < (n + 1) * K && blockIdx.x == 0; i += 32) {
+            p.choice.expert[i] = s.expert[i];
+            p.choice.weight[i] = s.weight[i];
+            __threadfence();
+        }
+    }
+    __syncthreads();
+}
+// Pair `pair` of active expert a's rows, or of the plain product's, times all tokens that have the expert, by a warp.
+template <bool gated> __device__ static inline void multiply_pair(const InShared &s, const InArgs &p, int a, int pair, bool plain) {
+    const int lane = threadIdx.x % 32, C = p.C, width = plain ? p.P : p.O;
+    const int o = first_row(pair, gated && !plain), second = second_row(o, width, gated && !plain);
+    const size_t e = plain || !p.router.weight ? 0 : s.active[a];
+    const floatX *from = plain ? p.plain_w : p.w + e * p.O * (gated ? 2 : 1) * C;
+    const floatX *row[2] = { from + (size_t)o * C, from + (size_t)second * C };
+    int to[MAX_TOKENS];                                                 // row of the result
+    #pragma unroll
+    for (int n = 0; n < MAX_TOKENS; n++) to[n] = n >= p.N ? -1 : plain || !p.router.weight ? n : s.slot[a * p.N + n];
+    Vec w[2][IN_CHUNKS];
+    load_chunks(w[0], row[0], lane * VECTOR, C);
+    load_chunks(w[1], row[1], lane * VECTOR, C);
+    float sum[2][MAX_TOKENS];
+    dot_rows<2, MAX_TOKENS, true, IN_CHUNKS>(sum, w, row, s.x, to, C);
+    if (lane) return;
+    #pragma unroll
+    for (int n = 0; n < MAX_TOKENS; n++) {
+        floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
+        if (to[n] < 0) continue;
+        if (gated && !plain) *result = X(slope_of<SWIGLU>(R(X(sum[0][n])), R(X(sum[1][n]))).act);
+        else for (int r = 0; r < 2 && o + r < width; r++) result[r] = X(activated(R(X(sum[r][n])), plain ? IDENTITY : p.f));
+    }
+}
+
+// Reads (rows of the active experts + P) * C elements once; every block reads norm and router, but from L2.
+template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
-    floatX *const x = (floatX *)shared, *const logits = x + p.N * p.C;                  // (N,C) (N,E)
-    unsigned *const score = (unsigned *)(logits + (p.N * p.router.E + 7) / 8 * 8);             // (N,E)
-    int *const expert = (int *)(score + p.N * p.router.E);                                     // (N,K)
-    real *const weight = (real *)(expert + p.N * p.router.K);                                  // (N,K)
-    short *const active = (short *)(weight + p.N * p.router.K), *const slot = active + p.N * p.router.K;   // (N*K) (N*K,N)
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = lane * VECTOR, C = p.C;
-    const int pairs = (p.O + !gated) / (gated ? 1 : 2);
+    const InShared s(shared, p);
+    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR;
 
     // What does not depend on the kernel before: the norm's weights, and of every warp a row of the router.
     if (!p.router.weight) let_next_start();
-    Vec norm[IN_AHEAD], router[1][IN_AHEAD];
-    load_stride(norm, p.norm.weight, first, C);
-    if (p.router.weight) load_stride(router[0], p.router.weight + (size_t)(warp % p.router.E) * C, first, C);
-#pragma unroll 1
-    for (unsigned i = global_index() * 128; i < (size_t)p.P * C * sizeof(floatX); i += gridDim.x * THREADS * 128)
-        prefetch_line((const char *)p.plain_w + i);
+    Vec norm[IN_CHUNKS], router[1][IN_CHUNKS];
+    load_chunks(norm, p.norm.weight, first, p.C);
+    if (p.router.weight) load_chunks(router[0], p.router.weight + (size_t)(warp % p.router.E) * p.C, first, p.C);
+    const unsigned index = (unsigned)global_index(), threads = gridDim.x * THREADS;
+    prefetch(p.plain_w, (unsigned)divide_up((size_t)p.P * p.C * sizeof(floatX), 128), index, threads);
     wait_for_previous();
 
-#pragma unroll 1
-    for (int n = warp; n < p.N; n += WARPS) {                           // as rmsnorm_forward (basic.cu)
-        const floatX *from = p.inp + (size_t)n * C;
-        Vec v[IN_AHEAD];
-        real sum = 0;
-        auto add_squares = [&](const Vec &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
-        load_stride(v, from, first, C);
-#pragma unroll
-        for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) add_squares(v[i]);
-#pragma unroll 1
-        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR) add_squares(load_vec(from + c));
-        const real rstd = 1 / sqrtf(warp_sum(sum) / C + p.norm.eps);
-        auto scale = [&](const Vec &y, const Vec &by, int c) {
-            Vec to;
-            for (int j = 0; j < VECTOR; j++) to.x[j] = X(R(X(element(y, j) * rstd)) * element(by, j));
-            store_vec(x + n * C + c, to);
-        };
-#pragma unroll
-        for (int i = 0; i < IN_AHEAD; i++) if (first + i * 32 * VECTOR < C) scale(v[i], norm[i], first + i * 32 * VECTOR);
-#pragma unroll 1
-        for (int c = first + IN_AHEAD * 32 * VECTOR; c < C; c += 32 * VECTOR)
-            scale(load_vec(from + c), load_vec(p.norm.weight + c), c);
-    }
+    #pragma unroll 1
+    for (int n = warp; n < p.N; n += WARPS) normalize_token(s.x + n * p.C, p.inp + (size_t)n * p.C, norm, p.norm, p.C);
     __syncthreads();
-
     int count = 1;
     if (p.router.weight) {
-#pragma unroll 1
-        for (int i = warp; i < p.N * p.router.E; i += WARPS) {
-            const floatX *row[1] = { p.router.weight + (size_t)(i % p.router.E) * C };
-            const int token[1] = { i / p.router.E };
-            float sum[1][1];
-            if (i != warp || warp >= p.router.E) load_stride(router[0], row[0], first, C);
-            products<1, 1, false, IN_AHEAD>(sum, router, row, x, token, C);
-            if (lane == 0) logits[i] = X(sum[0][0]);
-        }
-        __syncthreads();
-#pragma unroll 1
-        for (int n = warp; n < p.N; n += WARPS) {
-            choose_experts(expert + n * p.router.K, weight + n * p.router.K, NULL, logits + n * p.router.E, p.router.bias,
-                           score + n * p.router.E, p.router.scores, 0, n, p.router.E, p.router.K);
-            __syncwarp();
-#pragma unroll 1
-            for (int i = n * p.router.K + lane; i < (n + 1) * p.router.K && blockIdx.x == 0; i += 32) {
-                p.choice.expert[i] = expert[i];
-                p.choice.weight[i] = weight[i];
-                __threadfence();
-            }
-        }
-        __syncthreads();
-        let_next_start();                                               // decode_out counts on the choice
-        count = active_experts(active, slot, expert, p.N, p.router.K);
+        choose_for_tokens(s, router, p);
+        let_next_start();                                               // not earlier: decode_out reads the choice
+        count = active_experts(s.active, s.slot, s.expert, p.N, p.router.K);
     }
 
-    const int routed = count * pairs, units = routed + (p.P + 1) / 2;
-#pragma unroll 1
+    const int pairs = pairs_of(p.O, gated), routed = count * pairs, units = routed + pairs_of(p.P, false);
+    #pragma unroll 1
     for (int u = blockIdx.x * WARPS + warp; u < units; u += gridDim.x * WARPS) {
         const bool plain = u >= routed;
-        const int a = plain ? 0 : u / pairs, width = plain ? p.P : p.O;
-        const int o = plain ? (u - routed) * 2 : gated ? u - a * pairs : (u - a * pairs) * 2;
-        const int second = gated && !plain ? o + width : min(o + 1, width - 1);
-        const size_t e = plain || !p.router.weight ? 0 : active[a];
-        const floatX *from = plain ? p.plain_w : p.w + e * p.O * (gated ? 2 : 1) * C;
-        const floatX *row[2] = { from + (size_t)o * C, from + (size_t)second * C };
-        int to[MOST];                                                    // row of the result
-#pragma unroll
-        for (int n = 0; n < MOST; n++) to[n] = n >= p.N ? -1 : plain || !p.router.weight ? n : slot[a * p.N + n];
-        Vec w[2][IN_AHEAD];
-        load_stride(w[0], row[0], first, C);
-        load_stride(w[1], row[1], first, C);
-        float sum[2][MOST];
-        products<2, MOST, true, IN_AHEAD>(sum, w, row, x, to, C);
-        if (lane) continue;
-#pragma unroll
-        for (int n = 0; n < MOST; n++) {
-            floatX *result = (plain ? p.plain : p.out) + (size_t)to[n] * width + o;
-            if (to[n] < 0) continue;
-            if (gated && !plain) *result = X(slope_of<SWIGLU>(R(X(sum[0][n])), R(X(sum[1][n]))).act);
-            else for (int r = 0; r < 2 && o + r < width; r++) {
-                const real pre = R(X(sum[r][n]));
-                result[r] = X(plain || p.f == IDENTITY ? pre
-                            : p.f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act);
-            }
-        }
+        const int a = plain ? 0 : u / pairs;
+        multiply_pair<gated>(s, p, a, plain ? u - routed : u - a * pairs, plain);
     }
 
     if (!p.next || !p.router.weight) return;
     const unsigned lines = (unsigned)divide_up(p.next_size * sizeof(floatX), 128);
-#pragma unroll 1
-    for (int a = 0; a < count; a++) {
-        const floatX *of = p.next + active[a] * p.next_size;
-#pragma unroll 1
-        for (unsigned i = (unsigned)global_index(); i < lines; i += gridDim.x * THREADS)
-            prefetch_line((const char *)of + (size_t)i * 128);
-    }
+    #pragma unroll 1
+    for (int a = 0; a < count; a++) prefetch(p.next + s.active[a] * p.next_size, lines, index, threads);
 }
 
-typedef struct {
-    floatX *out;
-    const floatX *residual, *inp, *w, *bias;
-    Choice choice;                          // of the last decode_in; NULLs: one expert
-    int N, E, K, C, O, rows;                // rows: of the result, for each block
-} Out;
+// ---- 2 to 4 tokens: decode_out ------------------------------------------------------------------------------------------
 
-// A block: `rows` columns of the result, for all tokens. A warp makes the product of one row of one active expert with the
-// tokens that have it; when all are there, a thread for each (row, token) adds up. Reads C * O elements of each active expert.
-static __global__ __launch_bounds__(THREADS, 2) void few_out_kernel(const Out p) {
+// A block computes `rows` columns of the result for all tokens. A warp multiplies one row of one active expert with the tokens that
+// have it; when all products are there, a thread for each (row, token) adds them up. Reads C * O elements of each active expert.
+static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const OutArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
     const int S = p.N * p.K, warp = threadIdx.x / 32, first = blockIdx.x * p.rows, rows = min(p.rows, p.O - first);
-    real *const answer = (real *)shared;                                                // (rows,S)
-    real *const weight = answer + p.rows * S;                                           // (S)
+    real *const products = (real *)shared;                                              // (rows,S)
+    real *const weight = products + p.rows * S;                                         // (S)
     int *const expert = (int *)(weight + S);                                            // (S)
     short *const active = (short *)(expert + S), *const slot = active + S;              // (S) (S,N)
 
-    // The first row of every warp is on its way before the kernel before has ended, if it is known which.
-    Vec w[1][OUT_AHEAD];
+    // With one expert every warp requests its first row before the kernel before has ended.
+    Vec w[1][OUT_CHUNKS];
     const int lane = threadIdx.x % 32;
-    if (!p.choice.expert && warp < rows) load_stride(w[0], p.w + (size_t)(first + warp) * p.C, lane * VECTOR, p.C);
+    if (!p.choice.expert && warp < rows) load_chunks(w[0], p.w + (size_t)(first + warp) * p.C, lane * VECTOR, p.C);
     let_next_start();
     wait_for_previous();
 
-    // So is what the sum needs, before the products.
+    // What the sum needs is requested before the products.
     const int mine = threadIdx.x % rows, token = threadIdx.x / rows;    // rows * N is at most 32
     const size_t to = (size_t)token * p.O + first + mine;
     const real old = token < p.N ? R(p.residual[to]) : 0, bias = token < p.N && p.bias ? R(p.bias[first + mine]) : 0;
-    const real share = threadIdx.x < S && p.choice.expert ? p.choice.weight[threadIdx.x] : 1;
+    const real of_slot = threadIdx.x < S && p.choice.expert ? p.choice.weight[threadIdx.x] : 1;
 
     int count = 1;
     if (p.choice.expert) {
-#pragma unroll 1
+        #pragma unroll 1
         for (int i = threadIdx.x; i < S; i += THREADS) expert[i] = p.choice.expert[i];
         __syncthreads();
         count = active_experts(active, slot, expert, p.N, p.K);
     }
-#pragma unroll 1
+    #pragma unroll 1
     for (int i = warp; i < rows * count; i += WARPS) {
         const int r = i % rows, a = i / rows;
         const size_t e = p.choice.expert ? active[a] : 0;
         const floatX *row[1] = { p.w + (e * p.O + first + r) * p.C };
-        if (p.choice.expert || i != warp) load_stride(w[0], row[0], lane * VECTOR, p.C);
-        int from[MOST];                                                  // row of the input
-#pragma unroll
-        for (int n = 0; n < MOST; n++) from[n] = n >= p.N ? -1 : !p.choice.expert ? n : slot[a * p.N + n];
-        float sum[1][MOST];
-        products<1, MOST, false, OUT_AHEAD>(sum, w, row, p.inp, from, p.C);
-#pragma unroll
-        for (int n = 0; n < MOST; n++)
-            if (lane == 0 && from[n] >= 0) answer[r * S + from[n]] = R(X(sum[0][n]));
+        if (p.choice.expert || i != warp) load_chunks(w[0], row[0], lane * VECTOR, p.C);
+        int from[MAX_TOKENS];                                           // row of the input
+        #pragma unroll
+        for (int n = 0; n < MAX_TOKENS; n++) from[n] = n >= p.N ? -1 : !p.choice.expert ? n : slot[a * p.N + n];
+        float sum[1][MAX_TOKENS];
+        dot_rows<1, MAX_TOKENS, false, OUT_CHUNKS>(sum, w, row, p.inp, from, p.C);
+        #pragma unroll
+        for (int n = 0; n < MAX_TOKENS; n++)
+            if (lane == 0 && from[n] >= 0) products[r * S + from[n]] = R(X(sum[0][n]));
     }
-    if (threadIdx.x < S) weight[threadIdx.x] = share;
+    if (threadIdx.x < S) weight[threadIdx.x] = of_slot;
     __syncthreads();
     if (token >= p.N) return;
     real sum = bias;
-#pragma unroll 1
-    for (int k = 0; k < p.K; k++) sum += weight[token * p.K + k] * answer[mine * S + token * p.K + k];
+    #pragma unroll 1
+    for (int k = 0; k < p.K; k++) sum += weight[token * p.K + k] * products[mine * S + token * p.K + k];
     p.out[to] = X(old + R(X(sum)));
 }
 
 // ---- one token ----------------------------------------------------------------------------------------------------------
-// A warp keeps the whole token, CHUNKS * VECTOR elements of it to a lane, so that nothing but the router's logits goes from
-// warp to warp. Loads are unconditional where they can be, so that all of them are under way before the first is needed.
+//
+// Every warp keeps the whole token, CHUNKS * VECTOR elements of it in each lane, so that only the router's logits go from warp to
+// warp. Loads are unconditional where they can be, so that all of them are in flight before the first is used.
 
-enum { CHUNK = 32 * VECTOR, MOST_CHUNKS = 6, LANES = 32, OUT_WARPS = 4 };
-// Blocks on a multiprocessor, as registers allow.
-__host__ __device__ constexpr int one_on_sm(int chunks) { return chunks < 4 ? 3 : chunks < 6 ? 2 : 1; }
+enum { MAX_CHUNKS = 6, MAX_EXPERTS = 32, OUT_WARPS = 4 };               // an expert for each lane
+// Blocks on an SM, as registers allow.
+__host__ __device__ constexpr int one_token_blocks(int chunks) { return chunks < 4 ? 3 : chunks < 6 ? 2 : 1; }
 
 template <int CHUNKS> __device__ static inline void load_row(Vec (&w)[CHUNKS], const floatX *row, int C) {
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         w[i] = {};
         if (i + 1 < CHUNKS || i * CHUNK + (int)threadIdx.x % 32 * VECTOR < C) w[i] = load_vec(row + i * CHUNK);
@@ -306,7 +372,7 @@ template <int CHUNKS> __device__ static inline void load_row(Vec (&w)[CHUNKS], c
 }
 template <int CHUNKS> __device__ static inline float dot(const Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]) {
     float sum = 0;
-#pragma unroll
+    #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         float part = 0;                                                 // one chain of additions would be slow
         for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * x[i][j];
@@ -314,134 +380,144 @@ template <int CHUNKS> __device__ static inline float dot(const Vec (&w)[CHUNKS],
     }
     return sum;
 }
-// x = X(R(X(x * rstd)) * norm), as in rmsnorm_forward (basic.cu). A product of two bf16 fits a float, so that in pairs it is
-// rounded as often.
-__device__ static inline void scale(float (&x)[VECTOR], float rstd, const Vec &norm) {
-#if defined(PRECISION_BF16)
-    for (int i = 0; i < VECTOR / 2; i++) {
-        const __nv_bfloat162 y = __floats2bfloat162_rn(x[2*i] * rstd, x[2*i + 1] * rstd);
-        const float2 z = __bfloat1622float2(__hmul2(y, *(const __nv_bfloat162 *)&norm.x[2*i]));
-        x[2*i] = z.x;
-        x[2*i + 1] = z.y;
+// x = rmsnorm_forward(v), kept as floats.
+template <int CHUNKS> __device__ static inline void
+normalize_chunks(float (&x)[CHUNKS][VECTOR], const Vec (&v)[CHUNKS], const Vec (&weight)[CHUNKS], float eps, int C) {
+    float sum = 0;
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        float part = 0;
+        for (int j = 0; j < VECTOR; j++) part += element(v[i], j) * element(v[i], j);
+        sum += part;
     }
-#else
-    for (int j = 0; j < VECTOR; j++) x[j] = x[j] * rstd * element(norm, j);
-#endif
+    const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + eps);
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        const Vec y = normalized(v[i], rstd, weight[i]);
+        for (int j = 0; j < VECTOR; j++) x[i][j] = element(y, j);
+    }
+}
+// Both sums over the lanes: lane 0 gets the first, lane 16 the second; half of the warp adds up each.
+__device__ static inline float two_warp_sums(float first, float second) {
+    const bool lower = threadIdx.x % 32 < 16;
+    float mine = lower ? first : second;
+    mine += __shfl_xor_sync(ALL, lower ? second : first, 16);
+    for (int step = 8; step; step /= 2) mine += __shfl_xor_sync(ALL, mine, step);
+    return mine;
 }
 
-// A warp makes two rows of an expert's weight at a time (those of few_in_kernel). A block has rows of one expert, the slot-th
-// chosen one, or of the plain product: `of_slot` blocks for each slot. All choose for themselves, but block 0 has no rows: it
-// stores the choice, which takes as long as the others' rows. Reads what few_in_kernel reads.
-template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_on_sm(CHUNKS))
-void one_in_kernel(const In p, int of_slot) {
-    __shared__ floatX logits[LANES];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
-    const bool tells = p.router.weight && !blockIdx.x;
-    int slot = 0, block = blockIdx.x - (p.router.weight ? 1 : 0);
-#pragma unroll 1
-    while (slot < p.router.K && block >= of_slot) block -= of_slot, slot++;
-    const bool plain = slot == p.router.K, gated = p.f == SWIGLU && !plain, routed = p.router.weight && !plain;
-    const int width = plain ? p.P : p.O, units = gated ? width : (width + 1) / 2;
+// The router's logits of token x, by a block. w: the warp's first row of the router, already requested.
+template <int CHUNKS> __device__ static inline void
+router_logits(floatX *logits, Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR], const InArgs &p) {
+    const int lane = threadIdx.x % 32;
+    #pragma unroll 1
+    for (int e = threadIdx.x / 32; e < p.router.E; ) {
+        const float logit = warp_sum(dot(w, x));
+        if (lane == 0) logits[e] = X(logit);
+        if ((e += WARPS) < p.router.E) load_row(w, p.router.weight + e * p.C + lane * VECTOR, p.C);
+    }
+    __syncthreads();
+}
+// The best `count` experts, by every warp: returns the last of them; chosen: in lane k the k-th. l: log_sum, for SOFTMAX_TOPK.
+__device__ static inline int best_experts(int &chosen, real &l, const floatX *logits, const Router &router, int count) {
+    const int lane = threadIdx.x % 32;
+    const real logit = lane < router.E ? R(logits[lane]) : 0;
+    l = router.scores == SOFTMAX_TOPK ? log_sum(logits, router.E) : 0;
+    int last = 0;
+    chosen = 0;
+    top_experts<false>(only_candidate(logit, router.bias, router.scores, l, router.E), NULL, NULL, router.E, count,
+                       [&](int k, int e) { last = e; if (lane == k) chosen = e; });
+    return last;
+}
+// One warp stores the choice: of lane k the k-th expert.
+__device__ static inline void store_choice(const InArgs &p, const floatX *logits, real l, int expert) {
+    if (threadIdx.x < p.router.K) p.choice.expert[threadIdx.x] = expert;
+    __threadfence();
+    __syncwarp();
+    let_next_start();                                                   // not earlier: decode_out reads the choice
+    weigh_experts(p.choice.weight, p.choice.expert, logits, p.router.scores, l, p.router.K);
+}
+
+// A block has rows of one expert, the slot-th chosen one, or of the plain product: slot_blocks blocks for each slot. Every block
+// chooses for itself. Block 0 has no rows: it stores the choice, which takes as long as the others' rows. Reads what
+// decode_in_kernel reads.
+template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_token_blocks(CHUNKS))
+void decode_in_one_kernel(const InArgs p, int slot_blocks) {
+    __shared__ floatX logits[MAX_EXPERTS];
+    const Router &router = p.router;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C, K = router.K;
+    const bool stores_choice = router.weight && !blockIdx.x;
+    int slot = 0, block = blockIdx.x - (router.weight ? 1 : 0);
+    #pragma unroll 1
+    while (slot < K && block >= slot_blocks) block -= slot_blocks, slot++;
+    const bool plain = slot == K, gated = p.f == SWIGLU && !plain, routed = router.weight && !plain;
+    const int width = plain ? p.P : p.O, pairs = pairs_of(width, gated);
     const floatX *from = (plain ? p.plain_w : p.w) + lane * VECTOR;
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
-    auto load_unit = [&](int unit) {
-        const int u = min(unit, units - 1), o = gated ? u : 2 * u;
+    auto load_pair = [&](int i) {
+        const int o = first_row(min(i, pairs - 1), gated);
         load_row(w[0], from + (size_t)o * C, C);
-        load_row(w[1], from + (size_t)(gated ? o + width : min(o + 1, width - 1)) * C, C);
+        load_row(w[1], from + (size_t)second_row(o, width, gated) * C, C);
     };
-    int unit = block * WARPS + warp;
+    int pair = block * WARPS + warp;
 
     // What does not depend on the kernel before.
-    if (!tells || p.P) let_next_start();                                // decode_attention comes before decode_out
+    if (!stores_choice || p.P) let_next_start();                        // with P, decode_attention comes before decode_out
     load_row(norm, p.norm.weight + lane * VECTOR, C);
-    if (routed) load_row(w[0], p.router.weight + (warp < p.router.E ? warp * C : 0) + lane * VECTOR, C);
-    else load_unit(unit);
+    if (routed) load_row(w[0], router.weight + (warp < router.E ? warp * C : 0) + lane * VECTOR, C);
+    else load_pair(pair);
     wait_for_previous();
 
     load_row(v, p.inp + lane * VECTOR, C);
-    float x[CHUNKS][VECTOR], sum = 0;
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        float part = 0;
-        for (int j = 0; j < VECTOR; j++) { x[i][j] = element(v[i], j); part += x[i][j] * x[i][j]; }
-        sum += part;
-    }
-    const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + p.norm.eps);
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) scale(x[i], rstd, norm[i]);
-
+    float x[CHUNKS][VECTOR];
+    normalize_chunks(x, v, norm, p.norm.eps, C);
     if (routed) {
-#pragma unroll 1
-        for (int e = warp; e < p.router.E; ) {
-            const float logit = warp_sum(dot(w[0], x));
-            if (lane == 0) logits[e] = X(logit);
-            if ((e += WARPS) < p.router.E) load_row(w[0], p.router.weight + e * C + lane * VECTOR, C);
-        }
-        __syncthreads();
-        const real logit = lane < p.router.E ? R(logits[lane]) : 0;
-        const real l = p.router.scores == SOFTMAX_TOPK ? log_sum(logits, p.router.E) : 0;
-        Best best = { 0, 0, (unsigned)lane };
-        if (lane < p.router.E)
-            best = { score_expert(logit, p.router.bias, lane, p.router.scores, l), ordered(logit), (unsigned)lane };
-        int e = 0, mine = 0;                                            // lane k's: the k-th chosen expert
-#pragma unroll 1
-        for (int k = 0; k <= (tells ? p.router.K - 1 : slot); k++) {
-            e = __ffs(best_of_warp(best)) - 1;
-            if (lane == k) mine = e;
-            if (lane == e) best.score = 0;
-        }
-        if (tells) {
-            if (warp) return;
-            if (lane < p.router.K) p.choice.expert[lane] = mine;
-            __threadfence();
-            __syncwarp();
-            let_next_start();                                           // decode_out counts on the choice
-            weigh_experts(p.choice.weight, p.choice.expert, logits, p.router.scores, l, p.router.K);
+        router_logits(logits, w[0], x, p);
+        real l;
+        int chosen;
+        const int e = best_experts(chosen, l, logits, router, stores_choice ? K : slot + 1);
+        if (stores_choice) {
+            if (warp == 0) store_choice(p, logits, l, chosen);
             return;
         }
         from += (size_t)e * (gated ? 2 * width : width) * C;
-        load_unit(unit);
-        const unsigned lines = p.next && p.P ? (unsigned)(p.next_size * sizeof(floatX) / 128) : 0;
-#pragma unroll 1
-        for (unsigned i = block * THREADS + threadIdx.x; i < lines; i += of_slot * THREADS)
-            prefetch_line((const char *)(p.next + e * p.next_size) + (size_t)i * 128);
+        load_pair(pair);
+        if (p.next && p.P) {
+            const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
+            prefetch(p.next + e * p.next_size, lines, block * THREADS + threadIdx.x, slot_blocks * THREADS);
+        }
     }
 
     floatX *const out = plain ? p.plain : p.out + slot * width;
-    const int stride = (plain ? gridDim.x - (p.router.weight ? 1 : 0) - p.router.K * of_slot : of_slot) * WARPS;
-#pragma unroll 1
+    const int stride = (plain ? gridDim.x - (router.weight ? 1 : 0) - K * slot_blocks : slot_blocks) * WARPS;
+    #pragma unroll 1
     for (;;) {
-        const float first = dot(w[0], x), second = dot(w[1], x);
-        float mine = lane < 16 ? first : second;                        // half of the warp adds up each
-        mine += __shfl_xor_sync(ALL, lane < 16 ? second : first, 16);
-        for (int step = 8; step; step /= 2) mine += __shfl_xor_sync(ALL, mine, step);
-        const real pre = R(X(mine)), other = __shfl_xor_sync(ALL, pre, 16);
-        const int o = gated ? unit : 2 * unit + lane / 16;
-        if (lane % 16 == 0 && unit < units && o < width && !(gated && lane))
-            out[o] = X(gated ? slope_of<SWIGLU>(pre, other).act : plain || p.f == IDENTITY ? pre
-                     : p.f == GELU ? slope_of<GELU>(pre, 0).act : slope_of<RELU2>(pre, 0).act);
-        if ((unit += stride) >= units) break;
-        load_unit(unit);
+        const real pre = R(X(two_warp_sums(dot(w[0], x), dot(w[1], x)))), up = __shfl_xor_sync(ALL, pre, 16);
+        const int o = gated ? pair : 2 * pair + lane / 16;
+        if (lane % 16 == 0 && pair < pairs && o < width && !(gated && lane))
+            out[o] = X(gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, plain ? IDENTITY : p.f));
+        if ((pair += stride) >= pairs) break;
+        load_pair(pair);
     }
 }
 
-// A warp makes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, of
-// which those of the k-th are multiplied by its weight; lane k has that and the expert. AHEAD vectors of a lane are read at
-// once. `inverse` is 2^32 / (C/VECTOR), rounded up. Reads what few_out_kernel reads.
-template <int AHEAD> static __global__ __launch_bounds__(32 * OUT_WARPS, 4)
-void one_out_kernel(const Out p, unsigned inverse) {
+// A warp computes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, in which
+// those of slot k are multiplied by its weight; lane k has that weight and the expert. Each lane reads CHUNKS vectors at once.
+// `inverse` is 2^32 / (C/VECTOR), rounded up. Reads what decode_out_kernel reads.
+template <int CHUNKS> static __global__ __launch_bounds__(32 * OUT_WARPS, 4)
+void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
     const int lane = threadIdx.x % 32, o = min(blockIdx.x * OUT_WARPS + threadIdx.x / 32, p.O - 1);
     const int vectors = p.C / VECTOR, all = p.K * vectors;
     let_next_start();
-    const int expert = p.choice.expert && lane < p.K ? __ldcg(p.choice.expert + lane) : 0;
-    floatX old = X(0), bias = X(0);                                     // made floats when they are there
+    const int expert = p.choice.expert && lane < p.K ? __ldcg(p.choice.expert + lane) : 0;     // before the wait: see above
+    floatX old = X(0), bias = X(0);                                     // converted when they are there
     float weight = 1, sum = 0;
-#pragma unroll 1
-    for (int from = 0; from < all; from += AHEAD * 32) {
-        Vec w[AHEAD], x[AHEAD];
-        int slot[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
+    #pragma unroll 1
+    for (int from = 0; from < all; from += CHUNKS * 32) {
+        Vec w[CHUNKS], x[CHUNKS];
+        int slot[CHUNKS];
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
             const int u = min(from + i * 32 + lane, all - 1);
             slot[i] = __umulhi(u, inverse);
             const unsigned row = __shfl_sync(ALL, expert, slot[i]) * p.O + o;
@@ -453,14 +529,14 @@ void one_out_kernel(const Out p, unsigned inverse) {
             if (p.bias) bias = p.bias[o];
             if (p.choice.weight && lane < p.K) weight = p.choice.weight[lane];
         }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) x[i] = load_vec(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const float share = __shfl_sync(ALL, weight, slot[i]);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) x[i] = load_vec(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const float of_slot = __shfl_sync(ALL, weight, slot[i]);
             float part = 0;
             for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * element(x[i], j);
-            if (from + i * 32 + lane < all) sum += share * part;
+            if (from + i * 32 + lane < all) sum += of_slot * part;
         }
     }
     sum = warp_sum(sum);
@@ -469,16 +545,10 @@ void one_out_kernel(const Out p, unsigned inverse) {
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
-static size_t in_shared(int N, int C, int E, int K) {
-    const size_t S = (size_t)N * K, logits = divide_up((size_t)N * E, 8) * 8;
-    return ((size_t)N * C + logits) * sizeof(floatX) + 4 * (size_t)N * E + 8 * S + 2 * S * (N + 1);
-}
-
-// All widths must be whole vectors (those of experts' inputs as well); more than a few tokens are a case for other kernels;
-// and what every block does for itself must be small.
+// All widths must be whole vectors (experts' inputs as well), and what every block does for itself must be small.
 static int decode_fits(int N, int C, int F, int E, int K) {
-    return N <= MOST && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && (size_t)E * C <= 1 << 16
-        && in_shared(N, C, E, K) <= LIMIT;
+    return N <= MAX_TOKENS && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && (size_t)E * C <= 1 << 16
+        && in_shared_bytes(N, C, E, K) <= SHARED_LIMIT;
 }
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
@@ -486,23 +556,25 @@ static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
 static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
                       const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
                       int N, int C, int O, int P) {
-    typedef void Kernel(In, int);
-    static Kernel *const one_kernels[MOST_CHUNKS + 1] = { NULL, one_in_kernel<1>, one_in_kernel<2>, one_in_kernel<3>,
-                                                          one_in_kernel<4>, one_in_kernel<5>, one_in_kernel<6> };
-    const In p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, f, N, C, O, P };
+    typedef void Kernel(InArgs, int);
+    static Kernel *const one_token[MAX_CHUNKS + 1] = {
+        NULL, decode_in_one_kernel<1>, decode_in_one_kernel<2>, decode_in_one_kernel<3>, decode_in_one_kernel<4>,
+        decode_in_one_kernel<5>, decode_in_one_kernel<6>
+    };
+    const InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, f, N, C, O, P };
     const int E = router.E, K = router.K;
-    const size_t pairs = f == SWIGLU ? O : divide_up(O, 2), plains = divide_up(P, 2), chunks = divide_up(C, CHUNK);
-    const size_t most = (size_t)context()->sm_count * (N == 1 ? one_on_sm((int)chunks) : 2);
+    const size_t pairs = pairs_of(O, f == SWIGLU), plain_pairs = pairs_of(P, false), chunks = divide_up(C, CHUNK);
+    const size_t most = (size_t)context()->sm_count * (N == 1 ? one_token_blocks((int)chunks) : 2);
     if (!N) return;
-    if (N == 1 && chunks <= MOST_CHUNKS && E <= LANES) {
-        const size_t of_slot = min(divide_up(pairs, WARPS), divide_up(most, K));
-        const size_t blocks = (router.weight ? 1 : 0) + K * of_slot + min(divide_up(plains, WARPS), most);
-        LAUNCH_EARLY(one_kernels[chunks], (unsigned)blocks, THREADS, 0, p, (int)of_slot);
+    if (N == 1 && chunks <= MAX_CHUNKS && E <= MAX_EXPERTS) {
+        const size_t slot_blocks = min(divide_up(pairs, WARPS), divide_up(most, K));
+        const size_t blocks = (router.weight ? 1 : 0) + K * slot_blocks + min(divide_up(plain_pairs, WARPS), most);
+        LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, 0, p, (int)slot_blocks);
         return;
     }
-    const size_t blocks = min(divide_up(most_active(N, E, K) * pairs + plains, WARPS), most);
-    LAUNCH_EARLY((f == SWIGLU ? few_in_kernel<true> : few_in_kernel<false>), (unsigned)blocks, THREADS,
-                 in_shared(N, C, E, K), p);
+    const size_t blocks = min(divide_up(most_active(N, E, K) * pairs + plain_pairs, WARPS), most);
+    LAUNCH_EARLY((f == SWIGLU ? decode_in_kernel<true> : decode_in_kernel<false>), (unsigned)blocks, THREADS,
+                 in_shared_bytes(N, C, E, K), p);
 }
 
 static void decode_out(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
@@ -510,15 +582,15 @@ static void decode_out(OUT floatX *out, const floatX *residual, const floatX *in
     const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
     const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
     const uint64_t vectors = C / VECTOR;
-    const Out p = { out, residual, inp, w, bias, choice, N, E, K, C, O, rows };
+    const OutArgs p = { out, residual, inp, w, bias, choice, N, E, K, C, O, rows };
     if (!N) return;
-    if (N == 1 && K <= LANES && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
-        LAUNCH_EARLY((K * vectors > 4 * 32 ? one_out_kernel<8> : one_out_kernel<4>), (unsigned)divide_up(O, OUT_WARPS),
-                     32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
-    else LAUNCH_EARLY(few_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
+    if (N == 1 && K <= 32 && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
+        LAUNCH_EARLY((K * vectors > 4 * 32 ? decode_out_one_kernel<8> : decode_out_one_kernel<4>),
+                     (unsigned)divide_up(O, OUT_WARPS), 32 * OUT_WARPS, 0, p, (unsigned)((1ull << 32) / vectors + 1));
+    else LAUNCH_EARLY(decode_out_kernel, (unsigned)divide_up(O, rows), THREADS, shared, p);
 }
 
-PART(few) {
+PART(decode_layer) {
     d->decode_fits = decode_fits;
     d->decode_in = decode_in;
     d->decode_out = decode_out;

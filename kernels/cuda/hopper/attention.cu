@@ -1,140 +1,278 @@
-// attention_hopper.cu: causal attention by Hopper's own instructions (sm_90a, bf16, heads of 64 or 128 elements).
-// What is computed, and what packed rows are, stands in attention.cu, which does whatever these kernels cannot; the
-// instructions are in hopper.cuh; here is how the tensor cores are kept busy.
+// hopper/attention.cu: causal attention with Hopper's own instructions (sm_90a, bf16, heads of 64 or 128 elements). attention.cu
+// explains the formulas and packed rows, and its kernels take every other case. The instructions are in pipeline.cuh and
+// wgmma.cuh. This file keeps the tensor cores busy.
 //
-//   block        one to an SM, which takes one tile of work after the other until there is none: a producer
-//                warpgroup, of which one thread orders all copies, always ahead of their use, and two or three
-//                consumer warpgroups, which own 64 rows (or keys) each. Tiles are handed out by a counter, those with
-//                most work first, so that the SMs end together. Which SM makes a tile changes no bit of it.
-//   copies       The copy engine knows q as {column, head of the group, token, group, sequence}, so that one box is
-//                64 packed rows of whichever order of heads, and rows past the end come as zeros and are not written.
-//                With Q heads to a group, Q not a power of two, a box holds as many whole tokens as fit in 64 rows:
-//                h.fill rows.
-//   softmax      takes as long as a product: exp2 is had 16 times a clock, while the tensor cores do 4096 flop. So it
-//                has to run while they multiply: the scores of the next tile are queued before the weights of this
-//                one are made, and the warpgroups, in no fixed order, fill each other's gaps.
-//   registers    p and ds are made where the next product wants its first factor: in registers. They never go to
-//                shared memory.
-//   backward     two kernels, one that owns queries and makes dq, one that owns keys and makes dk and dv, 7 products
-//                instead of 5: no sum has two owners. (One kernel, which adds dq in memory, tile after tile in a fixed
+//   blocks       One block an SM. It draws work tiles until none is left, those with most work first, so that all SMs finish at
+//                about the same time. The result does not depend on which SM computes a tile.
+//   warpgroups   One producer, of which one thread issues all copies, always ahead of their use; two or three consumers, with 64
+//                rows (or keys) each.
+//   work tiles   forward and backward_q: 64 query rows for each consumer; key/value tiles stream past them in order.
+//                backward_kv: 64 keys and values for each of two consumers; boxes of 64 query rows stream past them.
+//   copies       A tensor map knows q as {column, head of the query group, token, group, sequence}: one box is 64 packed rows in
+//                either order of heads. Rows past the last one arrive as zeros and are not stored. If Q is not a power of two, a
+//                box holds as many whole tokens as fit into 64 rows.
+//   softmax      takes as long as a product: the SM issues 16 exp2 per clock, its tensor cores do 4096 flop. So the two overlap:
+//                the scores of the next tile are queued before the softmax of this one, and the warpgroups, which run in no
+//                fixed order, fill each other's gaps.
+//   registers    P and dS are computed in the registers from which the next wgmma reads them; they never go to shared memory.
+//   backward     Two kernels, 7 products instead of 5: backward_q owns query rows and computes dq, backward_kv owns keys and
+//                computes dk and dv. Every sum has one owner. (One kernel that adds dq in memory, tile after tile in a fixed
 //                order, was no faster: docs/LOG.md.)
+//
+// Shared memory, from a multiple of 1024 bytes on, in KB for D = 64 | 128. A box is 64 rows.
+//
+//   forward      q                 out                k                   v                                     112 | 192
+//                1 box a consumer  1 box a consumer   2 stages, 128 keys  2 stages
+//                24 | 32           24 | 32            32 | 64             32 | 64
+//   backward_q   q                 do                 out, later dq       k                   v                 184 | 224
+//                2 | 1 stages      2 | 1 stages       1 box a consumer    4 stages, 64 keys   4 stages
+//                48 | 32           48 | 32            24 | 32             32 | 64             32 | 64
+//   backward_kv  k, v of 128 keys  q                  do                  dk, dv              lse, delta      145.5 | 225.5
+//                2 | 1 stages      3 stages, 1 box    3 stages, 1 box     2 boxes a consumer  3 stages
+//                64 | 64           24 | 48            24 | 48             32 | 64             1.5
+//
+// Timeline of a work tile. wgmma runs in the background of the same warpgroup's arithmetic (exp2); n is the last key/value tile:
+//
+//   producer             | k0 | q | v0 | k1 | v1 | k2, when S0 has released its stage | v2 | ... | k0 of the next work tile | ...
+//   forward      wgmma   | S0 |    | S1 | O += P0 v0 | S2 | O += P1 v1 | ...       | O += Pn vn |
+//                exp2         | P0 |    | P1         |    | P2         | ...  | Pn |            | out to shared memory, bulk store
+//   backward_q   wgmma   | S0 | dP0 |     | S1 | dP1 | dQ += dS0 k0 |     | S2 | dP2 | dQ += dS1 k1 |
+//                exp2         | P0  | dS0 |    | P1                 | dS1 |    | P2                 | dS2 | ...
+//   backward_kv  wgmma   | S0 | dP0 | dV += P0 do | dK += dS0 q | S1 | dP1 | dV += P1 do | dK += dS1 q | S2 | ...
+//                exp2         | P0  | dS0         |             |    | P1  | dS1         |             |    | ...
 #include "pipeline.cuh"
+#include "wgmma.cuh"
 
 #if defined(PRECISION_BF16)
 
-// pairs: B*G; count: packed rows of a pair, T*Q; fold: rows of a token, if they lie at another distance than tokens do,
-// else 1; fill: rows in a box, 64 or a little less; boxes: of a pair.
-struct Heads { HeadOrder order; int T, G, Q, pairs, count, fold, fill, boxes; };
+// The packed rows of a (sequence, key/value head) pair, and the boxes they are copied in. With HEADS_TILED rows are evenly spaced:
+// fold is 1. With HEADS_GROUPED the Q rows of a token are a dimension of the tensor map of their own: fold is Q.
+struct Packing {
+    HeadOrder order;
+    int T, G, Q;
+    int pairs;                                  // B*G
+    int rows;                                   // of a pair: T*Q
+    int fold, box_rows, boxes;                  // rows in a box: 64, or a little less; boxes of a pair
+};
 
-// The work on a (sequence, key/value head) pair is cut into `tiles`. Pairs are taken `group` at a time, in the first `more`
-// groups one more, and of a group's tiles the largest first: so their keys stay in L2.
-struct Order { int tiles, group, more; };
-struct Work { int tile, g, b, pair; };
-[[maybe_unused]] static __device__ unsigned next_number;        // 0 between kernels: the last to ask sets it back
+// The order of work tiles. Pairs are taken in groups whose keys fit into L2: `larger` groups of group + 1 pairs, then groups of
+// `group`. Within a group the largest tiles of all its pairs come first.
+struct Schedule { int tiles, group, larger; unsigned *counter; };      // tiles: of a pair; counter: 0 between kernels
+struct WorkTile { int tile, g, b, pair; };                              // tile -1: no work is left
 
-// What backward keeps of a box of rows between its two kernels: lse in powers of two, and delta. Rows that do not
-// exist have an infinite lse, which makes their p zero.
-struct Stats { float lse[64], delta[64]; };
-// Where in them row `in` of the box is: a thread of hopper_keys reads its four columns of 16 at once.
-[[maybe_unused]] __device__ static inline int stat_of(int in) { return in/16*16 + in%8/2*4 + in/8%2*2 + in%2; }
+// What backward_q leaves for backward_kv about a box of rows: lse in powers of two, and delta. Rows that do not exist have an
+// infinite lse, which makes their p zero.
+struct BoxStats { float lse[64], delta[64]; };
+// Where row `row` of the box is in them: a thread of backward_kv reads its four columns of 16 at once.
+[[maybe_unused]] __device__ static inline int stats_index(int row) { return row/16*16 + row%8/2*4 + row/8%2*2 + row%2; }
 
 #if defined(HOPPER)
 
-// The same number in all lanes of a warp, said so that the compiler knows. Without it the descriptors of wgmma would be
-// computed by every thread and then moved to the warp's registers, one by one, between the instructions.
-__device__ static inline int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-
-// The next piece of work; tile -1 if there is none. Every block asks until it has got that answer, once.
-__device__ static inline unsigned take_number(Heads h, Order o) {
-    return atomicInc(&next_number, (unsigned)(h.pairs * o.tiles) + gridDim.x - 1);
-}
-__device__ static inline Work work_of(unsigned number, Heads h, Order o) {
-    if (number >= (unsigned)(h.pairs * o.tiles)) return { -1, 0, 0, 0 };
-    const int at = (int)number / o.tiles, wide = o.more * (o.group + 1), width = o.group + (at < wide);
-    const int first = at < wide ? at / width * width : wide + (at - wide) / width * width, in = (int)number - first*o.tiles;
-    const int pair = first + in % width;
-    return { o.tiles - 1 - in / width, pair % h.G, pair / h.G, pair };
-}
+// The same number in all lanes of a warp, in a form from which the compiler knows it. Without it every thread would compute the
+// descriptors of wgmma, and they would be moved to uniform registers one by one between the instructions.
+__device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
 
 template <bool b> struct Bool { static constexpr bool value = b; };
 
-// The producer orders a box of rows, slab by slab: of the packed rows from `box` on, or of the keys (which 0) or
-// values (1).
+// ---- work tiles ---------------------------------------------------------------------------------------------------------
+
+// As draw_work (pipeline.cuh), but a block's first tile is drawn, too: beside a communication kernel some blocks start late, and
+// should then find less work, not a large tile of their own. Every block draws until its number is past the last tile.
+__device__ static inline unsigned draw_tile(Packing h, Schedule schedule) {
+    return atomicInc(schedule.counter, (unsigned)(h.pairs * schedule.tiles) + gridDim.x - 1);
+}
+__device__ static inline WorkTile work_tile(unsigned number, Packing h, Schedule schedule) {
+    if (number >= (unsigned)(h.pairs * schedule.tiles)) return { -1, 0, 0, 0 };
+    const int at = (int)number / schedule.tiles, in_larger = schedule.larger * (schedule.group + 1);
+    const int width = schedule.group + (at < in_larger);
+    const int first = at < in_larger ? at / width * width : in_larger + (at - in_larger) / width * width;
+    const int in = (int)number - first*schedule.tiles, pair = first + in % width;
+    return { schedule.tiles - 1 - in / width, pair % h.G, pair / h.G, pair };
+}
+
+// Index of lse of packed row r.
+__device__ static inline size_t lse_index(Packing h, WorkTile w, int r) {
+    const int t = r / h.Q, j = r - t*h.Q;
+    return ((size_t)w.b*h.T + t)*h.G*h.Q + (h.order == HEADS_TILED ? j*h.G + w.g : w.g*h.Q + j);
+}
+// How many key tiles the packed rows before `row` see, at least in part.
+__device__ static inline int visible_tiles(Packing h, int row, int keys) { return (min(row, h.rows) - 1) / h.Q / keys + 1; }
+
+// ---- copies -------------------------------------------------------------------------------------------------------------
+
+// A box of packed rows, slab by slab of 64 columns.
 template <int D> __device__ static inline void
-load_rows(uint32_t to, const CUtensorMap *map, uint32_t barrier, int box, Heads h, Work w) {
+load_box(uint32_t to, const CUtensorMap *map, uint32_t barrier, int box, Packing h, WorkTile w) {
     #pragma unroll
     for (int d = 0; d < D; d += 64)
-        bulk_load(to + d*128, map, barrier, d, make_int4(0, box * h.fill / h.fold, w.g, w.b));
+        bulk_load(to + d*128, map, barrier, d, make_int4(0, box * h.box_rows / h.fold, w.g, w.b));
 }
+// A tile of KEYS keys (which 0) or values (1), from key `key` on.
 template <int D, int KEYS> __device__ static inline void
-load_keys(uint32_t to, const CUtensorMap *map, uint32_t barrier, int key, int which, Work w) {
+load_keys(uint32_t to, const CUtensorMap *map, uint32_t barrier, int key, int which, WorkTile w) {
     #pragma unroll
     for (int d = 0; d < D; d += 64) bulk_load(to + d*KEYS*2, map, barrier, d, make_int4(key, w.g, which, w.b));
 }
+// 64 rows of D from a consumer's registers to shared memory: slabs of 64 columns, 8 KB each, swizzled for the bulk store.
+template <int D> __device__ static inline void stage_rows(uint32_t slab, const float (&x)[D / 2]) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+    #pragma unroll
+    for (int i = 0; i < D / 2; i += 8)
+        stmatrix(slab + i/32 * 8192 + swizzled(row, i/4 % 8 + lane/16), pack_bf16(x[i], x[i + 1]),
+                 pack_bf16(x[i + 2], x[i + 3]), pack_bf16(x[i + 4], x[i + 5]), pack_bf16(x[i + 6], x[i + 7]));
+}
+// From there to global memory. By one thread, after consumer_sync.
+template <int D> __device__ static inline void store_rows(const CUtensorMap *map, uint32_t slab, int4 at) {
+    #pragma unroll
+    for (int d = 0; d < D; d += 64) bulk_store(map, slab + d*128, d, at);
+}
+__device__ static inline void consumer_sync(int consumer) { named_barrier_sync(1 + consumer, 128); }
+// A consumer's box, through its buffer in shared memory. The first barrier: nobody reads the buffer any more.
+template <int D> __device__ static inline void
+store_box(const CUtensorMap *map, uint32_t buffer, const float (&x)[D / 2], int consumer, int box, Packing h, WorkTile w) {
+    consumer_sync(consumer);
+    stage_rows<D>(buffer, x);
+    fence_async_proxy();
+    consumer_sync(consumer);
+    if (threadIdx.x % 128) return;
+    store_rows<D>(map, buffer, make_int4(0, box*h.box_rows / h.fold, w.g, w.b));
+    bulk_commit();
+}
 
-// Element i of an accumulator, i = 4n + 2h + c, is in row lane/4 + 8h and column 8n + lane%4*2 + c of its warp's 16
-// rows.
+// ---- products: element 4n + 2h + c of d is row lane/4 + 8h, column 8n + lane%4*2 + c of the warp's 16 rows --------------------
 
-// d = a b^T for 64 rows of a and N of b, D columns each, in slabs of 64 columns.
-template <int N, int D> __device__ static inline void multiply_along(float (&d)[N / 2], uint32_t a, uint32_t b) {
-    const uint64_t x = operand(a, true), y = operand(b, true);
+// Queues d = a b^T: 64 rows of a, N rows of b, D columns each, both in shared memory in slabs of 64 columns.
+template <int N, int D> __device__ static inline void product_abt(float (&d)[N / 2], uint32_t a, uint32_t b) {
+    const uint64_t x = descriptor(a, K_MAJOR), y = descriptor(b, K_MAJOR);
     pin(d);
     wgmma_fence();
     #pragma unroll
     for (int k = 0; k < D / 16; k++)
-        wgmma<N, 0, 0>(d, further(x, k/4*8192 + k%4*32), further(y, k/4*N*128 + k%4*32), k > 0);
+        wgmma<N, K_MAJOR, K_MAJOR>(d, advance(x, k/4*8192 + k%4*32), advance(y, k/4*N*128 + k%4*32), k > 0);
     wgmma_commit();
 }
-// d += a b for COUNT columns of a, in registers, and as many rows of b.
-template <int D, int COUNT> __device__ static inline void
-multiply_registers(float (&d)[D / 2], uint32_t (&a)[COUNT / 4], uint32_t b) {
-    const uint64_t y = operand(b, false, COUNT*128);
+// Queues d += a b: K columns of a, in registers, and K rows of b.
+template <int D, int K> __device__ static inline void product_ab(float (&d)[D / 2], uint32_t (&a)[K / 4], uint32_t b) {
+    const uint64_t y = descriptor(b, MN_MAJOR, K*128);
     pin(d);
     pin(a);
     wgmma_fence();
     #pragma unroll
-    for (int k = 0; k < COUNT / 16; k++) wgmma<D, 1>(d, &a[4*k], further(y, k*2048), 1);
+    for (int k = 0; k < K / 16; k++) wgmma<D, MN_MAJOR>(d, &a[4*k], advance(y, k*2048), 1);
     wgmma_commit();
 }
-// Sums to factors of the next product.
-template <int COUNT> __device__ static inline void round_pairs(uint32_t (&p)[COUNT / 2], const float (&s)[COUNT]) {
+// Results of one product as operand a of the next.
+template <int COUNT> __device__ static inline void pack_operand(uint32_t (&a)[COUNT / 2], const float (&d)[COUNT]) {
     #pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) p[i] = pack_bf16(s[2*i], s[2*i + 1]);
+    for (int i = 0; i < COUNT / 2; i++) a[i] = pack_bf16(d[2*i], d[2*i + 1]);
 }
-// 64 rows of D from registers to slabs of 64 columns, 8 KB each, as bulk copies want them.
-template <int D> __device__ static inline void place_rows(uint32_t slab, const float (&x)[D / 2]) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
-    #pragma unroll
-    for (int i = 0; i < D / 2; i += 8)
-        stmatrix(slab + i/32 * 8192 + row*128 + ((i/4 % 8 + lane/16 ^ row % 8) << 4), pack_bf16(x[i], x[i + 1]),
-                 pack_bf16(x[i + 2], x[i + 3]), pack_bf16(x[i + 4], x[i + 5]), pack_bf16(x[i + 6], x[i + 7]));
-}
-// The product of row `row` of two tiles, of 64 rows in slabs of 64 columns: the 4 lanes of the row get it.
-template <int D> __device__ static inline float row_product(uint32_t a, uint32_t b, int row) {
-    float sum = 0;
-    #pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-        const uint32_t at = i/2*8192 + row*128 + ((i%2*4 + threadIdx.x%4 ^ row%8) << 4);
-        const Vec x = load_shared(a + at), y = load_shared(b + at);
-        #pragma unroll
-        for (int e = 0; e < VECTOR; e++) sum += R(x.x[e]) * R(y.x[e]);
-    }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
-}
-// Where lse of packed row r is.
-__device__ static inline size_t lse_at(Heads h, Work w, int r) {
-    const int t = r / h.Q, j = r - t*h.Q;
-    return ((size_t)w.b*h.T + t)*h.G*h.Q + (h.order == HEADS_TILED ? j*h.G + w.g : w.g*h.Q + j);
-}
-// Tiles of keys that the packed rows before `row` see, some of them.
-__device__ static inline int key_tiles(Heads h, int row, int keys) { return (min(row, h.count) - 1) / h.Q / keys + 1; }
 
-// One more tile of scores for the softmax of this thread's two rows: s becomes p, top the largest score so far times
-// c, and sum, of this thread's columns, is scaled by shrink like all that was summed before. last: the last column
-// that a row sees, counted from this thread's first.
+// ---- tiles of query rows: what forward and backward_q have in common ----------------------------------------------------------
+//
+// If the boxes of a pair are not a multiple of CONSUMERS, the first work tile, which has least work, lacks some: boxes before the
+// first one of the pair have negative numbers.
+
+// The roles' common view of a block: addresses in shared memory, and pipelines. L: Forward<D> or BackwardQ<D>.
+template <class L> struct RowsBlock {
+    uint32_t base;
+    Pipeline<L::STAGES> q;
+    Pipeline<L::KV_STAGES> k, v;
+    Pipeline<1> out;                            // BackwardQ
+    WorkTile *work;                             // [2]: of work tile n in n & 1; full and empty with q
+    static constexpr int BARRIERS = 2 * (L::STAGES + 2*L::KV_STAGES + 1);
+
+    __device__ RowsBlock(unsigned char *raw, uint64_t *barriers, WorkTile *w) : work(w) {
+        base = (shared_address(raw) + 1023) & ~1023u;
+        q = { shared_address(barriers) };
+        k = { q.barriers + L::STAGES*16 }, v = { k.barriers + L::KV_STAGES*16 };
+        out = { v.barriers + L::KV_STAGES*16 };
+        if (threadIdx.x == 0) {
+            q.init(L::CONSUMERS * 4), k.init(L::CONSUMERS * 4), v.init(L::CONSUMERS * 4), out.init(L::CONSUMERS * 4);
+            fence_barrier_init();
+        }
+        __syncthreads();
+    }
+    __device__ uint32_t k_tile(int kv) const { return base + L::k + kv % L::KV_STAGES * L::tile; }
+    __device__ uint32_t v_tile(int kv) const { return base + L::v + kv % L::KV_STAGES * L::tile; }
+    // Key/value tiles that other consumers need, but this one does not.
+    __device__ void skip_tiles(int &kv, int tiles) const { for (; tiles > 0; tiles--, kv++) k.skip(kv), v.skip(kv); }
+};
+
+template <class L> __device__ static inline int first_box(Packing h, Schedule schedule, WorkTile w) {
+    return h.boxes - (schedule.tiles - w.tile) * L::CONSUMERS;
+}
+// A consumer's box, and what its rows see of the key/value tiles that are loaded for the work tile: something of the first `used`,
+// everything of the first `unmasked`. last: the last keys that this thread's two rows see, counted from its first column.
+struct KeyRange { int box, loaded, used, unmasked, last[2]; };
+template <class L> __device__ static inline KeyRange key_range(Packing h, Schedule schedule, WorkTile w, int consumer) {
+    const int first = first_box<L>(h, schedule, w), box = first + consumer, lane = threadIdx.x % 32;
+    const int row = box*h.box_rows + threadIdx.x % 128 / 32 * 16 + lane/4;
+    return { box, visible_tiles(h, (first + L::CONSUMERS) * h.box_rows, L::KEYS), visible_tiles(h, (box + 1) * h.box_rows, L::KEYS),
+             (box*h.box_rows / h.Q + 1) / L::KEYS, { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 } };
+}
+
+// The producer, one thread. n counts work tiles, kv key/value tiles; load_rows(n, w, box) issues the copies of the n-th work
+// tile's boxes from box `box` on, load_later(n, w, box) those of rows that are needed later.
+template <int D, class L, class LoadRows, class LoadLater> __device__ static inline void
+produce(const RowsBlock<L> &b, const CUtensorMap *kv_map, Packing h, Schedule schedule, LoadRows load_rows, LoadLater load_later) {
+    unsigned number = draw_tile(h, schedule);
+    for (int n = 0, kv = 0;; n++) {
+        const WorkTile w = work_tile(number, h, schedule);
+        const int box = first_box<L>(h, schedule, w);
+        auto load_k = [&](int i) {
+            b.k.acquire(kv, L::tile);
+            load_keys<D, L::KEYS>(b.k_tile(kv), kv_map, b.k.full(kv), i*L::KEYS, 0, w);
+        };
+        auto load_v = [&](int i) {
+            b.v.acquire(kv, L::tile);
+            load_keys<D, L::KEYS>(b.v_tile(kv), kv_map, b.v.full(kv), i*L::KEYS, 1, w);
+        };
+        if (w.tile >= 0) {
+            number = draw_tile(h, schedule);                            // early: known when this tile is loaded
+            load_k(0);
+        }
+        b.q.wait_empty(n);
+        b.work[n & 1] = w;
+        if (w.tile < 0) { barrier_arrive(b.q.full(n)); break; }
+        load_rows(n, w, box);
+        load_v(0);
+        load_later(n, w, box);
+        kv++;
+        const int end = visible_tiles(h, (box + L::CONSUMERS) * h.box_rows, L::KEYS);
+        for (int i = 1; i < end; i++, kv++) load_k(i), load_v(i);
+    }
+}
+#endif
+
+// ---- forward ------------------------------------------------------------------------------------------------------------
+
+template <int D> struct Forward {                                       // sizes and offsets in bytes
+    static constexpr int KEYS = 128, KV_STAGES = 2, STAGES = 1, CONSUMERS = D == 64 ? 3 : 2, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int box = 64 * D * 2, tile = KEYS * D * 2;
+    static constexpr int q = 0, out = CONSUMERS * box, k = 2 * out, v = k + KV_STAGES * tile, bytes = v + KV_STAGES * tile + 1024;
+};
+
+#if defined(HOPPER)
+// The producer, one thread.
+template <int D> __device__ static inline void
+forward_produce(const RowsBlock<Forward<D>> &b, const CUtensorMap *q_map, const CUtensorMap *kv_map, Packing h, Schedule schedule) {
+    typedef Forward<D> L;
+    auto load_rows = [&](int n, WorkTile w, int box) {
+        barrier_expect(b.q.full(n), L::CONSUMERS * h.box_rows * D * 2);
+        #pragma unroll
+        for (int i = 0; i < L::CONSUMERS; i++) load_box<D>(b.base + L::q + i*L::box, q_map, b.q.full(n), box + i, h, w);
+    };
+    auto nothing_later = [](int, WorkTile, int) {};
+    produce<D>(b, kv_map, h, schedule, load_rows, nothing_later);
+}
+
+// The running softmax of a thread's two rows: top is the largest score so far times c; sum is of this thread's columns; shrink is
+// what the last tile scaled earlier sums by.
+struct Softmax { float top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, shrink[2]; };
+
+// One more tile of scores: s becomes p.
 template <bool masked, int COUNT> __device__ static inline void
-soften(float (&s)[COUNT], float (&top)[2], float (&sum)[2], float (&shrink)[2], const int (&last)[2], float c) {
+softmax_tile(float (&s)[COUNT], Softmax &state, const int (&last)[2], float c) {
     float max[4];
     if (masked)
         #pragma unroll
@@ -144,491 +282,463 @@ soften(float (&s)[COUNT], float (&top)[2], float (&sum)[2], float (&shrink)[2], 
     #pragma unroll
     for (int h = 0; h < 2; h++) {
         float m = fmaxf(max[2*h], max[2*h + 1]);
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        m = fmaxf(m * c, top[h]);
-        shrink[h] = exp2_fast(top[h] - m);
-        top[h] = m;
-        sum[h] *= shrink[h];
+        m = fmaxf(m, __shfl_xor_sync(ALL, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(ALL, m, 2));
+        m = fmaxf(m * c, state.top[h]);
+        state.shrink[h] = exp2_fast(state.top[h] - m);
+        state.top[h] = m;
+        state.sum[h] *= state.shrink[h];
     }
     #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        s[i] = exp2_fast(s[i] * c - top[i/2%2]);
-        sum[i/2%2] += s[i];
+        s[i] = exp2_fast(s[i] * c - state.top[i/2%2]);
+        state.sum[i/2%2] += s[i];
     }
 }
 
-// ---- tiles of rows: what forward and the first half of backward have in common --------------------------------------------
-//
-// A tile is a box of 64 rows for each consumer, past which the keys and values that they see come in tiles of their own,
-// first to last, so that blocks of one pair read the same ones at about the same time. If a pair's boxes do not make up
-// whole tiles, the first tile lacks some, which has least work; boxes before the first have negative numbers.
-
-// Of a consumer: its box; how many tiles of keys come past, how many of them its rows see some of, and how many all of;
-// the last keys that this thread's two rows see, counted from its first column.
-struct View { int box, all, end, whole, sees[2]; };
-
-template <class At> __device__ static inline int first_box(Heads h, Order o, Work w) {
-    return h.boxes - (o.tiles - w.tile) * At::CONSUMERS;
-}
-template <class At> __device__ static inline View view_of(Heads h, Order o, Work w, int mine) {
-    const int first = first_box<At>(h, o, w), box = first + mine, lane = threadIdx.x % 32;
-    const int row = box*h.fill + threadIdx.x % 128 / 32 * 16 + lane/4;
-    return { box, key_tiles(h, (first + At::CONSUMERS) * h.fill, At::KEYS), key_tiles(h, (box + 1) * h.fill, At::KEYS),
-             (box*h.fill / h.Q + 1) / At::KEYS, { row / h.Q - lane%4*2, (row + 8) / h.Q - lane%4*2 } };
-}
-
-// The producer: tiles of rows in q_ring, of keys and values in theirs. rows(n, w, box) orders the n-th tile's boxes, and
-// more(n, w, box) what is needed later.
-template <int D, class At, class Rows, class More> __device__ static inline void
-bring(const CUtensorMap *kv_map, uint32_t base, Ring<At::STAGES> q_ring, Ring<At::TILES> k_ring, Ring<At::TILES> v_ring,
-      Work *work, Heads h, Order order, Rows rows, More more) {
-    unsigned number = take_number(h, order);
-    for (int n = 0, turn = 0;; n++) {
-        const Work w = work_of(number, h, order);
-        const int box = first_box<At>(h, order, w);
-        auto load = [&](Ring<At::TILES> ring, int tiles, int i, int which) {
-            ring.expect(turn, At::tile);
-            load_keys<D, At::KEYS>(base + tiles + turn % At::TILES * At::tile, kv_map, ring.full(turn), i*At::KEYS, which, w);
-        };
-        if (w.tile >= 0) {
-            number = take_number(h, order);
-            load(k_ring, At::k, 0, 0);
-        }
-        q_ring.await_empty(n);
-        work[n & 1] = w;
-        if (w.tile < 0) { barrier_arrive(q_ring.full(n)); break; }
-        rows(n, w, box);
-        load(v_ring, At::v, 0, 1);
-        more(n, w, box);
-        turn++;
-        for (int i = 1, end = key_tiles(h, (box + At::CONSUMERS) * h.fill, At::KEYS); i < end; i++, turn++) {
-            load(k_ring, At::k, i, 0);
-            load(v_ring, At::v, i, 1);
-        }
-    }
-}
-#endif
-
-// ---- forward ------------------------------------------------------------------------------------------------------------
-
-template <int D> struct Forward {
-    static constexpr int KEYS = 128, TILES = 2, STAGES = 1, CONSUMERS = D == 64 ? 3 : 2, THREADS = 128 * (CONSUMERS + 1);
-    static constexpr int box = 64 * D * 2, tile = KEYS * D * 2;                 // bytes of a consumer's rows, of a tile of keys
-    static constexpr int q = 0, out = CONSUMERS * box, k = 2 * out, v = k + 2 * tile, bytes = v + 2 * tile + 1024;
-};
-
-// hopper_forward: a consumer stops at the last key that its own rows see. 4*D flop per visible (row, key) pair, 32 KB *
-// D/64 read from L2 for 64 * CONSUMERS rows and 128 keys.
-template <int D> __global__ static void __launch_bounds__(Forward<D>::THREADS, 1)
-hopper_forward(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
-               const __grid_constant__ CUtensorMap out_map, float *lse, Heads h, Order order) {
-#if defined(HOPPER)
-    typedef Forward<D> At;
-    enum { KEYS = At::KEYS, CONSUMERS = At::CONSUMERS };
-    extern __shared__ unsigned char raw[];
-    __shared__ uint64_t barriers[10];
-    __shared__ Work work[2];
-    const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    const Ring<1> q_ring = { shared_address(barriers) };
-    const Ring<2> k_ring = { q_ring.barriers + 16 }, v_ring = { q_ring.barriers + 48 };
-    const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    if (threadIdx.x == 0) {
-        q_ring.open(CONSUMERS * 4), k_ring.open(CONSUMERS * 4), v_ring.open(CONSUMERS * 4);
-        barrier_init_done();
-    }
-    __syncthreads();
-
-    if (mine < 0) {
-        give_registers<CONSUMERS == 2 ? 40 : 32>();
-        auto rows = [&](int n, Work w, int box) {
-            barrier_expect(q_ring.full(n), CONSUMERS * h.fill * D * 2);
-            #pragma unroll
-            for (int i = 0; i < CONSUMERS; i++) load_rows<D>(base + At::q + i*At::box, &q_map, q_ring.full(n), box + i, h, w);
-        };
-        auto none = [](int, Work, int) {};
-        if (threadIdx.x == 0) bring<D, At>(&kv_map, base, q_ring, k_ring, v_ring, work, h, order, rows, none);
-        return;
-    }
-
-    take_registers<CONSUMERS == 2 ? 232 : 160>();
-    const uint32_t q_mine = base + At::q + mine*At::box, out_mine = base + At::out + mine*At::box;
-    const float c = LOG2E / sqrtf((float)D);
-    for (int n = 0, turn = 0;; n++) {
-        q_ring.await(n);
-        Work w = work[n & 1];
-        w.tile = uniform(w.tile);
-        if (w.tile < 0) break;
-        const View view = view_of<At>(h, order, w, mine);
-        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.pass(turn), v_ring.pass(turn); };
-        if (view.box < 0) {
-            q_ring.release(n);
-            pass(view.all);
-            continue;
-        }
-        float o[D / 2], s[KEYS / 2], top[2] = { -INFINITY, -INFINITY }, sum[2] = {}, shrink[2];
-        uint32_t p[KEYS / 4];
-        #pragma unroll
-        for (int i = 0; i < D / 2; i++) o[i] = 0;
-
-        auto scores = [&](int at) {
-            k_ring.await(at);
-            multiply_along<KEYS, D>(s, q_mine, base + At::k + at % 2 * At::tile);
-        };
-        auto values = [&](int at) {
-            v_ring.await(at);
-            multiply_registers<D, KEYS>(o, p, base + At::v + at % 2 * At::tile);
-        };
-        auto weigh = [&](int i) {
-            const int last[2] = { view.sees[0] - i*KEYS, view.sees[1] - i*KEYS };
-            if (i < view.whole) soften<false>(s, top, sum, shrink, last, c);
-            else                soften<true>(s, top, sum, shrink, last, c);
-        };
-        scores(turn);
-        wgmma_wait<0>();
+// A consumer's box: o = the sum of p v over the keys that its rows see, not yet divided by the sum of p.
+template <int D> __device__ static inline void
+forward_mainloop(float (&o)[D / 2], Softmax &state, const RowsBlock<Forward<D>> &b, uint32_t q, KeyRange range, float c, int n,
+                 int &kv) {
+    enum { KEYS = Forward<D>::KEYS };
+    float s[KEYS / 2];
+    uint32_t p[KEYS / 4];
+    auto queue_scores = [&](int at) { b.k.wait_full(at), product_abt<KEYS, D>(s, q, b.k_tile(at)); };
+    auto queue_values = [&](int at) { b.v.wait_full(at), product_ab<D, KEYS>(o, p, b.v_tile(at)); };
+    auto softmax = [&](int i) {
+        const int last[2] = { range.last[0] - i*KEYS, range.last[1] - i*KEYS };
+        if (i < range.unmasked) softmax_tile<false>(s, state, last, c);
+        else                    softmax_tile<true>(s, state, last, c);
+    };
+    queue_scores(kv);
+    wgmma_wait<0>();
+    pin(s);
+    b.k.release(kv);
+    softmax(0);
+    pack_operand(p, s);
+    for (int i = 1; i < range.used; i++) {
+        kv++;
+        queue_scores(kv);
+        queue_values(kv - 1);
+        wgmma_wait<1>();                                                // the scores
         pin(s);
-        k_ring.release(turn);
-        weigh(0);
-        round_pairs(p, s);
-        for (int i = 1; i < view.end; i++) {
-            turn++;
-            scores(turn);
-            values(turn - 1);
-            wgmma_wait<1>();
-            pin(s);
-            k_ring.release(turn);
-            weigh(i);
-            wgmma_wait<0>();
-            pin(o);
-            v_ring.release(turn - 1);
-            if (__any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1))      // maxima soon stop rising
-                #pragma unroll
-                for (int j = 0; j < D / 2; j++) o[j] *= shrink[j/2%2];
-            round_pairs(p, s);
-        }
-        q_ring.release(n);
-        values(turn);
+        b.k.release(kv);
+        softmax(i);
         wgmma_wait<0>();
         pin(o);
-        v_ring.release(turn++);
-        pass(view.all - view.end);                                      // for the others' rows
-
-        #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
-            sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
-            const int in = warp*16 + lane/4 + 8*i, r = view.box*h.fill + in;
-            if (lane%4 == 0 && in < h.fill && r < h.count)
-                lse[lse_at(h, w, r)] = (top[i] + log2f(sum[i])) * LN2;
-            sum[i] = 1 / sum[i];
-        }
-        #pragma unroll
-        for (int j = 0; j < D / 2; j++) o[j] *= sum[j/2%2];
-        if (thread == 0) bulk_wait_read<0>();
-        meet(1 + mine, 128);
-        place_rows<D>(out_mine, o);
-        publish();
-        meet(1 + mine, 128);
-        if (thread == 0) {
+        b.v.release(kv - 1);
+        if (__any_sync(ALL, state.shrink[0] != 1 || state.shrink[1] != 1))      // maxima soon stop rising
             #pragma unroll
-            for (int d = 0; d < D; d += 64)
-                bulk_store(&out_map, out_mine + d*128, d, make_int4(0, view.box*h.fill / h.fold, w.g, w.b));
-            bulk_commit();
-        }
+            for (int j = 0; j < D / 2; j++) o[j] *= state.shrink[j/2%2];
+        pack_operand(p, s);
     }
-    if (thread == 0) bulk_wait<0>();
-#endif
+    b.q.release(n);
+    queue_values(kv);
+    wgmma_wait<0>();
+    pin(o);
+    b.v.release(kv++);
 }
-
-// ---- backward -----------------------------------------------------------------------------------------------------------
-
-template <int D> struct Queries {
-    static constexpr int KEYS = 64, TILES = 4, STAGES = D == 64 ? 2 : 1, CONSUMERS = D == 64 ? 3 : 2;
-    static constexpr int THREADS = 128 * (CONSUMERS + 1), box = 64 * D * 2, tile = KEYS * D * 2;
-    static constexpr int q = 0, dout = CONSUMERS * box * STAGES, out = 2 * dout, k = out + CONSUMERS * box;
-    static constexpr int v = k + TILES * tile, bytes = v + TILES * tile + 1024;
-};
-
-// hopper_queries: of rows it needs q, do and out:  p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta),
-// dq += ds k.  delta = do . out is made on the way and left in `stats` for hopper_keys. The place of out is also that
-// from which dq is stored. s and dp of the next keys are queued before dq of these, so that the exponentials wait for
-// nothing else. 6*D flop per pair.
-template <int D> __global__ static void __launch_bounds__(Queries<D>::THREADS, 1)
-hopper_queries(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
-               const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap kv_map,
-               const __grid_constant__ CUtensorMap dq_map, Stats *stats, const float *lse, Heads h, Order order) {
-#if defined(HOPPER)
-    typedef Queries<D> At;
-    enum { KEYS = At::KEYS, STAGES = At::STAGES, TILES = At::TILES, CONSUMERS = At::CONSUMERS };
-    extern __shared__ unsigned char raw[];
-    __shared__ uint64_t barriers[2 + 4*TILES + 2*STAGES];
-    __shared__ Work work[2];
-    const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    const Ring<1> out_ring = { shared_address(barriers) };
-    const Ring<TILES> k_ring = { out_ring.barriers + 16 }, v_ring = { k_ring.barriers + TILES*16 };
-    const Ring<STAGES> q_ring = { v_ring.barriers + TILES*16 };
-    const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    if (threadIdx.x == 0) {
-        q_ring.open(CONSUMERS * 4), out_ring.open(CONSUMERS * 4), k_ring.open(CONSUMERS * 4), v_ring.open(CONSUMERS * 4);
-        barrier_init_done();
+// out = o / sum of p, lse = log of the sum of exp.
+template <int D> __device__ static inline void
+forward_epilogue(float (&o)[D / 2], Softmax &state, const CUtensorMap *out_map, float *lse, uint32_t out, int box, int consumer,
+                 Packing h, WorkTile w) {
+    const int thread = threadIdx.x % 128, lane = thread % 32;
+    #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float &sum = state.sum[i];
+        sum += __shfl_xor_sync(ALL, sum, 1);
+        sum += __shfl_xor_sync(ALL, sum, 2);
+        const int in = thread/32*16 + lane/4 + 8*i, r = box*h.box_rows + in;
+        if (lane%4 == 0 && in < h.box_rows && r < h.rows)
+            lse[lse_index(h, w, r)] = (state.top[i] + log2f(sum)) * LN2;
+        sum = 1 / sum;
     }
-    __syncthreads();
+    #pragma unroll
+    for (int j = 0; j < D / 2; j++) o[j] *= state.sum[j/2%2];
+    if (thread == 0) bulk_wait_read<0>();                               // the last store has read the buffer
+    store_box<D>(out_map, out, o, consumer, box, h, w);
+}
+#endif
 
-    if (mine < 0) {
-        give_registers<CONSUMERS == 2 ? 40 : 32>();
-        auto rows = [&](int n, Work w, int box) {
-            barrier_expect(q_ring.full(n), CONSUMERS * 2 * h.fill * D * 2);
-            for (int i = 0; i < CONSUMERS; i++) {
-                const uint32_t to = base + (n % STAGES * CONSUMERS + i)*At::box;
-                load_rows<D>(to + At::q, &q_map, q_ring.full(n), box + i, h, w);
-                load_rows<D>(to + At::dout, &dout_map, q_ring.full(n), box + i, h, w);
-            }
-        };
-        auto outs = [&](int n, Work w, int box) {
-            const uint32_t to = base + At::out;
-            out_ring.expect(n, CONSUMERS * h.fill * D * 2);
-            for (int i = 0; i < CONSUMERS; i++) load_rows<D>(to + i*At::box, &out_map, out_ring.full(n), box + i, h, w);
-        };
-        if (threadIdx.x == 0) bring<D, At>(&kv_map, base, q_ring, k_ring, v_ring, work, h, order, rows, outs);
+// A consumer stops at the last key that its own rows see. 4*D flop per visible (row, key) pair; 32 KB * D/64 read from L2 for
+// 64 * CONSUMERS rows and 128 keys.
+template <int D> __global__ static void __launch_bounds__(Forward<D>::THREADS, 1)
+attention_forward_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap kv_map,
+                         const __grid_constant__ CUtensorMap out_map, float *lse, Packing h, Schedule schedule) {
+#if defined(HOPPER)
+    typedef Forward<D> L;
+    extern __shared__ unsigned char raw[];
+    __shared__ uint64_t barriers[RowsBlock<L>::BARRIERS];
+    __shared__ WorkTile work[2];
+    const int consumer = uniform(threadIdx.x / 128) - 1;                // -1: the producer
+    const RowsBlock<L> b(raw, barriers, work);
+
+    if (consumer < 0) {
+        give_registers<L::CONSUMERS == 2 ? 40 : 32>();
+        if (threadIdx.x == 0) forward_produce<D>(b, &q_map, &kv_map, h, schedule);
         return;
     }
 
-    take_registers<CONSUMERS == 2 ? 232 : 160>();
-    const uint32_t out_mine = base + At::out + mine*At::box;
+    take_registers<L::CONSUMERS == 2 ? 232 : 160>();
+    const uint32_t q = b.base + L::q + consumer*L::box, out = b.base + L::out + consumer*L::box;
     const float c = LOG2E / sqrtf((float)D);
-    for (int n = 0, turn = 0;; n++) {
-        q_ring.await(n);
-        Work w = work[n & 1];
+    for (int n = 0, kv = 0;; n++) {
+        b.q.wait_full(n);
+        WorkTile w = work[n & 1];
         w.tile = uniform(w.tile);
         if (w.tile < 0) break;
-        const uint32_t q_mine = base + At::q + (n % STAGES * CONSUMERS + mine)*At::box, dout_mine = q_mine + At::dout - At::q;
-        const View view = view_of<At>(h, order, w, mine);
-        auto pass = [&](int tiles) { for (; tiles > 0; tiles--, turn++) k_ring.pass(turn), v_ring.pass(turn); };
-        if (view.box < 0) {
-            q_ring.release(n), out_ring.pass(n);
-            pass(view.all);
+        const KeyRange range = key_range<L>(h, schedule, w, consumer);
+        if (range.box < 0) {
+            b.q.release(n);
+            b.skip_tiles(kv, range.loaded);
             continue;
         }
-        float dq[D / 2], s[KEYS / 2], dp[KEYS / 2], top[2], delta[2];
-        uint32_t ds[KEYS / 4];
+        float o[D / 2];
+        #pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0;
+        Softmax state;
+        forward_mainloop<D>(o, state, b, q, range, c, n, kv);
+        b.skip_tiles(kv, range.loaded - range.used);
+        forward_epilogue<D>(o, state, &out_map, lse, out, range.box, consumer, h, w);
+    }
+    if (threadIdx.x % 128 == 0) bulk_wait<0>();
+#endif
+}
+
+// ---- backward: dq ---------------------------------------------------------------------------------------------------------
+
+template <int D> struct BackwardQ {                                     // sizes and offsets in bytes
+    static constexpr int KEYS = 64, KV_STAGES = 4, STAGES = D == 64 ? 2 : 1, CONSUMERS = D == 64 ? 3 : 2;
+    static constexpr int THREADS = 128 * (CONSUMERS + 1), box = 64 * D * 2, tile = KEYS * D * 2;
+    static constexpr int q = 0, dout = CONSUMERS * box * STAGES, out = 2 * dout, k = out + CONSUMERS * box;
+    static constexpr int v = k + KV_STAGES * tile, bytes = v + KV_STAGES * tile + 1024;
+};
+
+#if defined(HOPPER)
+// The dot product of row `row` of two boxes, for the 4 lanes of the row.
+template <int D> __device__ static inline float row_dot(uint32_t a, uint32_t b, int row) {
+    float sum = 0;
+    #pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        const uint32_t at = i/2*8192 + swizzled(row, i%2*4 + threadIdx.x%4);
+        const Vec x = load_shared(a + at), y = load_shared(b + at);
+        #pragma unroll
+        for (int e = 0; e < VECTOR; e++) sum += R(x.x[e]) * R(y.x[e]);
+    }
+    sum += __shfl_xor_sync(ALL, sum, 1);
+    return sum + __shfl_xor_sync(ALL, sum, 2);
+}
+// lse, in powers of two, and delta of this thread's two rows; also left in `stats` for backward_kv.
+template <int D> __device__ static inline void
+row_stats(float (&lse2)[2], float (&delta)[2], BoxStats &stats, const float *lse, uint32_t dout, uint32_t out, int box, Packing h,
+          WorkTile w) {
+    const int lane = threadIdx.x % 32;
+    #pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int in = threadIdx.x%128/32*16 + lane/4 + 8*i, r = box*h.box_rows + in;
+        const bool exists = in < h.box_rows && r < h.rows;
+        lse2[i] = exists ? lse[lse_index(h, w, r)] * LOG2E : INFINITY;
+        delta[i] = row_dot<D>(dout, out, in);
+        if (lane%4 == 0) stats.lse[stats_index(in)] = lse2[i], stats.delta[stats_index(in)] = exists ? delta[i] : 0;
+    }
+}
+// The producer, one thread.
+template <int D> __device__ static inline void
+backward_q_produce(const RowsBlock<BackwardQ<D>> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map,
+                   const CUtensorMap *out_map, const CUtensorMap *kv_map, Packing h, Schedule schedule) {
+    typedef BackwardQ<D> L;
+    auto load_rows = [&](int n, WorkTile w, int box) {
+        barrier_expect(b.q.full(n), L::CONSUMERS * 2 * h.box_rows * D * 2);
+        for (int i = 0; i < L::CONSUMERS; i++) {
+            const uint32_t to = b.base + (n % L::STAGES * L::CONSUMERS + i)*L::box;
+            load_box<D>(to + L::q, q_map, b.q.full(n), box + i, h, w);
+            load_box<D>(to + L::dout, dout_map, b.q.full(n), box + i, h, w);
+        }
+    };
+    auto load_out = [&](int n, WorkTile w, int box) {
+        b.out.acquire(n, L::CONSUMERS * h.box_rows * D * 2);
+        for (int i = 0; i < L::CONSUMERS; i++)
+            load_box<D>(b.base + L::out + i*L::box, out_map, b.out.full(n), box + i, h, w);
+    };
+    produce<D>(b, kv_map, h, schedule, load_rows, load_out);
+}
+// A consumer's box: dq = the sum of ds k over the keys that its rows see.
+template <int D> __device__ static inline void
+backward_q_mainloop(float (&dq)[D / 2], const float (&lse2)[2], const float (&delta)[2], const RowsBlock<BackwardQ<D>> &b,
+                    uint32_t q, uint32_t dout, KeyRange range, float c, int &kv) {
+    enum { KEYS = BackwardQ<D>::KEYS };
+    float s[KEYS / 2], dp[KEYS / 2];
+    uint32_t ds[KEYS / 4];
+    auto queue_scores = [&](int at) {
+        b.k.wait_full(at);
+        product_abt<KEYS, D>(s, q, b.k_tile(at));
+        b.v.wait_full(at);
+        product_abt<KEYS, D>(dp, dout, b.v_tile(at));
+    };
+    auto step = [&](int i, auto last) {                                 // last: no scores after these
+        #pragma unroll
+        for (int j = 0; j < KEYS / 2; j++) s[j] = exp2_fast(s[j] * c - lse2[j/2%2]);
+        if (i >= range.unmasked)
+            #pragma unroll
+            for (int j = 0; j < KEYS / 2; j++) if (j/4*8 + j%2 > range.last[j/2%2] - i*KEYS) s[j] = 0;
+        wgmma_wait<0>();                                                // dp, and dq of the last step
+        pin(dp), pin(dq), pin(ds);
+        b.v.release(kv);
+        if (i) b.k.release(kv - 1);
+        #pragma unroll
+        for (int j = 0; j < KEYS / 2; j++) s[j] *= dp[j] - delta[j/2%2];
+        pack_operand(ds, s);
+        if constexpr (!last.value) queue_scores(kv + 1);
+        product_ab<D, KEYS>(dq, ds, b.k_tile(kv));
+        if constexpr (!last.value) {
+            wgmma_wait<2>();                                            // the next s
+            pin(s);
+        }
+        kv++;
+    };
+    queue_scores(kv);
+    wgmma_wait<1>();
+    pin(s);
+    for (int i = 0; i + 1 < range.used; i++) step(i, Bool<false>());
+    step(range.used - 1, Bool<true>());
+    wgmma_wait<0>();
+    pin(dq);
+    b.k.release(kv - 1);
+}
+#endif
+
+// p = exp(q k^T / sqrt(D) - lse), dp = do v^T, ds = p (dp - delta), dq += ds k, with delta = do . out. dq is staged in the buffer
+// that held out. s and dp of the next keys are queued before dq of these, so that the exponentials wait for nothing else.
+// 6*D flop per pair.
+template <int D> __global__ static void __launch_bounds__(BackwardQ<D>::THREADS, 1)
+attention_backward_q_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
+                            const __grid_constant__ CUtensorMap out_map, const __grid_constant__ CUtensorMap kv_map,
+                            const __grid_constant__ CUtensorMap dq_map, BoxStats *stats, const float *lse, Packing h,
+                            Schedule schedule) {
+#if defined(HOPPER)
+    typedef BackwardQ<D> L;
+    extern __shared__ unsigned char raw[];
+    __shared__ uint64_t barriers[RowsBlock<L>::BARRIERS];
+    __shared__ WorkTile work[2];
+    const int consumer = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
+    const RowsBlock<L> b(raw, barriers, work);
+
+    if (consumer < 0) {
+        give_registers<L::CONSUMERS == 2 ? 40 : 32>();
+        if (threadIdx.x == 0) backward_q_produce<D>(b, &q_map, &dout_map, &out_map, &kv_map, h, schedule);
+        return;
+    }
+
+    take_registers<L::CONSUMERS == 2 ? 232 : 160>();
+    const uint32_t out = b.base + L::out + consumer*L::box;
+    const float c = LOG2E / sqrtf((float)D);
+    for (int n = 0, kv = 0;; n++) {
+        b.q.wait_full(n);
+        WorkTile w = work[n & 1];
+        w.tile = uniform(w.tile);
+        if (w.tile < 0) break;
+        const uint32_t q = b.base + L::q + (n % L::STAGES * L::CONSUMERS + consumer)*L::box, dout = q + L::dout - L::q;
+        const KeyRange range = key_range<L>(h, schedule, w, consumer);
+        if (range.box < 0) {
+            b.q.release(n), b.out.skip(n);
+            b.skip_tiles(kv, range.loaded);
+            continue;
+        }
+        float dq[D / 2], lse2[2], delta[2];
         #pragma unroll
         for (int i = 0; i < D / 2; i++) dq[i] = 0;
         pin(dq);
-        out_ring.await(n);
-        Stats &of = stats[(size_t)w.pair*h.boxes + view.box];
-        #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int in = warp*16 + lane/4 + 8*i, r = view.box*h.fill + in;
-            const bool exists = in < h.fill && r < h.count;
-            top[i] = exists ? lse[lse_at(h, w, r)] * LOG2E : INFINITY;
-            delta[i] = row_product<D>(dout_mine, out_mine, in);
-            if (lane%4 == 0) of.lse[stat_of(in)] = top[i], of.delta[stat_of(in)] = exists ? delta[i] : 0;
-        }
-        auto scores = [&](int at) {
-            k_ring.await(at);
-            multiply_along<KEYS, D>(s, q_mine, base + At::k + at % TILES * At::tile);
-            v_ring.await(at);
-            multiply_along<KEYS, D>(dp, dout_mine, base + At::v + at % TILES * At::tile);
-        };
-        auto step = [&](int i, auto last) {                             // last: no scores after these
-            #pragma unroll
-            for (int j = 0; j < KEYS / 2; j++) s[j] = exp2_fast(s[j] * c - top[j/2%2]);
-            if (i >= view.whole)
-                #pragma unroll
-                for (int j = 0; j < KEYS / 2; j++) if (j/4*8 + j%2 > view.sees[j/2%2] - i*KEYS) s[j] = 0;
-            wgmma_wait<0>();
-            pin(dp), pin(dq), pin(ds);
-            v_ring.release(turn);
-            if (i) k_ring.release(turn - 1);
-            #pragma unroll
-            for (int j = 0; j < KEYS / 2; j++) s[j] *= dp[j] - delta[j/2%2];
-            round_pairs(ds, s);
-            if constexpr (!last.value) scores(turn + 1);
-            multiply_registers<D, KEYS>(dq, ds, base + At::k + turn % TILES * At::tile);
-            if constexpr (!last.value) {
-                wgmma_wait<2>();
-                pin(s);
-            }
-            turn++;
-        };
-        scores(turn);
-        wgmma_wait<1>();
-        pin(s);
-        for (int i = 0; i + 1 < view.end; i++) step(i, Bool<false>());
-        step(view.end - 1, Bool<true>());
-        wgmma_wait<0>();
-        pin(dq);
-        k_ring.release(turn - 1);
-        q_ring.release(n);
-        pass(view.all - view.end);                                      // for the others' rows
+        b.out.wait_full(n);
+        row_stats<D>(lse2, delta, stats[(size_t)w.pair*h.boxes + range.box], lse, dout, out, range.box, h, w);
+        backward_q_mainloop<D>(dq, lse2, delta, b, q, dout, range, c, kv);
+        b.q.release(n);
+        b.skip_tiles(kv, range.loaded - range.used);
         #pragma unroll
         for (int j = 0; j < D / 2; j++) dq[j] *= c * LN2;
-        meet(1 + mine, 128);                                            // all have read their rows of out
-        place_rows<D>(out_mine, dq);
-        publish();
-        meet(1 + mine, 128);
-        if (thread == 0) {
-            #pragma unroll
-            for (int d = 0; d < D; d += 64)
-                bulk_store(&dq_map, out_mine + d*128, d, make_int4(0, view.box*h.fill / h.fold, w.g, w.b));
-            bulk_commit();
-            bulk_wait_read<0>();
-        }
+        store_box<D>(&dq_map, out, dq, consumer, range.box, h, w);
+        if (thread == 0) bulk_wait_read<0>();                           // before the next out may arrive there
         __syncwarp();
-        out_ring.release(n);
+        b.out.release(n);
     }
     if (thread == 0) bulk_wait<0>();
 #endif
 }
 
-template <int D> struct Keys {
-    static constexpr bool AHEAD = D == 64;                                      // registers for it
-    static constexpr int STAGES = 3, TILES = D == 64 ? 2 : 1, box = 64 * D * 2;
-    static constexpr int k = 0, q = TILES * 4 * box, dout = q + STAGES * box, out = dout + STAGES * box;
-    static constexpr int stats = out + 4 * box, bytes = stats + STAGES * (int)sizeof(Stats) + 1024;
+// ---- backward: dk and dv --------------------------------------------------------------------------------------------------
+
+template <int D> struct BackwardKV {                                    // sizes and offsets in bytes
+    static constexpr bool AHEAD = D == 64;                              // are there registers to queue the next scores early?
+    static constexpr int STAGES = 3, KV_STAGES = D == 64 ? 2 : 1, THREADS = 384, box = 64 * D * 2;
+    static constexpr int k = 0, q = KV_STAGES * 4 * box, dout = q + STAGES * box, out = dout + STAGES * box;
+    static constexpr int stats = out + 4 * box, bytes = stats + STAGES * (int)sizeof(BoxStats) + 1024;
 };
 
-// hopper_keys: a tile is 64 keys and values for each of two consumers, past which the rows that see them come, 64 at
-// a time, q, do and stats. The scores are made transposed, keys down and rows across, so that p^T and ds^T are first
-// factors:
+#if defined(HOPPER)
+template <int D> struct KeysBlock {
+    typedef BackwardKV<D> L;
+    uint32_t base;
+    Pipeline<L::KV_STAGES> kv;                  // keys and values of a work tile: k of both consumers, v of both
+    Pipeline<L::STAGES> rows;                   // boxes of q and do, and their stats
+    WorkTile *work;                             // [2]: of work tile n in n & 1; full and empty with kv
+    static constexpr int BARRIERS = 2 * (L::KV_STAGES + L::STAGES);
+
+    __device__ KeysBlock(unsigned char *raw, uint64_t *barriers, WorkTile *w, Packing h) : work(w) {
+        base = (shared_address(raw) + 1023) & ~1023u;
+        kv = { shared_address(barriers) };
+        rows = { kv.barriers + L::KV_STAGES*16 };
+        if (threadIdx.x == 0) {
+            kv.init(8), rows.init(8);
+            fence_barrier_init();
+        }
+        if (h.box_rows < 64) {                                          // rows that no copy fills are operands too: zeros
+            unsigned char *tiles = raw + (base - shared_address(raw));
+            for (int i = L::q + threadIdx.x*16; i < L::out; i += L::THREADS*16) *(int4 *)(tiles + i) = make_int4(0, 0, 0, 0);
+            fence_async_proxy();
+        }
+        __syncthreads();
+    }
+    __device__ uint32_t q_box(int r) const { return base + L::q + r % L::STAGES * L::box; }
+    __device__ uint32_t dout_box(int r) const { return base + L::dout + r % L::STAGES * L::box; }
+    __device__ uint32_t stats(int r) const { return base + L::stats + r % L::STAGES * (int)sizeof(BoxStats); }
+    // The first box with a row that sees a key from `key` on.
+    __device__ static int first_box(int key, Packing h) { return key * h.Q / h.box_rows; }
+};
+
+// The producer, one thread. n counts work tiles, r boxes of rows.
+template <int D> __device__ static inline void
+backward_kv_produce(const KeysBlock<D> &b, const CUtensorMap *q_map, const CUtensorMap *dout_map, const CUtensorMap *kv_map,
+                    const BoxStats *stats, Packing h, Schedule schedule) {
+    typedef BackwardKV<D> L;
+    unsigned number = draw_tile(h, schedule);
+    for (int n = 0, r = 0;; n++) {
+        WorkTile w = work_tile(number, h, schedule);
+        if (w.tile >= 0) {
+            number = draw_tile(h, schedule);
+            w.tile = schedule.tiles - 1 - w.tile;                       // most rows see the first keys
+        }
+        b.kv.wait_empty(n);
+        b.work[n & 1] = w;
+        if (w.tile < 0) { barrier_arrive(b.kv.full(n)); break; }
+        barrier_expect(b.kv.full(n), 4 * L::box);
+        #pragma unroll
+        for (int i = 0; i < 4; i++)
+            load_keys<D, 64>(b.base + L::k + (n % L::KV_STAGES * 4 + i)*L::box, kv_map, b.kv.full(n), w.tile*128 + i%2*64, i/2, w);
+        for (int box = b.first_box(w.tile*128, h); box < h.boxes; box++, r++) {
+            b.rows.acquire(r, 2 * h.box_rows * D * 2 + (int)sizeof(BoxStats));
+            load_box<D>(b.q_box(r), q_map, b.rows.full(r), box, h, w);
+            load_box<D>(b.dout_box(r), dout_map, b.rows.full(r), box, h, w);
+            bulk_load(b.stats(r), stats + (size_t)w.pair*h.boxes + box, b.rows.full(r), (int)sizeof(BoxStats));
+        }
+    }
+}
+
+// A consumer's keys from k0 on: dk and dv over the boxes from `box` on. k, v: its keys and values in shared memory.
+template <int D> __device__ static inline void
+backward_kv_mainloop(float (&dk)[D / 2], float (&dv)[D / 2], const KeysBlock<D> &b, uint32_t k, uint32_t v, int k0, int box,
+                     float c, Packing h, int &r) {
+    constexpr bool AHEAD = BackwardKV<D>::AHEAD;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    float p[32], dp[32];
+    uint32_t p_operand[16], ds_operand[16];
+    auto queue_scores = [&](int at) { b.rows.wait_full(at), product_abt<64, D>(p, k, b.q_box(at)); };
+    auto step = [&](int i, auto last) {                                 // last: no scores after these
+        const uint32_t stats = b.stats(r) + lane%4 * 16;
+        if constexpr (AHEAD) wgmma_wait<0>();
+        else queue_scores(r);
+        product_abt<64, D>(dp, v, b.dout_box(r));
+        if constexpr (!AHEAD) wgmma_wait<1>();
+        pin(p);
+        #pragma unroll
+        for (int j = 0; j < 32; j += 8) {
+            const float4 lse = load_shared_floats(stats + 8*j);
+            #pragma unroll
+            for (int e = 0; e < 8; e++) p[j + e] = exp2_fast(p[j + e] * c - (e < 4 ? e%2 ? lse.y : lse.x : e%2 ? lse.w : lse.z));
+        }
+        if ((k0 + 63) * h.Q > i * h.box_rows)                           // the first row does not see the last key
+            #pragma unroll
+            for (int j = 0; j < 32; j++)
+                if ((k0 + warp*16 + lane/4 + j/2%2*8) * h.Q > i * h.box_rows + j/4*8 + lane%4*2 + j%2) p[j] = 0;
+        pack_operand(p_operand, p);
+        product_ab<D, 64>(dv, p_operand, b.dout_box(r));
+        wgmma_wait<1>();                                                // dp
+        pin(dp);
+        #pragma unroll
+        for (int j = 0; j < 32; j += 8) {
+            const float4 delta = load_shared_floats(stats + 8*j + (int)offsetof(BoxStats, delta));
+            #pragma unroll
+            for (int e = 0; e < 8; e++) p[j + e] *= dp[j + e] - (e < 4 ? e%2 ? delta.y : delta.x : e%2 ? delta.w : delta.z);
+        }
+        pack_operand(ds_operand, p);
+        product_ab<D, 64>(dk, ds_operand, b.q_box(r));
+        if constexpr (last.value || !AHEAD) wgmma_wait<0>();
+        else {
+            queue_scores(r + 1);
+            wgmma_wait<1>();                                            // dv and dk
+        }
+        pin(dv);
+        pin(dk);
+        b.rows.release(r++);
+    };
+    if (box >= h.boxes) return;
+    if (AHEAD) queue_scores(r);
+    for (; box + 1 < h.boxes; box++) step(box, Bool<false>());
+    step(box, Bool<true>());
+}
+#endif
+
+// Scores are computed transposed, keys down and rows across, so that p^T and ds^T are operands a of the next products:
 //     p^T = exp(k q^T / sqrt(D) - lse), dp^T = v do^T, dv += p^T do, ds^T = p^T (dp^T - delta), dk += ds^T q.
 // 8*D flop per pair.
-template <int D> __global__ static void __launch_bounds__(384, 1)
-hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
-            const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dkv_map,
-            const Stats *stats, Heads h, Order order) {
+template <int D> __global__ static void __launch_bounds__(BackwardKV<D>::THREADS, 1)
+attention_backward_kv_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map,
+                             const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ CUtensorMap dkv_map,
+                             const BoxStats *stats, Packing h, Schedule schedule) {
 #if defined(HOPPER)
-    typedef Keys<D> At;
-    enum { STAGES = At::STAGES, TILES = At::TILES };
+    typedef BackwardKV<D> L;
     extern __shared__ unsigned char raw[];
-    __shared__ uint64_t barriers[2*TILES + 2*STAGES];
-    __shared__ Work work[2];
-    const uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-    const Ring<TILES> k_ring = { shared_address(barriers) };
-    const Ring<STAGES> ring = { k_ring.barriers + TILES*16 };
-    const int mine = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    if (threadIdx.x == 0) {
-        k_ring.open(8), ring.open(8);
-        barrier_init_done();
-    }
-    if (h.fill < 64) {                                                  // rows that no copy brings are factors too: zeros
-        unsigned char *tiles = raw + (base - shared_address(raw));
-        for (int i = At::q + threadIdx.x*16; i < At::out; i += 384*16) *(int4 *)(tiles + i) = make_int4(0, 0, 0, 0);
-        publish();
-    }
-    __syncthreads();
+    __shared__ uint64_t barriers[KeysBlock<D>::BARRIERS];
+    __shared__ WorkTile work[2];
+    const int consumer = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
+    const KeysBlock<D> b(raw, barriers, work, h);
 
-    if (mine < 0) {
+    if (consumer < 0) {
         give_registers<56>();
-        if (threadIdx.x) return;
-        unsigned number = take_number(h, order);
-        for (int n = 0, turn = 0;; n++) {
-            Work w = work_of(number, h, order);
-            if (w.tile >= 0) {
-                number = take_number(h, order);
-                w.tile = order.tiles - 1 - w.tile;                      // the first keys are seen by most
-            }
-            k_ring.await_empty(n);
-            work[n & 1] = w;
-            if (w.tile < 0) { barrier_arrive(k_ring.full(n)); break; }
-            barrier_expect(k_ring.full(n), 4 * At::box);
-            #pragma unroll
-            for (int i = 0; i < 4; i++)
-                load_keys<D, 64>(base + At::k + (n % TILES * 4 + i)*At::box, &kv_map, k_ring.full(n),
-                                 w.tile*128 + i%2*64, i/2, w);
-            for (int i = w.tile*128 * h.Q / h.fill; i < h.boxes; i++, turn++) {
-                const int s = turn % STAGES;
-                ring.expect(turn, 2 * h.fill * D * 2 + (int)sizeof(Stats));
-                load_rows<D>(base + At::q + s*At::box, &q_map, ring.full(turn), i, h, w);
-                load_rows<D>(base + At::dout + s*At::box, &dout_map, ring.full(turn), i, h, w);
-                bulk_load(base + At::stats + s*(int)sizeof(Stats), stats + (size_t)w.pair*h.boxes + i, ring.full(turn),
-                          (int)sizeof(Stats));
-            }
-        }
+        if (threadIdx.x == 0) backward_kv_produce<D>(b, &q_map, &dout_map, &kv_map, stats, h, schedule);
         return;
     }
 
     take_registers<224>();
-    const uint32_t out_mine = base + At::out + mine*2*At::box;
+    const uint32_t out = b.base + L::out + consumer*2*L::box;           // dk, then dv
     const float c = LOG2E / sqrtf((float)D);
-    for (int n = 0, turn = 0;; n++) {
-        k_ring.await(n);
+    for (int n = 0, r = 0;; n++) {
+        b.kv.wait_full(n);
         const int tile = uniform(work[n & 1].tile);
         if (tile < 0) break;
-        const uint32_t k_mine = base + At::k + (n % TILES * 4 + mine)*At::box, v_mine = k_mine + 2*At::box;
-        const int k0 = tile*128 + mine*64;
-        float dk[D / 2], dv[D / 2], p[32], dp[32];
-        uint32_t first[16], second[16];                                 // p and ds as factors
+        const uint32_t k = b.base + L::k + (n % L::KV_STAGES * 4 + consumer)*L::box, v = k + 2*L::box;
+        const int k0 = tile*128 + consumer*64;
+        float dk[D / 2], dv[D / 2];
         #pragma unroll
         for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
         pin(dk), pin(dv);
-        auto scores = [&](int at) {
-            ring.await(at);
-            multiply_along<64, D>(p, k_mine, base + At::q + at % STAGES * At::box);
-        };
-        auto step = [&](int i, auto last) {                             // last: no scores after these
-            const int s = turn % STAGES;
-            const uint32_t of = base + At::stats + s*(int)sizeof(Stats) + lane%4 * 16;
-            if constexpr (At::AHEAD) wgmma_wait<0>();
-            else scores(turn);
-            multiply_along<64, D>(dp, v_mine, base + At::dout + s*At::box);
-            if constexpr (!At::AHEAD) wgmma_wait<1>();
-            pin(p);
-            #pragma unroll
-            for (int j = 0; j < 32; j += 8) {
-                const float4 lse = load_shared_floats(of + 8*j);
-                #pragma unroll
-                for (int e = 0; e < 8; e++) p[j + e] = exp2_fast(p[j + e] * c - (e < 4 ? e%2 ? lse.y : lse.x : e%2 ? lse.w : lse.z));
-            }
-            if ((k0 + 63) * h.Q > i * h.fill)                           // the first row does not see the last key
-                #pragma unroll
-                for (int j = 0; j < 32; j++)
-                    if ((k0 + warp*16 + lane/4 + j/2%2*8) * h.Q > i * h.fill + j/4*8 + lane%4*2 + j%2) p[j] = 0;
-            round_pairs(first, p);
-            multiply_registers<D, 64>(dv, first, base + At::dout + s*At::box);
-            wgmma_wait<1>();
-            pin(dp);
-            #pragma unroll
-            for (int j = 0; j < 32; j += 8) {
-                const float4 delta = load_shared_floats(of + 8*j + (int)offsetof(Stats, delta));
-                #pragma unroll
-                for (int e = 0; e < 8; e++) p[j + e] *= dp[j + e] - (e < 4 ? e%2 ? delta.y : delta.x : e%2 ? delta.w : delta.z);
-            }
-            round_pairs(second, p);
-            multiply_registers<D, 64>(dk, second, base + At::q + s*At::box);
-            if constexpr (last.value || !At::AHEAD) wgmma_wait<0>();
-            else {
-                scores(turn + 1);
-                wgmma_wait<1>();
-            }
-            pin(dv);
-            pin(dk);
-            ring.release(turn++);
-        };
 
-        int i = tile*128 * h.Q / h.fill;
-        const int seen = min(k0 * h.Q / h.fill, h.boxes);                 // the rows before see no key of mine
-        for (; i < seen; i++) ring.pass(turn++);
-        if (i < h.boxes) {
-            if (At::AHEAD) scores(turn);
-            for (; i + 1 < h.boxes; i++) step(i, Bool<false>());
-            step(i, Bool<true>());
-        }
-        const Work w = work[n & 1];                                     // read before it may be overwritten
-        k_ring.release(n);
+        int box = b.first_box(tile*128, h);
+        const int first = min(b.first_box(k0, h), h.boxes);             // rows before see none of this consumer's keys
+        for (; box < first; box++) b.rows.skip(r++);
+        backward_kv_mainloop<D>(dk, dv, b, k, v, k0, box, c, h, r);
+        const WorkTile w = work[n & 1];                                 // read before it may be overwritten
+        b.kv.release(n);
+
         #pragma unroll
         for (int j = 0; j < D / 2; j++) dk[j] *= c * LN2;
         if (thread == 0) bulk_wait_read<0>();
-        meet(1 + mine, 128);
-        place_rows<D>(out_mine, dk);
-        place_rows<D>(out_mine + At::box, dv);
-        publish();
-        meet(1 + mine, 128);
+        consumer_sync(consumer);
+        stage_rows<D>(out, dk);
+        stage_rows<D>(out + L::box, dv);
+        fence_async_proxy();
+        consumer_sync(consumer);
         if (thread == 0) {
-            #pragma unroll
-            for (int d = 0; d < D; d += 64)
-                bulk_store(&dkv_map, out_mine + d*128, d, make_int4(k0, w.g, 0, w.b)),
-                bulk_store(&dkv_map, out_mine + At::box + d*128, d, make_int4(k0, w.g, 1, w.b));
+            store_rows<D>(&dkv_map, out, make_int4(k0, w.g, 0, w.b));
+            store_rows<D>(&dkv_map, out + L::box, make_int4(k0, w.g, 1, w.b));
             bulk_commit();
         }
     }
@@ -639,49 +749,71 @@ hopper_keys(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ C
 // ---- the host's side ----------------------------------------------------------------------------------------------------
 
 // The packed rows of x (B,T,Q*G,D) as a map {column, within fold, fold, key/value head, sequence}.
-static bool map_rows(CUtensorMap *map, const void *x, Heads h, int D) {
-    const uint64_t d = (uint64_t)D, G = (uint64_t)h.G, Q = (uint64_t)h.Q, fold = (uint64_t)h.fold, all = (uint64_t)h.count;
-    const uint64_t extent[] = { d, fold, all / fold, G, (uint64_t)(h.pairs / h.G) };
-    const uint64_t folded[] = { d, Q*G*d, Q*d, all*G*d }, even[] = { G*d, G*d, d, all*G*d };
-    const uint32_t box[] = { 64, (uint32_t)h.fold, (uint32_t)(h.fill / h.fold), 1, 1 };
+static bool map_rows(CUtensorMap *map, const void *x, Packing h, int D) {
+    const uint64_t d = (uint64_t)D, G = (uint64_t)h.G, Q = (uint64_t)h.Q, fold = (uint64_t)h.fold, rows = (uint64_t)h.rows;
+    const uint64_t extent[] = { d, fold, rows / fold, G, (uint64_t)(h.pairs / h.G) };
+    const uint64_t folded[] = { d, Q*G*d, Q*d, rows*G*d }, even[] = { G*d, G*d, d, rows*G*d };
+    const uint32_t box[] = { 64, (uint32_t)h.fold, (uint32_t)(h.box_rows / h.fold), 1, 1 };
     return tensor_map_of(map, x, 2, 5, extent, h.fold > 1 ? folded : even, box);
 }
 // kv (B,T,2,G,D) as a map {column, key, key/value head, key or value, sequence}.
-static bool map_keys(CUtensorMap *map, const void *x, Heads h, int D, int keys) {
+static bool map_keys(CUtensorMap *map, const void *x, Packing h, int D, int keys) {
     const uint64_t d = (uint64_t)D, G = (uint64_t)h.G, T = (uint64_t)h.T;
     const uint64_t extent[] = { d, T, G, 2, (uint64_t)(h.pairs / h.G) };
     const uint64_t pitch[] = { 2*G*d, d, G*d, T*2*G*d };
     const uint32_t box[] = { 64, (uint32_t)keys, 1, 1, 1 };
     return tensor_map_of(map, x, 2, 5, extent, pitch, box);
 }
-static Heads heads_of(HeadOrder order, int B, int T, int G, int Q) {
-    const int fold = order == HEADS_TILED ? 1 : Q, fill = 64 / fold * fold;
-    return { order, T, G, Q, B*G, T*Q, fold, fill, (int)divide_up((size_t)T*Q, (size_t)fill) };
+static Packing packing_of(HeadOrder order, int B, int T, int G, int Q) {
+    const int fold = order == HEADS_TILED ? 1 : Q, box_rows = 64 / fold * fold;
+    return { order, T, G, Q, B*G, T*Q, fold, box_rows, (int)divide_up((size_t)T*Q, (size_t)box_rows) };
 }
-// A group has up to four tiles for every SM: so few that its keys are still in L2 when they are read again, yet enough for
-// the largest tiles of the last group to be done before its small ones run out. Groups are equal, give or take a pair, or
-// the last could be a remainder that leaves most SMs idle.
-static Order order_of(Heads h, int count, int tile) {
-    const int tiles = (int)divide_up((size_t)count, (size_t)tile);
+// Tiles of `size` out of `count` boxes or keys of a pair. A group has up to four tiles for every SM: few enough for its keys to
+// be in L2 still when they are read again, and enough for the largest tiles of the last group to be done before its small ones run
+// out. Groups differ by one pair at most: a small last group would leave most SMs idle.
+static Schedule schedule_of(Packing h, int count, int size) {
+    const int tiles = (int)divide_up((size_t)count, (size_t)size);
     const size_t all = (size_t)h.pairs * (size_t)tiles, groups = divide_up(all, (size_t)4 * context()->sm_count);
     const int n = groups < (size_t)h.pairs ? (int)groups : h.pairs;
-    return { tiles, h.pairs / n, h.pairs % n };
+    return { tiles, h.pairs / n, h.pairs % n, context()->work_counter };
 }
-static unsigned blocks_for(Heads h, Order o) { return (unsigned)min(o.tiles * h.pairs, context()->sm_count); }
+static unsigned blocks_for(Packing h, Schedule schedule) { return (unsigned)min(schedule.tiles * h.pairs, context()->sm_count); }
 static bool can_use(const void *a, const void *b, const void *c, const void *d, int B, int T, int Q, int D) {
     return context()->arch == 90 && (D == 64 || D == 128) && Q <= 64 && B > 0 && T > 0
         && ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d) % 16 == 0;
 }
+template <class Kernel> static Kernel allow_shared(Kernel kernel, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return kernel;
+}
 
-template <int D> static bool launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Heads h) {
-    typedef Forward<D> At;
+// False: the driver cannot make the maps; nothing was done.
+template <int D> static bool launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, Packing h) {
+    typedef Forward<D> L;
     CUtensorMap q_map, kv_map, out_map;
-    if (!map_rows(&q_map, q, h, D) || !map_rows(&out_map, out, h, D) || !map_keys(&kv_map, kv, h, D, At::KEYS))
+    if (!map_rows(&q_map, q, h, D) || !map_rows(&out_map, out, h, D) || !map_keys(&kv_map, kv, h, D, L::KEYS))
         return false;
-    const Order order = order_of(h, h.boxes, At::CONSUMERS);
-    auto *kernel = hopper_forward<D>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::bytes));
-    LAUNCH(kernel, blocks_for(h, order), At::THREADS, At::bytes, q_map, kv_map, out_map, lse, h, order);
+    const Schedule schedule = schedule_of(h, h.boxes, L::CONSUMERS);
+    auto *kernel = allow_shared(attention_forward_kernel<D>, L::bytes);
+    LAUNCH(kernel, blocks_for(h, schedule), L::THREADS, L::bytes, q_map, kv_map, out_map, lse, h, schedule);
+    return true;
+}
+template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
+                                             const floatX *q, const floatX *kv, Packing h) {
+    typedef BackwardQ<D> LQ;
+    typedef BackwardKV<D> LKV;
+    CUtensorMap q_map, dout_map, out_map, dq_map, kv_map, dkv_map;
+    if (!map_rows(&q_map, q, h, D) || !map_rows(&dout_map, dout, h, D) || !map_rows(&out_map, out, h, D)
+        || !map_rows(&dq_map, dq, h, D) || !map_keys(&kv_map, kv, h, D, 64) || !map_keys(&dkv_map, dkv, h, D, 64))
+        return false;
+    const Schedule by_rows = schedule_of(h, h.boxes, LQ::CONSUMERS), by_keys = schedule_of(h, h.T, 128);
+    BoxStats *stats = (BoxStats *)workspace((size_t)h.boxes * h.pairs * sizeof *stats);
+    auto *for_q = allow_shared(attention_backward_q_kernel<D>, LQ::bytes);
+    auto *for_kv = allow_shared(attention_backward_kv_kernel<D>, LKV::bytes);
+    LAUNCH(for_q, blocks_for(h, by_rows), LQ::THREADS, LQ::bytes,
+           q_map, dout_map, out_map, kv_map, dq_map, stats, lse, h, by_rows);
+    LAUNCH(for_kv, blocks_for(h, by_keys), LKV::THREADS, LKV::bytes,
+           q_map, dout_map, kv_map, dkv_map, stats, h, by_keys);
     return true;
 }
 
@@ -689,33 +821,14 @@ static Device portable;                                 // attention.cu's functi
 
 static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadOrder order,
                               int B, int T, int G, int Q, int D) {
-    const Heads h = heads_of(order, B, T, G, Q);
+    const Packing h = packing_of(order, B, T, G, Q);
     if (!can_use(out, q, kv, NULL, B, T, Q, D)
         || !(D == 64 ? launch_forward<64>(out, lse, q, kv, h) : launch_forward<128>(out, lse, q, kv, h)))
         portable.attention_forward(out, lse, q, kv, order, B, T, G, Q, D);
 }
-
-template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
-                                             const floatX *q, const floatX *kv, Heads h) {
-    CUtensorMap q_map, dout_map, out_map, dq_map, kv_map, dkv_map;
-    if (!map_rows(&q_map, q, h, D) || !map_rows(&dout_map, dout, h, D) || !map_rows(&out_map, out, h, D)
-        || !map_rows(&dq_map, dq, h, D) || !map_keys(&kv_map, kv, h, D, 64) || !map_keys(&dkv_map, dkv, h, D, 64))
-        return false;
-    const Order by_rows = order_of(h, h.boxes, Queries<D>::CONSUMERS), by_keys = order_of(h, h.T, 128);
-    Stats *stats = (Stats *)workspace((size_t)h.boxes * h.pairs * sizeof *stats);
-    auto *queries = hopper_queries<D>;
-    auto *keys = hopper_keys<D>;
-    CUDA_CHECK(cudaFuncSetAttribute(queries, cudaFuncAttributeMaxDynamicSharedMemorySize, Queries<D>::bytes));
-    CUDA_CHECK(cudaFuncSetAttribute(keys, cudaFuncAttributeMaxDynamicSharedMemorySize, Keys<D>::bytes));
-    LAUNCH(queries, blocks_for(h, by_rows), Queries<D>::THREADS, Queries<D>::bytes,
-           q_map, dout_map, out_map, kv_map, dq_map, stats, lse, h, by_rows);
-    LAUNCH(keys, blocks_for(h, by_keys), 384, Keys<D>::bytes,
-           q_map, dout_map, kv_map, dkv_map, stats, h, by_keys);
-    return true;
-}
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
                                const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D) {
-    const Heads h = heads_of(order, B, T, G, Q);
+    const Packing h = packing_of(order, B, T, G, Q);
     if (!can_use(dq, dkv, dout, out, B, T, Q, D) || !can_use(q, kv, NULL, NULL, B, T, Q, D)
         || !(D == 64 ? launch_backward<64>(dq, dkv, dout, out, lse, q, kv, h)
                      : launch_backward<128>(dq, dkv, dout, out, lse, q, kv, h)))

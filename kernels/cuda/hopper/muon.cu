@@ -18,13 +18,12 @@
 // With more rows than columns all this is done with X^T: a slab is then 64 rows of X, and lies the other way in shared memory.
 //
 // Multiplications of a step, in units of 2 k^2 flop: 10/16 (n + k) + n, of k x n. It reads and writes 6 n k bytes.
-#include "kernels/cuda/impl.cuh"
+#include "gemm.cuh"
 #include "muon.cuh"
-#include "pipeline.cuh"
 
 #if defined(PRECISION_BF16)
-enum { SIDE = 256, BLOCK = 64 * 128, STAGE = SIDE * 128, STAGES = 3, SQUARE = 4 * STAGE, THREADS = 384, ORDER_SHIFT = 4 };
-enum { STAGES_AT = SQUARE, BARRIERS_AT = STAGES_AT + STAGES * STAGE, SUMS_AT = BARRIERS_AT + 2 * STAGES * 8, STORED_AT = SUMS_AT + 32,
+enum { SIDE = 256, STAGE = SIDE * 128, STAGES = 3, SQUARE = 4 * STAGE, ORDER_SHIFT = 4 };
+enum { STAGES_AT = SQUARE, BARRIERS_AT = STAGES_AT + STAGES * STAGE, SUMS_AT = BARRIERS_AT + STAGES * 16, STORED_AT = SUMS_AT + 32,
        BYTES = STORED_AT + 8 + 1024 };
 static_assert(BYTES <= 232448, "what a block can have");
 
@@ -45,7 +44,7 @@ __device__ static inline void fence_copies(void) { asm volatile("fence.proxy.asy
 
 // One thread orders all slabs, for two passes a step.
 template <bool tall> __device__ static void produce(const CUtensorMap *x_map, const CUtensorMap *out_map, uint32_t base, int slabs) {
-    const Ring<STAGES> ring = { base + BARRIERS_AT };
+    const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     int turn = 0;
     for (int step = 0; step < MUON_STEPS; step++) {
         const CUtensorMap *map = step ? out_map : x_map;
@@ -58,32 +57,24 @@ template <bool tall> __device__ static void produce(const CUtensorMap *x_map, co
                 fence_copies();
             }
             const uint32_t to = base + STAGES_AT + turn % STAGES * STAGE;
-            ring.expect(turn, STAGE);
-            if (!tall) bulk_load(to, map, ring.full(turn), slab * 64, 0, blockIdx.x);
-            else for (int c = 0; c < 4; c++) bulk_load(to + c * BLOCK, map, ring.full(turn), c * 64, slab * 64, blockIdx.x);
+            pipe.acquire(turn, STAGE);
+            if (!tall) bulk_load(to, map, pipe.full(turn), slab * 64, 0, blockIdx.x);
+            else for (int c = 0; c < 4; c++) bulk_load(to + c * SLAB, map, pipe.full(turn), c * 64, slab * 64, blockIdx.x);
         }
     }
 }
 
 // A symmetric matrix in shared memory: four slabs of 64 columns, each of 256 rows of 128 bytes, swizzled. Its block (p, q); in it
 // the 16 rows of this warp.
-__device__ static inline uint32_t block_of(uint32_t square, int p, int q) { return square + q * STAGE + p * BLOCK; }
+__device__ static inline uint32_t block_of(uint32_t square, int p, int q) { return square + q * STAGE + p * SLAB; }
 __device__ static inline int warp_of_four(void) { return threadIdx.x % 128 / 32; }
-// 16 x 16 numbers of a warp, x as wgmma leaves sums 8j..8j+7 of 64 columns: where they lie in 16 rows of 128 bytes,
-__device__ static inline uint32_t fragment(uint32_t rows, int j) {
-    const int lane = threadIdx.x % 32, r = lane % 16;
-    return rows + r * 128 + (((2 * j + lane / 16) ^ r % 8) << 4);
+// The transpose of put_columns: columns 16j.. become rows 16j.. of 128 bytes, in which this warp has its 16 columns.
+__device__ static inline void put_rows_of_columns(uint32_t rows, int j, const float *x) {
+    const int lane = threadIdx.x % 32;
+    stmatrix_trans(rows + swizzled(j * 16 + lane / 16 * 8 + lane % 8, warp_of_four() * 2 + lane / 8 % 2), pack_bf16(x[0], x[1]),
+                   pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
-__device__ static inline void put(uint32_t rows, int j, const float *x) {
-    stmatrix(fragment(rows, j), pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-}
-// and transposed: rows 16j.. of 128 bytes, in which this warp has its 16 columns.
-__device__ static inline void put_transposed(uint32_t rows, int j, const float *x) {
-    const int lane = threadIdx.x % 32, row = j * 16 + lane / 16 * 8 + lane % 8, chunk = warp_of_four() * 2 + lane / 8 % 2;
-    stmatrix_trans(rows + row * 128 + ((chunk ^ row % 8) << 4), pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
-                   pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
-}
-// Is sum i of fragment j of a block on the diagonal a diagonal one?
+// Of sums 8j .. 8j+7 of a block on the diagonal, is the i-th on its diagonal?
 __device__ static inline bool diagonal(int j, int i) {
     const int lane = threadIdx.x % 32, row = warp_of_four() * 16 + lane / 4 + i / 2 % 2 * 8, column = 16 * j + i / 4 * 8 + lane % 4 * 2 + i % 2;
     return row == column;
@@ -95,8 +86,8 @@ template <int p> __device__ static inline void put_rows(uint32_t square, const f
     for (int q = 0; q <= p; q++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            put(block_of(square, p, q) + warp_of_four() * (BLOCK / 4), j, &x[q * 32 + j * 8]);
-            if (q < p) put_transposed(block_of(square, q, p), j, &x[q * 32 + j * 8]);
+            put_columns(block_of(square, p, q) + warp_of_four() * (SLAB / 4), j, &x[q * 32 + j * 8]);
+            if (q < p) put_rows_of_columns(block_of(square, q, p), j, &x[q * 32 + j * 8]);
         }
 }
 template <int p> __device__ static inline float trace(const float (&x)[32 * (p + 1)]) {
@@ -115,7 +106,8 @@ template <int p> __device__ static inline void polynomial(uint32_t gram, float (
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t g[4];
-            ldmatrix(g, fragment(block_of(gram, p, q) + warp_of_four() * (BLOCK / 4), j));
+            const int lane = threadIdx.x % 32;
+            ldmatrix(g, block_of(gram, p, q) + warp_of_four() * (SLAB / 4) + swizzled(lane % 16, 2 * j + lane / 16));
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float &y = x[q * 32 + j * 8 + i];
@@ -124,37 +116,37 @@ template <int p> __device__ static inline void polynomial(uint32_t gram, float (
         }
 }
 
-// Both of a consumer's rows of blocks: += of 16 of k. a, b: where block 0 lies.
-template <int consumer, int across> __device__ static inline void multiply_rows(float (&low)[32 * (consumer + 1)],
+// Both of a consumer's rows of blocks += the products of 16 of k. at: where block 0 lies.
+template <int consumer, Major major> __device__ static inline void multiply_rows(float (&low)[32 * (consumer + 1)],
         float (&high)[32 * (4 - consumer)], uint32_t at, int accumulate) {
-    const uint64_t right = operand(at, !across);
-    wgmma<64 * (consumer + 1), across, across>(low, operand(at + consumer * BLOCK, !across), right, accumulate);
-    wgmma<64 * (4 - consumer), across, across>(high, operand(at + (3 - consumer) * BLOCK, !across), right, accumulate);
+    const uint64_t right = descriptor(at, major);
+    wgmma<64 * (consumer + 1), major, major>(low, descriptor(at + consumer * SLAB, major), right, accumulate);
+    wgmma<64 * (4 - consumer), major, major>(high, descriptor(at + (3 - consumer) * SLAB, major), right, accumulate);
 }
 
 // The polynomial of a step, from slabs of X to shared memory.
 template <int consumer, bool tall> __device__ static inline void form_polynomial(uint32_t base, unsigned char *generic, int slabs,
         int step, int &turn) {
-    const Ring<STAGES> ring = { base + BARRIERS_AT };
+    const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     float low[32 * (consumer + 1)] = {}, high[32 * (4 - consumer)] = {}, scale = 1;     // set: else they would be kept from step to step
     for (int i = 0; i < slabs; i++, turn++) {
-        ring.await(turn);
+        pipe.wait_full(turn);
         pin(low), pin(high);
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++)
-            multiply_rows<consumer, tall>(low, high, base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32), i | k16);
+            multiply_rows<consumer, tall ? MN_MAJOR : K_MAJOR>(low, high, base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32), i | k16);
         wgmma_commit();
         wgmma_wait<1>();
-        if (i) ring.release(turn - 1);
+        if (i) pipe.release(turn - 1);
     }
     wgmma_wait<0>();
     pin(low), pin(high);
-    ring.release(turn - 1);
+    pipe.release(turn - 1);
     if (step == 0) {                                                            // divide by the norm
         float *const sums = (float *)(generic + SUMS_AT), sum = warp_sum(trace<consumer>(low) + trace<3 - consumer>(high));
         if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 - 4] = sum;
-        meet(1, 256);
+        named_barrier_sync(1, 256);
         float norm = 0;
         for (int i = 0; i < 8; i++) norm += sums[i];
         const float shrink = norm > 0 ? 1 / norm : 0;
@@ -163,61 +155,62 @@ template <int consumer, bool tall> __device__ static inline void form_polynomial
         for (float &x : low) x *= shrink;
 #pragma unroll
         for (float &x : high) x *= shrink;
-    } else meet(1, 256);                                                        // nobody reads the last polynomial any more
+    } else named_barrier_sync(1, 256);                                                        // nobody reads the last polynomial any more
     put_rows<consumer>(base, low), put_rows<3 - consumer>(base, high);
-    publish();
-    meet(1, 256);
+    fence_async_proxy();
+    named_barrier_sync(1, 256);
     pin(low), pin(high);
     wgmma_fence();
 #pragma unroll
     for (int k16 = 0; k16 < 16; k16++)
-        multiply_rows<consumer, 0>(low, high, base + k16 / 4 * STAGE + k16 % 4 * 32, k16);
+        multiply_rows<consumer, K_MAJOR>(low, high, base + k16 / 4 * STAGE + k16 % 4 * 32, k16);
     wgmma_commit();
     wgmma_wait<0>();
     pin(low), pin(high);
     polynomial<consumer>(base, low, scale), polynomial<3 - consumer>(base, high, scale);
-    meet(1, 256);                                                               // all have read X X^T
+    named_barrier_sync(1, 256);                                                               // all have read X X^T
     put_rows<consumer>(base, low), put_rows<3 - consumer>(base, high);
-    publish();
-    meet(1, 256);
+    fence_async_proxy();
+    named_barrier_sync(1, 256);
 }
 
 // Every second slab of X becomes that of the polynomial times X.
 template <int consumer, bool tall> __device__ static inline void apply_polynomial(const CUtensorMap *out_map, uint32_t base, int slabs,
         int step, int &turn, int &stored) {
-    const Ring<STAGES> ring = { base + BARRIERS_AT };
+    const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool first = threadIdx.x % 128 == 0;
     for (int i = 0; i < slabs; i++, turn++) {
-        if (i % 2 != consumer) { ring.pass(turn); continue; }
+        if (i % 2 != consumer) { pipe.skip(turn); continue; }
         const uint32_t stage = base + STAGES_AT + turn % STAGES * STAGE;
         const int slab = slab_of(step, slabs - 1 - i, slabs);
         float sum[SIDE / 2] = {};
-        ring.await(turn);
+        pipe.wait_full(turn);
         pin(sum);
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < SIDE / 16; k16++)
-            wgmma<SIDE, !tall, 0>(sum, tall ? operand(stage + k16 / 4 * BLOCK + k16 % 4 * 32, true) : operand(stage + k16 * 2048, false),
-                                  operand(base + k16 / 4 * STAGE + k16 % 4 * 32, true), k16);
+            wgmma<SIDE, tall ? K_MAJOR : MN_MAJOR, K_MAJOR>(sum,
+                tall ? descriptor(stage + k16 / 4 * SLAB + k16 % 4 * 32, K_MAJOR) : descriptor(stage + k16 * 2048, MN_MAJOR),
+                descriptor(base + k16 / 4 * STAGE + k16 % 4 * 32, K_MAJOR), k16);
         wgmma_commit();
         wgmma_wait<0>();
         pin(sum);
         if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
-        meet(2 + consumer, 128);                                                // all four warps have read the slab
+        named_barrier_sync(2 + consumer, 128);                                                // all four warps have read the slab
 #pragma unroll
         for (int j = 0; j < 16; j++)
-            if (tall) put(stage + j / 4 * BLOCK + warp_of_four() * (BLOCK / 4), j % 4, &sum[j * 8]);
-            else put_transposed(stage, j, &sum[j * 8]);
-        publish();
-        meet(2 + consumer, 128);
+            if (tall) put_columns(stage + j / 4 * SLAB + warp_of_four() * (SLAB / 4), j % 4, &sum[j * 8]);
+            else put_rows_of_columns(stage, j, &sum[j * 8]);
+        fence_async_proxy();
+        named_barrier_sync(2 + consumer, 128);
         if (first) {
             if (!tall) bulk_store(out_map, stage, slab * 64, 0, blockIdx.x);
-            else for (int c = 0; c < 4; c++) bulk_store(out_map, stage + c * BLOCK, c * 64, slab * 64, blockIdx.x);
+            else for (int c = 0; c < 4; c++) bulk_store(out_map, stage + c * SLAB, c * 64, slab * 64, blockIdx.x);
             bulk_commit();
             bulk_wait_read<0>();
         }
         stored++;
-        ring.release(turn);
+        pipe.release(turn);
     }
     if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
 }
@@ -238,9 +231,9 @@ void newton_schulz(const __grid_constant__ CUtensorMap x_map, const __grid_const
     extern __shared__ unsigned char raw[];
     const uint32_t at = shared_address(raw), skip = -at & 1023, base = at + skip;   // the swizzle counts from multiples of 1024
     if (threadIdx.x == 0) {
-        Ring<STAGES>{ base + BARRIERS_AT }.open(8);
+        Pipeline<STAGES>{ base + BARRIERS_AT }.init(8);
         for (int i = 0; i < 2; i++) tell(base + STORED_AT + i * 4, 0);
-        barrier_init_done();
+        fence_barrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
@@ -261,7 +254,7 @@ template <bool tall> static bool launch(floatX *out, const floatX *x, int count,
     if (!tensor_map(&x_map, x, 2, columns, rows, count, columns, n, 64, box)
         || !tensor_map(&out_map, out, 2, columns, rows, count, columns, n, 64, box)) return false;
     auto *const kernel = newton_schulz<tall>;
-    CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+    allow_shared((const void *)kernel, BYTES);
     LAUNCH(kernel, (unsigned)count, THREADS, BYTES, x_map, out_map, (int)divide_up(tall ? rows : columns, 64));
     return true;
 }

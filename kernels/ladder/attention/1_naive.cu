@@ -1,10 +1,10 @@
-// 1_naive.cu: the formula as it stands, a head at a time, with all its scores in memory.
+// 1_naive.cu: the formula, one head at a time, with all its scores in memory.
 //
-// Three kernels: T x T scores, a softmax of each row, weights times values. The scores of one head take 4 T^2 bytes and
-// cross the memory bus five times; at T = 16384 they are a gigabyte, and attention is limited by moving them about.
+// Three kernels: T x T scores, the softmax of each row, weights times values. The scores of a head take 4 T^2 bytes, a gigabyte
+// at T = 16384, and cross the memory bus five times: that is the limit.
 #include "rung.cuh"
 
-// A thread: one score. Those above the diagonal are minus infinity, whose exp is zero.
+// A thread computes one score. Scores above the diagonal are minus infinity, whose exp is zero.
 static __global__ void scores(float *s, const Attention a, Head at) {
     const size_t i = global_index();
     const int t = (int)(i / a.T), j = (int)(i % a.T);
@@ -15,7 +15,7 @@ static __global__ void scores(float *s, const Attention a, Head at) {
     s[i] = j <= t ? sum * a.scale : -INFINITY;
 }
 
-// A warp: a row of scores becomes weights.
+// A warp turns a row of scores into weights.
 static __global__ void softmax(float *s, const Attention a, Head at) {
     const int t = (int)(global_index() / 32), lane = threadIdx.x % 32;
     if (t >= a.T) return;
@@ -28,7 +28,7 @@ static __global__ void softmax(float *s, const Attention a, Head at) {
     if (lane == 0) a.lse[query_row(a, at, t)] = top + logf(sum);
 }
 
-// A thread: one number of out.
+// A thread computes one element of out.
 static __global__ void weighted_values(const float *p, const Attention a, Head at) {
     const size_t i = global_index();
     const int t = (int)(i / a.D), d = (int)(i % a.D);

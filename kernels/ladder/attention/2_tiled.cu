@@ -1,17 +1,17 @@
-// 2_tiled.cu: softmax as the keys pass, so that scores need not be kept (Dao et al. 2022, arXiv 2205.14135).
+// 2_tiled.cu: softmax while keys stream past, so that scores are never stored (Dao et al. 2022, arXiv 2205.14135).
 //
-// A softmax needs the largest score of a row before the first exp; but a wrong maximum is easily mended. With `top` the
-// largest score so far, keep sum = sum_j exp(s_j - top) and out = sum_j exp(s_j - top) v_j. When a larger score shows up,
-// multiply both by exp(top - new top) and go on. At the end out / sum is the result, and lse = top + log(sum).
+// A softmax needs the largest score of a row before the first exp, but a maximum that was too small is easily corrected. With
+// `top` the largest score so far, keep sum = sum_j exp(s_j - top) and out = sum_j exp(s_j - top) v_j. If a tile has a larger
+// score, multiply both by exp(top - new top) first. In the end out / sum is the result, and lse = top + log(sum).
 //
-// A block owns 32 queries of one head and lets keys and values pass in tiles of 32 through shared memory, each read once for
-// 32 queries. Four threads share a query: each has every fourth number of its q and of its out, in registers. Nothing of
-// size T x T exists any more. The limit is now reading shared memory: one number for each multiply-add.
+// A block owns 32 queries of one head. Keys and values pass through shared memory in tiles of 32; each is read once for 32
+// queries. Four threads work on a query: each has every fourth element of its q and its out in registers. Nothing of size
+// T x T exists any more. The limit is now reading shared memory: one element for each multiply-add.
 #include "rung.cuh"
 
 enum { QUERIES = 32, KEYS = 32, THREADS = 4 * QUERIES };
 
-// PART: numbers of a head in one thread; D <= 4*PART.
+// PART: elements of a head in one thread; D <= 4*PART.
 template <int PART> static __global__ __launch_bounds__(THREADS) void tiled(const Attention a) {
     __shared__ float k[KEYS][4 * PART], v[KEYS][4 * PART];
     int first;
@@ -42,7 +42,7 @@ template <int PART> static __global__ __launch_bounds__(THREADS) void tiled(cons
             s[j] = j0 + j <= t ? dot : -INFINITY;
             most = fmaxf(most, s[j]);
         }
-        const float shrink = expf(top - most);              // of the first tile: exp(-infinity) = 0
+        const float shrink = expf(top - most);              // 0 for the first tile: exp(-infinity)
         top = most;
         sum *= shrink;
 #pragma unroll

@@ -1,18 +1,18 @@
-// 3_tensor_cores.cu: both products on the tensor cores, the weights in between never leave the registers.
+// 3_tensor_cores.cu: both products on the tensor cores; the weights between them never leave the registers.
 //
-// A block of 4 warps owns 64 queries of one head, a warp 16 of them; keys and values pass in tiles of 64. S = q k^T is made
-// by mma (ptx.cuh) in 8 blocks of 16 x 8: a row of scores is spread over 4 lanes, so its maximum takes two shuffles. For
-// out += P v the weights have to be the first operand of mma. And they are, as they lie: the lane that holds two
-// neighbouring sums of S holds just those two numbers of the operand, and only rounds them to bf16. v is wanted by columns
-// and lies by rows: ldmatrix transposes it on its way into registers.
+// A block of 4 warps owns 64 queries of one head, a warp 16 of them; keys and values pass in tiles of 64. mma (ptx.cuh)
+// computes S = q k^T in 8 blocks of 16 x 8. A row of scores is spread over 4 lanes, so its maximum takes two shuffles. In
+// out += P v the weights are the first operand of mma, and they already are where it expects them: the lane that holds two
+// neighbouring sums of S needs just these two elements of the operand, rounded to bf16. v is needed by columns and stored by
+// rows; ldmatrix transposes it while loading.
 //
-// W: the next of 64 and 128 that holds D; the rest of a row is zeros. As in rung 3 of ParallelLinear, rows in shared memory
-// have a gap of 16 bytes, so that ldmatrix finds them in different banks, and nothing is multiplied while a tile is fetched.
+// W: 64 or 128, the smallest that is at least D; the rest of a row is zeros. As in rung 3 of ParallelLinear, rows in shared
+// memory are 16 bytes longer, so that ldmatrix finds them in different banks, and nothing is multiplied while a tile is loaded.
 #include "rung.cuh"
 
 enum { QUERIES = 64, KEYS = 64, THREADS = 128 };
 
-// Rows 0 .. 63 of `from`, `step` elements apart, of which `rows` exist; the others, and numbers beyond D, become zeros.
+// Rows 0 .. 63 of `from`, `step` elements apart. Only `rows` of them exist; the others, and columns from D on, become zeros.
 template <int W> __device__ static inline void
 load_tile(floatX (&tile)[64][W + 8], const floatX *from, int64_t step, int rows, const Attention &a) {
     for (int i = threadIdx.x; i < 64 * W / VECTOR; i += THREADS) {
@@ -25,11 +25,11 @@ load_tile(floatX (&tile)[64][W + 8], const floatX *from, int64_t step, int rows,
     }
 }
 
-// The largest score of each of this lane's two rows grows; what was summed under the old one is scaled to the new one.
+// Raises the largest score of each of this lane's two rows, and scales its sums from the old one to the new one.
 template <int W> __device__ static inline void
 raise_top(float top[2], float sum[2], float out[W / 8][4], const float s[KEYS / 8][4]) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {                  // elements 0 1 of a block are of one row, 2 3 of the other
+    for (int half = 0; half < 2; half++) {                  // elements 0 1 of a block belong to one row, 2 3 to the other
         float most = top[half];
         for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
@@ -41,6 +41,26 @@ raise_top(float top[2], float sum[2], float out[W / 8][4], const float s[KEYS / 
     }
 }
 
+// Adds the sums of exponentials, which are spread over four lanes, divides the rows by them and stores both.
+template <int W> static __device__ void store_rows(const Attention &a, const Head &at, int t, const float (&top)[2], float (&sum)[2],
+                                                   const float (&out)[W / 8][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
+        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
+        if (t + half * 8 >= a.T) continue;
+        const size_t row = query_row(a, at, t + half * 8);
+        if (lane % 4 == 0) a.lse[row] = top[half] + logf(sum[half]);
+#pragma unroll
+        for (int n = 0; n < W / 8; n++)
+            for (int i = 0; i < 2; i++) {
+                const int d = n * 8 + lane % 4 * 2 + i;
+                if (d < a.D) a.out[row * a.D + d] = X(out[n][2 * half + i] / sum[half]);
+            }
+    }
+}
+
 template <int W> static __global__ __launch_bounds__(THREADS) void tensor_cores(const Attention a) {
     __shared__ __align__(16) floatX k[KEYS][W + 8], v[KEYS][W + 8];
     int first;
@@ -48,7 +68,7 @@ template <int W> static __global__ __launch_bounds__(THREADS) void tensor_cores(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * 16 + lane / 4;
     const int end = min(first + QUERIES, a.T);
 
-    uint32_t q[W / 16][4], b[4];                            // the warp's 16 queries, by way of the keys' place
+    uint32_t q[W / 16][4], b[4];                            // the warp's 16 queries, staged in the keys' buffer
     load_tile<W>(k, a.q + query_row(a, at, first) * a.D, (int64_t)a.Q * a.G * a.D, a.T - first, a);
     __syncthreads();
 #pragma unroll
@@ -96,20 +116,7 @@ template <int W> static __global__ __launch_bounds__(THREADS) void tensor_cores(
             }
         }
     }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
-        sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
-        if (t + half * 8 >= a.T) continue;
-        const size_t row = query_row(a, at, t + half * 8);
-        if (lane % 4 == 0) a.lse[row] = top[half] + logf(sum[half]);
-#pragma unroll
-        for (int n = 0; n < W / 8; n++)
-            for (int i = 0; i < 2; i++) {
-                const int d = n * 8 + lane % 4 * 2 + i;
-                if (d < a.D) a.out[row * a.D + d] = X(out[n][2 * half + i] / sum[half]);
-            }
-    }
+    store_rows<W>(a, at, t, top, sum, out);
 }
 
 ATTENTION(attention_tensor_cores) {

@@ -1,5 +1,5 @@
-// rung.cuh: what all rungs of causal attention share: the arguments, where the rows of a head lie, and how a tile of rows
-// comes to shared memory. The formula, for query t of a head, is
+// rung.cuh: what all rungs of causal attention have in common: the arguments, the rows of a head, and the queries of a block.
+// For query t of a head:
 //
 //     s_j = q.k_j / sqrt(D) for j <= t,    p = softmax(s),    out = sum_j p_j v_j,    lse = log sum_j exp(s_j)
 #pragma once
@@ -26,17 +26,17 @@ static inline Attention attention(floatX *out, real *lse, const floatX *q, const
 
 // One of the Q*G query heads of a sequence.
 typedef struct { int b, h; } Head;
-// The row (b, t, h) of lse; times D, that of q and out. From t to t+1 it is Q*G further.
+// The row (b, t, h) of lse, and, times D, of q and out. From t to t+1 it grows by Q*G.
 __host__ __device__ static inline size_t query_row(const Attention &a, Head at, int t) {
     return ((size_t)at.b * a.T + t) * a.Q * a.G + at.h;
 }
-// The key j that this head reads; its value is G*D elements behind it. From j to j+1 it is 2*G*D further.
+// Key j of this head; its value is G*D elements after it. From j to j+1 the address grows by 2*G*D elements.
 __host__ __device__ static inline const floatX *key(const Attention &a, Head at, int j) {
     const int g = a.order == HEADS_TILED ? at.h % a.G : at.h / a.Q;
     return a.kv + (((size_t)at.b * a.T + j) * 2 * a.G + g) * a.D;
 }
 
-// Blocks of `size` queries each: which one is mine?
+// Tiles of `size` queries: the head and the first query of this block.
 template <int size> __device__ static inline Head my_queries(const Attention &a, int *first) {
     const int tiles = (a.T + size - 1) / size, head = blockIdx.x / tiles;
     *first = (int)(blockIdx.x % tiles) * size;

@@ -1,8 +1,8 @@
-// 1_naive.cu: a thread for each number of out.
+// 1_naive.cu: one thread for each element of out.
 //
-// It finds its expert and walks along a row of inp and a row of weight. Right, and hopeless: two numbers are read for every
-// multiply-add, and neighbouring threads read from different rows of weight, so that of each 32 bytes fetched 2 are used
-// at a time. Nothing is wrong with the arithmetic; it waits.
+// It finds its expert and multiplies a row of inp with a row of weight. That is correct and slow: every multiply-add reads two
+// elements, and neighbouring threads read different rows of weight, so that 2 of every 32 bytes fetched are used at a time.
+// The threads wait for memory.
 #include "rung.cuh"
 
 static __global__ void naive(const Product p) {

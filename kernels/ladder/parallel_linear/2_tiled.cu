@@ -1,17 +1,17 @@
-// 2_tiled.cu: every number that was fetched is used many times.
+// 2_tiled.cu: every element that is fetched is used many times.
 //
-// A block makes a tile of out, 64 x 64. In steps of 16 along C it brings 64 x 16 of inp and of weight to shared memory, as
-// floats, where all 256 threads find them: from global memory a number is read once for 64 uses. A thread makes 4 x 4 of
-// the tile in registers: of 4 + 4 numbers from shared memory it makes 16 multiply-adds. Rows of inp are gathered when they
-// are copied; what lies outside of the expert or the matrix becomes zeros, and needs no further thought.
+// A block computes a tile of out, 64 x 64. In steps of 16 along C it copies 64 x 16 of inp and of weight to shared memory, as
+// floats, where all 256 threads use them: an element is read once from global memory for 64 uses. A thread computes 4 x 4 of
+// the tile in registers, with 16 multiply-adds for every 4 + 4 elements from shared memory. Rows of inp are gathered while
+// they are copied; elements outside of the expert or the matrix become zeros.
 //
-// The limit now is the plain arithmetic of floats, 128 multiply-adds a clock on an SM; tensor cores do 16 times that.
+// The limit is now float arithmetic, 128 multiply-adds per clock and SM; tensor cores do 16 times that.
 #include "rung.cuh"
 
 enum { SIDE = 64, DEPTH = 16, THREADS = 256 };
 
 static __global__ __launch_bounds__(THREADS) void tiled(const Product p) {
-    __shared__ __align__(16) float x[DEPTH][SIDE + 4], w[DEPTH][SIDE + 4];  // 4 more: a column's 16 bytes in other banks
+    __shared__ __align__(16) float x[DEPTH][SIDE + 4], w[DEPTH][SIDE + 4];  // 4 more, so that a column's 16 bytes are in other banks
     const Tile t = my_tile<SIDE, SIDE>(p);
     if (t.rows <= 0) return;
     const int down = threadIdx.x / 16 * 4, across = threadIdx.x % 16 * 4;   // this thread's 4 x 4
@@ -23,14 +23,14 @@ static __global__ __launch_bounds__(THREADS) void tiled(const Product p) {
             x[c][r] = inside && r < t.rows ? R(inp_at(p, t.row + r)[c0 + c]) : 0;
             w[c][r] = inside && t.column + r < p.O ? R(weight_at(p, t.expert, t.column + r)[c0 + c]) : 0;
         }
-        __syncthreads();                                                    // all is there
+        __syncthreads();                                                    // the step is loaded
         for (int c = 0; c < DEPTH; c++) {
             const float4 a = *(const float4 *)&x[c][down], b = *(const float4 *)&w[c][across];
             const float as[4] = { a.x, a.y, a.z, a.w }, bs[4] = { b.x, b.y, b.z, b.w };
             for (int i = 0; i < 4; i++)
                 for (int j = 0; j < 4; j++) sum[i][j] += as[i] * bs[j];
         }
-        __syncthreads();                                                    // all is used
+        __syncthreads();                                                    // the step is used
     }
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++)

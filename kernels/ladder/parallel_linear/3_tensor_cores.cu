@@ -1,11 +1,11 @@
 // 3_tensor_cores.cu: a warp multiplies matrices, in bf16.
 //
-// The loop is that of rung 2: copy a step's numbers to shared memory, wait, multiply, wait. The tile is larger, so that a
-// number is used 128 times, and copied as it is, 16 bytes at a time. The multiplication is a few instructions now, and
-// the tensor cores are idle most of the time: while a step is fetched, nothing is multiplied.
+// The loop is that of rung 2: copy a step to shared memory, wait, multiply, wait. The tile is larger, so that an element is
+// used 128 times, and bf16 is copied as it is, 16 bytes at a time. The multiplication is now a few instructions, and the tensor
+// cores are idle most of the time, because nothing is multiplied while a step is loaded.
 #include "warp_tile.cuh"
 
-// 8 numbers of a row of C numbers, from c on; zeros beyond its end, and for no row.
+// Elements c .. c+7 of a row of C; zeros past its end, or if row is NULL.
 __device__ static inline Vec read_8(const floatX *row, int c, int C, bool vectors) {
     Vec v = {};
     if (row && vectors && c < C) v = load_vec(row + c);
@@ -21,7 +21,7 @@ static __global__ __launch_bounds__(THREADS) void tensor_cores(const Product p) 
     float sum[4][8][4] = {};
     for (int c0 = 0; c0 < p.C; c0 += DEPTH) {
 #pragma unroll
-        for (int i = 0; i < SIDE; i += THREADS / 4) {       // 4 threads to a row, 16 bytes each
+        for (int i = 0; i < SIDE; i += THREADS / 4) {       // 4 threads per row, 16 bytes each
             const int r = i + threadIdx.x / 4, c = threadIdx.x % 4 * 8;
             const floatX *inp = r < t.rows ? inp_at(p, t.row + r) : NULL;
             const floatX *weight = t.column + r < p.O ? weight_at(p, t.expert, t.column + r) : NULL;

@@ -1,19 +1,18 @@
-// 4_pipelined.cu: the next steps are on their way while this one is multiplied.
+// 4_pipelined.cu: the next steps are copied while this one is multiplied.
 //
-// cp.async copies 16 bytes from global to shared memory in the background, past the registers. Shared memory holds 4 steps:
-// one is multiplied, up to three are under way, and the tensor cores wait only when memory as a whole is too slow. A step
-// needs one barrier: it says that this step's copies have arrived for all, and equally that all are done with the step
-// before, whose place the next copies take.
+// cp.async copies 16 bytes from global to shared memory in the background, without registers. Shared memory has 4 stages: one
+// is multiplied, up to three are being filled, and the tensor cores wait only if memory as a whole is too slow. A step needs
+// one barrier. Past it, the copies of this step have arrived for all threads, and all threads have finished the step before,
+// whose stage the next copies fill.
 //
-// Each thread copies the same 4 rows of either operand in every step, so it looks up where a gathered row lies once for
-// the whole tile: after that, a scattered row costs what a neighbouring one costs. Rows that do not exist are copied as
-// zeros by the instruction itself.
+// Each thread copies the same 4 rows of either operand in every step, so it looks up the addresses of gathered rows once per
+// tile. After that, a scattered row costs no more than a neighbouring one. The instruction itself fills missing rows with zeros.
 #include "warp_tile.cuh"
 
 enum { STAGES = 4, ROWS = SIDE * 4 / THREADS, SHARED = STAGES * 2 * TILE * (int)sizeof(floatX) };      // 80 KB
 
 static __global__ __launch_bounds__(THREADS) void pipelined(const Product p) {
-    extern __shared__ __align__(16) floatX shared[];        // for each stage x, then w
+    extern __shared__ __align__(16) floatX shared[];        // x, then w of each stage
     const Tile t = my_tile<SIDE, SIDE>(p);
     if (t.rows <= 0) return;
 
@@ -34,7 +33,7 @@ static __global__ __launch_bounds__(THREADS) void pipelined(const Product p) {
             cp_async(shared_address(x + down), inp[i] + step * DEPTH, inside && inp[i]);
             cp_async(shared_address(w + down), weight[i] + step * DEPTH, inside && weight[i]);
         }
-        cp_async_commit();                                  // beyond the end too: of zeros
+        cp_async_commit();                                  // past the end too: zeros
     };
 
     float sum[4][8][4] = {};
@@ -51,7 +50,7 @@ static __global__ __launch_bounds__(THREADS) void pipelined(const Product p) {
 
 PARALLEL_LINEAR(parallel_linear_pipelined) {
     const Product p = product(out, inp, weight, plan, C, O, inp_rows, out_rows);
-    if (!p.vectors) {                                       // cp.async takes 16 bytes or nothing
+    if (!p.vectors) {                                       // cp.async needs aligned rows of whole 16 bytes
         parallel_linear_tensor_cores(out, inp, weight, plan, C, O, inp_rows, out_rows);
         return;
     }

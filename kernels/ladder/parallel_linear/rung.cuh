@@ -1,10 +1,10 @@
-// rung.cuh: what all rungs of ParallelLinear share: the arguments, and which rows of which expert a block works on.
+// rung.cuh: what all rungs of ParallelLinear have in common: the arguments, and the rows and the expert of a block.
 //
 //     out[row i] = inp[row i] weight[e]^T     for the rows i of each expert e: start[e] .. start[e+1]-1
 //
-// Rows lie where they lie: row i of an operand is found through a list (token_of_row, slot_of_row; none if sorted). From
-// the first rung on, the product itself looks up where a row is (Tan et al. 2024, ScatterMoE, arXiv 2403.08245): what is
-// copied before it is multiplied may as well come from anywhere, and no sorted copy of inp ever exists.
+// Rows are not moved: a list gives the position of row i in an operand (token_of_row, slot_of_row; none if sorted). From the
+// first rung on, the product itself gathers rows (Tan et al. 2024, ScatterMoE, arXiv 2403.08245): it copies them to shared
+// memory anyway, from any address, and so a sorted copy of inp never exists.
 #pragma once
 #include "kernels/cuda/ptx.cuh"
 extern "C" {
@@ -14,7 +14,7 @@ extern "C" {
 typedef struct {
     floatX *out;
     const floatX *inp, *weight;
-    const int *start, *inp_row, *out_row;       // where row i of inp and out lies; NULL: at i
+    const int *start, *inp_row, *out_row;       // the position of row i in inp and out; NULL: i
     int E, S, C, O;
     bool vectors;                               // rows of inp and weight are multiples of 16 bytes
 } Product;
@@ -36,7 +36,7 @@ __device__ static inline void store(const Product &p, int expert, int row, int c
     p.out[(size_t)(p.out_row ? p.out_row[row] : row) * p.O + column] = X(sum);
 }
 
-// The last expert e with start[e]/height + e*step <= x, by halving.
+// The last expert e with start[e]/height + e*step <= x, by bisection.
 __device__ static inline int last_expert(const Product &p, int x, int height, int step) {
     int e = 0;
     for (int n = p.E; n > 1;) {
@@ -49,9 +49,9 @@ __device__ static inline int last_expert(const Product &p, int x, int height, in
 
 // A block's tile of out: rows row .. row+rows-1, all of one expert, and columns from `column` on. rows <= 0: no work.
 //
-// How many rows an expert has is known only on the GPU, so the grid is sized for the worst case. Numbers of row tiles are
-// dealt out so that expert e has those from start[e]/HEIGHT + e on: enough for its rows wherever they begin, at most one
-// too many, S/HEIGHT + E in all, and e is found from a number without a table.
+// Only the GPU knows how many rows an expert has, so the grid is sized for the worst case. The row tiles of expert e have the
+// numbers from start[e]/HEIGHT + e on. That is enough wherever its rows begin and at most one tile too many, S/HEIGHT + E in
+// total; and bisection finds e from a tile's number.
 typedef struct { int expert, row, rows, column; } Tile;
 template <int HEIGHT, int WIDTH> __device__ static inline Tile my_tile(const Product &p) {
     const int across = (p.O + WIDTH - 1) / WIDTH, i = blockIdx.x / across, e = last_expert(p, i, HEIGHT, 1);

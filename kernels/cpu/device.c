@@ -1,0 +1,110 @@
+/* device.c: memory, and the device table. */
+#define _DEFAULT_SOURCE
+#include "impl.h"
+#include "kernels/compound.h"
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { HUGE_PAGE = 2 << 20 };
+
+/* ---- memory: that of the host --------------------------------------------------------------------------- */
+
+static const char *open_device(int which) { (void)which; return NULL; }
+static int count(void) { return 1; }
+/* Large blocks ask for huge pages: streaming weights then takes 1/512 of the TLB entries. */
+static void *alloc(size_t bytes) {
+    const size_t align = bytes < HUGE_PAGE ? 256 : HUGE_PAGE;
+    void *p = bytes < SIZE_MAX - 2 * align ? aligned_alloc(align, (bytes + align) / align * align) : NULL;
+#if defined(MADV_HUGEPAGE)
+    if (p && align == HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+    return p ? memset(p, 0, bytes) : NULL;
+}
+static void release(void *p) { free(p); }
+static size_t memory(void) {
+#if defined(_SC_AVPHYS_PAGES)
+    long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : 0;
+#else
+    return 0;
+#endif
+}
+static void copy(void *dst, const void *src, size_t bytes) { if (bytes) memcpy(dst, src, bytes); }
+
+static _Thread_local Waits waited;              /* a CPU waits for nothing; counted so that tests on it see who would wait */
+static Waits waits(void) { return waited; }
+static void count_sync(void) { waited.syncs++; }
+static void download(void *host, const void *src, size_t bytes) {
+    waited.reads++;
+    copy(host, src, bytes);
+}
+static _Thread_local void *posted[2];
+static void post(int slot, const void *src, size_t bytes) {
+    free(posted[slot]);
+    copy(posted[slot] = scratch(bytes), src, bytes);
+}
+static void collect(void *host, int slot, size_t bytes) {
+    waited.reads++;
+    copy(host, posted[slot], bytes);
+}
+static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
+static void from_double(floatX *dst, const double *host, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]);
+}
+static void to_double(double *host, const floatX *src, size_t n) {
+    waited.reads++;
+    for (size_t i = 0; i < n; i++) host[i] = (double)R(src[i]);
+}
+static void reals_from_double(real *dst, const double *host, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = (real)host[i];
+}
+static void reals_to_double(double *host, const real *src, size_t n) {
+    waited.reads++;
+    for (size_t i = 0; i < n; i++) host[i] = (double)src[i];
+}
+
+void DEVICE(embed)(Device *d);
+void DEVICE(norm)(Device *d);
+void DEVICE(rope)(Device *d);
+void DEVICE(dropout)(Device *d);
+void DEVICE(matmul)(Device *d);
+void DEVICE(route)(Device *d);
+void DEVICE(round)(Device *d);
+void DEVICE(expert)(Device *d);
+void DEVICE(attention)(Device *d);
+void DEVICE(loss)(Device *d);
+void DEVICE(sum)(Device *d);
+void DEVICE(optimizer)(Device *d);
+void DEVICE(muon)(Device *d);
+void DEVICE(sample)(Device *d);
+void DEVICE(recipe)(Device *d);
+void DEVICE(loopback)(Device *d);
+PART(device) {
+    *d = (Device){
+        .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
+        .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
+        .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
+        .post = post, .collect = collect,
+        .from_double = from_double, .to_double = to_double,
+        .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
+        .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,
+        .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,
+        .decode_fits = compound_decode_fits,
+    };
+    DEVICE(embed)(d);
+    DEVICE(norm)(d);
+    DEVICE(rope)(d);
+    DEVICE(dropout)(d);
+    DEVICE(matmul)(d);
+    DEVICE(route)(d);
+    DEVICE(round)(d);
+    DEVICE(expert)(d);
+    DEVICE(attention)(d);
+    DEVICE(loss)(d);
+    DEVICE(sum)(d);
+    DEVICE(optimizer)(d);
+    DEVICE(muon)(d);
+    DEVICE(sample)(d);
+    DEVICE(recipe)(d);
+    DEVICE(loopback)(d);
+}

@@ -1,0 +1,104 @@
+/* recipe.c: small operations of optional parts of a model: norms of heads, columns, experts that every token has. */
+#include "impl.h"
+#include <stdlib.h>
+
+/* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of rope.c ------------- */
+
+static real head_rstd(const floatX *x, real eps, int D) {
+    real squares = 0;
+    #pragma omp simd reduction(+:squares)
+    for (int i = 0; i < D; i++) squares += R(x[i]) * R(x[i]);
+    return 1 / sqrt(squares / D + eps);
+}
+static void norm_rope_forward(floatX *x, floatX *before, const real *table, const int *position, Norm norm, int N,
+                              int stride, int heads, int D) {
+    const floatX *w = norm.weight;
+    #pragma omp parallel for PARALLEL_IF((size_t)N * heads * D)
+    for (int n = 0; n < N; n++) {
+        const real *turn = table + (size_t)position[n] * D;
+        for (int h = 0; h < heads; h++) {
+            floatX *low = x + (size_t)n*stride + h*D, *high = low + D/2;
+            const real r = head_rstd(low, (real)norm.eps, D);
+            if (before) memcpy(before + ((size_t)n*heads + h) * D, low, (size_t)D * sizeof *x);
+            for (int i = 0; i < D/2; i++) {
+                const real cosine = turn[2*i], sine = turn[2*i + 1];
+                const real a = R(X(R(X(R(low[i]) * r)) * R(w[i]))), b = R(X(R(X(R(high[i]) * r)) * R(w[i + D/2])));
+                low[i]  = X(a * cosine - b * sine);
+                high[i] = X(b * cosine + a * sine);
+            }
+        }
+    }
+}
+
+/* The rotation the other way gives dn, and that goes through the norm as in norm.c. dweight: each block of ROWS tokens makes
+ * a partial sum, and these are added in order. */
+static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, const real *table, const int *position,
+                               Norm norm, int N, int stride, int heads, int D) {
+    enum { ROWS = 64 };
+    const floatX *w = norm.weight;
+    const int blocks = (N + ROWS - 1) / ROWS;
+    real *partial = calloc((size_t)blocks * 2 * D + 1, sizeof *partial);        /* and dn of one head */
+    #pragma omp parallel for PARALLEL_IF((size_t)N * heads * D)
+    for (int b = 0; b < blocks; b++) {
+        real *sum = partial + (size_t)b * 2 * D, *dn = sum + D;
+        for (int n = b * ROWS; n < N && n < (b + 1) * ROWS; n++) {
+            const real *turn = table + (size_t)position[n] * D;
+            for (int h = 0; h < heads; h++) {
+                const floatX *y = before + ((size_t)n*heads + h) * D;
+                floatX *d = dx + (size_t)n*stride + h*D;
+                const real r = head_rstd(y, (real)norm.eps, D);
+                real dot = 0;
+                for (int i = 0; i < D/2; i++) {
+                    const real cosine = turn[2*i], sine = turn[2*i + 1], low = R(d[i]), high = R(d[i + D/2]);
+                    dn[i]       = low * cosine + high * sine;
+                    dn[i + D/2] = high * cosine - low * sine;
+                }
+                for (int i = 0; i < D; i++) dot += dn[i] * R(w[i]) * R(y[i]);
+                const real k = r * r * r / D * dot;
+                for (int i = 0; i < D; i++) {
+                    d[i] = X(r * dn[i] * R(w[i]) - k * R(y[i]));
+                    sum[i] += dn[i] * R(X(R(y[i]) * r));
+                }
+            }
+        }
+    }
+    for (int b = 0; b < blocks; b++)
+        for (int i = 0; i < D; i++) dweight[i] += partial[(size_t)b * 2 * D + i];
+    free(partial);
+}
+
+/* ---- columns -------------------------------------------------------------------------------------------- */
+
+static void columns_add(floatX *x, const floatX *part, int N, int stride, int from, int width) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N * width)
+    for (int n = 0; n < N; n++) {
+        floatX *to = x + (size_t)n*stride + from;
+        for (int i = 0; i < width; i++) to[i] = X(R(to[i]) + R(part[(size_t)n*width + i]));
+    }
+}
+static void columns_take(floatX *part, const floatX *x, int N, int stride, int from, int width) {
+    for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
+}
+
+/* ---- experts that every token has ----------------------------------------------------------------------- */
+
+static void route_extend(int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
+                         int always, int K) {
+    for (int n = 0; n < N; n++)
+        for (int k = 0; k < always + K; k++) {
+            const size_t to = (size_t)n * (size_t)(always + K) + (size_t)k, from = (size_t)n * (size_t)K + (size_t)(k - always);
+            expert[to] = k < always ? k : always + chosen[from];
+            weight[to] = k < always ? 1 : (real)scale * chosen_weight[from];
+        }
+}
+static void route_extend_backward(real *dchosen, const real *dweight, float scale, int N, int always, int K) {
+    for (int n = 0; n < N; n++)
+        for (int k = 0; k < K; k++)
+            dchosen[(size_t)n * (size_t)K + (size_t)k] = (real)scale * dweight[(size_t)n * (size_t)(always + K) + (size_t)(always + k)];
+}
+
+PART(recipe) {
+    d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
+    d->columns_add = columns_add;               d->columns_take = columns_take;
+    d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
+}

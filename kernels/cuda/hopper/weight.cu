@@ -1,0 +1,337 @@
+// weight.cu: the gradients of weights, with Hopper's instructions (sm_90a, bf16). For every expert e
+//
+//     dweight[e] (O,C) = or +=  sum over the rows of e of  dout[row]^T inp[row]
+//
+// The reduction runs over an expert's rows, so both operands are MN-major; past the last row, one operand is zero-filled. Rows
+// of both may be gathered. A block has a producer and two consumers as in rows.cu. What differs:
+//
+//   left, right  The kernel computes c (P,Q) = left^T right in tiles of 128 of P x 256 of Q. left is zero-filled, so it is
+//                always loaded by cp.async; right is loaded by bulk copies, unless it is gathered. If one operand is gathered,
+//                it is left; if that is inp, c is the transposed gradient, which the epilogue stores transposed.
+//   tiles        Block i computes tiles i, i + gridDim.x, ...
+//   split-K      Where tiles are too few to keep all SMs busy, the rows of every expert are cut into `splits` ranges with sums
+//                of their own, which add_splits adds in order.
+//   epilogue     SET: floats, from registers to memory. ADD: floats, through slabs and cp.reduce, which adds in L2.
+//                SET_ROUNDED: bf16, through slabs and bulk stores.
+//   registers    168 a thread, of which the producer keeps 56, or 72 if it gathers right too.
+//
+// Shared memory of a block (byte offsets; gemm.cuh, Layout):
+//
+//        0   stage 0: left, 16 KB     2 times 64 rows x 64 of P (MN_MAJOR)
+//    16384            right, 32 KB    4 times 64 rows x 64 of Q (MN_MAJOR)
+//    49152   stages 1, 2, 3           the same
+//   196608   slabs, 4 x 8 KB          two for each consumer: 64 of P x 32 floats of Q, or 64 bf16; transposed: Q x P
+//   229376   barriers, 4 x 16 bytes   full and empty of each stage
+//   229440   tiles, 4 x 16 bytes      the WeightTile that each stage belongs to
+//   229520   starts, 424 x 4 bytes    a copy of Product.start
+//
+// Timeline. sN is step N of a tile, 64 of the expert's rows, in stage N % 4. The indices of gathered rows are read two steps ahead:
+//
+//   producer     | indices of s0, s1 | load s0, indices of s2 | load s1, indices of s3 | load s2, indices of s4 | ...
+//   consumer 0   |                   |      wait full 0       | wgmma s0 | wgmma s1, release s0 | ... | epilogue | wgmma s0 ...
+//   consumer 1   |                   |      the same for 64..127 of P
+#include "gemm.cuh"
+
+#if defined(PRECISION_BF16)
+
+typedef Layout<256, 4, 2> Weight;
+
+// For every expert e, c[e] (P,Q) = or += the sum over its rows of left^T right, left (.,P), right (.,Q). Row i is stored at
+// left_row[i] of left, or at i if that is NULL; likewise of right.
+struct WeightProduct {
+    const floatX *left, *right;
+    const int *left_row, *right_row, *start;
+    void *c;                                // of floats; SET_ROUNDED: of floatX; a transposed kernel stores it as (Q,P)
+    int E, rows, P, Q, splits;              // with splits > 1 range s of expert e has a plane of its own, s*E + e of c
+    Write how;
+};
+// The tile that a stage belongs to: 128 rows from `row` on, 256 columns from `column` on of a plane of c. steps: its stages.
+struct alignas(16) WeightTile { int plane, row, column, steps; };
+
+#if defined(HOPPER)
+// ---- the producer ---------------------------------------------------------------------------------------------------------
+
+// What a thread loads of a step: of every 64 columns 16 bytes of 4 rows: chunk threadIdx.x%8 of row threadIdx.x/8 + 16*i. Where
+// the rows are stored is read AHEAD steps before, because a step has no time to wait for it. Nor does it have time for many
+// instructions: pitches have 32 bits, and a column is compared with the end of the row only.
+template <bool gather> struct WeightRows {
+    enum { EACH = BK / 16, AHEAD = 2 };
+    const char *left, *right;               // this thread's chunk of row 0
+    int left_in, right_in;                  // columns from there to the end of the row
+    uint32_t left_pitch, right_pitch;       // bytes of a row
+    uint32_t left_row[AHEAD][EACH], right_row[AHEAD][EACH];
+    __device__ WeightRows(const WeightProduct &p, int row, int column) {
+        const int chunk = threadIdx.x % 8;
+        left_in = p.P - row - chunk * 8, right_in = p.Q - column - chunk * 8;
+        left = (const char *)(p.left + row + chunk * 8), right = (const char *)(p.right + column + chunk * 8);
+        left_pitch = p.P * (uint32_t)sizeof(floatX), right_pitch = p.Q * (uint32_t)sizeof(floatX);
+    }
+    // Where rows k .. k+63 are stored. Those from `end` on are not the expert's.
+    __device__ void find(const WeightProduct &p, int slot, int k, int end) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int r = k + (int)threadIdx.x / 8 + 16 * i;
+            left_row[slot][i] = r < end && p.left_row ? p.left_row[r] : r;
+            if (gather) right_row[slot][i] = r < end ? p.right_row[r] : r;
+        }
+    }
+    __device__ void copy(uint32_t a, uint32_t b, int slot, int k, int end) const {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int r = threadIdx.x / 8 + 16 * i;
+            const bool inside = k + r < end;
+            const uint32_t to = swizzled(r, threadIdx.x % 8);
+            const char *from = left + (uint64_t)left_row[slot][i] * left_pitch;
+#pragma unroll
+            for (int c = 0; c < BM; c += 64) cp_async(a + c * 128 + to, from + c * sizeof(floatX), inside && c < left_in);
+            if (!gather) continue;
+            from = right + (uint64_t)right_row[slot][i] * right_pitch;
+#pragma unroll
+            for (int c = 0; c < Weight::BN; c += 64) cp_async(b + c * 128 + to, from + c * sizeof(floatX), inside && c < right_in);
+        }
+    }
+};
+
+template <bool gather> __device__ static inline
+void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *right_map, const WeightProduct &p, const int *start) {
+    typedef WeightRows<gather> Rows;
+    const int across = (p.Q + Weight::BN - 1) / Weight::BN, down = (p.P + BM - 1) / BM, tiles = p.E * across * down * p.splits;
+    Position<Weight::STAGES> at;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
+        const int plane = number / (across * down), row = number % down * BM, column = number % (across * down) / down * Weight::BN;
+        const int e = plane % p.E, begin = start ? start[e] : 0, after = start ? start[e + 1] : p.rows;
+        const int length = ((after - begin + p.splits - 1) / p.splits + BK - 1) / BK * BK;      // of a split, in whole steps
+        const int first = min(begin + plane / p.E * length, after), end = min(first + length, after);
+        // Without rows there is nothing to add; but a gradient that is set needs one step, of zeros.
+        const int last = p.how == ADD ? end : max(end, first + 1);
+        Rows rows(p, row, column);
+#pragma unroll
+        for (int u = 0; u < Rows::AHEAD; u++) rows.find(p, u, first + u * BK, end);
+        for (int k = first; k < last;)
+#pragma unroll
+            for (int u = 0; u < Rows::AHEAD && k < last; u++, k += BK, at.advance()) {
+                const uint32_t full = s.pipe.full(at);
+                s.pipe.wait_empty(at);
+                rows.copy(s.a(at), s.b(at), u, k, end);
+                barrier_arrive_copied(full);
+                rows.find(p, u, k + Rows::AHEAD * BK, end);
+                __syncwarp();       // otherwise every warp would execute the branch in which thread 0 issues copies
+                if (threadIdx.x == 0) {
+                    s.tile(at) = { plane, row, column, (last - first + BK - 1) / BK };
+                    if (gather) barrier_arrive(full);
+                    else {
+                        barrier_expect(full, Weight::b_bytes);
+                        for (int c = 0; c < Weight::BN; c += 64) bulk_load(s.b(at) + c * 128, right_map, full, column + c, k, 0);
+                    }
+                }
+            }
+    }
+    end_tiles<true>(s, at);
+}
+
+// ---- the epilogues --------------------------------------------------------------------------------------------------------
+//
+// sum[4j + 2h + i] of a thread is row 16w + 8h + g of the consumer's 64 and column 8j + 2q + i (wgmma.cuh).
+
+// SET: straight to memory. A quad of threads has 8 columns of a row, a whole sector; transposed, 8 threads have 8 rows of a column.
+// Streaming stores, so that L2 keeps the operands instead.
+template <bool transposed> __device__ static inline
+void set_floats(const float (&sum)[Weight::BN / 2], const WeightProduct &p, WeightTile tile, int first) {
+    const int thread = threadIdx.x % WARPGROUP, g = thread % 32 / 4, q = thread % 4, row = first + thread / 32 * 16 + g;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (row + 8 * h >= p.P) break;
+        float *c = (float *)p.c + (size_t)tile.plane * p.P * p.Q;
+#pragma unroll
+        for (int j = 0; j < Weight::BN / 8; j++) {
+            const int n = tile.column + j * 8 + q * 2, m = row + 8 * h;
+            const float *x = &sum[j * 4 + h * 2];
+            if (n >= p.Q) break;
+            if (!transposed) __stcs((float2 *)(c + (size_t)m * p.Q + n), make_float2(x[0], x[1]));
+            else __stcs(c + (size_t)n * p.P + m, x[0]), __stcs(c + (size_t)(n + 1) * p.P + m, x[1]);
+        }
+    }
+}
+
+// Rounds the sums of 64 columns to a slab: 64 of P x 64 of Q, or transposed.
+template <bool transposed> __device__ static inline void put_rounded(uint32_t slab, const float *sum) {
+    const int warp = threadIdx.x % WARPGROUP / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const float *x = sum + j * 8;
+        if (!transposed) put_columns(slab + warp * (SLAB / 4), j, x);
+        else
+            stmatrix_trans(slab + swizzled(j * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                           pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    }
+}
+// SET_ROUNDED: by bulk stores, two slabs at a time.
+template <bool transposed> __device__ static inline
+void set_rounded(const float (&sum)[Weight::BN / 2], const WeightProduct &p, const CUtensorMap *c_map, uint32_t slabs,
+                 WeightTile tile, int first, int barrier) {
+    const bool issues = threadIdx.x % WARPGROUP == 0;
+#pragma unroll
+    for (int c = 0; c < Weight::BN / 64; c += 2) {
+        const int n = tile.column + c * 64;
+        if (n >= p.Q || first >= p.P) break;
+        if (issues) bulk_wait_read<0>();
+        named_barrier_sync(barrier, WARPGROUP);
+#pragma unroll
+        for (int i = 0; i < 2; i++) put_rounded<transposed>(slabs + i * SLAB, &sum[(c + i) * 32]);
+        fence_async_proxy();
+        named_barrier_sync(barrier, WARPGROUP);
+        if (issues) {
+            for (int i = 0; i < 2 && n + i * 64 < p.Q; i++)
+                bulk_store(c_map, slabs + i * SLAB, transposed ? first : n + i * 64, transposed ? n + i * 64 : first, tile.plane);
+            bulk_commit();
+        }
+    }
+}
+
+// The sums of 32 columns to a slab: 64 of P x 32 of Q; or transposed, in two boxes of 32 of Q x 32 of P.
+template <bool transposed> __device__ static inline void put_floats(unsigned char *slab, const float *sum) {
+    const int thread = threadIdx.x % WARPGROUP, warp = thread / 32, g = thread % 32 / 4, q = thread % 4;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float *x = sum + j * 4 + h * 2;
+            const int row = warp * 16 + h * 8 + g, column = j * 8 + q * 2;
+            if (!transposed) *(float2 *)(slab + swizzled(row, column / 4) + column % 4 * 4) = make_float2(x[0], x[1]);
+            else
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    *(float *)(slab + row / 32 * 4096 + swizzled(column + i, row % 32 / 4) + row % 4 * 4) = x[i];
+        }
+}
+// ADD: slab by slab with cp.reduce, which adds in L2. A transposed slab is stored as two boxes.
+template <bool transposed> __device__ static inline
+void add_floats(const float (&sum)[Weight::BN / 2], const Shared<Weight, WeightTile> &s, const WeightProduct &p,
+                const CUtensorMap *c_map, uint32_t slabs, WeightTile tile, int first, int barrier) {
+    const bool issues = threadIdx.x % WARPGROUP == 0;
+#pragma unroll
+    for (int c = 0; c < Weight::BN / 32; c++) {
+        const int n = tile.column + c * 32;
+        if (n >= p.Q || first >= p.P) break;
+        const uint32_t slab = slabs + c % 2 * SLAB;
+        if (issues) bulk_wait_read<1>();
+        named_barrier_sync(barrier, WARPGROUP);
+        put_floats<transposed>(s.pointer(slab), &sum[c * 16]);
+        fence_async_proxy();
+        named_barrier_sync(barrier, WARPGROUP);
+        if (issues) {
+            if (!transposed) bulk_add(c_map, slab, n, first, tile.plane);
+            else {
+                bulk_add(c_map, slab, first, n, tile.plane);
+                if (first + 32 < p.P) bulk_add(c_map, slab + SLAB / 2, first + 32, n, tile.plane);
+            }
+            bulk_commit();
+        }
+    }
+    if (issues) bulk_wait_read<0>();                                // the next tile begins with slab 0
+}
+#endif
+
+// gather: rows of right are gathered, not only those of left.
+template <bool gather, bool transposed> static __global__ __launch_bounds__(THREADS, 1)
+void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_constant__ CUtensorMap c_map,
+                    const __grid_constant__ WeightProduct p) {
+#if defined(HOPPER)
+    extern __shared__ unsigned char raw[];
+    const Shared<Weight, WeightTile> s(raw);
+    const int *start = s.init(1 + WARPGROUP, p.start, p.E);
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<gather ? 72 : 56>();
+        produce_weight<gather>(s, &right_map, p, start);
+        return;
+    }
+    take_registers<gather ? 216 : 224>();
+    const int consumer = threadIdx.x / WARPGROUP - 1;
+    const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);     // the consumer's, not this warp's part
+    Position<Weight::STAGES> at;
+    for (;;) {
+        s.pipe.wait_full(at);
+        const WeightTile tile = s.tile(at);
+        if (tile.plane < 0) break;
+        float sum[Weight::BN / 2];
+        mainloop<MN_MAJOR, MN_MAJOR>(sum, s, at, tile.steps, consumer);
+        const int first = tile.row + consumer * 64, barrier = CONSUMER_BARRIER + consumer;
+        if (p.how == SET) set_floats<transposed>(sum, p, tile, first);
+        else if (p.how == SET_ROUNDED) set_rounded<transposed>(sum, p, &c_map, slabs, tile, first, barrier);
+        else add_floats<transposed>(sum, s, p, &c_map, slabs, tile, first, barrier);
+    }
+    if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();
+#endif
+}
+
+// c = or += the sum of the splits, in order. A thread has 4 of n, a multiple of that.
+template <typename T> static __global__ void add_splits(T *c, const float *split, size_t n, int splits, bool add) {
+    const size_t i = global_index() * 4;
+    if (i >= n) return;
+    float sum[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) sum[j] = add ? (float)c[i + j] : 0;
+    for (int k = 0; k < splits; k++) {
+        const float4 x = *(const float4 *)(split + k * n + i);
+        sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+    }
+    struct alignas(sizeof(T) * 4) Four { T x[4]; } to;
+#pragma unroll
+    for (int j = 0; j < 4; j++) to.x[j] = (T)sum[j];
+    *(Four *)(c + i) = to;
+}
+
+// ---- on the host ----------------------------------------------------------------------------------------------------------
+
+// The split-K factor: minimizes waves x length, if the saving outweighs the cost of writing and reading the partial sums: that
+// of one split takes as long as the product of some 930 rows. A wave is 132 tiles, the SMs of a full GPU, whatever this one
+// has: sums must not depend on it. bench/tiles.py also builds each choice (0: choose) and compares.
+#ifndef TILE_SPLITS
+#define TILE_SPLITS 0
+#endif
+static int splits_of(size_t tiles, int rows_of_expert) {
+    if (TILE_SPLITS) return TILE_SPLITS;
+    int best = 1;
+    double least = 1e30;
+    for (int n = 1; n <= 8 && (n == 1 || rows_of_expert / n >= 512); n++) {
+        const double partial_sums = n > 1 ? 930.0 * n / rows_of_expert * (double)tiles / 132 : 0;
+        const double time = (double)divide_up(tiles * n, 132) / n + partial_sums;
+        if (time < least) least = time, best = n;
+    }
+    return best;
+}
+
+template <bool gather, bool transposed> static bool launch_weight(WeightProduct p) {
+    const uint64_t P = (uint64_t)p.P, Q = (uint64_t)p.Q, width = transposed ? P : Q, height = transposed ? Q : P;
+    const size_t n = (size_t)p.E * P * Q, tiles = p.E * divide_up(P, BM) * divide_up(Q, Weight::BN);
+    const WeightProduct whole = p;
+    p.splits = splits_of(tiles, p.rows / p.E);
+    if (p.splits > 1) p.c = workspace(p.splits * n * sizeof(float)), p.how = SET;
+    CUtensorMap right = {}, c = {};
+    if ((!gather && !map_rows(&right, p.right, p.rows, p.Q, BK))
+        || (p.how == SET_ROUNDED && !tensor_map(&c, p.c, 2, width, height, (uint64_t)p.E, width, P * Q, 64, 64))
+        || (p.how == ADD && !tensor_map(&c, p.c, 4, width, height, (uint64_t)p.E, width, P * Q, 32, transposed ? 32 : 64)))
+        return false;
+    auto *kernel = grouped_weight<gather, transposed>;
+    allow_shared((const void *)kernel, Weight::bytes);
+    LAUNCH(kernel, (unsigned)min(tiles * p.splits, (size_t)context()->sm_count), THREADS, Weight::bytes, right, c, p);
+    const float *split = (const float *)p.c;
+    if (p.splits > 1 && whole.how == SET_ROUNDED)
+        LAUNCH(add_splits<floatX>, (unsigned)divide_up(n, 1024), 256, 0, (floatX *)whole.c, split, n, p.splits, false);
+    else if (p.splits > 1)
+        LAUNCH(add_splits<float>, (unsigned)divide_up(n, 1024), 256, 0, (float *)whole.c, split, n, p.splits, whole.how == ADD);
+    return true;
+}
+bool hopper_product_weight(const Product &p) {
+    if (!can_use(p)) return false;
+    // a is dout, with O columns, b is inp, with C. If both are gathered, left is the one with which there are fewer tiles.
+    auto tiles = [](int P, int Q) { return divide_up(P, BM) * divide_up(Q, Weight::BN); };
+    const bool transposed = p.b_row && (!p.a_row || tiles(p.C, p.O) < tiles(p.O, p.C));
+    WeightProduct w = {};
+    w.start = p.start, w.E = p.E, w.rows = p.rows, w.how = p.how, w.c = p.c;
+    w.left  = transposed ? p.b : p.a, w.left_row  = transposed ? p.b_row : p.a_row, w.P = transposed ? p.C : p.O;
+    w.right = transposed ? p.a : p.b, w.right_row = transposed ? p.a_row : p.b_row, w.Q = transposed ? p.O : p.C;
+    if (w.right_row) return transposed ? launch_weight<true, true>(w) : launch_weight<true, false>(w);
+    return transposed ? launch_weight<false, true>(w) : launch_weight<false, false>(w);
+}
+#endif

@@ -1,0 +1,140 @@
+// loss.cu: cross entropy.
+//
+// One block per row. It copies the row to shared memory, as much of it as lets two blocks fit on a multiprocessor, so that one
+// computes while the other's row arrives; what does not fit (vocabularies of more than 56 thousand in bf16) is read again, from
+// L2. A thread works on the same elements in both passes, so it waits for no other thread. In the first pass, in PARTS parts as
+// they arrive, it keeps the maximum so far and the sum of exp(x - maximum), which it scales when the maximum grows. The block
+// then combines these, and in the second pass gradients overwrite the logits. Moves 2*N*V elements with gradient. Without it
+// moves N*V and is bound by instructions: hence separate loops for shared and global memory, with AT_ONCE packs in flight in
+// each.
+#include "ptx.cuh"
+#include <float.h>
+#include <math.h>
+
+enum { ROW_THREADS = 512, PARTS = 4, AT_ONCE = 2 };
+
+// exp(x - y). For bf16 logits the fast one: its error is about 2^-21 where the result matters, gradients are stored with 2^-8, and
+// the loss takes the logarithm of a sum of many. For float, the exact one.
+__device__ static inline real exp_difference(real x, real y) {
+    return sizeof(floatX) == 2 ? exp2_fast((x - y) * LOG2E) : expf(x - y);
+}
+__device__ static inline real largest(const Vec &a) {
+#if defined(PRECISION_BF16)
+    __nv_bfloat162 top = *(const __nv_bfloat162 *)a.x;      // two comparisons at a time
+    for (int i = 2; i < VECTOR; i += 2) top = __hmax2(top, *(const __nv_bfloat162 *)&a.x[i]);
+    return fmaxf(__low2float(top), __high2float(top));
+#else
+    return fmaxf(fmaxf(a.x[0], a.x[1]), fmaxf(a.x[2], a.x[3]));
+#endif
+}
+__device__ static inline real largest(const Pack<1> &a) { return R(a.x[0]); }
+
+// use(v, the W elements at v) for v = first, first + step, ... before end.
+template<int W, class Use> __device__ static inline void each_pack(const floatX *x, int first, int end, int step, Use use) {
+    int v = first;
+    for (; v + (AT_ONCE - 1) * step < end; v += AT_ONCE * step) {
+        Pack<W> a[AT_ONCE];
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) a[i] = load<W>(x + v + i*step);
+        #pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) use(v + i*step, a[i]);
+    }
+    for (; v < end; v += step) use(v, load<W>(x + v));
+}
+
+// The maximum of some logits, and the sum of exp(logit - max).
+struct LogSum { real max, sum; };
+template<int W> __device__ static inline void add_pack(LogSum &s, const Pack<W> &a) {
+    const real top = fmaxf(s.max, largest(a));
+    real more = 0;
+    #pragma unroll
+    for (int i = 0; i < W; i++) more += exp_difference(unpack(a).x[i], top);
+    s.sum = s.sum * exp_difference(s.max, top) + more;
+    s.max = top;
+}
+// Over all threads of the block; all get it.
+__device__ static inline LogSum block_log_sum(LogSum s) {
+    __shared__ real max_of[32], sum_of[32];
+    const int warps = blockDim.x / 32;
+    const real warp_top = warp_max(s.max);
+    s.sum = warp_sum(s.sum * exp_difference(s.max, warp_top));
+    if (threadIdx.x % 32 == 0) { max_of[threadIdx.x / 32] = warp_top; sum_of[threadIdx.x / 32] = s.sum; }
+    __syncthreads();
+    s = { -FLT_MAX, 0 };
+    for (int i = 0; i < warps; i++) s.max = fmaxf(s.max, max_of[i]);
+    for (int i = 0; i < warps; i++) s.sum += sum_of[i] * exp_difference(max_of[i], s.max);
+    return s;
+}
+
+// kept: how many elements of the row are copied to shared memory.
+// steep: 1/cap^2. With CAP the gradient passes y = cap tanh(x / cap) too, dy/dx = 1 - y^2 steep.
+template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
+        floatX *logits, const int *target, real scale, real steep, int gradient, int V, int used, int kept) {
+    extern __shared__ uint4 shared_row[];                   // (kept) elements
+    const size_t n = blockIdx.x;
+    const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, whole = used / W * W;
+    floatX *x = logits + n*V, *row = (floatX *)shared_row;
+    const int part = (kept / W + blockDim.x * PARTS - 1) / (blockDim.x * PARTS) * step;
+    #pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        for (int v = first + p * part; v < kept && v < (p + 1) * part; v += step) cp_async(shared_address(row + v), x + v, true);
+        cp_async_commit();
+    }
+    if (gradient && goal < 0) {                             // without gradient, nothing has to wait for the target
+        Pack<W> zeros;
+        for (int i = 0; i < W; i++) zeros.x[i] = X(0);
+        for (int v = first; v < V; v += step) store(x + v, zeros);
+        if (threadIdx.x == 0) loss[n] = 0;
+        cp_async_wait<0>();
+        return;
+    }
+    const real hit = goal < 0 ? 0 : R(x[goal]);             // all threads read it before one of them writes
+    const int near = kept < whole ? kept : whole, far = first + (kept + step - 1 - first) / step * step;
+    LogSum s = { -FLT_MAX, 0 };
+    auto add = [&](int, const Pack<W> &a) { add_pack<W>(s, a); };
+    auto add_part = [&](int p) {
+        each_pack<W>(row, first + p * part, (p + 1) * part < near ? (p + 1) * part : near, step, add);
+    };
+    cp_async_wait<3>(); add_part(0);
+    cp_async_wait<2>(); add_part(1);
+    cp_async_wait<1>(); add_part(2);
+    cp_async_wait<0>(); add_part(3);
+    each_pack<W>(x, far, whole, step, add);                 // what is not in shared memory
+    if (first == whole % step && whole < used) {            // the end, less than a pack
+        Pack<W> a = load<W>(whole < kept ? row + whole : x + whole);
+        #pragma unroll
+        for (int i = 0; i < W; i++) if (i >= used - whole) a.x[i] = X(-INFINITY);
+        add(whole, a);
+    }
+    s = block_log_sum(s);
+    if (threadIdx.x == 0) loss[n] = goal < 0 ? 0 : logf(s.sum) + s.max - hit;
+    if (!gradient) return;
+
+    const real norm = scale / s.sum;
+    auto derive = [&](int v, const Pack<W> &a) {
+        Reals<W> d = unpack(a);
+        #pragma unroll
+        for (int i = 0; i < W; i++) d.x[i] = exp_difference(d.x[i], s.max) * norm * (CAP ? 1 - d.x[i] * d.x[i] * steep : 1);
+        if (v + W > used) for (int i = 0; i < W; i++) if (v + i >= used) d.x[i] = 0;
+        store(x + v, pack(d));
+        if (goal - v >= 0 && goal - v < W)
+            x[goal] = X((exp_difference(hit, s.max) * norm - scale) * (CAP ? 1 - hit * hit * steep : 1));
+    };
+    each_pack<W>(row, first, kept, step, derive);
+    each_pack<W>(x, far, V, step, derive);
+}
+static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
+        int V, int used) {
+    const bool w = wide(V, logits);
+    const int units = w ? V / VECTOR : V, capacity = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);
+    const int kept = !w || !gradient ? 0 : V < capacity ? V : capacity / VECTOR * VECTOR;     // 0 if the row is read once
+    const unsigned threads = units < ROW_THREADS ? (unsigned)divide_up(units, 32) * 32 : ROW_THREADS;
+    auto kernel = w ? cap > 0 ? cross_entropy_kernel<VECTOR, true> : cross_entropy_kernel<VECTOR, false>
+                    : cap > 0 ? cross_entropy_kernel<1, true> : cross_entropy_kernel<1, false>;
+    if (w) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)(kept * sizeof(floatX))));
+    LAUNCH(kernel, N, threads, kept * sizeof(floatX), loss, logits, target, scale,
+           cap > 0 ? 1 / (cap * cap) : 0, gradient, V, used, kept);
+}
+
+PART(loss) { d->cross_entropy = cross_entropy; }

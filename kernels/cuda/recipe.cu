@@ -1,0 +1,234 @@
+// recipe.cu: small operations of optional parts of a model: norms of heads, columns, experts that every token has, soft caps.
+// The formulas stand in kernels/cpu/recipe.c.
+#include "ptx.cuh"
+
+// ---- norm_rope --------------------------------------------------------------------------------------------
+// `lanes` threads have a head, a power of two of at most a warp, each W pairs (i, i + D/2) at a time. What the second loop
+// reads again comes from the L1 cache.
+
+enum { HEAD_THREADS = 256 };
+typedef struct { const real *table; const int *position; const floatX *weight; real eps; size_t rows; int stride, heads, D, lanes; } Heads;
+
+__device__ static inline real lanes_sum(real x, int lanes) {
+    for (int step = lanes / 2; step; step /= 2) x += __shfl_xor_sync(ALL, x, step);
+    return x;
+}
+template<int W> __device__ static inline Reals<W> rounded(Reals<W> x) { return unpack(pack(x)); }
+
+// Moves 3 N heads D elements, 2 without `before`.
+template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope_forward_kernel(floatX *x, floatX *before, const Heads z) {
+    const size_t row = global_index() / z.lanes;
+    const int first = threadIdx.x % z.lanes * W, half = z.D / 2, end = row < z.rows ? half : 0, step = z.lanes * W;
+    const size_t n = row / z.heads, h = row % z.heads;
+    floatX *const low = x + n * z.stride + h * z.D, *const high = low + half, *const kept = before ? before + row * z.D : NULL;
+    real squares = 0;
+    for (int i = first; i < end; i += step) {
+        const Reals<W> a = unpack(load<W>(low + i)), b = unpack(load<W>(high + i));
+        for (int j = 0; j < W; j++) squares += a.x[j] * a.x[j] + b.x[j] * b.x[j];
+    }
+    const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps);
+    const real *const turn = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
+    for (int i = first; i < end; i += step) {
+        const Pack<W> was_low = load<W>(low + i), was_high = load<W>(high + i);
+        if (kept) { store(kept + i, was_low); store(kept + half + i, was_high); }
+        Reals<W> a = unpack(was_low), b = unpack(was_high);
+        const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
+        for (int j = 0; j < W; j++) a.x[j] *= r, b.x[j] *= r;
+        a = rounded(a), b = rounded(b);
+        for (int j = 0; j < W; j++) a.x[j] *= wa.x[j], b.x[j] *= wb.x[j];
+        a = rounded(a), b = rounded(b);
+        for (int j = 0; j < W; j++) {
+            const real cosine = turn[2 * (i + j)], sine = turn[2 * (i + j) + 1], l = a.x[j], u = b.x[j];
+            a.x[j] = l * cosine - u * sine;
+            b.x[j] = u * cosine + l * sine;
+        }
+        store(low + i, pack(a));
+        store(high + i, pack(b));
+    }
+}
+
+// dn: the gradient before the rotation, of these pairs.
+template<int W> __device__ static inline void turn_back(Reals<W> *a, Reals<W> *b, const real *turn, int i) {
+    for (int j = 0; j < W; j++) {
+        const real cosine = turn[2 * (i + j)], sine = turn[2 * (i + j) + 1], l = a->x[j], u = b->x[j];
+        a->x[j] = l * cosine + u * sine;
+        b->x[j] = u * cosine - l * sine;
+    }
+}
+// A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D) for its part of dweight; in shared memory
+// each group of lanes has a row of its own, which it adds up in the order of heads. Moves 3 N heads D elements.
+template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope_backward_kernel(floatX *dx, real *partial,
+        const floatX *before, const Heads z) {
+    extern __shared__ real sums[];                          // (groups,D)
+    const int groups = HEAD_THREADS / z.lanes, group = threadIdx.x / z.lanes;
+    const int first = threadIdx.x % z.lanes * W, half = z.D / 2, step = z.lanes * W;
+    real *const sum = sums + group * z.D;
+    for (int i = threadIdx.x; i < groups * z.D; i += HEAD_THREADS) sums[i] = 0;
+    __syncthreads();
+    for (size_t from = (size_t)blockIdx.x * groups; from < z.rows; from += (size_t)gridDim.x * groups) {
+        const size_t row = from + group, n = row / z.heads, h = row % z.heads;
+        const int end = row < z.rows ? half : 0;
+        floatX *const d = dx + n * z.stride + h * z.D;
+        const floatX *const y = before + row * z.D;
+        const real *const turn = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
+        real squares = 0, dot = 0;
+        for (int i = first; i < end; i += step) {
+            Reals<W> da = unpack(load<W>(d + i)), db = unpack(load<W>(d + half + i));
+            const Reals<W> ya = unpack(load<W>(y + i)), yb = unpack(load<W>(y + half + i));
+            const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
+            turn_back(&da, &db, turn, i);
+            for (int j = 0; j < W; j++) {
+                squares += ya.x[j] * ya.x[j] + yb.x[j] * yb.x[j];
+                dot += da.x[j] * wa.x[j] * ya.x[j] + db.x[j] * wb.x[j] * yb.x[j];
+            }
+        }
+        const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps), k = r * r * r / z.D * lanes_sum(dot, z.lanes);
+        for (int i = first; i < end; i += step) {
+            Reals<W> da = unpack(load<W>(d + i)), db = unpack(load<W>(d + half + i));
+            const Reals<W> ya = unpack(load<W>(y + i)), yb = unpack(load<W>(y + half + i));
+            const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
+            turn_back(&da, &db, turn, i);
+            for (int j = 0; j < W; j++) {
+                sum[i + j]        += da.x[j] * R(X(ya.x[j] * r));
+                sum[half + i + j] += db.x[j] * R(X(yb.x[j] * r));
+                da.x[j] = r * da.x[j] * wa.x[j] - k * ya.x[j];
+                db.x[j] = r * db.x[j] * wb.x[j] - k * yb.x[j];
+            }
+            store(d + i, pack(da));
+            store(d + half + i, pack(db));
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < z.D; i += HEAD_THREADS) {
+        real total = 0;
+        for (int g = 0; g < groups; g++) total += sums[g * z.D + i];
+        partial[(size_t)blockIdx.x * z.D + i] = total;
+    }
+}
+// to[c] += sum over rows of partial (rows,D); a block of 32 by 32 threads has 32 columns.
+static __global__ void add_rows_kernel(real *to, const real *partial, int rows, int D) {
+    __shared__ real part[32][33];
+    const int c = blockIdx.x * 32 + threadIdx.x;
+    real sum = 0;
+    #pragma unroll 4
+    for (int y = threadIdx.y; y < rows && c < D; y += 32) sum += partial[(size_t)y * D + c];
+    part[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y || c >= D) return;
+    sum = 0;
+    for (int y = 0; y < 32; y++) sum += part[y][threadIdx.x];
+    to[c] += sum;
+}
+
+// Are these pairs to be moved 16 bytes at a time? And how many threads has a head?
+static bool vectors(const void *x, const void *before, const floatX *weight, int stride, int D) {
+    return wide(D / 2, x, before, weight) && stride % VECTOR == 0;
+}
+static Heads heads_of(const real *table, const int *position, Norm norm, int N, int stride, int heads, int D, bool w) {
+    int lanes = 1;
+    while (lanes < 32 && lanes * (w ? VECTOR : 1) < D / 2) lanes *= 2;
+    return { table, position, norm.weight, norm.eps, (size_t)N * heads, stride, heads, D, lanes };
+}
+static void norm_rope_forward(floatX *x, floatX *before, const real *table, const int *position, Norm norm, int N,
+        int stride, int heads, int D) {
+    const bool w = vectors(x, before, norm.weight, stride, D);
+    const Heads z = heads_of(table, position, norm, N, stride, heads, D, w);
+    auto kernel = w ? norm_rope_forward_kernel<VECTOR> : norm_rope_forward_kernel<1>;
+    LAUNCH(kernel, (unsigned)divide_up(z.rows * z.lanes, HEAD_THREADS), HEAD_THREADS, 0, x, before, z);
+}
+static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, const real *table, const int *position,
+        Norm norm, int N, int stride, int heads, int D) {
+    const bool w = vectors(dx, before, norm.weight, stride, D);
+    const Heads z = heads_of(table, position, norm, N, stride, heads, D, w);
+    const size_t groups = HEAD_THREADS / z.lanes, all = divide_up(z.rows, groups), blocks = all < 4 * 132 ? all : 4 * 132;
+    const size_t shared = groups * D * sizeof(real);
+    if (!z.rows) return;
+    real *const partial = (real *)workspace(blocks * D * sizeof(real));
+    auto kernel = w ? norm_rope_backward_kernel<VECTOR> : norm_rope_backward_kernel<1>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    LAUNCH(kernel, (unsigned)blocks, HEAD_THREADS, shared, dx, partial, before, z);
+    LAUNCH(add_rows_kernel, (unsigned)divide_up(D, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, D);
+}
+
+// ---- columns ----------------------------------------------------------------------------------------------
+
+// Thread i has W elements of part. ADDS: x += part, 3 N width elements moved; else part = x, 2 N width.
+template<int W, bool ADDS> static __global__ void __launch_bounds__(256) columns_kernel(floatX *x, floatX *part, size_t units,
+        int stride, int from, int width) {
+    const size_t i = global_index();
+    if (i >= units) return;
+    const size_t n = i * W / width, at = i * W % width;
+    floatX *const there = x + n * stride + from + at;
+    if (!ADDS) { store(part + i * W, load<W>(there)); return; }
+    Reals<W> sum = unpack(load<W>(there));
+    const Reals<W> more = unpack(load<W>(part + i * W));
+    for (int j = 0; j < W; j++) sum.x[j] += more.x[j];
+    store(there, pack(sum));
+}
+template<bool ADDS> static void columns(floatX *x, floatX *part, int N, int stride, int from, int width) {
+    const bool w = wide(width, x, part) && stride % VECTOR == 0 && from % VECTOR == 0;
+    const size_t units = (size_t)N * width / (w ? VECTOR : 1);
+    auto kernel = w ? columns_kernel<VECTOR, ADDS> : columns_kernel<1, ADDS>;
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, part, units, stride, from, width);
+}
+static void columns_add(floatX *x, const floatX *part, int N, int stride, int from, int width) {
+    columns<true>(x, (floatX *)part, N, stride, from, width);
+}
+static void columns_take(floatX *part, const floatX *x, int N, int stride, int from, int width) {
+    columns<false>((floatX *)x, part, N, stride, from, width);
+}
+
+// ---- experts that every token has -------------------------------------------------------------------------
+
+static __global__ void route_extend_kernel(int *expert, real *weight, const int *chosen, const real *chosen_weight, real scale,
+        size_t count, int always, int K) {
+    const size_t i = global_index();
+    if (i >= count) return;
+    const size_t n = i / (always + K), from = n * K + i % (always + K) - always;
+    const int k = (int)(i % (always + K));
+    expert[i] = k < always ? k : always + chosen[from];
+    weight[i] = k < always ? 1 : scale * chosen_weight[from];
+}
+static void route_extend(int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
+        int always, int K) {
+    const size_t count = (size_t)N * (always + K);
+    LAUNCH(route_extend_kernel, (unsigned)divide_up(count, 256), 256, 0, expert, weight, chosen, chosen_weight, scale, count,
+           always, K);
+}
+static __global__ void route_extend_backward_kernel(real *dchosen, const real *dweight, real scale, size_t count, int always, int K) {
+    const size_t i = global_index();
+    if (i < count) dchosen[i] = scale * dweight[i / K * (always + K) + always + i % K];
+}
+static void route_extend_backward(real *dchosen, const real *dweight, float scale, int N, int always, int K) {
+    const size_t count = (size_t)N * K;
+    LAUNCH(route_extend_backward_kernel, (unsigned)divide_up(count, 256), 256, 0, dchosen, dweight, scale, count, always, K);
+}
+
+// ---- soft cap ---------------------------------------------------------------------------------------------
+
+// bf16 takes the instruction, whose error is 2^-11.
+__device__ static inline real tanh_of(real x) {
+    if (sizeof(floatX) > 2) return tanhf(x);
+    asm("tanh.approx.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+template<int W> static __global__ void __launch_bounds__(256) soft_cap_kernel(floatX *x, real cap, real inverse, size_t units) {
+    const size_t i = global_index();
+    if (i >= units) return;
+    Reals<W> v = unpack(load<W>(x + i * W));
+    for (int j = 0; j < W; j++) v.x[j] = cap * tanh_of(v.x[j] * inverse);
+    store(x + i * W, pack(v));
+}
+static void soft_cap(floatX *x, float cap, size_t n) {
+    const bool w = wide(n, x);
+    const size_t units = w ? n / VECTOR : n;
+    auto kernel = w ? soft_cap_kernel<VECTOR> : soft_cap_kernel<1>;
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, cap, 1 / cap, units);
+}
+
+PART(recipe) {
+    d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
+    d->columns_add = columns_add;               d->columns_take = columns_take;
+    d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
+    d->soft_cap = soft_cap;
+}

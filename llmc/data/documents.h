@@ -1,0 +1,45 @@
+/* documents.h: texts as files hold them: one document in a text file, one in each file of a folder, one in each line of a
+ * JSONL file. They stay in memory until they are encoded. */
+#ifndef DOCUMENTS_H
+#define DOCUMENTS_H
+#include "llmc/base/base.h"
+
+typedef struct { const char *at; size_t bytes; } Document;
+typedef struct { char *path; size_t from, to; } TextFile;       /* its bytes in the text of its Source */
+
+typedef struct {
+    char *path;                         /* of the file or folder */
+    char *text;  size_t bytes;          /* of all its files, one after another */
+    TextFile *file;  size_t files;
+    int  separate;                      /* documents that an end-of-text token separates: a folder, JSONL */
+    Document *document;  size_t documents;      /* after source_parse */
+} Source;
+
+/* All take a Source that is {0}; 0 on error. A file that ends in .jsonl has a document in each line, the string "text" of a
+ * JSON object. A folder: all files in it and below, sorted by name, without hidden, empty and binary
+ * ones (NUL bytes; with a warning). */
+int  source_read_file(Source *s, const char *path, Error *e);
+int  source_read_folder(Source *s, const char *folder, Error *e);
+void source_take_text(Source *s, const char *path, char *text, size_t bytes);   /* text: from malloc */
+void source_free(Source *s);
+
+uint64_t source_hash(const Source *s, uint64_t seed);       /* of all bytes, and where files begin */
+
+/* Finds the documents. JSONL is decoded in place, on all cores. */
+int  source_parse(Source *s, Error *e);
+
+/* Splits the documents for training and validation: the last tenth of a single text, cut at a character; every tenth of
+ * several documents, or the last one of fewer than ten. 0 if there is nothing to split. Free both. */
+typedef struct { Document *at; size_t count; } Documents;
+int  source_hold_out(const Source *s, Documents *train, Documents *held_out);
+
+/* About a megabyte of work for a thread: `count` documents, from byte `from` of the first to byte `to` of the last. */
+typedef struct { const Document *first; size_t count, from, to, bytes; } Job;
+
+/* divisible: a document may be cut between a letter or digit of ASCII and a space or new line, where the patterns of GPT-2
+ * and its successors always end a word (pretokenizer_ends_before_space). Returns the number of jobs; free(*jobs). */
+size_t documents_jobs(const Document *documents, size_t count, int divisible, Job **jobs);
+
+/* The piece of the job's document i. last: it ends with the document. */
+Document job_piece(const Job *job, size_t i, int *last);
+#endif

@@ -1,0 +1,417 @@
+/* tokenizer_json.c: reads tokenizer.json (tokenizer.h), and writes that of the tokenizer of bytes.
+ *
+ * Byte-level files write bytes as characters: the 188 printable ones of Latin-1 stand for themselves, the other 68, in
+ * order, for U+0100 and up. That map is undone once, when the file is read; from then on symbols are plain bytes. */
+#define _POSIX_C_SOURCE 200809L
+#include "tokenizer_impl.h"
+#include "llmc/base/json.h"
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(a) (sizeof (a) / sizeof *(a))
+
+/* ---- what happens to text ------------------------------------------------------------------------------ */
+
+static const char *type_of(const JsonValue *v) { return json_string(json_get(v, "type"), "of unknown type"); }
+static int text_is(const JsonValue *v, const char *expected) { return !strcmp(json_string(v, ""), expected); }
+static int is_null(const JsonValue *v) { return !v || v->type == JSON_NULL; }
+
+static int read_normalizer(Tokenizer *t, const JsonValue *v, Error *e) {
+    const char *type = type_of(v);
+    if (is_null(v)) return 1;
+    if (!strcmp(type, "Sequence")) {
+        for (const JsonValue *part = json_first(json_get(v, "normalizers")); part; part = part->next)
+            if (!read_normalizer(t, part, e)) return 0;
+        return 1;
+    }
+    if (!strcmp(type, "NFC")) return t->nfc = 1;
+    if (!strcmp(type, "Prepend") && text_is(json_get(v, "prepend"), UNDERLINE) && !t->prepend) return t->prepend = 1;
+    if (!strcmp(type, "Replace") && text_is(json_get(json_get(v, "pattern"), "String"), " ")
+        && text_is(json_get(v, "content"), UNDERLINE))
+        return t->replace = 1;
+    return error_set(e, "normalizer %.80s, or one of its options, is not supported", type);
+}
+
+static int add_scanner(Tokenizer *t, PreTokenizer scanner, Error *e) {
+    if (t->scanners == (int)COUNT(t->scanner)) return error_set(e, "pre_tokenizer: more than %zu steps", COUNT(t->scanner));
+    t->scanner[t->scanners++] = scanner;
+    return 1;
+}
+
+static int read_metaspace(Tokenizer *t, const JsonValue *v, Error *e) {
+    static const char *const schemes[] = { "never", "first", "always" };
+    const char *old = json_bool(json_get(v, "add_prefix_space"), 1) ? "always" : "never";
+    const char *scheme = json_string(json_get(v, "prepend_scheme"), old);
+    for (int i = NEVER; i <= ALWAYS; i++)
+        if (!strcmp(scheme, schemes[i]) && text_is(json_get(v, "replacement"), UNDERLINE) && !t->metaspace
+            && !t->scanners) {
+            t->metaspace = 1;
+            t->metaspace_prepend = i;
+            return json_bool(json_get(v, "split"), 1) ? add_scanner(t, pretokenizer_underline(), e) : 1;
+        }
+    return error_set(e, "pre_tokenizer Metaspace: its options are not supported");
+}
+
+static int read_split(Tokenizer *t, const JsonValue *v, Error *e) {
+    const char *regex = json_string(json_get(json_get(v, "pattern"), "Regex"), "");
+    const char *behavior = json_string(json_get(v, "behavior"), "");
+    int invert = json_bool(json_get(v, "invert"), 0);
+    if (!(!strcmp(behavior, "Isolated") && !invert) && !(!strcmp(behavior, "Removed") && invert))
+        return error_set(e, "pre_tokenizer Split: behavior %.80s%s is not supported", behavior,
+                         invert ? " (inverted)" : "");
+    const PreTokenizer *scanner = pretokenizer_of_regex(regex);
+    return scanner ? add_scanner(t, *scanner, e)
+        : error_set(e, "pre_tokenizer Split: the pattern %.300s is not one of those supported "
+                        "(GPT-2, GPT-4, Qwen2)", regex);
+}
+
+static int read_pre_tokenizer(Tokenizer *t, const JsonValue *v, Error *e) {
+    const char *type = type_of(v);
+    if (is_null(v)) return 1;
+    if (!strcmp(type, "Sequence")) {
+        for (const JsonValue *part = json_first(json_get(v, "pretokenizers")); part; part = part->next)
+            if (!read_pre_tokenizer(t, part, e)) return 0;
+        return 1;
+    }
+    if (t->byte_level) return error_set(e, "pre_tokenizer %.80s after ByteLevel is not supported", type);
+    if (!strcmp(type, "Digits"))
+        return add_scanner(t, pretokenizer_digits(json_bool(json_get(v, "individual_digits"), 0) ? 1 : SIZE_MAX), e);
+    if (!strcmp(type, "Split")) return read_split(t, v, e);
+    if (!strcmp(type, "Metaspace")) return read_metaspace(t, v, e);
+    if (strcmp(type, "ByteLevel")) return error_set(e, "pre_tokenizer %.80s is not supported", type);
+    if (json_bool(json_get(v, "add_prefix_space"), 1))
+        return error_set(e, "pre_tokenizer ByteLevel: add_prefix_space is not supported");
+    t->byte_level = 1;
+    return json_bool(json_get(v, "use_regex"), 1) ? add_scanner(t, pretokenizer_gpt2(), e) : 1;
+}
+
+static int read_decoder(Tokenizer *t, const JsonValue *v, Error *e) {
+    const char *type = type_of(v);
+    if (!strcmp(type, "Sequence")) {
+        for (const JsonValue *part = json_first(json_get(v, "decoders")); part; part = part->next)
+            if (!read_decoder(t, part, e)) return 0;
+        return 1;
+    }
+    if (t->byte_level && !strcmp(type, "ByteLevel")) return 1;
+    if (t->byte_level) return error_set(e, "decoder %.80s with pre_tokenizer ByteLevel is not supported", type);
+    if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse")) return 1;
+    if (!strcmp(type, "Replace") && text_is(json_get(json_get(v, "pattern"), "String"), UNDERLINE)
+        && text_is(json_get(v, "content"), " ")) return 1;
+    if (!strcmp(type, "Metaspace")) {
+        t->strip = strcmp(json_string(json_get(v, "prepend_scheme"), "always"), "never") != 0;
+        return 1;
+    }
+    if (!strcmp(type, "Strip") && text_is(json_get(v, "content"), " ") && json_int(json_get(v, "start"), -1) == 1
+        && json_int(json_get(v, "stop"), -1) == 0) return t->strip = 1;
+    return error_set(e, "decoder %.80s, or one of its options, is not supported", type);
+}
+
+/* Only a token in front of a single text matters; other post-processors change offsets, which are not kept. */
+static void read_post_processor(Tokenizer *t, const JsonValue *v) {
+    for (const JsonValue *part = json_first(json_get(v, "processors")); part; part = part->next)
+        read_post_processor(t, part);
+    if (strcmp(type_of(v), "TemplateProcessing")) return;
+    const char *name = json_string(json_get(json_get(json_first(json_get(v, "single")), "SpecialToken"), "id"), NULL);
+    if (name) t->bos = tokenizer_id(t, name);
+}
+
+/* ---- tokens -------------------------------------------------------------------------------------------- */
+
+static Slice keep(Tokenizer *t, const char *s, size_t n) {
+    Slice kept = { t->arena_end, n };
+    if (n) memcpy(t->arena_end, s, n);
+    t->arena_end += n;
+    return kept;
+}
+
+uint32_t tokenizer_byte_code(int byte) {
+    uint32_t next = 0x100;
+    for (int b = 0; b < 256; b++) {
+        int printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        if (b == byte) return printable ? (uint32_t)b : next;
+        next += !printable;
+    }
+    return 0;
+}
+/* Undoes byte_to_code for a key; 0 if it has other characters. */
+static int bytes_of_key(const int *byte_of_code, const JsonValue *v, Text *out) {
+    for (size_t at = 0, n; at < v->key_length; at += n) {
+        uint32_t code = 0;
+        n = utf8_decode(v->key + at, v->key_length - at, &code);
+        if (!n || code >= 0x200 || byte_of_code[code] < 0) return 0;
+        char byte = (char)byte_of_code[code];
+        text_add_bytes(out, &byte, 1);
+    }
+    return 1;
+}
+
+static int byte_token(const char *s, size_t n) {         /* <0x4F> is the byte 79; -1 for other tokens */
+    static const char digits[] = "0123456789ABCDEF";
+    if (n != 6 || memcmp(s, "<0x", 3) || s[5] != '>' || !s[3] || !s[4]) return -1;
+    const char *high = strchr(digits, s[3]), *low = strchr(digits, s[4]);
+    return high && low ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
+}
+
+static int id_free(const Tokenizer *t, const JsonValue *v, const char *name, Error *e) {
+    int64_t id = json_int(v, -1);
+    if (id < 0 || id >= t->vocab)
+        return error_set(e, "token %.100s has the id %lld, but the %d tokens need the ids from "
+                            "0 up without a gap", name, (long long)id, t->vocab);
+    return t->piece[id].at ? error_set(e, "two tokens have the id %lld; one is %.100s", (long long)id, name) : 1;
+}
+
+static void word_add(Tokenizer *t, int id) {
+    size_t i = (size_t)hash_bytes(0, t->symbol[id].at, t->symbol[id].bytes) & t->words_mask;
+    while (t->words[i] >= 0) i = (i + 1) & t->words_mask;
+    t->words[i] = id;
+}
+
+
+static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
+    int byte_of_code[0x200], ok = 1;
+    for (int i = 0; i < 0x200; i++) byte_of_code[i] = -1;
+    for (int b = 0; b < 256; b++) byte_of_code[tokenizer_byte_code(b)] = b;
+    for (const JsonValue *v = json_first(vocab); v && ok; v = v->next) {
+        if (!(ok = id_free(t, v, v->key, e))) break;
+        int id = (int)v->is.integer, byte = -1, reachable = 1;
+        Text raw = { 0 };
+        if (t->byte_level) {
+            reachable = v->key_length && bytes_of_key(byte_of_code, v, &raw);
+            t->symbol[id] = t->piece[id] = reachable ? keep(t, raw.at, raw.length) : keep(t, v->key, v->key_length);
+            if (reachable && raw.length == 1) byte = (unsigned char)raw.at[0];
+        } else {
+            t->symbol[id] = keep(t, v->key, v->key_length);
+            byte = byte_token(v->key, v->key_length);
+            char c = (char)byte;
+            for (size_t i = 0, n; i < v->key_length && byte < 0; i += n) {          /* the piece: spaces for U+2581 */
+                int space = v->key_length - i >= 3 && !memcmp(v->key + i, UNDERLINE, 3);
+                n = space ? 3 : 1;
+                text_add_bytes(&raw, space ? " " : v->key + i, 1);
+            }
+            t->piece[id] = byte < 0 ? keep(t, raw.at, raw.length) : keep(t, &c, 1);
+        }
+        if (byte >= 0) t->byte_id[byte] = id;
+        if (reachable) word_add(t, id);
+        free(raw.at);
+    }
+    for (int b = 0; b < 256 && ok; b++)
+        if (t->byte_id[b] < 0)
+            ok = error_set(e, "no token for the byte 0x%02X: text could not be encoded without loss", (unsigned)b);
+    return ok;
+}
+
+static int by_first_and_length(const void *x, const void *y) {
+    const Added *a = x, *b = y;
+    int first = (unsigned char)a->at[0] - (unsigned char)b->at[0];
+    if (first) return first;
+    if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
+    return memcmp(a->at, b->at, a->bytes);
+}
+
+static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
+    t->added = mem_alloc((list ? list->length : 0) * sizeof *t->added);
+    for (const JsonValue *v = json_first(list); v; v = v->next) {
+        const JsonValue *content = json_get(v, "content"),
+            *known = json_find(vocab, content->is.string, content->length), *number = json_get(v, "id");
+        const char *name = content->is.string;
+        static const char *const refused[] = { "single_word", "lstrip", "rstrip" };
+        for (size_t i = 0; i < COUNT(refused); i++)
+            if (json_bool(json_get(v, refused[i]), 0))
+                return error_set(e, "added token %.100s: %s is not supported", name, refused[i]);
+        if (known ? json_int(known, -1) != json_int(number, -2) : !id_free(t, number, name, e))
+            return known ? error_set(e, "added token %.100s has another id in the vocabulary", name) : 0;
+        Added *a = &t->added[t->added_count++];
+        Text wanted = { 0 };
+        *a = (Added){ .id = (int)number->is.integer, .content = keep(t, name, content->length) };
+        a->normalized = json_bool(json_get(v, "normalized"), 0);
+        t->piece[a->id] = json_bool(json_get(v, "special"), 0) ? (Slice){ "", 0 } : a->content;
+        if (!known) t->symbol[a->id] = a->content;
+        if (a->normalized) tokenizer_normalize(t, name, content->length, &wanted);
+        else text_add_bytes(&wanted, name, content->length);
+        a->at = wanted.at;
+        a->bytes = wanted.length;
+        if (!a->bytes) return error_set(e, "added token %d is empty", a->id);
+    }
+    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof *t->added, by_first_and_length);
+    for (int i = 1; i < t->added_count; i++)
+        if (by_first_and_length(&t->added[i - 1], &t->added[i]) == 0)
+            return error_set(e, "added token %.100s appears twice", t->added[i].at);
+    for (int i = 0; i < t->added_count; i++) t->added_start[(unsigned char)t->added[i].at[0] + 1]++;
+    for (int c = 0; c < 256; c++) t->added_start[c + 1] += t->added_start[c];
+    return 1;
+}
+
+/* A merge is written "left right" or ["left", "right"]; left, right and their concatenation must be tokens. */
+static int read_merges(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
+    int rank = 0;
+    for (const JsonValue *v = json_first(list); v; v = v->next, rank++) {
+        const JsonValue *a = json_first(v), *b = a ? a->next : NULL;
+        Slice left = { NULL, 0 }, right = { NULL, 0 };
+        if (json_is(v, JSON_STRING)) {
+            const char *space = memchr(v->is.string, ' ', v->length);
+            if (space) {
+                left = (Slice){ v->is.string, (size_t)(space - v->is.string) };
+                right = (Slice){ space + 1, v->length - left.bytes - 1 };
+            }
+        } else if (json_is(v, JSON_ARRAY) && v->length == 2 && json_is(a, JSON_STRING) && json_is(b, JSON_STRING)) {
+            left = (Slice){ a->is.string, a->length };
+            right = (Slice){ b->is.string, b->length };
+        }
+        if (!left.bytes || !right.bytes)
+            return error_set(e, "merge %d is neither \"left right\" nor [\"left\", \"right\"]", rank);
+        Text whole = { 0 };
+        text_add_bytes(&whole, left.at, left.bytes);
+        text_add_bytes(&whole, right.at, right.bytes);
+        int64_t l = json_int(json_find(vocab, left.at, left.bytes), -1),
+            r = json_int(json_find(vocab, right.at, right.bytes), -1);
+        int64_t id = json_int(json_find(vocab, whole.at, whole.length), -1);
+        free(whole.at);
+        if (l < 0 || r < 0 || id < 0)
+            return error_set(e, "merge %d, of %.80s and what follows, is not made of tokens or makes none",
+                             rank, left.at);
+        uint64_t pair = (uint64_t)l << 32 | (uint32_t)r;
+        *tokenizer_merge(t, pair) = (Merge){ pair, rank, (int)id };
+    }
+    if (!rank && !(t->byte_level && t->vocab - t->added_count == 256))
+        return error_set(e, "it has no merges, so %d tokens could never be used", t->model_vocab);
+    return 1;
+}
+
+static size_t table_size(size_t entries) {
+    size_t size = 8;
+    while (size < 2 * entries) size *= 2;
+    return size;
+}
+
+/* Sizes the tables: the vocabulary, and the added tokens that are not in it. */
+static int prepare(Tokenizer *t, size_t json_bytes, const JsonValue *vocab, const JsonValue *merges,
+                   const JsonValue *added, Error *e) {
+    size_t total = vocab->length;
+    for (const JsonValue *v = json_first(added); v; v = v->next) {
+        const JsonValue *content = json_get(v, "content");
+        if (!json_is(content, JSON_STRING)) return error_set(e, "an added token has no \"content\"");
+        total += !json_find(vocab, content->is.string, content->length);
+    }
+    if (total > INT_MAX / 4 || merges->length > INT_MAX / 4)
+        return error_set(e, "more tokens than this program can count");
+    t->vocab = (int)total;
+    t->model_vocab = (int)vocab->length;
+    t->arena = t->arena_end = mem_alloc(2 * json_bytes + 1);            /* at most a symbol and a piece for each key */
+    t->symbol = mem_alloc(total * sizeof *t->symbol);
+    t->piece = mem_alloc(total * sizeof *t->piece);
+    t->words_mask = table_size(total) - 1;
+    t->merges_mask = table_size(merges->length) - 1;
+    t->words = mem_alloc((t->words_mask + 1) * sizeof *t->words);
+    t->merges = mem_alloc((t->merges_mask + 1) * sizeof *t->merges);
+    for (size_t i = 0; i <= t->words_mask; i++) t->words[i] = -1;
+    for (size_t i = 0; i <= t->merges_mask; i++) t->merges[i].rank = -1;
+    for (int b = 0; b < 256; b++) t->byte_id[b] = -1;
+    return 1;
+}
+
+static int read_model(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
+    const JsonValue *model = json_get(root, "model"), *vocab = json_get(model, "vocab"),
+        *merges = json_get(model, "merges");
+    const JsonValue *added = json_get(root, "added_tokens");
+    static const char *const refused[] = { "continuing_subword_prefix", "end_of_word_suffix" };
+    if (!json_is(model, JSON_OBJECT)) return error_set(e, "it has no \"model\"");
+    if (json_get(model, "type") && strcmp(type_of(model), "BPE"))
+        return error_set(e, "model %.80s is not supported, only BPE is", type_of(model));
+    if (!json_is(vocab, JSON_OBJECT) || !json_is(merges, JSON_ARRAY))
+        return error_set(e, "its model needs \"vocab\" and \"merges\"");
+    if (json_double(json_get(model, "dropout"), 0) != 0) return error_set(e, "model: dropout is not supported");
+    for (size_t i = 0; i < COUNT(refused); i++)
+        if (!is_null(json_get(model, refused[i])) && !text_is(json_get(model, refused[i]), ""))
+            return error_set(e, "model: %s is not supported", refused[i]);
+    if (!t->byte_level && !json_bool(json_get(model, "byte_fallback"), 0))
+        return error_set(e, "neither byte-level nor with byte_fallback: text could not be encoded without loss");
+    t->ignore_merges = json_bool(json_get(model, "ignore_merges"), 0);
+    return prepare(t, bytes, vocab, merges, added, e) && read_vocab(t, vocab, e) && read_added(t, added, vocab, e)
+        && read_merges(t, merges, vocab, e);
+}
+
+static int check_family(const Tokenizer *t, Error *e) {
+    if (t->byte_level && (t->prepend || t->replace || t->metaspace))
+        return error_set(e, "ByteLevel together with U+2581 for spaces is not supported");
+    if (t->byte_level) return 1;
+    for (int i = 0; i < t->scanners; i++)
+        if (t->scanner[i].next != pretokenizer_underline().next) return error_set(e, "its pre_tokenizer does not end in ByteLevel");
+    if (t->replace || t->metaspace) return 1;
+    return error_set(e, "neither ByteLevel nor U+2581 for spaces: this kind of BPE is not supported");
+}
+
+static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
+    static const char *const ends[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>" };
+    if (!json_is(root, JSON_OBJECT)) return error_set(e, "it is not a JSON object");
+    if (!read_normalizer(t, json_get(root, "normalizer"), e)
+        || !read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), e)
+        || !check_family(t, e) || !read_decoder(t, json_get(root, "decoder"), e) || !read_model(t, root, bytes, e))
+            return 0;
+    t->bos = t->eos = -1;
+    read_post_processor(t, json_get(root, "post_processor"));
+    for (size_t i = 0; i < COUNT(ends) && t->eos < 0; i++) t->eos = tokenizer_id(t, ends[i]);
+    t->is_bytes = t->byte_level && t->vocab == 256 && t->model_vocab == 256 && !t->added_count && !t->nfc;
+    for (int b = 0; b < 256; b++) t->is_bytes &= t->byte_id[b] == b;
+    return 1;
+}
+
+Tokenizer *tokenizer_load_text(const char *text, size_t bytes, Error *e) {
+    Error why;
+    Json *json = json_parse(text, bytes, &why);
+    if (!json) { error_set(e, "tokenizer: %.900s", why.text); return NULL; }
+    Tokenizer *t = mem_alloc(sizeof *t);
+    t->json = mem_alloc(bytes + 1);
+    memcpy(t->json, text, bytes);
+    t->json_bytes = bytes;
+    int ok = read_all(t, json_root(json), bytes, &why);
+    json_free(json);
+    if (ok) return t;
+    error_set(e, "tokenizer: %.900s", why.text);
+    tokenizer_free(t);
+    return NULL;
+}
+
+Tokenizer *tokenizer_load(const char *path, Error *e) {
+    size_t bytes;
+    Error why;
+    char *text = file_read(path, &bytes, e);
+    if (!text) return NULL;
+    Tokenizer *t = tokenizer_load_text(text, bytes, &why);
+    if (!t) error_set(e, "%.400s: %.600s", path, why.text);
+    free(text);
+    return t;
+}
+
+Tokenizer *tokenizer_bytes(void) {
+    Text json = { 0 };
+    Error e;
+    text_add(&json, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[],"
+                    "\"normalizer\":null,\n"
+             "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
+             "\"use_regex\":false},\n"
+             "\"post_processor\":null,\n"
+             "\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":false,"
+             "\"use_regex\":false},\n"
+             "\"model\":{\"type\":\"BPE\",\"dropout\":null,\"unk_token\":null,\"continuing_subword_prefix\":null,\n"
+             "\"end_of_word_suffix\":null,\"fuse_unk\":false,\"byte_fallback\":false,\"ignore_merges\":false,"
+             "\"merges\":[],\n\"vocab\":{");
+    for (int b = 0; b < 256; b++) {
+        char key[4];
+        text_add(&json, b ? "," : "");
+        text_add_json(&json, key, utf8_encode(tokenizer_byte_code(b), key));
+        text_add(&json, ":%d", b);
+    }
+    text_add(&json, "}}}\n");
+    Tokenizer *t = tokenizer_load_text(json.at, json.length, &e);
+    if (!t) fail(EXIT_INPUT, "%s", e.text);
+    free(json.at);
+    return t;
+}
+
+void tokenizer_free(Tokenizer *t) {
+    if (!t) return;
+    for (int i = 0; i < t->added_count; i++) free(t->added[i].at);
+    void *owned[] = { t->json, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t };
+    for (size_t i = 0; i < COUNT(owned); i++) free(owned[i]);
+}

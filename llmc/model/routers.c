@@ -1,0 +1,45 @@
+/* routers.c: see routers.h. */
+#include "routers.h"
+#include <stdio.h>
+
+static int routers_of_layer(const Config *c) { return (c->attention_experts > 1) + (c->experts > 1); }
+static int is_attention(const Model *m, int router) {
+    return m->config.attention_experts > 1 && router % routers_of_layer(&m->config) == 0;
+}
+
+int router_width(const Model *m, int router) {
+    return is_attention(m, router) ? m->config.attention_experts : m->config.experts;
+}
+size_t router_offset(const Model *m, int router) { return (size_t)router * (size_t)router_experts(&m->config); }
+const char *router_name(const Model *m, int router, char text[48]) {
+    snprintf(text, 48, "layer %d %s", router / routers_of_layer(&m->config), is_attention(m, router) ? "attention" : "mlp");
+    return text;
+}
+
+RouterStats router_stats(const Model *m, const int *load, const double *losses) {
+    RouterStats s = { 0 };
+    int mlp = 0, attention = 0;
+    for (int r = 0; r < m->routers; r++) {
+        const int experts = router_width(m, r), *own = load + router_offset(m, r);
+        int total = 0, most = 0;
+        for (int e = 0; e < experts; e++) {
+            total += own[e];
+            if (own[e] > most) most = own[e];
+            s.dead += own[e] == 0;
+        }
+        s.experts += experts;
+        if (total && (double)most * experts / total > s.max_load) s.max_load = (double)most * experts / total;
+        if (is_attention(m, r)) { s.att_balance += losses[2*r]; attention++; }
+        else                    { s.balance += losses[2*r]; mlp++; }
+        s.z += losses[2*r + 1] / m->routers;
+    }
+    if (mlp) s.balance /= mlp;
+    if (attention) s.att_balance /= attention;
+    return s;
+}
+
+void routers_update_bias(Model *m, float rate, int relative) {
+    for (int r = 0; r < m->routers; r++)
+        m->dev->router_bias(real_at(m, m->bias, router_offset(m, r)), m->results.load + router_offset(m, r), rate, relative,
+                            router_width(m, r));
+}

@@ -1,0 +1,188 @@
+/* generate.c: see generate.h. */
+#include "generate.h"
+#include "device.h"
+#include "llmc/base/random.h"
+#include <stdlib.h>
+#include <string.h>
+
+int generator_open(Generator *g, const Config *c, int capacity, const TextStyle *style) {
+    const size_t B = (size_t)g->sequences;
+    g->capacity = capacity;
+    g->stream = mem_alloc(B * sizeof *g->stream);
+    g->window = mem_alloc(B * (size_t)capacity * sizeof *g->window);
+    for (size_t b = 0; b < B; b++) stream_open(&g->stream[b], style);
+    return decoder_open(&g->d, g->dev, c, g->sequences, capacity, NULL);
+}
+void generator_close(Generator *g) {
+    for (int b = 0; b < g->sequences; b++) stream_close(&g->stream[b]);
+    free(g->stream);
+    free(g->window);
+    view_close(&g->view);
+    decoder_close(&g->d);
+}
+void generator_reset(Generator *g) {
+    decoder_reset(&g->d);
+    g->rounds++;
+}
+
+/* ---- reading tokens ------------------------------------------------------------------------------------------ */
+
+/* tokens (sequences, count), which must fit. experts (count): the first choices of the watched router, or NULL. While
+ * experts are watched there is one sequence, and passes are cut so that none overwrites the choices of another. */
+static void feed(Generator *g, const int *tokens, int count, int *experts) {
+    const int watched = experts && g->view.main;
+    for (int t = 0, n; t < count; t += n) {
+        n = !watched ? count : g->d.length ? 1 : count < g->d.chunk ? count : g->d.chunk;
+        if (!decoder_feed(&g->d, tokens + t, n))
+            fail(EXIT_MEMORY, "%d tokens do not fit into a context of %d", count, g->capacity);
+        if (watched) view_read(&g->view, tokens + t, n, experts + t);
+    }
+}
+
+/* Makes room in a full context by reading its last half again. Cached keys and values cannot be moved instead: they were
+ * computed with the other half in view. */
+static void slide(Generator *g) {
+    const int B = g->sequences, length = g->d.length, keep = length < g->capacity / 2 ? length : g->capacity / 2;
+    int *last = mem_alloc((size_t)B * (size_t)keep * sizeof *last);
+    for (int b = 0; b < B; b++) {
+        int *window = g->window + (size_t)b * (size_t)g->capacity;
+        memmove(window, window + length - keep, (size_t)keep * sizeof *window);
+        memcpy(last + (size_t)b * (size_t)keep, window, (size_t)keep * sizeof *window);
+    }
+    generator_reset(g);
+    feed(g, last, keep, NULL);
+    g->slides++;
+    free(last);
+}
+
+static void read_tokens(Generator *g, const int *tokens, int count, int *experts) {
+    if (count > g->capacity - g->d.length) slide(g);
+    for (int b = 0; b < g->sequences; b++)
+        memcpy(g->window + (size_t)b * (size_t)g->capacity + g->d.length, tokens + (size_t)b * (size_t)count,
+               (size_t)count * sizeof *tokens);
+    feed(g, tokens, count, experts);
+}
+
+void generator_read(Generator *g, const int *ids, int count, const char *text, size_t bytes) {
+    const size_t B = (size_t)g->sequences, n = (size_t)count;
+    int *tokens = mem_alloc(B * n * sizeof *tokens), *experts = mem_alloc(n * sizeof *experts);
+    const double start = now();
+    for (size_t b = 0; b < B; b++) memcpy(tokens + b * n, ids, n * sizeof *ids);
+    read_tokens(g, tokens, count, experts);
+    g->prompt_time += now() - start;
+    g->prompt_tokens += (int64_t)(B * n);
+    for (size_t b = 0; b < B; b++) stream_prompt(&g->stream[b], text, bytes, ids, experts, count);
+    free(tokens);
+    free(experts);
+}
+
+/* ---- drawing tokens ------------------------------------------------------------------------------------------ */
+
+static int all_ended(const Generator *g) {
+    for (int b = 0; b < g->sequences; b++) if (!g->stream[b].ended) return 0;
+    return 1;
+}
+
+static void set_sampler(Generator *g) {
+    uint64_t *key = mem_alloc((size_t)g->sequences * sizeof *key);
+    for (int b = 0; b < g->sequences; b++) key[b] = random_key(random_key(g->seed, (uint64_t)b), (uint64_t)g->rounds);
+    decoder_draw(&g->d, g->sampler, key);
+    free(key);
+}
+
+/* One token of every sequence has been drawn and read. Sequences that have ended stay in the batch; their tokens are
+ * ignored. */
+static void take(Generator *g, const int *tokens, int expert, int end_token) {
+    for (int b = 0; b < g->sequences; b++) {
+        Stream *o = &g->stream[b];
+        if (o->ended) continue;
+        g->tokens++;
+        if (tokens[b] == end_token) o->ended = 1;
+        else stream_generated(o, tokens[b], expert);
+    }
+    g->steps++;
+}
+
+/* The context is full: draws a token from it, and reads that token after a slide. */
+static void step_over(Generator *g, int *tokens, int *expert) {
+    decoder_sample(&g->d, tokens);
+    read_tokens(g, tokens, 1, expert);
+    set_sampler(g);
+}
+
+/* A GPU is kept busy by double buffering: the next AHEAD steps are queued before the tokens of the last AHEAD steps are
+ * read back. If a text turns out to have ended earlier, the steps after its end are discarded. */
+void generator_write(Generator *g, int limit, int ends) {
+    enum { AHEAD = 12 };
+    Decoder *d = &g->d;
+    const size_t B = (size_t)g->sequences;
+    const int end_token = ends ? g->end_token : -1, ahead = g->dev->is_gpu && !g->view.main;
+    int *tokens = mem_alloc(B * AHEAD * sizeof *tokens), count[2] = { 0 }, expert = -1;
+    int64_t left = limit > 0 ? limit : INT64_MAX;                   /* steps still to be queued */
+    int read = d->length;                                           /* positions whose tokens are known here */
+    const double start = now();
+    g->full = 0;
+    set_sampler(g);
+    for (int slot = 0; !*g->interrupted && !all_ended(g); slot ^= 1) {
+        const int capacity = g->capacity - d->length, most = ahead ? AHEAD : 1, n = most < capacity ? most : capacity;
+        const int older = ahead ? slot ^ 1 : slot;
+        count[slot] = left < n ? (int)left : n;
+        left -= count[slot];
+        if (count[slot]) decoder_queue(d, count[slot], slot);
+        else if (!count[older]) {
+            g->full = !limit;
+            if (!left || g->full) break;
+            step_over(g, tokens, &expert);
+            left--;
+            take(g, tokens, expert, end_token);
+            g->positions += read = d->length;
+        }
+        if (count[older]) decoder_collect(d, tokens, older);
+        if (count[older] && g->view.main) view_read(&g->view, tokens, 1, &expert);
+        for (int i = 0; i < count[older] && !all_ended(g); i++, read++) {
+            for (size_t b = 0; b < B; b++) g->window[b * (size_t)g->capacity + (size_t)read] = tokens[(size_t)i * B + b];
+            take(g, tokens + (size_t)i * B, expert, end_token);
+            g->positions += read + 1;
+        }
+        count[older] = 0;
+        stream_print(&g->stream[0], 0);
+    }
+    g->time += now() - start;
+    if (read < d->length) {
+        for (size_t b = 0; b < B; b++) tokens[b] = g->window[b * (size_t)g->capacity + (size_t)read - 1];
+        decoder_rewind(d, tokens, read);
+    }
+    free(tokens);
+}
+
+/* ---- speed --------------------------------------------------------------------------------------------------- */
+
+static double per(double x, double y) { return y > 0 ? x / y : 0; }
+
+/* Bytes that a decoding step reads per sequence: active weights, keys and values. An embedding that is not also the head is
+ * not counted: a token reads one row of it. */
+static double bytes_per_token(const Generator *g) {
+    const Model *m = &g->d.model;
+    const Config *c = &m->config;
+    const double weights = (double)config_active(c, m->manifest.learnable) - (c->tied ? 0 : (double)c->vocab * c->channels);
+    const double row = 2.0 * c->layers * c->kv_heads * c->head_size;            /* of keys and values */
+    return (weights + row * per((double)g->positions, (double)g->steps)) * (double)g->dev->floatX_size;
+}
+
+void generator_report(const Generator *g, FILE *out) {
+    const double bytes = bytes_per_token(g), rate = per(bytes * (double)g->steps, g->time);
+    fflush(stdout);
+    fprintf(out, "prompt %lld tokens, %.0f tokens/s | generated %lld tokens, %.0f tokens/s, %.2f ms/token",
+            (long long)g->prompt_tokens, per((double)g->prompt_tokens, g->prompt_time), (long long)g->tokens,
+            per((double)g->tokens, g->time), per(1000 * g->time, (double)g->steps));
+    if (g->sequences == 1) fprintf(out, " of %.1f MB of weights and cache: %.1f GB/s", bytes / 1e6, rate / 1e9);
+    if (g->sequences == 1 && g->dev->is_gpu && g->steps) {
+        const double copy = device_copy_rate(g->dev);
+        if (copy > 0) fprintf(out, ", %.1f%% of the %.0f GB/s of a copy", 100 * rate / copy, copy / 1e9);
+    }
+    if (g->slides)
+        fprintf(out, " | the context of %d was full %d time%s; its last half was read again", g->capacity, g->slides,
+                g->slides > 1 ? "s" : "");
+    else if (g->full) fprintf(out, " | the context of %d is full (-n -1 continues)", g->capacity);
+    fputc('\n', out);
+}

@@ -1,0 +1,26 @@
+/* progress.h: how far a run has come: what resuming needs besides the weights and the optimizer's state. Checkpoints store it as
+ * JSON that they do not interpret. */
+#ifndef PROGRESS_H
+#define PROGRESS_H
+#include "llmc/base/json.h"
+#include "llmc/base/text.h"
+
+enum { WINDOW = 128 };
+typedef struct { double x[WINDOW]; int count, next; } Window;    /* the latest values of a statistic, for its z-score */
+
+typedef struct {
+    int64_t  step, samples, tokens;     /* optimizer steps done, training samples and tokens used */
+    int      updates, bad_steps;        /* steps that changed the weights; consecutive steps without a finite gradient */
+    double   seconds;                   /* of training, over all sessions */
+    double   best_loss;  int64_t best_step;     /* of validation; best_step -1: none yet */
+    uint64_t seed, data;                /* data: its fingerprint */
+    Window   loss, norm;
+} Progress;
+
+/* The z-score of x relative to the window (NAN until it is full). Then x enters the window, if it is finite. */
+double window_score(Window *w, double x);
+
+/* Members of a JSON object, without the braces. device: the name of the device, for the reader's information. */
+void     progress_to_json(const Progress *p, const char *device, Text *out);
+Progress progress_from_json(const JsonValue *object);
+#endif

@@ -1,0 +1,50 @@
+/* requests.c: see requests.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "requests.h"
+#include "llmc/base/base.h"
+#include "llmc/ranks/group.h"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t stop_requested, save_requested;
+
+void requests_protect(void) {
+    int fd;
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    /* If stdout is closed at start-up, the next open() would get descriptor 1 and receive our terminal output. */
+    while ((fd = open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
+static void on_signal(int number) {
+    if (number == SIGUSR1) { save_requested = 1; return; }
+    if (stop_requested && number == SIGINT) _exit(128 + SIGINT);
+    stop_requested = 1;
+}
+void requests_listen(void) {
+    struct sigaction act = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+    sigemptyset(&act.sa_mask);
+    const int numbers[] = { SIGINT, SIGTERM, SIGUSR1, SIGUSR2 };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) sigaction(numbers[i], &act, NULL);
+    signal(SIGHUP, SIG_IGN);
+}
+
+static int consume_stop_file(const char *folder) {
+    char *path = text_format("%s/STOP", folder);
+    const int found = is_file(path);
+    if (found) unlink(path);
+    free(path);
+    return found;
+}
+
+int requests_collect(Group *group, int signals, const char *folder) {
+    const int saves = signals && save_requested;
+    if (saves) save_requested = 0;
+    const int asked = (stop_requested || (folder && consume_stop_file(folder)) ? REQUEST_STOP : 0)
+                    | (saves ? REQUEST_SAVE : 0);
+    if (!group_max(group, asked)) return 0;                 /* usually one exchange is enough */
+    return group_max(group, asked & REQUEST_STOP) | group_max(group, asked & REQUEST_SAVE);
+}

@@ -1,0 +1,142 @@
+/* stream.c: see stream.h. */
+#include "stream.h"
+#include "view.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- tokens to text ---------------------------------------------------------------------------------------- */
+
+void stream_open(Stream *o, const TextStyle *style) { *o = (Stream){ .style = style, .color = -1 }; }
+void stream_close(Stream *o) { free(o->text.at); free(o->experts.at); }
+void stream_restart(Stream *o) {
+    o->text.length = o->experts.length = o->prompt = 0;
+    o->ended = o->last = 0;
+}
+
+static void add(Stream *o, const char *text, size_t bytes, int expert) {
+    text_add_bytes(&o->text, text, bytes);
+    for (size_t i = 0; o->style->marked && i < bytes; i++) text_add_bytes(&o->experts, &expert, sizeof expert);
+}
+static void add_token(Stream *o, int token, int expert) {
+    const Tokenizer *t = o->style->tokenizer;
+    size_t bytes;
+    char *text = !t ? text_format(" %d", token) : o->strip ? tokenizer_decode(t, &token, 1, &bytes) : NULL;
+    const char *piece = text ? text : tokenizer_piece(t, token, &bytes);
+    if (!t) bytes = strlen(text);
+    if (bytes) o->strip = 0;
+    add(o, piece, bytes, expert);
+    free(text);
+}
+
+void stream_prompt(Stream *o, const char *text, size_t bytes, const int *ids, const int *experts, int count) {
+    o->strip = !bytes || (text && o->style->marked);
+    for (int i = 0; text && bytes && o->style->marked && i < count; i++) add_token(o, ids[i], experts[i]);
+    if (text && !o->style->marked) add(o, text, bytes, -1);
+    o->prompt = o->text.length;
+}
+
+void stream_generated(Stream *o, int token, int expert) {
+    const char *stop = o->style->stop;
+    const size_t n = strlen(stop), before = o->text.length;
+    add_token(o, token, expert);
+    for (size_t i = before > o->prompt + n ? before - n : o->prompt; n && i + n <= o->text.length; i++)
+        if (!memcmp(o->text.at + i, stop, n)) {
+            o->text.length = i;
+            o->ended = 1;
+            return;
+        }
+}
+
+/* How many bytes at the end may be the beginning of a stop string. */
+static size_t kept_back(const Stream *o) {
+    const char *stop = o->style->stop;
+    for (size_t n = strlen(stop); n-- > 1; )
+        if (n <= o->text.length - o->prompt && !memcmp(o->text.at + o->text.length - n, stop, n)) return n;
+    return 0;
+}
+
+static void set_color(Stream *o, int expert) {
+    if (expert == o->color) return;
+    if (o->style->colored && expert >= 0) printf("\033[38;5;%dm", view_color(expert));
+    else if (o->style->colored) printf("\033[0m");
+    else if (expert >= 0) printf("[%d]", expert);
+    o->color = expert;
+}
+
+void stream_print(Stream *o, int end) {
+    const int marked = o->style->marked;
+    const size_t certain = o->text.length - (end ? 0 : kept_back(o)), ready = utf8_complete(o->text.at, certain);
+    for (size_t i = 0; i < ready; i++) {
+        const unsigned char c = (unsigned char)o->text.at[i];
+        int expert;
+        if (marked && (c & 0xC0) != 0x80) {                 /* the first byte of a character */
+            memcpy(&expert, o->experts.at + i * sizeof expert, sizeof expert);
+            set_color(o, expert);
+        }
+        putchar(o->style->terminal && (c < 32 || c == 127) && c != '\n' && c != '\t' ? '?' : c);
+        o->last = (char)c;
+    }
+    if (end) set_color(o, -1);
+    if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+    o->text.length -= ready;
+    o->prompt -= o->prompt < ready ? o->prompt : ready;
+    if (o->text.length) memmove(o->text.at, o->text.at + ready, o->text.length);
+    if (marked && o->text.length)
+        memmove(o->experts.at, o->experts.at + ready * sizeof(int), o->text.length * sizeof(int));
+    o->experts.length = marked ? o->text.length * sizeof(int) : 0;
+}
+
+/* ---- text to tokens ------------------------------------------------------------------------------------------ */
+
+char *prompt_read(const char *prompt, size_t *bytes) {
+    Error e;
+    Text text = { 0 };
+    char part[4096], *whole;
+    if (*prompt == '@') {
+        if (!(whole = file_read(prompt + 1, bytes, &e))) fail(EXIT_INPUT, "-i %s: %s", prompt, e.text);
+        return whole;
+    }
+    text_add_bytes(&text, "", 0);
+    if (strcmp(prompt, "-")) text_add_string(&text, prompt);
+    else for (size_t n; (n = fread(part, 1, sizeof part, stdin)); ) text_add_bytes(&text, part, n);
+    *bytes = text.length;
+    return text.at;
+}
+
+static size_t parse_ids(const char *text, size_t bytes, int vocab, int **ids) {
+    size_t count = 0;
+    *ids = mem_alloc((bytes + 1) * sizeof **ids);
+    for (char *end; text += strspn(text, " \t\r\n"), *text; text = end) {
+        const long id = strtol(text, &end, 10);
+        if (end == text || id < 0 || id >= vocab)
+            fail(EXIT_INPUT, "without a tokenizer the prompt must be numbers from 0 to %d", vocab - 1);
+        (*ids)[count++] = (int)id;
+    }
+    return count;
+}
+
+/* A text begins with the tokenizer's beginning-of-text token. If there is none, an empty text begins with the end-of-text
+ * token, or else a newline. */
+static int first_token(const Tokenizer *t) {
+    int *newline = NULL, first = !t ? 0 : tokenizer_bos(t) >= 0 ? tokenizer_bos(t) : tokenizer_eos(t);
+    if (first < 0) first = tokenizer_encode(t, "\n", 1, &newline) ? newline[0] : 0;
+    free(newline);
+    return first;
+}
+
+int prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids) {
+    size_t count = t ? tokenizer_encode(t, text, bytes, ids) : parse_ids(text, bytes, vocab, ids);
+    if (begin && (!count || (t && tokenizer_bos(t) >= 0))) {
+        *ids = mem_grow(*ids, (count + 1) * sizeof **ids);
+        memmove(*ids + 1, *ids, count++ * sizeof **ids);
+        (*ids)[0] = first_token(t);
+    }
+    if (count > (size_t)most) {
+        warn("the prompt has %zu tokens, too many for the context: only the last %d are read", count, most);
+        memmove(*ids, *ids + (count - (size_t)most), (size_t)most * sizeof **ids);
+        count = (size_t)most;
+    }
+    return (int)count;
+}

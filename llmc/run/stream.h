@@ -1,0 +1,45 @@
+/* stream.h: text in and out of a generating model: a prompt becomes tokens, and tokens become text on stdout.
+ *
+ * A token is a piece of text that may end within a character, or within what could become the stop string. Such an end is
+ * kept back in the stream until the next tokens decide. */
+#ifndef STREAM_H
+#define STREAM_H
+#include "llmc/base/text.h"
+#include "llmc/data/tokenizer.h"
+
+typedef struct {                        /* how texts are written */
+    const Tokenizer *tokenizer;         /* NULL: there is none; tokens are written as numbers */
+    const char *stop;                   /* ends a text and is not part of it; "": none */
+    int   marked;                       /* 1: text shows which expert read it, */
+    int   colored;                      /* 1: by color; 0: by [3] for expert 3 */
+    int   terminal;                     /* 1: control characters become '?' */
+} TextStyle;
+
+typedef struct {                        /* one text on its way out */
+    const TextStyle *style;
+    Text   text, experts;               /* bytes not yet printed; if marked, (int) the expert of each byte */
+    size_t prompt;                      /* how many of them are prompt, in which no stop string is searched */
+    int    strip;                       /* 1: at the start of a text, where some tokenizers add a space */
+    int    ended, color;                /* color: the expert whose color is on; -1: none */
+    char   last;                        /* the last byte printed */
+} Stream;
+
+void stream_open(Stream *o, const TextStyle *style);
+void stream_close(Stream *o);
+void stream_restart(Stream *o);         /* for another text; what was not printed is dropped */
+
+/* Add to the text. prompt: bytes as they are, or, if marked, the tokens ids (count) with the expert of each. generated: a
+ * token that the model drew; ends the text where the stop string begins. */
+void stream_prompt(Stream *o, const char *text, size_t bytes, const int *ids, const int *experts, int count);
+void stream_generated(Stream *o, int token, int expert);
+
+/* Prints everything that later tokens cannot change. end: the text is complete. Fails with EXIT_DISK if stdout does. */
+void stream_print(Stream *o, int end);
+
+/* The prompt of -i: the text itself; - is stdin, @name a file. free() it. */
+char *prompt_read(const char *prompt, size_t *bytes);
+/* The tokens of a text, at most `most`: of a longer one the last, with a warning; free(*ids). begin: 1: the text begins a
+ * context: adds the token with which the model's texts begin, and makes sure that there is at least one token. Without a
+ * tokenizer, the text must be numbers below vocab. */
+int   prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids);
+#endif

@@ -1,0 +1,128 @@
+/* trainee.c: see trainee.h. */
+#include "trainee.h"
+#include "llmc/base/random.h"
+#include "llmc/model/parallel.h"
+#include <stdlib.h>
+
+Config trainee_config(const char *descriptor, int vocab, int context) {
+    Config c;
+    Error e;
+    if (!config_parse(&c, descriptor, &e)) fail(EXIT_USAGE, "%s", e.text);
+    c.vocab = vocab;
+    c.context = context;
+    if (!config_check(&c, &e)) fail(EXIT_USAGE, "%s: %s", descriptor, e.text);
+    return c;
+}
+
+/* model_initialize, but only the first million values of a tensor are drawn, and then repeated: drawing billions would take
+ * longer than the steps. */
+static void initialize(Model *m, uint64_t seed) {
+    enum { DRAWN = 1 << 20 };
+    const size_t size = m->dev->floatX_size;
+    double *values = mem_alloc(DRAWN * sizeof *values);
+    for (int i = 0; i < m->manifest.count; i++) {
+        Tensor t = m->manifest.at[i];
+        char *to = (char *)m->params + t.offset * size;
+        const size_t all = t.count;
+        if (t.count > DRAWN) t.count = DRAWN;
+        manifest_initial(&t, seed, values);
+        m->dev->from_double((floatX *)(void *)to, values, t.count);
+        for (size_t at = t.count, more; at < all; at += more) {
+            more = all - at < at ? all - at : at;
+            m->dev->copy(to + at * size, to, more * size);
+        }
+    }
+    free(values);
+}
+
+int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions options) {
+    if (!options.micro_batches) options.micro_batches = 1;
+    const size_t M = (size_t)options.micro_batches, tokens = M * (size_t)(options.B * options.T);
+    *t = (Trainee){ .options = options, .loss_factor = 1, .update = { .off = !options.record },
+                    .adamw = { .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .decay = 0.1f, .clip = 1 } };
+    for (int i = 0; i < PHASES; i++) t->batch[i].off = !options.record;
+    t->tokens = mem_alloc(tokens * sizeof *t->tokens);
+    t->targets = mem_alloc(tokens * sizeof *t->targets);
+    t->keys = mem_alloc(M * sizeof *t->keys);
+    model_plan_training(&t->m, dev, c, options.B, options.T, options.recompute, options.micro_batches, options.gradients,
+                        options.parallel);
+    optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, options.momentum);
+    if (!model_allocate(&t->m)) return 0;
+    initialize(&t->m, options.seed);
+    optimizer_start(&t->o, &t->m);
+    return 1;
+}
+
+/* Token i of a step is the same on any number of ranks and micro-batches. */
+static int token(const Trainee *t, int number, uint64_t i) {
+    return (int)(random_uniform(random_key(11, (uint64_t)number), i) * t->m.config.vocab);
+}
+void trainee_send(Trainee *t, int number) {
+    const Model *m = &t->m;
+    const int ranks = m->dp.ranks, rank = m->dp.parallel ? m->dp.parallel->rank : 0, V = m->config.vocab;
+    const size_t N = (size_t)(t->options.B * t->options.T);
+    for (int micro = 0; micro < t->options.micro_batches; micro++) {
+        const uint64_t index = (uint64_t)(micro * ranks + rank);
+        t->keys[micro] = random_key((uint64_t)number, index);
+        for (size_t n = 0; n < N; n++) {
+            const size_t at = (size_t)micro * N + n;
+            t->tokens[at] = token(t, number, index * N + n);
+            t->targets[at] = t->options.learnable ? (t->tokens[at] + 3) % V : token(t, number, index * N + n + 1);
+        }
+    }
+    model_send(&t->m, t->tokens, t->targets, t->keys, t->options.B, t->options.T);
+    optimizer_set(&t->o, &t->m, t->adamw);
+}
+
+static void learn(void *trainee) {
+    Trainee *t = trainee;
+    const float batches = (float)t->m.batch.all_micro_batches;
+    model_learn(&t->m, t->loss_factor / (batches * (float)t->m.batch.N), 1 / batches);
+}
+static void update(void *trainee) {
+    Trainee *t = trainee;
+    optimizer_update(&t->o, &t->m);
+}
+void trainee_step(Trainee *t) {
+    Model *m = &t->m;
+    for (int micro = 0; micro < t->options.micro_batches; micro++) {
+        model_begin_micro(m, micro);
+        replay_run(&t->batch[m->batch.phase], m->dev, model_state(m), learn, t);
+        model_end_micro(m, micro);
+    }
+    replay_run(&t->update, m->dev, 0, update, t);
+}
+double trainee_loss(Trainee *t, int *bad) {
+    const int batches = t->m.batch.all_micro_batches;
+    StepResults r = model_results(&t->m);
+    double sum = 0;
+    for (int i = 0; i < batches; i++) sum += r.step_losses[i];
+    optimizer_norm(&t->o, r.grad_sq_norms, bad);
+    results_free(&r);
+    return sum / ((double)batches * t->m.batch.N);
+}
+
+uint64_t trainee_hash(const Trainee *t) {
+    const Device *dev = t->m.dev;
+    struct { const void *at; size_t bytes; } all[1 + STATE_KINDS] = { { t->m.params, t->m.manifest.total * dev->floatX_size } };
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        all[1 + kind].at = optimizer_part(&t->o, kind);
+        all[1 + kind].bytes = optimizer_count(&t->o, &t->m, kind) * optimizer_element(&t->o, &t->m, kind);
+    }
+    uint64_t h = 0;
+    for (int i = 0; i < 1 + STATE_KINDS; i++) {
+        if (!all[i].at) continue;
+        void *host = mem_alloc(all[i].bytes);
+        dev->download(host, all[i].at, all[i].bytes);
+        h = hash_bytes(h, host, all[i].bytes);
+        free(host);
+    }
+    return h;
+}
+
+void trainee_close(Trainee *t) {
+    for (int i = 0; i < PHASES; i++) replay_free(&t->batch[i], t->m.dev);
+    replay_free(&t->update, t->m.dev);
+    model_free(&t->m);
+    free(t->tokens), free(t->targets), free(t->keys);
+}

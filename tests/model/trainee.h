@@ -1,0 +1,42 @@
+/* trainee.h: a model that trains on random tokens, for tests and benchmarks of training.
+ *
+ *     if (!trainee_open(&t, dev, &config, (TraineeOptions){ .B = 2, .T = 32 })) ...       the device has not enough memory
+ *     for (int step = 0; step < 10; step++) trainee_send(&t, step), trainee_step(&t);
+ *     trainee_close(&t);
+ *
+ * The fields of the model and of adamw may be changed between open and close. */
+#ifndef TRAINEE_H
+#define TRAINEE_H
+#include "llmc/model/optim.h"
+#include "llmc/model/replay.h"
+
+typedef struct {                        /* zeros are defaults */
+    int      B, T, micro_batches;       /* of each rank; micro_batches 0: 1 */
+    int      recompute;                 /* -r of train_moe */
+    int      no_master;                 /* -mw 0 */
+    Dtype    moments, gradients;        /* -mo, -mg; 0: REAL */
+    float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */
+    uint64_t seed;                      /* of the initial weights */
+    int      record;                    /* 1: the work of a step is recorded and replayed */
+    int      learnable;                 /* 1: the target is a function of the token; 0: it is the next token, at random */
+    const Parallel *parallel;           /* other ranks that train along; NULL: none */
+} TraineeOptions;
+typedef struct {
+    Model     m;
+    Optimizer o;
+    AdamW     adamw;                    /* of the next steps */
+    float     loss_factor;              /* 1; NaN gives a step whose gradient is not finite */
+    TraineeOptions options;
+    Replay    batch[PHASES], update;
+    int      *tokens, *targets;         /* of a step: (micro_batches, B, T) */
+    uint64_t *keys;                     /* (micro_batches) */
+} Trainee;
+
+Config   trainee_config(const char *descriptor, int vocab, int context);       /* ends the program if there is no such model */
+int      trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions options);
+void     trainee_send(Trainee *t, int number);      /* the samples with this number, and the settings of the optimizer */
+void     trainee_step(Trainee *t);                  /* all work of a step on what was sent; nothing waits */
+double   trainee_loss(Trainee *t, int *bad);        /* of that step, a token's; waits. bad: a tensor whose gradient is not finite, or -1 */
+uint64_t trainee_hash(const Trainee *t);            /* of weights, moments and master copy */
+void     trainee_close(Trainee *t);
+#endif

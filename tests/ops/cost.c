@@ -1,0 +1,48 @@
+/* cost.c: what a case computes and moves: its call is made on a device whose operations do nothing but report their cost. */
+#include "cases.h"
+#include <stdlib.h>
+#include <string.h>
+
+static const Case *counted;
+static Cost cost;
+
+static double distinct(double N, double V) {
+    const double *token = counted->buffer[case_find(counted, "token")].value;
+    char *seen = mem_alloc((size_t)V + 1);
+    double count = 0;
+    for (size_t n = 0; n < (size_t)N; n++) { count += !seen[(size_t)token[n]]; seen[(size_t)token[n]] = 1; }
+    free(seen);
+    return count;
+}
+static double visible(int B, int T) {
+    const double *position = counted->buffer[case_find(counted, "position")].value;
+    double count = 0;
+    (void)T;
+    for (int b = 0; b < B; b++) count += position[b] + 1;
+    return count;
+}
+
+static const Device *unused;                /* so that all parameters are used */
+#define OPERATION(name, parameters, arguments, flop_, bytes_, ...) \
+    static void count_##name parameters { \
+        if (unused) unused->name arguments; \
+        if (!strcmp(counted->op, #name)) cost.flop = flop_, cost.bytes = bytes_; \
+    }
+#define COMPOUND OPERATION
+#include "operations.h"
+
+Cost case_cost(const Case *c, const Device *dev) {
+    Device counting = *dev;
+    void *at[MOST_BUFFERS] = { NULL };
+#define OPERATION(name, ...) counting.name = count_##name;
+#define COMPOUND OPERATION
+#include "operations.h"
+    counted = c;
+    cost = (Cost){ 0, 0 };
+    unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size, unit.elements = unit.by_muon = 0;
+    for (int i = 0; i < c->count; i++) unit.elements += (double)c->segment[i].count;
+    unit.gradient_bytes = unit.elements * (double)dtype_size(dev, c->gradients);
+    for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name) at[i] = &counting;     /* is there, and never read */
+    c->call(&counting, c, at);
+    return cost;
+}

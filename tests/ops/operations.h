@@ -1,0 +1,222 @@
+/* operations.h: what each operation computes and moves, as one list for all that visit operations: cases.c, for the limits
+ * that bench_moe compares times with, and bench/step.c, which times the calls of a training step. An entry:
+ *
+ *   OPERATION(name, (parameters), (arguments), flop, bytes, "sizes", ...)
+ *
+ * parameters: as kernels.h declares them; arguments: their names. flop: multiply-adds times two; 0: memory is the limit.
+ * bytes: what has to be read and written at least. sizes: a printf format and its values. COMPOUND instead of OPERATION: a
+ * device may compose it of others (kernels/compound.c).
+ *
+ * The file is included once per use, with both macros defined; it undefines them. The file that includes it also defines
+ * `unit` and the two functions below. */
+#ifndef OPERATIONS_H
+#define OPERATIONS_H
+#include "kernels/kernels.h"
+
+static struct {
+    double fx, re;                                          /* bytes of a floatX and of a real */
+    double elements, gradient_bytes;                        /* of the segments that the optimizer's operations get */
+    double by_muon;                                         /* elements of those that are empty for adamw */
+} unit;
+static double distinct(double N, double V);                 /* how many different ids there are among N tokens */
+static double visible(int B, int T);                        /* cached positions that B queries see */
+
+static const char *const rows_name[] = { "token", "slot", "grouped" }, *const how_name[] = { "", " ADD", " as floatX" };
+static inline double times(double a, double b) { return a * b; }
+static inline double slots(const Plan *plan) { return times(plan->N, plan->K); }
+static inline double rows_in(const Plan *plan, Rows rows) { return rows == BY_TOKEN ? plan->N : slots(plan); }
+static inline double width_of(Activation f) { return f == SWIGLU ? 2 : 1; }             /* of pre, in F */
+static inline double writes(Write how) { return how == SET_ROUNDED ? unit.fx : how == ADD ? 2 * unit.re : unit.re; }
+static inline double product(double N, double C, double O) { return N*C + N*O + C*O; }  /* elements of three matrices */
+static inline double pairs(int B, int T, int G, int Q) { return times(B, Q) * G * T * (T + 1.0) / 2; }     /* (query, key), visible */
+static inline double keys(int B, int T, int G, int D) { return times(B, T) * G * D; }   /* elements; the queries have Q times as many */
+#endif
+
+/* memory */
+OPERATION(copy, (void *dst, const void *src, size_t bytes), (dst, src, bytes), 0, 2 * (double)bytes, "%zu bytes", bytes)
+OPERATION(zero, (void *dst, size_t bytes), (dst, bytes), 0, (double)bytes, "%zu bytes", bytes)
+
+/* embedding */
+OPERATION(embed_forward, (floatX *out, const int *token, const floatX *weight, int N, int C), (out, token, weight, N, C), 0,
+    N * (4 + 2 * C * unit.fx), "N=%d C=%d", N, C)
+OPERATION(embed_backward, (real *dweight, const floatX *dout, const int *token, int N, int V, int C),
+    (dweight, dout, token, N, V, C), 0, N * (4 + C * unit.fx) + 2 * distinct(N, V) * C * unit.re, "N=%d C=%d", N, C)
+
+/* rmsnorm, rope, residual and dropout */
+OPERATION(rmsnorm_forward, (floatX *out, real *rstd, const floatX *inp, Norm norm, int N, int C),
+    (out, rstd, inp, norm, N, C), 0, N * (2 * C * unit.fx + unit.re), "N=%d C=%d", N, C)
+OPERATION(rmsnorm_backward,
+    (floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm, const real *rstd, int N, int C),
+    (dinp, dweight, dout, inp, norm, rstd, N, C), 0, N * (4 * C * unit.fx + unit.re), "N=%d C=%d", N, C)
+OPERATION(rope_table, (real *table, float theta, int T, int D), (table, theta, T, D), 0, times(T, D) * unit.re,
+    "T=%d D=%d", T, D)
+OPERATION(rope, (floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D),
+    (x, table, position, direction, N, stride, heads, D), 0, N * (4 + 2 * times(heads, D) * unit.fx),
+    "N=%d heads=%d D=%d", N, heads, D)
+OPERATION(norm_rope_forward,
+    (floatX *x, floatX *before, const real *table, const int *position, Norm norm, int N, int stride, int heads, int D),
+    (x, before, table, position, norm, N, stride, heads, D), 0, N * (4 + (before ? 3 : 2) * times(heads, D) * unit.fx),
+    "N=%d heads=%d D=%d", N, heads, D)
+OPERATION(norm_rope_backward,
+    (floatX *dx, real *dweight, const floatX *before, const real *table, const int *position, Norm norm, int N, int stride,
+     int heads, int D), (dx, dweight, before, table, position, norm, N, stride, heads, D), 0,
+    N * (4 + 3 * times(heads, D) * unit.fx), "N=%d heads=%d D=%d", N, heads, D)
+OPERATION(columns_add, (floatX *x, const floatX *part, int N, int stride, int from, int width),
+    (x, part, N, stride, from, width), 0, 3 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
+OPERATION(columns_take, (floatX *part, const floatX *x, int N, int stride, int from, int width),
+    (part, x, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
+OPERATION(residual, (floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n),
+    (out, residual, branch, d, n), 0, 3 * (double)n * unit.fx, "n=%zu", n)
+OPERATION(dropout, (floatX *out, const floatX *inp, Dropout d, size_t n), (out, inp, d, n), 0, 2 * (double)n * unit.fx,
+    "n=%zu", n)
+
+/* matmul */
+OPERATION(matmul_forward, (floatX *out, const floatX *inp, const floatX *weight, int N, int C, int O),
+    (out, inp, weight, N, C, O), 2 * times(N, C) * O, product(N, C, O) * unit.fx, "N=%d C=%d O=%d", N, C, O)
+OPERATION(matmul_backward_input, (floatX *dinp, const floatX *dout, const floatX *weight, int N, int C, int O, Write how),
+    (dinp, dout, weight, N, C, O, how), 2 * times(N, C) * O, (product(N, C, O) + (how == ADD) * times(N, C)) * unit.fx,
+    "N=%d C=%d O=%d%s", N, C, O, how_name[how])
+OPERATION(matmul_backward_weight, (void *dweight, const floatX *dout, const floatX *inp, int N, int C, int O, Write how),
+    (dweight, dout, inp, N, C, O, how), 2 * times(N, C) * O, times(N, C + O) * unit.fx + times(C, O) * writes(how),
+    "N=%d C=%d O=%d%s", N, C, O, how_name[how])
+
+/* ParallelLinear */
+OPERATION(parallel_linear_forward,
+    (floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, int C, int O, Rows inp_rows, Rows out_rows),
+    (out, inp, weight, plan, C, O, inp_rows, out_rows), 2 * slots(plan) * C * O,
+    (rows_in(plan, inp_rows) * C + slots(plan) * O + times(C, O) * plan->E) * unit.fx,
+    "S=%d E=%d C=%d O=%d %s>%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[out_rows])
+OPERATION(parallel_linear_backward_input,
+    (floatX *dinp, const floatX *dout, const floatX *weight, const Plan *plan, int C, int O, Rows dinp_rows, Rows dout_rows),
+    (dinp, dout, weight, plan, C, O, dinp_rows, dout_rows), 2 * slots(plan) * C * O,
+    (rows_in(plan, dout_rows) * O + slots(plan) * C + times(C, O) * plan->E) * unit.fx,
+    "S=%d E=%d C=%d O=%d %s<%s", plan->N * plan->K, plan->E, C, O, rows_name[dinp_rows], rows_name[dout_rows])
+OPERATION(parallel_linear_backward_weight,
+    (void *dweight, const floatX *dout, const floatX *inp, const Plan *plan, int C, int O, Rows inp_rows, Rows dout_rows,
+     Write how), (dweight, dout, inp, plan, C, O, inp_rows, dout_rows, how), 2 * slots(plan) * C * O,
+    (rows_in(plan, inp_rows) * C + rows_in(plan, dout_rows) * O) * unit.fx + times(C, O) * plan->E * writes(how),
+    "S=%d E=%d C=%d O=%d %s,%s%s", plan->N * plan->K, plan->E, C, O, rows_name[inp_rows], rows_name[dout_rows], how_name[how])
+
+/* router */
+OPERATION(router_forward,
+    (int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int forced, int N, int E,
+     int K), (expert, weight, lse, logits, bias, scores, forced, N, E, K), 0, N * (E * unit.fx + K * (4 + unit.re) + unit.re),
+    "N=%d E=%d K=%d", N, E, K)
+OPERATION(router_losses,
+    (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores, int N, int E, int K),
+    (loss, logits, lse, load, tokens, scores, N, E, K), 0, N * (E * unit.fx + unit.re), "N=%d E=%d", N, E)
+OPERATION(router_backward,
+    (floatX *dlogits, const real *dweight, const real *weight, const real *lse, const int *expert, const int *first,
+     const floatX *logits, const int *load, float balance, float zloss, int tokens, Scores scores, int N, int E, int K),
+    (dlogits, dweight, weight, lse, expert, first, logits, load, balance, zloss, tokens, scores, N, E, K), 0,
+    N * (2 * E * unit.fx + K * (4 + 2 * unit.re) + unit.re), "N=%d E=%d K=%d", N, E, K)
+OPERATION(route_extend,
+    (int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N, int always, int K),
+    (expert, weight, chosen, chosen_weight, scale, N, always, K), 0, times(N, always + 2.0 * K) * (4 + unit.re),
+    "N=%d always=%d K=%d", N, always, K)
+OPERATION(route_extend_backward, (real *dchosen, const real *dweight, float scale, int N, int always, int K),
+    (dchosen, dweight, scale, N, always, K), 0, 2 * times(N, K) * unit.re, "N=%d always=%d K=%d", N, always, K)
+OPERATION(route_plan, (Plan *plan, int *load, const int *expert), (plan, load, expert), 0, 4 * 4 * slots(plan),
+    "S=%d E=%d", plan->N * plan->K, plan->E)
+OPERATION(route_round,
+    (Plan *plan, int *load, int *expert, real *weight, const int *choice, const floatX *logits, const real *lse,
+     Scores scores, Rounding rule, int tile, const uint64_t *key, int site),
+    (plan, load, expert, weight, choice, logits, lse, scores, rule, tile, key, site), 0,
+    plan->N * (plan->E * unit.fx + unit.re + 4) + slots(plan) * (5 * 4 + unit.re), "S=%d E=%d", plan->N * plan->K, plan->E)
+OPERATION(router_bias, (real *bias, const int *load, float rate, int relative, int E), (bias, load, rate, relative, E), 0,
+    E * (4 + 2 * unit.re),
+    "E=%d", E)
+OPERATION(combine_forward,
+    (floatX *out, const floatX *inp, const real *weight, const floatX *bias, const Plan *plan, int C, Rows rows),
+    (out, inp, weight, bias, plan, C, rows), 0,
+    (slots(plan) + plan->N) * C * unit.fx + slots(plan) * ((weight ? unit.re : 0) + (rows == GROUPED ? 4 : 0)),
+    "S=%d C=%d %s%s", plan->N * plan->K, C, rows_name[rows], weight ? " weight" : "")
+
+/* experts */
+OPERATION(activation_forward, (floatX *act, const floatX *pre, Activation f, int M, int F), (act, pre, f, M, F), 0,
+    times(M, F) * (1 + width_of(f)) * unit.fx, "M=%d F=%d", M, F)
+OPERATION(activation_backward,
+    (floatX *dpre, floatX *wact, real *dweight, const floatX *da, const floatX *pre, const real *weight, const Plan *plan,
+     Rows rows, Activation f, int M, int F), (dpre, wact, dweight, da, pre, weight, plan, rows, f, M, F), 0,
+    times(M, F) * (2 + 2 * width_of(f)) * unit.fx + (weight ? 2 * M * unit.re : 0), "M=%d F=%d", M, F)
+COMPOUND(expert_up_forward,
+    (const Device *d, floatX *pre, floatX *act, const floatX *inp, const floatX *weight, const Plan *plan, Activation f,
+     int C, int F, Rows inp_rows), (d, pre, act, inp, weight, plan, f, C, F, inp_rows), 2 * slots(plan) * C * F * width_of(f),
+    (rows_in(plan, inp_rows) * C + slots(plan) * F * (1 + width_of(f)) + times(C, F) * width_of(f) * plan->E) * unit.fx,
+    "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[inp_rows])
+COMPOUND(expert_down_backward,
+    (const Device *d, floatX *dpre, floatX *wact, real *dweight, floatX *da, const floatX *dout, const floatX *down,
+     const floatX *pre, const real *weight, const Plan *plan, Activation f, int C, int F, Rows dout_rows),
+    (d, dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows), 2 * slots(plan) * C * F,
+    (rows_in(plan, dout_rows) * C + slots(plan) * F * (1 + 2 * width_of(f)) + times(C, F) * plan->E) * unit.fx
+     + 2 * slots(plan) * unit.re, "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[dout_rows])
+OPERATION(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * unit.fx,
+    "N=%d C=%d", N, C)
+
+/* a sub-layer's sum and the next norm; the products of add_norm_backward are operations of their own */
+COMPOUND(add_norm_forward,
+    (const Device *d, floatX *out, real *rstd, floatX *resid, const floatX *residual, const Sum *s, Dropout dropout,
+     Norm norm, int N, int C), (d, out, rstd, resid, residual, s, dropout, norm, N, C), 0,
+    times(N, C) * ((s->plan ? s->plan->K : 1) + 3) * unit.fx + (s->plan ? slots(s->plan) * (4 + unit.re) : 0) + N * unit.re,
+    "N=%d K=%d C=%d", N, s->plan ? s->plan->K : 1, C)
+OPERATION(add_norm_backward,
+    (const Device *d, floatX *dresid, real *dnorm, real *dbias, floatX *const scratch[2], const Sum *s, const floatX *resid,
+     Norm norm, const real *rstd, int N, int C), (d, dresid, dnorm, dbias, scratch, s, resid, norm, rstd, N, C), 0,
+    times(N, C) * ((s->plan ? s->plan->K : s->rows != NULL) + s->terms + 3) * unit.fx + (s->plan ? 4 * slots(s->plan) : 0)
+     + N * unit.re, "N=%d K=%d+%d C=%d%s", N, s->plan ? s->plan->K : s->rows != NULL, s->terms, C, dbias ? " bias" : "")
+
+/* attention */
+OPERATION(attention_forward,
+    (floatX *out, real *lse, const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D),
+    (out, lse, q, kv, order, B, T, G, Q, D), 4 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (2 * Q + 2) * unit.fx,
+    "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
+OPERATION(attention_backward,
+    (floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse, const floatX *q, const floatX *kv,
+     HeadOrder order, int B, int T, int G, int Q, int D), (dq, dkv, dout, out, lse, q, kv, order, B, T, G, Q, D),
+    10 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (4 * Q + 4) * unit.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
+OPERATION(attention_cached,
+    (floatX *out, const floatX *q, const floatX *cache, const int *position, HeadOrder order, int B, int T, int G, int Q,
+     int D), (out, q, cache, position, order, B, T, G, Q, D), 0,
+    (keys(B, 1, G, D) * 2 * Q + visible(B, T) * 2 * G * D) * unit.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
+OPERATION(cache_store, (floatX *cache, const floatX *kv, const int *row, int N, int width), (cache, kv, row, N, width), 0,
+    N * (4 + 2 * width * unit.fx), "N=%d width=%d", N, width)
+
+/* sampling */
+OPERATION(sample,
+    (int *token, const floatX *logits, const uint64_t *key, const int *position, Sampler s, int N, int V, int used),
+    (token, logits, key, position, s, N, V, used), 0, N * (4 + 8 + 4 + V * unit.fx), "N=%d V=%d", N, V)
+OPERATION(advance, (int *position, int *row, int *log, const int *token, int N), (position, row, log, token, N), 0, 24.0 * N,
+    "N=%d", N)
+
+/* loss and optimizer */
+OPERATION(cross_entropy,
+    (real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N, int V, int used),
+    (loss, logits, target, scale, cap, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * unit.fx, "N=%d V=%d", N, V)
+OPERATION(soft_cap, (floatX *x, float cap, size_t n), (x, cap, n), 0, 2 * (double)n * unit.fx, "n=%zu", n)
+OPERATION(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * unit.re, "n=%zu", n)
+OPERATION(accumulate, (real *acc, const real *x, size_t n), (acc, x, n), 0, 3 * (double)n * unit.re, "n=%zu", n)
+OPERATION(grad_sq_norms, (real *out, const void *grads, const Segment *segments, int count), (out, grads, segments, count), 0,
+    unit.gradient_bytes, "n=%.0f", unit.elements)
+OPERATION(adamw,
+    (floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads, const real *grad_sq_norms,
+     const Segment *segments, int count, const AdamW *a),
+    (weight, master, m, v, moments, grads, grad_sq_norms, segments, count, a), 0,
+    (unit.elements - unit.by_muon) * (unit.gradient_bytes / unit.elements + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)
+     + 4 * (moments == REAL ? unit.re : unit.fx)), "n=%.0f", unit.elements - unit.by_muon)
+OPERATION(muon_momentum,
+    (floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count, size_t most,
+     const Muon *a), (x, m, moments, grads, grad_sq_norm, parts, count, most, a), 0,
+    times(count, (double)most) * (unit.gradient_bytes / unit.elements + unit.fx + 2 * (moments == REAL ? unit.re : unit.fx)),
+    "%d of %zu", count, most)
+COMPOUND(orthogonalize, (const Device *d, const MuonBuffers *b, int count, int rows, int columns), (d, b, count, rows, columns),
+    MUON_STEPS * times(count, rows < columns ? rows : columns) * (4 * times(rows, columns) + 2 * times(rows < columns ? rows : columns, rows < columns ? rows : columns)),
+    2 * times(count, rows) * columns * unit.fx, "%d of %dx%d", count, rows, columns)
+OPERATION(muon_update,
+    (floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count, int rows,
+     int columns, const Muon *a), (weight, master, out, grad_sq_norm, parts, count, rows, columns, a), 0,
+    times(count, rows) * columns * (unit.fx + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)), "%d of %dx%d", count, rows, columns)
+OPERATION(set_master, (real *master, const floatX *weight, size_t n), (master, weight, n), 0, (double)n * (unit.fx + unit.re),
+    "n=%zu", n)
+
+#undef OPERATION
+#undef COMPOUND

@@ -1,0 +1,499 @@
+/* oracle.c: what each operation must return: its definition in kernels.h once more, in double and as naively as possible; and
+ * how far a result may be from it. Devices are not called here. */
+#include "ops.h"
+#include "llmc/base/random.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the definitions, in the order of kernels.h ------------------------------------------------------------- */
+
+static int K_of(const Case *c) { return c->s.K; }
+static int expert_of(const Case *c, double **v, int slot) {
+    int e = 0;
+    while (v[c->plan + 3][slot] >= v[c->plan][e + 1]) e++;
+    return e;
+}
+static size_t row_of(const Case *c, double **v, int slot, Rows rows) {
+    return (size_t)(rows == BY_TOKEN ? slot / K_of(c) : rows == BY_SLOT ? slot : (int)v[c->plan + 3][slot]);
+}
+static void naive_embed_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][(int)v[1][n]*c->C + i];
+}
+static void naive_rmsnorm_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) {
+        double mean = 0;
+        for (int i = 0; i < c->C; i++) mean += v[2][n*c->C + i] * v[2][n*c->C + i] / c->C;
+        v[1][n] = 1 / sqrt(mean + (double)c->eps);
+        for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][n*c->C + i] * v[1][n] * v[3][i];
+    }
+}
+static void naive_rope_table(const Case *c, double **v) {
+    for (int t = 0; t < c->s.T; t++)
+        for (int i = 0; i < c->s.D/2; i++) {
+            double angle = t / pow(10000, 2.0 * i / c->s.D);
+            v[0][t*c->s.D + 2*i] = cos(angle);
+            v[0][t*c->s.D + 2*i + 1] = sin(angle);
+        }
+}
+/* The complex number x_i + j x_(i+D/2) times cos + j sin, or its conjugate. */
+static void naive_rope(const Case *c, double **v) {
+    const int half = c->s.D / 2;
+    for (int n = 0; n < c->N; n++)
+        for (int h = 0; h < c->heads; h++)
+            for (int i = 0; i < half; i++) {
+                const double *table = v[1] + (int)v[2][n] * c->s.D + 2*i;
+                double *re = v[0] + n*c->stride + h*c->s.D + i, *im = re + half, a = *re, b = *im;
+                *re = a * table[0] - b * table[1] * c->direction;
+                *im = a * table[1] * c->direction + b * table[0];
+            }
+}
+static void naive_norm_rope_forward(const Case *c, double **v) {
+    const int D = c->s.D;
+    for (int n = 0; n < c->N; n++)
+        for (int h = 0; h < c->heads; h++) {
+            double *x = v[0] + n*c->stride + h*D, mean = 0;
+            for (int i = 0; i < D; i++) {
+                if (v[1]) v[1][(n*c->heads + h)*D + i] = x[i];
+                mean += x[i] * x[i] / D;
+            }
+            for (int i = 0; i < D; i++) x[i] *= v[4][i] / sqrt(mean + (double)c->eps);
+        }
+    Case turned = *c;
+    double *w[3] = { v[0], v[2], v[3] };
+    turned.direction = 1;
+    naive_rope(&turned, w);
+}
+/* With J the Jacobian of x r, dx = J^T (w dn): J_ij = r [i = j] - r^3 x_i x_j / D. */
+static void naive_norm_rope_backward(const Case *c, double **v) {
+    const int D = c->s.D;
+    Case turned = *c;
+    double *w[3] = { v[0], v[3], v[4] }, *dx = mem_alloc((size_t)D * sizeof *dx);
+    turned.direction = -1;
+    naive_rope(&turned, w);
+    for (int n = 0; n < c->N; n++)
+        for (int h = 0; h < c->heads; h++) {
+            double *dn = v[0] + n*c->stride + h*D, *x = v[2] + (n*c->heads + h)*D, mean = 0;
+            for (int i = 0; i < D; i++) mean += x[i] * x[i] / D;
+            const double r = 1 / sqrt(mean + (double)c->eps);
+            for (int i = 0; i < D; i++) {
+                dx[i] = 0;
+                for (int j = 0; j < D; j++) dx[i] += v[5][j] * dn[j] * (r * (i == j) - r*r*r * x[i] * x[j] / D);
+                v[1][i] += dn[i] * x[i] * r;
+            }
+            memcpy(dn, dx, (size_t)D * sizeof *dx);
+        }
+    free(dx);
+}
+static void naive_columns_add(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] += v[1][n*c->C + i];
+}
+static void naive_columns_take(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
+}
+static void naive_route_extend(const Case *c, double **v) {
+    double *expert = v[0], *weight = v[1], *chosen = v[2], *given = v[3];
+    for (int n = 0; n < c->N; n++) {
+        for (int e = 0; e < c->count; e++) *expert++ = e, *weight++ = 1;
+        for (int k = 0; k < c->s.K; k++) *expert++ = c->count + *chosen++, *weight++ = (double)c->scale * *given++;
+    }
+}
+uint64_t splitmix64(uint64_t state) {
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
+    state = (state ^ state >> 27) * 0x94D049BB133111EBu;
+    return state ^ state >> 31;
+}
+/* Dropout keeps element i if its 16 bits of splitmix64's number i / 4 are large enough. */
+static double dropped(const Case *c, size_t i, double x) {
+    const uint64_t golden = 0x9E3779B97F4A7C15u;
+    const uint64_t here = splitmix64(splitmix64(c->key + ((uint64_t)c->site + 1) * golden) + 0x6D6F66 * golden);
+    const uint64_t four = splitmix64(here + (i / 4 + 1) * golden);
+    double draw = (double)(four / (uint64_t)pow(2, i % 4 * 16.0) % 65536);
+    return draw < floor((double)c->p * 65536) ? 0 : x / (1 - (double)c->p);
+}
+static void naive_residual(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = v[1][i] + dropped(c, i, v[2][i]);
+}
+static void naive_dropout(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = dropped(c, i, v[1][i]);
+}
+static void row_times_weight(double *y, const double *x, const double *weight, int C, int O) {
+    for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) y[o] += x[i] * weight[o*C + i];
+}
+static void naive_matmul_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) row_times_weight(v[0] + n*c->O, v[1] + n*c->C, v[2], c->C, c->O);
+}
+static void naive_parallel_linear_forward(const Case *c, double **v) {
+    const size_t C = (size_t)c->C, O = (size_t)c->O;
+    for (int s = 0; s < c->S; s++) {
+        const size_t e = (size_t)expert_of(c, v, s);
+        double *y = v[0] + row_of(c, v, s, c->to) * O;
+        row_times_weight(y, v[1] + row_of(c, v, s, c->from) * C, v[2] + e*O*C, c->C, c->O);
+    }
+}
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static void naive_router_forward(const Case *c, double **v) {
+    const int E = c->s.E, K = c->s.K;
+    for (int n = 0; n < c->N; n++) {
+        const double *x = v[3] + n*E;
+        double sum = 0, kept = 0;
+        for (int e = 0; e < E; e++) sum += exp(x[e]);
+        v[2][n] = log(sum);
+        for (int e = 0; e < E; e++) {                       /* its rank: how many have precedence */
+            int rank = 0;
+            for (int i = 0; i < E; i++) {
+                double a[2] = { x[e], x[i] };
+                for (int j = 0; j < 2; j++) {
+                    if (c->scores == SOFTMAX_TOPK) a[j] = exp(a[j]) / sum;
+                    if (c->scores >= SIGMOID_TOPK) a[j] = sigmoid(a[j]);
+                    if (v[4]) a[j] += v[4][j ? i : e];
+                }
+                rank += a[1] > a[0] || (a[1] == a[0] && i < e);
+            }
+            if (rank < K && !c->forced) v[0][n*K + rank] = e;
+        }
+        for (int k = 0; k < K; k++) {
+            if (c->forced) v[0][n*K + k] = (n*K + k) % E;
+            double l = x[(int)v[0][n*K + k]];
+            v[1][n*K + k] = c->scores >= SIGMOID_TOPK ? sigmoid(l) : exp(l);
+            kept += v[1][n*K + k];
+        }
+        for (int k = 0; k < K; k++) v[1][n*K + k] /= SUMS_TO_ONE(c->scores) ? kept : c->scores == SOFTMAX_TOPK ? sum : 1;
+    }
+}
+static void naive_router_losses(const Case *c, double **v) {
+    const int E = c->s.E;
+    for (int n = 0; n < c->N; n++) {
+        double sum = 0, all = 0;
+        for (int e = 0; e < E; e++) { sum += sigmoid(v[1][n*E + e]); all += exp(v[1][n*E + e]); }
+        for (int e = 0; e < E; e++) {
+            double p = c->scores >= SIGMOID_TOPK ? sigmoid(v[1][n*E + e]) / sum : exp(v[1][n*E + e]) / all;
+            v[0][0] += (double)E / c->s.K * v[3][e] / c->tokens * p / c->N;
+        }
+        v[0][1] += pow(log(all), 2) / c->N;
+    }
+}
+static void naive_route_plan(const Case *c, double **v) {
+    int row = 0;
+    for (int e = 0; e < c->s.E; e++) {
+        v[0][e] = row;
+        for (int s = 0; s < c->S; s++)
+            if ((int)v[5][s] == e) { v[1][row] = s; v[2][row] = s / K_of(c); v[3][s] = row++; v[4][e]++; }
+    }
+    v[0][c->s.E] = row;
+}
+/* Rounded routing: of the tokens in the order of their scores an expert keeps the first `rows`. */
+static float score_of(const Case *c, double **v, int n, int e) {
+    float score = (float)(v[9][n*c->s.E + e] - (c->scores >= SIGMOID_TOPK ? 0 : v[10][n]));
+    uint32_t bits;
+    memcpy(&bits, &score, sizeof bits);
+    bits &= ~1u;
+    memcpy(&score, &bits, sizeof score);
+    return score;
+}
+static int chose(const Case *c, double **v, int n, int e) {
+    int yes = 0;
+    for (int k = 0; k < K_of(c); k++) yes |= (int)v[8][n*K_of(c) + k] == e;
+    return yes;
+}
+static void naive_route_round(const Case *c, double **v) {
+    const int E = c->s.E, N = c->N, T = c->tile;
+    const uint64_t draws = splitmix64(splitmix64(c->key + ((uint64_t)c->site + 1) * 0x9E3779B97F4A7C15u)
+                                      + 0x6D6F66 * 0x9E3779B97F4A7C15u);
+    int *rank = mem_alloc(((size_t)N + 1) * sizeof *rank), row = 0, slot = 0;
+    char *kept = mem_alloc((size_t)N * (size_t)E + 1);
+    for (int e = 0; e < E; e++) {
+        int f = 0, rows;
+        for (int n = 0; n < N; n++) f += chose(c, v, n, e);
+        const int lo = f / T * T, hi = (f + T - 1) / T * T;
+        for (int n = 0; n < N; n++) {
+            const int mine = chose(c, v, n, e);
+            rank[n] = 0;
+            for (int i = 0; i < N; i++) {
+                const int its = chose(c, v, i, e);
+                const float a = score_of(c, v, i, e), b = score_of(c, v, n, e);
+                rank[n] += its > mine || (its == mine && (a > b || (a == b && i < n)));
+            }
+        }
+        const double u = (double)(splitmix64(draws + ((uint64_t)e + 1) * 0x9E3779B97F4A7C15u) >> 11) / 9007199254740992.0;
+        switch (c->rule) {
+        case ROUND_NEAREST:    rows = hi - f < f - lo ? hi : lo; break;
+        case ROUND_STOCHASTIC: rows = f > lo && floor(u * T) >= hi - f ? hi : lo; break;
+        case ROUND_UP:         rows = hi; break;
+        default:               rows = lo;
+        }
+        if (hi > N) rows = f;
+        v[0][e] = row;
+        v[5][e] = f;
+        for (int n = 0; n < N; n++) if (rank[n] < rows) { v[2][row++] = n; kept[n*E + e] = 1; }
+    }
+    v[0][E] = row;
+    for (int n = 0; n < N; n++) {
+        double sum = 0;
+        v[4][n] = slot;
+        for (int e = 0; e < E; e++) {
+            if (!kept[n*E + e]) continue;
+            for (row = (int)v[0][e]; (int)v[2][row] != n; row++);
+            v[1][row] = slot;
+            v[3][slot] = row;
+            v[6][slot] = e;
+            sum += v[7][slot++] = c->scores >= SIGMOID_TOPK ? sigmoid(v[9][n*E + e]) : exp(v[9][n*E + e] - v[10][n]);
+        }
+        for (int s = (int)v[4][n]; s < slot && SUMS_TO_ONE(c->scores); s++) v[7][s] /= sum;
+    }
+    v[4][N] = slot;
+    free(rank);
+    free(kept);
+}
+static void naive_router_bias(const Case *c, double **v) {
+    for (int e = 0; e < c->s.E; e++) {
+        double excess = v[1][e] * c->s.E - c->S;            /* E times the load above the mean: a whole number */
+        if (c->relative) v[0][e] -= c->S ? (double)c->rate * excess / c->S : 0;
+        else v[0][e] += excess < 0 ? (double)c->rate : excess > 0 ? -(double)c->rate : 0;
+    }
+}
+static void naive_combine_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++)
+        for (int i = 0; i < c->C; i++) {
+            double sum = v[3] ? v[3][i] : 0;
+            for (int s = n * K_of(c); s < (n + 1) * K_of(c); s++)
+                sum += (v[2] ? v[2][s] : 1) * v[1][row_of(c, v, s, c->from) * (size_t)c->C + (size_t)i];
+            v[0][n*c->C + i] = sum;
+        }
+}
+static double activate(Activation f, const double *pre, int F) {
+    double x = *pre;
+    switch (f) {
+    case SWIGLU: return x * sigmoid(x) * pre[F];
+    case GELU:   return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+    case RELU2:  return x > 0 ? x * x : 0;
+    default:     return x;
+    }
+}
+static void naive_activation_forward(const Case *c, double **v) {
+    for (int m = 0; m < c->M; m++)
+        for (int i = 0; i < c->F; i++)
+            v[0][m*c->F + i] = activate(c->f, v[1] + m*c->F * (c->f == SWIGLU ? 2 : 1) + i, c->F);
+}
+static void naive_activation_backward(const Case *c, double **v) {        /* only wact: the others are gradients */
+    const int grouped = v[5] && c->from == GROUPED;
+    free(v[0]), free(v[2]), v[0] = v[2] = NULL;
+    for (int m = 0; m < c->M; m++)
+        for (int i = 0; i < c->F; i++) {
+            const double act = activate(c->f, v[4] + m*c->F * (c->f == SWIGLU ? 2 : 1) + i, c->F);
+            v[1][m*c->F + i] = act * (v[5] ? v[5][grouped ? (int)v[c->plan + 1][m] : m] : 1);
+        }
+}
+/* One query (D) over the first `seen` positions of the keys and values of head h; returns the log of the sum. */
+static double attend(const Case *c, double *y, const double *q, const double *kv, int h, int seen) {
+    const int G = c->s.G, D = c->s.D, g = c->order == HEADS_TILED ? h % G : h / c->s.Q;
+    double total = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int j = 0; j < seen; j++) {
+            const double *k = kv + j*2*G*D + g*D, *value = k + G*D;
+            double dot = 0;
+            for (int d = 0; d < D; d++) dot += q[d] * k[d] / sqrt(D);
+            if (!pass) total += exp(dot);
+            else for (int d = 0; d < D; d++) y[d] += exp(dot) / total * value[d];
+        }
+    return log(total);
+}
+static void naive_attention_forward(const Case *c, double **v) {
+    const int H = c->s.Q * c->s.G, D = c->s.D;
+    for (int b = 0; b < c->s.B; b++)
+        for (int t = 0; t < c->s.T; t++)
+            for (int h = 0; h < H; h++) {
+                int at = (b*c->s.T + t)*H + h;
+                v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, h, t + 1);
+            }
+}
+static void naive_attention_cached(const Case *c, double **v) {
+    const int H = c->s.Q * c->s.G, D = c->s.D;
+    for (int b = 0; b < c->s.B; b++)
+        for (int h = 0; h < H; h++)
+            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, h, (int)v[3][b] + 1);
+}
+static void naive_cache_store(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];
+}
+/* Keeps the most likely tokens, in order, within the limits; then adds up their probabilities to the draw. */
+static void naive_sample(const Case *c, double **v) {
+    const Sampler s = c->sampler;
+    const int limits = s.top_k || s.top_p < 1 || s.min_p > 0, greedy = !(s.temperature > 0);
+    double *p = mem_alloc((size_t)c->used * sizeof *p);
+    int *order = mem_alloc((size_t)c->used * sizeof *order);
+    for (int n = 0; n < c->N; n++) {
+        const double *x = v[1] + n*c->s.V;
+        const uint64_t key = (uint64_t)v[2][2*n] | (uint64_t)v[2][2*n + 1] << 32;
+        double all = 0, kept = 0, sum = 0;
+        int count = 0, i;
+        for (i = 0; i < c->used; i++) {
+            int rank = 0;
+            for (int j = 0; j < c->used; j++) rank += x[j] > x[i] || (x[j] == x[i] && j < i);
+            order[limits || greedy ? rank : i] = i;
+            all += p[i] = exp(greedy ? 0 : x[i] / (double)s.temperature);
+        }
+        while (count < c->used && (!count || !limits || ((!s.top_k || count < s.top_k) && kept < (double)s.top_p * all
+                                                         && p[order[count]] >= (double)s.min_p * p[order[0]])))
+            kept += p[order[count++]];
+        const double draw = kept * random_uniform(key, (uint64_t)v[3][n] + 1);
+        for (i = 0; i < count - 1 && (sum += p[order[i]]) <= draw; i++);
+        v[0][n] = order[greedy ? 0 : i];
+    }
+    free(order);
+    free(p);
+}
+static void naive_advance(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) {
+        v[0][n]++;
+        v[1][n]++;
+        v[2][(int)v[0][n]*c->N + n] = v[3][n];
+    }
+}
+static double slope_of(const Case *c, double y) {           /* of y = cap tanh(x / cap) */
+    return c->cap > 0 ? 1 - y * y / ((double)c->cap * (double)c->cap) : 1;
+}
+static void naive_cross_entropy(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) {
+        double *x = v[1] + n*c->s.V, sum = 0, relative = 0;
+        const int target = (int)v[2][n];
+        for (int i = 0; i < c->used; i++) { sum += exp(x[i]); if (target >= 0) relative += exp(x[i] - x[target]); }
+        v[0][n] = target < 0 ? 0 : log(relative);
+        for (int i = 0; c->gradient && i < c->s.V; i++)
+            x[i] = target < 0 || i >= c->used ? 0 : (double)c->scale * (exp(x[i]) / sum - (i == target)) * slope_of(c, x[i]);
+    }
+}
+static void naive_soft_cap(const Case *c, double **v) {
+    for (size_t i = 0; i < c->buffer[0].n; i++) {
+        const double e = exp(2 * v[0][i] / (double)c->cap);
+        v[0][i] = (double)c->cap * (1 - 2 / (e + 1));
+    }
+}
+static void naive_sum(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][0] += v[1][i]; }
+static void naive_accumulate(const Case *c, double **v) { for (size_t i = 0; i < c->buffer[1].n; i++) v[0][i] += v[1][i]; }
+static void naive_grad_sq_norms(const Case *c, double **v) {
+    for (int s = 0; s < c->count; s++)
+        for (size_t i = 0; i < c->segment[s].count; i++) {
+            double x = v[1][c->segment[s].offset + i];
+            v[0][s] += x * x;
+            v[0][c->count] += x * x;
+        }
+}
+static void naive_adamw(const Case *c, double **v) {
+    const double b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
+    const double norm = sqrt(v[5][c->count]), clip = (double)c->adamw.clip;
+    const double shrink = clip > 0 ? fmin(1, clip / norm) : 1;
+    if (!isfinite(norm)) return;
+    for (int s = 0; s < c->count; s++)
+        for (size_t i = c->segment[s].offset; i < c->segment[s].offset + c->segment[s].count; i++) {
+            const double lr = (double)c->adamw.lr * (double)c->segment[s].rate;
+            double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
+            v[2][i] = b1 * v[2][i] + (1 - b1) * g;
+            v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
+            double mean = v[2][i] / (1 - pow(b1, c->updates)), spread = sqrt(v[3][i] / (1 - pow(b2, c->updates)));
+            w -= lr * (double)c->adamw.decay * (double)c->segment[s].decay * w
+                + lr * mean / (spread + (double)c->adamw.eps);
+            v[0][i] = w;
+            if (v[1]) v[1][i] = w;
+        }
+}
+/* x (rows, columns), k = rows <= columns; the other way round it is transposed first. */
+static void naive_newton_schulz(double *x, int rows, int columns) {
+    const int k = rows < columns ? rows : columns, n = rows < columns ? columns : rows, down = rows <= columns ? n : 1, across = rows <= columns ? 1 : k;
+    double *y = mem_alloc((size_t)(k * n) * sizeof *y), *a = mem_alloc((size_t)(k * k) * sizeof *a), *p = mem_alloc((size_t)(k * k) * sizeof *p), sum = 0;
+#define X(i, j) x[(i) * down + (j) * across]
+    for (int i = 0; i < k * n; i++) sum += x[i] * x[i];
+    for (int i = 0; i < k * n && sum > 0; i++) x[i] /= sqrt(sum);
+    for (int step = 0; step < 5; step++) {
+        memset(a, 0, (size_t)(k * k) * sizeof *a);
+        memset(y, 0, (size_t)(k * n) * sizeof *y);
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) a[i * k + j] += X(i, l) * X(j, l);
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) {
+            double square = 0;
+            for (int l = 0; l < k; l++) square += a[i * k + l] * a[l * k + j];
+            p[i * k + j] = (i == j) * 3.4445 - 4.7750 * a[i * k + j] + 2.0315 * square;
+        }
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) y[i * n + l] += p[i * k + j] * X(j, l);
+        for (int i = 0; i < k; i++) for (int l = 0; l < n; l++) X(i, l) = y[i * n + l];
+    }
+#undef X
+    free(y), free(a), free(p);
+}
+static void naive_orthogonalize(const Case *c, double **v) {
+    const size_t each = (size_t)(c->F * c->C);
+    memcpy(v[0], v[1], (size_t)c->count * each * sizeof(double));
+    for (int e = 0; e < c->count; e++) naive_newton_schulz(v[0] + (size_t)e * each, c->F, c->C);
+}
+static void naive_muon_momentum(const Case *c, double **v) {
+    const double beta = (double)c->muon.momentum, norm = sqrt(v[3][0]), clip = (double)c->muon.clip;
+    if (!isfinite(norm)) return;
+    for (int e = 0; e < c->count; e++)
+        for (size_t i = 0; i < c->segment[e].count; i++) {
+            const Segment *s = &c->segment[e];
+            const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1), m = beta * v[1][s->offset + i] + (1 - beta) * g;
+            v[1][s->offset + i] = m;
+            v[0][s->at + i] = beta * m + (1 - beta) * g;
+        }
+}
+static void naive_muon_update(const Case *c, double **v) {
+    if (!isfinite(v[3][0])) return;
+    for (int e = 0; e < c->count; e++)
+        for (size_t i = 0; i < c->segment[e].count; i++) {
+            const Segment *s = &c->segment[e];
+            const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
+            double *w = v[0] + s->offset + i;
+            if (v[1]) w = v[1] + s->offset + i;
+            *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->at + i];
+            v[0][s->offset + i] = *w;
+        }
+}
+static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->buffer[0].n * sizeof(double)); }
+
+/* Operations that are not here are gradients (gradients.c), or the oracle composes them of others (kernels/compound.c). */
+static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
+#define NAIVE(op) { #op, naive_##op }
+    NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope_table), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
+    NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
+    NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
+    NAIVE(columns_add), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
+    NAIVE(activation_forward), NAIVE(activation_backward),
+    NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
+    NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
+    NAIVE(muon_momentum), NAIVE(orthogonalize), NAIVE(muon_update)
+};
+int oracle_compute(const Case *c, double **v) {
+    for (size_t i = 0; i < sizeof naive / sizeof *naive; i++)
+        if (!strcmp(naive[i].op, c->op)) { naive[i].compute(c, v); return 1; }
+    return 0;
+}
+
+/* ---- comparing ----------------------------------------------------------------------------------------- */
+
+/* The largest relative error of one rounding to 8, 24 or 53 bits. */
+static double unit(size_t bytes) { return bytes == 2 ? 0x1p-8 : bytes == 4 ? 0x1p-24 : 0x1p-53; }
+
+static double worse(double worst, double error) {           /* the larger one; a NaN stays */
+    return !(error <= worst) && worst == worst ? error : worst;
+}
+
+/* Errors are relative to the typical element (norm / sqrt(n)): where large terms cancel, the error is of the terms' size. A
+ * handful of elements may all be small differences, so there the typical element is at least 1, the size of the terms.
+ * A norm hides one wrong row among many; so a single element has a bound, too: four times that of the norm (the largest of
+ * 10^5 normal errors is 4.5 times the typical one, and the bounds of kernels.h leave a factor of two or three). */
+enum { SINGLE = 4, HANDFUL = 64 };
+void oracle_compare(const Buffer *b, const double *got, const double *want, double bound, const char *who, const char *what) {
+    double squares = 0, difference = 0, worst = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        squares += want[i] * want[i];
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+    }
+    const double n = b->n ? (double)b->n : 1, typical = b->n < HANDFUL ? fmax(1, sqrt(squares / n)) : sqrt(squares / n);
+    const double norm = difference > 0 ? sqrt(difference / n) / typical : difference;
+    for (size_t i = 0; i < b->n; i++)
+        worst = worse(worst, got[i] == want[i] ? 0 : fabs(got[i] - want[i]) / (typical + fabs(want[i])));
+    if (worst <= SINGLE * bound) check_error(norm, bound, "%s %s: %s", who, what, b->name);
+    else check_error(worst, SINGLE * bound, "%s %s: one element of %s", who, what, b->name);
+}
+double oracle_bound(const Buffer *b, const Device *dev) {
+    return b->stored * unit(dev->floatX_size) + b->summed * unit(dev->real_size);
+}

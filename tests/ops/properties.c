@@ -1,0 +1,309 @@
+/* properties.c: what operations promise beyond single cases. AdamW: stochastic rounding without bias, shards that add up to the
+ * whole. route_round: whole tiles, the best tokens kept, weights that still sum to one, whatever the router says. */
+#include "ops.h"
+#include "llmc/model/model.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- AdamW --------------------------------------------------------------------------------------------------- */
+
+/* Stochastic rounding must keep the mean: the exact results are a quarter or half of a unit from the nearest bf16 numbers, to
+ * which rounding to nearest would always go. Even and odd elements use different bits, so they are averaged separately. */
+enum { ROUNDED = 1 << 16 };
+static double *rounded_update(const Device *dev, uint64_t key) {     /* weights, then v */
+    const Segment all = { .count = ROUNDED, .rate = 1 };
+    const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
+    double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
+    floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
+    floatX *v = dev->alloc(ROUNDED * dev->floatX_size);
+    real *g = dev->alloc(ROUNDED * dev->real_size), *grad_sq_norms = dev->alloc(2 * dev->real_size);
+    Segment *segments = dev->alloc(sizeof *segments);
+    AdamW *settings = dev->alloc(sizeof *settings);
+    for (int i = 0; i < ROUNDED; i++) value[i] = 1;
+    dev->from_double(w, value, ROUNDED);
+    dev->from_double(v, value, ROUNDED);
+    for (int i = 0; i < ROUNDED; i++) value[i] = 0.5;
+    dev->reals_from_double(g, value, ROUNDED);
+    dev->reals_from_double(grad_sq_norms, norm, 2);
+    dev->upload(segments, &all, sizeof all);
+    dev->upload(settings, &a, sizeof a);
+    dev->adamw(w, NULL, m, v, FLOATX, g, grad_sq_norms, segments, 1, settings);
+    dev->to_double(value, w, ROUNDED);
+    dev->to_double(value + ROUNDED, v, ROUNDED);
+    dev->release(w), dev->release(m), dev->release(v), dev->release(g), dev->release(grad_sq_norms), dev->release(segments);
+    dev->release(settings);
+    return value;
+}
+void check_rounded_update(const Device *dev) {
+    if (dev->floatX_size != 2) return;
+    const double square = 0.999 + 0.001 * 0.25, want[2] = { 1 - 0x1p-9 * 0.5 / sqrt(square), square };
+    double *got = rounded_update(dev, 1), *again = rounded_update(dev, 1), *other = rounded_update(dev, 2);
+    double *cpu = rounded_update(device_find("cpu-bf16"), 1);
+    for (int kind = 0; kind < 2; kind++)
+        for (int odd = 0; odd < 2; odd++) {
+            double mean = 0;
+            for (int i = odd; i < ROUNDED; i += 2) mean += got[kind*ROUNDED + i] / (ROUNDED / 2);
+            check_error(fabs(mean - want[kind]), 5 * 0x1p-8 * 0.5 / sqrt(ROUNDED / 2), "%s adamw: mean of %s %s that "
+                        "are rounded stochastically, within five deviations", dev->name, odd ? "odd" : "even",
+                        kind ? "v" : "weights");
+        }
+    int differs = 0, from_cpu = 0, both = 0, pairs = 0;
+    for (int i = 0; i < 2*ROUNDED; i++) {
+        differs += got[i] != other[i];
+        from_cpu += got[i] != cpu[i];
+        both += i < ROUNDED && got[i] < 1 && got[ROUNDED + i] < 1;
+        pairs += i < ROUNDED && i % 2 && got[i] < 1 && got[i - 1] < 1;
+    }
+    check(!memcmp(got, again, 2*ROUNDED * sizeof *got), "%s adamw: the same key rounds the same way", dev->name);
+    check(differs > ROUNDED / 4, "%s adamw: another key rounds %d of %d differently", dev->name, differs, 2*ROUNDED);
+    check_error((double)both / ROUNDED, 0.07, "%s adamw: a weight and its v are rounded independently: share of both down",
+                dev->name);
+    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s adamw: neighbours are rounded independently: share of both down", dev->name);
+    check_error((double)from_cpu / ROUNDED, 1e-3, "%s adamw: rounds as cpu-bf16 does: share that differs", dev->name);
+    free(got), free(again), free(other), free(cpu);
+}
+/* Two tensors updated by one rank, and by two ranks with half of the elements and their state each: the same bits. The first
+ * shard ends within the first tensor. */
+void check_sharded_update(const Device *dev) {
+    enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
+    const Segment whole[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
+    const Segment shard[2][2] = { { { .count = CUT, .decay = 1, .rate = 1 }, { 0 } },
+                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0, 0 }, { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0, 0 } } };
+    const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
+                      .fix1 = 2, .fix2 = 3 };
+    const size_t bytes = COUNT * dev->floatX_size;
+    double value[COUNT];
+    char *got[2];
+    floatX *weight[2];
+    real *grad = dev->alloc(COUNT * dev->real_size), *grad_sq_norms = dev->alloc(3 * dev->real_size);
+    Segment *segments = dev->alloc(sizeof whole);
+    AdamW *settings = dev->alloc(sizeof a);
+    for (int i = 0; i < COUNT; i++) value[i] = normal();
+    dev->reals_from_double(grad, value, COUNT);
+    dev->upload(settings, &a, sizeof a);
+    dev->upload(segments, whole, sizeof whole);
+    dev->grad_sq_norms(grad_sq_norms, grad, segments, 2);
+    for (int split = 0; split < 2; split++) {
+        weight[split] = dev->alloc(bytes);
+        dev->from_double(weight[split], value, COUNT);
+        for (int r = 0; r <= split; r++) {
+            const size_t own = split ? COUNT - CUT : COUNT;
+            real *state[3];
+            for (int i = 0; i < 3; i++) state[i] = dev->alloc(own * dev->real_size);    /* master, m, v */
+            dev->reals_from_double(state[0], value + r * CUT, own);
+            dev->upload(segments, split ? shard[r] : whole, sizeof whole);
+            dev->adamw(weight[split], state[0], state[1], state[2], REAL, grad, grad_sq_norms, segments, 2,
+                       settings);
+            dev->sync();
+            for (int i = 0; i < 3; i++) dev->release(state[i]);
+        }
+        got[split] = malloc(bytes);
+        dev->download(got[split], weight[split], bytes);
+        dev->release(weight[split]);
+    }
+    check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each get the same weights", dev->name);
+    dev->release(grad), dev->release(grad_sq_norms), dev->release(segments), dev->release(settings);
+    free(got[0]), free(got[1]);
+}
+
+/* ---- Muon ------------------------------------------------------------------------------------------------- */
+
+/* x = sum of s_i u_i v_i^T with s from 1 to 0.01: what comes out has the same u and v, and values near 1. */
+static void orthonormal(double *u, int count, int n) {
+    for (int i = 0; i < count; i++) {
+        for (int j = 0; j < n; j++) u[i*n + j] = normal();
+        for (int before = 0; before <= i; before++) {
+            double product = 0;
+            for (int j = 0; j < n; j++) product += u[i*n + j] * u[before*n + j];
+            for (int j = 0; j < n; j++) u[i*n + j] = before < i ? u[i*n + j] - product * u[before*n + j] : u[i*n + j] / sqrt(product);
+        }
+    }
+}
+static void singular_values_of(const Device *dev, int rows, int columns) {
+    enum { RANK = 24 };
+    const int n = rows * columns, k = rows < columns ? rows : columns;
+    double *u = mem_alloc((size_t)(RANK * rows) * sizeof *u), *v = mem_alloc((size_t)(RANK * columns) * sizeof *v);
+    double *x = mem_alloc((size_t)n * sizeof *x), least = 1e9, most = 0, other = 0;
+    orthonormal(u, RANK, rows);
+    orthonormal(v, RANK, columns);
+    for (int r = 0; r < RANK; r++)
+        for (int i = 0; i < n; i++) x[i] += pow(0.01, (double)r / (RANK - 1)) * u[r*rows + i / columns] * v[r*columns + i % columns];
+    const MuonBuffers b = { dev->alloc((size_t)n * dev->floatX_size), dev->alloc((size_t)n * dev->floatX_size),
+                            dev->alloc((size_t)(k * k) * dev->floatX_size), dev->alloc((size_t)(k * k) * dev->floatX_size),
+                            dev->alloc(MUON_SUMS * dev->real_size), dev->alloc(4 * sizeof(int)) };
+    dev->from_double(b.x, x, (size_t)n);
+    dev->orthogonalize(dev, &b, 1, rows, columns);
+    dev->to_double(x, b.out, (size_t)n);
+    for (int r = 0; r < RANK; r++)
+        for (int c = 0; c < RANK; c++) {
+            double value = 0;
+            for (int i = 0; i < n; i++) value += u[r*rows + i / columns] * x[i] * v[c*columns + i % columns];
+            if (r != c) other = fmax(other, fabs(value));
+            else least = fmin(least, value), most = fmax(most, value);
+        }
+    check(least > 0.6 && most < 1.25, "%s orthogonalize: singular values of %dx%d are %.3f to %.3f", dev->name, rows, columns, least, most);
+    check_error(other, dev->floatX_size == 2 ? 0.1 : 1e-5, "%s orthogonalize: %dx%d has other singular vectors", dev->name, rows, columns);
+    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums), dev->release(b.start);
+    free(u), free(v), free(x);
+}
+void check_singular_values(const Device *dev) {
+    singular_values_of(dev, 24, 40);
+    singular_values_of(dev, 300, 256);
+    singular_values_of(dev, 256, 512);
+}
+
+/* ---- rounded routing ------------------------------------------------------------------------------------------ */
+
+/* N tokens that chose K of E experts, by these logits; and what route_round has made of that. */
+enum { START, SLOT_OF_ROW, TOKEN_OF_ROW, ROW_OF_SLOT, FIRST, LOAD, EXPERT, CHOICE, ARRAYS };
+typedef struct {
+    const Device *dev;
+    int     N, E, K, S, tile;
+    Scores  scores;
+    Rounding rule;
+    double *x;                          /* (N,E) logits, as the device has rounded them */
+    floatX *logits;
+    real   *weight, *lse;
+    uint64_t *key;
+    int    *on_device[ARRAYS], *host[ARRAYS];   /* host: after routed_read */
+    size_t  size[ARRAYS];
+} Routed;
+
+static Plan plan_of(const Routed *r) {
+    return (Plan){ .N = r->N, .E = r->E, .K = r->K, .S = r->S, .start = r->on_device[START], .first = r->on_device[FIRST],
+                   .slot_of_row = r->on_device[SLOT_OF_ROW], .token_of_row = r->on_device[TOKEN_OF_ROW],
+                   .row_of_slot = r->on_device[ROW_OF_SLOT] };
+}
+/* Sizes, scores and rule are set before. x (N,E): logits; the Routed owns them from now on. */
+static void routed_open(Routed *r, const Device *dev, double *x) {
+    const size_t N = (size_t)r->N, E = (size_t)r->E, S = (size_t)r->S, size[] = { E + 1, S, S, S, N + 1, E, S, N * (size_t)r->K };
+    r->dev = dev;
+    r->x = x;
+    for (int i = 0; i < ARRAYS; i++) r->on_device[i] = dev->alloc(((r->size[i] = size[i]) + 1) * sizeof(int));
+    r->weight = dev->alloc((S + 1) * dev->real_size);
+    r->lse = dev->alloc((N + 1) * dev->real_size);
+    r->logits = dev->alloc((N * E + 1) * dev->floatX_size);
+    r->key = dev->alloc(2 * sizeof *r->key);
+    dev->from_double(r->logits, x, N * E);
+    dev->to_double(x, r->logits, N * E);
+    dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, 0, r->N, r->E, r->K);
+}
+static void routed_round(Routed *r, const uint64_t key[2]) {
+    Plan p = plan_of(r);
+    r->dev->upload(r->key, key, 2 * sizeof *key);
+    r->dev->route_round(&p, r->on_device[LOAD], r->on_device[EXPERT], r->weight, r->on_device[CHOICE], r->logits, r->lse, r->scores,
+                        r->rule, r->tile, r->key, 3);
+}
+static void routed_read(Routed *r, int array) {
+    if (!r->host[array]) r->host[array] = mem_alloc(r->size[array] * sizeof(int));
+    r->dev->download(r->host[array], r->on_device[array], r->size[array] * sizeof(int));
+}
+static void routed_close(Routed *r) {
+    for (int i = 0; i < ARRAYS; i++) r->dev->release(r->on_device[i]), free(r->host[i]);
+    r->dev->release(r->weight), r->dev->release(r->lse), r->dev->release(r->logits), r->dev->release(r->key);
+    free(r->x);
+}
+
+/* Does an expert that f tokens chose have as many rows as its rule allows? */
+static int wrong_count(const Routed *r, int f, int rows) {
+    const int whole = (f + r->tile - 1) / r->tile * r->tile <= r->N, off = abs(rows - f);   /* 0: more tokens than there are */
+    if (whole ? rows % r->tile != 0 : rows != f) return 1;
+    return off >= r->tile + !whole || (r->rule == ROUND_NEAREST && 2 * off > r->tile) || (r->rule == ROUND_UP && rows < f)
+        || (r->rule == ROUND_DOWN && rows > f);
+}
+static float score_of(const Routed *r, int n, int e) {
+    const double *x = r->x + n * r->E;
+    double sum = 0;
+    for (int i = 0; i < r->E && r->scores < SIGMOID_TOPK; i++) sum += exp(x[i]);
+    return (float)(x[e] - (r->scores >= SIGMOID_TOPK ? 0 : log(sum)));
+}
+/* Are its rows the tokens with the best scores, and do all arrays say so? Tokens that chose the expert have precedence over
+ * those that are added; they are dropped only to have fewer rows, others added only to have more. */
+static int wrong_rows(const Routed *r, int e) {
+    int *const *v = r->host, wrong = 0;
+    const int end = v[START][e + 1], more = end - v[START][e] >= v[LOAD][e];
+    float worst_kept[2] = { INFINITY, INFINITY }, best_left[2] = { -INFINITY, -INFINITY };      /* of those that did not, did choose e */
+    for (int n = 0, row = v[START][e]; n < r->N; n++) {
+        int chose = 0;
+        const int kept = row < end && v[TOKEN_OF_ROW][row] == n, slot = kept ? v[SLOT_OF_ROW][row] : 0;
+        const float score = score_of(r, n, e);
+        for (int k = 0; k < r->K; k++) chose |= v[CHOICE][n * r->K + k] == e;
+        if (kept) worst_kept[chose] = fminf(worst_kept[chose], score);
+        else best_left[chose] = fmaxf(best_left[chose], score);
+        wrong |= kept && (v[ROW_OF_SLOT][slot] != row || v[EXPERT][slot] != e || slot < v[FIRST][n] || slot >= v[FIRST][n + 1]
+                          || (slot > v[FIRST][n] && v[EXPERT][slot - 1] >= e));
+        wrong |= kept != chose && chose == more;
+        row += kept;
+    }
+    for (int chose = 0; chose < 2; chose++) wrong |= worst_kept[chose] < best_left[chose] - 1e-5f;
+    return wrong;
+}
+/* Do weights sum to what combine_forward makes of rows of ones, and to 1 if they are normalized? */
+static int wrong_weights(const Routed *r) {
+    const size_t S = (size_t)r->S, N = (size_t)r->N;
+    const Plan p = plan_of(r);
+    double *ones = mem_alloc((S + 1) * sizeof *ones), *w = mem_alloc((S + 1) * sizeof *w), *sum = mem_alloc((N + 1) * sizeof *sum);
+    floatX *rows = r->dev->alloc((S + 1) * r->dev->floatX_size), *out = r->dev->alloc((N + 1) * r->dev->floatX_size);
+    int wrong = 0;
+    for (size_t i = 0; i < S; i++) ones[i] = 1;
+    r->dev->from_double(rows, ones, S);
+    r->dev->combine_forward(out, rows, r->weight, NULL, &p, 1, GROUPED);
+    r->dev->to_double(sum, out, N);
+    r->dev->reals_to_double(w, r->weight, S);
+    for (int n = 0; n < r->N; n++) {
+        const int from = r->host[FIRST][n], to = r->host[FIRST][n + 1];
+        double total = 0;
+        for (int s = from; s < to; s++) total += w[s];
+        wrong |= !(fabs(total - sum[n]) < 1e-2) || (from == to && sum[n] != 0)
+              || (SUMS_TO_ONE(r->scores) && from < to && !(fabs(total - 1) < 1e-5));
+    }
+    r->dev->release(rows), r->dev->release(out);
+    free(ones), free(w), free(sum);
+    return wrong;
+}
+/* Logits that prefer some experts by far, sizes that are multiples of nothing; or barely more tokens than a tile, so that the
+ * busiest experts cannot be rounded. */
+void check_rounded_routing(const Device *dev, int try) {
+    const int E = 1 + (int)(uniform() * 40), K = 1 + (int)(uniform() * (E < 9 ? E : 9)), tile = 1 << (int)(uniform() * 8);
+    const int N = (int)(try % 2 ? uniform() * uniform() * 700 : tile * (1 + uniform()));
+    Routed r = { .N = N, .E = E, .K = K, .S = N*K + E*tile, .tile = tile, .rule = (Rounding)(ROUND_NEAREST + try / 2 % ROUND_DOWN),
+                 .scores = (Scores)(try / 2 / ROUND_DOWN % 3) };
+    const Config c = { .experts = E, .topk = K, .tile = tile, .rounding = (int)r.rule };
+    const double skew = 4 * uniform();
+    const uint64_t key[2] = { (uint64_t)(uniform() * 1e15), 5 };
+    double *x = mem_alloc((size_t)(N*E + 1) * sizeof *x);
+    for (int i = 0; i < N*E; i++) x[i] = normal() - skew * (i * 7 % E) / E;
+    routed_open(&r, dev, x);
+    routed_round(&r, key);
+    for (int i = 0; i < ARRAYS; i++) routed_read(&r, i);
+    const int *start = r.host[START], *first = r.host[FIRST];
+    int wrong = start[0] != 0 || first[0] != 0 || first[N] != start[E] || start[E] > mlp_slots(&c, N, 1);
+    for (int e = 0; e < E && !wrong; e++)
+        wrong = wrong_count(&r, r.host[LOAD][e], start[e + 1] - start[e]) || wrong_rows(&r, e);
+    check(!wrong, "%s route_round: rule %d keeps its promises, N=%d E=%d K=%d tile=%d skew=%.1f", dev->name, r.rule, N, E, K, tile, skew);
+    check(!wrong && !wrong_weights(&r), "%s route_round: weights of the slots that a token has, N=%d", dev->name, N);
+    routed_close(&r);
+}
+
+/* Stochastic rounding keeps, on average, as many rows as tokens chose the expert: the mean of many draws, within five
+ * deviations. */
+void check_stochastic_routing(const Device *dev) {
+    enum { N = 64, E = 4, TILE = 16, DRAWS = 400, THIS = E - 2 };
+    Routed r = { .N = N, .E = E, .K = 1, .S = N + E * TILE, .tile = TILE, .rule = ROUND_STOCHASTIC, .scores = TOPK_SOFTMAX };
+    double *x = mem_alloc(N * E * sizeof *x), rows = 0;
+    int f = 0;
+    for (int i = 0; i < N * E; i++) x[i] = i % E == i / E % 11 % E;     /* 21 tokens choose THIS, all with the same score */
+    routed_open(&r, dev, x);
+    routed_read(&r, CHOICE);
+    for (int n = 0; n < N; n++) f += r.host[CHOICE][n] == THIS;
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        routed_round(&r, (uint64_t[]){ i, 0 });
+        routed_read(&r, START);
+        rows += (double)(r.host[START][THIS + 1] - r.host[START][THIS]) / DRAWS;
+    }
+    check(f % TILE != 0, "%d tokens are no whole tiles", f);
+    check_error(fabs(rows - f), 5 * TILE / 2 / sqrt(DRAWS), "%s route_round: stochastically %.2f rows on average for %d tokens",
+                dev->name, rows, f);
+    routed_close(&r);
+}

@@ -1,0 +1,282 @@
+/* test_house.c: the rules of the source tree. A table says which folder may include which; headers form no circles; functions
+ * have a limit. The sources are read as text and in the style that they are written in: a function begins and ends at the
+ * left margin. A synthetic tree with one fault of each kind shows that faults are found. */
+#define _DEFAULT_SOURCE
+#include "test.h"
+#include "llmc/base/text.h"
+#include <dirent.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The first row that a file matches lists what it may include. A name that ends in / stands for the whole folder; others are
+ * patterns, in which * does not match a /. Callers stand above what they call. */
+static const struct { const char *files, *may; } rows[] = {
+    { "*.c",            "llmc/ kernels/*.h" },                                  /* the programs */
+    { "llmc/run/",      "llmc/run/ llmc/files/ llmc/model/ llmc/ranks/ llmc/data/ llmc/base/ kernels/*.h" },
+    { "llmc/files/",    "llmc/files/ llmc/model/ llmc/data/ llmc/base/" },
+    { "llmc/model/",    "llmc/model/ llmc/ranks/group.h llmc/base/ kernels/*.h" },
+    { "llmc/ranks/",    "llmc/ranks/ llmc/base/ kernels/comm.h" },
+    { "llmc/data/",     "llmc/data/ llmc/base/" },
+    { "llmc/base/",     "llmc/base/ kernels/*.h" },
+    { "kernels/ladder/", "kernels/ladder/ kernels/cuda/*.cuh kernels/*.h" },
+    { "kernels/cuda/",  "kernels/cuda/ kernels/*.h" },
+    { "kernels/cpu/",   "kernels/cpu/ kernels/*.h" },
+    { "kernels/",       "kernels/*.h" },
+    { "tests/",         "tests/ llmc/ kernels/*.h kernels/ladder/*.h" },
+    { "bench/",         "bench/ tests/ llmc/ kernels/*.h kernels/ladder/*.h" },
+};
+enum { ROWS = sizeof rows / sizeof *rows };
+
+/* Lines of a function, from its name to its closing brace, and of a macro. The main loop of a kernel may be longer if cutting
+ * it costs speed: a comment in the function or directly above it then contains the words "main loop". */
+enum { LONGEST = 60, LONGEST_MAIN_LOOP = 80, LONGEST_TEST = 80 };
+
+enum { MOST_INCLUDES = 64 };
+typedef struct {
+    char *path, *text;                          /* path: from the root of the tree */
+    int   include[MOST_INCLUDES], line[MOST_INCLUDES], includes;        /* indices of files; lines */
+    enum { NEW, OPEN, DONE } state;             /* of the search for circles */
+} Source;
+typedef struct {
+    const char *root;
+    Source *at;
+    int     count, includes, functions, faults;
+    Text    says;                               /* a line for each fault */
+} Tree;
+
+static void fault(Tree *t, const Source *s, int line, const char *what, const char *which) {
+    text_add(&t->says, "%s:%d: %s%s\n", s->path, line, what, which);
+    t->faults++;
+}
+
+/* ---- reading a tree ------------------------------------------------------------------------------------------------ */
+
+static int is_source(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return dot && (!strcmp(dot, ".c") || !strcmp(dot, ".h") || !strcmp(dot, ".cu") || !strcmp(dot, ".cuh"));
+}
+static void add_source(Tree *t, const char *path) {
+    char *full = text_format("%s/%s", t->root, path);
+    size_t bytes;
+    Error e;
+    if (!(t->at = realloc(t->at, (size_t)(t->count + 1) * sizeof *t->at))) fail(EXIT_MEMORY, "no memory for %s", path);
+    t->at[t->count++] = (Source){ .path = text_format("%s", path), .text = file_read(full, &bytes, &e) };
+    if (!t->at[t->count - 1].text) fail(EXIT_INPUT, "%s", e.text);
+    free(full);
+}
+/* Everything in a folder, "" being the root. deep: and in those below it. */
+static void add_folder(Tree *t, const char *folder, int deep) {
+    char *full = text_format("%s/%s", t->root, folder);
+    struct dirent **entry;
+    const int n = scandir(full, &entry, NULL, alphasort);
+    for (int i = 0; i < n; i++) {
+        char *path = text_format("%s%s%s", folder, *folder ? "/" : "", entry[i]->d_name);
+        char *below = text_format("%s/%s", t->root, path);
+        if (is_source(path)) add_source(t, path);
+        else if (deep && entry[i]->d_name[0] != '.' && is_folder(below)) add_folder(t, path, 1);
+        free(path);
+        free(below);
+        free(entry[i]);
+    }
+    if (n >= 0) free(entry);
+    free(full);
+}
+static int find_source(const Tree *t, const char *path) {
+    int i = 0;
+    while (i < t->count && strcmp(t->at[i].path, path)) i++;
+    return i < t->count ? i : -1;
+}
+static void tree_free(Tree *t) {
+    for (int i = 0; i < t->count; i++) free(t->at[i].path), free(t->at[i].text);
+    free(t->at);
+    free(t->says.at);
+}
+
+/* ---- includes ------------------------------------------------------------------------------------------------------ */
+
+static int matches(const char *path, const char *pattern) {
+    const size_t n = strlen(pattern);
+    return n && pattern[n - 1] == '/' ? !strncmp(path, pattern, n) : !fnmatch(pattern, path, FNM_PATHNAME);
+}
+static int may_include(const char *list, const char *path) {
+    char pattern[128];
+    int used;
+    for (; sscanf(list, "%127s%n", pattern, &used) == 1; list += used) if (matches(path, pattern)) return 1;
+    return 0;
+}
+/* A quoted name is relative to the including file's folder, or else to the root. */
+static int resolve(const Tree *t, const Source *s, const char *name) {
+    const char *slash = strrchr(s->path, '/');
+    char *beside = text_format("%.*s%s", slash ? (int)(slash + 1 - s->path) : 0, s->path, name);
+    const int found = find_source(t, beside);
+    free(beside);
+    return found >= 0 ? found : find_source(t, name);
+}
+static void read_includes(Tree *t, Source *s) {
+    int row = 0, number = 1;
+    while (row < ROWS && !matches(s->path, rows[row].files)) row++;
+    if (row == ROWS) fault(t, s, 1, "no row of the table is for this file", "");
+    for (const char *line = s->text; row < ROWS && *line; line += strcspn(line, "\n"), line += *line == '\n', number++) {
+        char code[256], name[256];
+        snprintf(code, sizeof code, "%.*s", (int)strcspn(line, "\n"), line);
+        if (sscanf(code, " # include \"%255[^\"]\"", name) != 1) continue;
+        const int found = resolve(t, s, name);
+        t->includes++;
+        if (found < 0) fault(t, s, number, "there is no file ", name);
+        else if (!may_include(rows[row].may, t->at[found].path)) fault(t, s, number, "may not include ", t->at[found].path);
+        if (found < 0) continue;
+        if (s->includes == MOST_INCLUDES) fail(EXIT_USAGE, "%s: more than %d includes", s->path, MOST_INCLUDES);
+        s->include[s->includes] = found;
+        s->line[s->includes++] = number;
+    }
+}
+/* Depth first. A file whose own includes are still being followed includes the present one, if indirectly. */
+static void follow(Tree *t, Source *s) {
+    s->state = OPEN;
+    for (int i = 0; i < s->includes; i++) {
+        Source *next = &t->at[s->include[i]];
+        if (next->state == OPEN) fault(t, s, s->line[i], "closes a circle of includes through ", next->path);
+        if (next->state == NEW) follow(t, next);
+    }
+    s->state = DONE;
+}
+
+/* ---- functions ----------------------------------------------------------------------------------------------------- */
+
+/* A line without comments and blanks at its end. */
+static void strip(const char *line, size_t n, char *code, size_t capacity) {
+    size_t length = 0;
+    for (size_t i = 0; i < n && length < capacity - 1; i++) {
+        if (!strncmp(line + i, "//", 2)) break;
+        if (!strncmp(line + i, "/*", 2)) {
+            const char *end = strstr(line + i + 2, "*/");
+            if (!end || (size_t)(end - line) >= n) break;
+            i = (size_t)(end - line) + 1;
+        } else code[length++] = line[i];
+    }
+    while (length && (code[length - 1] == ' ' || code[length - 1] == '\r')) length--;
+    code[length] = 0;
+}
+/* Does the code end with the opening brace of a function: `) {`? */
+static int opens_function(const char *code) {
+    size_t n = strlen(code);
+    if (!n || code[--n] != '{') return 0;
+    while (n && code[n - 1] == ' ') n--;
+    return n && code[n - 1] == ')';
+}
+static int contains(const char *line, size_t n, const char *word) {
+    const char *found = strstr(line, word);
+    return found && (size_t)(found - line) + strlen(word) <= n;
+}
+static void judge(Tree *t, const Source *s, const char *what, int first, int last, int main_loop) {
+    const int limit = matches(s->path, "tests/") ? LONGEST_TEST : main_loop ? LONGEST_MAIN_LOOP : LONGEST;
+    char counts[64];
+    snprintf(counts, sizeof counts, " of %d lines, at most %d", last - first + 1, limit);
+    t->functions++;
+    if (last - first + 1 > limit) fault(t, s, first, what, counts);
+}
+static void read_functions(Tree *t, const Source *s) {
+    int number = 1, first = 0, macro = 0, in_template = 0, inside = 0, main_loop = 0;   /* first: line of the signature, 0: none */
+    for (const char *line = s->text; *line; line += strcspn(line, "\n"), line += *line == '\n', number++) {
+        const size_t n = strcspn(line, "\n");
+        char code[512];
+        strip(line, n, code, sizeof code);
+        if (!inside && !n) main_loop = 0;
+        main_loop |= contains(line, n, "main loop");
+        if (macro || (!inside && *line == '#')) {
+            if (!macro) macro = number;
+            if (n && line[n - 1] == '\\') continue;
+            judge(t, s, "macro", macro, number, 0);
+            macro = 0;
+        } else if (inside) {
+            if (*line != '}') continue;
+            judge(t, s, "function", first, number, main_loop);
+            inside = first = main_loop = 0;
+        } else {
+            const int margin = *code && !strchr(" \t}", *code);
+            if (margin && !in_template) first = number;
+            if (margin) in_template = !strncmp(code, "template", 8) && !opens_function(code);
+            if (first && opens_function(code)) inside = 1, in_template = 0;
+            else if (*code && strchr(";}{", code[strlen(code) - 1])) first = in_template = 0;
+        }
+    }
+}
+
+static void tree_read(Tree *t, const char *root) {
+    static const char *const folders[] = { "llmc", "kernels", "tests", "bench" };
+    *t = (Tree){ .root = root };
+    add_folder(t, "", 0);
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) add_folder(t, folders[i], 1);
+    for (int i = 0; i < t->count; i++) read_includes(t, &t->at[i]), read_functions(t, &t->at[i]);
+    for (int i = 0; i < t->count; i++) if (t->at[i].state == NEW) follow(t, &t->at[i]);
+}
+
+/* ---- can it fail? -------------------------------------------------------------------------------------------------- */
+
+static const struct { const char *path, *text; int lines; const char *fault; } synthetic[] = {    /* lines: of a function after the text */
+    { "train.c",               "#include \"llmc/run/run.h\"\n#include <math.h>\n", 60, NULL },
+    { "llmc/run/run.h",        "#include \"llmc/files/hf.h\"\n", 0, NULL },
+    { "llmc/files/hf.h",       "#include \"llmc/model/model.h\"\n", 0, NULL },
+    { "llmc/model/model.h",    "#include \"llmc/ranks/group.h\"\n#include \"kernels/kernels.h\"\n", 0, NULL },
+    { "llmc/model/up.c",       "#include \"model.h\"\n#include \"llmc/files/hf.h\"\n", 0, "llmc/model/up.c:2: may not include llmc/files/hf.h\n" },
+    { "llmc/model/inside.c",   "\n  #  include \"llmc/ranks/net.h\"\n", 0, "llmc/model/inside.c:2: may not include llmc/ranks/net.h\n" },
+    { "llmc/ranks/group.h",    "#include \"kernels/comm.h\"\n", 0, NULL },
+    { "llmc/ranks/net.h",      "", 0, NULL },
+    { "llmc/base/base.h",      "#include \"llmc/ranks/net.h\"\n", 0, "llmc/base/base.h:1: may not include llmc/ranks/net.h\n" },
+    { "llmc/data/lost.c",      "#include \"nothing.h\"\n", 0, "llmc/data/lost.c:1: there is no file nothing.h\n" },
+    { "llmc/data/a.h",         "/* #include \"none.h\" */\n#include \"b.h\"\n", 0, NULL },
+    { "llmc/data/b.h",         "#include \"c.h\"\n", 0, NULL },
+    { "llmc/data/c.h",         "\n\n#include \"a.h\"\n", 0, "llmc/data/c.h:3: closes a circle of includes through llmc/data/a.h\n" },
+    { "llmc/elsewhere.c",      "", 0, "llmc/elsewhere.c:1: no row of the table is for this file\n" },
+    { "kernels/kernels.h",     "", 0, NULL },
+    { "kernels/comm.h",        "#include \"llmc/base/base.h\"\n", 0, "kernels/comm.h:1: may not include llmc/base/base.h\n" },
+    { "kernels/cuda/impl.cuh", "#include \"kernels/kernels.h\"\n", 0, NULL },
+    { "kernels/cpu/up.c",      "#include \"kernels/cuda/impl.cuh\"\n", 0, "kernels/cpu/up.c:1: may not include kernels/cuda/impl.cuh\n" },
+    { "kernels/cuda/long.cu",  "", 61, "kernels/cuda/long.cu:1: function of 61 lines, at most 60\n" },
+    { "kernels/cuda/loop.cu",  "/* The main loop. */\n", 80, NULL },
+    { "kernels/cuda/loops.cu", "/* The main loop. */\n", 81, "kernels/cuda/loops.cu:2: function of 81 lines, at most 80\n" },
+    { "kernels/cuda/later.cu", "/* Not the main loop. */\n\n", 61, "kernels/cuda/later.cu:3: function of 61 lines, at most 60\n" },
+    { "bench/b.c",             "static const int x[] = {\n    1\n};\nMADE(x)\nstatic int one(void) { return 1; }\n", 61,
+                               "bench/b.c:6: function of 61 lines, at most 60\n" },
+    { "tests/t.c",             "#include \"llmc/run/run.h\"\n", 80, NULL },
+    { "tests/long.c",          "template <int N>\n", 81, "tests/long.c:1: function of 82 lines, at most 80\n" },
+};
+enum { SYNTHETIC = sizeof synthetic / sizeof *synthetic };
+
+static void write_synthetic(const char *root, int i) {
+    char *path = text_format("%s/%s", root, synthetic[i].path), *folder = text_format("%.*s", (int)(strrchr(path, '/') - path), path);
+    Text t = { 0 };
+    Error e;
+    text_add_string(&t, synthetic[i].text);
+    if (synthetic[i].lines) text_add(&t, "static int f(int a,\n             int b) {   /* with a comment { */\n");
+    for (int k = 3; k < synthetic[i].lines; k++) text_add(&t, "    a += b;\n");
+    text_add(&t, synthetic[i].lines ? "}\n" : "\n");
+    if (!folder_make(folder, &e) || !file_write(path, t.at, t.length, &e)) fail(EXIT_DISK, "%s", e.text);
+    free(path), free(folder), free(t.at);
+}
+static void finds_faults(void) {
+    char *root = scratch_path("house");
+    int expected = 0;
+    Tree t;
+    for (int i = 0; i < SYNTHETIC; i++) write_synthetic(root, i), expected += synthetic[i].fault != NULL;
+    tree_read(&t, root);
+    for (int i = 0; i < SYNTHETIC; i++)
+        if (synthetic[i].fault)
+            check(t.says.at && strstr(t.says.at, synthetic[i].fault), "house: in a synthetic tree, finds %s", synthetic[i].fault);
+    check(t.faults == expected && t.count == SYNTHETIC, "house: %d faults in %d files, found %d in %d:\n%s", expected, SYNTHETIC,
+          t.faults, t.count, t.says.at);
+    tree_free(&t);
+    free(root);
+}
+
+void test_house(void) {
+    Tree t;
+    finds_faults();
+    tree_read(&t, ".");
+    for (char *line = t.says.at ? strtok(t.says.at, "\n") : NULL; line; line = strtok(NULL, "\n")) check(0, "house: %s", line);
+    check(t.count > 100 && t.includes > 300 && t.functions > 1000, "house: read %d files, %d includes, %d functions and macros "
+          "(run from the folder of the Makefile)", t.count, t.includes, t.functions);
+    tree_free(&t);
+}
