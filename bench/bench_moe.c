@@ -334,9 +334,9 @@ static const char *const usage =
     "  -s, -step, --step      every operation of one training step of MODEL, for example m12, with SEQUENCES (default 16,\n"
     "                         on CPUs 1) of TOKENS (1024): share of the step's time, and of its limit; or of the layers\n"
     "                         of -e layers\n"
-    "  -r N, -mw N, -mo TYPE, -mg TYPE\n"
+    "  -r N, -mw N, -mo TYPE, -mg TYPE, -wo NAME\n"
     "                         of that step, as for train_moe: recomputation (0), master weights (1), type of the moments\n"
-    "                         (f32) and of the gradients (bf16)\n"
+    "                         (f32) and of the gradients (bf16), optimizer (adamw)\n"
     "  -w, --wait             layers, attention: measure again for each line of standard input (bench/peers.py)\n"
     "  -l, --list             list the operations instead of timing them\n"
     "  FILTER                 only operations whose line contains this\n";
@@ -375,6 +375,7 @@ static double seconds_of(const char *text) {
 }
 static void parse(Request *r, Bench *b, int argc, char **argv) {
     static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
+    static const char *const optimizers[] = { "adamw", "muon", NULL };
     static const char *const types[] = { "f32", "bf16", NULL };
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); exit(EXIT_DONE); }
@@ -385,6 +386,7 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
         else if (is(argv[i], "-w", "--wait")) r->wait = 1;
         else if (!strcmp(argv[i], "-r")) r->training.recompute = choice(argc, argv, &i, numbers);
         else if (!strcmp(argv[i], "-mw")) r->training.no_master = !choice(argc, argv, &i, yes);
+        else if (!strcmp(argv[i], "-wo")) r->training.momentum = choice(argc, argv, &i, optimizers) ? 0.95f : 0;
         else if (!strcmp(argv[i], "-mo")) r->training.moments = (Dtype)choice(argc, argv, &i, types);
         else if (!strcmp(argv[i], "-mg")) r->training.gradients = (Dtype)choice(argc, argv, &i, types);
         else if (is(argv[i], "-l", "--list")) b->list = 1;

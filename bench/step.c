@@ -183,13 +183,20 @@ void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, dou
     m->balance_coef = 0.01f;
     t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
     unit.elements = (double)m->manifest.total, unit.gradient_bytes = (double)m->manifest.gradient_bytes;
+    double muon_flop = 0;
+    unit.by_muon = 0;
+    for (int i = 0; i < t.o.muon.shape_count; i++) {
+        const MatrixShape *x = &t.o.muon.shapes[i];
+        const double k = x->rows < x->columns ? x->rows : x->columns, all = times(x->rows, x->columns) * x->count;
+        unit.by_muon += all, muon_flop += MUON_STEPS * (4 * k * all + 2 * k * k * k * x->count);
+    }
     const Listed steps = { .work = &t, .run = step, .before = send, .spare = m->grads,
                            .spare_bytes = m->manifest.gradient_bytes };
     const double usual = time_operations(dev, &steps, copies);
     m->dev = dev;                                               /* the device that notes is gone */
     printf("\na training step of %s on %s, %d x %d tokens, V=%d, %.1f M parameters, %.1f GB: %.3f ms, %.0f tokens/s\n",
            descriptor, dev->name, o.B, o.T, c.vocab, unit.elements / 1e6, (double)m->arena.total / 1e9, 1e3 * usual, N / usual);
-    const double counted = print_operations(product_rate, copies), formula = config_flops(&c, o.T) * N;
+    const double counted = print_operations(product_rate, copies), formula = config_flops(&c, o.T) * N + muon_flop;
     if (!(fabs(counted / formula - 1) <= 0.02 + 1.0 / o.T))     /* 1/T: the diagonal */
         warn("counted %.2f GFLOP, but this model should take %.2f", counted / 1e9, formula / 1e9);
     trainee_close(&t);

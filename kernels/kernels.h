@@ -126,6 +126,9 @@ typedef struct {
                                          * stores only its own shards, contiguously */
     Dtype dtype;                        /* of its gradient */
     size_t gradient;                    /* where that begins, in elements of that dtype; aligned as the weight is */
+    float  rate;                        /* multiplies the learning rate */
+    size_t without_v;                   /* elements before it that have no v: v begins at offset - shift - without_v */
+    size_t at;                          /* of a matrix, or a part of one: where it is in Muon's buffers */
 } Segment;
 typedef struct {
     float lr, beta1, beta2, eps, decay; /* decay: decoupled; multiplied by the segment's decay */
@@ -133,6 +136,20 @@ typedef struct {
     double fix1, fix2;                  /* 1 / (1 - beta^t) at update t = 1, 2, ...: m and v start at zero */
     uint64_t key;                       /* of this update's stochastic rounding */
 } AdamW;
+
+typedef struct {
+    float lr, momentum, decay, clip;    /* as AdamW's; momentum: of the running mean of gradients */
+    uint64_t key;
+} Muon;
+enum { MUON_STEPS = 5 };                /* of Newton and Schulz */
+/* What Muon needs for `count` matrices of rows x columns at a time; k: the smaller side. */
+typedef struct {
+    floatX *x, *out;                    /* (count, rows, columns) momentum; the same with singular values near 1 */
+    floatX *gram, *square;              /* (count, k, k) */
+    real   *sums;                       /* (count, MUON_SUMS) */
+    int    *start;                      /* (2, count + 1) */
+} MuonBuffers;
+enum { MUON_SUMS = 32, MUON_MATRICES = 1 << 15 };         /* count: at most so many */
 
 typedef struct Recording Recording;     /* work that can be replayed; opaque */
 typedef struct { int64_t syncs, reads; } Waits;     /* how often the host waited in sync, and in the functions that read */
@@ -428,6 +445,27 @@ struct Device {
     void (*adamw)(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
                   const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a);
     void (*set_master)(OUT real *master, const floatX *weight, size_t n);
+
+    /* ---- Muon: matrices of equal shape ----------------------------------------------------------------------
+     * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O,  O = orthogonalize(beta m + (1-beta) g),  m = beta m + (1-beta) g
+     *
+     * muon_momentum: g = gradient * min(1, clip/norm); of each part m, and x + at = beta m + (1-beta) g (Nesterov).
+     * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
+     *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
+     *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros. b.x and the other
+     *   buffers are scratch. d: the device itself.
+     * muon_update: of each part w, with out + at as its part of O. master, and rounding without it: as adamw.
+     *
+     * parts: matrices or parts of some, in device memory; most: elements of the largest. grad_sq_norm: of all gradients; if it is not
+     * finite, m and w stay. a: in device memory. count: at most MUON_MATRICES.
+     * Source: Jordan 2024, kellerjordan.github.io/posts/muon; scale of the update: Liu et al. 2025, Moonlight, arXiv 2502.16982.
+     * error: m and x 8 eps_f32, as floatX eps more; orthogonalize 100 eps_f32 + 20 eps, norm-wise, as each step multiplies the
+     * error of a small singular value by up to 3.44; w 8 eps_f32, 2 eps more where rounded stochastically */
+    void (*muon_momentum)(OUT floatX *x, ACC void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
+                          const Segment *parts, int count, size_t most, const Muon *a);
+    void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
+    void (*muon_update)(ACC floatX *weight, ACC real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
+                        int count, int rows, int columns, const Muon *a);
 };
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }

@@ -373,6 +373,9 @@ for n in 2 4; do
     expect 0 fingerprint $ordered -ng $n -z $((n / 4)) -o o$n
     same_run o1 o$n "-rp 1: $n ranks give the bits of one"
 done
+expect 0 fingerprint $ordered -wo muon -ng 1 -o u1
+expect 0 fingerprint $ordered -wo muon -ng 4 -o u4
+same_run u1 u4 "-rp 1 -wo muon: 4 ranks that shard the state give the bits of one"
 expect 0 fingerprint $shared -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3 -ng 4 -o o4plain
 ok "without -rp 1 the bits differ" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
 expect 2 'depends on positions in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
@@ -467,14 +470,17 @@ expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
 same_run rounded rounded2 "stochastically rounded routing, resumed"
-for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64; do
+for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
     rm -rf twice/state/step-00000020
     resume 0 "resuming .*step 10" twice
     same_run once twice "resumed on $device"
-    rm -rf once twice
+    rm -rf once
+    [ "$device" = 'cpu-f32 -wo muon' ] && mv twice muon
+    rm -rf twice
 done
+expect 4 'has no v of model.layers.0.self_attention.kv_proj.weight.*-wo muon' $train -o muon -y 1 -x 25 -wo adamw
 expect 0 fingerprint $train -i good.bin $model -b 2 -t 32 -x 8 -n 4 -nk 3 -l 0.00123456789 -dr 0.1 -rb 1e-3 -rs sigmoid -o ids
 rm -rf ids/state/step-00000008 && cp -r ids ids2
 resume 0 'step    8/8' ids2

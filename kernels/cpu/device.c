@@ -75,6 +75,7 @@ void DEVICE(attention)(Device *d);
 void DEVICE(loss)(Device *d);
 void DEVICE(sum)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(muon)(Device *d);
 void DEVICE(sample)(Device *d);
 void DEVICE(recipe)(Device *d);
 void DEVICE(loopback)(Device *d);
@@ -102,6 +103,7 @@ PART(device) {
     DEVICE(loss)(d);
     DEVICE(sum)(d);
     DEVICE(optimizer)(d);
+    DEVICE(muon)(d);
     DEVICE(sample)(d);
     DEVICE(recipe)(d);
     DEVICE(loopback)(d);

@@ -23,24 +23,25 @@ static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments,
     const real norm = sqrt(grad_sq_norms[count]);
     if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
     const real scale = a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
-    const real b1 = (real)a->beta1, b2 = (real)a->beta2, lr = (real)a->lr, eps = (real)a->eps;
+    const real b1 = (real)a->beta1, b2 = (real)a->beta2, eps = (real)a->eps;
     const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
     for (int s = 0; s < count; s++) {
         const size_t from = segments[s].offset, to = from + segments[s].count;
         const real *g_real = segments[s].dtype == REAL ? (const real *)grads + segments[s].gradient : NULL;
         const floatX *g_short = (const floatX *)grads + segments[s].gradient;
+        const real lr = (real)a->lr * (real)segments[s].rate;
         const real shrink = 1 - lr * (real)a->decay * (real)segments[s].decay;
         #pragma omp parallel for simd PARALLEL_IF(to - from)
         for (size_t i = from; i < to; i++) {
-            const size_t j = i - segments[s].shift;
+            const size_t j = i - segments[s].shift, k = j - segments[s].without_v;
             const uint32_t bits = (uint32_t)(random_bits(a->key, i / 2) >> i % 2 * 32);
             const real g = (g_real ? g_real[i - from] : R(g_short[i - from])) * scale;
             const real mean   = b1 * (m_real ? m_real[j] : R(m_short[j])) + (1 - b1) * g;
-            const real square = b2 * (v_real ? v_real[j] : R(v_short[j])) + (1 - b2) * g * g;
+            const real square = b2 * (v_real ? v_real[k] : R(v_short[k])) + (1 - b2) * g * g;
             const real w = (master ? master[j] : R(weight[i])) * shrink
                          - lr * (mean * fix1) / (sqrt(square * fix2) + eps);
             if (m_real) m_real[j] = mean;   else m_short[j] = X(mean);
-            if (v_real) v_real[j] = square; else v_short[j] = X_random(square, bits >> 16);
+            if (v_real) v_real[k] = square; else v_short[k] = X_random(square, bits >> 16);
             if (master) master[j] = w;
             weight[i] = master ? X(w) : X_random(w, bits);
         }

@@ -119,6 +119,8 @@ void DEVICE(attention_hopper)(Device *d);
 void DEVICE(loss)(Device *d);
 void DEVICE(sum)(Device *d);
 void DEVICE(optimizer)(Device *d);
+void DEVICE(muon)(Device *d);
+void DEVICE(muon_portable)(Device *d);
 void DEVICE(decode_attention)(Device *d);
 void DEVICE(sample)(Device *d);
 void DEVICE(recipe)(Device *d);
@@ -158,6 +160,7 @@ PART(device) {
     DEVICE(loss)(d);
     DEVICE(sum)(d);
     DEVICE(optimizer)(d);
+    DEVICE(muon)(d);
     DEVICE(decode_attention)(d);
     DEVICE(sample)(d);
     DEVICE(recipe)(d);
@@ -174,6 +177,7 @@ PART(portable) {
     d->name = DEVICE_NAME "-portable";
     DEVICE(matmul_portable)(d);
     DEVICE(attention)(d);
+    DEVICE(muon_portable)(d);
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
 }

@@ -106,6 +106,15 @@ void cuda_check(const char *file, int line, const char *what, cudaError_t error)
 
 __host__ __device__ static inline real   R(floatX x) { return (real)x; }
 __host__ __device__ static inline floatX X(real r)   { return (floatX)r; }
+// One of the two neighbours of r in floatX, by 16 random bits: as in kernels/cpu/impl.h.
+__device__ static inline floatX X_random(real r, uint32_t bits) {
+#if defined(PRECISION_BF16)
+    const uint32_t u = __float_as_uint(r);
+    return __ushort_as_bfloat16(r != r ? 0x7fc0 : (unsigned short)((u + (bits & 0xffff)) >> 16));
+#else
+    return r;
+#endif
+}
 __host__ __device__ static inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 __device__ static inline size_t global_index(void) { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 

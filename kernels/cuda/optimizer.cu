@@ -84,16 +84,6 @@ static void grad_sq_norms(real *out, const void *grads, const Segment *segments,
 
 // ---- AdamW ------------------------------------------------------------------------------------------------
 
-// One of the two neighbours of r in floatX, by 16 random bits: as in kernels/cpu/impl.h.
-__device__ static inline floatX X_random(real r, uint32_t bits) {
-#if defined(PRECISION_BF16)
-    const uint32_t u = __float_as_uint(r);
-    return __ushort_as_bfloat16(r != r ? 0x7fc0 : (unsigned short)((u + (bits & 0xffff)) >> 16));
-#else
-    return r;
-#endif
-}
-
 // What all updates of a launch share. M: real or floatX.
 template<class M> struct Update {
     floatX *weight;
@@ -103,12 +93,12 @@ template<class M> struct Update {
     uint64_t key;
 };
 
-// Updates elements i .. i + W-1, whose gradients are at g_at and whose master, m and v begin at i - shift.
+// Updates elements i .. i + W-1, whose gradients are at g_at and whose master and m are at i - shift, v at i - shift - without_v.
 template<int W, class M, class G> __device__ static inline void update(const Update<M> &u, const G *g_at, size_t i, size_t shift,
-        real scale, real shrink) {
-    const size_t at = i - shift;
+        size_t without_v, real scale, real shrink) {
+    const size_t at = i - shift, v_at = at - without_v;
     const Array<G, W> grad = load<W>(g_at);
-    Array<M, W> m = load<W>(u.m + at), v = load<W>(u.v + at);
+    Array<M, W> m = load<W>(u.m + at), v = load<W>(u.v + v_at);
     Reals<W> master;
     Pack<W> weight;
     if (u.master) master = load<W>(u.master + at);
@@ -131,7 +121,7 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
         weight.x[j] = u.master ? X(w) : X_random(w, mine);
     }
     store(u.m + at, m);
-    store(u.v + at, v);
+    store(u.v + v_at, v);
     if (u.master) store(u.master + at, master);
     store(u.weight + i, weight);
 }
@@ -140,9 +130,9 @@ template<class M, class G> __device__ static inline void update_range(const Upda
         size_t from, size_t to, real scale, real shrink, bool aligned) {
     const size_t odd = aligned ? (from + 3) / 4 * 4 : to, body = odd < to ? odd : to, tail = body + (to - body) / 4 * 4;
     grad -= s.offset;
-    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, scale, shrink);
-    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, scale, shrink);
-    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, scale, shrink);
+    for (size_t i = from + threadIdx.x; i < body; i += THREADS) update<1>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
+    for (size_t i = body + 4 * threadIdx.x; i < tail; i += 4 * THREADS) update<4>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
+    for (size_t i = tail + threadIdx.x; i < to; i += THREADS) update<1>(u, grad + i, i, s.shift, s.without_v, scale, shrink);
 }
 
 // A block updates its part of the line of segments. A thread takes four elements at a time: 16 bytes each of gradient, m, v and
@@ -156,13 +146,14 @@ template<class M> static __global__ void adamw_kernel(floatX *weight, real *mast
     const real norm = sqrtf(grad_sq_norms[count]);
     if (!(norm <= 3e38f)) return;                           // NaN or infinite: this step does not happen
     const real scale = a.clip > 0 && norm > a.clip ? a.clip / norm : 1;
-    const Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
+    Update<M> u = { weight, master, m, v, a.lr, a.beta1, a.beta2, a.eps, (real)a.fix1, (real)a.fix2, a.key };
     const size_t length = line_length(segments, count), part = part_size(length, BLOCKS), at = blockIdx.x * part;
     if (at >= length) return;
     each_segment(segments, count, at, length - at < part ? length : at + part, [&](int, const Segment &s, size_t first, size_t n) {
         const size_t from = s.offset + first, to = from + n;
-        const bool fours = aligned && s.shift % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
-        const real shrink = 1 - a.lr * a.decay * s.decay;
+        const bool fours = aligned && (s.shift | s.without_v) % 4 == 0 && (s.gradient - s.offset) % 4 == 0;
+        u.lr = a.lr * s.rate;
+        const real shrink = 1 - u.lr * a.decay * s.decay;
         if (s.dtype == REAL) update_range(u, s, (const real *)grads + s.gradient, from, to, scale, shrink, fours);
         else update_range(u, s, (const floatX *)grads + s.gradient, from, to, scale, shrink, fours);
     });

@@ -144,9 +144,9 @@ static const char *dtype_of(const Device *dev, Dtype type) {
     return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
 
-/* Its tensors, in order: m of every tensor of the model, v, the master copies; then the routers' selection biases. */
+/* Its tensors, in order: m of every tensor of the model, v of those that have one, the master copies; then the routers' selection
+ * biases. */
 typedef struct {
-    int kinds, tensors;                 /* state kind k of tensor i is entry k * tensors + i */
     size_t count, bias_count;           /* entries; elements of the last one, 0: the model has no routers */
     char (*names)[TENSOR_NAME + 16];
     uint64_t *shapes;
@@ -157,24 +157,24 @@ static void state_name(char name[TENSOR_NAME + 16], const Tensor *t, int kind) {
     snprintf(name, TENSOR_NAME + 16, "%s%s", t->name, state_suffix[kind]);
 }
 static StateFile state_file(const Model *m, const Optimizer *o) {
-    StateFile f = { .kinds = state_kinds(o), .tensors = m->manifest.count,
-                    .bias_count = (size_t)m->routers * (size_t)router_experts(&m->config) };
-    const size_t states = (size_t)f.kinds * (size_t)f.tensors;
-    f.count = states + (f.bias_count > 0);
-    f.names = mem_alloc((states + 1) * sizeof *f.names);
-    f.shapes = mem_alloc((states + 1) * sizeof *f.shapes);
-    f.entries = mem_alloc((states + 1) * sizeof *f.entries);
-    for (size_t i = 0; i < states; i++) {
-        const int kind = (int)i / f.tensors;
-        const Tensor *t = &m->manifest.at[(int)i % f.tensors];
-        state_name(f.names[i], t, kind);
-        f.shapes[i] = t->count;
-        f.entries[i] = (FileTensor){ .name = f.names[i], .dtype = dtype_of(m->dev, optimizer_type(o, kind)), .rank = 1,
-                                     .shape = &f.shapes[i] };
-    }
-    f.shapes[states] = f.bias_count;
-    f.entries[states] = (FileTensor){ .name = "router_bias", .dtype = dtype_of(m->dev, REAL), .rank = 1,
-                                      .shape = &f.shapes[states] };
+    StateFile f = { .bias_count = (size_t)m->routers * (size_t)router_experts(&m->config) };
+    const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
+    f.names = mem_alloc(most * sizeof *f.names);
+    f.shapes = mem_alloc(most * sizeof *f.shapes);
+    f.entries = mem_alloc(most * sizeof *f.entries);
+    size_t n = 0;
+    for (int kind = 0; kind < state_kinds(o); kind++)
+        for (int i = 0; i < m->manifest.count; i++) {
+            if (!optimizer_has(o, m, kind, i)) continue;
+            state_name(f.names[n], &m->manifest.at[i], kind);
+            f.shapes[n] = m->manifest.at[i].count;
+            f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = dtype_of(m->dev, optimizer_type(o, kind)), .rank = 1,
+                                         .shape = &f.shapes[n] };
+            n++;
+        }
+    f.shapes[n] = f.bias_count;
+    f.entries[n] = (FileTensor){ .name = "router_bias", .dtype = dtype_of(m->dev, REAL), .rank = 1, .shape = &f.shapes[n] };
+    f.count = n + (f.bias_count > 0);
     return f;
 }
 static void state_file_free(StateFile *f) {
@@ -183,12 +183,15 @@ static void state_file_free(StateFile *f) {
     free(f->entries);
 }
 
-/* state: of the whole model, laid out like its weights. buffer: BUFFER elements. */
-static int append_state(SafetensorsWriter *w, const Model *m, const Tensor *t, const char *dtype, const char *state,
-                        size_t size, void *buffer, Error *e) {
+/* Of one tensor. state: of the whole model, of that kind. buffer: BUFFER elements. */
+static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, int tensor, int kind, const char *state,
+                        void *buffer, Error *e) {
+    const Tensor *t = &m->manifest.at[tensor];
+    const char *dtype = dtype_of(m->dev, optimizer_type(o, kind));
+    const size_t size = optimizer_element(o, m, kind), offset = optimizer_offset(o, m, kind, tensor);
     for (size_t from = 0; from < t->count; from += BUFFER) {
         const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-        m->dev->download(buffer, state + (t->offset + from) * size, n * size);
+        m->dev->download(buffer, state + (offset + from) * size, n * size);
         if (first_not_finite(dtype, buffer, n) < n)
             return error_set(e, "the optimizer state of %s is not finite: not saved", t->name);
         if (!safetensors_append(w, buffer, n * size, e)) return 0;
@@ -202,10 +205,10 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
     void *buffer = mem_alloc(buffer_bytes > bias_bytes ? buffer_bytes : bias_bytes);
     SafetensorsWriter *w = safetensors_create(path, f.entries, f.count, NULL, 0, e);
     int ok = w != NULL;
-    for (int kind = 0; kind < f.kinds && ok; kind++) {
-        const char *state = optimizer_whole(o, m, kind), *dtype = dtype_of(m->dev, optimizer_type(o, kind));
-        for (int i = 0; i < f.tensors && ok; i++)
-            ok = append_state(w, m, &m->manifest.at[i], dtype, state, optimizer_element(o, m, kind), buffer, e);
+    for (int kind = 0; kind < state_kinds(o) && ok; kind++) {
+        const char *state = optimizer_whole(o, m, kind);
+        for (int i = 0; i < m->manifest.count && ok; i++)
+            if (optimizer_has(o, m, kind, i)) ok = append_state(w, m, o, i, kind, state, buffer, e);
     }
     if (ok && f.bias_count) {
         m->dev->download(buffer, m->bias, bias_bytes);
@@ -222,9 +225,9 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
 static int load_state(Safetensors *s, const FileTensor *f, Model *m, const Optimizer *o, int tensor, int kind,
                       double *buffer, Error *e) {
     const Tensor *t = &m->manifest.at[tensor];
-    const Segment own = manifest_segment(&m->manifest, tensor, o->shards, o->shard);
-    const size_t size = optimizer_element(o, m, kind);
-    char *state = (char *)optimizer_part(o, kind) + (own.offset - own.shift) * size;
+    const Segment own = optimizer_segment(o, m, tensor);
+    const size_t size = optimizer_element(o, m, kind), at = own.offset - own.shift - (kind == STATE_V ? own.without_v : 0);
+    char *state = (char *)optimizer_part(o, kind) + at * size;
     for (size_t from = 0; from < own.count; from += BUFFER) {
         const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
         if (!safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e)) return 0;
@@ -244,10 +247,13 @@ static int load_optimizer(const char *path, Model *m, const Optimizer *o, Error 
     int ok = 1, no_master = 0;
     for (int kind = 0; kind < state_kinds(o); kind++)
         for (int i = 0; i < m->manifest.count && ok; i++) {
+            if (!optimizer_has(o, m, kind, i)) continue;
             state_name(name, &m->manifest.at[i], kind);
             const FileTensor *f = safetensors_find(s, name);
             if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
-            if (!f || f->count != m->manifest.at[i].count)
+            if (!f && kind == STATE_V)
+                ok = error_set(e, "%s has no v of %s: Muon trained it, which has none (-wo muon)", path, m->manifest.at[i].name);
+            else if (!f || f->count != m->manifest.at[i].count)
                 ok = error_set(e, "%s: %s is missing or has another size", path, name);
             ok = ok && load_state(s, f, m, o, i, kind, buffer, e);
             if (ok && strcmp(f->dtype, dtype_of(m->dev, optimizer_type(o, kind)))) converted = f->dtype;

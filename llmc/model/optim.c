@@ -4,29 +4,113 @@
 #include <math.h>
 #include <stdlib.h>
 
-void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments) {
+/* ---- who updates what ------------------------------------------------------------------------------------
+ * Muon's argument is about matrices between two spaces of features: its update has the same size in every direction of both. The
+ * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
+ * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts, whose
+ * gradients differ by how often they were chosen; equal updates in all directions would lift the noise of rare ones to the size of
+ * the others. Practice differs: Marin's mixtures train routers with Adam, GLM-4.5 (arXiv 2508.06471) with Muon. */
+static const struct { int muon; float rate, decay; } rules[TENSOR_KINDS] = {
+    /*                    Muon  rate  decay */
+    [TENSOR_EMBEDDING] = { 0,    1,    0 },
+    [TENSOR_HEAD]      = { 0,    1,    1 },
+    [TENSOR_NORM]      = { 0,    1,    0 },
+    [TENSOR_BIAS]      = { 0,    1,    0 },
+    [TENSOR_ROUTER]    = { 0,    1,    1 },
+    [TENSOR_MATRIX]    = { 1,    1,    1 },
+    [TENSOR_STACKED]   = { 1,    1,    1 },
+};
+int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.momentum > 0 && rules[t->kind].muon; }
+
+/* ---- where v is --------------------------------------------------------------------------------------------
+ * m and the master copy lie like the weights; where they are sharded, the pieces of a rank one after the other. So does v of
+ * ranges that Muon has no part in: the embedding, the head. Of the others v is a few vectors: those of AdamW's tensors, one after
+ * the other, whole on every rank, which uses its part of them. */
+
+static size_t padded(size_t n) { return (n + 63) / 64 * 64; }
+static int muon_in_range(const Optimizer *o, const Manifest *m, int range) {
+    for (int i = 0; i < m->count; i++) if (m->at[i].range == range && muon_updates(o, &m->at[i])) return 1;
+    return 0;
+}
+/* Elements of AdamW's tensors of a range; of those before tensor `end` only. */
+static size_t left_to_adamw(const Optimizer *o, const Manifest *m, int range, int end) {
+    size_t n = 0;
+    for (int i = 0; i < end; i++) if (m->at[i].range == range && !muon_updates(o, &m->at[i])) n += padded(m->at[i].count);
+    return n;
+}
+/* Elements of v before a range. */
+static size_t before_range(const Optimizer *o, const Manifest *m, int range, int shards) {
+    size_t n = 0;
+    for (int i = 0; i < range; i++)
+        n += muon_in_range(o, m, i) ? left_to_adamw(o, m, i, m->count) : m->ranges[i].count / (size_t)shards;
+    return n;
+}
+size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
+    return kind == STATE_V ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
+                           : m->manifest.total / (size_t)o->shards;
+}
+size_t optimizer_offset(const Optimizer *o, const Model *m, int kind, int i) {
+    const Tensor *t = &m->manifest.at[i];
+    if (kind != STATE_V) return t->offset;
+    return before_range(o, &m->manifest, t->range, 1)
+         + (muon_in_range(o, &m->manifest, t->range) ? left_to_adamw(o, &m->manifest, t->range, i)
+                                                     : t->offset - m->manifest.ranges[t->range].offset);
+}
+int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
+    return kind != STATE_V || !muon_updates(o, &m->manifest.at[i]);
+}
+
+Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
+    const Tensor *t = &m->manifest.at[i];
+    Segment s = manifest_segment(&m->manifest, i, o->shards, o->shard);
+    s.rate = rules[t->kind].rate, s.decay = rules[t->kind].decay;
+    const size_t v = before_range(o, &m->manifest, t->range, o->shards);
+    if (muon_in_range(o, &m->manifest, t->range))
+        s.without_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
+    else s.without_v = m->manifest.ranges[t->range].offset / (size_t)o->shards - v;
+    return s;
+}
+
+/* ---- planning and starting --------------------------------------------------------------------------------- */
+
+void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum) {
     const int shards = m->dp.parallel && m->dp.parallel->sharded ? m->dp.ranks : 1;
-    const size_t n = m->manifest.total / (size_t)shards, Re = m->dev->real_size, each = dtype_size(m->dev, moments);
-    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .shards = shards,
+    const size_t each = dtype_size(m->dev, moments);
+    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.momentum = momentum, .shards = shards,
                       .shard = shards > 1 ? m->dp.parallel->rank : 0 };
-    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, n * each);
-    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, n * each);
-    if (master && m->dev->floatX_size < Re) arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, n * Re);
+    size_t most = 0;
+    for (int i = 0; i < m->manifest.range_count; i++)
+        if (muon_in_range(o, &m->manifest, i)) {
+            const size_t n = left_to_adamw(o, &m->manifest, i, o->tensors);
+            if (n > most) most = n;
+        }
+    arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
+    arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
+    if (master && m->dev->floatX_size < m->dev->real_size)
+        arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, optimizer_count(o, m, 2) * m->dev->real_size);
+    if (shards > 1 && most) arena_add(&m->arena, MEM_SHARED, "v of all ranks", &o->all_v, (size_t)shards * most * each);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
+    if (momentum > 0) muon_plan(o, m);
 }
 
-static void upload_segments(Segment *to, const Model *m, int shards, int shard) {
-    const size_t count = (size_t)m->manifest.count;
-    Segment *host = mem_alloc(count * sizeof *host);
-    for (size_t i = 0; i < count; i++) host[i] = manifest_segment(&m->manifest, (int)i, shards, shard);
-    m->dev->upload(to, host, count * sizeof *host);
-    free(host);
+static void upload_segments(const Optimizer *o, const Model *m) {
+    const size_t bytes = (size_t)o->tensors * sizeof(Segment);
+    Segment *own = mem_alloc(bytes), *summed = mem_alloc(bytes);
+    for (int i = 0; i < o->tensors; i++) {
+        own[i] = optimizer_segment(o, m, i);
+        if (muon_updates(o, &m->manifest.at[i])) own[i].count = 0;
+        summed[i] = manifest_segment(&m->manifest, i, m->dp.ordered ? 1 : o->shards, m->dp.ordered ? 0 : o->shard);
+    }
+    m->dev->upload(o->segments, own, bytes);
+    m->dev->upload(o->summed, summed, bytes);
+    free(own);
+    free(summed);
 }
 void optimizer_start(Optimizer *o, Model *m) {
-    upload_segments(o->segments, m, o->shards, o->shard);
-    upload_segments(o->summed, m, m->dp.ordered ? 1 : o->shards, m->dp.ordered ? 0 : o->shard);
+    upload_segments(o, m);
+    if (o->muon.momentum > 0) muon_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
         const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
@@ -34,17 +118,22 @@ void optimizer_start(Optimizer *o, Model *m) {
     }
 }
 
+/* ---- a step ------------------------------------------------------------------------------------------------ */
+
 void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     o->updates++;
     a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
     a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
     m->dev->upload(o->settings, &a, sizeof a);
+    const Muon muon = { .lr = a.lr, .momentum = o->muon.momentum, .decay = a.decay, .clip = a.clip, .key = a.key };
+    if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
 }
 void optimizer_update(Optimizer *o, Model *m) {
     m->dev->grad_sq_norms(m->results.grad_sq_norms, m->grads, o->summed, o->tensors);
     parallel_sum_results(m);
     m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments, o->tensors,
                   o->settings);
+    if (o->muon.momentum > 0) muon_update(o, m);
 }
 
 double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor) {
@@ -61,20 +150,43 @@ double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor
 /* ---- the state as a whole ------------------------------------------------------------------------------- */
 
 const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
-void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == 1 ? o->v : o->master; }
+void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == STATE_V ? o->v : o->master; }
 Dtype optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
     return dtype_size(m->dev, optimizer_type(o, kind));
 }
 
+/* v of a range that Muon has a part in: every rank has its elements where the others have theirs. */
+static void gather_v(const Optimizer *o, const Model *m, int range, char *whole, const char *own) {
+    const Manifest *f = &m->manifest;
+    Comm *c = m->dp.parallel->comm;
+    const size_t size = optimizer_element(o, m, STATE_V), n = left_to_adamw(o, f, range, o->tensors);
+    char *all = o->all_v;
+    m->dev->copy(all + (size_t)o->shard * n * size, own, n * size);
+    c->all_gather(c, all, n * size);
+    c->wait_all(c);
+    for (int i = 0; i < o->tensors; i++)
+        for (int r = 0; r < o->shards && f->at[i].range == range && !muon_updates(o, &f->at[i]); r++) {
+            const Segment s = manifest_segment(f, i, o->shards, r);
+            const size_t at = (left_to_adamw(o, f, range, i) + (s.offset - f->at[i].offset)) * size;
+            if (s.count) m->dev->copy(whole + at, all + (size_t)r * n * size + at, s.count * size);
+        }
+}
 static void gather(const Optimizer *o, const Model *m, int kind) {
+    const Manifest *f = &m->manifest;
     Comm *c = m->dp.parallel->comm;
     const size_t size = optimizer_element(o, m, kind);
     char *whole = (char *)m->grads, *own = optimizer_part(o, kind);
-    for (int i = 0; i < m->manifest.range_count; i++) {
-        const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
-        m->dev->copy(whole + part.offset * size, own + (part.offset - part.shift) * size, part.count * size);
-        c->all_gather(c, whole + m->manifest.ranges[i].offset * size, part.count * size);
+    for (int i = 0; i < f->range_count; i++) {
+        const size_t begin = kind == STATE_V ? before_range(o, f, i, 1) : f->ranges[i].offset;
+        const size_t mine = kind == STATE_V ? before_range(o, f, i, o->shards) : begin / (size_t)o->shards;
+        const size_t count = f->ranges[i].count / (size_t)o->shards;
+        if (kind == STATE_V && muon_in_range(o, f, i)) {
+            gather_v(o, m, i, whole + begin * size, own + mine * size);
+            continue;
+        }
+        m->dev->copy(whole + (begin + (size_t)o->shard * count) * size, own + mine * size, count * size);
+        c->all_gather(c, whole + begin * size, count * size);
     }
     c->wait_all(c);
 }

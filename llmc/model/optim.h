@@ -1,23 +1,46 @@
-/* optim.h: the optimizer's state and one step of it. */
+/* optim.h: the optimizer's state and one step of it.
+ *
+ * AdamW updates all tensors; or Muon the matrices, and AdamW the rest. A table in optim.c says which kind of tensor
+ * is updated by what, at which multiple of the rate, and with how much weight decay. Muon's tensors have no v. */
 #ifndef OPTIM_H
 #define OPTIM_H
 #include "model.h"
 
+/* Muon's matrices of one shape on this rank: some of Optimizer.matrices, first the whole ones. Where the state is sharded, others
+ * begin or end on another rank. */
+typedef struct { int rows, columns, first, count, whole; } MatrixShape;
+enum { MATRIX_SHAPES = 16 };
+
 typedef struct {
-    void    *m, *v;           /* (manifest.total / shards) running means of the gradient and of its square */
+    float        momentum;    /* of its running mean; 0: AdamW updates all */
+    Muon        *settings;    /* of this update, on the device */
+    MatrixShape  shapes[MATRIX_SHAPES];
+    int          shape_count;
+    Segment     *matrices;    /* on the device: this rank's part of each, by shape, */
+    Segment     *parts;       /* and of those that it shares with other ranks, as they lie in `shared` */
+    int          part_count;
+    floatX      *shared;      /* (shards, part_elements) momentum of all ranks' parts */
+    size_t       part_elements;
+    MuonBuffers  buffers;
+} MatrixOptimizer;
+
+typedef struct {
+    void    *m, *v;           /* running means of the gradient, and, of AdamW's tensors, of its square; optimizer_count elements */
     Dtype   moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
-    Segment *segments;        /* (tensors) on the device: this rank's share of each */
-    Segment *summed;          /* (tensors) whose summed gradients it has: segments, or whole tensors if ordered */
+    Segment *segments;        /* (tensors) on the device: this rank's share of each, empty of Muon's */
+    Segment *summed;          /* (tensors) whose summed gradients it has: this rank's shares, or whole tensors if ordered */
     AdamW   *settings;        /* of this update, on the device */
+    MatrixOptimizer muon;
+    void    *all_v;           /* saving: v of all ranks, of one range that Muon shares */
     int      tensors;
     int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */
     int      updates;         /* made so far: Adam's clock. A skipped step does not count */
 } Optimizer;
 
 /* Adds its buffers to m->arena, before model_allocate. master 0: no copy of the weights even where floatX is coarse;
- * then updates are rounded stochastically. */
-void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments);
+ * then updates are rounded stochastically. momentum: of Muon; 0: AdamW only. */
+void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum);
 void optimizer_start(Optimizer *o, Model *m);               /* after the weights are there */
 /* One step: its settings (fix1 and fix2 are set here), and then gradients to weights, which is the same work every time. */
 void optimizer_set(Optimizer *o, Model *m, AdamW a);
@@ -28,14 +51,25 @@ void optimizer_update(Optimizer *o, Model *m);
  * changed nothing: `updates` is decremented. */
 double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor);
 
-/* The state of the whole model, laid out like its weights: of kind 0 (m), 1 (v) or 2 (master, NULL where there is none).
+/* The state of the whole model: of kind 0 (m), 1 (v) or 2 (master, NULL where there is none). Laid out like its weights, except
+ * v, if some tensors have none: optimizer_offset tells where tensor i begins, in elements.
  * Where it is sharded, all ranks call this together, rank 0 decides which kind, and it is gathered into the gradient
  * buffer, which is free between steps. Rank 0 ends with STATE_END; the others call optimizer_lend, which returns then. */
-enum { STATE_KINDS = 3, STATE_END = -1 };
+enum { STATE_KINDS = 3, STATE_V = 1, STATE_END = -1 };
 extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
 const void *optimizer_whole(const Optimizer *o, const Model *m, int kind);
 void        optimizer_lend(const Optimizer *o, const Model *m);
-void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard */
+size_t      optimizer_offset(const Optimizer *o, const Model *m, int kind, int i);
+int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
+void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard, */
+size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
+Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);           /* and its part of tensor i */
 Dtype      optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
+
+/* muon.c: the part of it that Muon updates. Called by the functions above. */
+int  muon_updates(const Optimizer *o, const Tensor *t);
+void muon_plan(Optimizer *o, Model *m);
+void muon_start(Optimizer *o, const Model *m);
+void muon_update(Optimizer *o, const Model *m);
 #endif

@@ -26,48 +26,49 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD, gate = c->activation == SWIGLU ? 2 : 1;
     const float std = initial(c, C);
     const Family f = config_family(c);
+    const TensorKind up = gate == 2 ? TENSOR_STACKED : TENSOR_MATRIX;
 
-#define TENSOR(field, name, pieces, init, decay, ...) \
-    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, decay, \
+#define TENSOR(field, name, pieces, init, kind, ...) \
+    manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
 
-    TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, NO_DECAY, C);
+    TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     TENSOR(kv,         "*self_attention.kv_proj.weight",
            pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
-                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, DECAY, 2*GD, C);
+                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_STACKED, 2*GD, C);
     if (A > 1) {
-        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   DECAY,    A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   DECAY,    S + A, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), DECAY, S + A, C, GD);
+        TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_MATRIX,    S + A, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_MATRIX, S + A, C, GD);
         if (c->output_bias)
-        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, NO_DECAY, C);
+        TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {
-        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, DECAY, QGD, C);
-        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), initial_output(c, QGD), DECAY, C, QGD);
+        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, TENSOR_MATRIX, QGD, C);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_MATRIX, C, QGD);
     }
     if (c->qk_norm) {
-        TENSOR(query_norm, "*self_attention.q_norm.weight", NULL, ONES, NO_DECAY, c->head_size);
-        TENSOR(key_norm,   "*self_attention.k_norm.weight", NULL, ONES, NO_DECAY, c->head_size);
+        TENSOR(query_norm, "*self_attention.q_norm.weight", NULL, ONES, TENSOR_NORM, c->head_size);
+        TENSOR(key_norm,   "*self_attention.k_norm.weight", NULL, ONES, TENSOR_NORM, c->head_size);
     }
     if (config_has_values(c, l)) {
-        TENSOR(value_embed, "*self_attention.value_embed.weight", NULL, std, NO_DECAY, c->vocab, GD);
+        TENSOR(value_embed, "*self_attention.value_embed.weight", NULL, std, TENSOR_EMBEDDING, c->vocab, GD);
         m->at[m->count - 1].summed = 1;
     }
-    TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, NO_DECAY, C);
+    TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     if (E > 1) {
-        TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, DECAY, E, C);
+        TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", NULL),
-               std, DECAY, E, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), initial_output(c, F), DECAY, E, C, F);
+               std, up, E, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), initial_output(c, F), TENSOR_MATRIX, E, C, F);
         if (c->output_bias)
-        TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, NO_DECAY, C);
+        TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
-        TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, DECAY, gate*Fs, C);
-        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, initial_output(c, Fs), DECAY, C, Fs);
+        TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, up, gate*Fs, C);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, initial_output(c, Fs), TENSOR_MATRIX, C, Fs);
         }
     } else {
-        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, DECAY, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), initial_output(c, F), DECAY, C, F);
+        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MATRIX, C, F);
     }
 #undef TENSOR
 }
@@ -76,13 +77,13 @@ static void describe_model(Manifest *m, const Config *c) {
     const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
     const float embed = c->init_embed > 0 ? (float)c->init_embed : (float)c->init_std;
     const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
-    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, NO_DECAY, 2,
+    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
                  (int[]){ V, C });
     manifest_end_range(m);
     for (int l = 0; l < blocks; l++) { describe_layer(m, c, l); manifest_end_range(m); }
-    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, NO_DECAY, 1, (int[]){ C });
+    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
     if (!c->tied)
-        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, head, DECAY, 2,
+        manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, head, TENSOR_HEAD, 2,
                      (int[]){ V, C });
     manifest_end_range(m);
 }

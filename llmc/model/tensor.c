@@ -19,11 +19,11 @@ static void expand(char *to, size_t capacity, const char *from, int layer) {
     if (*from || n >= capacity) fail(EXIT_USAGE, "tensor name too long: %s", to);
 }
 
-void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
                   int rank, const int *shape) {
     if (m->count == m->capacity) m->at = mem_grow(m->at, (size_t)(m->capacity = m->capacity ? 2 * m->capacity : 64) * sizeof *m->at);
     Tensor *t = &m->at[m->count++];
-    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .decay = decay, .field = field, .summed = rank < 2,
+    *t = (Tensor){ .rank = rank, .offset = m->total, .count = 1, .init = init, .kind = kind, .field = field, .summed = rank < 2,
                    .layer = layer, .range = m->range_count };
     expand(t->name, sizeof t->name, name, layer);
     expand(t->pieces, sizeof t->pieces, pieces ? pieces : name, layer);
@@ -107,7 +107,7 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
     const Segment part = manifest_part(m, t->range, shards, shard);
     const size_t end = part.offset + part.count, last = t->offset + t->count;
     const size_t from = t->offset > part.offset ? t->offset : part.offset, to = last < end ? last : end;
-    return (Segment){ .offset = from, .count = to > from ? to - from : 0, .decay = (float)t->decay, .shift = part.shift,
+    return (Segment){ .offset = from, .count = to > from ? to - from : 0, .rate = 1, .shift = part.shift,
                       .dtype = t->dtype, .gradient = t->gradient + (from - t->offset) };
 }
 

@@ -7,6 +7,10 @@
 #include "kernels/kernels.h"
 
 #define TENSOR_NAME 112
+/* What a tensor is to the optimizer (optim.c). MATRIX: of (.., rows, columns), each rows x columns; STACKED: of
+ * (.., 2 rows, columns), likewise: gate above up, keys above values. */
+typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_MATRIX, TENSOR_STACKED,
+               TENSOR_KINDS } TensorKind;
 typedef struct {
     char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
     char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
@@ -15,7 +19,7 @@ typedef struct {
     Dtype  dtype;                       /* of its gradient; */
     size_t element, gradient;           /* bytes of one element of that, and where it begins, in elements */
     float  init;                        /* standard deviation of the initial values, or ONES, or ZEROS */
-    int    decay;                       /* 1: weight decay applies */
+    TensorKind kind;
     size_t field;                       /* where the struct of pointers keeps this one */
     int    layer;                       /* -1: not in a layer */
     int    summed;                      /* 1: its gradient is added to, so it begins at zero and is kept in reals */
@@ -38,10 +42,9 @@ typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t
 
 #define ONES  (-1.0f)
 #define ZEROS (0.0f)
-enum { NO_DECAY, DECAY };
 
 /* Appends a tensor. In `name` and `pieces` a leading "*" stands for "model.layers.<layer>.". */
-void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, int decay,
+void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
@@ -64,7 +67,7 @@ Piece manifest_piece(const Tensor *t, int i);
 
 /* The optimizer's view: the part of a range, and of tensor i, that shard `shard` of `shards` (1: all) has. May be empty. */
 Segment manifest_part(const Manifest *m, int range, int shards, int shard);
-Segment manifest_segment(const Manifest *m, int i, int shards, int shard);
+Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      /* of rate 1 and without decay */
 
 /* Initial values of one tensor: a function of (seed, name, index) only, so no order, thread or device changes them. */
 void manifest_initial(const Tensor *t, uint64_t seed, double *values);

@@ -225,7 +225,7 @@ void run_plan(Run *r) {
              "which depend on the number of ranks");
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
-    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments));
+    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), muon_momentum(s));
     if (r->tokenizer)
         r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
                                                                               : r->config.vocab;
@@ -237,7 +237,7 @@ static size_t memory_with(const Run *r, int batch, int recompute, int master, Dt
     Optimizer o;
     model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches * r->s.batch / batch,
                         dtype_by_name(r->s.gradients), r->model.dp.parallel);
-    optimizer_plan(&o, &m, master, kind);
+    optimizer_plan(&o, &m, master, kind, muon_momentum(&r->s));
     const size_t total = m.arena.total;
     model_free(&m);
     return total;

@@ -42,6 +42,10 @@ static const Option options[] = {
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
+    { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "adamw",               0,    0,     "adamw|muon",
+      "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
+    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.95",                0.01, 0.99999, NULL,
+      "Muon: decay rate of the momentum" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
       "largest global gradient norm; 0: no clipping" },
@@ -52,7 +56,7 @@ static const Option options[] = {
     { "optimizer", "mw", "master-weights",   OPTION_INT,   AT(master),        "1",                   0,    1,     NULL,
       "bf16 devices: 1: f32 master copy of the weights; 0: stochastic rounding, 4 bytes per parameter less" },
     { "optimizer", "mo", "moments",          OPTION_TEXT,  AT(moments),       "f32",                 0,    0,     "f32|bf16",
-      "bf16 devices: type of AdamW's moments; bf16 takes 4 bytes per parameter less" },
+      "bf16 devices: type of AdamW's two moments and Muon's one; bf16 takes 2 bytes less for each" },
     { "optimizer", "mg", "gradients",        OPTION_TEXT,  AT(gradients),     "bf16",                0,    0,     "f32|bf16",
       "bf16 devices: type of the layers' weight gradients; bf16 (2 bytes per parameter less) takes effect if a step is one micro-batch on one rank" },
     { "optimizer", "dr", "dropout",          OPTION_FLOAT, AT(dropout),       "0",                   0,    0.99,  NULL,
@@ -180,4 +184,5 @@ void settings_suit(Settings *s, int gpu, int text) {
                         text ? defaults[i].text_gpu : gpu ? defaults[i].tokens_gpu : defaults[i].tokens_cpu);
 }
 
+float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }
 Dtype dtype_by_name(const char *type) { return strcmp(type, "bf16") ? REAL : FLOATX; }

@@ -7,14 +7,14 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 58 };
+enum { SETTINGS = 60 };
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *model, *scores, *activation, *out, *schedule, *device, *moments,
-               *gradients, *rounding, *bias_law, *address;
+               *gradients, *optimizer, *rounding, *bias_law, *address;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
           max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
-    float lr, final_lr, decay, clip, beta1, beta2, dropout, balance, z, bias_rate;
+    float lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate;
     char given[SETTINGS];               /* 1: given by the user */
 } Settings;
 
@@ -28,5 +28,6 @@ void settings_print(const Settings *s);
  * the user gives others. */
 void settings_json(const Settings *s, Text *out);
 void settings_restore(Settings *s, const JsonValue *saved);
+float muon_momentum(const Settings *s);                         /* of -wo and -wm; 0: AdamW updates all tensors */
 Dtype dtype_by_name(const char *type);                         /* of -mo and -mg: bf16 is FLOATX, f32 is REAL */
 #endif

@@ -51,22 +51,23 @@ static void lockstep(const Device *dev) {
 
 static void learning(const Device *dev, const Config *c) {
     uint64_t first, second;
-    for (int lean = 0; lean < 2; lean++) {
-        check_error(overfit(dev, c, 250, 0, lean, &first), 0.05, "%s%s: overfits one batch: loss", dev->name,
-                    lean ? " without master weights" : "");
-        overfit(dev, c, 250, 0, lean, &second);
+    for (int how = 0; how <= (LEAN | MUON); how++) {
+        check_error(overfit(dev, c, 250, 0, how, &first), 0.05, "%s%s%s: overfits one batch: loss", dev->name,
+                    how & LEAN ? " without master weights" : "", how & MUON ? ", Muon" : "");
+        overfit(dev, c, 250, 0, how, &second);
         check(first == second, "%s: the same run gives the same bits", dev->name);
     }
 }
 
 /* Steps of three micro-batches with dropout, their work queued or recorded: a hash of the losses and of what is left. */
 enum { MICRO = 3, STEPS = 5, FEW = 2 };                     /* FEW: -q */
-static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, int record, int *recorded) {
+static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, float momentum, int record,
+                        int *recorded) {
     Trainee t;
     uint64_t hash = 0;
     int bad;
     check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO, .recompute = recompute,
-                                                     .gradients = FLOATX, .seed = 3, .record = record }), "memory");
+                                                     .gradients = FLOATX, .seed = 3, .record = record, .momentum = momentum }), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;
     t.m.rounds = 1;
@@ -93,8 +94,8 @@ static void recording(const Device *dev) {
         c.activation = grid[i].activation;
         c.rounding = (int)(2 * i) % (ROUND_DOWN + 1);       /* off, too */
         c.tile = 16;
-        const uint64_t expected = trained(dev, &c, grid[i].recompute, grid[i].dropout, 0, &plain);
-        const uint64_t hash = trained(dev, &c, grid[i].recompute, grid[i].dropout, 1, &recorded);
+        const uint64_t expected = trained(dev, &c, grid[i].recompute, grid[i].dropout, i % 2 ? 0.95f : 0, 0, &plain);
+        const uint64_t hash = trained(dev, &c, grid[i].recompute, grid[i].dropout, i % 2 ? 0.95f : 0, 1, &recorded);
         check(recorded && !plain, "%s: %s: a step is recorded if and only if requested", dev->name, grid[i].descriptor);
         check(hash == expected, "%s: %s: replayed steps give the same bits", dev->name, grid[i].descriptor);
     }

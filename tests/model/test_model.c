@@ -87,11 +87,13 @@ static void bf16(void) {
           "dense model in bf16: gradients within 5 %%, worst %.1e", worst);
 }
 
-double overfit(const Device *dev, const Config *c, int steps, int recompute, int lean, uint64_t *hash) {
+double overfit(const Device *dev, const Config *c, int steps, int recompute, int how, uint64_t *hash) {
+    const int lean = how & LEAN;
     double loss = NAN;
     Trainee t;
     if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute, .no_master = lean, .seed = 3,
-                                                    .moments = lean ? FLOATX : REAL, .gradients = FLOATX })) return NAN;
+                                                    .moments = lean ? FLOATX : REAL, .gradients = FLOATX,
+                                                    .momentum = how & MUON ? 0.95f : 0 })) return NAN;
     t.m.balance_coef = 0.01f;
     t.m.z_coef = 0.001f;
     t.m.rounds = 1;
@@ -127,7 +129,9 @@ static void training(void) {
     check_error(learn("cpu-f32", "u2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "a universal model overfits: loss");
     check_error(learn("cpu-bf16", "m2:c32h4e4k2f32a4x2", 120, 0, NULL), 0.05, "bf16 with a master copy overfits: loss");
     const Config c = config_of("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX, SWIGLU, 1);
-    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, 1, NULL), 0.05, "bf16 without a master copy and with bf16 moments overfits: loss");
+    check_error(overfit(device_find("cpu-bf16"), &c, 120, 0, LEAN, NULL), 0.05, "bf16 without a master copy and with bf16 moments overfits: loss");
+    check_error(overfit(device_find("cpu-f32"), &c, 200, 0, MUON, NULL), 0.05, "Muon overfits in 200 steps: loss");
+    check_error(overfit(device_find("cpu-bf16"), &c, 200, 0, LEAN | MUON, NULL), 0.05, "Muon without a master copy overfits: loss");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 0, &again);
     check(kept == again, "the same run gives the same bits");
     learn("cpu-f32", "m2:c32h4e4k2f32a4x2", 120, 1, &norms);

@@ -352,7 +352,57 @@ static void accumulation(void) {
     }
 }
 
-static void threads(void) {
+/* Elements of one tensor of a kind of the optimizer's state, or, kind -1, of the weights. */
+static double *state_of(const Trainee *t, int kind, int i) {
+    const Device *dev = t->m.dev;
+    const Tensor *tensor = &t->m.manifest.at[i];
+    double *x = mem_alloc(tensor->count * sizeof *x);
+    const size_t at = kind < 0 ? tensor->offset : optimizer_offset(&t->o, &t->m, kind, i);
+    if (kind < 0) dev->to_double(x, (const floatX *)((const char *)t->m.params + at * dev->floatX_size), tensor->count);
+    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), at), tensor->count);
+    return x;
+}
+/* With Muon, tensors that are no matrices are updated as without, and have a v; an element of a matrix moves by 0.2 times the
+ * rate, or less where the gradient has less than full rank, and by no more than that in any direction. */
+static void muon_and_adamw(void) {
+    const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
+    const double lr = 3e-3;
+    Trainee t[2];
+    int others = 0, matrices = 0;
+    for (int i = 0; i < 2; i++) {
+        open_trainee(&t[i], "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = i ? 0.95f : 0 }, 0);
+        step(&t[i], 0);
+    }
+    check(optimizer_count(&t[1].o, &t[1].m, 1) < optimizer_count(&t[0].o, &t[0].m, 1) / 4, "Muon's tensors have no v");
+    for (int i = 0; i < t[0].m.manifest.count; i++) {
+        const Tensor *tensor = &t[0].m.manifest.at[i];
+        double *x[2][3];
+        const int has = optimizer_has(&t[1].o, &t[1].m, 1, i), kinds = has ? 3 : 1;
+        for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) x[j][k] = state_of(&t[j], k - 1, i);
+        if (has) {
+            int same = 1;
+            for (int k = 0; k < 3; k++) same &= !memcmp(x[0][k], x[1][k], tensor->count * sizeof **x[0]);
+            check(same, "%s: weight, m and v are AdamW's", tensor->name);
+            others++;
+        } else {
+            double squares = 0, *before = mem_alloc(tensor->count * sizeof *before);
+            manifest_initial(tensor, 3, before);
+            for (size_t n = 0; n < tensor->count; n++) squares += pow(x[1][0][n] - (float)before[n] * (1 - lr * 0.1), 2);
+            const double size = sqrt(squares / (double)tensor->count) / lr;
+            check(size > 0.05 && size < 0.25, "%s: elements move by %.3f of the rate", tensor->name, size);
+            free(before);
+            matrices++;
+        }
+        for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) free(x[j][k]);
+    }
+    int count = 0;                                          /* keys, values; 4 queries, 4 outputs; 4 gates, ups and downs */
+    for (int i = 0; i < t[1].o.muon.shape_count; i++) count += t[1].o.muon.shapes[i].count;
+    check(count == 2 * (2 + 4 + 4 + 3 * 4), "each expert's matrix is one, and so is each half of two that are stacked: %d", count);
+    check(matrices == 2 * 5 && others == 1 + 2 * 4 + 1 + 2 * 2, "%d tensors are Muon's, %d AdamW's", matrices, others);
+    for (int i = 0; i < 2; i++) trainee_close(&t[i]);
+}
+
+static void threads(float momentum) {
 #ifdef _OPENMP
     static const char *const devices[] = { "cpu-f32", "cpu-bf16" };
     const int usual = omp_get_max_threads();
@@ -362,14 +412,14 @@ static void threads(void) {
         for (int n = 1; n <= 3; n++) {
             Trainee t;
             omp_set_num_threads(n);
-            open_trainee(&t, devices[d], &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11 }, 0);
+            open_trainee(&t, devices[d], &c, (TraineeOptions){ .B = 4, .T = 32, .seed = 11, .momentum = momentum }, 0);
             t.m.balance_coef = 0.01f;
             for (int s = 0; s < 20; s++) step(&t, s);
             hash[n - 1] = trainee_hash(&t);
             trainee_close(&t);
         }
         check(hash[0] == hash[1] && hash[0] == hash[2],
-              "%s: 20 steps give the same bits with 1, 2 and 3 threads", devices[d]);
+              "%s: 20 steps%s give the same bits with 1, 2 and 3 threads", devices[d], momentum > 0 ? " of Muon" : "");
     }
     omp_set_num_threads(usual);
 #else
@@ -498,16 +548,16 @@ static void conversion(void) {
     }
 }
 
-static void round_trip(const char *device, int lean) {
+static void round_trip(const char *device, int lean, float momentum) {
     const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
-    char *folder = text_format("%s/run-%s-%d", scratch(), device, lean);
+    char *folder = text_format("%s/run-%s-%d%s", scratch(), device, lean, momentum > 0 ? "-muon" : "");
     const Device *dev = device_find(device);
     Trainee a, b;
     Error e = { "" };
     Config read;
     Progress p = progress_at(42), q;
     double bias[16], back[16];
-    open_trainee(&a, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1 }, lean);
+    open_trainee(&a, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 1, .momentum = momentum }, lean);
     for (int s = 0; s < 5; s++) step(&a, s);
     for (int i = 0; i < 16; i++) bias[i] = (float)normal();
     dev->reals_from_double(a.m.bias, bias, 16);
@@ -516,7 +566,7 @@ static void round_trip(const char *device, int lean) {
     Checkpoint *from = checkpoint_open(folder, &e);
     check(from != NULL, "%s: opened %s", device, e.text);
     if (from) {
-        open_trainee(&b, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 99 }, lean);     /* other weights, to be overwritten */
+        open_trainee(&b, device, &c, (TraineeOptions){ .B = 2, .T = 8, .seed = 99, .momentum = momentum }, lean);     /* other weights, to be overwritten */
         check(trainee_hash(&a) != trainee_hash(&b), "%s: before loading they differ", device);
         check(checkpoint_config(from, &read, &e) && config_same(&read, &c, &e),
               "%s: the configuration is restored", device);
@@ -852,12 +902,16 @@ void test_train(void) {
     windows();
     options();
     accumulation();
-    threads();
+    muon_and_adamw();
+    threads(0);
+    threads(0.95f);
     replaying();
-    round_trip("cpu-f32", 0);
-    round_trip("cpu-bf16", 0);
-    round_trip("cpu-bf16", 1);
-    round_trip("cpu-f64", 0);
+    round_trip("cpu-f32", 0, 0);
+    round_trip("cpu-bf16", 0, 0);
+    round_trip("cpu-bf16", 1, 0);
+    round_trip("cpu-f64", 0, 0);
+    round_trip("cpu-f32", 0, 0.95f);
+    round_trip("cpu-bf16", 1, 0.95f);
     conversion();
     fallback();
     pruning();

@@ -46,7 +46,7 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     t->keys = mem_alloc(M * sizeof *t->keys);
     model_plan_training(&t->m, dev, c, options.B, options.T, options.recompute, options.micro_batches, options.gradients,
                         options.parallel);
-    optimizer_plan(&t->o, &t->m, !options.no_master, options.moments);
+    optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, options.momentum);
     if (!model_allocate(&t->m)) return 0;
     initialize(&t->m, options.seed);
     optimizer_start(&t->o, &t->m);
@@ -108,13 +108,13 @@ double trainee_loss(Trainee *t, int *bad) {
 
 uint64_t trainee_hash(const Trainee *t) {
     const Device *dev = t->m.dev;
-    const size_t n = t->m.manifest.total / (size_t)t->o.shards;
-    const struct { const void *at; size_t bytes; } all[] = {
-        { t->m.params, t->m.manifest.total * dev->floatX_size }, { t->o.m, n * dtype_size(dev, t->o.moments) },
-        { t->o.v, n * dtype_size(dev, t->o.moments) }, { t->o.master, n * dev->real_size },
-    };
+    struct { const void *at; size_t bytes; } all[1 + STATE_KINDS] = { { t->m.params, t->m.manifest.total * dev->floatX_size } };
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        all[1 + kind].at = optimizer_part(&t->o, kind);
+        all[1 + kind].bytes = optimizer_count(&t->o, &t->m, kind) * optimizer_element(&t->o, &t->m, kind);
+    }
     uint64_t h = 0;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 1 + STATE_KINDS; i++) {
         if (!all[i].at) continue;
         void *host = mem_alloc(all[i].bytes);
         dev->download(host, all[i].at, all[i].bytes);

@@ -15,6 +15,7 @@ typedef struct {                        /* zeros are defaults */
     int      recompute;                 /* -r of train_moe */
     int      no_master;                 /* -mw 0 */
     Dtype    moments, gradients;        /* -mo, -mg; 0: REAL */
+    float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */
     uint64_t seed;                      /* of the initial weights */
     int      record;                    /* 1: the work of a step is recorded and replayed */
     int      learnable;                 /* 1: the target is a function of the token; 0: it is the next token, at random */

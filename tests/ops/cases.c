@@ -806,7 +806,7 @@ static void segments(Case *c, size_t n, int count) {
         Segment *s = &c->segment[i];
         *s = i == count - 1 ? (Segment){ .offset = n - n / 2, .count = n / 2 }
                             : (Segment){ .offset = at, .count = i == 1 ? 0 : part, .decay = i % 3 != 2 };
-        s->gradient = s->offset, s->dtype = c->gradients;
+        s->gradient = s->offset, s->dtype = c->gradients, s->rate = i % 4 ? 1 : 0.5f;
         at += s->count;
     }
     bytes(c, "segments", c->segment, (size_t)count * sizeof *c->segment);
@@ -857,6 +857,70 @@ static Case *set_master(const Shape *s) {
     Case *c = BEGIN(set_master, s, 0, "n=%d", s->E * s->C * s->F);
     out(c, REAL, "master", times(s->E * s->C, s->F), 0, 0);
     in(c, FLOATX, "weight", times(s->E * s->C, s->F), 0, 1);
+    return c;
+}
+
+/* Scratch of Muon, from buffer `first` on. */
+static void muon_buffers(Case *c, int rows, int columns) {
+    const size_t n = (size_t)c->count, k = (size_t)(rows < columns ? rows : columns);
+    add(c, SCRATCH, FLOATX, "gram", n * k * k, NULL);
+    add(c, SCRATCH, FLOATX, "square", n * k * k, NULL);
+    add(c, SCRATCH, REAL, "sums", n * MUON_SUMS, NULL);
+    add(c, SCRATCH, INTEGER, "start", 2 * (n + 1), NULL);
+}
+/* A rounding of x is multiplied by up to 3.44^5 where singular values are small. */
+enum { ORTHOGONAL_STORED = 20, ORTHOGONAL_SUMMED = 100 };
+CALL(orthogonalize, d, &(MuonBuffers){ b[1], b[0], b[2], b[3], b[4], b[5] }, c->count, c->F, c->C)
+static Case *orthogonalize(const Shape *s, int count, int rows, int columns) {
+    Case *c = BEGIN(orthogonalize, s, 0, "count=%d %dx%d", count, rows, columns);
+    const size_t n = times(count * rows, columns);
+    c->count = count, c->F = rows, c->C = columns;
+    out(c, FLOATX, "out", n, ORTHOGONAL_STORED, ORTHOGONAL_SUMMED);
+    drawn(c, SCRATCH, FLOATX, "x", n, 0, 1e-3);
+    muon_buffers(c, rows, columns);
+    return c;
+}
+/* Parts of a matrix each, in memory in the opposite order and with gaps of 4 elements between them. */
+static void muon_parts(Case *c, int count, size_t each, Dtype gradients) {
+    c->count = count;
+    for (int i = 0; i < count; i++) {
+        const size_t before = (size_t)(count - 1 - i) * (each + 4), less = i % 2 * (each / 3), more = i % 3 == 2 ? each / 5 : 0;
+        c->segment[i] = (Segment){ .offset = before + less, .count = each - less - more, .decay = i % 3 != 2, .dtype = gradients,
+                                   .gradient = before + less, .rate = i % 2 ? 1 : 0.5f, .at = (size_t)i * each + less };
+    }
+    bytes(c, "parts", c->segment, (size_t)count * sizeof *c->segment);
+    bytes(c, "settings", &c->muon, sizeof c->muon);
+}
+CALL(muon_momentum, b[0], b[1], c->moments, b[2], b[3], b[4], c->count, (size_t)(c->F * c->C), b[5])
+static Case *muon_momentum(const Shape *s, int count, int rows, int columns, Dtype moments, Dtype gradients, float clip, double norm) {
+    const int coarse = moments == FLOATX;
+    Case *c = BEGIN(muon_momentum, s, 0, "%s%sclip=%g norm=%g count=%d %dx%d", coarse ? "floatX " : "", dtype_name[gradients],
+                    (double)clip, norm, count, rows, columns);
+    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
+    c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns;
+    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .clip = clip };
+    c->unchanged = !(norm < 1e30);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
+    acc(c, FLOATX, "x", each * (size_t)count, 0, 1, some + coarse * some, units);        /* elements of no part stay */
+    acc(c, coarse ? FLOATX : REAL, "m", n, 0, 0.1, coarse ? some : 0, units);
+    in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
+    in(c, REAL, "squares", 1, norm * norm, 0);
+    muon_parts(c, count, each, gradients);
+    return c;
+}
+CALL(muon_update, b[0], b[1], b[2], b[3], b[4], c->count, c->F, c->C, b[5])
+static Case *muon_update(const Shape *s, int count, int rows, int columns, int master, double norm) {
+    Case *c = BEGIN(muon_update, s, 0, "%snorm=%g count=%d %dx%d", master ? "master " : "", norm, count, rows, columns);
+    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
+    c->F = rows, c->C = columns;
+    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f };
+    c->unchanged = !(norm < 1e30);
+    const double units = c->unchanged ? 0 : 8, some = c->unchanged ? 0 : 1;
+    acc(c, FLOATX, "weight", n, 0, 1, (master ? 1 : 2) * some, units);                  /* 2: rounded stochastically */
+    if (master) acc(c, REAL, "master", n, 0, 1, 0, units); else absent(c);
+    in(c, FLOATX, "out", each * (size_t)count, 0, 0.3);
+    in(c, REAL, "squares", 1, norm * norm, 0);
+    muon_parts(c, count, each, REAL);
     return c;
 }
 
@@ -1044,6 +1108,21 @@ static void each_at_the_head(const Visit *v) {
     for (int i = 0; i < (v->all ? 6 : 2); i++) V(v, sample(v->s, rows, samplers[i]));
     V(v, advance(v->s));
 }
+static void each_of_muon(const Visit *v) {
+    const Shape *s = v->s;
+    const int C = s->C, F = s->F, count = s->E < 8 || !v->all ? s->E : 8;
+    V(v, orthogonalize(s, count, F, C));
+    V(v, orthogonalize(s, count, C, F));
+    if (count > MOST_SEGMENTS) return;
+    V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, 2));
+    V(v, muon_update(s, count, F, C, 1, 2));
+    if (!v->all) return;
+    V(v, muon_momentum(s, count, F, C, FLOATX, REAL, 0, 2));
+    V(v, muon_momentum(s, count, C, F, REAL, REAL, 3, 2));
+    V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, INFINITY));
+    V(v, muon_update(s, count, C, F, 0, 2));
+    V(v, muon_update(s, count, C, F, 1, NAN));
+}
 static void each_of_the_optimizer(const Visit *v) {
     const Shape *s = v->s;
     V(v, sum(s));
@@ -1063,6 +1142,7 @@ static void each_of_the_optimizer(const Visit *v) {
         }
     }
     V(v, set_master(s));
+    each_of_muon(v);
 }
 
 void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), void *context) {

@@ -64,7 +64,7 @@ struct Case {
     int tokens, forced, relative, gradient, used, direction, stride, heads, count, site;
     float eps, p, balance, zloss, scale, rate, cap;
     uint64_t key;
-    AdamW adamw;  int updates;  Dtype moments, gradients;
+    AdamW adamw;  Muon muon;  int updates;  Dtype moments, gradients;
     Segment segment[MOST_SEGMENTS];
     Sampler sampler;
     Rounding rule;  int tile;

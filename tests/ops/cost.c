@@ -39,7 +39,7 @@ Cost case_cost(const Case *c, const Device *dev) {
 #include "operations.h"
     counted = c;
     cost = (Cost){ 0, 0 };
-    unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size, unit.elements = 0;
+    unit.fx = (double)dev->floatX_size, unit.re = (double)dev->real_size, unit.elements = unit.by_muon = 0;
     for (int i = 0; i < c->count; i++) unit.elements += (double)c->segment[i].count;
     unit.gradient_bytes = unit.elements * (double)dtype_size(dev, c->gradients);
     for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name) at[i] = &counting;     /* is there, and never read */

@@ -16,6 +16,7 @@
 static struct {
     double fx, re;                                          /* bytes of a floatX and of a real */
     double elements, gradient_bytes;                        /* of the segments that the optimizer's operations get */
+    double by_muon;                                         /* elements of those that are empty for adamw */
 } unit;
 static double distinct(double N, double V);                 /* how many different ids there are among N tokens */
 static double visible(int B, int T);                        /* cached positions that B queries see */
@@ -200,8 +201,20 @@ OPERATION(adamw,
     (floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads, const real *grad_sq_norms,
      const Segment *segments, int count, const AdamW *a),
     (weight, master, m, v, moments, grads, grad_sq_norms, segments, count, a), 0,
-    unit.gradient_bytes + unit.elements * ((master ? unit.fx + 2 * unit.re : 2 * unit.fx)
-     + 4 * (moments == REAL ? unit.re : unit.fx)), "n=%.0f", unit.elements)
+    (unit.elements - unit.by_muon) * (unit.gradient_bytes / unit.elements + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)
+     + 4 * (moments == REAL ? unit.re : unit.fx)), "n=%.0f", unit.elements - unit.by_muon)
+OPERATION(muon_momentum,
+    (floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count, size_t most,
+     const Muon *a), (x, m, moments, grads, grad_sq_norm, parts, count, most, a), 0,
+    times(count, (double)most) * (unit.gradient_bytes / unit.elements + unit.fx + 2 * (moments == REAL ? unit.re : unit.fx)),
+    "%d of %zu", count, most)
+COMPOUND(orthogonalize, (const Device *d, const MuonBuffers *b, int count, int rows, int columns), (d, b, count, rows, columns),
+    MUON_STEPS * times(count, rows < columns ? rows : columns) * (4 * times(rows, columns) + 2 * times(rows < columns ? rows : columns, rows < columns ? rows : columns)),
+    2 * times(count, rows) * columns * unit.fx, "%d of %dx%d", count, rows, columns)
+OPERATION(muon_update,
+    (floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count, int rows,
+     int columns, const Muon *a), (weight, master, out, grad_sq_norm, parts, count, rows, columns, a), 0,
+    times(count, rows) * columns * (unit.fx + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)), "%d of %dx%d", count, rows, columns)
 OPERATION(set_master, (real *master, const floatX *weight, size_t n), (master, weight, n), 0, (double)n * (unit.fx + unit.re),
     "n=%zu", n)
 

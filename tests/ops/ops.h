@@ -20,6 +20,7 @@ void check_differences(Case *c, const Device *dev, int elements); /* by finite d
 void check_pytorch(const Device *dev);                          /* tests/reference/ops.safetensors */
 void check_rounded_update(const Device *dev);                   /* AdamW that rounds stochastically */
 void check_sharded_update(const Device *dev);
+void check_singular_values(const Device *dev);                  /* of what orthogonalize makes */
 void check_rounded_routing(const Device *dev, int try);
 void check_stochastic_routing(const Device *dev);
 #endif

@@ -380,12 +380,13 @@ static void naive_grad_sq_norms(const Case *c, double **v) {
         }
 }
 static void naive_adamw(const Case *c, double **v) {
-    const double lr = (double)c->adamw.lr, b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
+    const double b1 = (double)c->adamw.beta1, b2 = (double)c->adamw.beta2;
     const double norm = sqrt(v[5][c->count]), clip = (double)c->adamw.clip;
     const double shrink = clip > 0 ? fmin(1, clip / norm) : 1;
     if (!isfinite(norm)) return;
     for (int s = 0; s < c->count; s++)
         for (size_t i = c->segment[s].offset; i < c->segment[s].offset + c->segment[s].count; i++) {
+            const double lr = (double)c->adamw.lr * (double)c->segment[s].rate;
             double g = v[4][i] * shrink, w = v[1] ? v[1][i] : v[0][i];
             v[2][i] = b1 * v[2][i] + (1 - b1) * g;
             v[3][i] = b2 * v[3][i] + (1 - b2) * g * g;
@@ -394,6 +395,56 @@ static void naive_adamw(const Case *c, double **v) {
                 + lr * mean / (spread + (double)c->adamw.eps);
             v[0][i] = w;
             if (v[1]) v[1][i] = w;
+        }
+}
+/* x (rows, columns), k = rows <= columns; the other way round it is transposed first. */
+static void naive_newton_schulz(double *x, int rows, int columns) {
+    const int k = rows < columns ? rows : columns, n = rows < columns ? columns : rows, down = rows <= columns ? n : 1, across = rows <= columns ? 1 : k;
+    double *y = mem_alloc((size_t)(k * n) * sizeof *y), *a = mem_alloc((size_t)(k * k) * sizeof *a), *p = mem_alloc((size_t)(k * k) * sizeof *p), sum = 0;
+#define X(i, j) x[(i) * down + (j) * across]
+    for (int i = 0; i < k * n; i++) sum += x[i] * x[i];
+    for (int i = 0; i < k * n && sum > 0; i++) x[i] /= sqrt(sum);
+    for (int step = 0; step < 5; step++) {
+        memset(a, 0, (size_t)(k * k) * sizeof *a);
+        memset(y, 0, (size_t)(k * n) * sizeof *y);
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) a[i * k + j] += X(i, l) * X(j, l);
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) {
+            double square = 0;
+            for (int l = 0; l < k; l++) square += a[i * k + l] * a[l * k + j];
+            p[i * k + j] = (i == j) * 3.4445 - 4.7750 * a[i * k + j] + 2.0315 * square;
+        }
+        for (int i = 0; i < k; i++) for (int j = 0; j < k; j++) for (int l = 0; l < n; l++) y[i * n + l] += p[i * k + j] * X(j, l);
+        for (int i = 0; i < k; i++) for (int l = 0; l < n; l++) X(i, l) = y[i * n + l];
+    }
+#undef X
+    free(y), free(a), free(p);
+}
+static void naive_orthogonalize(const Case *c, double **v) {
+    const size_t each = (size_t)(c->F * c->C);
+    memcpy(v[0], v[1], (size_t)c->count * each * sizeof(double));
+    for (int e = 0; e < c->count; e++) naive_newton_schulz(v[0] + (size_t)e * each, c->F, c->C);
+}
+static void naive_muon_momentum(const Case *c, double **v) {
+    const double beta = (double)c->muon.momentum, norm = sqrt(v[3][0]), clip = (double)c->muon.clip;
+    if (!isfinite(norm)) return;
+    for (int e = 0; e < c->count; e++)
+        for (size_t i = 0; i < c->segment[e].count; i++) {
+            const Segment *s = &c->segment[e];
+            const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1), m = beta * v[1][s->offset + i] + (1 - beta) * g;
+            v[1][s->offset + i] = m;
+            v[0][s->at + i] = beta * m + (1 - beta) * g;
+        }
+}
+static void naive_muon_update(const Case *c, double **v) {
+    if (!isfinite(v[3][0])) return;
+    for (int e = 0; e < c->count; e++)
+        for (size_t i = 0; i < c->segment[e].count; i++) {
+            const Segment *s = &c->segment[e];
+            const double lr = (double)c->muon.lr * (double)s->rate, size = 0.2 * sqrt(fmax(c->F, c->C));
+            double *w = v[0] + s->offset + i;
+            if (v[1]) w = v[1] + s->offset + i;
+            *w = *w * (1 - lr * (double)c->muon.decay * (double)s->decay) - lr * size * v[2][s->at + i];
+            v[0][s->offset + i] = *w;
         }
 }
 static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->buffer[0].n * sizeof(double)); }
@@ -407,7 +458,8 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(columns_add), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
     NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
-    NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master)
+    NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
+    NAIVE(muon_momentum), NAIVE(orthogonalize), NAIVE(muon_update)
 };
 int oracle_compute(const Case *c, double **v) {
     for (size_t i = 0; i < sizeof naive / sizeof *naive; i++)

@@ -12,7 +12,7 @@
  * which rounding to nearest would always go. Even and odd elements use different bits, so they are averaged separately. */
 enum { ROUNDED = 1 << 16 };
 static double *rounded_update(const Device *dev, uint64_t key) {     /* weights, then v */
-    const Segment all = { .count = ROUNDED };
+    const Segment all = { .count = ROUNDED, .rate = 1 };
     const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
     double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
     floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
@@ -67,9 +67,9 @@ void check_rounded_update(const Device *dev) {
  * shard ends within the first tensor. */
 void check_sharded_update(const Device *dev) {
     enum { FIRST = 777, SECOND = 340, COUNT = FIRST + SECOND + 3, CUT = COUNT / 2 };
-    const Segment whole[2] = { { .count = FIRST, .decay = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST } };
-    const Segment shard[2][2] = { { { .count = CUT, .decay = 1 }, { 0 } },
-                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT }, { FIRST, SECOND, 0, CUT, REAL, FIRST } } };
+    const Segment whole[2] = { { .count = FIRST, .decay = 1, .rate = 1 }, { FIRST, SECOND, 0, 0, REAL, FIRST, 1, 0, 0 } };
+    const Segment shard[2][2] = { { { .count = CUT, .decay = 1, .rate = 1 }, { 0 } },
+                                  { { CUT, FIRST - CUT, 1, CUT, REAL, CUT, 1, 0, 0 }, { FIRST, SECOND, 0, CUT, REAL, FIRST, 1, 0, 0 } } };
     const AdamW a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .clip = 1,
                       .fix1 = 2, .fix2 = 3 };
     const size_t bytes = COUNT * dev->floatX_size;
@@ -105,6 +105,52 @@ void check_sharded_update(const Device *dev) {
     check(!memcmp(got[0], got[1], bytes), "%s adamw: two ranks with half of the state each get the same weights", dev->name);
     dev->release(grad), dev->release(grad_sq_norms), dev->release(segments), dev->release(settings);
     free(got[0]), free(got[1]);
+}
+
+/* ---- Muon ------------------------------------------------------------------------------------------------- */
+
+/* x = sum of s_i u_i v_i^T with s from 1 to 0.01: what comes out has the same u and v, and values near 1. */
+static void orthonormal(double *u, int count, int n) {
+    for (int i = 0; i < count; i++) {
+        for (int j = 0; j < n; j++) u[i*n + j] = normal();
+        for (int before = 0; before <= i; before++) {
+            double product = 0;
+            for (int j = 0; j < n; j++) product += u[i*n + j] * u[before*n + j];
+            for (int j = 0; j < n; j++) u[i*n + j] = before < i ? u[i*n + j] - product * u[before*n + j] : u[i*n + j] / sqrt(product);
+        }
+    }
+}
+static void singular_values_of(const Device *dev, int rows, int columns) {
+    enum { RANK = 24 };
+    const int n = rows * columns, k = rows < columns ? rows : columns;
+    double *u = mem_alloc((size_t)(RANK * rows) * sizeof *u), *v = mem_alloc((size_t)(RANK * columns) * sizeof *v);
+    double *x = mem_alloc((size_t)n * sizeof *x), least = 1e9, most = 0, other = 0;
+    orthonormal(u, RANK, rows);
+    orthonormal(v, RANK, columns);
+    for (int r = 0; r < RANK; r++)
+        for (int i = 0; i < n; i++) x[i] += pow(0.01, (double)r / (RANK - 1)) * u[r*rows + i / columns] * v[r*columns + i % columns];
+    const MuonBuffers b = { dev->alloc((size_t)n * dev->floatX_size), dev->alloc((size_t)n * dev->floatX_size),
+                            dev->alloc((size_t)(k * k) * dev->floatX_size), dev->alloc((size_t)(k * k) * dev->floatX_size),
+                            dev->alloc(MUON_SUMS * dev->real_size), dev->alloc(4 * sizeof(int)) };
+    dev->from_double(b.x, x, (size_t)n);
+    dev->orthogonalize(dev, &b, 1, rows, columns);
+    dev->to_double(x, b.out, (size_t)n);
+    for (int r = 0; r < RANK; r++)
+        for (int c = 0; c < RANK; c++) {
+            double value = 0;
+            for (int i = 0; i < n; i++) value += u[r*rows + i / columns] * x[i] * v[c*columns + i % columns];
+            if (r != c) other = fmax(other, fabs(value));
+            else least = fmin(least, value), most = fmax(most, value);
+        }
+    check(least > 0.6 && most < 1.25, "%s orthogonalize: singular values of %dx%d are %.3f to %.3f", dev->name, rows, columns, least, most);
+    check_error(other, dev->floatX_size == 2 ? 0.1 : 1e-5, "%s orthogonalize: %dx%d has other singular vectors", dev->name, rows, columns);
+    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums), dev->release(b.start);
+    free(u), free(v), free(x);
+}
+void check_singular_values(const Device *dev) {
+    singular_values_of(dev, 24, 40);
+    singular_values_of(dev, 300, 256);
+    singular_values_of(dev, 256, 512);
 }
 
 /* ---- rounded routing ------------------------------------------------------------------------------------------ */

@@ -98,7 +98,7 @@ static void against_pytorch(Case *c, void *context) {
 static void adamw_against_pytorch(const Device *dev) {
     enum { COUNT = 8, STEPS = 3, SEGMENTS = 2 };
     const char *const kept[] = { "weights", "m", "v" };
-    const Segment segment[SEGMENTS] = { { .count = 5, .decay = 1 }, { .offset = 5, .count = 3, .gradient = 5 } };
+    const Segment segment[SEGMENTS] = { { .count = 5, .decay = 1, .rate = 1 }, { .offset = 5, .count = 3, .gradient = 5, .rate = 1 } };
     double *weight = recorded("adamw", "weight", COUNT), *grad = recorded("adamw", "grad", STEPS * COUNT);
     double *lr = recorded("adamw", "lr", STEPS), got[COUNT];
     if (!weight || !grad || !lr) { check(0, "reference has no adamw"); return; }

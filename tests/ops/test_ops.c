@@ -88,6 +88,11 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "GPT-2",     1,    6,     4,  50304,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
     { { "Qwen",      1,    4,     4, 151936,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
     { { "odd V",     1,    6,     4,  30001,   1,  1,   1, 1, 1, 2, MIXED }, "cross_entropy" },
+    { { "matrices",  1,   1,   512,      5,   3,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   256,      5,   2,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   328,      5,   2,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   328,      5,   7,  1, 256, 1, 1, 2, MIXED }, "muon" },
+    { { "matrices",  1,   1,   264,      5,   3,  1, 136, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "cache",    40,   10,     4,      5,   1,  1,   1, 3, 1, 24, MIXED }, "cache" },
     { { "heads 64",   2, 215,   6,   9,  3, 1,   5, 2, 3,  64, MIXED }, "attention" },
     { { "heads 64",   1, 129,   6,   9,  3, 1,   5, 1, 8,  64, MIXED }, "attention" },
@@ -280,6 +285,7 @@ static void check_device(const Device *dev) {
     const int tries = (quick && dev->is_gpu ? 2 : 2 * 3 * 3) * ROUND_DOWN;
     if (in_part()) check_pytorch(dev);
     if (in_part()) check_sharded_update(dev);
+    if (in_part()) check_singular_values(dev);
     if (in_part()) check_rounded_update(dev);
     for (int i = 0; i < tries; i++) if (in_part()) check_rounded_routing(dev, i);
     if ((!quick || !dev->is_gpu) && in_part()) check_stochastic_routing(dev);

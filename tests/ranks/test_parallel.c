@@ -15,7 +15,7 @@ enum { SEQUENCES = 12, T = 8, STEPS = 30, KEPT = 1 + 3 };          /* KEPT: weig
 typedef struct {                        /* ranks that train one model, and their results */
     const char *device, *model;
     int ranks, sharded, ordered, micro_batches, recompute, steps;
-    float dropout;
+    float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *processes;
@@ -26,24 +26,26 @@ typedef struct {                        /* ranks that train one model, and their
     size_t kept_bytes[KEPT];
 } Team;
 
-/* Everything that is learned, without the padding, which depends on the number of ranks. */
-static void *packed(const Model *m, const void *arena, size_t element, size_t *bytes) {
-    char *all = mem_alloc(m->manifest.total * element), *host = mem_alloc(m->manifest.total * element);
+/* Everything that is learned, without the padding, which depends on the number of ranks: the weights (kind -1), or what tensors
+ * have of a kind of the optimizer's state. */
+static void *packed(const Model *m, const Optimizer *o, int kind, const void *arena, size_t *bytes) {
+    const size_t element = kind < 0 ? m->dev->floatX_size : m->dev->real_size;
+    char *all = mem_alloc(m->manifest.total * element);
     *bytes = 0;
-    m->dev->download(host, arena, m->manifest.total * element);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        memcpy(all + *bytes, host + t->offset * element, t->count * element);
+        if (kind >= 0 && !optimizer_has(o, m, kind, i)) continue;
+        const size_t at = kind < 0 ? t->offset : optimizer_offset(o, m, kind, i);
+        m->dev->download(all + *bytes, (const char *)arena + at * element, t->count * element);
         *bytes += t->count * element;
     }
-    free(host);
     return all;
 }
 
 static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     const Config c = trainee_config(t->model, 40, T);
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
-                               .micro_batches = t->micro_batches, .learnable = 1,
+                               .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
     m->m.balance_coef = 0.1f;
@@ -93,10 +95,9 @@ static void save(const Team *t, Trainee *m, int rank) {
 }
 /* Every rank has the same weights, and rank 0 can have the state of all. */
 static void keep_state(Team *t, Trainee *m, const Parallel *p) {
-    const Device *dev = m->m.dev;
     size_t bytes;
     parallel_wait_all_weights(&m->m);
-    void *weights = packed(&m->m, m->m.params, dev->floatX_size, &bytes);
+    void *weights = packed(&m->m, &m->o, -1, m->m.params, &bytes);
     uint64_t mine = hash_bytes(0, weights, bytes), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
     p->group->exchange(p->group, hashes, &mine, sizeof mine);
     if (p->rank) { optimizer_lend(&m->o, &m->m); free(weights); }
@@ -106,7 +107,7 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
         t->kept[0] = weights;
         t->kept_bytes[0] = bytes;
         for (int kind = 0; kind < (m->o.master ? 3 : 2); kind++)
-            t->kept[1 + kind] = packed(&m->m, optimizer_whole(&m->o, &m->m, kind), dev->real_size, &t->kept_bytes[1 + kind]);
+            t->kept[1 + kind] = packed(&m->m, &m->o, kind, optimizer_whole(&m->o, &m->m, kind), &t->kept_bytes[1 + kind]);
         optimizer_whole(&m->o, &m->m, STATE_END);
         t->state_bytes = m->m.arena.category[MEM_OPTIMIZER];
         t->total = m->m.manifest.total;
@@ -146,17 +147,20 @@ static double largest(const double *a, const double *b) {
 
 /* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to another expert. */
 static void any_number_of_ranks(void) {
-    static const struct { const char *device, *model; int micro_batches, recompute; double bound; } runs[] = {
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5 },
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5 },        /* routing is recomputed; loads must not be summed twice */
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7 },         /* scales such as 1/3 are floats */
-        { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7 },         /* one block gets the gradients of all layers */
-        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5 },
-        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2 },
+    static const struct { const char *device, *model; int micro_batches, recompute; double bound; float momentum; } runs[] = {
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0 },
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0 },        /* routing is recomputed; loads must not be summed twice */
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0 },         /* scales such as 1/3 are floats */
+        { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0 },         /* one block gets the gradients of all layers */
+        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0 },
+        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2, 0 },
+        { "cpu-f64",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0.95f },
+        { "cpu-f64",  "d2:c16h4f20",               3, 0, 1e-7, 0.95f },      /* most matrices have parts on several ranks */
+        { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f },
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
-                     .recompute = runs[i].recompute, .steps = STEPS, .ranks = 1 };
+                     .recompute = runs[i].recompute, .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
@@ -184,13 +188,14 @@ static void any_number_of_ranks(void) {
 
 /* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step. */
 static void same_bits(void) {
-    static const struct { const char *device, *model; int recompute; float dropout; } runs[] = {
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2", 0, 0.1f },
-        { "cpu-f32",  "d2:c16h4f20",           0, 0 },
+    static const struct { const char *device, *model; int recompute; float dropout, momentum; } runs[] = {
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f, 0 },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2", 0, 0.1f, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           0, 0, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           0, 0, 0.95f },  { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0.95f },
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        Team one = { .device = runs[i].device, .model = runs[i].model, .recompute = runs[i].recompute, .dropout = runs[i].dropout,
+        Team one = { .device = runs[i].device, .model = runs[i].model, .recompute = runs[i].recompute, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
                      .micro_batches = SEQUENCES, .steps = STEPS, .ranks = 1, .ordered = 1 };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
@@ -233,11 +238,11 @@ static void shards(void) {
 
 /* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the losses are those of a run that
  * was not interrupted. */
-static void resumed_elsewhere(const char *device, double bound) {
+static void resumed_elsewhere(const char *device, double bound, float momentum) {
     static const struct { int before, after; } moves[] = { { 4, 1 }, { 1, 3 }, { 3, 2 }, { 2, 2 } };
-    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .sharded = 1 };
+    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .sharded = 1, .momentum = momentum };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
-        char *name = text_format("moved-%s-%d-%d", device, moves[i].before, moves[i].after), *folder = scratch_path(name);
+        char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = whole, after = whole, loaded = whole, all = whole;
         int same = 1;
         before.ranks = all.ranks = moves[i].before;
@@ -265,9 +270,10 @@ static void resumed_elsewhere(const char *device, double bound) {
 }
 
 /* One rank's gradient is NaN: all skip the step. */
-static void skipped_together(void) {
+static void skipped_together(float momentum) {
     for (int sharded = 0; sharded < 2; sharded++) {
-        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .sharded = sharded, .steps = 4 };
+        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .sharded = sharded, .steps = 4,
+                      .momentum = momentum };
         Team bad = good;
         bad.steps = bad.fails_at = 5;
         run(&good);
@@ -286,7 +292,9 @@ void test_parallel(void) {
     any_number_of_ranks();
     same_bits();
     shards();
-    resumed_elsewhere("cpu-f32", 1e-5);
-    resumed_elsewhere("cpu-bf16", 2e-2);
-    skipped_together();
+    resumed_elsewhere("cpu-f32", 1e-5, 0);
+    resumed_elsewhere("cpu-bf16", 2e-2, 0);
+    resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
+    skipped_together(0);
+    skipped_together(0.95f);
 }

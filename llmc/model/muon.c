@@ -1,0 +1,202 @@
+/* muon.c: the matrices that Muon updates (kernels.h), in batches of equal shape.
+ *
+ * A tensor is a stack of matrices: one for each expert, and of a gate above an up projection, or keys above values, two. All
+ * layers' matrices of one shape are a batch, cut into as many as fit into the buffers.
+ *
+ * Where ranks share the optimizer's state (parallel.h), a rank has the summed gradient, the momentum and the master copy of its
+ * piece of every range. A piece may begin and end within a matrix. Such matrices are shared: every rank that has a part of one
+ * computes the momentum of its part, all ranks gather the parts, each orthogonalizes the whole matrix, and updates its part of
+ * the weights. In a block of 8 ranks that is at most 7 matrices of hundreds, and gathering them takes little; with few large
+ * matrices (a dense model) most are shared, and much is computed on two ranks. */
+#include "optim.h"
+#include "parallel.h"
+#include <stdlib.h>
+
+/* ---- matrices ------------------------------------------------------------------------------------------------ */
+
+/* The rows of one matrix of t: it is (.., rows, columns), or (.., 2 rows, columns). */
+static int rows_of(const Tensor *t) { return t->shape[t->rank - 2] / (t->kind == TENSOR_STACKED ? 2 : 1); }
+static int columns_of(const Tensor *t) { return t->shape[t->rank - 1]; }
+static size_t size_of(const Tensor *t) { return (size_t)rows_of(t) * (size_t)columns_of(t); }
+static size_t max(size_t a, size_t b) { return a > b ? a : b; }
+static size_t min(size_t a, size_t b) { return a < b ? a : b; }
+
+/* A matrix, and the part that a rank has of it. */
+typedef struct { int tensor; size_t begin, end, from, to; } Matrix;
+static int is_shared(const Matrix *x) { return x->from > x->begin || x->to < x->end; }
+
+/* The next matrix, in the order of the arena, that the rank has a part of. Before the first: { .tensor = -1 }. */
+static int next_matrix(const Optimizer *o, const Manifest *m, int rank, Matrix *x) {
+    for (;;) {
+        const Tensor *t = x->tensor < 0 ? NULL : &m->at[x->tensor];
+        if (t && x->end < t->offset + t->count) x->begin = x->end;
+        else {
+            do if (++x->tensor == m->count) return 0; while (!muon_updates(o, &m->at[x->tensor]));
+            t = &m->at[x->tensor];
+            x->begin = t->offset;
+        }
+        x->end = x->begin + size_of(t);
+        const Segment piece = manifest_part(m, t->range, o->shards, rank);
+        x->from = max(x->begin, piece.offset), x->to = min(x->end, piece.offset + piece.count);
+        if (x->from < x->to) return 1;
+    }
+}
+
+/* ---- batches ------------------------------------------------------------------------------------------------- */
+
+/* So many matrices of a shape are taken at a time as have so many elements: enough work for a GPU. Small ones, of which a
+ * multiprocessor makes one at a time, in whole rounds of the 132 of an H100 or H200. */
+enum { AT_ONCE = 1 << 26, ROUND = 132 };
+static int at_once(const MatrixShape *s) {
+    const size_t fit = AT_ONCE / ((size_t)s->rows * (size_t)s->columns);
+    const int most = fit < 1 ? 1 : fit < MUON_MATRICES ? (int)fit : MUON_MATRICES;
+    return most >= s->count ? s->count : most > ROUND ? most / ROUND * ROUND : most;
+}
+
+static MatrixShape *shape_of(MatrixOptimizer *u, const Tensor *t) {
+    for (int i = 0; i < u->shape_count; i++)
+        if (u->shapes[i].rows == rows_of(t) && u->shapes[i].columns == columns_of(t)) return &u->shapes[i];
+    if (u->shape_count == MATRIX_SHAPES) fail(EXIT_USAGE, "matrices of more than %d different shapes", MATRIX_SHAPES);
+    u->shapes[u->shape_count] = (MatrixShape){ .rows = rows_of(t), .columns = columns_of(t) };
+    return &u->shapes[u->shape_count++];
+}
+/* What a rank has. Returns how many matrices. */
+static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
+    MatrixOptimizer *u = &o->muon;
+    int all = 0;
+    u->shape_count = u->part_count = 0;
+    for (Matrix x = { .tensor = -1 }; next_matrix(o, m, rank, &x); ) {
+        MatrixShape *s = shape_of(u, &m->at[x.tensor]);
+        s->count++;
+        if (is_shared(&x)) u->part_count++; else s->whole++;
+    }
+    for (int i = 0; i < u->shape_count; i++) u->shapes[i].first = all, all += u->shapes[i].count;
+    return all;
+}
+
+/* ---- shared matrices ----------------------------------------------------------------------------------------- */
+
+/* Of every range a rank has a slot in `shared`: a part that its piece begins with lies at the slot's beginning, one that the piece
+ * ends with at its end. */
+static size_t slot_of(const Optimizer *o, const Manifest *m, int range) {
+    size_t most = 0;
+    for (int i = 0; i < m->count && o->shards > 1; i++)
+        if (m->at[i].range == range && muon_updates(o, &m->at[i])) most = max(most, size_of(&m->at[i]));
+    return min(2 * most, m->ranges[range].count / (size_t)o->shards);
+}
+static size_t place_of(const Optimizer *o, const Manifest *m, const Matrix *x) {
+    const int range = m->at[x->tensor].range;
+    size_t at = 0;
+    for (int i = 0; i < range; i++) at += slot_of(o, m, i);
+    return x->from > x->begin ? at : at + slot_of(o, m, range) - (x->to - x->from);
+}
+
+/* ---- planning and starting ----------------------------------------------------------------------------------- */
+
+/* All ranks have the same buffers, as large as the one with the most matrices needs: their arenas are laid out alike. */
+void muon_plan(Optimizer *o, Model *m) {
+    const size_t X = m->dev->floatX_size;
+    size_t all = 0, parts = 0, count = 0, elements = 0, squares = 0;
+    MatrixOptimizer *u = &o->muon;
+    for (int rank = 0; rank < o->shards; rank++) {
+        all = max(all, (size_t)count_matrices(o, &m->manifest, rank));
+        parts = max(parts, (size_t)u->part_count);
+        for (int i = 0; i < u->shape_count; i++) {
+            const MatrixShape *s = &u->shapes[i];
+            const size_t n = (size_t)at_once(s), rows = (size_t)s->rows, columns = (size_t)s->columns, k = min(rows, columns);
+            count = max(count, n), elements = max(elements, n * rows * columns), squares = max(squares, n * k * k);
+        }
+    }
+    count_matrices(o, &m->manifest, o->shard);
+    for (int i = 0; i < m->manifest.range_count; i++) u->part_elements += slot_of(o, &m->manifest, i);
+    MuonBuffers *b = &u->buffers;
+    arena_add(&m->arena, MEM_SHARED, "Muon: x", &b->x, elements * X);
+    arena_add(&m->arena, MEM_SHARED, "Muon: out", &b->out, elements * X);
+    arena_add(&m->arena, MEM_SHARED, "Muon: gram", &b->gram, squares * X);
+    arena_add(&m->arena, MEM_SHARED, "Muon: square", &b->square, squares * X);
+    arena_add(&m->arena, MEM_SHARED, "Muon: sums", &b->sums, count * MUON_SUMS * m->dev->real_size);
+    arena_add(&m->arena, MEM_SHARED, "Muon: start", &b->start, 2 * (count + 1) * sizeof *b->start);
+    if (parts) arena_add(&m->arena, MEM_SHARED, "Muon: parts of all ranks", &u->shared, (size_t)o->shards * u->part_elements * X);
+    arena_add(&m->arena, MEM_DATA, "matrices", &u->matrices, all * sizeof *u->matrices);
+    arena_add(&m->arena, MEM_DATA, "parts of matrices", &u->parts, parts * sizeof *u->parts);
+    arena_add(&m->arena, MEM_DATA, "settings of Muon", &u->settings, sizeof *u->settings);
+}
+
+void muon_start(Optimizer *o, const Model *m) {
+    const Manifest *f = &m->manifest;
+    MatrixOptimizer *u = &o->muon;
+    int all = 0, parts = 0, whole[MATRIX_SHAPES] = { 0 }, shared[MATRIX_SHAPES] = { 0 };
+    for (int i = 0; i < u->shape_count; i++) all += u->shapes[i].count;
+    Segment *matrices = mem_alloc((size_t)(all + 1) * sizeof *matrices);
+    Segment *part = mem_alloc((size_t)(u->part_count + 1) * sizeof *part);
+    for (Matrix x = { .tensor = -1 }; next_matrix(o, f, o->shard, &x); ) {
+        const Tensor *t = &f->at[x.tensor];
+        const MatrixShape *shape = shape_of(u, t);
+        const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->whole + shared[which]++ : whole[which]++;
+        Segment s = optimizer_segment(o, m, x.tensor);
+        s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
+        s.at = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
+        matrices[shape->first + i] = s;
+        if (!is_shared(&x)) continue;
+        s.at = place_of(o, f, &x);
+        part[parts++] = s;
+    }
+    m->dev->upload(u->matrices, matrices, (size_t)all * sizeof *matrices);
+    m->dev->upload(u->parts, part, (size_t)parts * sizeof *part);
+    free(matrices);
+    free(part);
+}
+
+/* ---- a step -------------------------------------------------------------------------------------------------- */
+
+static char *at(const Model *m, floatX *x, size_t i) { return (char *)x + i * m->dev->floatX_size; }
+
+/* Shared matrices first .. first + count - 1 of a shape come from all ranks' parts to b->x, from matrix `to` on. */
+static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape, int first, int count, int to) {
+    const MatrixOptimizer *u = &o->muon;
+    const Manifest *f = &m->manifest;
+    const size_t X = m->dev->floatX_size, n = (size_t)shape->rows * (size_t)shape->columns;
+    int i = -first;
+    for (Matrix x = { .tensor = -1 }; i < count && next_matrix(o, f, o->shard, &x); ) {
+        const Tensor *t = &f->at[x.tensor];
+        if (!is_shared(&x) || rows_of(t) != shape->rows || columns_of(t) != shape->columns || i++ < 0) continue;
+        for (int rank = 0; rank < o->shards; rank++) {
+            const Segment piece = manifest_part(f, t->range, o->shards, rank);
+            Matrix y = x;
+            y.from = max(x.begin, piece.offset), y.to = min(x.end, piece.offset + piece.count);
+            if (y.from >= y.to) continue;
+            m->dev->copy(at(m, u->buffers.x, (size_t)(to + i - 1) * n + (y.from - y.begin)),
+                         at(m, u->shared, (size_t)rank * u->part_elements + place_of(o, f, &y)), (y.to - y.from) * X);
+        }
+    }
+}
+
+static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *s, int first, int count) {
+    const MatrixOptimizer *u = &o->muon;
+    const Device *dev = m->dev;
+    const real *grad_sq_norm = real_at(m, m->results.grad_sq_norms, (size_t)o->tensors);
+    const Segment *matrices = u->matrices + s->first + first;
+    const int whole = s->whole - first < 0 ? 0 : s->whole - first < count ? s->whole - first : count;
+    dev->muon_momentum(u->buffers.x, o->m, o->moments, m->grads, grad_sq_norm, matrices, whole,
+                       (size_t)s->rows * (size_t)s->columns, u->settings);
+    if (count > whole) collect(o, m, s, first + whole - s->whole, count - whole, whole);
+    dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);
+    dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns, u->settings);
+}
+
+void muon_update(Optimizer *o, const Model *m) {
+    const MatrixOptimizer *u = &o->muon;
+    Comm *c = m->dp.parallel ? m->dp.parallel->comm : NULL;
+    if (u->shared && c) {
+        m->dev->muon_momentum((floatX *)at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
+                              real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count, u->part_elements,
+                              u->settings);
+        c->all_gather(c, u->shared, u->part_elements * m->dev->floatX_size);
+        c->wait_all(c);
+    }
+    for (int i = 0; i < u->shape_count; i++) {
+        const int most = at_once(&u->shapes[i]), all = u->shapes[i].count;
+        for (int first = 0; first < all; first += most)
+            update_batch(o, m, &u->shapes[i], first, all - first < most ? all - first : most);
+    }
+}
