@@ -14,7 +14,7 @@ int hf_load_config(const char *folder, Config *c, Error *e);
  * non-finite tensor. Tensors that the model does not have are ignored with a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
 
-/* Writes the small files of a folder, each replaced as a whole. tokenizer: may be NULL. */
+/* Writes the small files of a folder, each replaced as a whole if it is not there as it should be. tokenizer: may be NULL. */
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e);
 
 /* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. */
