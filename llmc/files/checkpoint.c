@@ -135,14 +135,14 @@ int64_t checkpoint_newest(const char *folder) {
     return newest;
 }
 
-Holding checkpoint_exists(const char *folder) {
+Holding checkpoint_exists(const char *folder, Error *e) {
     static const struct { const char *file; Holding means; } signs[] = {
         { "model.safetensors", HOLDS_MODEL }, { "model.safetensors.index.json", HOLDS_MODEL },
         { "config.json", HOLDS_MODEL }, { "log.jsonl", HOLDS_LOG },
     };
     int64_t *steps;
-    Error e;
-    Holding found = list_steps(folder, &steps, &e) ? HOLDS_STATE : HOLDS_NOTHING;      /* also if that cannot be known */
+    const int states = list_steps(folder, &steps, e);
+    Holding found = states < 0 ? HOLDS_UNKNOWN : states ? HOLDS_STATE : HOLDS_NOTHING;
     for (size_t i = 0; i < sizeof signs / sizeof *signs && !found; i++) {
         char *path = text_format("%s/%s", folder, signs[i].file);
         if (is_file(path)) found = signs[i].means;

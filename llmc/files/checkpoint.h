@@ -16,8 +16,9 @@
 
 /* Makes the folder; 0 if another trainer uses it. Removes the temporary files of one that was killed. */
 int  checkpoint_lock(const char *folder, Error *e);
-typedef enum { HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
-Holding checkpoint_exists(const char *folder);              /* the most of: the log of a run, a model, states to resume from */
+typedef enum { HOLDS_UNKNOWN = -1, HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
+/* The most of: the log of a run, a model, states to resume from. HOLDS_UNKNOWN and e: it cannot be read. */
+Holding checkpoint_exists(const char *folder, Error *e);
 int64_t checkpoint_newest(const char *folder);              /* the step of the newest state; -1: there is none */
 int  checkpoint_clear(const char *folder, Error *e);        /* removes the run from the folder */
 

@@ -19,7 +19,4 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
 
 /* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. */
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc);
-
-/* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
-size_t first_not_finite(const char *dtype, const void *data, size_t count);
 #endif

@@ -57,7 +57,8 @@ void run_open_folder(Run *r) {
     Error e;
     if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
-    const Holding holding = checkpoint_exists(s->out);
+    const Holding holding = checkpoint_exists(s->out, &e);
+    if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
     if (!holding) return;                   /* claim_folder makes it once everything else has been checked */
     if (!settings_given(s, "y"))
         fail(EXIT_USAGE, "%s holds another run or model. To continue it: -y 1. "
@@ -80,7 +81,7 @@ static void claim_folder(Run *r) {
     Error e;
     if (!r->locked) {
         lock_folder(r);
-        if (checkpoint_exists(r->s.out)) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
+        if (checkpoint_exists(r->s.out, &e)) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
     } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
 }
 

@@ -665,20 +665,20 @@ static void pruning(void) {
     struct stat s;
     Trainee t;
     open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 }, 0);
-    check(checkpoint_exists(folder) == HOLDS_NOTHING, "a missing folder holds nothing");
-    check(folder_make(stale, &e) && checkpoint_exists(folder) == HOLDS_NOTHING, "a folder with a partial save holds nothing");
+    check(checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a missing folder holds nothing");
+    check(folder_make(stale, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING, "a folder with a partial save holds nothing");
     check(checkpoint_lock(folder, &e) && !is_folder(stale), "the temporary folder of a killed save is deleted by the next trainer");
     for (int i = 1; i <= 9; i++) save(folder, &t, i, 2, 4);
     int right = 1;
     for (int i = 1; i <= 9; i++) right &= has_step(folder, i) == (i >= 8 || i == 4);
     check(right, "of nine checkpoints the two newest and every fourth are kept");
     check(!stat(top, &s) && s.st_nlink == 2, "the newest weights have a second link at the top of the folder");
-    check(checkpoint_exists(folder) == HOLDS_STATE, "the folder holds a run");
+    check(checkpoint_exists(folder, &e) == HOLDS_STATE, "the folder holds a run");
     save(folder, &t, 10, 1, 0);
     check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
           "a single checkpoint can be kept");
     check(checkpoint_save_best(folder, &t.m, 10, NULL, &e), "the best weights are saved");
-    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder) != HOLDS_STATE && !is_file(top),
+    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) != HOLDS_STATE && !is_file(top),
           "a run can be deleted");
 
     double bad = NAN;                                                /* weights that are not finite must replace nothing */
@@ -795,6 +795,9 @@ static void refused_configs(void) {
         { "mixtral", "\"num_local_experts\": 2.5",                        "num_local_experts" },
         { "mixtral", "\"num_local_experts\": -2",                         "num_local_experts" },
         { "mixtral", "\"num_local_experts\": 4000000000000",              "num_local_experts" },
+        { "smoe",    "\"shared_intermediate_size\": 1073741824",          "shared_intermediate_size" },
+        { "llama",   "\"num_key_value_heads\": 33554432",                 "num_key_value_heads" },
+        { "llama",   "\"tie_word_embeddings\": 1",                        "tie_word_embeddings" },
         { "llama",   "\"rms_norm_eps\": -1.0",                            "epsilon" },
         { "llama",   "\"rms_norm_eps\": \"small\"",                       "rms_norm_eps" },
         { "jetmoe",  "\"kv_channels\": 4, \"num_key_value_heads\": 1, \"num_local_experts\": 1, \"num_experts_per_tok\": 1", "two experts" },
@@ -819,6 +822,15 @@ static void refused_configs(void) {
         check(from_text(&c, text, &e), "llama with %s is accepted: %s", harmless[i], e.text);
         free(text);
     }
+    static const char *const layers[] = { "10001", "1000000000" };     /* 10^9 once took 7 GB and 25 s */
+    for (int i = 0; i < 2; i++) {
+        char *text = text_format("{\"model_type\": \"llama\", \"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": %s, "
+                                 "\"intermediate_size\": 8, \"num_attention_heads\": 4}", layers[i]);
+        check(!from_text(&c, text, &e) && strstr(e.text, "layers"), "%s layers are refused: %s", layers[i], e.text);
+        free(text);
+    }
+    check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 16777216, \"hidden_size\": 16777216, \"num_hidden_layers\": 10000, "
+                         "\"intermediate_size\": 8, \"num_attention_heads\": 4}", &e), "a model whose size overflows is refused: %s", e.text);
     check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
           && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
 }
