@@ -81,7 +81,9 @@ static void claim_folder(Run *r) {
     Error e;
     if (!r->locked) {
         lock_folder(r);
-        if (checkpoint_exists(r->s.out, &e)) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
+        const Holding holding = checkpoint_exists(r->s.out, &e);
+        if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
+        if (holding) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
     } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
 }
 
