@@ -309,7 +309,7 @@ static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, dou
         const FileTensor *f = safetensors_find(s, name);
         if (!f && kind == STATE_KINDS - 1) { missing->no_master = 1; continue; }
         if (!f && kind == STATE_V)
-            return error_set(e, "no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
+            return error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
         if (!f || f->count != m->manifest.at[i].count) return error_set(e, "%s is missing or has another size", name);
         if (!load_state(s, f, m, o, i, kind, buffer, e)) return 0;
         if (strcmp(f->dtype, dtype_of(m->dev, optimizer_type(o, kind)))) missing->converted = f->dtype;
