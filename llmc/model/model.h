@@ -181,7 +181,6 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
 void model_free(Model *m);
-int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
 
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
