@@ -188,7 +188,7 @@ static void describe_scratch(Model *m) {
         if (c->attention_always || c->route_scale > 0) SHARED(dchosen, most*Re);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed[0], N*C*X);
-        SHARED(dnormed[1], N*C*X);
+        if (m->dev->is_gpu) SHARED(dnormed[1], N*C*X);
         SHARED(dresid, N*C*X);
     }
 #undef SHARED

@@ -658,7 +658,7 @@ static void run_add_norm_backward(const Device *d, const Case *c, void *const *b
     const Plan plan = plan_at(c, b);
     Sum sum = { .rows = b[5], .plan = c->plan < 0 ? NULL : &plan };
     for (int i = 6; i < 10; i += 2) if (b[i]) sum_add(&sum, b[i], b[i + 1], c->O);
-    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], b[4] }, &sum, b[10], (Norm){ b[11], c->eps }, b[12], c->N, c->C);
+    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], d->is_gpu ? b[4] : NULL }, &sum, b[10], (Norm){ b[11], c->eps }, b[12], c->N, c->C);
 }
 static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, int bias) {
     Case *c = BEGIN(add_norm_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",

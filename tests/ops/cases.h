@@ -35,9 +35,8 @@ typedef enum {                  /* which experts the tokens of a case choose */
     HALF,                       /* only odd-numbered experts */
     VARIED,                     /* 0 to K different ones, as if routing were rounded */
     IN_TILES,                   /* expert e gets in_tiles[e] tokens: whole tiles. K = 1, E = 5, N = 768 */
-    LADDER                      /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9 */
+    LADDER                      /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9, N = 584 */
 } Routing;
-enum { LADDER_TOKENS = 0 + 1 + 7 + 63 + 64 + 65 + 127 + 128 + 129 };
 
 typedef struct { const char *name; int B, T, C, V, E, K, F, G, Q, D; Routing routing; } Shape;  /* letters: kernels.h */
 
