@@ -525,7 +525,9 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
-# The benchmark of a step prints its table to the last line.
+# The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
+# the last line.
+expect 0 '^m4 routing of a layer, forward: ' "$root/bench_moe" -t 0 -e m4
 expect 0 'all  .*100.00%' "$root/bench_moe" -step m1:c64f32,1,16
 
 echo "$passed passed, $failed failed"

@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "hf.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/routers.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
@@ -157,7 +158,7 @@ static void state_name(char name[TENSOR_NAME + 16], const Tensor *t, int kind) {
     snprintf(name, TENSOR_NAME + 16, "%s%s", t->name, state_suffix[kind]);
 }
 static StateFile state_file(const Model *m, const Optimizer *o) {
-    StateFile f = { .bias_count = (size_t)m->routers * (size_t)router_experts(&m->config) };
+    StateFile f = { .bias_count = router_offset(m, m->routers) };
     const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
     f.names = mem_alloc(most * sizeof *f.names);
     f.shapes = mem_alloc(most * sizeof *f.shapes);

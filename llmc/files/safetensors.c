@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -327,13 +326,6 @@ const FileTensor *safetensors_find(const Safetensors *s, const char *name) {
     const FileTensor *w = &wanted, **found = NULL;
     if (s->count) found = bsearch(&w, s->by_name, s->count, sizeof *found, by_name);
     return found ? *found : NULL;
-}
-
-const char *safetensors_note(const Safetensors *s, const char *key) {
-    const char *value = NULL;
-    for (int i = 0; i < s->shard_count && !value; i++)
-        value = json_string(json_get(json_get(json_root(s->shards[i].json), "__metadata__"), key), NULL);
-    return value;
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */

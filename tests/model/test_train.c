@@ -7,7 +7,6 @@
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/files/checkpoint.h"
-#include "llmc/run/device.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/options.h"
 #include "llmc/base/random.h"
