@@ -154,7 +154,7 @@ static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Er
     for (int others; r.ok && (r.missing = list_missing(g, list, sizeof list)) > 0; ) {
         gather_some(&r, fds, start + seconds < next_note ? start + seconds : next_note);
         if ((others = introductions_wrong(g->introductions, from)))
-            snprintf(wrong, sizeof wrong, " (%d connections, the latest from %s, know another secret)", others, from);
+            snprintf(wrong, sizeof wrong, " (connections with another secret: %d, the latest from %s)", others, from);
         if (!r.ok) r.missing--;                             /* the offending one has its reason already */
         else if (now() >= start + seconds && (r.missing = list_missing(g, list, sizeof list)) > 0)
             r.ok = error_set(e, "%d of %d processes have not connected to %s port %d in %.0f s: %s%s", r.missing, g->processes,

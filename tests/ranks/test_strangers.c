@@ -194,7 +194,7 @@ static void deadline_holds(void) {
         int status;
         const int code = end_process(&runs[i], 0, text, sizeof text);
         check(code == EXIT_PEER && strstr(text, "1 of 2 processes have not connected"), "trick %d: code %d: %s", tricks[i], code, text);
-        check((tricks[i] == WRONG_SECRET_SENT) == (strstr(text, "from 127.0.0.1, know another secret)") != NULL), "trick %d: %s",
+        check((tricks[i] == WRONG_SECRET_SENT) == (strstr(text, ", the latest from 127.0.0.1)") != NULL), "trick %d: %s",
               tricks[i], text);
         check_error(now() - runs[i].start, 3.5, "trick %d: seconds until -pw 1 ends the start", tricks[i]);
         waitpid(stranger[i], &status, 0);
