@@ -1,5 +1,5 @@
 # Makefile: `make help` lists what can be made.
-#   CC=clang        another compiler             DEBUG=1   no optimization, with sanitizers
+#   CC=clang        another compiler             DEBUG=1   no optimization, with sanitizers; DEBUG=thread: with that for threads
 #   ARCH=x86-64-v3  for another machine          WERROR=1  warnings are errors (CI)
 #   NO_OMP=1        one thread                   NO_FETCH=1  do not look for tinyshakespeare
 #   V=1             show the commands
@@ -18,18 +18,18 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unversioned
 probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t -lm >/dev/null 2>&1 && echo yes; rm -f $$t)
 HAVE_ARCH := $(call probe,-march=$(ARCH),int main(void){return 0;})
 HAVE_WIDE := $(call probe,-mprefer-vector-width=512,int main(void){return 0;})
-HAVE_OMP  := $(if $(NO_OMP),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
+HAVE_OMP  := $(if $(NO_OMP)$(filter thread,$(DEBUG)),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
 
 # The GPU side is built when nvcc works and there is a GPU, or GPU_ARCH names some. 90 becomes 90a: Hopper's own instructions.
 HAVE_NVCC := $(if $(NO_CUDA),,$(shell t=$$(mktemp -d) && printf 'int main(){return 0;}' > $$t/a.cu && $(NVCC) $$t/a.cu -o $$t/a >/dev/null 2>&1 && echo yes; rm -rf $$t))
 GPUS      := $(or $(GPU_ARCH),$(if $(HAVE_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -un)))
 CUDA      := $(if $(HAVE_NVCC),$(patsubst 100,100a,$(patsubst 90,90a,$(GPUS))))
 SPACE := $(subst ,, )
-B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),/debug)$(if $(RACECHECK),/race)$(if $(TRY),/$(subst =,-,$(subst $(SPACE),-,$(TRY))))
+B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),/debug$(filter thread,$(DEBUG)))$(if $(RACECHECK),/race)$(if $(TRY),/$(subst =,-,$(subst $(SPACE),-,$(TRY))))
 
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
-OPT   = $(if $(DEBUG),-O1 -g -fsanitize=address$(COMMA)undefined -fno-omit-frame-pointer,-O3)
+OPT   = $(if $(DEBUG),-O1 -g -fsanitize=$(if $(filter thread,$(DEBUG)),thread,address$(COMMA)undefined) -fno-omit-frame-pointer,-O3)
 COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) $(if $(HAVE_WIDE),-mprefer-vector-width=512)) $(OMP) $(WARN) -MMD -MP
@@ -51,7 +51,7 @@ LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu sanitize cuda_check quick bench ladder mutate data help size clean found
+.PHONY: all run_tests test test_gpu sanitize races cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -109,6 +109,9 @@ test_gpu: run_tests train_moe infer_moe
 sanitize: run_tests
 	@$(MAKE) -s RACECHECK=1 $(B)/race/run_tests
 	@RACE_TESTS=$(B)/race/run_tests sh tests/sanitize.sh
+# Several ranks under the thread sanitizer. Without OpenMP, whose library it does not know.
+races:
+	@$(MAKE) -s DEBUG=thread NO_CUDA=1 WARN=-w build/debugthread/run_tests build/debugthread/train_moe && sh tests/races.sh build/debugthread
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest architecture that it uses. Warnings are errors,
 # and the compiler must report no spilled registers.
@@ -144,6 +147,7 @@ help:
 	@echo 'make test          all tests that need no GPU (two to four minutes)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
+	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine'
 	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'

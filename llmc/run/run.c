@@ -5,6 +5,7 @@
 #include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
+#include "llmc/ranks/secret.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -153,6 +154,14 @@ void run_choose_model(Run *r) {
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
 
+static char *find_secret(const Run *r) {
+    Error e;
+    int code;
+    char *secret = secret_find(&r->launch, r->s.out, launch_getenv, r->s.join_seconds, &code, &e);
+    if (!secret) fail(code, "%s", e.text);
+    return secret;
+}
+
 /* If there is nothing to train, no other process is needed. */
 void run_join_ranks(Run *r) {
     const Settings *s = &r->s;
@@ -167,13 +176,15 @@ void run_join_ranks(Run *r) {
     const char *from = r->from ? checkpoint_path(r->from) : "";
     text_add_json(&settings, from, strlen(from));
     text_add(&settings, "}");
-    const GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION,
-                             .settings = settings.at, .join_seconds = s->join_seconds,
-                             .silence_seconds = s->silence_seconds };
+    GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION, .settings = settings.at,
+                       .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
     r->parallel.ranks = r->local_devices.count * r->launch.processes;
     if (!s->check && s->steps != 0) {
+        char *const secret = r->launch.processes > 1 ? find_secret(r) : NULL;
+        o.secret = secret;
         if (!(r->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
         r->parallel.ranks = group_size(r->processes);
+        free(secret);
     }
     r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
     r->parallel.ordered = s->ordered;

@@ -116,7 +116,7 @@ static const Option options[] = {
     { "ranks",     "pr", "process",          OPTION_INT,   AT(process),       "-1",                  -1,   1e6,   NULL,
       "number of this process, from 0" },
     { "ranks",     "ps", "address",          OPTION_TEXT,  AT(address),       "",                    0,    0,     NULL,
-      "host name of process 0" },
+      "host name of process 0, which listens there only; several machines need MOE_SECRET (docs/cluster.md)" },
     { "ranks",     "pp", "port",             OPTION_INT,   AT(port),          "0",                   0,    65535, NULL,
       "port of process 0" },
     { "ranks",     "pw", "join-seconds",     OPTION_INT,   AT(join_seconds),  "300",                 1,    1e6,   NULL,
