@@ -45,13 +45,13 @@ CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
 LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
-TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c tests/*/*.c))
+TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/faults.c,$(wildcard tests/*.c tests/*/*.c)))
 # kernels/ladder is for tests and benchmarks; the programs do without.
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu sanitize races cuda_check quick bench ladder mutate data help size clean found
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench ladder mutate data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -101,7 +101,10 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh
+	@./run_tests && sh tests/programs.sh && sh tests/faults.sh
+# Every place where a call can fail or a kill can come, and a thousand flipped bits.
+faults: train_moe infer_moe
+	@sh tests/faults.sh -l
 # On a machine with a GPU: every kernel of every device, and training steps against the CPU.
 test_gpu: run_tests train_moe infer_moe
 	@./run_tests kernels model comm gpu ladder soak large
@@ -145,6 +148,7 @@ help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make test          all tests that need no GPU (two to four minutes)'
+	@echo 'make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
 	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
