@@ -1,11 +1,9 @@
 /* base.c: see base.h. */
 #define _POSIX_C_SOURCE 200809L
-#include "base.h"
+#include "text.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -30,7 +28,7 @@ _Noreturn void fail(int code, const char *format, ...) {
     fflush(stdout);
     fputs("error: ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    text_vprint(stderr, format, args);
     va_end(args);
     fputc('\n', stderr);
     fflush(stderr);
@@ -45,7 +43,7 @@ void warn(const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "warning: %s\n", text);
+    text_print(stderr, "warning: %s\n", text);
     if (hook) hook(text);
 }
 

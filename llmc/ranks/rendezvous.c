@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "net.h"
+#include "llmc/base/text.h"
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -202,7 +203,7 @@ static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Er
             ok = error_set(e, "%d of %d processes have not connected to %s port %d in %.0f s: %s", left, g->processes,
                            o->launch.address, o->launch.port, seconds, list);
         else if (now() >= next_note) {
-            fprintf(stderr, "waiting at %s port %d for %d of %d processes: %s\n", o->launch.address, o->launch.port,
+            text_print(stderr, "waiting at %s port %d for %d of %d processes: %s\n", o->launch.address, o->launch.port,
                     left, g->processes, list);
             next_note += 10;
         }
@@ -224,7 +225,7 @@ static int connect_to_hub(const Launch *l, double until, Error *e) {
     for (double pause = 0.05; (fd = net_connect(l->address, l->port, ATTEMPT, e)) < 0 && now() < until; ) {
         if (now() > note_at) {
             note_at = until;
-            fprintf(stderr, "process %d is waiting for process 0: %s\n", l->process, e->text);
+            text_print(stderr, "process %d is waiting for process 0: %s\n", l->process, e->text);
         }
         const struct timespec t = { .tv_nsec = (long)(pause * 1e9) };
         nanosleep(&t, NULL);
