@@ -163,7 +163,32 @@ static void test_added_tokens(void) {
     free(wide.at);
 }
 
+/* What SentencePiece loses, and nothing else: Metaspace one leading space, and both U+2581. */
+static void test_lost_by_sentencepiece(void) {
+    static const struct { const char *text, *llama2, *metaspace; } cases[] = {
+        { " ", " ", "" }, { "  ", "  ", " " }, { " a", " a", "a" }, { "a ", "a ", "a " }, { "\n ", "\n ", "\n " }, { "", "", "" },
+        { "\xE2\x96\x81", " ", "" }, { "a\xE2\x96\x81", "a ", "a " },
+    };
+    for (int metaspace = 0; metaspace < 2; metaspace++) {
+        Error e = { "" };
+        Tokenizer *t = tokenizer_load(metaspace ? "tests/reference/tokenizers/llama2_v5.json" : "tests/reference/tokenizers/llama2.json", &e);
+        check(t != NULL, "SentencePiece: a tokenizer loads %s", e.text);
+        for (size_t i = 0; t && i < COUNT(cases); i++) {
+            int *ids;
+            const size_t n = tokenizer_encode(t, cases[i].text, strlen(cases[i].text), &ids);
+            size_t bytes;
+            char *back = tokenizer_decode(t, ids, n, &bytes);
+            check(!strcmp(back, metaspace ? cases[i].metaspace : cases[i].llama2), "SentencePiece %d: \"%s\" becomes \"%s\"",
+                  metaspace, cases[i].text, back);
+            free(back);
+            free(ids);
+        }
+        tokenizer_free(t);
+    }
+}
+
 void test_outside(void) {
+    test_lost_by_sentencepiece();
     test_added_tokens();
     test_text_from_outside();
 }
