@@ -76,7 +76,7 @@ void text_write(FILE *to, const char *text, size_t bytes) {
     size_t from = 0;                                    /* what stays as it is, is written in one piece: stderr has no buffer */
     for (size_t at = 0, n; at < bytes; at += n) {
         n = text_show(text + at, bytes - at, shown);
-        if (!strncmp(text + at, shown, n)) continue;
+        if (!strncmp(text + at, shown, n) && !shown[n]) continue;
         fwrite(text + from, 1, at - from, to);
         fputs(shown, to);
         from = at + n;

@@ -126,13 +126,10 @@ static Slice keep(Tokenizer *t, const char *s, size_t n) {
 }
 
 uint32_t tokenizer_byte_code(int byte) {
-    uint32_t next = 0x100;
-    for (int b = 0; b < 256; b++) {
-        int printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        if (b == byte) return printable ? (uint32_t)b : next;
-        next += !printable;
-    }
-    return 0;
+    enum { LOW = '!', HIGH = 0xA1 - ('~' + 1) };         /* how many there are below '!', and between the two printable ranges */
+    if (byte < '!') return 0x100 + (uint32_t)byte;
+    if (byte > '~' && byte < 0xA1) return 0x100 + LOW + (uint32_t)(byte - '~' - 1);
+    return byte == 0xAD ? 0x100 + LOW + HIGH : (uint32_t)byte;
 }
 /* Undoes byte_to_code for a key; 0 if it has other characters. */
 static int bytes_of_key(const int *byte_of_code, const JsonValue *v, Text *out) {

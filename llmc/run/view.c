@@ -77,7 +77,7 @@ static void print_token(const Tokenizer *t, int id) {
     for (; n; p += step, n -= step) {
         step = text_show(p, n, shown);
         if (*p == '\n') fputs("\\n", stderr);
-        else if (*p != '\t' && !strncmp(p, shown, step)) fputs(shown, stderr);
+        else if (*p != '\t' && !strncmp(p, shown, step) && !shown[step]) fputs(shown, stderr);
         else for (size_t i = 0; i < step; i++) fprintf(stderr, "\\x%02x", (unsigned char)p[i]);
     }
     fputs(*tokenizer_piece(t, id, &n) ? "'" : ">", stderr);
