@@ -11,6 +11,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+const int fuzz_is_json = 1;
+
 static Model m;
 static Optimizer o;
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const int fuzz_is_json = 1;
+
 static void check_jobs(const Source *s, int divisible) {
     Job *jobs;
     const size_t n = documents_jobs(s->document, s->documents, divisible, &jobs);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const int fuzz_is_json = 1;
+
 static void check_string(const char *text, size_t bytes) {
     Text t = { 0 };
     Error e;

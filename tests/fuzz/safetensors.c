@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+const int fuzz_is_json = 1;
+
 static char *set;
 void fuzz_start(void) {
     set = text_format("%s/set", fuzz_folder());

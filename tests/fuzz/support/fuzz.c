@@ -14,6 +14,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 const char *__asan_default_options(void);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed);
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 _Noreturn void __wrap_fail(int code, const char *format, ...) PRINTF(2, 3);
 _Noreturn void __wrap_exit(int code);
 _Noreturn void __real_exit(int code);
@@ -150,7 +152,7 @@ static void clean_up(void) {
 
 static double seconds(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);       /* other work on the machine does not count */
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 __attribute__((weak)) int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -249,4 +251,70 @@ void fuzz_check_shown(const char *text, size_t bytes) {
         n = utf8_decode(text + at, bytes - at, &code);
         fuzz_check(n && (code >= 32 || code == '\n' || code == '\t') && !(code >= 127 && code < 160));
     }
+}
+
+/* ---- mutations of JSON ---------------------------------------------------------------------------------------------------
+ * A byte that is changed makes most JSON no JSON. So values are replaced by others of the text, or by ones that are often forgotten;
+ * doubled, removed, or changed within. The text is scanned, not parsed: it may already be damaged, or have other parts around it. */
+
+__attribute__((weak)) const int fuzz_is_json = 0;
+
+static size_t string_end(const char *s, size_t at, size_t n) {
+    for (at++; at < n && s[at] != '"'; at++) at += s[at] == '\\';
+    return at < n ? at + 1 : n;
+}
+/* After the value that begins at `at`. */
+static size_t value_end(const char *s, size_t at, size_t n) {
+    int depth = 0;
+    do {
+        if (s[at] == '"') { at = string_end(s, at, n); continue; }
+        if (s[at] == '{' || s[at] == '[') depth++;
+        else if (s[at] == '}' || s[at] == ']') depth--;
+        else if (!depth) { while (at < n && !strchr(",:]} \n", s[at])) at++; return at; }
+        at++;
+    } while (at < n && depth > 0);
+    return at;
+}
+/* The start of a value (or key), picked by `pick`; n: there is none. */
+static size_t value_begin(const char *s, size_t n, unsigned pick) {
+    size_t found = n, from = n ? pick % n : 0;
+    for (size_t at = 0; at < n; at = s[at] == '"' ? string_end(s, at, n) : at + 1)
+        if (strchr("\"{[-0123456789tfn", s[at]) && s[at] && (!at || strchr(",:[{ \n", s[at - 1]))) {
+            found = at;
+            if (at >= from) break;
+        }
+    return found;
+}
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed) {
+    static const char *const pool[] = { "0", "-1", "1", "2147483647", "2147483648", "9223372036854775807", "-9223372036854775808", "1e308", "-0.5",
+                                        "1e-400", "null", "true", "false", "\"\"", "[]", "{}", "[1]", "[null]", "{\"a\":1}", "\"\\u0000\"", "\"\\u001b\"" };
+    char *s = (char *)data;
+    const unsigned how = seed % 10, other = seed / 10 * 2654435761u;
+    const size_t at = fuzz_is_json && how < 5 ? value_begin(s, size, seed / 16) : size;
+    if (at == size) return LLVMFuzzerMutate(data, size, most);
+    size_t end = value_end(s, at, size), new = 0, keep = end - at;
+    char *text = malloc(2 * size + 64);
+    if (how == 0) new = (size_t)sprintf(text, "%s", pool[other % (sizeof pool / sizeof *pool)]);
+    else if (how == 1) {                                /* another value of the text */
+        const size_t from = value_begin(s, size, other), to = from < size ? value_end(s, from, size) : from;
+        memcpy(text, s + from, new = to - from);
+    } else if (how == 2) {                              /* once more, after a comma */
+        memcpy(text, s + at, keep);
+        text[keep] = ',';
+        memcpy(text + keep + 1, s + at, keep);
+        new = 2 * keep + 1;
+    } else if (how == 3) {                              /* without it and the comma behind it, or before it */
+        if (end < size && s[end] == ',') end++;
+        keep = end - at;
+    } else {
+        memcpy(text, s + at, keep);
+        new = LLVMFuzzerMutate((uint8_t *)text, keep, keep + 60);
+    }
+    if (size - keep + new <= most) {
+        memmove(s + at + new, s + end, size - end);
+        memcpy(s + at, text, new);
+        size = size - keep + new;
+    }
+    free(text);
+    return size;
 }

@@ -15,6 +15,7 @@ enum { FUZZ_BYTES = 256 << 20 };
 
 void fuzz_one(const uint8_t *data, size_t size);                /* defined by the target */
 void fuzz_start(void);                                          /* optional: once, before the first input; may allocate what stays */
+extern const int fuzz_is_json;                                  /* optional, 1: half of the mutations are of values of JSON */
 
 #define fuzz_check(holds) do { if (!(holds)) fuzz_fault(__FILE__, __LINE__, #holds); } while (0)
 _Noreturn void fuzz_fault(const char *file, int line, const char *what);
