@@ -26,7 +26,7 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD, gate = c->activation == SWIGLU ? 2 : 1;
     const float std = initial(c, C);
     const Family f = config_family(c);
-    const TensorKind up = gate == 2 ? TENSOR_STACKED : TENSOR_MATRIX;
+    const TensorKind up = gate == 2 ? TENSOR_GATE_UP : TENSOR_MLP;
 
 #define TENSOR(field, name, pieces, init, kind, ...) \
     manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
@@ -35,16 +35,16 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
     TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     TENSOR(kv,         "*self_attention.kv_proj.weight",
            pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
-                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_STACKED, 2*GD, C);
+                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_KEYS_VALUES, 2*GD, C);
     if (A > 1) {
         TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_MATRIX,    S + A, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_MATRIX, S + A, C, GD);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION,    S + A, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_ATTENTION, S + A, C, GD);
         if (c->output_bias)
         TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {
-        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, TENSOR_MATRIX, QGD, C);
-        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_MATRIX, C, QGD);
+        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, TENSOR_ATTENTION, QGD, C);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_ATTENTION, C, QGD);
     }
     if (c->qk_norm) {
         TENSOR(query_norm, "*self_attention.q_norm.weight", NULL, ONES, TENSOR_NORM, c->head_size);
@@ -59,16 +59,16 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
         TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", NULL),
                std, up, E, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), initial_output(c, F), TENSOR_MATRIX, E, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), initial_output(c, F), TENSOR_MLP, E, C, F);
         if (c->output_bias)
         TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
         TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, up, gate*Fs, C);
-        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, initial_output(c, Fs), TENSOR_MATRIX, C, Fs);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, initial_output(c, Fs), TENSOR_MLP, C, Fs);
         }
     } else {
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MATRIX, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MLP, C, F);
     }
 #undef TENSOR
 }
