@@ -156,12 +156,11 @@ void settings_json(const Settings *s, Text *out) {
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
 void settings_restore(Settings *s, const JsonValue *saved) {
-    const int kept = kept_options();
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int keep = 0;
         for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
             keep |= !strcmp(v->key, not_restored[i]);
-        for (int i = 0; i < kept && !keep; i++) {
+        for (int i = 0; i < kept_options() && !keep; i++) {
             char number[64];
             if (strcmp(v->key, options[i].name)) continue;
             snprintf(number, sizeof number, json_is(v, JSON_INT) ? "%.0f" : "%.9g", json_double(v, 0));
