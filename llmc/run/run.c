@@ -275,7 +275,7 @@ void run_print_plan(const Run *r) {
     config_descriptor(c, descriptor);
     puts("+--------------------------------------------------------------------");
     settings_print(&r->s);
-    printf("| data: %s\n", data_description(r->data));
+    text_print(stdout, "| data: %s\n", data_description(r->data));
     printf("|   training tokens     | %lld   validation tokens %lld\n",
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
@@ -410,7 +410,7 @@ void run_start_or_resume(Run *r) {
                  "To continue anyway: --allow-data-change 1", checkpoint_path(r->from), s->train);
         if (p->seed != (uint64_t)s->seed && r->leads)
             warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
-        if (r->leads) printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
+        if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);

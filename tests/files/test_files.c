@@ -864,6 +864,7 @@ void test_files(void) {
     test_tokenizer_refused();
     test_tokenizer_order();
     test_tokenizer_stream();
+    test_outside();
     fuzz_json(0.3);
     fuzz_safetensors(0.4);
     fuzz_tokenizer(0.3);
