@@ -103,7 +103,7 @@ static void message(const Session *q, const char *format, ...) {
     if (!q->s.verbose) return;
     fflush(stdout);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    text_vprint(stderr, format, args);
     va_end(args);
 }
 
@@ -312,7 +312,7 @@ static void measure(Session *q) {
     }
     const double mean = sum / (double)N, time = now() - start;
     if (!isfinite(mean)) fail(EXIT_NUMERICS, "the loss of %s is not finite: the weights are damaged", q->s.file);
-    printf("%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", q->s.file, N, mean, exp(mean),
+    text_print(stdout, "%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", q->s.file, N, mean, exp(mean),
            sum / log(2) / (double)(bytes - first_bytes));
     message(q, "%.1f s, %.0f tokens/s, windows of %zu\n", time, (double)N / time, T);
     if (q->g.view.main) report_view(q);

@@ -1,9 +1,8 @@
 /* base.c: see base.h. Files: file.c. */
 #define _POSIX_C_SOURCE 200809L
-#include "base.h"
+#include "text.h"
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -27,7 +26,11 @@ _Noreturn void fail(int code, const char *format, ...) {
     fflush(stdout);
     fputs("error: ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    va_list again;
+    va_copy(again, args);
+    if (vsnprintf(NULL, 0, format, again) > 0) text_vprint(stderr, format, args);
+    else fprintf(stderr, "the reason is unknown; exit code %d", code);
+    va_end(again);
     va_end(args);
     fputc('\n', stderr);
     fflush(stderr);
@@ -42,7 +45,7 @@ void warn(const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     fflush(stdout);
-    fprintf(stderr, "warning: %s\n", text);
+    text_print(stderr, "warning: %s\n", text);
     if (hook) hook(text);
 }
 

@@ -55,6 +55,8 @@ static int cache_load(Cache *c, Error *e) {
     if (fstat(c->file.fd, &s) || (uint64_t)s.st_size != h->size || h->rows > ROWS_MAX || (h->width != 2 && h->width != 4))
         return error_set(e, "%s: found %lld bytes, expected %llu", c->file.path, (long long)s.st_size,
                          (unsigned long long)h->size);
+    if (sizeof *h + h->rows * sizeof *c->rows + padded(h->json_bytes) > h->size)
+        return error_set(e, "%s: damaged: its parts are larger than the file", c->file.path);
     c->rows = mem_alloc(h->rows * sizeof *c->rows);
     c->json = mem_alloc(padded(h->json_bytes) + 1);
     if (!data_read_at(&c->file, c->rows, h->rows * sizeof *c->rows, at, e)) return 0;

@@ -4,6 +4,7 @@
 #include "checkpoint.h"
 #include "hf.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/routers.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
@@ -188,9 +189,8 @@ typedef struct {
 static void state_name(char name[TENSOR_NAME + 16], const Tensor *t, int kind) {
     snprintf(name, TENSOR_NAME + 16, "%s%s", t->name, state_suffix[kind]);
 }
-static size_t bias_count(const Model *m) { return (size_t)m->routers * (size_t)router_experts(&m->config); }
 static StateFile state_file(const Model *m, const Optimizer *o) {
-    StateFile f = { .bias_count = bias_count(m) };
+    StateFile f = { .bias_count = router_offset(m, m->routers) };
     const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
     f.names = mem_alloc(most * sizeof *f.names);
     f.shapes = mem_alloc(most * sizeof *f.shapes);
@@ -285,7 +285,7 @@ static int load_state(Safetensors *s, const FileTensor *f, Model *m, const Optim
 
 /* The routers' selection biases, as many as the model has. */
 static int load_bias(Safetensors *s, const Model *m, Error *e) {
-    const size_t n = bias_count(m);
+    const size_t n = router_offset(m, m->routers);
     const FileTensor *f = safetensors_find(s, "router_bias");
     if (!n) return 1;
     if (!f || f->count != n)

@@ -139,7 +139,7 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
     Error why;
     Safetensors *s = safetensors_open(path, e);
     if (!s) return 0;
-    void *buffer = mem_alloc(BUFFER * sizeof(double));
+    void *buffer = mem_alloc((m->manifest.total < BUFFER ? m->manifest.total : BUFFER) * sizeof(double));
     size_t used = m->config.tied && safetensors_find(s, "lm_head.weight");      /* a redundant copy of the embedding */
     int problems = 0;
     Text text = { 0 };

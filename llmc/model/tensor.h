@@ -7,10 +7,10 @@
 #include "kernels/kernels.h"
 
 #define TENSOR_NAME 112
-/* What a tensor is to the optimizer (optim.c). MATRIX: of (.., rows, columns), each rows x columns; STACKED: of
- * (.., 2 rows, columns), likewise: gate above up, keys above values. */
-typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_MATRIX, TENSOR_STACKED,
-               TENSOR_KINDS } TensorKind;
+/* What a tensor is to the optimizer (optim.c). ATTENTION, MLP: matrices, (rows, columns) or, of experts, (E, rows, columns).
+ * KEYS_VALUES and GATE_UP are two matrices above each other, (.., 2 rows, columns). */
+typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_ATTENTION, TENSOR_KEYS_VALUES,
+               TENSOR_MLP, TENSOR_GATE_UP, TENSOR_KINDS } TensorKind;
 typedef struct {
     char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
     char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */

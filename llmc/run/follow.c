@@ -130,7 +130,7 @@ static int validation_loss(Run *r, double *loss) {
     const int N = s->batch * s->seq;
     m->dropout = 0;
     m->rounds = 0;
-    if (m->routers) m->dev->zero(m->dp.own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
+    if (m->routers) m->dev->zero(m->dp.own_load, router_offset(m, m->routers) * sizeof(int));
     for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
             fail(EXIT_DISK, "%s", e.text);

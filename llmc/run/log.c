@@ -19,7 +19,7 @@ static void write_line(Log *l, FILE *file, const char *text) {
     if (fprintf(file, "%s\n", text) > 0 && fflush(file) == 0) return;
     clearerr(file);                                         /* training continues; the disk may get space again */
     if (l->lost++ % 100 == 0)
-        fprintf(stderr, "warning: %s: log lines cannot be written (%s); training continues\n", l->folder,
+        text_print(stderr, "warning: %s: log lines cannot be written (%s); training continues\n", l->folder,
                 strerror(errno));
 }
 
@@ -51,7 +51,7 @@ void log_line(Log *l, const char *format, ...) {
     if (l->silent) return;
     finish_line(l);
     va_start(args, format);
-    vprintf(format, args);
+    text_vprint(stdout, format, args);
     va_end(args);
     putchar('\n');
     fflush(stdout);
@@ -120,7 +120,7 @@ void log_close(Log *l) {
     current = NULL;
     if (l->main) fclose(l->main);
     if (l->json) fclose(l->json);
-    if (l->lost) fprintf(stderr, "warning: %s: %ld log lines were lost\n", l->folder, l->lost);
+    if (l->lost) text_print(stderr, "warning: %s: %ld log lines were lost\n", l->folder, l->lost);
     free(l->folder);
     free(l->curve);
 }
@@ -235,23 +235,10 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
 
 /* ---- samples and loads --------------------------------------------------------------------------------------------- */
 
-/* An untrained model generates arbitrary bytes: invalid UTF-8 and control characters become U+FFFD. */
-static void add_printable(Text *t, const char *text, size_t bytes) {
-    for (size_t at = 0, n; at < bytes; at += n) {
-        uint32_t code;
-        n = utf8_decode(text + at, bytes - at, &code);
-        if (!n || code == 0x7f || (code < 0x20 && code != '\n' && code != '\t') || (code >= 0x80 && code < 0xa0)) {
-            text_add_string(t, "\xEF\xBF\xBD");
-            n += !n;
-        } else text_add_bytes(t, text + at, n);
-    }
-}
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {
-    Text shown = { 0 };
-    text_add_string(&shown, "");
-    add_printable(&shown, text, bytes);
-    log_line(l, "---\n%s\n---", shown.at);
-    free(shown.at);
+    log_line(l, "---");
+    if (!l->silent) text_write(stdout, text, bytes);
+    log_line(l, "\n---");
     Text e = event("sample");
     event_int(&e, "step", step);
     event_text(&e, "text", text, bytes);

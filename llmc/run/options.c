@@ -159,7 +159,7 @@ void options_print(Options o) {
         char value[256];
         if (strcmp(group, row->group)) printf("| %s\n", group = row->group);
         option_value(row, o.settings, value, sizeof value);
-        printf("|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-", o.given[i] ? "  (given)" : "");
+        text_print(stdout, "|   -%-3s %-15s | %s%s\n", row->letter, row->name, *value ? value : "-", o.given[i] ? "  (given)" : "");
     }
 }
 void options_json(Options o, Text *out) {

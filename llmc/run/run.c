@@ -5,6 +5,7 @@
 #include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
+#include "llmc/ranks/secret.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -165,6 +166,14 @@ void run_choose_model(Run *r) {
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
 
+static char *find_secret(const Run *r) {
+    Error e;
+    int code;
+    char *secret = secret_find(&r->launch, r->s.out, launch_getenv, r->s.join_seconds, &code, &e);
+    if (!secret) fail(code, "%s", e.text);
+    return secret;
+}
+
 /* If there is nothing to train, no other process is needed. */
 void run_join_ranks(Run *r) {
     const Settings *s = &r->s;
@@ -179,13 +188,15 @@ void run_join_ranks(Run *r) {
     const char *from = r->from ? checkpoint_path(r->from) : "";
     text_add_json(&settings, from, strlen(from));
     text_add(&settings, "}");
-    const GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION,
-                             .settings = settings.at, .join_seconds = s->join_seconds,
-                             .silence_seconds = s->silence_seconds };
+    GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION, .settings = settings.at,
+                       .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
     r->parallel.ranks = r->local_devices.count * r->launch.processes;
     if (!s->check && s->steps != 0) {
+        char *const secret = r->launch.processes > 1 ? find_secret(r) : NULL;
+        o.secret = secret;
         if (!(r->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
         r->parallel.ranks = group_size(r->processes);
+        free(secret);
     }
     r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
     r->parallel.ordered = s->ordered;
@@ -264,7 +275,7 @@ void run_print_plan(const Run *r) {
     config_descriptor(c, descriptor);
     puts("+--------------------------------------------------------------------");
     settings_print(&r->s);
-    printf("| data: %s\n", data_description(r->data));
+    text_print(stdout, "| data: %s\n", data_description(r->data));
     printf("|   training tokens     | %lld   validation tokens %lld\n",
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
@@ -399,7 +410,7 @@ void run_start_or_resume(Run *r) {
                  "To continue anyway: --allow-data-change 1", checkpoint_path(r->from), s->train);
         if (p->seed != (uint64_t)s->seed && r->leads)
             warn("from here on the seed is %lld; the run began with %llu", (long long)s->seed, (unsigned long long)p->seed);
-        if (r->leads) printf("resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
+        if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);

@@ -38,13 +38,14 @@ static const Option options[] = {
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,
       "optimizer steps; -1: one epoch; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
-    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,        "peak learning rate" },
+    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,
+      "peak learning rate; with -wo muon 4e-3 is the default" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
     { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "adamw",               0,    0,     "adamw|muon",
       "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
-    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.95",                0.01, 0.99999, NULL,
+    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.9",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
@@ -115,7 +116,7 @@ static const Option options[] = {
     { "ranks",     "pr", "process",          OPTION_INT,   AT(process),       "-1",                  -1,   1e6,   NULL,
       "number of this process, from 0" },
     { "ranks",     "ps", "address",          OPTION_TEXT,  AT(address),       "",                    0,    0,     NULL,
-      "host name of process 0" },
+      "host name of process 0, which listens there only; several machines need MOE_SECRET (docs/cluster.md)" },
     { "ranks",     "pp", "port",             OPTION_INT,   AT(port),          "0",                   0,    65535, NULL,
       "port of process 0" },
     { "ranks",     "pw", "join-seconds",     OPTION_INT,   AT(join_seconds),  "300",                 1,    1e6,   NULL,
@@ -189,10 +190,10 @@ void settings_suit(Settings *s, int gpu, int text) {
         { "dr", "0.3", "0",   "0" },      { "v",  "25",   "250",  "250" },
         { "m",  "-1",  "20",  "20" },     { "s",  "400",  "1000", "1000" },
     };
-    if (text && !gpu) return;
-    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || !text); i++)
         options_default(table(s), defaults[i].letter,
                         text ? defaults[i].text_gpu : gpu ? defaults[i].tokens_gpu : defaults[i].tokens_cpu);
+    if (!strcmp(s->optimizer, "muon")) options_default(table(s), "l", "4e-3");
 }
 
 float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }

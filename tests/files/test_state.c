@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MODEL "m1:c16h4d4e4k2f12a4x2"
@@ -318,6 +319,21 @@ static void replaced_files(void) {
     free(path), free(again), free(data);
 }
 
+/* What a program says that fails with a reason that is empty. */
+static void empty_reason(void) {
+    char said[256] = "";
+    int ends[2], status = 0;
+    fflush(stdout);
+    if (pipe(ends)) { skip("no pipe"); return; }
+    const pid_t child = fork();
+    if (!child) { dup2(ends[1], STDERR_FILENO); fail(EXIT_DISK, "%s", ""); }
+    close(ends[1]);
+    const ssize_t n = read(ends[0], said, sizeof said - 1);
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    check(n > 0 && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_DISK && strstr(said, "unknown; exit code 5"), "an empty reason is no message: %s", said);
+}
+
 void test_state(void) {
     Trainee t;
     const Config c = trainee_config(MODEL, 32, 8);
@@ -325,6 +341,7 @@ void test_state(void) {
     settings();
     seals();
     replaced_files();
+    empty_reason();
     if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
     for (int i = 0; i < 2; i++) { trainee_send(&t, i); trainee_step(&t); }
     impossible_state(&t);

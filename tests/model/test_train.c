@@ -7,7 +7,6 @@
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/files/checkpoint.h"
-#include "llmc/run/device.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/options.h"
 #include "llmc/base/random.h"
@@ -362,8 +361,16 @@ static double *state_of(const Trainee *t, int kind, int i) {
     else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), at), tensor->count);
     return x;
 }
-/* With Muon, tensors that are no matrices are updated as without, and have a v; an element of a matrix moves by 0.2 times the
- * rate, or less where the gradient has less than full rank, and by no more than that in any direction. */
+/* With Muon, tensors that are no matrices have AdamW's m and v, and move by as much as without, times the rate of their kind. An
+ * element of a matrix moves by 0.2 times its rate, or less where the gradient has less than full rank, and by no more than that
+ * in any direction. */
+static double moved(const Tensor *t, const double *after, double decay, double lr) {
+    double squares = 0, *before = mem_alloc(t->count * sizeof *before);
+    manifest_initial(t, 3, before);
+    for (size_t n = 0; n < t->count; n++) squares += pow(after[n] - (float)before[n] * (1 - lr * decay), 2);
+    free(before);
+    return sqrt(squares / (double)t->count) / lr;
+}
 static void muon_and_adamw(void) {
     const Config c = config_of("m2:c16h4d4e4k2f12a4x2");
     const double lr = 3e-3;
@@ -379,18 +386,17 @@ static void muon_and_adamw(void) {
         double *x[2][3];
         const int has = optimizer_has(&t[1].o, &t[1].m, 1, i), kinds = has ? 3 : 1;
         for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) x[j][k] = state_of(&t[j], k - 1, i);
+        const Segment part = optimizer_segment(&t[1].o, &t[1].m, i);
+        const double rate = lr * (double)part.rate, size = moved(tensor, x[1][0], 0.1 * (double)part.decay, rate);
         if (has) {
+            const double alone = moved(tensor, x[0][0], 0.1 * (double)part.decay, lr);
+            check(fabs(size - alone) < 1e-4 * alone, "%s moves by %.6f of its rate, with AdamW alone by %.6f", tensor->name, size, alone);
             int same = 1;
-            for (int k = 0; k < 3; k++) same &= !memcmp(x[0][k], x[1][k], tensor->count * sizeof **x[0]);
-            check(same, "%s: weight, m and v are AdamW's", tensor->name);
+            for (int k = 1; k < 3; k++) same &= !memcmp(x[0][k], x[1][k], tensor->count * sizeof **x[0]);
+            check(same, "%s: m and v are AdamW's", tensor->name);
             others++;
         } else {
-            double squares = 0, *before = mem_alloc(tensor->count * sizeof *before);
-            manifest_initial(tensor, 3, before);
-            for (size_t n = 0; n < tensor->count; n++) squares += pow(x[1][0][n] - (float)before[n] * (1 - lr * 0.1), 2);
-            const double size = sqrt(squares / (double)tensor->count) / lr;
-            check(size > 0.05 && size < 0.25, "%s: elements move by %.3f of the rate", tensor->name, size);
-            free(before);
+            check(size > 0.05 && size < 0.25, "%s: elements move by %.3f of their rate", tensor->name, size);
             matrices++;
         }
         for (int j = 0; j < 2; j++) for (int k = 0; k < kinds; k++) free(x[j][k]);
