@@ -259,7 +259,9 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
 /* The first element that no optimizer has left: NaN, infinite, or a negative second moment. */
 static size_t first_impossible(const double *x, size_t n, int kind) {
     const size_t finite = first_not_finite("F64", x, n);
-    for (size_t i = 0; i < finite && kind == STATE_V; i++) if (x[i] < 0) return i;
+    uint64_t bits, signs = 0;
+    for (size_t i = 0; i < finite && kind == STATE_V; i++) { memcpy(&bits, &x[i], sizeof bits); signs |= bits; }
+    for (size_t i = 0; i < finite && signs >> 63; i++) if (x[i] < 0) return i;
     return finite;
 }
 
