@@ -73,7 +73,7 @@ static int make_file(const char *path, Error *e) {
     if (fd >= 0 && close(fd) && ok) { ok = 0; why = errno; }
     if (ok && link(temporary, path) && errno != EEXIST && rename(temporary, path)) { ok = 0; why = errno; }
     if (fd >= 0) unlink(temporary);
-    if (!ok) error_set(e, "%s: %s", path, strerror(why));
+    if (!ok) error_set(e, "%s: %s (with MOE_SECRET set, this file is not needed)", path, strerror(why));
     free(temporary);
     return ok;
 }
