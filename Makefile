@@ -45,13 +45,13 @@ CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
 LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
-TESTS   := $(patsubst %.c,$(B)/%.o,$(wildcard tests/*.c tests/*/*.c))
+TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/faults.c tests/fuzz/%,$(wildcard tests/*.c tests/*/*.c)))
 # kernels/ladder is for tests and benchmarks; the programs do without.
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu sanitize races cuda_check quick bench ladder mutate data help size clean found
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench ladder mutate fuzz fuzz_targets data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -101,7 +101,10 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh
+	@./run_tests && sh tests/programs.sh && sh tests/faults.sh
+# Every place where a call can fail or a kill can come, and a thousand flipped bits.
+faults: train_moe infer_moe
+	@sh tests/faults.sh -l
 # On a machine with a GPU: every kernel of every device, and training steps against the CPU.
 test_gpu: run_tests train_moe infer_moe
 	@./run_tests kernels model comm gpu ladder soak large
@@ -141,15 +144,48 @@ ladder: run_tests bench_moe
 mutate:
 	python3 tests/mutate.py
 
+# Fuzzing: every file of tests/fuzz/ is a target of libFuzzer (tests/fuzz/support/fuzz.h). SECONDS=n gives each n seconds, FUZZ="json data"
+# picks targets. The library is built with the sanitizers, kernels/cpu without coverage, and in f32 only with sanitizers.
+FUZZ_CC = clang
+FUZZ_FLAGS = -std=c11 -I. -O1 -g -fno-omit-frame-pointer $(WARN) -DMOE_VERSION='"fuzz"' -DCOMPILER_FLAGS='"fuzz"' -MMD -MP
+FUZZ_CHECKS = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+FUZZ_WRAP = -Wl$(subst $(SPACE),,$(addprefix $(COMMA)--wrap=,fail warn exit malloc calloc realloc free))
+FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
+FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
+fuzz:
+	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null; \
+	then $(MAKE) -s -j$(shell nproc) fuzz_targets && sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ); \
+	else echo "skip fuzz: no $(FUZZ_CC) with libFuzzer (FUZZ_CC names another)"; fi
+fuzz_targets: $(if $(FUZZ),$(addprefix build/fuzz/,$(FUZZ)),$(FUZZ_TARGETS))
+build/fuzz/libmoe.a: $(FUZZ_LIBRARY)
+	@rm -f $@
+	$(Q)ar rcs $@ $^
+$(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/once/tests/fuzz/support/fuzz.o build/fuzz/libmoe.a
+	@echo "  link  $@"
+	$(Q)$(FUZZ_CC) -g -fsanitize=fuzzer $(FUZZ_CHECKS) $(FUZZ_WRAP) $^ -o $@ -lm -ldl -lpthread
+build/fuzz/once/%.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  fuzz  $<"
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(FUZZ_CHECKS) -fsanitize=fuzzer-no-link -c $< -o $@
+define fuzz_precision
+build/fuzz/$1/%.o: %.c Makefile
+	@mkdir -p $$(@D)
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(if $(filter F32,$1),$(FUZZ_CHECKS)) -DPRECISION_$1 -c $$< -o $$@
+endef
+$(foreach p,$(PRECISIONS),$(eval $(call fuzz_precision,$p)))
+-include $(patsubst %.o,%.d,$(FUZZ_LIBRARY)) $(patsubst tests/fuzz/%.c,build/fuzz/once/tests/fuzz/%.d,$(wildcard tests/fuzz/*.c tests/fuzz/support/*.c))
+
 help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make test          all tests that need no GPU (two to four minutes)'
+	@echo 'make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
 	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine'
 	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
+	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
 	@echo 'make size          lines per folder'
 	@echo 'make clean         removes what was built'

@@ -524,6 +524,23 @@ expect 0 'context of 32 is full' $infer -n 0 -s 1 -i 'int'
 expect 0 'generated 5 tokens' $infer -n 5 -i "$(bytes 255 254 65 195)" -s 1
 expect 0 'last 32 are read' $infer -n 2 -i "$(head -c 300 text.txt)" -s 1
 
+# Names from outside reach the terminal without what it would obey: ESC, and U+009B.
+evil=$(printf 'evil\033]0;title\007\302\233[31m')
+harmless() { ok "$1" sh -c '! tr -d "\n\t\040-\176\240-\377" < "$0" | tr -d "\200-\237" | grep -q . && ! grep -q "$(printf "\302[\200-\237]")" "$0"' "$said"; }
+cp -r whole "$evil"
+expect 0 'model evil.*]0;title' $infer "$evil" -n 1 -s 1
+harmless "infer_moe names its folder without control characters"
+cp text.txt "$evil.txt"
+expect 0 'evil.*]0;title.*txt' $train -i "$evil.txt" -j val.txt $model -b 2 -t 32 -x 0
+harmless "train_moe names its data without control characters"
+cp whole/config.json config.kept
+sed 's/"model_type": "[a-z]*"/"model_type": "x\\u001b[31m\\u009b"/' config.kept > "$evil/config.json"
+expect 4 'model_type "x' $infer "$evil" -n 1
+harmless "infer_moe names a kind of model without control characters"
+sed 's/"ByteLevel"/"x\\u001b[31m\\u009b"/g' whole/tokenizer.json > bad.json
+expect 3 'x.*31m' $infer whole -z bad.json -n 1
+harmless "infer_moe names a part of a tokenizer without control characters"
+
 # infer_moe -x uses the windows of the trainer's validation, so only the order of the sum differs.
 expect 0 'bits/byte' $infer whole -x val.txt
 theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole/main.log | sed 's/.*tel://')
@@ -531,7 +548,9 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
-# The benchmark of a step prints its table to the last line.
+# The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
+# the last line.
+expect 0 '^m4 routing of a layer, forward: ' "$root/bench_moe" -t 0 -e m4
 expect 0 'all  .*100.00%' "$root/bench_moe" -step m1:c64f32,1,16
 
 echo "$passed passed, $failed failed"

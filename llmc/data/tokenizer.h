@@ -5,7 +5,8 @@
  *                  and pairs are merged within a word. Every byte string can be encoded, valid UTF-8 or not.
  *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones fall back to bytes.
  * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except where the tokenizer's
- * Unicode normalization (NFC) changes them. No beginning-of-text token is added: see tokenizer_bos. */
+ * Unicode normalization (NFC) changes them; SentencePiece gives a space for U+2581, and its newer spelling (Metaspace) has the
+ * same ids for a text with and without one leading space, and gives back the one without. No beginning-of-text token is added: see tokenizer_bos. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 #include "documents.h"

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
 #include "net.h"
+#include "llmc/base/text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,7 +165,7 @@ Group *group_of(ProcessGroup *g, int local)   { return &g->rank[local].group; }
 
 static void lost_default(const char *why) {
     if (!ftrylockfile(stdout)) fflush(stdout);              /* another thread may be stuck while it holds the lock */
-    fprintf(stderr, "error: %s\n", why);
+    text_print(stderr, "error: %s\n", why);
     _exit(EXIT_PEER);
 }
 

@@ -5,6 +5,7 @@
 #include "introductions.h"
 #include "net.h"
 #include "secret.h"
+#include "llmc/base/text.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,7 +138,7 @@ static void refuse_all(Gathering *r, struct pollfd *fds) {
 /* Notes to the user every ten seconds. */
 static void note_missing(const Gathering *r, int left, const char *list, const char *wrong) {
     const Launch *l = &r->o->launch;
-    fprintf(stderr, "waiting at %s port %d for %d of %d processes: %s%s\n", l->address, l->port, left, r->g->processes, list, wrong);
+    text_print(stderr, "waiting at %s port %d for %d of %d processes: %s%s\n", l->address, l->port, left, r->g->processes, list, wrong);
 }
 
 static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
