@@ -276,6 +276,15 @@ ok "a stale model at the top is replaced" cmp -s x9/model.safetensors x9/$newest
 ok "best/ is there again" cmp -s x9/best/model.safetensors whole/best/model.safetensors
 ok "no temporary file remains" [ -z "$(find x9 -name '*tmp*')" ]
 
+# Best weights that cannot be saved: two attempts, the truth, and no other harm.
+mkdir lost && : > lost/best
+expect 5 'the weights with the best validation loss, of step [246]0, could not be saved' $run -o lost
+ok "each was tried twice" [ "$(grep -c 'step 20, were not saved' "$said")" = 2 ]
+same_weights() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+ok "the run itself is not harmed" same_weights lost whole
+rm lost/best
+resume 0 'complete' lost
+
 cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
 expect 4 'activation' $train -fa gelu -o x5 -y 1
