@@ -46,7 +46,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             lse[n] = max + log(sum);
             for (int e = 0; e < E; e++) {
                 score[e] = scores >= SIGMOID_TOPK ? sigmoid(R(x[e]))
-                         : scores == SOFTMAX_TOPK ? exp(R(x[e]) - lse[n]) : R(x[e]);
+                         : SCORES_ARE_P(scores) ? exp(R(x[e]) - lse[n]) : R(x[e]);
                 if (bias) score[e] += bias[e];
             }
             for (int k = 0; k < K; k++) {

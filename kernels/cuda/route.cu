@@ -181,7 +181,7 @@ template<class Key, int MOST> static __global__ void __launch_bounds__(32 * ROUT
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
         Scores scores, int forced, int N, int E, int K) {
     enum { MANY = 2048 };                                   // tokens: enough to keep the GPU busy with 32 per warp
-    const bool packed = sizeof(floatX) == 2 && !bias, scored = !bias || (sizeof(floatX) == 2 && scores != SOFTMAX_TOPK);
+    const bool packed = sizeof(floatX) == 2 && !bias, scored = !bias || (sizeof(floatX) == 2 && !SCORES_ARE_P(scores));
     if (N >= MANY && !forced && K <= 16 && E <= 0xffff && wide(E, logits) && scored) {
         auto kernel = packed ? K <= 8 ? router_many_kernel<unsigned, 8> : router_many_kernel<unsigned, 16>
                              : K <= 8 ? router_many_kernel<uint64_t, 8> : router_many_kernel<uint64_t, 16>;

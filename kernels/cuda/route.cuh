@@ -32,9 +32,9 @@ __device__ static inline real log_sum(const floatX *x, int E) {
 typedef struct { unsigned score, logit, expert; } Candidate;
 
 // By which experts are compared: the score of one with logit v, or, without a bias, the logit itself, which is in the same order.
-// l: log_sum, for SOFTMAX_TOPK.
+// l: log_sum, where scores are p.
 __device__ static inline unsigned biased_score(real v, real bias, Scores scores, real l) {
-    return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias);
+    return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + bias);
 }
 // E <= 32: a lane has one expert at most, with logit v.
 __device__ static inline Candidate only_candidate(real v, const real *bias, Scores scores, real l, int E) {
@@ -107,7 +107,7 @@ __device__ static inline void choose_experts(int *chosen, real *w, real *lse, co
         unsigned *score, Scores scores, int forced, size_t n, int E, int K) {
     const int lane = threadIdx.x % 32;
     real l = 0;
-    if (lse || scores == SOFTMAX_TOPK) l = log_sum(x, E);
+    if (lse || SCORES_ARE_P(scores)) l = log_sum(x, E);
     if (lse && lane == 0) *lse = l;
 
     auto store = [&](int k, int e) { if (lane == 0) chosen[k] = e; };

@@ -7,6 +7,7 @@
 #ifndef JSON_H
 #define JSON_H
 #include "base.h"
+#include "text.h"
 
 enum { JSON_DEPTH = 64 };
 typedef enum { JSON_NULL, JSON_BOOL, JSON_INT, JSON_DOUBLE, JSON_STRING, JSON_ARRAY, JSON_OBJECT } JsonType;
@@ -42,4 +43,7 @@ int64_t     json_int(const JsonValue *v, int64_t otherwise);
 double      json_double(const JsonValue *v, double otherwise);                          /* accepts integers, too */
 int         json_bool(const JsonValue *v, int otherwise);
 const char *json_string(const JsonValue *v, const char *otherwise);     /* `otherwise` also if the string contains NUL */
+
+/* Appends the text of a value; lists and objects on lines of their own, two spaces deeper than `depth` levels. */
+void json_write(Text *to, const JsonValue *v, int depth);
 #endif

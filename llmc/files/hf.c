@@ -2,6 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "hf.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/rope.h"
+#include "llmc/model/routers.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
@@ -111,13 +113,40 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
     if (n < capacity) snprintf(text + n, capacity - n, "]");
 }
 
+/* Elements of a piece that are moved at a time: whole heads where their rows have another order in files. */
+static size_t chunk_of(const Piece *p) {
+    const size_t head = p->head ? (size_t)p->head * (p->count / (size_t)p->shape[0]) : 1;
+    return head > BUFFER ? head : BUFFER / head * head;
+}
+static size_t largest_chunk(const Model *m) {
+    size_t most = BUFFER;
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Piece p = manifest_piece(&m->manifest.at[i], 0);
+        if (chunk_of(&p) > most) most = chunk_of(&p);
+    }
+    return most;
+}
+/* Rows of heads from the order of files to that of memory, or back; n elements of `size` bytes. */
+static void turn_heads(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory) {
+    const size_t row = p->count / (size_t)p->shape[0] * size, head = row * (size_t)p->head;
+    char *copy = p->head ? mem_alloc(head) : NULL;
+    for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
+        memcpy(copy, at, head);
+        for (int i = 0; i < p->head; i++) {
+            const size_t file = (size_t)i * row, memory = (size_t)rope_place(c, i) * row;
+            memcpy(at + (to_memory ? memory : file), copy + (to_memory ? file : memory), row);
+        }
+    }
+    free(copy);
+}
+
 /* Copies a tensor of the file to the device, with conversion if the number types differ. */
 static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece *p, void *buffer, Error *e) {
     const Device *dev = m->dev;
-    const size_t size = dev->floatX_size;
+    const size_t size = dev->floatX_size, chunk = chunk_of(p);
     const int same = !strcmp(t->dtype, dev->dtype);
-    for (size_t i = 0; i < p->count; i += BUFFER) {
-        const size_t n = p->count - i < BUFFER ? p->count - i : BUFFER;
+    for (size_t i = 0; i < p->count; i += chunk) {
+        const size_t n = p->count - i < chunk ? p->count - i : chunk;
         void *to = (char *)m->params + (p->offset + i) * size;
         if (!(same ? safetensors_read(s, t, i * size, buffer, n * size, e)
                    : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
@@ -125,17 +154,62 @@ static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece
         if (bad < n)
             return error_set(e, "tensor %s: element %zu is NaN or infinite",
                              p->name, i + bad);
+        turn_heads(&m->config, p, buffer, n, same ? size : sizeof(double), 1);
         if (same) dev->upload(to, buffer, n * size);
         else dev->from_double(to, buffer, n);
     }
     return 1;
 }
 
+/* ---- the routers' biases for choosing: part of a model that has them, but not learned, so not in its manifest ---------- */
+
+static int bias_count(const Model *m) { return m->config.choice_bias ? m->routers : 0; }
+/* Router r's, as a tensor of files; its shape stays valid as long as `shape`. */
+static FileTensor bias_tensor(const Model *m, int r, char name[TENSOR_NAME], uint64_t shape[2]) {
+    int attention;
+    const int layer = router_layer(&m->config, r, &attention), is_row = config_family(&m->config) == FAMILY_ERNIE;
+    router_bias_name(&m->config, layer, attention, name);
+    shape[0] = 1;
+    shape[is_row] = (uint64_t)router_width(m, r);
+    return (FileTensor){ .name = name, .dtype = m->dev->real_size == 8 ? "F64" : "F32", .rank = 1 + is_row, .shape = shape };
+}
+static int load_bias(Model *m, Safetensors *s, int r, size_t *used, Error *e) {
+    char name[TENSOR_NAME];
+    uint64_t shape[2];
+    bias_tensor(m, r, name, shape);
+    const FileTensor *t = safetensors_find(s, name);
+    const size_t E = (size_t)router_width(m, r);
+    *used += t != NULL;
+    if (!t || t->count != E) return error_set(e, "%s of %zu elements is %s", name, E, t ? "of another size" : "missing");
+    double *values = mem_alloc(E * sizeof *values);
+    int ok = safetensors_read_double(s, t, 0, values, E, e);
+    if (ok && first_not_finite("F64", values, E) < E) ok = error_set(e, "tensor %s: an element is NaN or infinite", name);
+    if (ok) m->dev->reals_from_double(real_at(m, m->bias, router_offset(m, r)), values, E);
+    free(values);
+    return ok;
+}
+static int save_bias(const Model *m, SafetensorsWriter *w, int r, Error *e) {
+    const size_t bytes = (size_t)router_width(m, r) * m->dev->real_size;
+    char *values = mem_alloc(bytes);
+    m->dev->download(values, real_at(m, m->bias, router_offset(m, r)), bytes);
+    const int ok = first_not_finite(m->dev->real_size == 8 ? "F64" : "F32", values, (size_t)router_width(m, r)) < (size_t)router_width(m, r)
+                 ? error_set(e, "a router's bias is not finite: not saved") : safetensors_append(w, values, bytes, e);
+    free(values);
+    return ok;
+}
+
 static int is_known(const Model *m, const char *name) {
+    for (int r = 0; r < bias_count(m); r++) {
+        char bias[TENSOR_NAME];
+        uint64_t shape[2];
+        bias_tensor(m, r, bias, shape);
+        if (!strcmp(bias, name)) return 1;
+    }
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++)
             if (!strcmp(manifest_piece(&m->manifest.at[i], j).name, name)) return 1;
     return strstr(name, "rotary_emb.inv_freq") != NULL      /* computed by this program */
+        || strstr(name, "mtp") != NULL                      /* ERNIE's prediction of later tokens */
         || (m->config.tied && !strcmp(name, "lm_head.weight"));
 }
 static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
@@ -151,7 +225,7 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
     Error why;
     Safetensors *s = safetensors_open(path, e);
     if (!s) return 0;
-    void *buffer = mem_alloc(BUFFER * sizeof(double));
+    void *buffer = mem_alloc(largest_chunk(m) * sizeof(double));
     size_t used = m->config.tied && safetensors_find(s, "lm_head.weight");      /* a redundant copy of the embedding */
     int problems = 0;
     Text text = { 0 };
@@ -173,6 +247,11 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
                 text_add(&text, "\n  %s", why.text);
                 problems++;
             }
+        }
+    for (int r = 0; r < bias_count(m); r++)
+        if (!load_bias(m, s, r, &used, &why)) {
+            text_add(&text, "\n  %s", why.text);
+            problems++;
         }
     if (!problems && used < safetensors_count(s)) warn_of_unknown(m, s, path);
     if (problems)
@@ -216,9 +295,11 @@ int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, ui
     const size_t size = m->dev->floatX_size;
     size_t count = 0, k = 0;
     for (int i = 0; i < m->manifest.count; i++) count += (size_t)manifest_piece_count(&m->manifest.at[i]);
+    const size_t all = count + (size_t)bias_count(m);
     Piece *pieces = mem_alloc(count * sizeof *pieces);
-    uint64_t (*shapes)[4] = mem_alloc(count * sizeof *shapes);
-    FileTensor *tensors = mem_alloc(count * sizeof *tensors);
+    uint64_t (*shapes)[4] = mem_alloc(all * sizeof *shapes);
+    FileTensor *tensors = mem_alloc(all * sizeof *tensors);
+    char (*names)[TENSOR_NAME] = mem_alloc((all - count + 1) * sizeof *names);
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++, k++) {
             pieces[k] = manifest_piece(&m->manifest.at[i], j);
@@ -226,24 +307,28 @@ int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, ui
             tensors[k] = (FileTensor){ .name = pieces[k].name, .dtype = m->dev->dtype, .rank = pieces[k].rank,
                                        .shape = shapes[k] };
         }
+    for (int r = 0; r < bias_count(m); r++) tensors[count + (size_t)r] = bias_tensor(m, r, names[r], shapes[count + (size_t)r]);
     char number[32];
     snprintf(number, sizeof number, "%lld", (long long)step);
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
-    void *buffer = mem_alloc(BUFFER * size);
-    SafetensorsWriter *w = safetensors_create(path, tensors, count, notes, 2, e);
+    void *buffer = mem_alloc(largest_chunk(m) * size);
+    SafetensorsWriter *w = safetensors_create(path, tensors, all, notes, 2, e);
     int ok = w != NULL;
     parallel_wait_all_weights(m);
     for (k = 0; k < count && ok; k++)
-        for (size_t i = 0; i < pieces[k].count && ok; i += BUFFER) {
-            const size_t n = pieces[k].count - i < BUFFER ? pieces[k].count - i : BUFFER;
+        for (size_t i = 0, chunk = chunk_of(&pieces[k]); i < pieces[k].count && ok; i += chunk) {
+            const size_t n = pieces[k].count - i < chunk ? pieces[k].count - i : chunk;
             m->dev->download(buffer, (char *)m->params + (pieces[k].offset + i) * size, n * size);
             if (first_not_finite(m->dev->dtype, buffer, n) < n)
                 ok = error_set(e, "tensor %s is not finite: not saved", pieces[k].name);
+            turn_heads(&m->config, &pieces[k], buffer, n, size, 0);
             ok = ok && safetensors_append(w, buffer, n * size, e);
         }
+    for (int r = 0; r < bias_count(m) && ok; r++) ok = save_bias(m, w, r, e);
     if (ok) ok = safetensors_finish(w, e, bytes, crc);
     else if (w) safetensors_abandon(w);
     free(buffer);
+    free(names);
     free(tensors);
     free(shapes);
     free(pieces);

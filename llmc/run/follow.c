@@ -84,6 +84,7 @@ static void show_tile_waste(Run *r) {
     int *chosen = mem_alloc(bytes), *start = mem_alloc(bytes);
     double rows[2] = { 0, 0 }, tiles[2] = { 0, 0 };
     for (int l = 0; l < c->layers; l++) {
+        if (!config_has_experts(c, l)) continue;
         m->dev->download(chosen, m->acts[l].mlp.own_load, (size_t)c->experts * sizeof(int));
         m->dev->download(start, m->acts[l].mlp.plan.start, bytes);
         for (int e = 0; e < c->experts; e++)
@@ -97,7 +98,7 @@ static void show_tile_waste(Run *r) {
     free(start);
     for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
     log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0], 100 * tiles[1],
-             rows[0] / c->layers / c->experts);
+             rows[0] / config_mixtures(c) / c->experts);
     Text e = event("tiles");
     event_int(&e, "step", r->progress.step);
     event_double(&e, "waste_chosen", tiles[0]);

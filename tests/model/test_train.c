@@ -736,7 +736,11 @@ static void configs(void) {
         { "u3:c16h4d4e4k2f12a4x2",   TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h4d4e1f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "d2:c16h4f20",             TOPK_SOFTMAX, RELU2,  1, 1e-6, FAMILY_SMOE },
-        { "d2:c16h4f20n1",           TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "d2:c16h4f20n1",           TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_QWEN3 },
+        { "m2:c16h4q2e8k2f12a1n1",   SOFTMAX_TOPK, SWIGLU, 1, 1e-6, FAMILY_QWEN3_MOE },
+        { "m2:c16h4q2e8k2f12a1n2",   SOFTMAX_TOPK, SWIGLU, 0, 1e-6, FAMILY_OLMOE },
+        { "m2:c16h4q2e8k2f12a1s2",   TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_GRANITE_SHARED },
+        { "d3:c16h6d8q2f12",         TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_MISTRAL },     /* 6 heads do not divide 16 channels */
         { "d2:c16h4f20l15v2",        TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
         { "m2:c16h4q2e8k2f12a1w250", SIGMOID_EACH, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h6d4q2e4k2f12a4x2b1z2i75y100", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
@@ -751,7 +755,7 @@ static void configs(void) {
         c.activation = kinds[i].activation;
         c.tied = kinds[i].tied;
         c.final_eps = kinds[i].eps;
-        if (kinds[i].family & (FAMILY_MIXTRAL | FAMILY_LLAMA)) c.norm_eps = c.final_eps;
+        if (!(kinds[i].family & (FAMILY_JETMOE | FAMILY_SMOE))) c.norm_eps = c.final_eps;
         c.rope_theta = 12345.678;
         config_to_json(&c, "BF16", &json);
         const int read = from_text(&back, json.at, &e);
@@ -772,14 +776,26 @@ static void refused_configs(void) {
 #define SIZES "\"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 2, \"intermediate_size\": 8, " \
               "\"num_attention_heads\": 4, \"max_position_embeddings\": 64"
     static const struct { const char *type, *extra, *names; } wrong[] = {
-        { "llama",   "\"attention_bias\": true",                          "attention_bias" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"attention_bias\": true",                          "attention_bias" },
         { "llama",   "\"mlp_bias\": true",                                "mlp_bias" },
         { "llama",   "\"quantization_config\": {\"bits\": 4}",            "quantization_config" },
         { "llama",   "\"clip_qkv\": 8.0",                                 "clip_qkv" },
-        { "llama",   "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}",           "rope_scaling" },
-        { "llama",   "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",      "rope_scaling" },
-        { "llama",   "\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 1e4}", "yarn" },
-        { "mixtral", "\"sliding_window\": 32",                            "sliding_window" },
+        { "llama",   "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}",          "dynamic" },
+        { "llama",   "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",      "low_freq_factor" },
+        { "llama",   "\"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 1e4}", "factor" },
+        { "llama",   "\"partial_rotary_factor\": 0.5",                   "partial_rotary_factor" },
+        { "smoe",    "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}",           "linear" },
+        { "olmoe",   "\"num_local_experts\": 1",                        "two experts" },
+        { "mixtral", "\"num_local_experts\": 1, \"num_key_value_heads\": 4, \"num_experts_per_tok\": 1", "two experts" },
+        { "qwen2_moe", "\"moe_intermediate_size\": 8",                  "shared_expert_intermediate_size" },
+        { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 1", "sliding_window" },
+        { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, "
+                     "\"num_key_value_heads\": 4, \"n_group\": 4, \"topk_group\": 2", "n_group" },
+        { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },
+        { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"moe_layer_start_index\": 5", "no layer" },
+        { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3", "partial_rotary_factor" },
+        { "granitemoe", "\"residual_multiplier\": 0.0",                 "residual_multiplier" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": 32",                            "sliding_window" },
         { "llama",   "\"hidden_act\": \"gelu\"",                          "hidden_act" },             /* exact GELU; ours is the tanh form */
         { "llama",   "\"hidden_act\": \"gelu_pytorch_tanh\"",             "hidden_act" },             /* gated GELU: not supported */
         { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
@@ -787,7 +803,7 @@ static void refused_configs(void) {
         { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
         { "llama",   "\"num_key_value_heads\": 3",                        "3" },
         { "llama",   "\"head_dim\": 5",                                   "5" },
-        { "mixtral", "\"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
         { "mixtral", "\"num_local_experts\": 2.5",                        "num_local_experts" },
         { "mixtral", "\"num_local_experts\": -2",                         "num_local_experts" },
         { "mixtral", "\"num_local_experts\": 4000000000000",              "num_local_experts" },

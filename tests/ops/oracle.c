@@ -28,15 +28,6 @@ static void naive_rmsnorm_forward(const Case *c, double **v) {
         for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][n*c->C + i] * v[1][n] * v[3][i];
     }
 }
-static void naive_rope_table(const Case *c, double **v) {
-    for (int t = 0; t < c->s.T; t++)
-        for (int i = 0; i < c->s.D/2; i++) {
-            double angle = t / pow(10000, 2.0 * i / c->s.D);
-            v[0][t*c->s.D + 2*i] = cos(angle);
-            v[0][t*c->s.D + 2*i + 1] = sin(angle);
-        }
-}
-/* The complex number x_i + j x_(i+D/2) times cos + j sin, or its conjugate. */
 static void naive_rope(const Case *c, double **v) {
     const int half = c->s.D / 2;
     for (int n = 0; n < c->N; n++)
@@ -88,6 +79,12 @@ static void naive_norm_rope_backward(const Case *c, double **v) {
 static void naive_columns_add(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] += v[1][n*c->C + i];
 }
+static void naive_columns_put(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] = v[1][n*c->C + i];
+}
+static void naive_bias_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] += v[1][i];
+}
 static void naive_columns_take(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
 }
@@ -109,7 +106,7 @@ static double dropped(const Case *c, size_t i, double x) {
     const uint64_t here = splitmix64(splitmix64(c->key + ((uint64_t)c->site + 1) * golden) + 0x6D6F66 * golden);
     const uint64_t four = splitmix64(here + (i / 4 + 1) * golden);
     double draw = (double)(four / (uint64_t)pow(2, i % 4 * 16.0) % 65536);
-    return draw < floor((double)c->p * 65536) ? 0 : x / (1 - (double)c->p);
+    return draw < floor((double)c->p * 65536) ? 0 : x / (1 - (double)c->p) * (c->scale != 0 ? (double)c->scale : 1);
 }
 static void naive_residual(const Case *c, double **v) {
     for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = v[1][i] + dropped(c, i, v[2][i]);
@@ -144,7 +141,7 @@ static void naive_router_forward(const Case *c, double **v) {
             for (int i = 0; i < E; i++) {
                 double a[2] = { x[e], x[i] };
                 for (int j = 0; j < 2; j++) {
-                    if (c->scores == SOFTMAX_TOPK) a[j] = exp(a[j]) / sum;
+                    if (SCORES_ARE_P(c->scores)) a[j] = exp(a[j]) / sum;
                     if (c->scores >= SIGMOID_TOPK) a[j] = sigmoid(a[j]);
                     if (v[4]) a[j] += v[4][j ? i : e];
                 }
@@ -452,10 +449,10 @@ static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->
 /* Operations that are not here are gradients (gradients.c), or the oracle composes them of others (kernels/compound.c). */
 static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
 #define NAIVE(op) { #op, naive_##op }
-    NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope_table), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
+    NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
-    NAIVE(columns_add), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
+    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
     NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),

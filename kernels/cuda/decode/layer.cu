@@ -418,11 +418,11 @@ router_logits(floatX *logits, Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]
     }
     __syncthreads();
 }
-// The best `count` experts, by every warp: returns the last of them; chosen: in lane k the k-th. l: log_sum, for SOFTMAX_TOPK.
+// The best `count` experts, by every warp: returns the last of them; chosen: in lane k the k-th. l: log_sum, where scores are p.
 __device__ static inline int best_experts(int &chosen, real &l, const floatX *logits, const Router &router, int count) {
     const int lane = threadIdx.x % 32;
     const real logit = lane < router.E ? R(logits[lane]) : 0;
-    l = router.scores == SOFTMAX_TOPK ? log_sum(logits, router.E) : 0;
+    l = SCORES_ARE_P(router.scores) ? log_sum(logits, router.E) : 0;
     int last = 0;
     chosen = 0;
     top_experts<false>(only_candidate(logit, router.bias, router.scores, l, router.E), NULL, NULL, router.E, count,
