@@ -334,6 +334,13 @@ char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *byt
     return out.at;
 }
 
+int tokenizer_ends(const Tokenizer *t, int *ids, int most) {
+    static const char *const names[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>" };
+    int n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names && n < most; i++)
+        if ((ids[n] = tokenizer_id(t, names[i])) >= 0) n++;
+    return n;
+}
 int tokenizer_vocab(const Tokenizer *t)    { return t->vocab; }
 int tokenizer_eos(const Tokenizer *t)      { return t->eos; }
 int tokenizer_bos(const Tokenizer *t)      { return t->bos; }

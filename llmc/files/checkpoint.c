@@ -283,7 +283,7 @@ static int save_run(const char *path, const Snapshot *s, const FileSum *model, c
     text_add(&t, ",\n  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
                  "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}\n  },\n  \"config\": ",
              (unsigned long long)model->bytes, model->crc, (unsigned long long)optimizer->bytes, optimizer->crc);
-    config_to_json(&s->model->config, s->model->dev->dtype, &t);
+    config_to_json(&s->model->config, s->model->dev->dtype, 1, &t);
     text_add(&t, ",  \"options\": %s\n}\n", s->options);
     int ok = file_write(path, t.at, t.length, e);
     free(t.at);
@@ -361,7 +361,7 @@ int checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t maj
         else folder_sync(state);
     }
     if (!ok) remove_folder(temporary);
-    ok = ok && hf_save_small(folder, s->model, s->tokenizer, e) && publish(weights, top, e);
+    ok = ok && hf_save_small(folder, s->model, s->tokenizer, s->origin, e) && publish(weights, top, e);
     if (ok) {
         folder_sync(folder);
         remove_old_steps(folder, s->step, keep, major);
@@ -371,13 +371,14 @@ int checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t maj
 }
 
 /* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
-int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e) {
+int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
+                         Error *e) {
     char *best = text_format("%s/best", folder), *temporary = text_format("%s/model.safetensors.tmp", best);
     char *final = text_format("%s/model.safetensors", best);
     uint64_t bytes;
     uint32_t crc;
     int ok = folder_make(best, e) && has_space(folder, m->manifest.learnable * m->dev->floatX_size, e)
-          && hf_save_small(best, m, tokenizer, e) && hf_save_weights(m, temporary, step, e, &bytes, &crc);
+          && hf_save_small(best, m, tokenizer, origin, e) && hf_save_weights(m, temporary, step, e, &bytes, &crc);
     if (ok && rename(temporary, final)) ok = error_set(e, "%s: %s", final, strerror(errno));
     if (ok) folder_sync(best);
     else unlink(temporary);

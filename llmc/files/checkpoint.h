@@ -10,7 +10,7 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "llmc/model/optim.h"
-#include "llmc/data/tokenizer.h"
+#include "hf.h"
 #include "llmc/base/json.h"
 
 int  checkpoint_lock(const char *folder, Error *e);         /* makes the folder; 0 if another trainer uses it */
@@ -22,6 +22,7 @@ typedef struct {                        /* what is saved */
     const Model     *model;
     const Optimizer *optimizer;
     const Tokenizer *tokenizer;         /* NULL: none */
+    const HfOrigin  *origin;            /* what the model came with (hf.h), or NULL */
     int64_t          step;              /* names the step folder */
     const char      *progress;          /* members of run.json, JSON without braces. One is read here: "updates", Adam's clock */
     const char      *options;           /* the settings, a JSON object */
@@ -30,7 +31,8 @@ typedef struct {                        /* what is saved */
 /* Called by rank 0, while the other ranks call optimizer_lend. keep: the number of step folders kept, at least 1. major:
  * folders whose step is a multiple of it are kept, too; 0: none. */
 int  checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e);
-int  checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e);
+int  checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
+                          Error *e);
 
 /* open: the newest usable step folder. Reads its run.json and verifies the other files; warns about newer folders that are
  * damaged. NULL and e if there is none. load: weights, moments, Adam's clock and the routers' biases, into an allocated

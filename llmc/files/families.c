@@ -440,13 +440,13 @@ static void write_value(const Config *c, int i, Text *out) {
     }
 }
 
-void config_to_json(const Config *c, const char *dtype, Text *out) {
+void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out) {
     const Family f = config_family(c);
     char descriptor[128];
     config_descriptor(c, descriptor);
     text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", family_architecture(f), family_name(f));
     for (int i = 0; i < KEYS; i++) {
-        if (!is_written(c, i)) continue;
+        if (!is_written(c, i) || (keys[i].kind == PADDED && !in_memory)) continue;
         text_add(out, ",\n  \"%s\": ", keys[i].key);
         write_value(c, i, out);
     }

@@ -271,24 +271,90 @@ static int write_file(const char *folder, const char *name, const char *text, si
     return ok;
 }
 
-int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e) {
-    static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
-    Text config = { 0 }, settings = { 0 };
-    config_to_json(&m->config, m->dev->dtype, &config);
-    int ok = write_file(folder, "config.json", config.at, config.length, e)
-          && write_file(folder, "generation_config.json", generation, sizeof generation - 1, e);
-    if (tokenizer && ok) {
-        size_t bytes;
-        const char *json = tokenizer_json(tokenizer, &bytes);
-        text_add(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n"
-                            "  \"clean_up_tokenization_spaces\": false,\n  \"model_max_length\": %d\n}\n",
-                 m->config.context);
-        ok = write_file(folder, "tokenizer.json", json, bytes, e)
-          && write_file(folder, "tokenizer_config.json", settings.at, settings.length, e);
+/* Files of the tokenizer, and, last, generation_config.json. */
+static const char *const companions[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+    "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
+};
+enum { COMPANIONS = sizeof companions / sizeof *companions };
+struct HfOrigin { Json *config; struct { char *data; size_t bytes; } file[COMPANIONS]; };
+
+HfOrigin *hf_origin_open(const char *folder) {
+    Error e;
+    size_t bytes;
+    char *path = text_format("%s/config.json", folder), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
+    Json *config = text ? json_parse(text, bytes, &e) : NULL;
+    HfOrigin *o = config ? mem_alloc(sizeof *o) : NULL;
+    free(path);
+    free(text);
+    if (!o) return NULL;
+    o->config = config;
+    for (int i = 0; i < COMPANIONS; i++) {
+        path = text_format("%s/%s", folder, companions[i]);
+        if (is_file(path)) o->file[i].data = file_read(path, &o->file[i].bytes, &e);
+        free(path);
     }
-    free(config.at);
+    return o;
+}
+void hf_origin_free(HfOrigin *o) {
+    for (int i = 0; o && i < COMPANIONS; i++) free(o->file[i].data);
+    if (o) json_free(o->config);
+    free(o);
+}
+
+/* Has the model still the tokenizer it came with? One that this program cannot read was not replaced either. */
+static int keeps_tokenizer(const HfOrigin *o, const Tokenizer *t) {
+    size_t bytes = 0;
+    const char *json = t ? tokenizer_json(t, &bytes) : NULL;
+    return o && (!t || (o->file[0].data && o->file[0].bytes == bytes && !memcmp(o->file[0].data, json, bytes)));
+}
+
+static int save_tokenizer(const char *folder, const Model *m, const Tokenizer *t, Error *e) {
+    size_t bytes;
+    Text settings = { 0 };
+    const char *json = tokenizer_json(t, &bytes);
+    text_add(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"clean_up_tokenization_spaces\": false,\n"
+                        "  \"model_max_length\": %d\n}\n", m->config.context);
+    const int ok = write_file(folder, "tokenizer.json", json, bytes, e)
+                && write_file(folder, "tokenizer_config.json", settings.at, settings.length, e);
     free(settings.at);
     return ok;
+}
+
+int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+    static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
+    Text config = { 0 };
+    const int keeps = keeps_tokenizer(origin, tokenizer);
+    if (!origin || !config_to_json_like(&m->config, m->dev->dtype, json_root(origin->config), &config))
+        config_to_json(&m->config, m->dev->dtype, 0, &config);
+    int ok = write_file(folder, "config.json", config.at, config.length, e);
+    for (int i = 0; i < COMPANIONS && ok && keeps; i++)
+        if (origin->file[i].data) ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);
+    if (ok && !(keeps && origin->file[COMPANIONS - 1].data))
+        ok = write_file(folder, companions[COMPANIONS - 1], generation, sizeof generation - 1, e);
+    if (ok && tokenizer && !keeps) ok = save_tokenizer(folder, m, tokenizer, e);
+    free(config.at);
+    return ok;
+}
+
+static int add_ends(const char *folder, const char *file, int ids[MOST_ENDS]) {
+    Error e;
+    size_t bytes;
+    int n = 0;
+    char *path = text_format("%s/%s", folder, file), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
+    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    const JsonValue *v = json ? json_get(json_root(json), "eos_token_id") : NULL;
+    if (json_is(v, JSON_INT)) ids[n++] = (int)json_int(v, -1);
+    else for (const JsonValue *id = json_is(v, JSON_ARRAY) ? json_first(v) : NULL; id && n < MOST_ENDS; id = id->next)
+        ids[n++] = (int)json_int(id, -1);
+    if (json) json_free(json);
+    free(text);
+    free(path);
+    return n;
+}
+int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_ENDS]) {
+    const int n = add_ends(folder, "generation_config.json", ids), m = n ? n : add_ends(folder, "config.json", ids);
+    return m || !tokenizer ? m : tokenizer_ends(tokenizer, ids, MOST_ENDS);
 }
 
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc) {

@@ -159,7 +159,7 @@ void run_validate(Run *r) {
         free(load);
     }
     if (best && r->s.keep_best && r->leads
-        && !checkpoint_save_best(r->s.out, m, p->step, r->tokenizer, &e))
+        && !checkpoint_save_best(r->s.out, m, p->step, r->tokenizer, r->origin, &e))
         warn("the best weights were not saved: %s", e.text);
 }
 
@@ -204,7 +204,7 @@ static int save_here(Run *r) {
     if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return 1; }
     Text progress = { 0 };
     progress_to_json(p, r->dev->name, &progress);
-    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer,
+    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
                                 .step = p->step, .progress = progress.at, .options = r->options_json };
     const int ok = checkpoint_save(s->out, &snapshot, s->keep, s->major, &e);
     free(progress.at);
@@ -265,8 +265,8 @@ void run_end_log(Run *r) {
     if (!report_write(r->s.out, &e)) warn("%s", e.text);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
     if (r->finished)
-        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
-                 r->s.out, best ? "/best" : "");
+        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i %s%s", r->s.out, best ? "/best" : "",
+                 r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     else
         log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", r->s.out);
     log_close(&r->log);

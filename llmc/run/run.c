@@ -84,15 +84,32 @@ void run_choose_device(Run *r) {
     if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
 }
 
+/* The tokenizer of a run that names none (-tk): that of the model it starts from; of a resumed run, its own copy. NULL: none. */
+static char *own_tokenizer(const Run *r) {
+    const Settings *s = &r->s;
+    if (*s->tokenizer || (!r->from && !is_folder(s->model))) return NULL;
+    char *path = text_format("%s/tokenizer.json", r->from ? s->out : s->model);
+    if (is_file(path)) return path;
+    free(path);
+    return NULL;
+}
+
 void run_open_data(Run *r) {
-    Error e;
+    Error e, why;
     Settings *s = &r->s;
-    char *trained = text_format("%s/tokenizer.json", s->out);
-    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = s->tokenizer, .pattern = s->pattern,
-                                  .trained = r->from && is_file(trained) ? trained : NULL, .cache = s->out,
+    char *trained = text_format("%s/tokenizer.json", s->out), *own = own_tokenizer(r);
+    Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
+                                  .pattern = s->pattern, .trained = r->from && is_file(trained) ? trained : NULL, .cache = s->out,
                                   .show = r->leads };
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    if (own && !readable && data_is_text(r->data))
+        fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
+    if (own && !readable && r->leads) warn("%s; it is copied as it is", why.text);
+    tokenizer_free(readable);
     free(trained);
+    free(own);
+    r->origin = r->from ? hf_origin_open(s->out) : is_folder(s->model) ? hf_origin_open(s->model) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_is_text(r->data));
     if (data_is_fallback(r->data))
@@ -117,9 +134,24 @@ static void resume_config(Run *r, int given) {
     if (!given) return;
     describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
+    asked.padding = c->padding;
+    asked.choice_bias = c->choice_bias;
     asked.context = c->context;
     if (!config_same(c, &asked, &e))
         fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", path, r->s.model, e.text);
+}
+
+/* The model in a folder (-e). */
+static void load_config(Run *r) {
+    const Settings *s = &r->s;
+    Config *c = &r->config;
+    Error e;
+    if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
+        fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
+    if (s->bias_rate > 0 && !c->choice_bias && c->family != FAMILY_SMOE)
+        fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
+             "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
 }
 
 void run_choose_model(Run *r) {
@@ -129,18 +161,19 @@ void run_choose_model(Run *r) {
     const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
         fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
-    const int vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
     if (r->from) resume_config(r, (kind_given || settings_given(s, "e")) && !is_model);
     else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
-        if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
-        if (r->tokenizer && vocab > c->vocab)
-            fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
+        load_config(r);
     } else {
         describe_config(s, c);
-        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;    /* 128: whole tiles of the head */
+        c->vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
         c->context = s->seq;
         if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
+    }
+    if (!r->from) {
+        c->choice_bias |= s->bias_rate > 0 && router_experts(c) > 1;
+        config_pad_vocab(c);
     }
     if (s->seq > c->context) {
         if (is_model || r->from) warn("sequences of %d tokens, but the model was trained for %d", s->seq, c->context);
@@ -148,7 +181,7 @@ void run_choose_model(Run *r) {
     }
     c->rounding = rounding_by_name(s->rounding);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
-    if (!data_check(r->data, s->seq, c->vocab, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
@@ -226,9 +259,8 @@ void run_plan(Run *r) {
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), muon_momentum(s));
-    if (r->tokenizer)
-        r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
-                                                                              : r->config.vocab;
+    const int ids = r->config.vocab - r->config.padding, named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
+    r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
 /* The memory needed with other values of some options. */

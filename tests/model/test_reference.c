@@ -67,24 +67,63 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
     free(all);
 }
 
+/* Every key of their config.json with its value, but for the number type, in the order of theirs; and nothing else. */
+static void compare_configs(const char *folder, const char *family) {
+    char *path[2] = { text_format("%s/config.json", folder), scratch_path("config.json") }, *text[2];
+    Json *json[2];
+    Error e;
+    size_t bytes;
+    for (int i = 0; i < 2; i++) {
+        text[i] = file_read(path[i], &bytes, &e);
+        json[i] = text[i] ? json_parse(text[i], bytes, &e) : NULL;
+        check(json[i] != NULL, "%s: %s: %s", family, path[i], e.text);
+    }
+    const JsonValue *a = json[0] ? json_first(json_root(json[0])) : NULL, *b = json[1] ? json_first(json_root(json[1])) : NULL;
+    for (; a && b; a = a->next, b = b->next) {
+        Text x = { 0 }, y = { 0 };
+        json_write(&x, a, 0);
+        json_write(&y, b, 0);
+        check(!strcmp(a->key, b->key) && (!strcmp(a->key, "dtype") || !strcmp(x.at, y.at)), "%s: config.json has \"%s\": %s, not \"%s\": %s",
+              family, a->key, x.at, b->key, y.at);
+        free(x.at), free(y.at);
+    }
+    check(!a && !b, "%s: config.json has as many keys as it had", family);
+    for (int i = 0; i < 2; i++) { json_free(json[i]); free(text[i]); free(path[i]); }
+}
+
+/* Every tensor of theirs, by its name: the same shape and values, and the same bytes if the number type is the same. */
+static void compare_tensors(Safetensors *theirs, Safetensors *ours, const char *family) {
+    Error e;
+    check(safetensors_count(theirs) == safetensors_count(ours), "%s: our file has as many tensors as that of Transformers", family);
+    for (size_t i = 0; i < safetensors_count(theirs); i++) {
+        const FileTensor *a = safetensors_at(theirs, i), *b = safetensors_find(ours, a->name);
+        const int shaped = b && a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape);
+        check(shaped, "%s: %s is in our file", family, a->name);
+        if (!shaped) continue;
+        double *x = mem_alloc(a->count * sizeof *x), *y = mem_alloc(a->count * sizeof *y);
+        check(safetensors_read_double(theirs, a, 0, x, a->count, &e) && safetensors_read_double(ours, b, 0, y, a->count, &e)
+              && !memcmp(x, y, a->count * sizeof *x), "%s: %s has the values it had", family, a->name);
+        free(x), free(y);
+    }
+}
+
 /* Saved and read again: the same names, shapes and bits, and the same configuration. */
 static void save_and_read(const Model *m, const char *family, const char *folder) {
     const Device *dev = m->dev;
     const size_t weights = m->manifest.total * dev->floatX_size;
     char *file = scratch_path("model.safetensors");
+    HfOrigin *origin = hf_origin_open(folder);
     Error e;
     Config c;
     Model again;
     uint64_t bytes;
     uint32_t crc;
-    check(hf_save_small(scratch(), m, NULL, &e) && hf_save_weights(m, file, 7, &e, &bytes, &crc), "%s: saves", family);
+    check(hf_save_small(scratch(), m, NULL, origin, &e) && hf_save_weights(m, file, 7, &e, &bytes, &crc), "%s: saves", family);
     check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
+    compare_configs(folder, family);
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
-    check(theirs && ours && safetensors_count(theirs) == safetensors_count(ours),
-          "%s: our file has as many tensors as that of Transformers", family);
-    for (size_t i = 0; theirs && ours && i < safetensors_count(theirs); i++)
-        check(safetensors_find(ours, safetensors_at(theirs, i)->name) != NULL, "%s: %s is in our file",
-              family, safetensors_at(theirs, i)->name);
+    check(theirs && ours, "%s: both files open", family);
+    if (theirs && ours) compare_tensors(theirs, ours, family);
     safetensors_close(theirs);
     safetensors_close(ours);
     model_plan_inference(&again, dev, &c, 1, 1, 0, NULL);
@@ -94,6 +133,7 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     dev->download(b, again.params, weights);
     check(!memcmp(a, b, weights), "%s on %s: weights are the same bit for bit", family, dev->name);
     model_free(&again);
+    hf_origin_free(origin);
     free(a), free(b), free(file);
 }
 

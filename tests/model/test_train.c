@@ -673,7 +673,7 @@ static void pruning(void) {
     save(folder, &t, 10, 1, 0);
     check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
           "a single checkpoint can be kept");
-    check(checkpoint_save_best(folder, &t.m, 10, NULL, &e), "the best weights are saved");
+    check(checkpoint_save_best(folder, &t.m, 10, NULL, NULL, &e), "the best weights are saved");
     check(checkpoint_clear(folder, &e) && checkpoint_exists(folder) != HOLDS_STATE && !is_file(top),
           "a run can be deleted");
 
@@ -757,7 +757,7 @@ static void configs(void) {
         c.final_eps = kinds[i].eps;
         if (!(kinds[i].family & (FAMILY_JETMOE | FAMILY_SMOE))) c.norm_eps = c.final_eps;
         c.rope_theta = 12345.678;
-        config_to_json(&c, "BF16", &json);
+        config_to_json(&c, "BF16", 1, &json);
         const int read = from_text(&back, json.at, &e);
         check(config_family(&c) == kinds[i].family, "%s is a %s", kinds[i].descriptor, family_name(kinds[i].family));
         check(read && config_same(&c, &back, &e), "%s comes back from config.json: %s", kinds[i].descriptor, e.text);
