@@ -2,7 +2,8 @@
  *
  * Two families of byte-pair encoding (BPE) are read; anything else is refused with the name of what is not supported:
  *   byte-level     GPT-2, OLMoE, Granite, Qwen, Llama-3: text is cut into words by a fixed pattern, words into bytes,
- *                  and pairs are merged within a word. Every byte string can be encoded, valid UTF-8 or not.
+ *                  and pairs are merged within a word. Every byte string can be encoded, valid UTF-8 or not; if a file has
+ *                  no tokens for bytes that UTF-8 never has (OLMoE, GPT-NeoX), such a byte becomes U+FFFD.
  *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones fall back to bytes.
  * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except where the tokenizer's
  * Unicode normalization (NFC) changes them. No beginning-of-text token is added: see tokenizer_bos. */

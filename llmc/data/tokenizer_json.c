@@ -196,7 +196,8 @@ static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
         free(raw.at);
     }
     for (int b = 0; b < 256 && ok; b++)
-        if (t->byte_id[b] < 0)
+        if (t->byte_id[b] < 0 && (b == 0xC0 || b == 0xC1 || b >= 0xF5) && t->byte_level) t->lacks_bytes = 1;
+        else if (t->byte_id[b] < 0)
             ok = error_set(e, "no token for the byte 0x%02X: text could not be encoded without loss", (unsigned)b);
     return ok;
 }
