@@ -147,6 +147,7 @@ static void load(Session *q, const char *asked) {
     if (!hf_load_config(q->folder, &q->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
     config_pad_vocab(&q->config);
     q->g.dev = device_choose(q->s.device, &one, why_cpu);
+    if (!hf_check_weights(q->g.dev, &q->config, q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
     q->tokenizer = find_tokenizer(q);
     const int trained = q->config.context;
     if (!q->s.context) q->s.context = trained;

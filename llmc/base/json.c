@@ -265,7 +265,7 @@ void json_write(Text *to, const JsonValue *v, int depth) {
     case JSON_NULL:   text_add_string(to, "null"); break;
     case JSON_BOOL:   text_add_string(to, v->is.integer ? "true" : "false"); break;
     case JSON_INT:    text_add(to, "%lld", (long long)v->is.integer); break;
-    case JSON_DOUBLE: text_add_double(to, v->is.number); break;
+    case JSON_DOUBLE: text_add_real(to, v->is.number); break;
     case JSON_STRING: text_add_json(to, v->is.string, v->length); break;
     default:
         text_add_string(to, object ? "{" : "[");

@@ -241,7 +241,7 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
 static void write_rope(const Config *c, Text *out) {
     const RopeScaling *s = &c->rope;
     text_add(out, ",\n  \"rope_parameters\": {\"rope_type\": \"%s\", \"rope_theta\": ", rope_names[s->kind]);
-    text_add_double(out, c->rope_theta);
+    text_add_real(out, c->rope_theta);
     const struct { const char *key; double value; int kinds; } numbers[] = {
         { "factor", s->factor, 1 << ROPE_LINEAR | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
         { "original_max_position_embeddings", s->original, 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
@@ -251,12 +251,12 @@ static void write_rope(const Config *c, Text *out) {
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].kinds >> s->kind & 1) {
             text_add(out, ", \"%s\": ", numbers[i].key);
-            text_add_double(out, numbers[i].value);
+            text_add_real(out, numbers[i].value);
         }
     if (s->exact) text_add(out, ", \"truncate\": false");
     if (config_family(c) == FAMILY_GLM) {
         text_add(out, ", \"partial_rotary_factor\": ");
-        text_add_double(out, c->rotated ? (double)c->rotated / c->head_size : 1);
+        text_add_real(out, c->rotated ? (double)c->rotated / c->head_size : 1);
     }
     text_add(out, "}");
 }
@@ -431,8 +431,8 @@ static void write_value(const Config *c, int i, Text *out) {
     case PADDED:     text_add(out, "%d", c->vocab); break;
     case HEADS:      text_add(out, "%d", number * c->kv_heads); break;
     case SHARED:     text_add(out, "%d", number / c->width); break;
-    case DOUBLE: case OPTIONAL_DOUBLE: text_add_double(out, value); break;
-    case MULTIPLIER: text_add_double(out, value > 0 ? value : 1); break;
+    case DOUBLE: case OPTIONAL_DOUBLE: text_add_real(out, value); break;
+    case MULTIPLIER: text_add_real(out, value > 0 ? value : 1); break;
     case FLAG: case BIASES: text_add(out, number ? "true" : "false"); break;
     case RENORM:     text_add(out, SUMS_TO_ONE((Scores)number) ? "true" : "false"); break;
     case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;

@@ -43,6 +43,20 @@ static int is_model(const char *folder) {
     return found;
 }
 
+/* Weights as older folders have them: Python objects, which only Python can read. */
+#define PICKLES "its weights are pytorch_model.bin, which only Python reads. To convert them: python3 -c \"import transformers as t; " \
+                "t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and copy the tokenizer's files"
+static int has_pickles(const char *folder) {
+    static const char *const names[] = { "pytorch_model.bin", "pytorch_model.bin.index.json" };
+    int found = 0;
+    for (int i = 0; i < 2; i++) {
+        char *path = text_format("%s/%s", folder, names[i]);
+        found |= is_file(path);
+        free(path);
+    }
+    return found && !is_model(folder);
+}
+
 static int later(struct timespec a, struct timespec b) {
     return a.tv_sec > b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec > b.tv_nsec);
 }
@@ -74,7 +88,8 @@ char *hf_find_model(const char *asked, Error *e) {
     if (asked && is_model(asked)) folder = text_format("%s", asked);
     else if (is_model(best)) folder = text_format("%s", best);
     else if (!asked) folder = is_model("out") ? text_format("out") : newest_model();
-    if (!folder && asked)
+    if (!folder && asked && has_pickles(asked)) error_set(e, "%s: " PICKLES, asked);
+    else if (!folder && asked)
         error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked,
                   is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder");
     else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
@@ -85,6 +100,7 @@ char *hf_find_model(const char *asked, Error *e) {
 /* ---- reading ------------------------------------------------------------------------------------------------- */
 
 int hf_load_config(const char *folder, Config *c, Error *e) {
+    if (has_pickles(folder)) return error_set(e, "%s: " PICKLES, folder);
     char *path = text_format("%s/config.json", folder);
     size_t bytes;
     int ok = 0;
@@ -173,16 +189,13 @@ static FileTensor bias_tensor(const Model *m, int r, char name[TENSOR_NAME], uin
     shape[is_row] = (uint64_t)router_width(m, r);
     return (FileTensor){ .name = name, .dtype = m->dev->real_size == 8 ? "F64" : "F32", .rank = 1 + is_row, .shape = shape };
 }
-static int load_bias(Model *m, Safetensors *s, int r, size_t *used, Error *e) {
+static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
     char name[TENSOR_NAME];
     uint64_t shape[2];
     bias_tensor(m, r, name, shape);
-    const FileTensor *t = safetensors_find(s, name);
     const size_t E = (size_t)router_width(m, r);
-    *used += t != NULL;
-    if (!t || t->count != E) return error_set(e, "%s of %zu elements is %s", name, E, t ? "of another size" : "missing");
     double *values = mem_alloc(E * sizeof *values);
-    int ok = safetensors_read_double(s, t, 0, values, E, e);
+    int ok = safetensors_read_double(s, safetensors_find(s, name), 0, values, E, e);
     if (ok && first_not_finite("F64", values, E) < E) ok = error_set(e, "tensor %s: an element is NaN or infinite", name);
     if (ok) m->dev->reals_from_double(real_at(m, m->bias, router_offset(m, r)), values, E);
     free(values);
@@ -221,45 +234,76 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
     }
 }
 
-int hf_load_weights(Model *m, const char *path, Error *e) {
-    Error why;
-    Safetensors *s = safetensors_open(path, e);
-    if (!s) return 0;
-    void *buffer = mem_alloc(largest_chunk(m) * sizeof(double));
-    size_t used = m->config.tied && safetensors_find(s, "lm_head.weight");      /* a redundant copy of the embedding */
-    int problems = 0;
-    Text text = { 0 };
+/* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how many. used: how many are the model's. */
+static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t *used) {
+    int n = 0;
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) {
             const Piece p = manifest_piece(&m->manifest.at[i], j);
             const FileTensor *t = safetensors_find(s, p.name);
             char found[96], expected[96];
             uint64_t shape[4];
+            *used += t != NULL;
+            if (t && same_shape(t, &p)) continue;
             for (int d = 0; d < p.rank; d++) shape[d] = (uint64_t)p.shape[d];
             shape_text(expected, sizeof expected, shape, p.rank);
-            used += t != NULL;
-            if (!t) { text_add(&text, "\n  %s %s is missing", p.name, expected); problems++; }
-            else if (!same_shape(t, &p)) {
-                shape_text(found, sizeof found, t->shape, t->rank);
-                text_add(&text, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
-                problems++;
-            } else if (!problems && !load_piece(m, s, t, &p, buffer, &why)) {
-                text_add(&text, "\n  %s", why.text);
-                problems++;
-            }
+            if (t) shape_text(found, sizeof found, t->shape, t->rank);
+            if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
+            else   text_add(problems, "\n  %s %s is missing", p.name, expected);
+            n++;
         }
-    for (int r = 0; r < bias_count(m); r++)
-        if (!load_bias(m, s, r, &used, &why)) {
-            text_add(&text, "\n  %s", why.text);
-            problems++;
+    for (int r = 0; r < bias_count(m); r++) {
+        char name[TENSOR_NAME];
+        uint64_t shape[2];
+        const FileTensor own = bias_tensor(m, r, name, shape), *t = safetensors_find(s, name);
+        const uint64_t E = shape[own.rank - 1];
+        *used += t != NULL;
+        if (t && t->count == E) continue;
+        text_add(problems, "\n  %s of %llu elements is %s", name, (unsigned long long)E, t ? "of another size" : "missing");
+        n++;
+    }
+    return n;
+}
+static int report_problems(const char *path, int n, const Text *problems, Error *e) {
+    return !n || error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, n, n > 1 ? "s" : "", problems->at);
+}
+
+int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e) {
+    Model m;
+    Text problems = { 0 };
+    size_t used = 0;
+    Safetensors *s = safetensors_open(path, e);
+    if (!s) return 0;
+    model_plan_inference(&m, dev, c, 1, 1, 0, NULL);
+    const int ok = report_problems(path, find_problems(&m, s, &problems, &used), &problems, e);
+    model_free(&m);
+    safetensors_close(s);
+    free(problems.at);
+    return ok;
+}
+
+int hf_load_weights(Model *m, const char *path, Error *e) {
+    Safetensors *s = safetensors_open(path, e);
+    Text problems = { 0 };
+    size_t used = 0;
+    if (!s) return 0;
+    Error why;
+    void *buffer = mem_alloc(largest_chunk(m) * sizeof(double));
+    int n = find_problems(m, s, &problems, &used);
+    used += m->config.tied && safetensors_find(s, "lm_head.weight");            /* a redundant copy of the embedding */
+    for (int i = 0; i < m->manifest.count && !n; i++)
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]) && !n; j++) {
+            const Piece p = manifest_piece(&m->manifest.at[i], j);
+            n = !load_piece(m, s, safetensors_find(s, p.name), &p, buffer, &why);
         }
-    if (!problems && used < safetensors_count(s)) warn_of_unknown(m, s, path);
-    if (problems)
-        error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, problems, problems > 1 ? "s" : "", text.at);
+    for (int r = 0; r < bias_count(m) && !n; r++) n = !load_bias(m, s, r, &why);
+    if (n && !problems.at) text_add(&problems, "\n  %s", why.text);
+    if (!n && used < safetensors_count(s)) warn_of_unknown(m, s, path);
+    report_problems(path, n, &problems, e);
     safetensors_close(s);
     free(buffer);
-    free(text.at);
-    return !problems;
+    free(problems.at);
+    return !n;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------- */

@@ -13,6 +13,8 @@ int hf_load_config(const char *folder, Config *c, Error *e);
 /* Loads all weights of an allocated model from a folder or one file. The error lists every missing, misshapen or
  * non-finite tensor. Tensors that the model does not have are ignored with a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
+/* The same errors, as far as the heads of the files tell, before a model is allocated. */
+int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e);
 
 /* What came with a model and belongs to it: its config.json, of which this program knows a part; the files of its tokenizer, with
  * special tokens and chat template; its generation settings. They are kept in memory as they are. */
@@ -26,7 +28,7 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
 
 /* The tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's (NULL: none) by their
  * usual names. Returns how many. */
-enum { MOST_ENDS = 16 };
+enum { MOST_ENDS = 32 };
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
 /* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. */

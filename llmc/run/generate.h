@@ -15,7 +15,7 @@ typedef struct {
     const Device *dev;
     Sampler  sampler;
     uint64_t seed;
-    int      end_token[16], end_tokens; /* those that end a text, and how many they are */
+    int      end_token[32], end_tokens; /* those that end a text, and how many they are */
     int      sequences;
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
     View     view;                      /* opened after generator_open; main NULL: no experts are watched */

@@ -149,6 +149,7 @@ static void load_config(Run *r) {
     if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
     if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
+    if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
     if (s->bias_rate > 0 && !c->choice_bias && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
              "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
@@ -288,6 +289,8 @@ void run_print_plan(const Run *r) {
     printf("|   training tokens     | %lld   validation tokens %lld\n",
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
+    if (config_family(c) == FAMILY_SMOE)
+        puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");
     printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
