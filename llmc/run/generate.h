@@ -6,6 +6,7 @@
 #define GENERATE_H
 #include <signal.h>
 #include <stdio.h>
+#include "llmc/files/hf.h"
 #include "llmc/model/decode.h"
 #include "stream.h"
 #include "view.h"
@@ -15,7 +16,7 @@ typedef struct {
     const Device *dev;
     Sampler  sampler;
     uint64_t seed;
-    int      end_token[32], end_tokens; /* those that end a text, and how many they are */
+    int      end_token[MOST_ENDS], end_tokens; /* those that end a text, and how many they are */
     int      sequences;
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
     View     view;                      /* opened after generator_open; main NULL: no experts are watched */
