@@ -109,7 +109,7 @@ static double default_of(const char *key, const Config *c, const Reader *r) {
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
         if (defaults[i].families & r->family && !strcmp(defaults[i].key, key)) return defaults[i].value;
     if (!strcmp(key, "num_key_value_heads")) return r->heads;
-    if (!strcmp(key, "head_dim")) return r->heads > 0 && c->channels % r->heads == 0 ? c->channels / r->heads : REQUIRED;
+    if (!strcmp(key, "head_dim")) return r->heads > 0 ? c->channels / r->heads : REQUIRED;      /* rounded down, as Transformers does */
     return REQUIRED;
 }
 
@@ -292,7 +292,8 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     }
     const int mixtures = config_mixtures(c);
     if (!mixtures) return error_set(e, "config.json: no layer of this %s has experts", family_name(r->family));
-    if (mixtures < c->layers && c->dense_width < 1) return error_set(e, "config.json: \"intermediate_size\" is missing");
+    if (mixtures == c->layers) c->dense_width = 0;
+    else if (c->dense_width < 1) return error_set(e, "config.json: \"intermediate_size\" is missing");
     return 1;
 }
 

@@ -835,6 +835,43 @@ static void refused_configs(void) {
           && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
 }
 
+/* A key that is missing means what Transformers takes it to be, in every family; or it is asked for by its name. defaults.json has
+ * all keys of each family's own configuration. */
+static void default_configs(void) {
+    Error e;
+    size_t bytes;
+    char *text = file_read("tests/reference/families/defaults.json", &bytes, &e);
+    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    int families = 0, accepted = 0;
+    check(json != NULL, "defaults.json: %s", e.text);
+    for (const JsonValue *f = json ? json_first(json_root(json)) : NULL; f; f = f->next, families++) {
+        Config whole, without;
+        const int read = config_from_json(&whole, f, &e);
+        check(read, "%s with its own defaults is read: %s", f->key, e.text);
+        for (const JsonValue *left = read ? json_first(f) : NULL; left; left = left->next) {
+            Text some = { 0 };
+            if (!strcmp(left->key, "model_type")) continue;
+            text_add(&some, "{\"model_type\": \"%s\"", f->key);
+            for (const JsonValue *v = json_first(f); v; v = v->next) {
+                if (v == left || !strcmp(v->key, "model_type")) continue;
+                text_add(&some, ", \"%s\": ", v->key);
+                json_write(&some, v, 0);
+            }
+            text_add(&some, "}");
+            char *missing = text_format("\"%s\" is missing", left->key);
+            const int window = !strcmp(f->key, "mistral") && !strcmp(left->key, "sliding_window");     /* then there is one */
+            if (from_text(&without, some.at, &e)) {
+                check(config_same(&whole, &without, &e) && !window, "%s without \"%s\" is the same: %s", f->key, left->key, e.text);
+                accepted++;
+            } else check(strstr(e.text, window ? "sliding_window" : missing) != NULL, "%s without \"%s\": %s", f->key, left->key, e.text);
+            free(missing), free(some.at);
+        }
+    }
+    check(families == 13 && accepted > 120, "%d families, %d keys may be missing", families, accepted);
+    json_free(json);
+    free(text);
+}
+
 /* ---- files --------------------------------------------------------------------------------------------- */
 
 static void sums(void) {
@@ -934,6 +971,7 @@ void test_train(void) {
     lock();
     configs();
     refused_configs();
+    default_configs();
     sums();
     atomic_files();
 }

@@ -10,6 +10,7 @@ of it computed in float64 (reference.py, all_float64) from the weights in the fi
     loss              F64 (1)
     grad.<name>       F64          of every tensor in the file that has a gradient
     greedy            I32 (64)     the most likely tokens after the first 5 of tokens
+and defaults.json: what the keys of config.json are when missing, in every family.
 Weights are exact in bf16, so that the type of the file, which differs between families, does not matter. No choice of experts and no
 greedy token hangs on a rounding error: perturbed weights choose alike. A model whose seed does not route well gets another."""
 import json
@@ -73,6 +74,24 @@ MODELS = {
         moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, rope_parameters=THETA), torch.bfloat16, None),
 }
 TOKENS = 64
+
+
+# What a config.json of each family means where it says nothing: the defaults of its class, for tests/model/test_train.c.
+CLASSES = ["JetMoe", "Mixtral", "Llama", "Mistral", "Olmoe", "Qwen3", "Qwen3Moe", "Qwen2Moe", "GraniteMoe", "GraniteMoeShared", "Dots1",
+           "Glm4Moe", "Ernie4_5_Moe"]
+
+
+def write_defaults():
+    """With what they leave open (the number of Dots' experts), and few layers."""
+    given = {"Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1), "Mistral": dict(sliding_window=None),
+             "Glm4Moe": dict(hidden_size=6144)}
+    kept = {"transformers_version", "architectures", "dtype", "use_cache", "output_router_logits", "attention_dropout"}
+    all_ = {}
+    for name in CLASSES:
+        c = getattr(transformers, name + "Config")(num_hidden_layers=4, **given.get(name, {}))
+        all_[c.model_type] = {k: v for k, v in c.to_dict().items() if k not in kept and not k.endswith("token_id")
+                              and not k.startswith(("_", "id2", "label2", "return_", "is_enc", "problem", "chunk", "output_"))}
+    (OUT / "defaults.json").write_text(json.dumps(all_, indent=1, sort_keys=True) + "\n")
 
 
 def randomize(model, seed):
@@ -164,10 +183,12 @@ def write(name, config, dtype, shard):
                     greedy=written[0, 5:].int()) | {f"grad.{n}": g for n, g in grads.items()}
     save_file({n: t.contiguous() for n, t in expected.items()}, folder / "expected.safetensors")
     bytes_ = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{name}: seed {seed}, {sum(p.numel() for p in exact.parameters())} weights, loss {float(loss):.6f}, {bytes_} bytes")
+    print(f"{name}: seed {seed}, {sum(p.numel() for p in exact.parameters())} weights, loss {float(loss.detach()):.6f}, {bytes_} bytes")
 
 
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    OUT.mkdir(exist_ok=True)
+    write_defaults()
     for name in sys.argv[1:] or MODELS:
         write(name, *MODELS[name])
