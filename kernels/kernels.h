@@ -71,6 +71,12 @@ typedef enum {
 #define SUMS_TO_ONE(scores) ((scores) == TOPK_SOFTMAX || (scores) == SOFTMAX_RENORM || (scores) == SIGMOID_TOPK)
 #define SCORES_ARE_P(scores) ((scores) == SOFTMAX_TOPK || (scores) == SOFTMAX_RENORM)
 
+/* Experts may be chosen by groups: the E experts are `count` groups of consecutive ones, and a token's are of the `chosen` groups with
+ * the largest sums of their two largest scores + bias; of equal ones the first. count 0 or 1: no groups. E: a multiple of count,
+ * E / count at least 2. Source: DeepSeek-V3, arXiv 2412.19437. */
+typedef struct { int count, chosen; } Groups;
+enum { MOST_GROUPS = 32 };
+
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an
  * expert chosen by f tokens, lo <= f <= hi the neighbouring multiples of the tile, keeps this many: */
 typedef enum {
@@ -284,12 +290,13 @@ struct Device {
 
     /* ---- router: choose K of E experts for every token -----------------------------------------------------------
      * logits (N,E)   bias (E) or NULL: added to the scores for choosing only (balancing without a loss)
-     * expert (N,K) by descending score + bias   weight (N,K)   lse (N) log sum exp of the logits, for the losses
+     * expert (N,K) by descending score + bias, of the token's groups   weight (N,K)   lse (N) log sum exp of the logits, for the
+     * losses
      * forced: slot s takes expert s mod E instead (benchmarks: perfect balance)
      * backward: dlogits from dweight, plus the gradients of balance * balance_loss and zloss * z_loss (see
      * router_losses), with load as a constant. first: the plan's, or NULL.   error: expert exact, the rest 8 eps_f32 */
     void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
-                            Scores scores, int forced, int N, int E, int K);
+                            Scores scores, Groups groups, int forced, int N, int E, int K);
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);

@@ -101,10 +101,29 @@ __device__ static inline void weigh_experts(real *w, const int *chosen, const fl
     if (SUMS_TO_ONE(scores)) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
+// score (E), in shared memory: those of experts that are not of the best groups become 0, which no score is. A lane has a group.
+__device__ static inline void mask_groups(unsigned *score, const floatX *x, const real *bias, Scores scores, Groups groups, real l, int E) {
+    const int g = threadIdx.x % 32, width = E / groups.count;
+    real first = -INFINITY, second = -INFINITY;
+    for (int e = g * width; g < groups.count && e < (g + 1) * width; e++) {
+        const real v = R(x[e]), s = (scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + (bias ? bias[e] : 0);
+        second = fmaxf(second, fminf(first, s));
+        first = fmaxf(first, s);
+    }
+    const real sum = first + second;
+    int better = 0;
+    for (int h = 0; h < groups.count; h++) {
+        const real other = __shfl_sync(ALL, sum, h);
+        better += other > sum || (other == sum && h < g);
+    }
+    for (int e = g * width; g < groups.count && better >= groups.chosen && e < (g + 1) * width; e++) score[e] = 0;
+    __syncwarp();
+}
+
 // From the logits x (E) of token n: chosen, w (K) and, if not NULL, *lse. forced: as router_forward. score (E): shared memory of
 // the warp, used for more than 32 experts.
 __device__ static inline void choose_experts(int *chosen, real *w, real *lse, const floatX *x, const real *bias,
-        unsigned *score, Scores scores, int forced, size_t n, int E, int K) {
+        unsigned *score, Scores scores, Groups groups, int forced, size_t n, int E, int K) {
     const int lane = threadIdx.x % 32;
     real l = 0;
     if (lse || SCORES_ARE_P(scores)) l = log_sum(x, E);
@@ -114,11 +133,13 @@ __device__ static inline void choose_experts(int *chosen, real *w, real *lse, co
     if (forced)
         #pragma unroll 1
         for (int k = lane; k < K; k += 32) chosen[k] = (int)((n*K + k) % E);
-    else if (E <= 32)
+    else if (E <= 32 && groups.count <= 1)
         top_experts<false>(only_candidate(lane < E ? R(x[lane]) : 0, bias, scores, l, E), NULL, NULL, E, K, store);
     else {
         #pragma unroll 1
         for (int e = lane; e < E; e += 32) score[e] = bias ? biased_score(R(x[e]), bias[e], scores, l) : ordered(R(x[e]));
+        __syncwarp();
+        if (groups.count > 1) mask_groups(score, x, bias, scores, groups, l, E);
         top_experts<true>(next_candidate(score, x, E), score, x, E, K, store);
     }
     __syncwarp();                                           // chosen is there for all lanes

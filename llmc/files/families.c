@@ -71,6 +71,8 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { GRA,                "attention_multiplier",            NULL,              DOUBLE,     AT(attention_scale),     1 },
     { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),       1 },
     { DEEP,               "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         1 },
+    { DEEP,               "n_group",                         NULL,              NUMBER,     AT(groups),              1 },
+    { DEEP,               "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       1 },
     /* these are written only where they are not 0 */
     { OWN,                "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
     { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
@@ -340,17 +342,12 @@ static int refuse_unknown(const JsonValue *root, const Config *c, const Reader *
         if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
             return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
     }
-    int window = 0, groups = 1, chosen = 1;
+    int window = 0;
     const int implied = r->family & (MIS | DOT | QW3 | QWENS) && !json_get(root, "sliding_window") ? 4096 : 0;
     if (!read_whole(&window, "sliding_window", member(root, "sliding_window"), implied, e)) return 0;
     if (window && window < c->context && has_window(root, c, r))
         return error_set(e, "config.json: \"sliding_window\" %d is shorter than the context %d, and this program attends to all of it. "
                             "With \"max_position_embeddings\": %d the model is the same", window, c->context, window);
-    if (r->family & DEEP && !(read_whole(&groups, "n_group", member(root, "n_group"), 1, e)
-                              && read_whole(&chosen, "topk_group", member(root, "topk_group"), 1, e))) return 0;
-    if (groups > 1 && chosen < groups)
-        return error_set(e, "config.json: \"n_group\" is %d and \"topk_group\" %d: experts chosen by groups are not known to this program; "
-                            "they need a mask in router_forward", groups, chosen);
     double least = 0;
     if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
     if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known", least);

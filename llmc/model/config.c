@@ -163,6 +163,12 @@ int config_check(const Config *c, Error *e) {
     if (c->zero_output < 0 || c->zero_output > 2) return error_set(e, "zero output matrices (z) are 0, 1 or 2");
     if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
         return error_set(e, "value embeddings (v) need blocks with weights of their own");
+    if (c->groups > 1) {
+        const int width = c->experts / c->groups;
+        if (c->groups > MOST_GROUPS || c->experts % c->groups || width < 2 || c->groups_chosen < 1 || c->groups_chosen * width < c->topk)
+            return error_set(e, "%d experts cannot be %d groups, of which %d have %d experts for each token", c->experts, c->groups,
+                             c->groups_chosen, c->topk);
+    }
     if (c->head_size % 2) return error_set(e, "the head size %d must be even: positions rotate pairs", c->head_size);
     if (c->experts > 4096 || c->attention_experts + c->attention_always > 4096) return error_set(e, "at most 4096 experts");
     if (c->shared_width && c->experts == 1)
@@ -203,6 +209,7 @@ enum {
     HAS_OWN = 1 << 15,                  /* what only smoe has */
     HAS_BLOCK_EPS = 1 << 16,            /* another epsilon at the end */
     HAS_SCALED_ROPE = 1 << 17,
+    HAS_GROUPS = 1 << 19,
     HAS_ODD_HEADS = 1 << 18             /* channels no multiple of heads: Transformers refuses such a llama */
 };
 enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
@@ -222,9 +229,10 @@ static const struct { Family family; const char *name, *architecture; int must, 
     { FAMILY_GRANITE_SHARED, "granitemoeshared", "GraniteMoeSharedForCausalLM", HAS_EXPERTS,
       HAS_SHARED | HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
     { FAMILY_DOTS,      "dots1",     "Dots1ForCausalLM",    HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_CHOICE_BIAS,
-      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID },
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS, BY_SIGMOID },
     { FAMILY_GLM,       "glm4_moe",  "Glm4MoeForCausalLM",  HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
-      HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID },
+      HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS,
+      BY_SIGMOID },
     { FAMILY_ERNIE,     "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
       HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED },
     { FAMILY_SMOE,      "smoe",      "SmoeForCausalLM",     0,
@@ -252,6 +260,7 @@ static int features(const Config *c) {
     if (c->choice_bias)                       f |= HAS_CHOICE_BIAS;
     if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
     if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
+    if (c->groups > 1)                        f |= HAS_GROUPS;
     if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
     if (c->rope_pairs)                        f |= HAS_PAIRS;
     if (c->output_bias)                       f |= HAS_OUTPUT_BIAS;

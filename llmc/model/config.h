@@ -58,6 +58,7 @@ typedef struct {
     /* What published families have, likewise. */
     int family;                     /* enum Family of the file it was read from; 0: the first that can express it */
     int padding;                    /* of the V rows of embedding and head, those at the end that no file has */
+    int groups, groups_chosen;      /* of experts, from which a token chooses (Groups); 0: none */
     int dense_width;                /* F of the layers below */
     uint64_t dense[MOST_DENSE / 64];    /* bit l: layer l of this mixture has one MLP, no experts */
     int shared_gate;                /* 1: the shared expert's output is multiplied by sigmoid(gate x) */

@@ -72,7 +72,7 @@ int model_decode_path(const Model *m) {
     const Device *dev = m->dev;
     return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
         && !c->qk_norm && !c->value_embeddings && !c->attention_always && !(c->route_scale > 0)
-        && !c->attention_bias && !c->shared_gate && !(c->residual_scale > 0) && !(c->logit_divisor > 0)
+        && !c->attention_bias && !c->shared_gate && c->groups < 2 && !(c->residual_scale > 0) && !(c->logit_divisor > 0)
         && (c->experts == 1 || config_mixtures(c) == c->layers)
         && dev->decode_fits(m->batch.N, c->channels, c->width, c->experts, c->topk)
         && dev->decode_fits(m->batch.N, c->channels, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);

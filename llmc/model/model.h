@@ -46,6 +46,7 @@ typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 typedef struct {
     int     E, K, always;
     float   scale;
+    Groups  groups;                     /* of experts */
     floatX *logits;                     /* (N,E) */
     real   *lse, *chosen_weight;        /* (N) (N*K) */
     int    *chosen;                     /* (N*K) */

@@ -45,7 +45,7 @@ static void gate_forward(Model *m, int l, const floatX *x) {
     Route *r = &m->acts[l].gate;
     const int N = m->batch.N;
     dev->matmul_forward(r->logits, x, m->lp[l].shared_gate, N, m->config.channels, 1);
-    dev->router_forward(r->expert, r->weight, r->lse, r->logits, NULL, SIGMOID_EACH, 0, N, 1, 1);
+    dev->router_forward(r->expert, r->weight, r->lse, r->logits, NULL, SIGMOID_EACH, (Groups){ 0 }, 0, N, 1, 1);
     r->plan.N = r->plan.S = N;
     dev->route_plan(&r->plan, m->s.gate_load, r->expert);
 }

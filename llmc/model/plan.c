@@ -434,6 +434,7 @@ int model_allocate(Model *m) {
         if (m->grads) manifest_bind_gradients(&m->manifest, block, &m->lg[l], m->grads);
         describe_acts(m, l, BIND_SHARED);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
+        if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen };
         if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
         if (config_has_experts(c, l) && c->shared_gate) m->acts[l].gate.plan.E = m->acts[l].gate.plan.K = 1;
     }

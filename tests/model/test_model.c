@@ -64,6 +64,7 @@ const char *family_case(int i, Config *c) {
                                      .logit_divisor = 1.7 } },                                                  /* as Granite */
         { "m3:c16h4d8q2e6k2f12a1s2w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { 1 }, .rotated = 4,
                                                .attention_bias = 1 } },                                         /* as GLM 4.5 */
+        { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 } },  /* as Dots 1 */
         { "m2:c16h4q2e6k3f12a1s1", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },           /* as ERNIE */
         { "d2:c16h4q2f20", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
         { "d2:c16h2q1f20n2u1", { .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 }, .residual_scale = 0.5 } },
@@ -73,7 +74,7 @@ const char *family_case(int i, Config *c) {
     if (!c) return cases[i].descriptor;
     c->scores = w->scores, c->attention_bias = w->attention_bias, c->shared_gate = w->shared_gate, c->choice_bias = w->choice_bias;
     c->dense_width = w->dense_width, c->rotated = w->rotated, c->rope_pairs = w->rope_pairs, c->rope = w->rope;
-    c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
+    c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
     c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
     memcpy(c->dense, w->dense, sizeof c->dense);
     return cases[i].descriptor;

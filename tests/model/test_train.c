@@ -790,7 +790,7 @@ static void refused_configs(void) {
         { "qwen2_moe", "\"moe_intermediate_size\": 8",                  "shared_expert_intermediate_size" },
         { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 1", "sliding_window" },
         { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, "
-                     "\"num_key_value_heads\": 4, \"n_group\": 4, \"topk_group\": 2", "n_group" },
+                     "\"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2", "3 groups" },
         { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },
         { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"moe_layer_start_index\": 5", "no layer" },
         { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3", "partial_rotary_factor" },

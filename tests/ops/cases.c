@@ -435,10 +435,13 @@ static void lse_of(Case *c, const double *logits) {
     }
     add(c, INPUT, REAL, "lse", (size_t)c->N, lse);
 }
-CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->forced, c->N, c->s.E, c->s.K)
-static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
-    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
-                    forced ? " forced" : "", wide ? " wide" : "", s->B * s->T, s->E, s->K);
+CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->groups, c->forced, c->N, c->s.E, c->s.K)
+static Case *router_of_groups(const Shape *s, Scores scores, int bias, int forced, int wide, Groups groups) {
+    char in_groups[40] = "";
+    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups", groups.chosen, groups.count);
+    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
+                    forced ? " forced" : "", wide ? " wide" : "", in_groups, s->B * s->T, s->E, s->K);
+    c->groups = groups;
     c->scores = scores, c->forced = forced;
     out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
     out(c, REAL, "weight", (size_t)c->S, 0, wide ? 8 + 25 : 8);          /* exp(l - lse): relative to lse, up to 25 */
@@ -451,6 +454,9 @@ static Case *router_forward(const Shape *s, Scores scores, int bias, int forced,
         add(c, INPUT, REAL, "bias", (size_t)s->E, bias_of);
     } else absent(c);
     return c;
+}
+static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
+    return router_of_groups(s, scores, bias, forced, wide, (Groups){ 0 });
 }
 CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
 static Case *router_losses(const Shape *s, Scores scores) {
@@ -1066,6 +1072,10 @@ static void each_of_routing(const Visit *v) {
         V(v, router_forward(s, scores, 0, 0, 1));
         V(v, router_forward(s, scores, 1, 0, 0));
         V(v, router_forward(s, scores, 0, 1, 0));
+        for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
+            for (int chosen = (count + 1) / 2; chosen < count; chosen++)
+                if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
+                    V(v, router_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen }));
         V(v, router_backward(s, scores, 0, 0));
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));

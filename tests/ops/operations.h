@@ -99,8 +99,8 @@ OPERATION(parallel_linear_backward_weight,
 
 /* router */
 OPERATION(router_forward,
-    (int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int forced, int N, int E,
-     int K), (expert, weight, lse, logits, bias, scores, forced, N, E, K), 0, N * (E * unit.fx + K * (4 + unit.re) + unit.re),
+    (int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, Groups groups, int forced,
+     int N, int E, int K), (expert, weight, lse, logits, bias, scores, groups, forced, N, E, K), 0, N * (E * unit.fx + K * (4 + unit.re) + unit.re),
     "N=%d E=%d K=%d", N, E, K)
 OPERATION(router_losses,
     (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores, int N, int E, int K),

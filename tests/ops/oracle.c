@@ -129,6 +129,23 @@ static void naive_parallel_linear_forward(const Case *c, double **v) {
     }
 }
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double router_score(const Case *c, double logit, double sum, double bias) {
+    return bias + (c->scores >= SIGMOID_TOPK ? sigmoid(logit) : SCORES_ARE_P(c->scores) ? exp(logit) / sum : logit);
+}
+/* How many groups have a larger sum of two scores than that of expert e: the largest sum over pairs, so that nothing is sorted. */
+static int better_groups(const Case *c, const double *x, const double *bias, double sum, int e) {
+    const int width = c->groups.count > 1 ? c->s.E / c->groups.count : c->s.E;
+    double best[MOST_GROUPS];
+    int better = 0;
+    for (int g = 0; g < c->groups.count; g++) {
+        best[g] = -INFINITY;
+        for (int i = g * width; i < (g + 1) * width; i++)
+            for (int j = i + 1; j < (g + 1) * width; j++)
+                best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0) + router_score(c, x[j], sum, bias ? bias[j] : 0));
+    }
+    for (int g = 0; g < c->groups.count; g++) better += best[g] > best[e / width] || (best[g] == best[e / width] && g < e / width);
+    return better;
+}
 static void naive_router_forward(const Case *c, double **v) {
     const int E = c->s.E, K = c->s.K;
     for (int n = 0; n < c->N; n++) {
@@ -138,14 +155,13 @@ static void naive_router_forward(const Case *c, double **v) {
         v[2][n] = log(sum);
         for (int e = 0; e < E; e++) {                       /* its rank: how many have precedence */
             int rank = 0;
+            const int groups = c->groups.count > 1;
+            if (groups && better_groups(c, x, v[4], sum, e) >= c->groups.chosen) continue;
+            const double own = router_score(c, x[e], sum, v[4] ? v[4][e] : 0);
             for (int i = 0; i < E; i++) {
-                double a[2] = { x[e], x[i] };
-                for (int j = 0; j < 2; j++) {
-                    if (SCORES_ARE_P(c->scores)) a[j] = exp(a[j]) / sum;
-                    if (c->scores >= SIGMOID_TOPK) a[j] = sigmoid(a[j]);
-                    if (v[4]) a[j] += v[4][j ? i : e];
-                }
-                rank += a[1] > a[0] || (a[1] == a[0] && i < e);
+                const double other = router_score(c, x[i], sum, v[4] ? v[4][i] : 0);
+                if (groups && better_groups(c, x, v[4], sum, i) >= c->groups.chosen) continue;
+                rank += other > own || (other == own && i < e);
             }
             if (rank < K && !c->forced) v[0][n*K + rank] = e;
         }

@@ -187,7 +187,7 @@ static void routed_open(Routed *r, const Device *dev, double *x) {
     r->key = dev->alloc(2 * sizeof *r->key);
     dev->from_double(r->logits, x, N * E);
     dev->to_double(x, r->logits, N * E);
-    dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, 0, r->N, r->E, r->K);
+    dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, (Groups){ 0 }, 0, r->N, r->E, r->K);
 }
 static void routed_round(Routed *r, const uint64_t key[2]) {
     Plan p = plan_of(r);

@@ -41,7 +41,7 @@ static int prefixes(const Case *c, const char *only, const char **inputs, const 
     if (strncmp(c->op, only, strlen(only)) || c->scores == SIGMOID_EACH || c->scores == SOFTMAX_RENORM) return 0;
     *inputs = !strcmp(only, "router") ? scores[c->scores] : !strcmp(only, "activation") ? experts[c->f] : only;
     *outputs = !strcmp(only, "attention") ? orders[c->order] : *inputs;
-    if (!strcmp(c->op, "router_forward")) return !c->forced && !wide && with_bias == (c->scores == SIGMOID_TOPK);
+    if (!strcmp(c->op, "router_forward")) return !c->forced && c->groups.count < 2 && !wide && with_bias == (c->scores == SIGMOID_TOPK);
     if (!strcmp(c->op, "activation_backward") && c->from == GROUPED) return 0;
     return **inputs && strcmp(c->op, "router_bias") && strcmp(c->op, "attention_cached");
 }

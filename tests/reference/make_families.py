@@ -66,7 +66,7 @@ MODELS = {
         norm_topk_prob=True, rope_parameters=THETA), torch.float64, None),
     "glm4_moe": (transformers.Glm4MoeConfig(
         **COMMON, **(SIZES | dict(num_hidden_layers=3)), head_dim=8, moe_intermediate_size=7, intermediate_size=11,
-        n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, attention_bias=True,
+        n_routed_experts=9, num_experts_per_tok=2, n_group=3, topk_group=2, n_shared_experts=1, first_k_dense_replace=1, attention_bias=True,
         use_qk_norm=True, routed_scaling_factor=1.5, norm_topk_prob=True,
         rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)), torch.float32, None),
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig(

@@ -222,7 +222,7 @@ __device__ static inline void choose_for_tokens(const InShared &s, Vec (&w)[1][I
     __syncthreads();
     #pragma unroll 1
     for (int n = warp; n < p.N; n += WARPS) {
-        choose_experts(s.expert + n*K, s.weight + n*K, NULL, s.logits + n*E, p.router.bias, s.scores + n*E, p.router.scores, 0,
+        choose_experts(s.expert + n*K, s.weight + n*K, NULL, s.logits + n*E, p.router.bias, s.scores + n*E, p.router.scores, Groups{ 0, 0 }, 0,
                        n, E, K);
         __syncwarp();
         #pragma unroll 1
