@@ -103,7 +103,7 @@ static void message(const Session *q, const char *format, ...) {
     if (!q->s.verbose) return;
     fflush(stdout);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    text_vprint(stderr, format, args);
     va_end(args);
 }
 
@@ -262,6 +262,8 @@ static void chat(Session *q) {
             fputs("\n(Ctrl-C again, or /quit, ends)\n", stderr);
             continue;
         }
+        if (n < 0 && errno == ENOMEM) fail(EXIT_MEMORY, "out of host memory: a line is too long");
+        if (n < 0 && ferror(stdin)) fail(EXIT_DISK, "stdin cannot be read: %s", strerror(errno));
         if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
         if (is_command(line, "/reset")) generator_reset(g);
@@ -314,7 +316,7 @@ static void measure(Session *q) {
     }
     const double mean = sum / (double)N, time = now() - start;
     if (!isfinite(mean)) fail(EXIT_NUMERICS, "the loss of %s is not finite: the weights are damaged", q->s.file);
-    printf("%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", q->s.file, N, mean, exp(mean),
+    text_print(stdout, "%s: tokens %zu  loss %.6f nats/token  perplexity %.4f  bits/byte %.6f\n", q->s.file, N, mean, exp(mean),
            sum / log(2) / (double)(bytes - first_bytes));
     message(q, "%.1f s, %.0f tokens/s, windows of %zu\n", time, (double)N / time, T);
     if (q->g.view.main) report_view(q);
@@ -356,6 +358,7 @@ int main(int argc, char **argv) {
     const Options options = { table, OPTIONS, &q->s, given };
     const char *folder = NULL;
     threads_settle(argv);
+    signal(SIGXFSZ, SIG_IGN);                               /* a limit on file sizes is an error of write() */
     options_parse(options, argc, argv, usage, &folder, 1);
     check_options(options);
     load(q, folder);

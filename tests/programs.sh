@@ -448,6 +448,12 @@ others=
 pair r22 -x 40 -v 20 -n 20; end_both 0 0 "two processes of two ranks"
 same_run r4 r22 "4 ranks in two processes instead of one"
 ok "only the first process prints" [ ! -s "$work/log2" ]
+ok "the secret is in a file that only its owner reads" [ "$(ls -l r22.secret | cut -c1-10)" = -rw------- ]
+expect 2 'export MOE_SECRET=' $shared -b 3 -ng 2 -pn 2 -pr 0 -ps 192.0.2.1 -x 40 -o new
+MOE_SECRET=0123456789abcdef; export MOE_SECRET
+pair r23 -x 2 -v 20; end_both 0 0 "two processes with MOE_SECRET"
+ok "which need no file" [ ! -e r23.secret ]
+unset MOE_SECRET
 moving=r5
 pair r5 -x 1000000 -v 1000000 -n 20; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
@@ -563,6 +569,23 @@ expect 0 'context of 32 is full' $infer -n 0 -s 1 -i 'int'
 expect 0 'generated 5 tokens' $infer -n 5 -i "$(bytes 255 254 65 195)" -s 1
 expect 0 'last 32 are read' $infer -n 2 -i "$(head -c 300 text.txt)" -s 1
 
+# Names from outside reach the terminal without what it would obey: ESC, and U+009B.
+evil=$(printf 'evil\033]0;title\007\302\233[31m')
+harmless() { ok "$1" sh -c '! tr -d "\n\t\040-\176\240-\377" < "$0" | tr -d "\200-\237" | grep -q . && ! grep -q "$(printf "\302[\200-\237]")" "$0"' "$said"; }
+cp -r whole "$evil"
+expect 0 'model evil.*]0;title' $infer "$evil" -n 1 -s 1
+harmless "infer_moe names its folder without control characters"
+cp text.txt "$evil.txt"
+expect 0 'evil.*]0;title.*txt' $train -i "$evil.txt" -j val.txt $model -b 2 -t 32 -x 0
+harmless "train_moe names its data without control characters"
+cp whole/config.json config.kept
+sed 's/"model_type": "[a-z]*"/"model_type": "x\\u001b[31m\\u009b"/' config.kept > "$evil/config.json"
+expect 4 'model_type "x' $infer "$evil" -n 1
+harmless "infer_moe names a kind of model without control characters"
+sed 's/"ByteLevel"/"x\\u001b[31m\\u009b"/g' whole/tokenizer.json > bad.json
+expect 3 'x.*31m' $infer whole -z bad.json -n 1
+harmless "infer_moe names a part of a tokenizer without control characters"
+
 # infer_moe -x uses the windows of the trainer's validation, so only the order of the sum differs.
 expect 0 'bits/byte' $infer whole -x val.txt
 theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole/main.log | sed 's/.*tel://')
@@ -570,7 +593,9 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
-# The benchmark of a step prints its table to the last line.
+# The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
+# the last line.
+expect 0 '^m4 routing of a layer, forward: ' "$root/bench_moe" -t 0 -e m4
 expect 0 'all  .*100.00%' "$root/bench_moe" -step m1:c64f32,1,16
 
 echo "$passed passed, $failed failed"

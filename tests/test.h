@@ -28,6 +28,7 @@ char *scratch_path(const char *name);                       /* free() it */
 /* The groups. Those without a comment are in test_NAME.c. */
 void test_house(void);                                      /* the rules of the source tree */
 void test_files(void);                                      /* json, safetensors, tokenizer */
+void test_outside(void);                                    /* part of the group files */
 void test_data(void);
 void test_texts(void);                                      /* raw text, part of the group data */
 void test_kernels(void);                                    /* ops/test_ops.c */
@@ -37,6 +38,8 @@ void test_train(void);
 void test_parallel(void);
 void test_report(void);
 void test_comm(void);
+void test_messages(void);                                   /* bytes from strangers */
+void test_strangers(void);
 void test_gpu(void);
 void gpu_fault(void);                                       /* not a test: ends the process with an error of the GPU */
 void test_ladder(void);                                     /* ops/test_ops.c */

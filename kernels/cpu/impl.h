@@ -93,7 +93,7 @@ static inline real fast_exp(real x) {
 #if defined(PRECISION_F64)
     return exp(x);
 #else
-    float clamped = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    float above = x > -87.0f ? x : -87.0f, clamped = above < 88.0f ? above : 88.0f;     /* NaN becomes -87: an int must hold n */
     float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;      /* nearest integer: fractions fall off the mantissa */
     float f = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;   /* ln 2 in two parts, so that f keeps its low bits */
     float p = 1.9875691500e-4f;

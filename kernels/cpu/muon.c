@@ -81,6 +81,7 @@ static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, co
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
                           int count, size_t most, const Muon *a) {
     const real scale = scale_of(grad_sq_norm, a);
+    (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
         if (scale >= 0) momentum_of(x + parts[e].at, m, moments, grads, &parts[e], (real)a->momentum, scale);

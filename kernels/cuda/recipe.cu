@@ -55,53 +55,66 @@ template<int W> __device__ static inline void turn_back(Reals<W> *a, Reals<W> *b
         b->x[j] = u * cosine - l * sine;
     }
 }
-// A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D) for its part of dweight; in shared memory
-// each group of lanes has a row of its own, which it adds up in the order of heads. Moves 3 N heads D elements.
-template<int W> static __global__ void __launch_bounds__(HEAD_THREADS) norm_rope_backward_kernel(floatX *dx, real *partial,
-        const floatX *before, const Heads z) {
+// Pairs i.. of a head: what it was, and the gradient before the rotation.
+template<int W> struct Pairs { Pack<W> low, high; Reals<W> da, db; };
+template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, const floatX *y, const real *turn, int half, int i) {
+    Pairs<W> p = { load<W>(y + i), load<W>(y + half + i), unpack(load<W>(d + i)), unpack(load<W>(d + half + i)) };
+    turn_back(&p.da, &p.db, turn, i);
+    return p;
+}
+// A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D) for its part of dweight. A group of lanes
+// adds its part up in the order of heads: in registers if a thread has one piece of a head (ONCE), which is then also read only
+// once, else in a row of its own in shared memory. Moves 3 N heads D elements.
+template<int W, bool ONCE> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_rope_backward_kernel(floatX *dx,
+        real *partial, const floatX *before, const Heads z) {
     extern __shared__ real sums[];                          // (groups,D)
     const int groups = HEAD_THREADS / z.lanes, group = threadIdx.x / z.lanes;
     const int first = threadIdx.x % z.lanes * W, half = z.D / 2, step = z.lanes * W;
     real *const sum = sums + group * z.D;
-    for (int i = threadIdx.x; i < groups * z.D; i += HEAD_THREADS) sums[i] = 0;
-    __syncthreads();
+    Reals<W> low_sum = {}, high_sum = {};
+    for (int i = first; i < half; i += step) store(sum + i, low_sum), store(sum + half + i, high_sum);
     for (size_t from = (size_t)blockIdx.x * groups; from < z.rows; from += (size_t)gridDim.x * groups) {
         const size_t row = from + group, n = row / z.heads, h = row % z.heads;
         const int end = row < z.rows ? half : 0;
         floatX *const d = dx + n * z.stride + h * z.D;
         const floatX *const y = before + row * z.D;
         const real *const turn = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
+        Pairs<W> p;
         real squares = 0, dot = 0;
         for (int i = first; i < end; i += step) {
-            Reals<W> da = unpack(load<W>(d + i)), db = unpack(load<W>(d + half + i));
-            const Reals<W> ya = unpack(load<W>(y + i)), yb = unpack(load<W>(y + half + i));
+            p = pairs_at<W>(d, y, turn, half, i);
             const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
-            turn_back(&da, &db, turn, i);
+            const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
             for (int j = 0; j < W; j++) {
                 squares += ya.x[j] * ya.x[j] + yb.x[j] * yb.x[j];
-                dot += da.x[j] * wa.x[j] * ya.x[j] + db.x[j] * wb.x[j] * yb.x[j];
+                dot += p.da.x[j] * wa.x[j] * ya.x[j] + p.db.x[j] * wb.x[j] * yb.x[j];
             }
         }
         const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps), k = r * r * r / z.D * lanes_sum(dot, z.lanes);
         for (int i = first; i < end; i += step) {
-            Reals<W> da = unpack(load<W>(d + i)), db = unpack(load<W>(d + half + i));
-            const Reals<W> ya = unpack(load<W>(y + i)), yb = unpack(load<W>(y + half + i));
+            if (!ONCE) p = pairs_at<W>(d, y, turn, half, i), low_sum = load<W>(sum + i), high_sum = load<W>(sum + half + i);
             const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
-            turn_back(&da, &db, turn, i);
+            const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
             for (int j = 0; j < W; j++) {
-                sum[i + j]        += da.x[j] * R(X(ya.x[j] * r));
-                sum[half + i + j] += db.x[j] * R(X(yb.x[j] * r));
-                da.x[j] = r * da.x[j] * wa.x[j] - k * ya.x[j];
-                db.x[j] = r * db.x[j] * wb.x[j] - k * yb.x[j];
+                low_sum.x[j]  += p.da.x[j] * R(X(ya.x[j] * r));
+                high_sum.x[j] += p.db.x[j] * R(X(yb.x[j] * r));
+                p.da.x[j] = r * p.da.x[j] * wa.x[j] - k * ya.x[j];
+                p.db.x[j] = r * p.db.x[j] * wb.x[j] - k * yb.x[j];
             }
-            store(d + i, pack(da));
-            store(d + half + i, pack(db));
+            store(d + i, pack(p.da));
+            store(d + half + i, pack(p.db));
+            if (!ONCE) store(sum + i, low_sum), store(sum + half + i, high_sum);
         }
     }
+    if (ONCE && first < half) store(sum + first, low_sum), store(sum + half + first, high_sum);
     __syncthreads();
     for (int i = threadIdx.x; i < z.D; i += HEAD_THREADS) {
-        real total = 0;
-        for (int g = 0; g < groups; g++) total += sums[g * z.D + i];
+        real total = 0;                                     // of sums of 16: one chain of 256 would lose 8 eps
+        for (int g = 0; g < groups; ) {
+            real part = 0;
+            for (const int end = min(g + 16, groups); g < end; g++) part += sums[g * z.D + i];
+            total += part;
+        }
         partial[(size_t)blockIdx.x * z.D + i] = total;
     }
 }
@@ -144,7 +157,9 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     const size_t shared = groups * D * sizeof(real);
     if (!z.rows) return;
     real *const partial = (real *)workspace(blocks * D * sizeof(real));
-    auto kernel = w ? norm_rope_backward_kernel<VECTOR> : norm_rope_backward_kernel<1>;
+    const bool once = z.lanes * (w ? VECTOR : 1) >= D / 2;
+    auto kernel = w ? once ? norm_rope_backward_kernel<VECTOR, true> : norm_rope_backward_kernel<VECTOR, false>
+                    : once ? norm_rope_backward_kernel<1, true> : norm_rope_backward_kernel<1, false>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     LAUNCH(kernel, (unsigned)blocks, HEAD_THREADS, shared, dx, partial, before, z);
     LAUNCH(add_rows_kernel, (unsigned)divide_up(D, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, D);

@@ -3,8 +3,6 @@
 #include "text.h"
 #include <locale.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +57,53 @@ size_t utf8_complete(const char *text, size_t bytes) {
         if (right == back && right < length) return bytes - back;
     }
     return bytes;
+}
+
+/* ---- text from outside --------------------------------------------------------------------------------------------- */
+
+size_t text_show(const char *text, size_t bytes, char shown[5]) {
+    uint32_t code;
+    const size_t n = utf8_decode(text, bytes, &code);
+    if (!n || (code >= 0x80 && code < 0xA0) || code == 0xFFFE || code == 0xFFFF) code = 0xFFFD;
+    else if (code < 0x20 && code != '\n' && code != '\t') code += 0x2400;
+    else if (code == 0x7F) code = 0x2421;
+    shown[utf8_encode(code, shown)] = 0;
+    return n ? n : 1;
+}
+
+void text_write(FILE *to, const char *text, size_t bytes) {
+    char shown[5];
+    size_t from = 0;                                    /* what stays as it is, is written in one piece: stderr has no buffer */
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = text_show(text + at, bytes - at, shown);
+        if (!strncmp(text + at, shown, n) && !shown[n]) continue;
+        fwrite(text + from, 1, at - from, to);
+        fputs(shown, to);
+        from = at + n;
+    }
+    fwrite(text + from, 1, bytes - from, to);
+}
+
+/* Without memory a long text is cut. */
+void text_vprint(FILE *to, const char *format, va_list args) {
+    char few[2048], *all = few;
+    va_list again;
+    va_copy(again, args);
+    const int needs = vsnprintf(few, sizeof few, format, args);
+    size_t bytes = needs < 0 ? 0 : (size_t)needs;
+    if (bytes >= sizeof few) {
+        if ((all = malloc(bytes + 1))) vsnprintf(all, bytes + 1, format, again);
+        else { all = few; bytes = sizeof few - 1; }
+    }
+    va_end(again);
+    text_write(to, all, bytes);
+    if (all != few) free(all);
+}
+void text_print(FILE *to, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    text_vprint(to, format, args);
+    va_end(args);
 }
 
 /* ---- the locale ---------------------------------------------------------------------------------------------------
@@ -116,7 +161,7 @@ void text_add_json(Text *t, const char *string, size_t bytes) {
         if (!n) { n = 1; text_add_bytes(t, "\xEF\xBF\xBD", 3); }
         else if (code == '"' || code == '\\') { char pair[2] = { '\\', (char)code }; text_add_bytes(t, pair, 2); }
         else if (code == '\n') text_add_bytes(t, "\\n", 2);
-        else if (code < 0x20 || code == 0x7F) text_add(t, "\\u%04x", (unsigned)code);
+        else if (code < 0x20 || (code >= 0x7F && code < 0xA0)) text_add(t, "\\u%04x", (unsigned)code);
         else text_add_bytes(t, string + at, n);
     }
     text_add_bytes(t, "\"", 1);

@@ -162,7 +162,6 @@ static int parse_lines(Source *s, size_t first, const size_t *line_number, const
     char found[64];
     const Document *line = &s->document[first + (size_t)bad];
     snprintf(found, sizeof found, "%.*s", (int)(line->bytes < 60 ? line->bytes : 60), line->at);
-    for (char *c = found; *c; c++) if (*c > 0 && *c < ' ') *c = '?';
     const char *text = strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8;         /* of the parser: of one line */
     return error_set(e, "%s: line %zu: expected {\"text\": \"...\"}: %.300s: %s%s", path, line_number[bad], text, found,
                      line->bytes > 60 ? "..." : "");

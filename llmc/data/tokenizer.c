@@ -64,7 +64,8 @@ Merge *tokenizer_merge(const Tokenizer *t, uint64_t pair) {
     return &t->merges[i];
 }
 
-int tokenizer_find(const Tokenizer *t, const char *s, size_t n) {
+/* The id of a symbol, or -1. */
+static int tokenizer_find(const Tokenizer *t, const char *s, size_t n) {
     size_t i = (size_t)hash_bytes(0, s, n) & t->words_mask;
     for (int id; (id = t->words[i]) >= 0; i = (i + 1) & t->words_mask)
         if (t->symbol[id].bytes == n && !memcmp(t->symbol[id].at, s, n)) return id;
@@ -194,13 +195,27 @@ static void cut(Encoder *e, int scanner, const char *s, size_t n) {
     }
 }
 
-static const Added *added_match(const Tokenizer *t, const char *s, size_t n, int normalized) {
-    unsigned char c = (unsigned char)s[0];
-    for (int i = t->added_start[c]; i < t->added_start[c + 1]; i++) {
-        const Added *a = &t->added[i];
-        if (a->normalized == normalized && a->bytes <= n && !memcmp(a->at, s, a->bytes)) return a;
+/* The first of the added tokens i ... end-1, which agree before byte k, that has at least `byte` there. */
+static int added_from(const Tokenizer *t, int i, int end, size_t k, int byte) {
+    while (i < end) {
+        const int middle = i + (end - i) / 2;
+        if ((unsigned char)t->added[middle].at[k] < byte) i = middle + 1; else end = middle;
     }
-    return NULL;
+    return i;
+}
+/* The longest one that s begins with. Those that agree with s so far are neighbours, and the shortest of them is the first. */
+static const Added *added_match(const Tokenizer *t, const char *s, size_t n, int normalized) {
+    const int *start = t->added_start[normalized] + (unsigned char)s[0];
+    const Added *longest = NULL;
+    for (int i = start[0], end = start[1], k = 1; i < end; k++) {
+        if (t->added[i].bytes == (size_t)k) longest = &t->added[i++];
+        if (i == end || (size_t)k == n) break;
+        const int byte = (unsigned char)s[k];
+        if ((unsigned char)t->added[i].at[k] == byte && (unsigned char)t->added[end - 1].at[k] == byte) continue;
+        i = added_from(t, i, end, (size_t)k, byte);
+        end = added_from(t, i, end, (size_t)k, byte + 1);
+    }
+    return longest;
 }
 
 /* Added tokens are taken out first: those of the raw text before normalization, the others after it. The text between

@@ -6,7 +6,8 @@
  *                  no tokens for bytes that UTF-8 never has (OLMoE, GPT-NeoX), such a byte becomes U+FFFD.
  *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones fall back to bytes.
  * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except where the tokenizer's
- * Unicode normalization (NFC) changes them. No beginning-of-text token is added: see tokenizer_bos. */
+ * Unicode normalization (NFC) changes them; SentencePiece gives a space for U+2581, and its newer spelling (Metaspace) has the
+ * same ids for a text with and without one leading space, and gives back the one without. No beginning-of-text token is added: see tokenizer_bos. */
 #ifndef TOKENIZER_H
 #define TOKENIZER_H
 #include "documents.h"

@@ -9,6 +9,7 @@ typedef struct { const char *at; size_t bytes; } Slice;
 typedef struct { uint64_t pair; int rank, id; } Merge;                  /* pair: left id << 32 | right id */
 typedef struct { char *at; size_t bytes; int id, normalized; Slice content; } Added;   /* at: the text it stands for */
 enum { NEVER, FIRST, ALWAYS };
+enum { ADDED_MOST = 256 };              /* bytes of an added token: a position of a text costs no more steps */
 
 struct Tokenizer {
     char *json; size_t json_bytes;
@@ -25,11 +26,10 @@ struct Tokenizer {
     int *words; size_t words_mask;      /* hash table of symbols: id or -1 */
     Merge *merges; size_t merges_mask;  /* hash table of pairs; rank -1: a free entry */
     int byte_id[256], lacks_bytes;      /* lacks: some that UTF-8 never has; their id is -1 */
-    Added *added; int added_count, added_start[257];    /* sorted by first byte, then longest first */
+    Added *added; int added_count, added_start[2][257];     /* sorted: the raw and the normalized ones, then by bytes */
 };
 
 void   tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out);
-int    tokenizer_find(const Tokenizer *t, const char *symbol, size_t bytes);    /* its id, or -1 */
 Merge *tokenizer_merge(const Tokenizer *t, uint64_t pair);      /* its entry, or the free one where it belongs */
 uint32_t tokenizer_byte_code(int byte);                         /* the character for a byte in a byte-level file */
 #endif

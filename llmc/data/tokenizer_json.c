@@ -126,13 +126,10 @@ static Slice keep(Tokenizer *t, const char *s, size_t n) {
 }
 
 uint32_t tokenizer_byte_code(int byte) {
-    uint32_t next = 0x100;
-    for (int b = 0; b < 256; b++) {
-        int printable = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
-        if (b == byte) return printable ? (uint32_t)b : next;
-        next += !printable;
-    }
-    return 0;
+    enum { LOW = '!', HIGH = 0xA1 - ('~' + 1) };         /* how many there are below '!', and between the two printable ranges */
+    if (byte < '!') return 0x100 + (uint32_t)byte;
+    if (byte > '~' && byte < 0xA1) return 0x100 + LOW + (uint32_t)(byte - '~' - 1);
+    return byte == 0xAD ? 0x100 + LOW + HIGH : (uint32_t)byte;
 }
 /* Undoes byte_to_code for a key; 0 if it has other characters. */
 static int bytes_of_key(const int *byte_of_code, const JsonValue *v, Text *out) {
@@ -202,12 +199,22 @@ static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
     return ok;
 }
 
-static int by_first_and_length(const void *x, const void *y) {
+static int by_bytes(const void *x, const void *y) {
     const Added *a = x, *b = y;
-    int first = (unsigned char)a->at[0] - (unsigned char)b->at[0];
-    if (first) return first;
-    if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
-    return memcmp(a->at, b->at, a->bytes);
+    if (a->normalized != b->normalized) return a->normalized - b->normalized;
+    const int order = memcmp(a->at, b->at, a->bytes < b->bytes ? a->bytes : b->bytes);
+    return order ? order : (a->bytes > b->bytes) - (a->bytes < b->bytes);
+}
+/* Sorts the added tokens for added_match, and refuses two of the same text. */
+static int index_added(Tokenizer *t, Error *e) {
+    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof *t->added, by_bytes);
+    for (int i = 1; i < t->added_count; i++)
+        if (by_bytes(&t->added[i - 1], &t->added[i]) == 0) return error_set(e, "added token %.100s appears twice", t->added[i].at);
+    for (int i = 0; i < t->added_count; i++) t->added_start[t->added[i].normalized][(unsigned char)t->added[i].at[0] + 1]++;
+    for (int c = 0; c < 256; c++) t->added_start[0][c + 1] += t->added_start[0][c];
+    t->added_start[1][0] = t->added_start[0][256];
+    for (int c = 0; c < 256; c++) t->added_start[1][c + 1] += t->added_start[1][c];
+    return 1;
 }
 
 static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *vocab, Error *e) {
@@ -233,14 +240,10 @@ static int read_added(Tokenizer *t, const JsonValue *list, const JsonValue *voca
         a->at = wanted.at;
         a->bytes = wanted.length;
         if (!a->bytes) return error_set(e, "added token %d is empty", a->id);
+        if (a->bytes > ADDED_MOST)
+            return error_set(e, "added token %.100s has %zu bytes; at most %d are supported", name, a->bytes, ADDED_MOST);
     }
-    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof *t->added, by_first_and_length);
-    for (int i = 1; i < t->added_count; i++)
-        if (by_first_and_length(&t->added[i - 1], &t->added[i]) == 0)
-            return error_set(e, "added token %.100s appears twice", t->added[i].at);
-    for (int i = 0; i < t->added_count; i++) t->added_start[(unsigned char)t->added[i].at[0] + 1]++;
-    for (int c = 0; c < 256; c++) t->added_start[c + 1] += t->added_start[c];
-    return 1;
+    return index_added(t, e);
 }
 
 /* A merge is written "left right" or ["left", "right"]; left, right and their concatenation must be tokens. */

@@ -132,18 +132,18 @@ static const JsonValue *find_key(const JsonValue *root, int i) {
 
 /* The readers of numbers. key: for messages. */
 static int read_whole(int *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
-    const double number = json_double(v, otherwise);
+    int64_t number = (int64_t)otherwise;
+    Error why;
     if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
-    if (v && !json_is(v, JSON_INT)) return error_set(e, "config.json: \"%s\" must be a whole number", key);
-    if (!(number >= 0 && number <= 1 << 30)) return error_set(e, "config.json: \"%s\" is %g", key, number);
+    if (v && !json_read_int(v, key, 0, SIZE_LIMIT, &number, &why)) return error_set(e, "config.json: %.900s", why.text);
     *to = (int)number;
     return 1;
 }
 static int read_real(double *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
+    Error why;
+    *to = otherwise;
     if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
-    if (v && !json_is(v, JSON_INT) && !json_is(v, JSON_DOUBLE)) return error_set(e, "config.json: \"%s\" must be a number", key);
-    *to = json_double(v, otherwise);
-    return 1;
+    return !v || json_read_double(v, key, -1e308, 1e308, to, &why) || error_set(e, "config.json: %.900s", why.text);
 }
 
 static int read_name(int *field, int i, const JsonValue *v, const Reader *r) {
@@ -170,7 +170,7 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         return 1;
     case SHARED:                                            /* a number of experts that are one in memory */
         if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
-        if ((double)*whole * c->width > 1 << 30) return error_set(r->e, "config.json: \"%s\" is %d", key, *whole);
+        if ((double)*whole * c->width > SIZE_LIMIT) return error_set(r->e, "config.json: \"%s\" is %d", key, *whole);
         *whole *= c->width;
         return 1;
     case PADDED:
@@ -230,11 +230,12 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0 && s->factor < 1e9))
         return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
     if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
+    if (s->kind == ROPE_LINEAR) s->original = 0;
     const JsonValue *fraction = member(v, "partial_rotary_factor") ? member(v, "partial_rotary_factor") : member(root, "partial_rotary_factor");
     if (!read_real(&part, "partial_rotary_factor", fraction, r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
     if (part != 1 && r->family != FAMILY_GLM)
         return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads", part, family_name(r->family));
-    c->rotated = part > 0 && part < 1 ? (int)(c->head_size * part) : 0;
+    c->rotated = part > 0 && part < 1 ? (int)(c->head_size * part + 1e-6) : 0;
     if (!(part > 0 && part <= 1) || c->rotated % 2 || (part < 1 && !c->rotated))
         return error_set(e, "config.json: \"partial_rotary_factor\" %g of heads of %d is no even number of dimensions", part, c->head_size);
     return 1;

@@ -15,20 +15,6 @@
 
 enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 
-/* The exponent, all ones in NaN and infinity, is in the upper 16 bits of all three. */
-size_t first_not_finite(const char *dtype, const void *data, size_t n) {
-    const int is_double = !strcmp(dtype, "F64");
-    const size_t width = is_double ? 8 : !strcmp(dtype, "F32") ? 4 : 2;
-    const unsigned exponent = is_double ? 0x7ff0 : 0x7f80;
-    const char *upper = (const char *)data + width - 2;
-    for (size_t i = 0; i < n; i++, upper += width) {
-        uint16_t bits;
-        memcpy(&bits, upper, sizeof bits);
-        if ((bits & exponent) == exponent) return i;
-    }
-    return n;
-}
-
 /* ---- finding a model --------------------------------------------------------------------------------------- */
 
 static int is_model(const char *folder) {
@@ -68,7 +54,9 @@ static char *newest_model(void) {
     for (int k = 0; k < 2; k++) {
         glob_t found;
         struct stat s;
-        if (glob(patterns[k], 0, NULL, &found)) continue;
+        const int none = glob(patterns[k], 0, NULL, &found);
+        if (none == GLOB_NOSPACE) fail(EXIT_MEMORY, "out of host memory: the models of this folder cannot be listed");
+        if (none) continue;
         for (size_t i = 0; i < found.gl_pathc; i++) {
             char *path = text_format("%s", found.gl_pathv[i]);
             path[strlen(path) - strlen("/model.safetensors")] = 0;
@@ -135,10 +123,10 @@ static size_t chunk_of(const Piece *p) {
     return head > BUFFER ? head : BUFFER / head * head;
 }
 static size_t largest_chunk(const Model *m) {
-    size_t most = BUFFER;
+    size_t most = m->manifest.total < BUFFER ? m->manifest.total : BUFFER;
     for (int i = 0; i < m->manifest.count; i++) {
         const Piece p = manifest_piece(&m->manifest.at[i], 0);
-        if (chunk_of(&p) > most) most = chunk_of(&p);
+        if (p.head && chunk_of(&p) > most && p.count > most) most = p.count < chunk_of(&p) ? p.count : chunk_of(&p);
     }
     return most;
 }
@@ -247,10 +235,11 @@ static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t 
             if (t && same_shape(t, &p)) continue;
             for (int d = 0; d < p.rank; d++) shape[d] = (uint64_t)p.shape[d];
             shape_text(expected, sizeof expected, shape, p.rank);
+            n++;
+            if (problems->length > sizeof(Error)) continue;         /* counted, but no longer listed */
             if (t) shape_text(found, sizeof found, t->shape, t->rank);
             if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
             else   text_add(problems, "\n  %s %s is missing", p.name, expected);
-            n++;
         }
     for (int r = 0; r < bias_count(m); r++) {
         char name[TENSOR_NAME];
@@ -310,7 +299,11 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
 
 static int write_file(const char *folder, const char *name, const char *text, size_t bytes, Error *e) {
     char *path = text_format("%s/%s", folder, name);
-    const int ok = file_write(path, text, bytes, e);
+    size_t n;
+    Error none;
+    char *there = is_file(path) ? file_read(path, &n, &none) : NULL;
+    const int ok = (there && n == bytes && !memcmp(there, text, n)) || file_write(path, text, bytes, e);
+    free(there);
     free(path);
     return ok;
 }

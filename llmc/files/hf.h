@@ -22,7 +22,7 @@ typedef struct HfOrigin HfOrigin;
 HfOrigin *hf_origin_open(const char *folder);               /* NULL: this folder has no config.json that can be read */
 void      hf_origin_free(HfOrigin *o);
 
-/* Writes the small files of a folder, each replaced as a whole. tokenizer: may be NULL. origin: NULL, or what the model came with:
+/* Writes the small files of a folder, each replaced as a whole if it is not there as it should be. tokenizer: may be NULL. origin: NULL, or what the model came with:
  * its config.json keeps all keys, and its other files are written as they were unless the tokenizer is another. */
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
 
@@ -33,7 +33,4 @@ int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MO
 
 /* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. */
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc);
-
-/* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
-size_t first_not_finite(const char *dtype, const void *data, size_t count);
 #endif

@@ -15,7 +15,9 @@
 /* ---- matrices ------------------------------------------------------------------------------------------------ */
 
 /* The rows of one matrix of t: it is (.., rows, columns), or (.., 2 rows, columns). */
-static int rows_of(const Tensor *t) { return t->shape[t->rank - 2] / (t->kind == TENSOR_STACKED ? 2 : 1); }
+static int rows_of(const Tensor *t) {
+    return t->shape[t->rank - 2] / (t->kind == TENSOR_KEYS_VALUES || t->kind == TENSOR_GATE_UP ? 2 : 1);
+}
 static int columns_of(const Tensor *t) { return t->shape[t->rank - 1]; }
 static size_t size_of(const Tensor *t) { return (size_t)rows_of(t) * (size_t)columns_of(t); }
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }

@@ -9,16 +9,21 @@
  * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
  * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts, whose
  * gradients differ by how often they were chosen; equal updates in all directions would lift the noise of rare ones to the size of
- * the others. Practice differs: Marin's mixtures train routers with Adam, GLM-4.5 (arXiv 2508.06471) with Muon. */
-static const struct { int muon; float rate, decay; } rules[TENSOR_KINDS] = {
-    /*                    Muon  rate  decay */
-    [TENSOR_EMBEDDING] = { 0,    1,    0 },
-    [TENSOR_HEAD]      = { 0,    1,    1 },
-    [TENSOR_NORM]      = { 0,    1,    0 },
-    [TENSOR_BIAS]      = { 0,    1,    0 },
-    [TENSOR_ROUTER]    = { 0,    1,    1 },
-    [TENSOR_MATRIX]    = { 1,    1,    1 },
-    [TENSOR_STACKED]   = { 1,    1,    1 },
+ * the others. Practice differs: Marin's mixtures train routers with Adam, GLM-4.5 (arXiv 2508.06471) with Muon.
+ *
+ * AdamW has one rate for all. With Muon the rates were chosen by short runs (docs/recipe.md): what speeds up the formation of
+ * attention's patterns pays most, and a dense MLP bears less than experts, each of which sees few of the tokens. */
+static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS] = {
+    /*                  Muon  decay   rate in a run with Muon, of a tensor of experts */
+    [TENSOR_EMBEDDING]   = { 0, 0,    1,  1 },
+    [TENSOR_HEAD]        = { 0, 1,    1,  1 },
+    [TENSOR_NORM]        = { 0, 0,    4,  4 },
+    [TENSOR_BIAS]        = { 0, 0,    1,  1 },
+    [TENSOR_ROUTER]      = { 0, 1, .25f,  .25f },
+    [TENSOR_ATTENTION]   = { 1, 1,    2,  2 },
+    [TENSOR_KEYS_VALUES] = { 1, 1,    2,  2 },
+    [TENSOR_MLP]         = { 1, 1,  .5f,  1 },
+    [TENSOR_GATE_UP]     = { 1, 1,  .5f,  1 },
 };
 int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.momentum > 0 && rules[t->kind].muon; }
 
@@ -63,7 +68,8 @@ int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
 Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     const Tensor *t = &m->manifest.at[i];
     Segment s = manifest_segment(&m->manifest, i, o->shards, o->shard);
-    s.rate = rules[t->kind].rate, s.decay = rules[t->kind].decay;
+    s.decay = rules[t->kind].decay;
+    if (o->muon.momentum > 0) s.rate = t->rank > 2 ? rules[t->kind].experts : rules[t->kind].rate;
     const size_t v = before_range(o, &m->manifest, t->range, o->shards);
     if (muon_in_range(o, &m->manifest, t->range))
         s.without_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));

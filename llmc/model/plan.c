@@ -1,6 +1,7 @@
 /* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
 #include "parallel.h"
 #include "rope.h"
+#include "routers.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,18 +67,18 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
 
     TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     TENSOR(kv,         "*self_attention.kv_proj.weight",
-           pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_STACKED, 2*GD, C);
+           pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_KEYS_VALUES, 2*GD, C);
     turned(m, c, 1);
     if (A > 1) {
         TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_MATRIX,    S + A, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_MATRIX, S + A, C, GD);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION,    S + A, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_ATTENTION, S + A, C, GD);
         if (c->output_bias)
         TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {
-        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight"), std, TENSOR_MATRIX, QGD, C);
+        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight"), std, TENSOR_ATTENTION, QGD, C);
         turned(m, c, 0);
-        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_MATRIX, C, QGD);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_ATTENTION, C, QGD);
     }
     if (c->attention_bias) {
         TENSOR(query_bias, "*self_attention.q_proj.bias", pick(f, NULL, "*self_attn.q_proj.bias"), ZEROS, TENSOR_BIAS, QGD);
@@ -106,24 +107,24 @@ static void describe_mlp(Manifest *m, const Config *c, int l) {
     const float std = initial(c, C);
     const Family f = config_family(c);
     const MixtureNames *mixture = names_of(f);
-    const TensorKind up = gate == 2 ? TENSOR_STACKED : TENSOR_MATRIX;
+    const TensorKind up = gate == 2 ? TENSOR_GATE_UP : TENSOR_MLP;
 
     TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     if (config_has_experts(c, l)) {
         TENSOR(router,     "*mlp.router.layer.weight",  mixture->router, std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  mixture->up, std, up, E, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", mixture->down, initial_output(c, F), TENSOR_MATRIX, E, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", mixture->down, initial_output(c, F), TENSOR_MLP, E, C, F);
         if (c->output_bias)
         TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
         TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  mixture->shared_up, std, up, gate*Fs, C);
-        TENSOR(shared_down, "*mlp.shared_output_linear.weight", mixture->shared_down, initial_output(c, Fs), TENSOR_MATRIX, C, Fs);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", mixture->shared_down, initial_output(c, Fs), TENSOR_MLP, C, Fs);
         if (c->shared_gate)
         TENSOR(shared_gate, "*mlp.shared_expert_gate.weight",   NULL, std, TENSOR_ROUTER, 1, C);
         }
     } else {
         TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MATRIX, C, F);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MLP, C, F);
     }
 }
 #undef TENSOR
@@ -257,18 +258,13 @@ static void describe_scratch(Model *m) {
         if (c->shared_gate) SHARED(dgate, N*X);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed[0], N*C*X);
-        SHARED(dnormed[1], N*C*X);
+        if (m->dev->is_gpu) SHARED(dnormed[1], N*C*X);
         SHARED(dresid, N*C*X);
     }
 #undef SHARED
 }
 
 /* ---- planning and memory ------------------------------------------------------------------------------- */
-
-int router_experts(const Config *c) {
-    int a = c->attention_experts > 1 ? c->attention_experts : 0, e = c->experts > 1 ? c->experts : 0;
-    return a > e ? a : e;
-}
 
 /* Tokens whose logits exist at once. Every chunk reads and writes the whole gradient of the head, so where memory is plenty
  * and products want to be large, a chunk is 256 M logits; else 16 M. A multiple of 128 rows, if it is that many. */
@@ -278,7 +274,6 @@ static int head_chunk(const Model *m) {
     return (int)(rows >= N ? N : rows >= 128 ? rows / 128 * 128 : rows);
 }
 
-static size_t loads(const Model *m) { return (size_t)m->routers * (size_t)router_experts(&m->config); }
 static size_t result_reals(const Model *m) {
     return (size_t)m->batch.all_micro_batches + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
 }
@@ -300,7 +295,7 @@ static void plan_weights(Model *m) {
     const Parallel *parallel = m->dp.parallel;
     Arena *a = &m->arena;
     if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
-    if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, loads(m)*Re);
+    if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
     if (m->mode == MODEL_TRAIN) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes);
     if (parallel && parallel->one_process && parallel->sharded)
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
@@ -341,8 +336,8 @@ static void plan_batch(Model *m) {
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
     }
     arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);
-    if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, loads(m)*I);
-    arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + loads(m)*I);
+    if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, router_offset(m, m->routers)*I);
+    arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + router_offset(m, m->routers)*I);
 }
 
 static void plan_cache(Model *m) {
@@ -391,7 +386,7 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
 }
 
 static void bind_route(Model *m, Route *r, int router, int E, int K, int always, double scale) {
-    const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
+    const size_t at = router_offset(m, router);
     r->E = E;
     r->K = K;
     r->always = always;

@@ -7,10 +7,10 @@
 #include "kernels/kernels.h"
 
 #define TENSOR_NAME 112
-/* What a tensor is to the optimizer (optim.c). MATRIX: of (.., rows, columns), each rows x columns; STACKED: of
- * (.., 2 rows, columns), likewise: gate above up, keys above values. */
-typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_MATRIX, TENSOR_STACKED,
-               TENSOR_KINDS } TensorKind;
+/* What a tensor is to the optimizer (optim.c). ATTENTION, MLP: matrices, (rows, columns) or, of experts, (E, rows, columns).
+ * KEYS_VALUES and GATE_UP are two matrices above each other, (.., 2 rows, columns). */
+typedef enum { TENSOR_EMBEDDING, TENSOR_HEAD, TENSOR_NORM, TENSOR_BIAS, TENSOR_ROUTER, TENSOR_ATTENTION, TENSOR_KEYS_VALUES,
+               TENSOR_MLP, TENSOR_GATE_UP, TENSOR_KINDS } TensorKind;
 typedef struct {
     char   name[TENSOR_NAME];           /* in logs, checks and, unless `pieces` says otherwise, in files */
     char   pieces[2 * TENSOR_NAME];     /* names of the tensors it is in files; see manifest_piece. "" = name */
@@ -74,4 +74,7 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      
 
 /* Initial values of one tensor: a function of (seed, name, index) only, so no order, thread or device changes them. */
 void manifest_initial(const Tensor *t, uint64_t seed, double *values);
+
+/* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
+size_t first_not_finite(const char *dtype, const void *data, size_t count);
 #endif

@@ -19,7 +19,7 @@ static void write_line(Log *l, FILE *file, const char *text) {
     if (fprintf(file, "%s\n", text) > 0 && fflush(file) == 0) return;
     clearerr(file);                                         /* training continues; the disk may get space again */
     if (l->lost++ % 100 == 0)
-        fprintf(stderr, "warning: %s: log lines cannot be written (%s); training continues\n", l->folder,
+        text_print(stderr, "warning: %s: log lines cannot be written (%s); training continues\n", l->folder,
                 strerror(errno));
 }
 
@@ -51,7 +51,7 @@ void log_line(Log *l, const char *format, ...) {
     if (l->silent) return;
     finish_line(l);
     va_start(args, format);
-    vprintf(format, args);
+    text_vprint(stdout, format, args);
     va_end(args);
     putchar('\n');
     fflush(stdout);
@@ -97,13 +97,18 @@ static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *,
 }
 
 void log_silence(Log *l) { *l = (Log){ .silent = 1 }; }
-int log_open(Log *l, const char *folder, int64_t resume_step, Error *e) {
+int log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e) {
     char *main_path = text_format("%s/main.log", folder), *json_path = text_format("%s/log.jsonl", folder);
     *l = (Log){ .folder = text_format("%s", folder), .terminal = isatty(STDOUT_FILENO) };
     if (resume_step >= 0) { cut(main_path, resume_step, main_step); cut(json_path, resume_step, json_step); }
-    l->main = fopen(main_path, resume_step >= 0 ? "a" : "w");
-    l->json = fopen(json_path, resume_step >= 0 ? "a" : "w");
-    int ok = l->main && l->json ? 1 : error_set(e, "%s: %s", l->main ? json_path : main_path, strerror(errno));
+    char *line = text_format("%s\n", start);
+    int ok = resume_step >= 0 || file_write(json_path, line, strlen(line), e);
+    if (ok) {
+        l->main = fopen(main_path, resume_step >= 0 ? "a" : "w");
+        l->json = l->main ? fopen(json_path, "a") : NULL;
+        if (!l->json) ok = error_set(e, "%s: %s", l->main ? json_path : main_path, strerror(errno));
+    }
+    free(line);
     free(main_path);
     free(json_path);
     current = ok ? l : NULL;
@@ -115,7 +120,7 @@ void log_close(Log *l) {
     current = NULL;
     if (l->main) fclose(l->main);
     if (l->json) fclose(l->json);
-    if (l->lost) fprintf(stderr, "warning: %s: %ld log lines were lost\n", l->folder, l->lost);
+    if (l->lost) text_print(stderr, "warning: %s: %ld log lines were lost\n", l->folder, l->lost);
     free(l->folder);
     free(l->curve);
 }
@@ -230,23 +235,10 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
 
 /* ---- samples and loads --------------------------------------------------------------------------------------------- */
 
-/* An untrained model generates arbitrary bytes: invalid UTF-8 and control characters become U+FFFD. */
-static void add_printable(Text *t, const char *text, size_t bytes) {
-    for (size_t at = 0, n; at < bytes; at += n) {
-        uint32_t code;
-        n = utf8_decode(text + at, bytes - at, &code);
-        if (!n || code == 0x7f || (code < 0x20 && code != '\n' && code != '\t') || (code >= 0x80 && code < 0xa0)) {
-            text_add_string(t, "\xEF\xBF\xBD");
-            n += !n;
-        } else text_add_bytes(t, text + at, n);
-    }
-}
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes) {
-    Text shown = { 0 };
-    text_add_string(&shown, "");
-    add_printable(&shown, text, bytes);
-    log_line(l, "---\n%s\n---", shown.at);
-    free(shown.at);
+    log_line(l, "---");
+    if (!l->silent) text_write(stdout, text, bytes);
+    log_line(l, "\n---");
     Text e = event("sample");
     event_int(&e, "step", step);
     event_text(&e, "text", text, bytes);

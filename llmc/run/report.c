@@ -21,7 +21,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/types.h>
 
 enum {
     POINTS = 1024,                      /* buckets of a curve; even */
@@ -123,24 +122,19 @@ static void list_free(List *l) {
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
-/* Text of the log as text of the page: markup escaped, control characters as their Unicode pictures, long text cut. */
+/* Text of the log as text of the page: by text_show, markup escaped, long text cut. */
 static void add_escaped(Text *t, const char *s, size_t bytes) {
-    static const struct { uint32_t code; const char *entity; } entities[] = {
+    static const struct { char code; const char *entity; } entities[] = {
         { '<', "&lt;" }, { '>', "&gt;" }, { '&', "&amp;" }, { '"', "&quot;" }, { '\'', "&#39;" },
     };
     size_t at = 0, n;
     for (; at < bytes && at < TEXT_BYTES; at += n) {
-        uint32_t code;
-        const char *entity = NULL;
-        char utf8[4];
-        n = utf8_decode(s + at, bytes - at, &code);
-        if (!n) { n = 1; code = 0xFFFD; }
+        char shown[5];
+        const char *put = shown;
+        n = text_show(s + at, bytes - at, shown);
         for (size_t k = 0; k < sizeof entities / sizeof *entities; k++)
-            if (entities[k].code == code) entity = entities[k].entity;
-        if (code < 0x20 && code != '\n' && code != '\t') code += 0x2400;
-        else if ((code >= 0x7F && code < 0xA0) || code == 0xFFFE || code == 0xFFFF) code = 0xFFFD;
-        if (entity) text_add_string(t, entity);
-        else text_add_bytes(t, utf8, utf8_encode(code, utf8));
+            if (entities[k].code == *shown) put = entities[k].entity;
+        text_add_string(t, put);
     }
     if (at < bytes) text_add_string(t, "…");
 }

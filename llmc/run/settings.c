@@ -38,13 +38,14 @@ static const Option options[] = {
     { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,
       "optimizer steps; -1: one epoch; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
-    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,        "peak learning rate" },
+    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,
+      "peak learning rate; with -wo muon 4e-3 is the default" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
     { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "adamw",               0,    0,     "adamw|muon",
       "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
-    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.95",                0.01, 0.99999, NULL,
+    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.9",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
@@ -115,7 +116,7 @@ static const Option options[] = {
     { "ranks",     "pr", "process",          OPTION_INT,   AT(process),       "-1",                  -1,   1e6,   NULL,
       "number of this process, from 0" },
     { "ranks",     "ps", "address",          OPTION_TEXT,  AT(address),       "",                    0,    0,     NULL,
-      "host name of process 0" },
+      "host name of process 0, which listens there only; several machines need MOE_SECRET (docs/cluster.md)" },
     { "ranks",     "pp", "port",             OPTION_INT,   AT(port),          "0",                   0,    65535, NULL,
       "port of process 0" },
     { "ranks",     "pw", "join-seconds",     OPTION_INT,   AT(join_seconds),  "300",                 1,    1e6,   NULL,
@@ -138,7 +139,8 @@ static const char usage[] =
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
-    "Defaults in brackets are for text on a CPU. On a GPU, or with token files, some differ: the start-up table shows them.";
+    "Defaults in brackets are for less than 10 million tokens on a CPU. On a GPU, or for more text, some differ: the start-up table\n"
+    "shows them.";
 
 static Options table(const Settings *s) { return (Options){ options, SETTINGS, (void *)s, (char *)s->given }; }
 
@@ -154,34 +156,51 @@ void settings_json(const Settings *s, Text *out) {
 /* Settings of one invocation: not restored from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
-void settings_restore(Settings *s, const JsonValue *saved) {
-    for (const JsonValue *v = json_first(saved); v; v = v->next) {
-        int keep = 0;
-        for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
-            keep |= !strcmp(v->key, not_restored[i]);
-        for (int i = 0; i < kept_options() && !keep; i++) {
-            char number[64];
-            if (strcmp(v->key, options[i].name)) continue;
-            snprintf(number, sizeof number, json_is(v, JSON_INT) ? "%.0f" : "%.9g", json_double(v, 0));
-            options_default(table(s), options[i].letter, json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
-        }
-    }
+static int is_restored(const char *name) {
+    for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++) if (!strcmp(name, not_restored[i])) return 0;
+    return 1;
 }
 
-void settings_suit(Settings *s, int gpu, int text) {
-    static const struct { const char *letter, *text_gpu, *tokens_cpu, *tokens_gpu; } defaults[] = {
-        { "e",  "m6",  "m12", "m12" },    { "b",  "64",   "4",    "16" },
-        { "t",  "256", "1024", "1024" },  { "d",  "0",    "0",    "524288" },
-        { "x",  "800", "-1",  "-1" },     { "l",  "2e-3", "6e-4", "6e-4" },
-        { "u",  "100", "700", "700" },    { "w2", "0.99", "0.95", "0.95" },
-        { "c",  "1",   "0.1", "0.1" },    { "q",  "0",   "0.1", "0.1" },
-        { "dr", "0.3", "0",   "0" },      { "v",  "25",   "250",  "250" },
-        { "m",  "-1",  "20",  "20" },     { "s",  "400",  "1000", "1000" },
+int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
+    Settings all = *s;
+    if (!json_is(saved, JSON_OBJECT)) return error_set(e, "the options of the run are missing");
+    for (const JsonValue *v = json_first(saved); v; v = v->next) {
+        int i = 0;
+        while (i < kept_options() && strcmp(v->key, options[i].name)) i++;
+        if (i == kept_options()) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
+        Settings one = all;
+        if (!option_read(&options[i], &one, v, e)) return 0;
+        if (!s->given[i] && is_restored(v->key)) all = one;
+    }
+    for (int i = 0; i < kept_options(); i++) {              /* texts that outlive the file they are from */
+        const char **text = (const char **)(void *)((char *)&all + options[i].field);
+        const char *const *was = (const char *const *)(const void *)((const char *)s + options[i].field);
+        if (options[i].kind == OPTION_TEXT && *text != *was) *text = text_format("%s", *text);
+    }
+    *s = all;
+    return 1;
+}
+
+/* Less text than this is seen many times: a small model with much dropout. More is seen about once. docs/recipe.md has the
+ * experiments behind the last column. A folder with a model is trained further, by AdamW. */
+enum { LARGE_TEXT = 10000000 };
+void settings_suit(Settings *s, int gpu, int64_t tokens) {
+    static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
+        { "e",  "m6",    "m4",    "m6:c512a1e128k6f256n1z1" },
+        { "b",  "64",    "8",     "64" },       { "t",  "256",   "256",   "1024" },
+        { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1600",  "-1" },
+        { "l",  "2e-3",  "1e-3",  "6e-4" },     { "u",  "100",   "100",   "100" },
+        { "wo", "adamw", "adamw", "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
+        { "c",  "1",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
+        { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
+        { "m",  "-1",    "20",    "20" },       { "s",  "400",   "400",   "1000" },
     };
-    if (text && !gpu) return;
-    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
+    const int large = tokens >= LARGE_TEXT;
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)
         options_default(table(s), defaults[i].letter,
-                        text ? defaults[i].text_gpu : gpu ? defaults[i].tokens_gpu : defaults[i].tokens_cpu);
+                        !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);
+    if (is_folder(s->model)) options_default(table(s), "wo", "adamw");
+    if (!strcmp(s->optimizer, "muon")) options_default(table(s), "l", "4e-3");
 }
 
 float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }

@@ -21,13 +21,14 @@ typedef struct {
 /* Errors end the program with EXIT_USAGE and a message. */
 void settings_parse(Settings *s, int argc, char **argv);
 int  settings_given(const Settings *s, const char *letter);
-/* Sets what the user did not give to defaults for this machine and data. The table's defaults are for text on a CPU. */
-void settings_suit(Settings *s, int gpu, int text);
+/* Sets what the user did not give to defaults for this machine and so many tokens of training data. The table's defaults are for
+ * little text on a CPU. */
+void settings_suit(Settings *s, int gpu, int64_t tokens);
 void settings_print(const Settings *s);
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and restored on resuming unless
  * the user gives others. */
 void settings_json(const Settings *s, Text *out);
-void settings_restore(Settings *s, const JsonValue *saved);
+int  settings_restore(Settings *s, const JsonValue *saved, Error *e);     /* 0, and s as it was: one is unknown or out of range */
 float muon_momentum(const Settings *s);                         /* of -wo and -wm; 0: AdamW updates all tensors */
 Dtype dtype_by_name(const char *type);                         /* of -mo and -mg: bf16 is FLOATX, f32 is REAL */
 #endif

@@ -68,15 +68,17 @@ static void set_color(Stream *o, int expert) {
 void stream_print(Stream *o, int end) {
     const int marked = o->style->marked;
     const size_t certain = o->text.length - (end ? 0 : kept_back(o)), ready = utf8_complete(o->text.at, certain);
-    for (size_t i = 0; i < ready; i++) {
-        const unsigned char c = (unsigned char)o->text.at[i];
+    for (size_t i = 0, n; i < ready; i += n) {
+        char shown[5];
         int expert;
-        if (marked && (c & 0xC0) != 0x80) {                 /* the first byte of a character */
+        n = text_show(o->text.at + i, ready - i, shown);
+        if (marked) {
             memcpy(&expert, o->experts.at + i * sizeof expert, sizeof expert);
             set_color(o, expert);
         }
-        putchar(o->style->terminal && (c < 32 || c == 127) && c != '\n' && c != '\t' ? '?' : c);
-        o->last = (char)c;
+        if (o->style->terminal) fputs(shown, stdout);
+        else fwrite(o->text.at + i, 1, n, stdout);
+        o->last = o->text.at[i + n - 1];
     }
     if (end) set_color(o, -1);
     if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
@@ -101,6 +103,7 @@ char *prompt_read(const char *prompt, size_t *bytes) {
     text_add_bytes(&text, "", 0);
     if (strcmp(prompt, "-")) text_add_string(&text, prompt);
     else for (size_t n; (n = fread(part, 1, sizeof part, stdin)); ) text_add_bytes(&text, part, n);
+    if (ferror(stdin)) fail(EXIT_DISK, "-i -: stdin cannot be read: %s", strerror(errno));
     *bytes = text.length;
     return text.at;
 }

@@ -12,7 +12,7 @@ typedef struct {                        /* how texts are written */
     const char *stop;                   /* ends a text and is not part of it; "": none */
     int   marked;                       /* 1: text shows which expert read it, */
     int   colored;                      /* 1: by color; 0: by [3] for expert 3 */
-    int   terminal;                     /* 1: control characters become '?' */
+    int   terminal;                     /* 1: written by text_show, as a terminal may show it */
 } TextStyle;
 
 typedef struct {                        /* one text on its way out */

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static void lens_open(Lens *o, const View *v, Route *route, const char *name, const Model *m) {
@@ -68,18 +69,16 @@ void view_legend(const View *v, int colored) {
 /* A token as a quoted string, on one line and without control characters. */
 static void print_token(const Tokenizer *t, int id) {
     size_t n, step;
-    uint32_t code;
+    char shown[5];
     if (!t) { fprintf(stderr, " %d", id); return; }
     const char *p = tokenizer_piece(t, id, &n);
     fputs(n ? " '" : " <", stderr);
     if (!n) fprintf(stderr, "%d", id);
     for (; n; p += step, n -= step) {
-        step = utf8_decode(p, n, &code);
-        if (step && code >= 32 && code != 127 && !(code >= 128 && code < 160)) fwrite(p, 1, step, stderr);
-        else {
-            step = 1;
-            fprintf(stderr, *p == '\n' ? "\\n" : "\\x%02x", (unsigned char)*p);
-        }
+        step = text_show(p, n, shown);
+        if (*p == '\n') fputs("\\n", stderr);
+        else if (*p != '\t' && !strncmp(p, shown, step) && !shown[step]) fputs(shown, stderr);
+        else for (size_t i = 0; i < step; i++) fprintf(stderr, "\\x%02x", (unsigned char)p[i]);
     }
     fputs(*tokenizer_piece(t, id, &n) ? "'" : ">", stderr);
 }

@@ -412,6 +412,9 @@ static void damage(const char *path, long at) {
     fclose(f);
 }
 
+static char warned[1024];
+static void keep_warning(const char *text) { snprintf(warned, sizeof warned, "%s", text); }
+
 static void test_cache(void) {
     static const struct { const char *what; long at; } damages[] = {
         { "the number of the format", 0 }, { "a token", -3 }, { "the tokenizer", 200 }, { "the tokens of a row", 72 }, { "the bytes of a row", 80 },
@@ -432,6 +435,11 @@ static void test_cache(void) {
         check(opens_cached(path, "401", folder, expected) == 0, "cache: damage of %s is seen", damages[i].what);
         check(opens_cached(path, "401", folder, expected) == 1, "cache: and repaired");
     }
+    warn_hook(keep_warning);                            /* found by fuzzing: 4 GB for the tokenizer of a small file */
+    damage(file, 63);
+    check(opens_cached(path, "401", folder, expected) == 0 && strstr(warned, "its parts are larger than the file"),
+          "cache: a tokenizer larger than the file is not allocated: %s", warned);
+    warn_hook(NULL);
     if (truncate(file, 5000)) skip("cannot truncate");
     check(opens_cached(path, "401", folder, expected) == 0, "cache: a truncated one is not used");
 
