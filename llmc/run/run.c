@@ -43,6 +43,7 @@ void run_find_launch(Run *r) {
     Error e;
     snprintf(flags.address, sizeof flags.address, "%s", s->address);
     if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!s->check && s->steps != 0 && !secret_check(&r->launch, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
     r->leads = r->launch.process == 0;
 }
 
@@ -97,15 +98,20 @@ void run_choose_device(Run *r) {
     if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
 }
 
+/* Did it start from a model of a folder (-e)? That may have been removed since. */
+static int starts_from_model(const Run *r) {
+    Config described;
+    Error e;
+    return is_folder(r->s.model) || (r->from && !config_parse(&described, r->s.model, &e));
+}
+
 /* The tokenizer of a run that names none (-tk): that of the model it starts from; of a resumed run, its own copy. NULL: none. */
 static char *own_tokenizer(const Run *r) {
     const Settings *s = &r->s;
-    Config described;
-    Error e;
-    if (*s->tokenizer || (!r->from && !is_folder(s->model))) return NULL;
+    if (*s->tokenizer || !starts_from_model(r)) return NULL;
     char *copy = text_format("%s/tokenizer.json", s->out), *first = text_format("%s/tokenizer.json", s->model);
     const int has_copy = r->from && checkpoint_has_tokenizer(r->from, copy), has_first = is_file(first);
-    if (r->from && !has_copy && !has_first && !config_parse(&described, s->model, &e) && is_file(copy))
+    if (r->from && !has_copy && !has_first && is_file(copy))
         fail(EXIT_CHECKPOINT, "%s is damaged, and %s, from which it was copied, is not there", copy, first);
     char *path = has_copy ? text_format("%s", copy) : has_first ? text_format("%s", first) : NULL;
     free(copy);
@@ -128,7 +134,7 @@ void run_open_data(Run *r) {
     tokenizer_free(readable);
     free(trained);
     free(own);
-    r->origin = r->from ? hf_origin_open(s->out) : is_folder(s->model) ? hf_origin_open(s->model) : NULL;
+    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
     if (data_is_fallback(r->data))
