@@ -276,7 +276,7 @@ static void tokenizer(Trainee *t) {
     char *text = file_read(path, &n, &e);
     text[n / 2] ^= 1;
     check(file_write(path, text, n, &e) && c && !checkpoint_has_tokenizer(c, path), "one with a flipped bit is not");
-    check(c && checkpoint_publish(c, &t->m, bytes, &e) && checkpoint_has_tokenizer(c, path), "it is repaired");
+    check(c && checkpoint_publish(c, &t->m, bytes, NULL, &e) && checkpoint_has_tokenizer(c, path), "it is repaired");
     checkpoint_close(c);
     tokenizer_free(bytes);
     free(text), free(json.at), free(path), free(folder);
