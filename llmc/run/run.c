@@ -175,6 +175,10 @@ static void load_config(Run *r) {
     if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    char *theirs = text_format("%s/tokenizer.json", s->model);
+    if (*s->tokenizer && is_file(theirs) && r->leads)
+        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
+    free(theirs);
     if (s->bias_rate > 0 && !c->choice_bias && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
              "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));

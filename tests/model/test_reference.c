@@ -219,5 +219,7 @@ void test_reference(void) {
         const int in_f64 = models[i][0][0] == 'f';              /* of the first three the expected values are f32 */
         family_on(models[i][0], models[i][1], device_find("cpu-f64"), in_f64 ? 1e-9 : 1e-6);
         family_on(models[i][0], models[i][1], device_find("cpu-f32"), 1e-5);
+        const Device *gpu = device_find("cuda-f32");            /* with the bound of test_gpu.c */
+        if (gpu && gpu->count() > 0 && !gpu->open(0)) family_on(models[i][0], models[i][1], gpu, 1e-4);
     }
 }
