@@ -245,10 +245,10 @@ same_run on half "resumed without the folder that it began with"
 mv x1 folder
 ok "a resumed run keeps the chat template" cmp folder/chat_template.jinja half/chat_template.jinja
 letters 3000 | shard 20240520 1 3000 > ids_train.bin 2> /dev/null && cp ids_train.bin ids_val.bin
-expect 0 'fingerprint' $train -i 'ids_train.bin' -j 'ids_val.bin' -e folder -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o ids
-ok "a run on tokens keeps the tokenizer of its folder" cmp folder/tokenizer.json ids/tokenizer.json
-expect 0 '1 2 3' $train -i 'ids_train.bin' -j 'ids_val.bin' -e m2:c32h4e4k2f32a1 -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o ids2
-ok "without a tokenizer no text is suggested" [ -z "$(grep ROMEO ids2/main.log)" ]
+expect 0 'fingerprint' $train -i 'ids_train.bin' -j 'ids_val.bin' -e folder -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o named
+ok "a run on tokens keeps the tokenizer of its folder" cmp folder/tokenizer.json named/tokenizer.json
+expect 0 '1 2 3' $train -i 'ids_train.bin' -j 'ids_val.bin' -e m2:c32h4e4k2f32a1 -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o unnamed
+ok "without a tokenizer no text is suggested" [ -z "$(grep ROMEO unnamed/main.log)" ]
 cp -r "$root/tests/reference/families/olmoe" ends && printf '{"eos_token_id": [%s]}' "$(seq -s, 0 28)" > ends/generation_config.json
 expect 0 'generated 1 tokens' $infer ends -i '1 2 3' -n 20
 rm -rf folder/best folder/model.safetensors && touch folder/pytorch_model.bin
