@@ -34,7 +34,7 @@ COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) $(if $(HAVE_WIDE),-mprefer-vector-width=512)) $(OMP) $(WARN) -MMD -MP
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
-NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
+NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 

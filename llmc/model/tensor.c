@@ -111,11 +111,11 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
                       .dtype = t->dtype, .gradient = t->gradient + (from - t->offset) };
 }
 
-void manifest_initial(const Tensor *t, uint64_t seed, double *values) {
+void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, double *values) {
     const uint64_t key = random_key(seed, hash_bytes(0, t->name, strlen(t->name)));
-    #pragma omp parallel for if (t->count > 10000)
-    for (size_t i = 0; i < t->count; i++)
-        values[i] = t->init == ONES ? 1 : t->init == ZEROS ? 0 : (double)t->init * random_normal(key, i);
+    #pragma omp parallel for if (n > 10000)
+    for (size_t i = 0; i < n; i++)
+        values[i] = t->init == ONES ? 1 : t->init == ZEROS ? 0 : (double)t->init * random_normal(key, from + i);
 }
 
 /* The exponent, all ones in NaN and infinity, is in the upper 16 bits of all three. */
