@@ -72,7 +72,7 @@ void fuzz_start(void) {
     c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);
     optimizer_plan(&o, &m, 1, REAL, 0);
-    if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for the model");
+    fuzz_allocate(&m);
     if (getenv("FUZZ_SEEDS")) seed(getenv("FUZZ_SEEDS"));
 }
 
