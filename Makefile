@@ -1,5 +1,5 @@
 # Makefile: `make help` lists what can be made.
-#   CC=clang        another compiler             DEBUG=1   no optimization, with sanitizers
+#   CC=clang        another compiler             DEBUG=1   no optimization, with sanitizers; DEBUG=thread: with that for threads
 #   ARCH=x86-64-v3  for another machine          WERROR=1  warnings are errors (CI)
 #   NO_OMP=1        one thread                   NO_FETCH=1  do not look for tinyshakespeare
 #   V=1             show the commands
@@ -18,18 +18,18 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unversioned
 probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t -lm >/dev/null 2>&1 && echo yes; rm -f $$t)
 HAVE_ARCH := $(call probe,-march=$(ARCH),int main(void){return 0;})
 HAVE_WIDE := $(call probe,-mprefer-vector-width=512,int main(void){return 0;})
-HAVE_OMP  := $(if $(NO_OMP),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
+HAVE_OMP  := $(if $(NO_OMP)$(filter thread,$(DEBUG)),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
 
 # The GPU side is built when nvcc works and there is a GPU, or GPU_ARCH names some. 90 becomes 90a: Hopper's own instructions.
 HAVE_NVCC := $(if $(NO_CUDA),,$(shell t=$$(mktemp -d) && printf 'int main(){return 0;}' > $$t/a.cu && $(NVCC) $$t/a.cu -o $$t/a >/dev/null 2>&1 && echo yes; rm -rf $$t))
 GPUS      := $(or $(GPU_ARCH),$(if $(HAVE_NVCC),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -un)))
 CUDA      := $(if $(HAVE_NVCC),$(patsubst 100,100a,$(patsubst 90,90a,$(GPUS))))
 SPACE := $(subst ,, )
-B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),/debug)$(if $(RACECHECK),/race)$(if $(TRY),/$(subst =,-,$(subst $(SPACE),-,$(TRY))))
+B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),/debug$(filter thread,$(DEBUG)))$(if $(RACECHECK),/race)$(if $(TRY),/$(subst =,-,$(subst $(SPACE),-,$(TRY))))
 
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
-OPT   = $(if $(DEBUG),-O1 -g -fsanitize=address$(COMMA)undefined -fno-omit-frame-pointer,-O3)
+OPT   = $(if $(DEBUG),-O1 -g -fsanitize=$(if $(filter thread,$(DEBUG)),thread,address$(COMMA)undefined) -fno-omit-frame-pointer,-O3)
 COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) $(if $(HAVE_WIDE),-mprefer-vector-width=512)) $(OMP) $(WARN) -MMD -MP
@@ -45,13 +45,13 @@ CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
 LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
-TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/fuzz/%,$(wildcard tests/*.c tests/*/*.c)))
+TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/faults.c tests/fuzz/%,$(wildcard tests/*.c tests/*/*.c)))
 # kernels/ladder is for tests and benchmarks; the programs do without.
 LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu sanitize cuda_check quick bench ladder mutate fuzz fuzz_targets data help size clean found
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench ladder mutate fuzz fuzz_targets data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -101,7 +101,10 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh
+	@./run_tests && sh tests/programs.sh && sh tests/faults.sh
+# Every place where a call can fail or a kill can come, and a thousand flipped bits.
+faults: train_moe infer_moe
+	@sh tests/faults.sh -l
 # On a machine with a GPU: every kernel of every device, and training steps against the CPU.
 test_gpu: run_tests train_moe infer_moe
 	@./run_tests kernels model comm gpu ladder soak large
@@ -109,6 +112,9 @@ test_gpu: run_tests train_moe infer_moe
 sanitize: run_tests
 	@$(MAKE) -s RACECHECK=1 $(B)/race/run_tests
 	@RACE_TESTS=$(B)/race/run_tests sh tests/sanitize.sh
+# Several ranks under the thread sanitizer. Without OpenMP, whose library it does not know.
+races:
+	@$(MAKE) -s DEBUG=thread NO_CUDA=1 WARN=-w build/debugthread/run_tests build/debugthread/train_moe && sh tests/races.sh build/debugthread
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest architecture that it uses. Warnings are errors,
 # and the compiler must report no spilled registers.
@@ -173,8 +179,10 @@ help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make test          all tests that need no GPU (two to four minutes)'
+	@echo 'make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
+	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine'
 	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
 	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'

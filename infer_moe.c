@@ -258,6 +258,8 @@ static void chat(Session *q) {
             fputs("\n(Ctrl-C again, or /quit, ends)\n", stderr);
             continue;
         }
+        if (n < 0 && errno == ENOMEM) fail(EXIT_MEMORY, "out of host memory: a line is too long");
+        if (n < 0 && ferror(stdin)) fail(EXIT_DISK, "stdin cannot be read: %s", strerror(errno));
         if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
         if (is_command(line, "/reset")) generator_reset(g);
@@ -352,6 +354,7 @@ int main(int argc, char **argv) {
     const Options options = { table, OPTIONS, &q->s, given };
     const char *folder = NULL;
     threads_settle(argv);
+    signal(SIGXFSZ, SIG_IGN);                               /* a limit on file sizes is an error of write() */
     options_parse(options, argc, argv, usage, &folder, 1);
     check_options(options);
     load(q, folder);

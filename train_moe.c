@@ -107,7 +107,8 @@ static int shows_sample(const Run *r, int64_t step) { return r->shows_samples &&
 static int train(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
-    int64_t saved = -1;
+    int64_t saved_step = -1;
+    Saved saved = SAVED_ALL;
     if (r->takes_signals) requests_listen();
     while (p->step < s->steps) {
         const double start = now();
@@ -131,14 +132,17 @@ static int train(Run *r) {
         const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL);
         const int last = p->step == s->steps;
         if (last || requests || (s->save_every && p->step % s->save_every == 0))
-            if (run_save(r)) saved = p->step;
+            if ((saved = run_save(r)) != SAVED_NOTHING) saved_step = p->step;
         if (requests & REQUEST_STOP && !last) {
-            if (saved != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
+            if (saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
             return 0;
         }
     }
-    if (saved != p->step && r->first_step < s->steps)
-        fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
+    if (r->first_step >= s->steps) return 1;
+    if (saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
+    if (saved != SAVED_ALL)
+        fail(EXIT_DISK, "all %lld steps are saved in %s/state, but what else a save does failed; to repeat it: ./train_moe -o %s -y 1",
+             (long long)p->step, s->out, s->out);
     return 1;
 }
 
@@ -156,6 +160,8 @@ static void run_rank(void *all, int local) {
     run_begin_log(r);
     r->finished = train(r);
     run_end_log(r);
+    if (r->finished && r->lost_best >= 0)
+        fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->lost_best);
     parallel_disconnect(&r->parallel);
 }
 

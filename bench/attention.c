@@ -1,7 +1,6 @@
 /* attention.c: see layers.h. Backward includes its delta and whatever else it computes first. */
 #include "layers.h"
 #include "llmc/base/base.h"
-#include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
 

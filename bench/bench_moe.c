@@ -13,8 +13,8 @@
  *              that of cuBLAS's strided batch of E products of S/E rows, which are in order.
  *              Other products and attention: on a CPU the rate of multiply-adds between registers on all threads, on a GPU
  *              that of a dense product of 8192 x 8192 x 8192.
- * A time is the median of at least 7 batches of calls, after a warm-up; (fastest - slowest). Batches of the copies and dense
- * products alternate with them, because clocks and the load by other programs change. */
+ * A time is the median of at least 7 batches of calls (-t 0: of one, to see that all run), after a warm-up; (fastest - slowest).
+ * Batches of the copies and dense products alternate with them, because clocks and the load by other programs change. */
 #include "layers.h"
 #include "ranks.h"
 #include "tests/ops/cases.h"
@@ -147,6 +147,7 @@ static void call(Work *w) {
 }
 /* Runs a batch; seconds of a call. */
 static double batch(Work *w) {
+    for (int i = 0; i < w->copies && w->copy[i].c->calls; i++) case_fill(&w->copy[i]);
     const double start = now();
     for (int i = 0; i < w->calls; i++) call(w);
     w->dev->sync();
@@ -159,6 +160,8 @@ static void warm_up(Work *w) {
     batch(w);
     const double once = batch(w);
     w->calls = once < enough / 1000 ? 1000 : once < enough ? (int)(enough / once) + 1 : 1;
+    const int most = w->copies ? w->copies * w->copy[0].c->calls : 0;
+    if (most && w->calls > most) w->calls = most;
 }
 static int work_open(Work *w, const Case *c, const Device *dev) {
     const Cost cost = case_cost(c, dev);
@@ -185,7 +188,12 @@ static double copying_of(Work *w, double bytes) {
     return 2 * (double)w->piece;
 }
 static void work_close(Work *w) {
-    for (int i = 0; i < w->copies; i++) case_release(&w->copy[i]);
+    for (int i = 0; i < w->copies; i++) {
+        const Case *c = w->copy[i].c;
+        for (int k = 0; k < c->buffers; k++)
+            if (!case_guard(&w->copy[i], k)) fail(EXIT_NUMERICS, "%s %s: wrote outside of %s", w->dev->name, c->what, c->buffer[k].name);
+        case_release(&w->copy[i]);
+    }
     if (w->to) w->dev->release(w->to);
     if (w->from) w->dev->release(w->from);
     *w = (Work){ 0 };
@@ -215,10 +223,11 @@ typedef struct {
 enum { OTHERS = 2 };
 typedef struct { double time, fastest, slowest, other[OTHERS]; } Timing;
 static Timing time_beside(Work *w, Work *const other[OTHERS], double seconds) {
-    enum { LEAST = 7, MOST = 1000 };
+    enum { MOST = 1000 };
+    const int least = seconds > 0 ? 7 : 1;
     double took[MOST], took_other[OTHERS][MOST];
     int runs = 0;
-    for (double spent = 0; runs < MOST && (runs < LEAST || spent < seconds); runs++) {
+    for (double spent = 0; runs < MOST && (runs < least || spent < seconds); runs++) {
         for (int i = 0; i < OTHERS; i++) if (other && other[i]) took_other[i][runs] = batch(other[i]);
         took[runs] = batch(w);
         spent += took[runs] * w->calls;
@@ -330,7 +339,7 @@ static const char *const usage =
     "                         ranks      collectives and training steps on several GPUs\n"
     "                         ladder     the rungs of kernels/ladder\n"
     "                         rounding   an MLP layer under each rule of train_moe -rt\n"
-    "  -t, --time SECONDS     time for each operation (default 0.1; at least 7 batches)\n"
+    "  -t, --time SECONDS     time for each operation (default 0.1; at least 7 batches). 0: one batch\n"
     "  -s, -step, --step      every operation of one training step of MODEL, for example m12, with SEQUENCES (default 16,\n"
     "                         on CPUs 1) of TOKENS (1024): share of the step's time, and of its limit; or of the layers\n"
     "                         of -e layers\n"

@@ -10,7 +10,6 @@
 #include "llmc/ranks/threads.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; } Setup;    /* alone: ms of one rank's step */
 typedef struct {                            /* one rank */

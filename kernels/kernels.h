@@ -356,7 +356,7 @@ struct Device {
      *                       rmsnorm_forward(out, rstd, resid, norm). Without a plan s has no weight; it never has terms.
      * add_norm_backward:    dout = combine_forward(rows of s) + the terms of s, at least one of them;
      *                       rmsnorm_backward(dresid, dnorm, dout, resid, norm, rstd), then bias_backward(dbias, dresid)
-     *                       unless dbias is NULL. scratch: two of (N,C). */
+     *                       unless dbias is NULL. scratch (N,C): two; on a CPU the second may be NULL. */
     void (*expert_up_forward)(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
                               const Plan *plan, Activation f, int C, int F, Rows inp_rows);
     void (*expert_down_backward)(const Device *d, OUT floatX *dpre, OUT floatX *wact, OUT real *dweight, OUT floatX *da,

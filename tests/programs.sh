@@ -403,6 +403,12 @@ others=
 pair r22 -x 40 -v 20 -n 20; end_both 0 0 "two processes of two ranks"
 same_run r4 r22 "4 ranks in two processes instead of one"
 ok "only the first process prints" [ ! -s "$work/log2" ]
+ok "the secret is in a file that only its owner reads" [ "$(ls -l r22.secret | cut -c1-10)" = -rw------- ]
+expect 2 'export MOE_SECRET=' $shared -b 3 -ng 2 -pn 2 -pr 0 -ps 192.0.2.1 -x 40 -o new
+MOE_SECRET=0123456789abcdef; export MOE_SECRET
+pair r23 -x 2 -v 20; end_both 0 0 "two processes with MOE_SECRET"
+ok "which need no file" [ ! -e r23.secret ]
+unset MOE_SECRET
 moving=r5
 pair r5 -x 1000000 -v 1000000 -n 20; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
@@ -542,7 +548,9 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
-# The benchmark of a step prints its table to the last line.
+# The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
+# the last line.
+expect 0 '^m4 routing of a layer, forward: ' "$root/bench_moe" -t 0 -e m4
 expect 0 'all  .*100.00%' "$root/bench_moe" -step m1:c64f32,1,16
 
 echo "$passed passed, $failed failed"

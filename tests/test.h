@@ -38,6 +38,8 @@ void test_train(void);
 void test_parallel(void);
 void test_report(void);
 void test_comm(void);
+void test_messages(void);                                   /* bytes from strangers */
+void test_strangers(void);
 void test_gpu(void);
 void gpu_fault(void);                                       /* not a test: ends the process with an error of the GPU */
 void test_ladder(void);                                     /* ops/test_ops.c */

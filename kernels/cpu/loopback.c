@@ -29,8 +29,8 @@ static const char *error(Comm *c) { (void)c; return NULL; }
 static void close(Comm *c) { free(c); }
 
 static Comm *connect(Group *group, char why[256]) {
-    Comm *c = malloc(sizeof *c);
-    if (!c) { strcpy(why, "out of host memory"); return NULL; }
+    Comm *c = scratch(sizeof *c);
+    (void)why;
     *c = (Comm){ .name = "loopback", .rank = group->rank, .size = group->size, .group = group,
                  .all_reduce = all_reduce, .all_reduce_ints = all_reduce_ints, .reduce_scatter = reduce_scatter,
                  .all_gather = all_gather, .register_memory = register_memory, .wait_all = wait_all,

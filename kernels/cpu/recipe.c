@@ -37,7 +37,7 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
     enum { ROWS = 64 };
     const floatX *w = norm.weight;
     const int blocks = (N + ROWS - 1) / ROWS;
-    real *partial = calloc((size_t)blocks * 2 * D + 1, sizeof *partial);        /* and dn of one head */
+    real *partial = zeroed_scratch((size_t)blocks * 2 * (size_t)D * sizeof *partial);        /* and dn of one head */
     #pragma omp parallel for PARALLEL_IF((size_t)N * heads * D)
     for (int b = 0; b < blocks; b++) {
         real *sum = partial + (size_t)b * 2 * D, *dn = sum + D;

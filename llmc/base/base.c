@@ -1,12 +1,10 @@
-/* base.c: see base.h. */
+/* base.c: see base.h. Files: file.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "text.h"
-#include <errno.h>
-#include <fcntl.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -73,76 +71,6 @@ double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-int is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
-int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S_ISREG(s.st_mode); }
-
-char *file_read(const char *path, size_t *bytes, Error *e) {
-    struct stat s;
-    FILE *f = fopen(path, "rb");
-    if (!f || fstat(fileno(f), &s)) {
-        error_set(e, "%s: %s", path, strerror(errno));
-        if (f) fclose(f);
-        return NULL;
-    }
-    if (!S_ISREG(s.st_mode)) { error_set(e, "%s: not a regular file", path); fclose(f); return NULL; }
-    size_t size = (size_t)s.st_size;
-    char *data = malloc(size + 1);
-    if (!data) error_set(e, "%s: cannot allocate memory for its %zu bytes", path, size);
-    else if (fread(data, 1, size, f) != size) {
-        error_set(e, "%s: cannot read all of its %zu bytes", path, size);
-        free(data);
-        data = NULL;
-    }
-    fclose(f);
-    if (data) { data[size] = 0; *bytes = size; }
-    return data;
-}
-
-int folder_sync(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY);
-    if (fd < 0) return 0;
-    int ok = fsync(fd) == 0;
-    close(fd);
-    return ok;
-}
-
-/* The folder part of a path, in a new string; "." if there is none. */
-static char *folder_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? text_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : text_format(".");
-}
-
-int file_write(const char *path, const void *data, size_t bytes, Error *e) {
-    char *temporary = text_format("%s.tmp.%ld", path, (long)getpid()), *folder = folder_of(path);
-    FILE *f = fopen(temporary, "wb");
-    int ok = f && fwrite(data, 1, bytes, f) == bytes && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int why = errno;
-    if (f && fclose(f) && ok) { ok = 0; why = errno; }
-    if (ok && rename(temporary, path)) { ok = 0; why = errno; }
-    if (ok) folder_sync(folder);
-    else { if (f) unlink(temporary); error_set(e, "%s: %s", path, strerror(why)); }
-    free(temporary);
-    free(folder);
-    return ok;
-}
-
-int folder_make(const char *path, Error *e) {
-    char *part = text_format("%s", path);
-    for (char *c = part + 1; ; c++) {
-        if (*c && *c != '/') continue;
-        char kept = *c;
-        *c = 0;
-        if (mkdir(part, 0777) && !(errno == EEXIST && is_folder(part))) {
-            error_set(e, "%s: %s", part, errno == EEXIST ? "exists and is not a folder" : strerror(errno));
-            free(part);
-            return 0;
-        }
-        if (!(*c = kept)) break;
-    }
-    free(part);
-    return 1;
 }
 
 uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) {

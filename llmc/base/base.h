@@ -30,13 +30,33 @@ char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new st
 
 double now(void);                                                    /* seconds, monotonic */
 
-/* Files. file_write replaces `path` as a whole or not at all: temporary name, fsync, rename, fsync of the folder. */
+/* Files (file.c). Errors name the path. Without host memory the program ends with EXIT_MEMORY. */
 char *file_read(const char *path, size_t *bytes, Error *e);          /* the whole file, then a NUL; NULL on error; free() it */
-int   file_write(const char *path, const void *data, size_t bytes, Error *e);
 int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */
-int   folder_sync(const char *path);                                 /* fsync: renames inside it survive a power loss */
+int   folder_sync(const char *path, Error *e);                       /* fsync: renames inside it survive a power loss */
 int   is_folder(const char *path);
 int   is_file(const char *path);
+
+/* Writes a file from its first byte to its last, through a buffer. patch replaces bytes that were added. finish syncs the file to
+ * disk and closes it; finish and abandon free the writer. After an error the others fail, too. */
+typedef struct FileWriter FileWriter;
+FileWriter *file_create(const char *path, Error *e);
+int  file_add(FileWriter *w, const void *data, size_t bytes, Error *e);
+int  file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error *e);
+int  file_finish(FileWriter *w, Error *e);
+void file_abandon(FileWriter *w);
+
+/* Everything that others rely on is written under a temporary name and then published. file_publish renames a file or a folder
+ * that is complete and synced, and syncs the folder around it. If only that fails, the new one is in place, but a power loss may
+ * bring the old one back. file_replace makes `path` what `body` writes to the temporary path, as a whole or not at all; file_write
+ * and file_link do so with data, and with a second name of a file (a copy, where the file system has no hard links). */
+typedef int (*FileBody)(const char *temporary, const void *with, Error *e);
+int   file_publish(const char *temporary, const char *path, Error *e);
+int   file_replace(const char *path, FileBody body, const void *with, Error *e);
+int   file_put(const char *path, const void *data, size_t bytes, Error *e);      /* directly to `path`, synced */
+int   file_write(const char *path, const void *data, size_t bytes, Error *e);
+int   file_link(const char *from, const char *path, Error *e);
+int   file_is_temporary(const char *name);                           /* does file_replace make such names, or did it? */
 
 uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);  /* FNV-1a over 8-byte words: not for security */
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */

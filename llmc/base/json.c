@@ -4,8 +4,8 @@
  * allocated in blocks that double in size. Open containers are kept on a stack of fixed depth; there is no recursion. */
 #define _POSIX_C_SOURCE 200809L
 #include "json.h"
-#include "text.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -257,4 +257,63 @@ double json_double(const JsonValue *v, double otherwise) {
 }
 const char *json_string(const JsonValue *v, const char *otherwise) {
     return json_is(v, JSON_STRING) && !memchr(v->is.string, 0, v->length) ? v->is.string : otherwise;
+}
+
+/* ---- checked reading --------------------------------------------------------------------------------------------- */
+
+static int wrong_value(const JsonValue *v, const char *name, const char *expected, Error *e) {
+    Text is = { 0 };
+    if (!v) return error_set(e, "\"%s\" is missing", name);
+    if (v->type == JSON_INT) text_add(&is, "%lld", (long long)v->is.integer);
+    else if (v->type == JSON_DOUBLE) text_add_double(&is, v->is.number);
+    else if (v->type == JSON_STRING) text_add_json(&is, v->is.string, v->length < 40 ? v->length : 40);
+    else text_add_string(&is, v->type == JSON_NULL ? "null" : v->type == JSON_BOOL ? (v->is.integer ? "true" : "false")
+                            : v->type == JSON_ARRAY ? "a list" : "an object");
+    error_set(e, "\"%s\" is %s; expected %s", name, is.at, expected);
+    free(is.at);
+    return 0;
+}
+
+int json_read_int(const JsonValue *v, const char *name, int64_t low, int64_t high, int64_t *x, Error *e) {
+    char expected[96];
+    if (json_is(v, JSON_INT) && v->is.integer >= low && v->is.integer <= high) { *x = v->is.integer; return 1; }
+    snprintf(expected, sizeof expected, "a whole number from %lld to %lld", (long long)low, (long long)high);
+    return wrong_value(v, name, expected, e);
+}
+int json_read_double(const JsonValue *v, const char *name, double low, double high, double *x, Error *e) {
+    char expected[96];
+    const double d = json_double(v, NAN);
+    if (d >= low && d <= high) { *x = d; return 1; }
+    snprintf(expected, sizeof expected, "a number from %.10g to %.10g", low, high);
+    return wrong_value(v, name, expected, e);
+}
+int json_read_hex(const JsonValue *v, const char *name, uint64_t *x, Error *e) {
+    const char *s = json_string(v, "");
+    const size_t n = strspn(s, "0123456789abcdef");
+    if (n && n <= 16 && !s[n]) { *x = strtoull(s, NULL, 16); return 1; }
+    return wrong_value(v, name, "up to 16 hexadecimal digits in quotes", e);
+}
+int json_read_string(const JsonValue *v, const char *name, const char **x, Error *e) {
+    return (*x = json_string(v, NULL)) ? 1 : wrong_value(v, name, "a text in quotes, without NUL", e);
+}
+
+static const char seal[] = "\"crc32c\": \"";
+
+void json_seal(Text *t) {
+    text_add_string(t, ", ");
+    text_add(t, "%s%08x\"}", seal, crc32c(0, t->at, t->length));
+}
+
+int json_sealed(const char *text, size_t bytes, Error *e) {
+    enum { DIGITS = 8, KEY = sizeof seal - 1 };
+    while (bytes && text[bytes - 1] && strchr(" \n\r\t", text[bytes - 1])) bytes--;
+    if (bytes < KEY + DIGITS + 2) return 1;
+    const size_t at = bytes - (KEY + DIGITS + 2);
+    char digits[DIGITS + 1] = "";
+    if (memcmp(text + at, seal, KEY) || memcmp(text + bytes - 2, "\"}", 2)) return 1;
+    memcpy(digits, text + at + KEY, DIGITS);
+    const uint32_t is = crc32c(0, text, at);
+    char expected[DIGITS + 1];
+    snprintf(expected, sizeof expected, "%08x", is);
+    return !strcmp(digits, expected) || error_set(e, "damaged: its CRC-32C is %s, expected %.8s", expected, digits);
 }

@@ -106,7 +106,7 @@ static Words count_words(const Document *text, size_t documents, const PreTokeni
 
 /* ---- pairs --------------------------------------------------------------------------------------------- */
 
-enum { FIRST_BYTE = 1, FIRST_MERGE = FIRST_BYTE + 256 };                /* ids; 0 is END_OF_TEXT */
+enum { FIRST_BYTE = 1 };                /* an id; 0 is END_OF_TEXT */
 typedef struct { int64_t count; uint32_t *symbols; uint32_t length; } Sequence;         /* a word, as symbols */
 typedef struct { uint64_t ids; int64_t count; uint32_t *in, n, capacity; int merge; } Pair; /* in: words it may occur in */
 typedef struct { int64_t count; uint64_t ids; uint32_t pair; } Candidate;

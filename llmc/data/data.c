@@ -115,7 +115,6 @@ int64_t     data_tokens(const Data *d, Split split) { return d->tokens[split]; }
 int64_t     data_bytes(const Data *d, Split split)  { return d->bytes[split]; }
 int         data_max_id(const Data *d)              { return d->max_id; }
 int         data_is_text(const Data *d)             { return d->is_text; }
-int         data_is_bytes(const Data *d)            { return data_is_text(d) && d->is_bytes; }
 int         data_is_fallback(const Data *d)         { return d->is_fallback; }
 const char *data_description(const Data *d)         { return d->description; }
 uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }

@@ -50,7 +50,6 @@ int64_t     data_tokens(const Data *data, Split split);
 int64_t     data_bytes(const Data *data, Split split);     /* of text, for bits per byte; 0: the files hold tokens */
 int         data_max_id(const Data *data);                 /* over both splits */
 int         data_is_text(const Data *data);
-int         data_is_bytes(const Data *data);               /* text, and a byte is a token */
 int         data_is_fallback(const Data *data);            /* the project's own text, because tinyshakespeare is missing */
 const char *data_description(const Data *data);            /* one line */
 uint64_t    data_fingerprint(const Data *data);            /* of names without folders, sizes, first and last 64 kB */

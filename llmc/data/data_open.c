@@ -165,9 +165,10 @@ static int matches(const char *folder, const char *pattern, glob_t *found) {
         if (strchr("*?[]\\", *c)) *to++ = '\\';
     sprintf(to, "%s%s", folder ? "/" : "", pattern);
     memset(found, 0, sizeof *found);
-    int n = pattern[0] && glob(full, 0, NULL, found) == 0 ? (int)found->gl_pathc : 0;
+    const int none = pattern[0] ? glob(full, 0, NULL, found) : GLOB_NOMATCH;
+    if (none == GLOB_NOSPACE) fail(EXIT_MEMORY, "out of host memory: the files %s cannot be listed", full);
     free(full);
-    return n;
+    return none ? 0 : (int)found->gl_pathc;
 }
 
 static int use_files(Data *d, int use, const glob_t *found, Error *e) {

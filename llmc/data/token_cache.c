@@ -7,9 +7,7 @@
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -108,12 +106,12 @@ int cache_read(Data *d, const char *folder, Tokenizer **tokenizer) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* Writes the file in chunks and hashes them as check_hash does. */
-typedef struct { FILE *f; uint64_t hash; char *chunk; size_t filled; int ok; } Sink;        /* f NULL: only the hash */
+/* Hashes what it writes in chunks, as check_hash does. */
+typedef struct { FileWriter *file; Error *e; uint64_t hash; char *chunk; size_t filled; int ok; } Sink;
 
 static void sink_flush(Sink *s) {
     s->hash = hash_bytes(s->hash, s->chunk, s->filled);
-    if (s->f) s->ok &= fwrite(s->chunk, 1, s->filled, s->f) == s->filled;
+    s->ok = s->ok && file_add(s->file, s->chunk, s->filled, s->e);
     s->filled = 0;
 }
 static void sink_put(Sink *s, const void *data, size_t bytes) {
@@ -124,12 +122,26 @@ static void sink_put(Sink *s, const void *data, size_t bytes) {
     }
 }
 
-/* All but the header. Returns the hash; 0 if it could not be written. */
-static uint64_t put_body(const Data *d, const Tokenizer *t, const Header *h, FILE *f) {
-    Sink s = { .f = f, .hash = hash_header(*h), .chunk = mem_alloc(CHUNK), .ok = 1 };
+typedef struct { const Data *data; const Tokenizer *tokenizer; } Kept;
+
+static Header header_of(const Data *d, const Tokenizer *t, size_t json_bytes) {
+    size_t tokens = 0;
+    Header h = { .magic = MAGIC, .text = d->text_hash, .recipe = d->recipe_hash, .tokenizer = tokenizer_hash(t),
+                 .width = (uint32_t)tokenizer_width(t), .rows = (uint32_t)(d->segments[0] + d->segments[1]),
+                 .held_out = (uint32_t)d->held_out, .json_bytes = (uint32_t)json_bytes };
+    for (int k = 0; k < 2; k++) for (int i = 0; i < d->segments[k]; i++) tokens += (size_t)d->segment[k][i].tokens;
+    h.size = sizeof h + h.rows * sizeof(Row) + padded(json_bytes) + tokens * h.width;
+    return h;
+}
+
+/* The header has the hash of what follows, so it is written twice. */
+static int put_all(FileWriter *f, const Data *d, const Tokenizer *t, Error *e) {
     static const char zeros[8];
     size_t json_bytes;
     const char *json = tokenizer_json(t, &json_bytes);
+    Header h = header_of(d, t, json_bytes);
+    if (!file_add(f, &h, sizeof h, e)) return 0;
+    Sink s = { .file = f, .e = e, .hash = hash_header(h), .chunk = mem_alloc(CHUNK), .ok = 1 };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < d->segments[k]; i++) {
             const Row row = { k, d->segment[k][i].tokens, d->segment[k][i].bytes };
@@ -139,35 +151,25 @@ static uint64_t put_body(const Data *d, const Tokenizer *t, const Header *h, FIL
     sink_put(&s, zeros, padded(json_bytes) - json_bytes);
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < d->segments[k]; i++)
-            sink_put(&s, d->segment[k][i].memory, (size_t)d->segment[k][i].tokens * h->width);
+            sink_put(&s, d->segment[k][i].memory, (size_t)d->segment[k][i].tokens * h.width);
     if (s.filled) sink_flush(&s);
     free(s.chunk);
-    return s.ok ? s.hash : 0;
+    h.hash = s.hash;
+    return s.ok && file_patch(f, 0, &h, sizeof h, e);
 }
 
-static int put_all(const Data *d, const Tokenizer *t, FILE *f) {
-    size_t json_bytes, tokens = 0;
-    tokenizer_json(t, &json_bytes);
-    Header h = { .magic = MAGIC, .text = d->text_hash, .recipe = d->recipe_hash, .tokenizer = tokenizer_hash(t),
-                 .width = (uint32_t)tokenizer_width(t), .rows = (uint32_t)(d->segments[0] + d->segments[1]),
-                 .held_out = (uint32_t)d->held_out, .json_bytes = (uint32_t)json_bytes };
-    for (int k = 0; k < 2; k++) for (int i = 0; i < d->segments[k]; i++) tokens += (size_t)d->segment[k][i].tokens;
-    h.size = sizeof h + h.rows * sizeof(Row) + padded(json_bytes) + tokens * h.width;
-    h.hash = put_body(d, t, &h, NULL);
-    return fwrite(&h, sizeof h, 1, f) == 1 && put_body(d, t, &h, f) == h.hash;
+static int write_cache(const char *temporary, const void *with, Error *e) {
+    const Kept *k = with;
+    FileWriter *f = file_create(temporary, e);
+    if (f && put_all(f, k->data, k->tokenizer, e)) return file_finish(f, e);
+    file_abandon(f);
+    return 0;
 }
 
 int data_keep(const Data *d, const Tokenizer *t, const char *folder, Error *e) {
     if (!d->text_hash || d->is_bytes || d->cached || d->segments[0] + d->segments[1] > ROWS_MAX) return 1;
-    char *path = cache_path(folder), *temporary = text_format("%s.tmp.%ld", path, (long)getpid());
-    FILE *f = fopen(temporary, "wb");
-    int ok = f && put_all(d, t, f) && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int why = errno;
-    if (f && fclose(f) && ok) { ok = 0; why = errno; }
-    if (ok && rename(temporary, path)) { ok = 0; why = errno; }
-    if (ok) folder_sync(folder);
-    else { if (f) unlink(temporary); error_set(e, "%s: %s", path, strerror(why)); }
-    free(temporary);
+    char *path = cache_path(folder);
+    const int ok = file_replace(path, write_cache, &(Kept){ d, t }, e);
     free(path);
     return ok;
 }

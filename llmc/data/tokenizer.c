@@ -64,7 +64,8 @@ Merge *tokenizer_merge(const Tokenizer *t, uint64_t pair) {
     return &t->merges[i];
 }
 
-int tokenizer_find(const Tokenizer *t, const char *s, size_t n) {
+/* The id of a symbol, or -1. */
+static int tokenizer_find(const Tokenizer *t, const char *s, size_t n) {
     size_t i = (size_t)hash_bytes(0, s, n) & t->words_mask;
     for (int id; (id = t->words[i]) >= 0; i = (i + 1) & t->words_mask)
         if (t->symbol[id].bytes == n && !memcmp(t->symbol[id].at, s, n)) return id;

@@ -30,7 +30,6 @@ struct Tokenizer {
 };
 
 void   tokenizer_normalize(const Tokenizer *t, const char *s, size_t n, Text *out);
-int    tokenizer_find(const Tokenizer *t, const char *symbol, size_t bytes);    /* its id, or -1 */
 Merge *tokenizer_merge(const Tokenizer *t, uint64_t pair);      /* its entry, or the free one where it belongs */
 uint32_t tokenizer_byte_code(int byte);                         /* the character for a byte in a byte-level file */
 #endif

@@ -4,12 +4,14 @@
 #include "checkpoint.h"
 #include "hf.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/routers.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +26,80 @@ typedef struct { uint64_t bytes; uint32_t crc; } FileSum;
 
 /* ---- folders ------------------------------------------------------------------------------------------- */
 
+/* The steps of the complete-looking folders under state/, newest first. */
+static int by_step(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+static int list_steps(const char *folder, int64_t **steps, Error *e) {     /* -1: the folder cannot be read */
+    char *path = text_format("%s/state", folder);
+    DIR *d = opendir(path);
+    int n = 0, capacity = 0;
+    *steps = NULL;
+    if (!d && errno != ENOENT && errno != ENOTDIR) { error_set(e, "%s: %s", path, strerror(errno)); n = -1; }
+    for (struct dirent *f; d && (f = readdir(d)); ) {
+        char *end;
+        if (strncmp(f->d_name, "step-", 5)) continue;
+        int64_t step = strtoll(f->d_name + 5, &end, 10);
+        if (end == f->d_name + 5 || *end || step < 0) continue;
+        if (n == capacity) *steps = mem_grow(*steps, (size_t)(capacity = capacity ? 2 * capacity : 16) * sizeof **steps);
+        (*steps)[n++] = step;
+    }
+    if (d) closedir(d);
+    free(path);
+    if (n > 0) qsort(*steps, (size_t)n, sizeof **steps, by_step);
+    return n;
+}
+static char *step_path(const char *folder, int64_t step) {
+    return text_format("%s/state/step-%08lld", folder, (long long)step);
+}
+
+/* Removes a folder of files. A failure is harmless: it costs disk space only, and its name says that it is temporary. */
+static void remove_folder(const char *path) {
+    DIR *d = opendir(path);
+    for (struct dirent *f; d && (f = readdir(d)); ) {
+        if (!strcmp(f->d_name, ".") || !strcmp(f->d_name, "..")) continue;
+        char *file = text_format("%s/%s", path, f->d_name);
+        unlink(file);
+        free(file);
+    }
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+/* Out of the way, under a name of its own, so that no kill leaves half a step folder. It is renamed, then removed. */
+static char *set_aside(const char *folder, int64_t step) {
+    char *path = step_path(folder, step), *aside = text_format("%s/state/.tmp-old-step-%lld", folder, (long long)step);
+    remove_folder(aside);
+    if (rename(path, aside)) { free(aside); aside = NULL; }
+    free(path);
+    return aside;
+}
+static int remove_step(const char *folder, int64_t step) {
+    char *aside = set_aside(folder, step);
+    if (!aside) return 0;
+    remove_folder(aside);
+    free(aside);
+    return 1;
+}
+
+/* Left behind by a save that was killed: .tmp-step-800, or config.json.tmp.1234. */
+static void remove_temporaries(const char *folder) {
+    static const char *const folders[] = { "state", "best", "." };
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        char *inside = text_format("%s/%s", folder, folders[i]);
+        DIR *d = opendir(inside);
+        for (struct dirent *f; d && (f = readdir(d)); ) {
+            if (strncmp(f->d_name, ".tmp-", 5) && !file_is_temporary(f->d_name)) continue;
+            char *path = text_format("%s/%s", inside, f->d_name);
+            if (is_folder(path)) remove_folder(path); else unlink(path);
+            free(path);
+        }
+        if (d) closedir(d);
+        free(inside);
+    }
+}
+
 int checkpoint_lock(const char *folder, Error *e) {
     if (!folder_make(folder, e)) return 0;
     char *path = text_format("%s/lock", folder), owner[96] = "";
@@ -31,6 +107,11 @@ int checkpoint_lock(const char *folder, Error *e) {
     if (fd < 0) { error_set(e, "%s: %s", path, strerror(errno)); free(path); return 0; }
     free(path);
     if (flock(fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EWOULDBLOCK) {
+            error_set(e, "%s/lock: %s", folder, strerror(errno));
+            close(fd);
+            return 0;
+        }
         ssize_t n = read(fd, owner, sizeof owner - 1);
         close(fd);
         return error_set(e, "%s is in use by another trainer (%.*s)", folder,
@@ -43,76 +124,26 @@ int checkpoint_lock(const char *folder, Error *e) {
         close(fd);
         return error_set(e, "%s/lock: %s", folder, strerror(errno));
     }
+    remove_temporaries(folder);
     return 1;                                        /* the descriptor stays open and keeps the lock until exit */
 }
 
-/* The steps of the complete-looking folders under state/, newest first. */
-static int by_step(const void *a, const void *b) {
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? 1 : x > y ? -1 : 0;
-}
-static int list_steps(const char *folder, int64_t **steps) {
-    char *path = text_format("%s/state", folder);
-    DIR *d = opendir(path);
-    int n = 0, capacity = 0;
-    *steps = NULL;
-    for (struct dirent *f; d && (f = readdir(d)); ) {
-        char *end;
-        if (strncmp(f->d_name, "step-", 5)) continue;
-        int64_t step = strtoll(f->d_name + 5, &end, 10);
-        if (end == f->d_name + 5 || *end || step < 0) continue;
-        if (n == capacity) *steps = mem_grow(*steps, (size_t)(capacity = capacity ? 2 * capacity : 16) * sizeof **steps);
-        (*steps)[n++] = step;
-    }
-    if (d) closedir(d);
-    free(path);
-    if (n) qsort(*steps, (size_t)n, sizeof **steps, by_step);
-    return n;
-}
-static char *step_path(const char *folder, int64_t step) {
-    return text_format("%s/state/step-%08lld", folder, (long long)step);
+int64_t checkpoint_newest(const char *folder) {
+    int64_t *steps;
+    Error e;
+    const int64_t newest = list_steps(folder, &steps, &e) > 0 ? steps[0] : -1;
+    free(steps);
+    return newest;
 }
 
-/* Removes a folder of files. A failure is harmless: it costs disk space only. */
-static void remove_folder(const char *path) {
-    DIR *d = opendir(path);
-    for (struct dirent *f; d && (f = readdir(d)); ) {
-        if (!strcmp(f->d_name, ".") || !strcmp(f->d_name, "..")) continue;
-        char *file = text_format("%s/%s", path, f->d_name);
-        unlink(file);
-        free(file);
-    }
-    if (d) closedir(d);
-    rmdir(path);
-}
-/* Left behind by a save that was killed: .tmp-step-800, or config.json.tmp.1234 of file_write. */
-static int is_temporary(const char *name) {
-    const char *process = strstr(name, ".tmp.");
-    return !strncmp(name, ".tmp-", 5) || (process && process[5] && !process[5 + strspn(process + 5, "0123456789")]);
-}
-static void remove_temporaries(const char *folder) {
-    static const char *const folders[] = { "state", "best", "." };
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        char *inside = text_format("%s/%s", folder, folders[i]);
-        DIR *d = opendir(inside);
-        for (struct dirent *f; d && (f = readdir(d)); ) {
-            if (!is_temporary(f->d_name)) continue;
-            char *path = text_format("%s/%s", inside, f->d_name);
-            if (is_folder(path)) remove_folder(path); else unlink(path);
-            free(path);
-        }
-        if (d) closedir(d);
-        free(inside);
-    }
-}
-
-Holding checkpoint_exists(const char *folder) {
+Holding checkpoint_exists(const char *folder, Error *e) {
     static const struct { const char *file; Holding means; } signs[] = {
         { "model.safetensors", HOLDS_MODEL }, { "model.safetensors.index.json", HOLDS_MODEL },
         { "config.json", HOLDS_MODEL }, { "log.jsonl", HOLDS_LOG },
     };
     int64_t *steps;
-    Holding found = list_steps(folder, &steps) > 0 ? HOLDS_STATE : HOLDS_NOTHING;
+    const int states = list_steps(folder, &steps, e);
+    Holding found = states < 0 ? HOLDS_UNKNOWN : states ? HOLDS_STATE : HOLDS_NOTHING;
     for (size_t i = 0; i < sizeof signs / sizeof *signs && !found; i++) {
         char *path = text_format("%s/%s", folder, signs[i].file);
         if (is_file(path)) found = signs[i].means;
@@ -125,9 +156,11 @@ int checkpoint_clear(const char *folder, Error *e) {
     static const char *const files[] = { "main.log", "log.jsonl", "report.html", "model.safetensors",
                                          "best/model.safetensors" };
     int64_t *steps;
-    int n = list_steps(folder, &steps), ok = 1;
-    for (int i = 0; i < n; i++) { char *path = step_path(folder, steps[i]); remove_folder(path); free(path); }
-    remove_temporaries(folder);
+    const int n = list_steps(folder, &steps, e);
+    int ok = n >= 0;
+    for (int i = 0; i < n; i++)
+        if (!remove_step(folder, steps[i]))
+            ok = error_set(e, "%s/state: step %lld cannot be removed: %s", folder, (long long)steps[i], strerror(errno));
     free(steps);
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char *path = text_format("%s/%s", folder, files[i]);
@@ -157,7 +190,7 @@ static void state_name(char name[TENSOR_NAME + 16], const Tensor *t, int kind) {
     snprintf(name, TENSOR_NAME + 16, "%s%s", t->name, state_suffix[kind]);
 }
 static StateFile state_file(const Model *m, const Optimizer *o) {
-    StateFile f = { .bias_count = (size_t)m->routers * (size_t)router_experts(&m->config) };
+    StateFile f = { .bias_count = router_offset(m, m->routers) };
     const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
     f.names = mem_alloc(most * sizeof *f.names);
     f.shapes = mem_alloc(most * sizeof *f.shapes);
@@ -212,13 +245,22 @@ static int save_optimizer(const char *path, const Model *m, const Optimizer *o, 
     }
     if (ok && f.bias_count) {
         m->dev->download(buffer, m->bias, bias_bytes);
-        ok = safetensors_append(w, buffer, bias_bytes, e);
+        if (first_not_finite(dtype_of(m->dev, REAL), buffer, f.bias_count) < f.bias_count)
+            ok = error_set(e, "the routers' biases are not finite: not saved");
+        ok = ok && safetensors_append(w, buffer, bias_bytes, e);
     }
     if (ok) ok = safetensors_finish(w, e, &sum->bytes, &sum->crc);
     else safetensors_abandon(w);
     free(buffer);
     state_file_free(&f);
     return ok;
+}
+
+/* The first element that no optimizer has left: NaN, infinite, or a negative second moment. */
+static size_t first_impossible(const double *x, size_t n, int kind) {
+    const size_t finite = first_not_finite("F64", x, n);
+    for (size_t i = 0; i < finite && kind == STATE_V; i++) if (x[i] < 0) return i;
+    return finite;
 }
 
 /* This rank's part of one tensor's state. */
@@ -230,10 +272,47 @@ static int load_state(Safetensors *s, const FileTensor *f, Model *m, const Optim
     char *state = (char *)optimizer_part(o, kind) + at * size;
     for (size_t from = 0; from < own.count; from += BUFFER) {
         const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
-        if (!safetensors_read_double(s, f, own.offset - t->offset + from, buffer, n, e)) return 0;
+        const size_t first = own.offset - t->offset + from;
+        if (!safetensors_read_double(s, f, first, buffer, n, e)) return 0;
+        const size_t bad = first_impossible(buffer, n, kind);
+        if (bad < n) return error_set(e, "%s: element %zu is %g, which no optimizer leaves there", f->name, first + bad, buffer[bad]);
         void *to = state + from * size;
         if (optimizer_type(o, kind) == REAL) m->dev->reals_from_double(to, buffer, n);
         else m->dev->from_double(to, buffer, n);
+    }
+    return 1;
+}
+
+/* The routers' selection biases, as many as the model has. */
+static int load_bias(Safetensors *s, const Model *m, Error *e) {
+    const size_t n = router_offset(m, m->routers);
+    const FileTensor *f = safetensors_find(s, "router_bias");
+    if (!n) return 1;
+    if (!f || f->count != n)
+        return error_set(e, "router_bias has %llu elements, the model's routers need %zu", f ? (unsigned long long)f->count : 0, n);
+    double *bias = mem_alloc(n * sizeof *bias);
+    int ok = safetensors_read_double(s, f, 0, bias, n, e);
+    const size_t bad = ok ? first_not_finite("F64", bias, n) : n;
+    if (bad < n) ok = error_set(e, "router_bias: element %zu is not finite", bad);
+    if (ok) m->dev->reals_from_double(m->bias, bias, n);
+    free(bias);
+    return ok;
+}
+
+typedef struct { const char *converted; int no_master; } Missing;      /* the dtype in the file, if it is another one */
+
+static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, double *buffer, Missing *missing, Error *e) {
+    char name[TENSOR_NAME + 16];
+    for (int i = 0; i < m->manifest.count; i++) {
+        if (!optimizer_has(o, m, kind, i)) continue;
+        state_name(name, &m->manifest.at[i], kind);
+        const FileTensor *f = safetensors_find(s, name);
+        if (!f && kind == STATE_KINDS - 1) { missing->no_master = 1; continue; }
+        if (!f && kind == STATE_V)
+            return error_set(e, "no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
+        if (!f || f->count != m->manifest.at[i].count) return error_set(e, "%s is missing or has another size", name);
+        if (!load_state(s, f, m, o, i, kind, buffer, e)) return 0;
+        if (strcmp(f->dtype, dtype_of(m->dev, optimizer_type(o, kind)))) missing->converted = f->dtype;
     }
     return 1;
 }
@@ -242,31 +321,17 @@ static int load_optimizer(const char *path, Model *m, const Optimizer *o, Error 
     Safetensors *s = safetensors_open(path, e);
     if (!s) return 0;
     double *buffer = mem_alloc(BUFFER * sizeof *buffer);
-    const char *converted = NULL;                            /* the dtype in the file, if it is another one */
+    Missing missing = { 0 };
+    Error why;
     char name[TENSOR_NAME + 16];
-    int ok = 1, no_master = 0;
-    for (int kind = 0; kind < state_kinds(o); kind++)
-        for (int i = 0; i < m->manifest.count && ok; i++) {
-            if (!optimizer_has(o, m, kind, i)) continue;
-            state_name(name, &m->manifest.at[i], kind);
-            const FileTensor *f = safetensors_find(s, name);
-            if (!f && kind == STATE_KINDS - 1) { no_master = 1; continue; }
-            if (!f && kind == STATE_V)
-                ok = error_set(e, "%s has no v of %s: Muon trained it, which has none (-wo muon)", path, m->manifest.at[i].name);
-            else if (!f || f->count != m->manifest.at[i].count)
-                ok = error_set(e, "%s: %s is missing or has another size", path, name);
-            ok = ok && load_state(s, f, m, o, i, kind, buffer, e);
-            if (ok && strcmp(f->dtype, dtype_of(m->dev, optimizer_type(o, kind)))) converted = f->dtype;
-        }
-    const FileTensor *bias = safetensors_find(s, "router_bias");
-    if (ok && bias && m->routers && bias->count <= BUFFER) {
-        ok = safetensors_read_double(s, bias, 0, buffer, bias->count, e);
-        if (ok) m->dev->reals_from_double(m->bias, buffer, bias->count);
-    }
+    int ok = 1;
+    for (int kind = 0; kind < state_kinds(o) && ok; kind++) ok = load_kind(s, m, o, kind, buffer, &missing, &why);
+    ok = ok && load_bias(s, m, &why);
+    if (!ok) error_set(e, "%s: %.900s", path, why.text);
     if (ok && (!m->dp.parallel || m->dp.parallel->rank == 0)) {    /* one rank warns for all */
         state_name(name, &m->manifest.at[0], STATE_KINDS - 1);
-        if (converted) warn("%s: the optimizer's state is in %s and was converted", path, converted);
-        if (no_master) warn("%s has no master copy of the weights; it starts as the rounded weights", path);
+        if (missing.converted) warn("%s: the optimizer's state is in %s and was converted", path, missing.converted);
+        if (missing.no_master) warn("%s has no master copy of the weights; it starts as the rounded weights", path);
         if (!o->master && safetensors_find(s, name)) warn("%s has a master copy of the weights, which is dropped", path);
     }
     safetensors_close(s);
@@ -276,35 +341,27 @@ static int load_optimizer(const char *path, Model *m, const Optimizer *o, Error 
 
 /* ---- writing ------------------------------------------------------------------------------------------------- */
 
+static char *top_weights(const char *folder) { return text_format("%s/model.safetensors", folder); }
+
 static int save_run(const char *path, const Snapshot *s, const FileSum *model, const FileSum *optimizer, Error *e) {
     Text t = { 0 };
     text_add(&t, "{\n  \"format\": %d,\n", FORMAT);
     text_add_string(&t, s->progress);
     text_add(&t, ",\n  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
-                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}\n  },\n  \"config\": ",
+                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}",
              (unsigned long long)model->bytes, model->crc, (unsigned long long)optimizer->bytes, optimizer->crc);
+    if (s->tokenizer) {
+        size_t bytes;
+        const char *json = tokenizer_json(s->tokenizer, &bytes);
+        text_add(&t, ",\n    \"tokenizer.json\": {\"bytes\": %zu, \"crc32c\": %u}", bytes, crc32c(0, json, bytes));
+    }
+    text_add_string(&t, "\n  },\n  \"config\": ");
     config_to_json(&s->model->config, s->model->dev->dtype, &t);
-    text_add(&t, ",  \"options\": %s\n}\n", s->options);
-    int ok = file_write(path, t.at, t.length, e);
+    text_add(&t, ",  \"options\": %s", s->options);
+    json_seal(&t);
+    text_add_string(&t, "\n");
+    int ok = file_put(path, t.at, t.length, e);
     free(t.at);
-    return ok;
-}
-
-/* Gives `from` the second name `to`, replacing a file of that name. */
-static int publish(const char *from, const char *to, Error *e) {
-    char *temporary = text_format("%s.tmp.%ld", to, (long)getpid());
-    unlink(temporary);
-    int ok = !link(from, temporary) && !rename(temporary, to);
-    const int why = errno;
-    if (!ok) unlink(temporary);
-    free(temporary);
-    if (ok) return 1;
-    if (why != EPERM && why != EOPNOTSUPP && why != EMLINK && why != ENOSYS && why != EXDEV)
-        return error_set(e, "%s: %s", to, strerror(why));
-    size_t bytes;                                            /* the file system has no hard links: copy */
-    char *data = file_read(from, &bytes, e);
-    ok = data && file_write(to, data, bytes, e);
-    free(data);
     return ok;
 }
 
@@ -317,14 +374,14 @@ static int has_space(const char *folder, size_t need, Error *e) {
                     available / 1e6);
 }
 
-/* Writes the three files into `folder`. */
+/* Writes the three files into `folder`, and syncs them and it. */
 static int write_state(const char *folder, const Snapshot *s, Error *e) {
     char *model = text_format("%s/model.safetensors", folder);
     char *optimizer = text_format("%s/optimizer.safetensors", folder), *run = text_format("%s/run.json", folder);
     FileSum sums[2];
     const int ok = hf_save_weights(s->model, model, s->step, e, &sums[0].bytes, &sums[0].crc)
                 && save_optimizer(optimizer, s->model, s->optimizer, &sums[1], e)
-                && save_run(run, s, &sums[0], &sums[1], e);
+                && save_run(run, s, &sums[0], &sums[1], e) && folder_sync(folder, e);
     free(model);
     free(optimizer);
     free(run);
@@ -333,121 +390,162 @@ static int write_state(const char *folder, const Snapshot *s, Error *e) {
 
 static void remove_old_steps(const char *folder, int64_t step, int keep, int64_t major) {
     int64_t *steps;
-    int n = list_steps(folder, &steps), kept = 0;
-    for (int i = 0; i < n; i++) {
-        if (steps[i] > step || kept++ < keep || (major > 0 && steps[i] % major == 0)) continue;
-        char *old = step_path(folder, steps[i]);
-        remove_folder(old);
-        free(old);
-    }
+    Error e;
+    int n = list_steps(folder, &steps, &e), kept = 0;
+    for (int i = 0; i < n; i++)
+        if (steps[i] <= step && kept++ >= keep && !(major > 0 && steps[i] % major == 0)) remove_step(folder, steps[i]);
     free(steps);
 }
 
-int checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e) {
+/* The weights in `from`, beside the small files, as the model of a folder. */
+static int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e) {
+    char *top = top_weights(folder);
+    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, e) && file_link(from, top, e);
+    free(top);
+    return ok;
+}
+
+/* Puts the finished step folder in its place. A folder of that step can be there if it is damaged and the run was resumed from the
+ * one before. 0 and e: it is not there, or (*placed) it is, but its name may not survive a power loss. */
+static int place(const char *folder, int64_t step, const char *temporary, int *placed, Error *e) {
+    char *final = step_path(folder, step), *aside = NULL;
+    int ok = 1;
+    *placed = 0;
+    if (is_folder(final) && !(aside = set_aside(folder, step)))
+        ok = error_set(e, "%s cannot be replaced: %s", final, strerror(errno));
+    ok = ok && file_publish(temporary, final, e);
+    *placed = ok || (is_folder(final) && !is_folder(temporary));
+    if (aside && *placed) remove_folder(aside);
+    else if (aside) rename(aside, final);
+    free(final);
+    free(aside);
+    return ok;
+}
+
+Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e) {
     size_t each = s->model->dev->floatX_size;                /* bytes per parameter */
     for (int kind = 0; kind < state_kinds(s->optimizer); kind++) each += optimizer_element(s->optimizer, s->model, kind);
     char *state = text_format("%s/state", folder), *final = step_path(folder, s->step);
-    char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)s->step);
-    char *weights = text_format("%s/model.safetensors", final), *top = text_format("%s/model.safetensors", folder);
-
-    remove_temporaries(folder);
+    char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)s->step), *weights = top_weights(final);
+    int placed = 0;
     int ok = folder_make(state, e) && has_space(folder, s->model->manifest.learnable * each, e) && folder_make(temporary, e)
           && write_state(temporary, s, e);
     optimizer_whole(s->optimizer, s->model, STATE_END);      /* releases the other ranks */
-    if (ok) {
-        folder_sync(temporary);
-        if (is_folder(final)) remove_folder(final);          /* the same step again, after a resume */
-        if (rename(temporary, final)) ok = error_set(e, "%s: %s", final, strerror(errno));
-        else folder_sync(state);
-    }
-    if (!ok) remove_folder(temporary);
-    ok = ok && hf_save_small(folder, s->model, s->tokenizer, e) && publish(weights, top, e);
-    if (ok) {
-        folder_sync(folder);
-        remove_old_steps(folder, s->step, keep, major);
-    }
-    free(state); free(final); free(temporary); free(weights); free(top);
-    return ok;
+    ok = ok && place(folder, s->step, temporary, &placed, e);
+    if (!placed) remove_folder(temporary);
+    ok = ok && publish(weights, folder, s->model, s->tokenizer, e);
+    if (ok) remove_old_steps(folder, s->step, keep, major);
+    free(state); free(final); free(temporary); free(weights);
+    return ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
+}
+
+typedef struct { const Model *model; int64_t step; } Weights;
+static int write_weights(const char *temporary, const void *with, Error *e) {
+    const Weights *w = with;
+    FileSum sum;
+    return hf_save_weights(w->model, temporary, w->step, e, &sum.bytes, &sum.crc);
 }
 
 /* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
 int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e) {
-    char *best = text_format("%s/best", folder), *temporary = text_format("%s/model.safetensors.tmp", best);
-    char *final = text_format("%s/model.safetensors", best);
-    uint64_t bytes;
-    uint32_t crc;
-    int ok = folder_make(best, e) && has_space(folder, m->manifest.learnable * m->dev->floatX_size, e)
-          && hf_save_small(best, m, tokenizer, e) && hf_save_weights(m, temporary, step, e, &bytes, &crc);
-    if (ok && rename(temporary, final)) ok = error_set(e, "%s: %s", final, strerror(errno));
-    if (ok) folder_sync(best);
-    else unlink(temporary);
-    free(best); free(temporary); free(final);
+    char *best = text_format("%s/best", folder), *final = top_weights(best);
+    const int ok = folder_make(best, e) && has_space(folder, m->manifest.learnable * m->dev->floatX_size, e)
+                && hf_save_small(best, m, tokenizer, e) && file_replace(final, write_weights, &(Weights){ m, step }, e);
+    free(best);
+    free(final);
     return ok;
 }
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-struct Checkpoint { char *path; Json *run; };
+struct Checkpoint { char *folder, *path; int64_t step; Json *run; Config config; };
 
-static int verify_file(const char *folder, const char *name, const JsonValue *files, Error *e) {
-    char *path = text_format("%s/%s", folder, name), *buffer = mem_alloc(BUFFER);
-    const JsonValue *f = json_get(files, name);
-    const int64_t bytes = json_int(json_get(f, "bytes"), -1), crc = json_int(json_get(f, "crc32c"), -1);
-    int64_t total = 0;
-    uint32_t sum = 0;
-    int ok = 1;
+static int sum_file(const char *path, FileSum *sum, Error *e) {
+    char *buffer = mem_alloc(BUFFER);
     FILE *in = fopen(path, "rb");
-    if (!in) ok = error_set(e, "%s: %s", path, strerror(errno));
-    for (size_t n; in && (n = fread(buffer, 1, BUFFER, in)) > 0; total += (int64_t)n) sum = crc32c(sum, buffer, n);
+    int ok = in != NULL;
+    *sum = (FileSum){ 0 };
+    for (size_t n; in && (n = fread(buffer, 1, BUFFER, in)) > 0; sum->bytes += n) sum->crc = crc32c(sum->crc, buffer, n);
+    if (!in || ferror(in)) ok = error_set(e, "%s: %s", path, strerror(errno));
     if (in) fclose(in);
-    if (ok && total != bytes)
-        ok = error_set(e, "%s has %lld bytes, expected %lld: it is truncated or from another checkpoint", path,
-                       (long long)total, (long long)bytes);
-    if (ok && (int64_t)sum != crc)
-        ok = error_set(e, "%s is damaged: its CRC-32C is %08x, expected %08llx", path, sum, (long long)crc);
-    free(path);
     free(buffer);
     return ok;
 }
 
-static Json *open_step(const char *path, Error *e) {
-    char *file = text_format("%s/run.json", path);
+static int expected_sum(const JsonValue *run, const char *name, FileSum *sum, Error *e) {
+    const JsonValue *f = json_get(json_get(run, "files"), name);
+    int64_t bytes, crc;
+    if (!json_read_int(json_get(f, "bytes"), "bytes", 0, INT64_MAX, &bytes, e)
+        || !json_read_int(json_get(f, "crc32c"), "crc32c", 0, UINT32_MAX, &crc, e)) return 0;
+    *sum = (FileSum){ (uint64_t)bytes, (uint32_t)crc };
+    return 1;
+}
+
+static int verify_file(const char *path, const FileSum *expected, Error *e) {
+    FileSum is;
+    if (!sum_file(path, &is, e)) return 0;
+    if (is.bytes != expected->bytes)
+        return error_set(e, "%s has %llu bytes, expected %llu: it is truncated or from another checkpoint", path,
+                         (unsigned long long)is.bytes, (unsigned long long)expected->bytes);
+    if (is.crc != expected->crc)
+        return error_set(e, "%s is damaged: its CRC-32C is %08x, expected %08x", path, is.crc, expected->crc);
+    return 1;
+}
+
+/* What run.json says of itself and of the files beside it. */
+static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *e) {
+    static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
+    const JsonValue *run = json_root(c->run);
+    Error why;
+    int64_t format, step;
+    if (!json_read_int(json_get(run, "format"), "format", 0, INT64_MAX, &format, &why)) return error_set(e, "%s: %.900s", file, why.text);
+    if (format != FORMAT)
+        return error_set(e, "%s: format %lld; this program reads format %d", file, (long long)format, FORMAT);
+    if (!json_read_int(json_get(run, "step"), "step", c->step, c->step, &step, &why)      /* that of the folder */
+        || !config_from_json(&c->config, json_get(run, "config"), &why)
+        || (usable && !usable(run, &why))) return error_set(e, "%s: %.900s", file, why.text);
+    for (int i = 0; i < 2; i++) {
+        char *path = text_format("%s/%s", c->path, files[i]);
+        FileSum sum;
+        int ok = expected_sum(run, files[i], &sum, &why);
+        if (!ok) error_set(e, "%s: %s: %.900s", file, files[i], why.text);
+        ok = ok && verify_file(path, &sum, e);
+        free(path);
+        if (!ok) return 0;
+    }
+    return 1;
+}
+
+static Checkpoint *open_step(const char *folder, int64_t step, RunCheck usable, Error *e) {
+    Checkpoint *c = mem_alloc(sizeof *c);
+    *c = (Checkpoint){ .folder = text_format("%s", folder), .path = step_path(folder, step), .step = step };
+    char *file = text_format("%s/run.json", c->path);
     size_t bytes;
     Error why;
     char *text = file_read(file, &bytes, e);
-    Json *run = text ? json_parse(text, bytes, &why) : NULL;
-    if (text && !run) error_set(e, "%s: %.900s", file, why.text);
-    if (run) {
-        const JsonValue *root = json_root(run);
-        const int64_t format = json_int(json_get(root, "format"), -1);
-        int ok = 1;
-        if (format != FORMAT)
-            ok = error_set(e, "%s: format %lld; this program reads format %d", file,
-                           (long long)format, FORMAT);
-        ok = ok && verify_file(path, "model.safetensors", json_get(root, "files"), e)
-            && verify_file(path, "optimizer.safetensors", json_get(root, "files"), e);
-        if (!ok) { json_free(run); run = NULL; }
-    }
+    int ok = text && json_sealed(text, bytes, &why) && (c->run = json_parse(text, bytes, &why));
+    if (text && !ok) error_set(e, "%s: %.900s", file, why.text);
+    ok = ok && verify_step(c, file, usable, e);
     free(text);
     free(file);
-    return run;
+    if (ok) return c;
+    checkpoint_close(c);
+    return NULL;
 }
 
-Checkpoint *checkpoint_open(const char *folder, Error *e) {
+Checkpoint *checkpoint_open(const char *folder, RunCheck usable, Error *e) {
     int64_t *steps;
-    const int n = list_steps(folder, &steps);
+    Error why;
+    const int n = list_steps(folder, &steps, e);
     Checkpoint *c = NULL;
-    error_set(e, "%s holds no checkpoint to resume from (nothing in %s/state)", folder, folder);
+    if (!n) error_set(e, "%s holds no checkpoint to resume from (nothing in %s/state)", folder, folder);
     for (int i = 0; i < n && !c; i++) {
-        char *path = step_path(folder, steps[i]);
-        Json *run = open_step(path, e);
-        if (run) {
-            c = mem_alloc(sizeof *c);
-            *c = (Checkpoint){ .path = path, .run = run };
-            break;
-        }
-        if (i + 1 < n) warn("%s; trying the checkpoint before it", e->text);
+        if ((c = open_step(folder, steps[i], usable, &why))) break;
+        char *path = step_path(folder, steps[i]), *before = i + 1 < n ? step_path(folder, steps[i + 1]) : NULL;
+        if (before) warn("%s cannot be used: %s; trying the checkpoint before it, %s", path, why.text, before);
+        else error_set(e, "%s cannot be used, and there is none before it: %.800s", path, why.text);
         free(path);
+        free(before);
     }
     free(steps);
     return c;
@@ -455,26 +553,91 @@ Checkpoint *checkpoint_open(const char *folder, Error *e) {
 void checkpoint_close(Checkpoint *c) {
     if (!c) return;
     json_free(c->run);
+    free(c->folder);
     free(c->path);
     free(c);
 }
 const char *checkpoint_path(const Checkpoint *c) { return c->path; }
 const JsonValue *checkpoint_run(const Checkpoint *c) { return json_root(c->run); }
 const JsonValue *checkpoint_options(const Checkpoint *c) { return json_get(checkpoint_run(c), "options"); }
-int checkpoint_config(const Checkpoint *c, Config *config, Error *e) {
-    return config_from_json(config, json_get(json_root(c->run), "config"), e);
+Config checkpoint_config(const Checkpoint *c) { return c->config; }
+
+int checkpoint_has_tokenizer(const Checkpoint *c, const char *path) {
+    const JsonValue *files = json_get(checkpoint_run(c), "files");
+    FileSum sum;
+    Error e;
+    if (!is_file(path)) return 0;
+    if (!json_get(files, "tokenizer.json")) return 1;               /* of a version that kept no checksum of it */
+    if (expected_sum(checkpoint_run(c), "tokenizer.json", &sum, &e) && verify_file(path, &sum, &e)) return 1;
+    warn("%s", e.text);
+    return 0;
 }
 
 int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
     char *model = text_format("%s/model.safetensors", c->path);
     char *optimizer = text_format("%s/optimizer.safetensors", c->path);
-    int ok = hf_load_weights(m, model, e);
+    int64_t updates;
+    int ok = json_read_int(json_get(checkpoint_run(c), "updates"), "updates", 0, c->step < INT_MAX ? c->step : INT_MAX, &updates, e)
+          && hf_load_weights(m, model, e);
     if (ok) {
         optimizer_start(o, m);
+        o->updates = (int)updates;
         ok = load_optimizer(optimizer, m, o, e);
     }
-    o->updates = (int)json_int(json_get(checkpoint_run(c), "updates"), 0);
     free(model);
     free(optimizer);
+    return ok;
+}
+
+/* ---- after a save that was killed or failed half-way -------------------------------------------------------- */
+
+/* Is `top` the weights of this step: a second name of the same file, or a copy? */
+static int holds_weights(const Checkpoint *c, const char *weights, const char *top) {
+    struct stat a, b;
+    FileSum sum;
+    Error e;
+    if (stat(weights, &a) || stat(top, &b)) return 0;
+    if (a.st_dev == b.st_dev && a.st_ino == b.st_ino) return 1;
+    return expected_sum(checkpoint_run(c), "model.safetensors", &sum, &e) && verify_file(top, &sum, &e);
+}
+
+int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, Error *e) {
+    char *weights = top_weights(c->path), *top = top_weights(c->folder);
+    const int ok = holds_weights(c, weights, top) ? hf_save_small(c->folder, m, tokenizer, e)
+                                                  : publish(weights, c->folder, m, tokenizer, e);
+    free(weights);
+    free(top);
+    return ok;
+}
+
+/* The step that a file of weights says it is of; -1: it says none, or is damaged. */
+static int64_t step_of(const char *weights) {
+    Error e;
+    Safetensors *s = is_file(weights) ? safetensors_open(weights, &e) : NULL;
+    const char *note = s ? safetensors_note(s, "step") : NULL;
+    char *end = NULL;
+    const long long step = note ? strtoll(note, &end, 10) : -1;
+    const int whole = end && end != note && !*end;
+    safetensors_close(s);
+    return whole ? step : -1;
+}
+
+int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, Error *e) {
+    char *folder = text_format("%s/best", c->folder), *weights = top_weights(folder);
+    const int64_t held = step_of(weights);
+    char *state = step_path(c->folder, best);
+    int ok = held == best || held > c->step;
+    if (!ok && !is_folder(state))
+        error_set(e, "%s has step %lld, not step %lld, which is in no state", folder, (long long)held, (long long)best);
+    else if (!ok) {
+        Checkpoint *from = open_step(c->folder, best, NULL, e);
+        char *there = from ? top_weights(from->path) : NULL;
+        ok = from && publish(there, folder, m, tokenizer, e);
+        free(there);
+        checkpoint_close(from);
+    }
+    free(state);
+    free(folder);
+    free(weights);
     return ok;
 }

@@ -109,21 +109,22 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const char *key = keys[i].key;
     void *field = (char *)c + keys[i].field;
     const double otherwise = keys[i].otherwise == DEPENDS ? default_of(key, c, r) : keys[i].otherwise;
-    const double number = json_double(v, otherwise);
+    double number = otherwise;
+    int64_t whole = (int64_t)otherwise;
+    Error why;
     if (!v && keys[i].otherwise == REQUIRED) return error_set(r->e, "config.json: \"%s\" is missing", key);
     switch (keys[i].kind) {
     case NUMBER: case OPTION: case HEADS:
-        if (v && !json_is(v, JSON_INT)) return error_set(r->e, "config.json: \"%s\" must be a whole number", key);
-        if (!(number >= 0 && number <= 1 << 30)) return error_set(r->e, "config.json: \"%s\" is %g", key, number);
-        *(int *)field = (int)number;
-        if (keys[i].kind == HEADS) r->heads = (int)number;
+        if (v && !json_read_int(v, key, 0, SIZE_LIMIT, &whole, &why)) return error_set(r->e, "config.json: %.900s", why.text);
+        *(int *)field = (int)whole;
+        if (keys[i].kind == HEADS) r->heads = (int)whole;
         return 1;
     case DOUBLE: case OPTIONAL_DOUBLE:
-        if (v && !json_is(v, JSON_INT) && !json_is(v, JSON_DOUBLE))
-            return error_set(r->e, "config.json: \"%s\" must be a number", key);
+        if (v && !json_read_double(v, key, -1e308, 1e308, &number, &why)) return error_set(r->e, "config.json: %.900s", why.text);
         *(double *)field = number;
         return 1;
     case FLAG:
+        if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
         *(int *)field = json_bool(v, otherwise != 0);
         return 1;
     default:

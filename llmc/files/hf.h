@@ -14,12 +14,9 @@ int hf_load_config(const char *folder, Config *c, Error *e);
  * non-finite tensor. Tensors that the model does not have are ignored with a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
 
-/* Writes the small files of a folder, each replaced as a whole. tokenizer: may be NULL. */
+/* Writes the small files of a folder, each replaced as a whole if it is not there as it should be. tokenizer: may be NULL. */
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e);
 
 /* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. */
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc);
-
-/* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
-size_t first_not_finite(const char *dtype, const void *data, size_t count);
 #endif

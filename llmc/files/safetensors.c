@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -329,13 +328,6 @@ const FileTensor *safetensors_find(const Safetensors *s, const char *name) {
     return found ? *found : NULL;
 }
 
-const char *safetensors_note(const Safetensors *s, const char *key) {
-    const char *value = NULL;
-    for (int i = 0; i < s->shard_count && !value; i++)
-        value = json_string(json_get(json_get(json_root(s->shards[i].json), "__metadata__"), key), NULL);
-    return value;
-}
-
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e) {
@@ -365,44 +357,18 @@ int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first,
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-enum { BUFFER = 1 << 20 };
 struct SafetensorsWriter {
+    FileWriter *file;
     char *path;
-    int fd, failed;
-    uint64_t left, bytes;               /* bytes of data still to be appended; of the file so far, buffer included */
+    uint64_t left, bytes;               /* bytes of data still to be appended; of the file so far */
     uint32_t crc;
-    size_t waiting;                     /* bytes in the buffer */
-    unsigned char buffer[BUFFER];
+    int too_much;
 };
 
-static int write_all(SafetensorsWriter *w, const unsigned char *data, size_t bytes, Error *e) {
-    while (bytes) {
-        ssize_t n = write(w->fd, data, bytes < 1 << 30 ? bytes : 1 << 30);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            w->failed = 1;
-            return error_set(e, "%s: after %llu bytes: %s", w->path, (unsigned long long)w->bytes,
-                             n ? strerror(errno) : "nothing more could be written");
-        }
-        data += n;
-        bytes -= (size_t)n;
-    }
-    return 1;
-}
-
-static int flush(SafetensorsWriter *w, Error *e) {
-    size_t n = w->waiting;
-    w->waiting = 0;
-    return write_all(w, w->buffer, n, e);
-}
-
 static int put(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
-    if (w->waiting + bytes > BUFFER && !flush(w, e)) return 0;
-    if (bytes >= BUFFER) { if (!write_all(w, data, bytes, e)) return 0; }
-    else if (bytes) { memcpy(w->buffer + w->waiting, data, bytes); w->waiting += bytes; }
     w->crc = crc32c(w->crc, data, bytes);
     w->bytes += bytes;
-    return 1;
+    return file_add(w->file, data, bytes, e);
 }
 
 static int header_write(Text *h, const FileTensor *tensors, size_t n, const FileNote *notes, size_t note_count,
@@ -448,12 +414,9 @@ SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensor
     Shard check = { .path = text_format("%s", path), .fd = -1 };
     SafetensorsWriter *w = mem_alloc(sizeof *w);
     w->path = text_format("%s", path);
-    w->fd = -1;
     int ok = header_write(&h, tensors, n, notes, note_count, &w->left, &why);
     if (!ok) error_set(e, "%s: %.900s", path, why.text);
-    ok = ok && header_read(&check, h.at, h.length, w->left, e);
-    if (ok && (w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) < 0)
-        ok = error_set(e, "%s: %s", path, strerror(errno));
+    ok = ok && header_read(&check, h.at, h.length, w->left, e) && (w->file = file_create(path, e));
     unsigned char length[8];
     for (int i = 0; i < 8; i++) length[i] = (unsigned char)((uint64_t)h.length >> 8 * i);
     ok = ok && put(w, length, 8, e) && put(w, h.at, h.length, e);
@@ -465,9 +428,8 @@ SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensor
 }
 
 int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
-    if (w->failed) return error_set(e, "%s: an earlier write failed", w->path);
     if (bytes > w->left) {
-        w->failed = 1;
+        w->too_much = 1;
         return error_set(e, "%s: %zu more bytes of data, but only %llu are missing", w->path, bytes,
                          (unsigned long long)w->left);
     }
@@ -476,14 +438,11 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
 }
 
 int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc) {
-    int ok = w->failed ? error_set(e, "%s: an earlier write failed", w->path)
-           : w->left ? error_set(e, "%s: %llu bytes of data are missing", w->path, (unsigned long long)w->left)
-           : flush(w, e);
-    while (ok && fsync(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
+    int ok = w->too_much ? error_set(e, "%s: more data than its tensors hold", w->path)
+           : w->left ? error_set(e, "%s: %llu bytes of data are missing", w->path, (unsigned long long)w->left) : 1;
     if (ok) {
-        int fd = w->fd;
-        w->fd = -1;                                     /* closed even if close() fails */
-        if (close(fd) && errno != EINTR) ok = error_set(e, "%s: close: %s", w->path, strerror(errno));
+        ok = file_finish(w->file, e);
+        w->file = NULL;
     }
     if (ok && bytes) *bytes = w->bytes;
     if (ok && crc) *crc = w->crc;
@@ -493,7 +452,7 @@ int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t
 
 void safetensors_abandon(SafetensorsWriter *w) {
     if (!w) return;
-    if (w->fd >= 0) close(w->fd);
+    file_abandon(w->file);
     free(w->path);
     free(w);
 }

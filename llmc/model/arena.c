@@ -13,7 +13,7 @@ void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, 
     bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
     a->at[a->count++] = (ArenaEntry){ .pointer = pointer, .bytes = bytes, .category = category, .name = name };
     a->category[category] += bytes;
-    a->total += bytes;
+    a->total = bytes > SIZE_MAX - a->total ? SIZE_MAX : a->total + bytes;       /* which no device has */
 }
 int arena_allocate(Arena *a, const Device *dev) {
     char *at = dev->alloc(a->total);

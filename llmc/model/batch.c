@@ -1,5 +1,6 @@
 /* batch.c: what goes into a model and what comes out of it: batches, micro-batches and their phase, results, gradients. */
 #include "parallel.h"
+#include "routers.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,7 +57,7 @@ void model_end_micro(Model *m, int micro) {
 
 StepResults model_results(const Model *m) {
     const size_t Re = m->dev->real_size, before_load = (size_t)((char *)m->results.load - m->results.base), reals = before_load / Re;
-    const size_t load = (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int);
+    const size_t load = router_offset(m, m->routers) * sizeof(int);
     char *host = mem_alloc(before_load + load);
     StepResults r = { .step_losses = mem_alloc(reals * sizeof *r.step_losses), .load = mem_alloc(load) };
     m->dev->download(host, m->results.base, before_load + load);

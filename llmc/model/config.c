@@ -49,8 +49,8 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
                                 "routed weights (%%)", text, letter);
         char *end;
         const long v = strtol(digits, &end, 10);
-        if (end == digits || *digits == '-' || *digits == '+' || v < 0 || v > 1 << 24)
-            return error_set(e, "model %s: field %c needs a whole number, at most %d", text, letter, 1 << 24);
+        if (end == digits || *digits == '-' || *digits == '+' || v < 0 || v > SIZE_LIMIT)
+            return error_set(e, "model %s: field %c needs a whole number, at most %d", text, letter, SIZE_LIMIT);
         if (value[letter - 'a']) return error_set(e, "model %s: field %c is given twice", text, letter);
         if (v == 0 && !may_be_zero(letter)) return error_set(e, "model %s: field %c must be at least 1", text, letter);
         value[letter - 'a'] = (int)v;
@@ -91,7 +91,7 @@ int config_parse(Config *c, const char *text, Error *e) {
         return error_set(e, "model %s: a descriptor is m (mixture), d (dense) or u (one shared block), a "
                             "number of layers, and fields: m12:e64k8f256", text);
     const long layers = strtol(text + 1, &end, 10);
-    if (layers < 1 || layers > 10000) return error_set(e, "model %s: 1 to 10000 layers", text);
+    if (layers < 1 || layers > LAYERS_MAX) return error_set(e, "model %s: 1 to %d layers", text, LAYERS_MAX);
     if (*end == ':' && end[1]) end++;
     else if (*end)
         return error_set(e, "model %s: a colon and fields can follow the number of layers, not \"%s\"", text, end);
@@ -142,8 +142,22 @@ void config_descriptor(const Config *c, char text[128]) {
     }
 }
 
+static int within_limits(const Config *c, Error *e) {
+    const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads, c->head_size, c->experts,
+                          c->width, c->shared_width, c->value_embeddings };
+    const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width;
+    const double experts = c->attention_experts + c->attention_always, vocab = c->vocab ? c->vocab : 1;
+    const double one = (double)c->kv_heads * c->head_size, heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
+    if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] > SIZE_LIMIT) return error_set(e, "a size of %d; at most %d", sizes[i], SIZE_LIMIT);
+    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts) + (c->value_embeddings ? vocab * one : 0);
+    if (C * vocab > 1e12 || row > most || heads > most || layer * c->layers > 1e15)
+        return error_set(e, "these sizes are beyond what one tensor can hold");
+    return 1;
+}
+
 int config_check(const Config *c, Error *e) {
-    const double most = 2147483647;
     if (c->layers < 1 || c->channels < 1 || c->kv_heads < 1 || c->query_heads < 1 || c->head_size < 1 || c->width < 1)
         return error_set(e, "every size must be at least 1");
     if (c->experts < 1 || c->topk < 1 || c->topk > c->experts)
@@ -169,10 +183,7 @@ int config_check(const Config *c, Error *e) {
     if (c->shared_width % c->width)
         return error_set(e, "the shared width %d is no multiple of the expert width %d",
                          c->shared_width, c->width);
-    const double row = 2.0 * c->width * c->experts, heads = (double)c->kv_heads * c->query_heads * c->head_size;
-    if ((double)c->channels * (c->vocab ? c->vocab : 1) > 1e12 || row > most || heads > most)
-        return error_set(e, "these sizes are beyond what one tensor can hold");
-    return 1;
+    return within_limits(c, e);
 }
 
 int config_has_values(const Config *c, int l) {

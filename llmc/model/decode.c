@@ -87,6 +87,18 @@ void decoder_sample(Decoder *d, int *tokens) {
     d->model.dev->download(tokens, d->model.batch.tokens, (size_t)d->sequences * sizeof *tokens);
 }
 
+int decoder_is_finite(const Decoder *d) {
+    const Model *m = &d->model;
+    const size_t row_bytes = (size_t)m->config.vocab * m->dev->floatX_size, used = (size_t)m->used_vocab;
+    char *logits = mem_alloc((size_t)d->sequences * row_bytes);
+    int finite = 1;
+    m->dev->download(logits, d->logits, (size_t)d->sequences * row_bytes);
+    for (int b = 0; b < d->sequences && finite; b++)
+        finite = first_not_finite(m->dev->dtype, logits + (size_t)b * row_bytes, used) == used;
+    free(logits);
+    return finite;
+}
+
 static void step(void *decoder) {
     Decoder *d = decoder;
     const Model *m = &d->model;

@@ -36,6 +36,9 @@ void decoder_draw(Decoder *d, Sampler s, const uint64_t *key);
 /* The next token of every sequence, tokens (B), which is not read yet. Waits for it. */
 void decoder_sample(Decoder *d, int *tokens);
 
+/* 1: every logit that the next token is drawn from is finite. Waits for them. */
+int  decoder_is_finite(const Decoder *d);
+
 /* Queues `count` steps, each of which draws the next token of every sequence and reads it; they must fit into the cache.
  * slot: 0 or 1, under which decoder_collect waits for these tokens, (count,B), and for nothing queued after them. */
 void decoder_queue(Decoder *d, int count, int slot);

@@ -58,7 +58,7 @@ static void block_forward(Model *m, int l) {
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
 }
 
-int model_decode_path(const Model *m) {
+static int model_decode_path(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
     return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced

@@ -83,7 +83,7 @@ typedef struct {                        /* used by one layer at a time */
     int    *all_load;                   /* (A + always) slots of an extended plan's experts */
     floatX *values;                     /* (N, G*D) value embeddings, or their gradients */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
-    floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward; the gradient of the residual stream */
+    floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the gradient of the residual stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
 } Scratch;
 
@@ -181,7 +181,6 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
 void model_free(Model *m);
-int  router_experts(const Config *c);                       /* E of the arrays over all routers: the larger kind's */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
 
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
@@ -220,7 +219,6 @@ void model_learn(Model *m, float loss_scale, float router_scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
 void model_cap(const Model *m, floatX *logits, int rows);   /* of the head's products: the soft cap, if there is one */
-int  model_decode_path(const Model *m);                     /* decoding: does this batch take the decode_* operations? */
 int  model_counted(const Model *m);                         /* tokens whose slots are counted in a router's load */
 /* How the backward of layer l writes the gradient of a matrix. */
 Write gradient_write(const Model *m, int l);

@@ -1,5 +1,6 @@
 /* parallel.c: see parallel.h. */
 #include "parallel.h"
+#include "routers.h"
 #include <stdlib.h>
 
 void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *processes, int local) {
@@ -38,7 +39,7 @@ void parallel_register_memory(const Model *m) {
 void parallel_sum_loads(Model *m) {
     Comm *c = comm_of(m);
     if (!c || !m->routers) return;
-    const size_t loads = (size_t)m->routers * (size_t)router_experts(&m->config);
+    const size_t loads = router_offset(m, m->routers);
     m->dev->copy(m->results.load, m->dp.own_load, loads * sizeof *m->results.load);
     c->all_reduce_ints(c, m->results.load, loads);
 }
@@ -91,7 +92,7 @@ void parallel_sum_results(Model *m) {
     Comm *c = comm_of(m);
     if (!c) return;
     const size_t losses = (size_t)(m->batch.all_micro_batches + 2 * m->routers), norms = (size_t)m->manifest.count + 1;
-    const size_t loads = m->routers ? (size_t)m->routers * (size_t)router_experts(&m->config) : 0;
+    const size_t loads = router_offset(m, m->routers);
     if (m->dp.ordered && c->rank == c->size - 1) m->dev->copy(m->results.load, m->dp.own_load, loads * sizeof *m->results.load);
     else if (m->dp.ordered) {
         m->dev->zero(m->results.load, loads * sizeof *m->results.load);

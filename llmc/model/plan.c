@@ -1,5 +1,6 @@
 /* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
 #include "parallel.h"
+#include "routers.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -187,18 +188,13 @@ static void describe_scratch(Model *m) {
         if (c->attention_always || c->route_scale > 0) SHARED(dchosen, most*Re);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed[0], N*C*X);
-        SHARED(dnormed[1], N*C*X);
+        if (m->dev->is_gpu) SHARED(dnormed[1], N*C*X);
         SHARED(dresid, N*C*X);
     }
 #undef SHARED
 }
 
 /* ---- planning and memory ------------------------------------------------------------------------------- */
-
-int router_experts(const Config *c) {
-    int a = c->attention_experts > 1 ? c->attention_experts : 0, e = c->experts > 1 ? c->experts : 0;
-    return a > e ? a : e;
-}
 
 /* Tokens whose logits exist at once. Every chunk reads and writes the whole gradient of the head, so where memory is plenty
  * and products want to be large, a chunk is 256 M logits; else 16 M. A multiple of 128 rows, if it is that many. */
@@ -208,7 +204,6 @@ static int head_chunk(const Model *m) {
     return (int)(rows >= N ? N : rows >= 128 ? rows / 128 * 128 : rows);
 }
 
-static size_t loads(const Model *m) { return (size_t)m->routers * (size_t)router_experts(&m->config); }
 static size_t result_reals(const Model *m) {
     return (size_t)m->batch.all_micro_batches + (size_t)(2 * m->routers) + (size_t)m->manifest.count + 1;
 }
@@ -230,7 +225,7 @@ static void plan_weights(Model *m) {
     const Parallel *parallel = m->dp.parallel;
     Arena *a = &m->arena;
     if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
-    if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, loads(m)*Re);
+    if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
     if (m->mode == MODEL_TRAIN) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes);
     if (parallel && parallel->one_process && parallel->sharded)
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
@@ -271,8 +266,8 @@ static void plan_batch(Model *m) {
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
     }
     arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);
-    if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, loads(m)*I);
-    arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + loads(m)*I);
+    if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, router_offset(m, m->routers)*I);
+    arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + router_offset(m, m->routers)*I);
 }
 
 static void plan_cache(Model *m) {
@@ -321,7 +316,7 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
 }
 
 static void bind_route(Model *m, Route *r, int router, int E, int K, int always, double scale) {
-    const size_t wide = (size_t)router_experts(&m->config), at = (size_t)router * wide;
+    const size_t at = router_offset(m, router);
     r->E = E;
     r->K = K;
     r->always = always;

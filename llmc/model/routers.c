@@ -10,7 +10,11 @@ static int is_attention(const Model *m, int router) {
 int router_width(const Model *m, int router) {
     return is_attention(m, router) ? m->config.attention_experts : m->config.experts;
 }
-size_t router_offset(const Model *m, int router) { return (size_t)router * (size_t)router_experts(&m->config); }
+size_t router_offset(const Model *m, int router) {
+    const Config *c = &m->config;
+    const int attention = c->attention_experts > 1 ? c->attention_experts : 0, mlp = c->experts > 1 ? c->experts : 0;
+    return (size_t)router * (size_t)(attention > mlp ? attention : mlp);
+}
 const char *router_name(const Model *m, int router, char text[48]) {
     snprintf(text, 48, "layer %d %s", router / routers_of_layer(&m->config), is_attention(m, router) ? "attention" : "mlp");
     return text;

@@ -1,13 +1,13 @@
 /* routers.h: all routers of a model: where each is in arrays over all of them, their names, and statistics of their loads.
  *
  * A layer has a router before its attention experts, one before its MLP experts, or both; they are numbered in the order
- * of the forward pass. Arrays over all routers are (routers, E), with the larger kind's E: router_experts in model.h. */
+ * of the forward pass. Arrays over all routers are (routers, E), with the larger kind's E. */
 #ifndef ROUTERS_H
 #define ROUTERS_H
 #include "model.h"
 
 int         router_width(const Model *m, int router);       /* its number of experts */
-size_t      router_offset(const Model *m, int router);      /* of its first expert in an array (routers, E) */
+size_t      router_offset(const Model *m, int router);      /* of its first expert in an array (routers, E); of m->routers: its size */
 const char *router_name(const Model *m, int router, char text[48]);         /* "layer 3 mlp"; returns text */
 
 typedef struct {

@@ -117,3 +117,17 @@ void manifest_initial(const Tensor *t, uint64_t seed, double *values) {
     for (size_t i = 0; i < t->count; i++)
         values[i] = t->init == ONES ? 1 : t->init == ZEROS ? 0 : (double)t->init * random_normal(key, i);
 }
+
+/* The exponent, all ones in NaN and infinity, is in the upper 16 bits of all three. */
+size_t first_not_finite(const char *dtype, const void *data, size_t n) {
+    const int is_double = !strcmp(dtype, "F64");
+    const size_t width = is_double ? 8 : !strcmp(dtype, "F32") ? 4 : 2;
+    const unsigned exponent = is_double ? 0x7ff0 : 0x7f80;
+    const char *upper = (const char *)data + width - 2;
+    for (size_t i = 0; i < n; i++, upper += width) {
+        uint16_t bits;
+        memcpy(&bits, upper, sizeof bits);
+        if ((bits & exponent) == exponent) return i;
+    }
+    return n;
+}

@@ -71,4 +71,7 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      
 
 /* Initial values of one tensor: a function of (seed, name, index) only, so no order, thread or device changes them. */
 void manifest_initial(const Tensor *t, uint64_t seed, double *values);
+
+/* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
+size_t first_not_finite(const char *dtype, const void *data, size_t count);
 #endif

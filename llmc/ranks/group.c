@@ -24,7 +24,7 @@ static void thread_barrier(ProcessGroup *g) {
     pthread_mutex_unlock(&g->mutex);
 }
 
-/* A data connection broke. The watching thread knows why, or will soon, and ends the process. */
+/* A data connection has no deadline: the watching thread detects a lost process. This one broke. The watching thread knows why, or will soon, and ends the process. */
 static _Noreturn void wait_for_watcher(ProcessGroup *g) {
     const double end = now() + g->silence + LINGER;
     while (now() < end) sleep(1);
@@ -32,10 +32,10 @@ static _Noreturn void wait_for_watcher(ProcessGroup *g) {
     abort();
 }
 static void must_send(ProcessGroup *g, int process, const void *data, size_t bytes) {
-    if (!net_send(g->link[process].data, data, bytes)) wait_for_watcher(g);
+    if (!net_send(g->link[process].data, data, bytes, NET_FOREVER)) wait_for_watcher(g);
 }
 static void must_receive(ProcessGroup *g, int process, void *data, size_t bytes) {
-    if (!net_receive(g->link[process].data, data, bytes)) wait_for_watcher(g);
+    if (!net_receive(g->link[process].data, data, bytes, NET_FOREVER)) wait_for_watcher(g);
 }
 
 /* ---- the star of processes: one thread of each process communicates ---------------------------------------- */
@@ -180,7 +180,7 @@ static ProcessGroup *processes_new(const GroupOptions *o) {
     g->piece = mem_alloc(l->processes > 1 && !l->process ? PIECE : 0);
     g->rank = mem_alloc((size_t)o->ranks * sizeof *g->rank);
     for (int p = 0; p < l->processes; p++) g->link[p].data = g->link[p].watch = -1;
-    g->listener = g->wake[0] = g->wake[1] = -1;
+    g->wake[0] = g->wake[1] = -1;
     g->silence = o->silence_seconds > 0 ? o->silence_seconds : 10;
     g->lost = o->lost ? o->lost : lost_default;
     g->pid = getpid();
@@ -190,8 +190,12 @@ static ProcessGroup *processes_new(const GroupOptions *o) {
 }
 static void close_if_open(int fd) { if (fd >= 0) close(fd); }
 static void processes_free(ProcessGroup *g) {
-    for (int p = 0; p < g->processes; p++) { close_if_open(g->link[p].data); close_if_open(g->link[p].watch); }
-    close_if_open(g->listener);
+    for (int p = 0; p < g->processes; p++) {
+        close_if_open(g->link[p].data);
+        close_if_open(g->link[p].watch);
+        free(g->link[p].inbox);
+    }
+    introductions_close(g->introductions);
     close_if_open(g->wake[0]);
     close_if_open(g->wake[1]);
     pthread_cond_destroy(&g->all_here);
@@ -213,12 +217,6 @@ ProcessGroup *group_join(const GroupOptions *o, Error *e) {
     for (int r = 0; r < g->ranks; r++)
         g->rank[r] = (Rank){ .group = { g->at[g->process].first + r, g->size, exchange, reduce }, .processes = g };
     if (g->size == 1) return g;
-
-    for (int p = 0; p < g->processes; p++) {
-        if (g->link[p].data < 0) continue;
-        net_limit(g->link[p].data, 0);                      /* no time-out: the watching thread detects a lost process */
-        net_limit(g->link[p].watch, g->silence);
-    }
     watch_begin(g);
     return g;
 }

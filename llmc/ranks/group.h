@@ -37,6 +37,7 @@ typedef struct {
     Launch launch;                      /* which process this is, and where process 0 listens */
     int    ranks;                       /* driven by this process; processes may differ */
     const char *version;                /* of the program; must be the same in all processes */
+    const char *secret;                 /* of the run (secret.h), which each process proves to know; NULL: only for one process */
     const char *settings;               /* a JSON object; must be the same in all processes, else the first difference is shown */
     double join_seconds;                /* how long to wait for the other processes; 0: 300 */
     double silence_seconds;             /* a process that is silent for longer is lost; 0: 10 */

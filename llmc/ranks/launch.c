@@ -1,6 +1,7 @@
 /* launch.c: see launch.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "launch.h"
+#include "net.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@ static const struct { const char *launcher, *rank, *size, *local, *locals, *job;
 enum { LAUNCHERS = sizeof launchers / sizeof *launchers };
 
 const char *launch_getenv(const char *name) { return getenv(name); }
+int launch_is_local(const Launch *l) { return l->locals == l->processes || net_is_loopback(l->address); }
 
 /* Parses the value of variable `name`; 0 and e if it is not a whole number in [low, high]. */
 static int number(int *x, const char *name, const char *text, long low, long high, Error *e) {

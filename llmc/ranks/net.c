@@ -1,6 +1,7 @@
 /* net.c: see net.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "net.h"
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -10,10 +11,34 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
-static int is_local(const char *address) { return !strcmp(address, "localhost") || !strncmp(address, "127.", 4); }
+/* ---- addresses --------------------------------------------------------------------------------------------- */
+
+static int four_is_loopback(struct in_addr a) { return ntohl(a.s_addr) >> 24 == 127; }
+static int is_loopback(const struct sockaddr *a) {
+    const struct in6_addr *six = &((const struct sockaddr_in6 *)(const void *)a)->sin6_addr;
+    return a->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(six)
+                                    : four_is_loopback(((const struct sockaddr_in *)(const void *)a)->sin_addr);
+}
+int net_is_loopback(const char *address) {
+    struct in_addr four;
+    struct in6_addr six;
+    return !strcmp(address, "localhost") || (inet_pton(AF_INET, address, &four) == 1 && four_is_loopback(four))
+        || (inet_pton(AF_INET6, address, &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six));
+}
+
+/* What a name stands for; freeaddrinfo it. NULL and e: nothing. */
+static struct addrinfo *resolve(const char *address, int port, Error *e) {
+    struct addrinfo *all = NULL, hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
+    char *service = text_format("%d", port);
+    const int unknown = getaddrinfo(address, service, &hints, &all);
+    if (unknown) error_set(e, "the name %s cannot be resolved: %s", address, gai_strerror(unknown));
+    free(service);
+    return unknown ? NULL : all;
+}
+
+/* ---- listening, connecting, accepting ------------------------------------------------------------------------- */
 
 /* Small messages are sent at once; a dead connection is detected eventually; child processes do not inherit it. */
 static int set_up(int fd) {
@@ -24,30 +49,51 @@ static int set_up(int fd) {
     return fd;
 }
 
-static int listen_on(const struct sockaddr *where, socklen_t bytes) {
-    const int one = 1, none = 0;
-    const int fd = socket(where->sa_family, SOCK_STREAM, 0);
+static int listen_on(const struct addrinfo *a) {
+    const int one = 1;
+    const int fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol);
     if (fd < 0) return -1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);      /* no waiting after a run that has just ended */
-    if (where->sa_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &none, sizeof none);
-    if (!bind(fd, where, bytes) && !listen(fd, 1024)) return set_up(fd);
+    if (a->ai_family == AF_INET6) {                                  /* :: is all addresses, of both kinds */
+        const int only = !IN6_IS_ADDR_UNSPECIFIED(&((struct sockaddr_in6 *)(void *)a->ai_addr)->sin6_addr);
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+    }
+    if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 1024) && fcntl(fd, F_SETFL, O_NONBLOCK) >= 0) return set_up(fd);
     const int why = errno;
     close(fd);
     errno = why;
     return -1;
 }
 
-int net_listen(const char *address, int port, Error *e) {
-    struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port),
-                                .sin6_addr = in6addr_any };
-    struct sockaddr_in four = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
-    four.sin_addr.s_addr = htonl(is_local(address) ? INADDR_LOOPBACK : INADDR_ANY);
-    int fd = is_local(address) ? -1 : listen_on((const struct sockaddr *)&six, sizeof six);
-    if (fd < 0) fd = listen_on((const struct sockaddr *)&four, sizeof four);
-    if (fd < 0 && errno == EADDRINUSE)
+static int is_repeated(const struct addrinfo *all, const struct addrinfo *a) {
+    for (; all != a; all = all->ai_next)
+        if (all->ai_addrlen == a->ai_addrlen && !memcmp(all->ai_addr, a->ai_addr, a->ai_addrlen)) return 1;
+    return 0;
+}
+
+int net_listen(const char *address, int port, int for_others, int fd[NET_LISTENERS], Error *e) {
+    int count = 0, why = EADDRNOTAVAIL, reachable = 0;
+    struct addrinfo *const all = resolve(address, port, e);
+    if (!all) return 0;
+    for (const struct addrinfo *a = all; a && count < NET_LISTENERS && why != EADDRINUSE; a = a->ai_next) {
+        if (is_repeated(all, a)) continue;
+        if ((fd[count] = listen_on(a)) < 0) { why = errno; continue; }
+        count++;
+        reachable |= !is_loopback(a->ai_addr);
+    }
+    freeaddrinfo(all);
+    const int works = count && why != EADDRINUSE && (reachable || !for_others);
+    if (works) return count;
+    if (why == EADDRINUSE)
         error_set(e, "port %d of this machine is occupied by another program, perhaps another run: choose another", port);
-    else if (fd < 0) error_set(e, "cannot listen on port %d: %s", port, strerror(errno));
-    return fd;
+    else if (count)
+        error_set(e, "%s stands for a loopback address here, to which other machines cannot connect: give process 0's address in the "
+                  "network with -ps or MASTER_ADDR (or -ps 0.0.0.0 to process 0 alone, to listen on all of its addresses)", address);
+    else if (why == EADDRNOTAVAIL)
+        error_set(e, "%s is no address of this machine, where process 0 runs: -ps or MASTER_ADDR must name this machine", address);
+    else error_set(e, "cannot listen at %s port %d: %s", address, port, strerror(why));
+    while (count) close(fd[--count]);
+    return 0;
 }
 
 /* Waits at most `seconds`: if a firewall drops the packets, there is no answer at all. */
@@ -61,7 +107,10 @@ static int connect_to(const struct addrinfo *a, double seconds) {
     if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) why = errno;
     else {
         struct pollfd p = { .fd = fd, .events = POLLOUT };
-        if (poll(&p, 1, (int)(seconds * 1e3)) <= 0) why = ETIMEDOUT;
+        const double end = now() + seconds;
+        int ready;
+        do ready = poll(&p, 1, end > now() ? (int)((end - now()) * 1e3) + 1 : 0); while (ready < 0 && errno == EINTR);
+        if (ready <= 0) why = ETIMEDOUT;
         else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &size)) why = errno;
     }
     fcntl(fd, F_SETFL, flags);
@@ -72,49 +121,84 @@ static int connect_to(const struct addrinfo *a, double seconds) {
 }
 
 int net_connect(const char *address, int port, double seconds, Error *e) {
-    struct addrinfo *all = NULL, hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM };
-    char *service = text_format("%d", port);
-    const int unknown = getaddrinfo(address, service, &hints, &all);
+    struct addrinfo *const all = resolve(address, port, e);
     int fd = -1;
-    if (unknown) error_set(e, "the name %s cannot be resolved: %s", address, gai_strerror(unknown));
     for (struct addrinfo *a = all; a && fd < 0; a = a->ai_next)
         if ((fd = connect_to(a, seconds)) < 0) error_set(e, "%s port %d: %s", address, port, strerror(errno));
     if (all) freeaddrinfo(all);
-    free(service);
     return fd;
 }
 
 int net_accept(int listener) {
     const int fd = accept(listener, NULL, NULL);
-    return fd < 0 ? -1 : set_up(fd);
+    if (fd < 0) return -1;
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);   /* BSD passes it on */
+    return set_up(fd);
 }
 
-int net_send(int fd, const void *data, size_t bytes) {
+/* ---- bytes ------------------------------------------------------------------------------------------------------ */
+
+/* After a call that moved n bytes or failed: may it be tried again? Waits for the descriptor if it is not ready. */
+static int again(ssize_t n, int fd, short events, double deadline) {
+    const int why = n < 0 ? errno : 0;
+    errno = why;
+    if (n > 0 || why == EINTR) {
+        if (deadline == NET_FOREVER || now() < deadline) return 1;
+        errno = EAGAIN;
+        return 0;
+    }
+    if (why != EAGAIN && why != EWOULDBLOCK) return 0;
+    struct pollfd p = { .fd = fd, .events = events };
+    for (double left; (left = deadline - now()) > 0; )
+        if (poll(&p, 1, left < 1 ? (int)(left * 1e3) + 1 : 1000) > 0) return 1;
+    errno = EAGAIN;
+    return 0;
+}
+
+int net_send(int fd, const void *data, size_t bytes, double deadline) {
     const char *at = data;
     while (bytes) {
-        const ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return 0;
-        at += n;
-        bytes -= (size_t)n;
+        const ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL | (deadline == NET_FOREVER ? 0 : MSG_DONTWAIT));
+        if (n > 0) { at += n; bytes -= (size_t)n; }
+        if (bytes && !again(n, fd, POLLOUT, deadline)) return 0;
     }
     return 1;
 }
 
-int net_receive(int fd, void *data, size_t bytes) {
+int net_receive(int fd, void *data, size_t bytes, double deadline) {
     char *at = data;
     while (bytes) {
-        const ssize_t n = recv(fd, at, bytes, 0);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return 0;
-        at += n;
-        bytes -= (size_t)n;
+        const ssize_t n = recv(fd, at, bytes, deadline == NET_FOREVER ? 0 : MSG_DONTWAIT);
+        if (n > 0) { at += n; bytes -= (size_t)n; }
+        if (bytes && !again(n, fd, POLLIN, deadline)) return 0;
     }
     return 1;
 }
 
-void net_limit(int fd, double seconds) {
-    const struct timeval t = { .tv_sec = (time_t)seconds, .tv_usec = (suseconds_t)((seconds - (time_t)seconds) * 1e6) };
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
+long net_read(int fd, void *data, size_t most) {
+    const ssize_t n = recv(fd, data, most, MSG_DONTWAIT);
+    if (n > 0) return (long)n;
+    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) ? 0 : -1;
+}
+
+void net_linger(const int *fd, int count, double seconds) {
+    char rest[4096];
+    const double end = now() + seconds;
+    struct pollfd *open = mem_alloc((size_t)count * sizeof *open);
+    int left = 0;
+    for (int i = 0; i < count; i++) {
+        if (fd[i] < 0) continue;
+        shutdown(fd[i], SHUT_WR);
+        open[left++] = (struct pollfd){ .fd = fd[i], .events = POLLIN };
+    }
+    while (left && now() < end) {
+        poll(open, (nfds_t)left, (int)((end - now()) * 1e3) + 1);
+        for (int i = 0; i < left; )
+            if (open[i].revents && net_read(open[i].fd, rest, sizeof rest) < 0) {
+                close(open[i].fd);
+                open[i] = open[--left];
+            } else i++;
+    }
+    while (left) close(open[--left].fd);
+    free(open);
 }

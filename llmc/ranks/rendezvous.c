@@ -1,11 +1,12 @@
 /* rendezvous.c: how the processes of a run find each other. Process 0 listens until every other process has connected
- * twice and introduced itself. Then it sends each the list of all processes, or the reason why the run cannot begin. */
+ * twice and introduced itself (messages.h). Then it sends each the list of all processes, or the reason why the run cannot begin. */
 #define _POSIX_C_SOURCE 200809L
 #include "group_impl.h"
+#include "introductions.h"
 #include "net.h"
+#include "secret.h"
 #include "llmc/base/text.h"
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,142 +15,65 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 4096 };                  /* of a process */
-
-typedef struct {                            /* the first message of a process on each of its two connections */
-    char     magic[8], version[64], job[64], host[64];
-    int32_t  watch, process, processes, ranks, pid;     /* watch: 1 on the watch connection, 0 on the data connection */
-    uint32_t settings;                      /* bytes of settings that follow */
-} Hello;
-static const char magic[8] = "moe-run1";
-
-/* ---- messages -------------------------------------------------------------------------------------------- */
-
-void message_send(int fd, MessageKind kind, const void *data, size_t bytes) {
+int message_send(int fd, MessageKind kind, const void *data, size_t bytes, double deadline) {
     const MessageHead head = { (uint32_t)kind, (uint32_t)bytes };
-    if (net_send(fd, &head, sizeof head)) net_send(fd, data, bytes);
+    char *all = mem_alloc(sizeof head + bytes);
+    memcpy(all, &head, sizeof head);
+    if (bytes) memcpy(all + sizeof head, data, bytes);
+    const int ok = net_send(fd, all, sizeof head + bytes, deadline);
+    free(all);
+    return ok;
 }
-
-void refuse(int fd, const char *why) {
-    net_limit(fd, 0.2);
-    message_send(fd, MESSAGE_LOST, why, strlen(why));
-    shutdown(fd, SHUT_WR);
-}
-void close_refused(int fd) {
-    char rest[4096];
-    const double end = now() + LINGER;
-    while (now() < end && recv(fd, rest, sizeof rest, 0) > 0);
-    close(fd);
-}
-
-/* ---- process 0 ------------------------------------------------------------------------------------------- */
 
 static Hello introduction(const ProcessGroup *g, const GroupOptions *o) {
-    Hello h = { .process = g->process, .processes = g->processes, .ranks = g->ranks, .pid = (int32_t)g->pid,
-                .settings = (uint32_t)strlen(o->settings) };
-    memcpy(h.magic, magic, sizeof h.magic);
+    Hello h = { .processes = g->processes, .ranks = g->ranks, .pid = (int32_t)g->pid, .settings = (uint32_t)strlen(o->settings) };
     snprintf(h.version, sizeof h.version, "%s", o->version);
     snprintf(h.job, sizeof h.job, "%s", o->launch.job);
     memcpy(h.host, g->at[g->process].host, sizeof h.host);
     return h;
 }
 
-/* Describes the first difference between two lists {"name": value, ...}. An item begins after a comma or brace. */
-static void first_difference(char *text, size_t capacity, const char *a, const char *b) {
-    size_t at = 0, item = 0;
-    for (; a[at] && a[at] == b[at]; at++) if (strchr(",{", a[at])) item = at + 1;
-    if (a[item] == ' ' && b[item] == ' ') item++;
-    snprintf(text, capacity, "%.*s there, %.*s in process 0", (int)strcspn(b + item, ",}"), b + item,
-             (int)strcspn(a + item, ",}"), a + item);
-}
+/* ---- process 0 ------------------------------------------------------------------------------------------- */
 
-/* Does the process h belong to this run? 0 and e: the run cannot begin. */
-static int belongs(const ProcessGroup *g, const GroupOptions *o, const Hello *mine, const Hello *h, const char *settings,
-                   Error *e) {
-    char name[128], what[400];
-    snprintf(name, sizeof name, "process %d (host %.64s, pid %d)", h->process, h->host, h->pid);
-    if (strcmp(h->version, mine->version))
-        return error_set(e, "%s is version %.64s of this program, process 0 is version %s", name, h->version,
-                         mine->version);
-    if (h->processes != g->processes)
-        return error_set(e, "%s was started as one of %d processes, process 0 as one of %d", name, h->processes,
-                         g->processes);
-    if (h->process < 1 || h->process >= g->processes || h->ranks < 1 || h->ranks > MAX_RANKS)
-        return error_set(e, "%s: processes must be numbered 0 to %d, each number once; process 0 has pid %d",
-                         name, g->processes - 1, mine->pid);
-    if ((h->watch ? g->link[h->process].watch : g->link[h->process].data) >= 0)
-        return error_set(e, "two processes have the number %d: one on host %s, pid %d, the other on host %.64s, pid %d",
-                         h->process, g->at[h->process].host, g->at[h->process].pid, h->host, h->pid);
-    if (strcmp(settings, o->settings)) {
-        first_difference(what, sizeof what, o->settings, settings);
-        return error_set(e, "%s has other settings: %s", name, what);
-    }
-    return 1;
-}
+typedef struct {
+    ProcessGroup *g;
+    const GroupOptions *o;
+    Hello  mine;
+    int    ok, missing;                     /* ok 0: the run cannot begin; missing: processes that do not know why yet */
+    Error *e;                               /* why */
+} Gathering;
 
-/* Accepts a connection and reads its Hello and settings (free them). -1: no connection, or not from this program. */
-static int accept_hello(const ProcessGroup *g, Hello *h, char **settings) {
-    const int fd = net_accept(g->listener);
-    *settings = NULL;
-    if (fd < 0) return -1;
-    net_limit(fd, ATTEMPT);
-    if (net_receive(fd, h, sizeof *h) && !memcmp(h->magic, magic, sizeof magic) && h->settings <= LONGEST) {
-        h->version[63] = h->job[63] = h->host[63] = 0;
-        *settings = mem_alloc(h->settings + 1);
-        if (net_receive(fd, *settings, h->settings)) return fd;
-        free(*settings);
+/* Stores the connection of a process. An Admit (introductions.h). */
+static int admit(void *to, int fd, const Greeting *greeting, const Hello *h, const char *settings, Error *why) {
+    Gathering *r = to;
+    ProcessGroup *g = r->g;
+    char name[128];
+    if (!r->ok) {
+        *why = *r->e;
+        r->missing -= !greeting->watch;
+        return 0;
     }
-    close(fd);
-    return -1;
-}
-
-/* Accepts one connection of another process. 0 and e: the run cannot begin. */
-static int accept_process(ProcessGroup *g, const GroupOptions *o, const Hello *mine, Error *e) {
-    Hello h;
-    char *settings;
-    const int fd = accept_hello(g, &h, &settings);
-    int ok = 1;
-    if (fd < 0) return 1;
-    if (strcmp(h.job, mine->job)) {
-        char why[256];
-        snprintf(why, sizeof why, "another run is using this port: it is of job '%s', you are of '%s'", mine->job, h.job);
-        refuse(fd, why);
-        close_refused(fd);
-    } else if (!(ok = belongs(g, o, mine, &h, settings, e))) {
-        refuse(fd, e->text);
-        close_refused(fd);
-    } else {
-        Process *p = &g->at[h.process];
-        p->ranks = h.ranks;
-        p->pid = h.pid;
-        memcpy(p->host, h.host, sizeof p->host);
-        *(h.watch ? &g->link[h.process].watch : &g->link[h.process].data) = fd;
+    if (strcmp(h->job, r->mine.job))
+        return error_set(why, "another run is using this port: it is of job '%s', you are of '%s'", r->mine.job, h->job);
+    if (!hello_check(&r->mine, r->o->settings, h, greeting->process, settings, why)) r->ok = 0;
+    else {
+        Process *p = &g->at[greeting->process];
+        Link *l = &g->link[greeting->process];
+        int *const place = greeting->watch ? &l->watch : &l->data;
+        hello_name(name, h, greeting->process);
+        if (*place < 0 && (!p->pid || p->pid == h->pid)) {
+            p->ranks = h->ranks;
+            p->pid = h->pid;
+            memcpy(p->host, h->host, sizeof p->host);
+            *place = fd;
+            message_send(fd, MESSAGE_ADMITTED, "", 0, now());
+            return 1;
+        }
+        r->ok = error_set(why, "two processes have the number %u: one on host %s, pid %d, the other on host %s, pid %d",
+                          (unsigned)greeting->process, p->host, p->pid, h->host, h->pid);
     }
-    free(settings);
-    return ok;
-}
-
-/* The run cannot begin. Sends the reason to all connected processes, and for LINGER seconds to those of the `missing`
- * ones that still connect. */
-static void refuse_all(ProcessGroup *g, int missing, const char *why) {
-    const double end = now() + LINGER;
-    for (int p = 1; p < g->processes; p++) if (g->link[p].data >= 0) refuse(g->link[p].data, why);
-    for (int p = 1; p < g->processes; p++) {
-        if (g->link[p].data < 0) continue;
-        close_refused(g->link[p].data);
-        g->link[p].data = -1;
-    }
-    while (g->listener >= 0 && missing > 0 && now() < end) {
-        struct pollfd ready = { .fd = g->listener, .events = POLLIN };
-        Hello h;
-        char *settings;
-        const int fd = poll(&ready, 1, 100) > 0 ? accept_hello(g, &h, &settings) : -1;
-        if (fd < 0) continue;
-        refuse(fd, why);
-        close_refused(fd);
-        free(settings);
-        missing -= !h.watch;
-    }
+    *r->e = *why;
+    return 0;
 }
 
 /* Lists the processes that have not connected yet; returns how many there are. */
@@ -167,65 +91,164 @@ static int list_missing(const ProcessGroup *g, char *list, size_t capacity) {
     return count;
 }
 
-/* A process that has introduced itself sends nothing more: if its connection becomes readable, the process has ended. */
-static int all_still_connected(const ProcessGroup *g, struct pollfd *fds, Error *e) {
-    for (int p = 1; p < g->processes; p++) {
+/* A process that has introduced itself sends nothing more. fds (2, processes): its connections, after poll. */
+static int all_still_connected(const ProcessGroup *g, const struct pollfd *fds, Error *e) {
+    for (int i = 2; i < 2 * g->processes; i++) {
+        const Process *p = &g->at[i / 2];
         char byte;
-        if (fds[p].fd >= 0 && fds[p].revents && recv(fds[p].fd, &byte, 1, MSG_PEEK) <= 0)
-            return error_set(e, "process %d (host %s, pid %d) ended before all processes had connected", p, g->at[p].host,
-                             g->at[p].pid);
+        if (fds[i].fd < 0 || !fds[i].revents) continue;
+        const ssize_t n = recv(fds[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) continue;
+        return error_set(e, "process %d (host %s, pid %d) %s before all processes had connected", i / 2, p->host, p->pid,
+                         n > 0 ? "sent something that this program does not send" : "ended");
     }
     return 1;
 }
 
+/* Waits until `until`, or until something arrives. fds: for all of them. */
+static void gather_some(Gathering *r, struct pollfd *fds, double until) {
+    ProcessGroup *g = r->g;
+    const int n = introductions_poll(g->introductions, fds, &until);
+    for (int p = 0; p < g->processes; p++) {
+        fds[n + 2 * p] = (struct pollfd){ .fd = g->link[p].data, .events = POLLIN };
+        fds[n + 2 * p + 1] = (struct pollfd){ .fd = g->link[p].watch, .events = POLLIN };
+    }
+    const double left = until - now();
+    if (poll(fds, (nfds_t)(n + 2 * g->processes), left > 0 ? (int)(left * 1e3) + 1 : 0) < 0) return;
+    if (r->ok) r->ok = all_still_connected(g, fds + n, r->e);
+    introductions_step(g->introductions, admit, r);
+}
+
+/* The run cannot begin. Sends the reason to all connected processes, and for LINGER seconds to those that still connect. */
+static void refuse_all(Gathering *r, struct pollfd *fds) {
+    const double end = now() + LINGER;
+    ProcessGroup *g = r->g;
+    for (int p = 1; p < g->processes; p++) {
+        Link *l = &g->link[p];
+        if (l->data >= 0) message_send(l->data, MESSAGE_LOST, r->e->text, strlen(r->e->text), now());
+        if (l->data >= 0) close(l->data);
+        if (l->watch >= 0) close(l->watch);
+        l->data = l->watch = -1;
+    }
+    while (r->missing > 0 && now() < end) gather_some(r, fds, end);
+}
+
+/* Notes to the user every ten seconds. */
+static void note_missing(const Gathering *r, int left, const char *list, const char *wrong) {
+    const Launch *l = &r->o->launch;
+    text_print(stderr, "waiting at %s port %d for %d of %d processes: %s%s\n", l->address, l->port, left, r->g->processes, list, wrong);
+}
+
 static int gather_all(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
-    const Hello mine = introduction(g, o);
     const double start = now();
+    const Launch *l = &o->launch;
+    Gathering r = { .g = g, .o = o, .mine = introduction(g, o), .ok = 1, .e = e };
     double next_note = start + 10;
-    char list[160];
-    int ok, left = 0;
-    struct pollfd *fds = mem_alloc((size_t)g->processes * sizeof *fds);
+    char list[160], wrong[160] = "", from[64];
     struct rlimit files;
     if (!getrlimit(RLIMIT_NOFILE, &files)) {                /* two connections a process */
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    ok = (g->listener = net_listen(o->launch.address, o->launch.port, e)) >= 0;
-    while (ok && (left = list_missing(g, list, sizeof list)) > 0) {
-        fds[0] = (struct pollfd){ .fd = g->listener, .events = POLLIN };
-        for (int p = 1; p < g->processes; p++) fds[p] = (struct pollfd){ .fd = g->link[p].data, .events = POLLIN };
-        const double until = (start + seconds < next_note ? start + seconds : next_note) - now();
-        const int ready = poll(fds, (nfds_t)g->processes, until > 0 ? (int)(until * 1e3) + 1 : 0);
-        if (ready > 0) {
-            ok = all_still_connected(g, fds, e) && (!fds[0].revents || accept_process(g, o, &mine, e));
-            left -= !ok;                                    /* the offending one has its reason already */
-        } else if (now() >= start + seconds)
-            ok = error_set(e, "%d of %d processes have not connected to %s port %d in %.0f s: %s", left, g->processes,
-                           o->launch.address, o->launch.port, seconds, list);
+    if (!(g->introductions = introductions_open(l->address, l->port, !launch_is_local(l), o->secret, e))) return 0;
+    struct pollfd *fds = mem_alloc((INTRODUCTION_FDS + 2 * (size_t)g->processes) * sizeof *fds);
+    for (int others; r.ok && (r.missing = list_missing(g, list, sizeof list)) > 0; ) {
+        gather_some(&r, fds, start + seconds < next_note ? start + seconds : next_note);
+        if ((others = introductions_wrong(g->introductions, from)))
+            snprintf(wrong, sizeof wrong, " (connections with another secret: %d, the latest from %s)", others, from);
+        if (!r.ok) r.missing--;                             /* the offending one has its reason already */
+        else if (now() >= start + seconds && (r.missing = list_missing(g, list, sizeof list)) > 0)
+            r.ok = error_set(e, "%d of %d processes have not connected to %s port %d in %.0f s: %s%s", r.missing, g->processes,
+                             l->address, l->port, seconds, list, wrong);
         else if (now() >= next_note) {
-            text_print(stderr, "waiting at %s port %d for %d of %d processes: %s\n", o->launch.address, o->launch.port,
-                    left, g->processes, list);
+            note_missing(&r, list_missing(g, list, sizeof list), list, wrong);
             next_note += 10;
         }
     }
+    if (r.ok) r.ok = processes_number(g->at, g->processes, e);
+    for (int p = 1; r.ok && p < g->processes; p++)          /* one that does not read it is lost, which the watching thread finds */
+        message_send(g->link[p].data, MESSAGE_WELCOME, g->at, (size_t)g->processes * sizeof *g->at, now() + ATTEMPT);
+    if (!r.ok) refuse_all(&r, fds);
     free(fds);
-    for (int p = 1; p < g->processes; p++) g->at[p].first = g->at[p - 1].first + g->at[p - 1].ranks;
-    for (int p = 1; ok && p < g->processes; p++)
-        message_send(g->link[p].data, MESSAGE_WELCOME, g->at, (size_t)g->processes * sizeof *g->at);
-    if (!ok) refuse_all(g, left, e->text);
-    return ok;
+    return r.ok;
 }
 
 /* ---- the other processes ----------------------------------------------------------------------------------- */
 
-/* Tries to connect to process 0 until `until`, with pauses of 0.05 to 0.5 s. */
-static int connect_to_hub(const Launch *l, double until, Error *e) {
-    int fd;
-    double note_at = now() + 3;
-    for (double pause = 0.05; (fd = net_connect(l->address, l->port, ATTEMPT, e)) < 0 && now() < until; ) {
+/* Nobody at process 0's address speaks as it would. */
+static int unanswered(const Launch *l, Error *e) {
+    return error_set(e, errno == EAGAIN ? "the program that listens at %s port %d does not answer: is it another program?"
+                     : "the program that listens at %s port %d closed the connection: another program, another version of this one, "
+                     "or process 0 ended", l->address, l->port);
+}
+
+/* After a MESSAGE_LOST. */
+static int read_reason(int fd, const MessageHead *head, double deadline, Error *e) {
+    char text[MOST_REASON];
+    if (head->kind != MESSAGE_LOST || head->bytes > sizeof text || !net_receive(fd, text, head->bytes, deadline))
+        return error_set(e, "process 0 ended while it started the run");
+    one_line(e->text, sizeof e->text, text, head->bytes);
+    return 0;
+}
+
+/* Each side proves that it knows the secret. 0 and e. *final: another attempt would not help. */
+static int exchange_proofs(int fd, const Launch *l, const char *secret, int watch, double deadline, int *final, Error *e) {
+    static const unsigned char zeros[PROOF_BYTES];
+    unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES], right[PROOF_BYTES];
+    Greeting g = { .watch = (uint32_t)watch, .process = (uint32_t)l->process };
+    memcpy(g.magic, greeting_magic, sizeof g.magic);
+    if (!random_bytes(g.nonce, sizeof g.nonce)) return error_set(e, "/dev/urandom: %s", strerror(errno));
+    if (!net_send(fd, &g, sizeof g, deadline) || !net_receive(fd, nonce, sizeof nonce, deadline)) return unanswered(l, e);
+    proof_make(right, secret, FROM_PROCESS, &g, nonce);
+    if (!net_send(fd, right, sizeof right, deadline) || !net_receive(fd, proof, sizeof proof, deadline)) return unanswered(l, e);
+    proof_make(right, secret, FROM_HUB, &g, nonce);
+    if (same_in_constant_time(proof, right, sizeof right)) return 1;
+    *final = !memcmp(proof, zeros, sizeof zeros);
+    return error_set(e, *final ? "process 0 at %s port %d has another secret: it is another run (choose another port), or MOE_SECRET "
+                     "is not the same for all processes" : "the program that listens at %s port %d does not know this run's secret: it "
+                     "is another program", l->address, l->port);
+}
+
+/* One attempt to open a connection and to be admitted. -1 and e. */
+static int introduce(const GroupOptions *o, const Hello *h, int watch, double until, int *final, Error *e) {
+    const Launch *l = &o->launch;
+    const double soon = now() + PATIENCE;
+    MessageHead head;
+    const int fd = net_connect(l->address, l->port, ATTEMPT, e);
+    if (fd < 0) return -1;
+    if (exchange_proofs(fd, l, o->secret, watch, soon < until ? soon : until, final, e)) {
+        errno = 0;
+        if (!net_send(fd, h, sizeof *h, until) || !net_send(fd, o->settings, h->settings, until)
+            || !net_receive(fd, &head, sizeof head, until + LINGER)) unanswered(l, e);
+        else if (head.kind == MESSAGE_ADMITTED && !head.bytes) return fd;
+        else *final = !read_reason(fd, &head, until + LINGER, e);
+    }
+    close(fd);
+    return -1;
+}
+
+static int has_arrived(int fd) {
+    struct pollfd p = { .fd = fd, .events = POLLIN };
+    return poll(&p, 1, 0) > 0;
+}
+
+/* Tries until `until`, with pauses of 0.05 to 0.5 s. data: a connection that process 0 may have sent a reason on; -1: none. */
+static int introduce_until(const GroupOptions *o, const Hello *h, int data, double until, double seconds, Error *e) {
+    double note_at = until - seconds + 3;
+    int fd, final = 0;
+    Error last = { "" }, latest;
+    for (double pause = 0.05; (fd = introduce(o, h, data >= 0, until, &final, &latest)) < 0; ) {
+        if (final) { *e = latest; return -1; }
+        if (!*last.text || now() < until) last = latest;    /* an attempt that the deadline cut short says less */
+        if (data >= 0 && has_arrived(data)) return -1;
+        if (now() >= until) {
+            error_set(e, "process 0 was not found in %.0f s: %s. It has not started, has given up, or runs elsewhere", seconds,
+                      last.text);
+            return -1;
+        }
         if (now() > note_at) {
             note_at = until;
-            text_print(stderr, "process %d is waiting for process 0: %s\n", l->process, e->text);
+            fprintf(stderr, "process %d is waiting for process 0: %s\n", o->launch.process, last.text);
         }
         const struct timespec t = { .tv_nsec = (long)(pause * 1e9) };
         nanosleep(&t, NULL);
@@ -233,36 +256,29 @@ static int connect_to_hub(const Launch *l, double until, Error *e) {
     }
     return fd;
 }
-static int introduce(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
-    const Launch *l = &o->launch;
+
+/* Joins the run of process 0. */
+static int join_hub(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
     const double until = now() + seconds;
-    Hello h = introduction(g, o);
+    const Hello h = introduction(g, o);
+    const Process mine = g->at[g->process];
+    const size_t bytes = (size_t)g->processes * sizeof *g->at;
+    Link *hub = &g->link[0];
     MessageHead head;
-    Error last;
-    int *const fd[2] = { &g->link[0].data, &g->link[0].watch };
-    for (int k = 0; k < 2; k++)                             /* both at once: the first answer may be a refusal */
-        if ((*fd[k] = connect_to_hub(l, until, &last)) < 0)
-            return error_set(e, "process 0 was not found in %.0f s: %s. It has not started, has given up, or "
-                             "runs elsewhere", seconds, last.text);
-    for (h.watch = 0; h.watch < 2; h.watch++) {
-        net_send(*fd[h.watch], &h, sizeof h);
-        net_send(*fd[h.watch], o->settings, h.settings);
-    }
-    net_limit(g->link[0].data, seconds + LINGER);           /* process 0 gives up earlier, and sends the reason */
+    if ((hub->data = introduce_until(o, &h, -1, until, seconds, e)) < 0) return 0;
+    hub->watch = introduce_until(o, &h, hub->data, until, seconds, e);
+    if (hub->watch < 0 && !has_arrived(hub->data)) return 0;
+    const double end = now() + seconds + LINGER;            /* process 0 gives up earlier, and sends the reason */
     errno = 0;
-    if (!net_receive(g->link[0].data, &head, sizeof head) || head.bytes > LONGEST)
-        return error_set(e, errno == EAGAIN || errno == EWOULDBLOCK ? "the program that listens at %s port %d does not answer: "
-                         "is it another program?" : "the program that listens at %s port %d closed the connection: another "
-                         "program, another version of this one, or process 0 ended", l->address, l->port);
-    char *text = mem_alloc(head.bytes + 1);
-    const int whole = net_receive(g->link[0].data, text, head.bytes);
-    const int welcome = whole && head.kind == MESSAGE_WELCOME && head.bytes == (size_t)g->processes * sizeof *g->at;
-    if (welcome) memcpy(g->at, text, head.bytes);
-    else error_set(e, "%s", whole && head.kind == MESSAGE_LOST ? text : "process 0 ended while it started the run");
-    free(text);
-    return welcome;
+    if (!net_receive(hub->data, &head, sizeof head, end)) {
+        if (errno == EAGAIN) return unanswered(&o->launch, e);
+        return error_set(e, "process 0 ended while it started the run");
+    }
+    if (head.kind != MESSAGE_WELCOME || head.bytes != bytes) return read_reason(hub->data, &head, end, e);
+    if (!net_receive(hub->data, g->at, bytes, end)) return error_set(e, "process 0 ended while it started the run");
+    return processes_check(g->at, g->processes, g->process, &mine, e);
 }
 
 int rendezvous(ProcessGroup *g, const GroupOptions *o, double seconds, Error *e) {
-    return g->process ? introduce(g, o, seconds, e) : gather_all(g, o, seconds, e);
+    return g->process ? join_hub(g, o, seconds, e) : gather_all(g, o, seconds, e);
 }

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+enum { WATCH_FDS = 1 + INTRODUCTION_FDS };
 static ProcessGroup *current;               /* joined by this process and not left yet; for the exit handler */
 
 /* "rank 2 (process 1 on host a, pid 17)"; rank -1: all ranks of the process */
@@ -24,10 +25,13 @@ static void name_ranks(char *text, size_t capacity, const ProcessGroup *g, int p
 
 /* Ends this process. The hub sends the reason to all others first. */
 static void declare_lost(ProcessGroup *g, const char *why) {
+    int *fds = mem_alloc((size_t)g->processes * sizeof *fds), count = 0;
     for (int p = 0; p < g->processes && !g->process; p++)
-        if (g->link[p].watch >= 0) refuse(g->link[p].watch, why);
-    for (int p = 0; p < g->processes && !g->process; p++)
-        if (g->link[p].watch >= 0) close_refused(g->link[p].watch);
+        if (g->link[p].watch >= 0) {
+            message_send(g->link[p].watch, MESSAGE_LOST, why, strlen(why), now());
+            fds[count++] = g->link[p].watch;
+        }
+    net_linger(fds, count, LINGER);
     g->lost(why);
     abort();                                                /* lost() must not return */
 }
@@ -38,26 +42,37 @@ static void declare_process_lost(ProcessGroup *g, int process, const char *what)
     declare_lost(g, why);
 }
 
-/* Reads one message of a process. 0: the connection has ended. */
-static int receive_message(ProcessGroup *g, int process) {
+static void take_message(ProcessGroup *g, int process, const Message *m) {
     Link *l = &g->link[process];
-    const Process *from = &g->at[process];
-    MessageHead head;
-    if (!net_receive(l->watch, &head, sizeof head) || head.bytes > LONGEST) return 0;
-    char *text = mem_alloc(head.bytes + 1);
-    const int whole = net_receive(l->watch, text, head.bytes);
-    if (whole && head.kind == MESSAGE_LOST) declare_lost(g, text);
-    if (whole && head.kind == MESSAGE_GOODBYE) l->said_goodbye = 1;
-    if (whole && head.kind == MESSAGE_ALIVE && !g->process && head.bytes == (size_t)from->ranks * sizeof(RankStatus))
-        for (int r = 0; r < from->ranks; r++) {
-            RankStatus new;
-            memcpy(&new, text + (size_t)r * sizeof new, sizeof new);
-            if (new.count != g->status[from->first + r].count) g->since[from->first + r] = now();
-            g->status[from->first + r] = new;
-        }
+    char why[MOST_REASON + 1];
+    one_line(why, sizeof why, m->data, m->kind == MESSAGE_LOST ? m->bytes : 0);
     l->last_message = now();
-    free(text);
-    return whole;
+    if (m->kind == MESSAGE_LOST) declare_lost(g, why);
+    if (m->kind == MESSAGE_GOODBYE) l->said_goodbye = 1;
+    for (int r = 0; r < g->at[process].ranks && m->kind == MESSAGE_ALIVE && !g->process; r++) {
+        const int rank = g->at[process].first + r;
+        const RankStatus new = status_read(m->data + (size_t)r * sizeof new);
+        if (new.count != g->status[rank].count) g->since[rank] = now();
+        g->status[rank] = new;
+    }
+}
+
+/* Reads what has arrived from a process, and takes whole messages of it. 0: the connection has ended. */
+static int receive_messages(ProcessGroup *g, int process) {
+    Link *l = &g->link[process];
+    Message m;
+    size_t at = 0;
+    long took;
+    const long n = net_read(l->watch, l->inbox + l->have, l->most - l->have);
+    if (n <= 0) return !n;
+    l->have += (size_t)n;
+    while ((took = message_read(&m, l->inbox + at, l->have - at, g->at[process].ranks)) > 0) {
+        take_message(g, process, &m);
+        at += (size_t)took;
+    }
+    if (took < 0) declare_process_lost(g, process, "sent something that this program does not send");
+    memmove(l->inbox, l->inbox + at, l->have -= at);
+    return 1;
 }
 
 /* Seconds between heartbeats. */
@@ -95,37 +110,37 @@ static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
             snprintf(why, sizeof why, "rank %d: %s", g->rank[r].group.rank, error);
     }
     pthread_mutex_unlock(&g->mutex);
-    if (error && g->process) message_send(g->link[0].watch, MESSAGE_LOST, why, strlen(why));
+    if (error && g->process) message_send(g->link[0].watch, MESSAGE_LOST, why, strlen(why), now());
     if (error) declare_lost(g, why);
     for (int r = 0; r < g->ranks && !g->process; r++) {
         if (statuses[r].count != g->status[r].count) g->since[r] = now();
         g->status[r] = statuses[r];
     }
-    for (int p = 0; p < g->processes; p++)
-        if (g->link[p].watch >= 0) message_send(g->link[p].watch, MESSAGE_ALIVE, statuses, (size_t)g->ranks * sizeof *statuses);
+    for (int p = 0; p < g->processes; p++)                  /* half a message in a full buffer would be the end of the connection */
+        if (g->link[p].watch >= 0 && !message_send(g->link[p].watch, MESSAGE_ALIVE, statuses, (size_t)g->ranks * sizeof *statuses,
+                                                   now() + period(g) / 4) && errno == EAGAIN)
+            declare_process_lost(g, p, "does not read what it is sent");
 }
 
-/* A process connects although the run is complete. */
-static void refuse_latecomer(ProcessGroup *g) {
-    char why[128];
-    const int fd = net_accept(g->listener);
-    if (fd < 0) return;
-    snprintf(why, sizeof why, "this run already has all its %d processes: was one started twice?", g->processes);
-    refuse(fd, why);
-    close_refused(fd);
+/* A process connects although the run is complete. An Admit (introductions.h). */
+static int refuse_latecomer(void *group, int fd, const Greeting *greeting, const Hello *h, const char *settings, Error *why) {
+    (void)fd; (void)greeting; (void)h; (void)settings;
+    return error_set(why, "this run already has all its %d processes: was one started twice?", ((ProcessGroup *)group)->processes);
 }
 
-/* Waits up to `seconds` for messages and connections. fds (2 + processes): the wake pipe, the listener, the processes. */
+/* Waits up to `seconds` for messages and connections. fds (WATCH_FDS + processes): the wake pipe, the processes, introductions. */
 static void poll_once(ProcessGroup *g, struct pollfd *fds, double seconds) {
+    double until = now() + seconds;
     int n = 0;
     fds[n++] = (struct pollfd){ .fd = g->wake[0], .events = POLLIN };
-    fds[n++] = (struct pollfd){ .fd = g->listener, .events = POLLIN };
     for (int p = 0; p < g->processes; p++) fds[n++] = (struct pollfd){ .fd = g->link[p].watch, .events = POLLIN };
-    if (poll(fds, (nfds_t)n, (int)(seconds * 1e3)) <= 0) return;
-    if (fds[1].revents) refuse_latecomer(g);
+    if (g->introductions) n += introductions_poll(g->introductions, fds + n, &until);
+    const double left = until - now();
+    if (poll(fds, (nfds_t)n, left > 0 ? (int)(left * 1e3) + 1 : 0) < 0) return;
+    if (g->introductions) introductions_step(g->introductions, refuse_latecomer, g);
     for (int p = 0; p < g->processes; p++) {
         Link *l = &g->link[p];
-        if (!fds[2 + p].revents || receive_message(g, p)) continue;
+        if (!fds[1 + p].revents || receive_messages(g, p)) continue;
         close(l->watch);
         l->watch = -1;
         if (!l->said_goodbye && !g->ending)
@@ -138,9 +153,10 @@ static int still_linked(const ProcessGroup *g) {
     return 0;
 }
 
+/* A process that has said goodbye is silent, too, but then this one is about to say it. */
 static void check_silence(ProcessGroup *g) {
     for (int p = 0; p < g->processes; p++)
-        if (g->link[p].watch >= 0 && !g->link[p].said_goodbye && now() - g->link[p].last_message > g->silence)
+        if ((g->link[p].watch >= 0 || g->link[p].said_goodbye) && now() - g->link[p].last_message > g->silence)
             declare_process_lost(g, p, "is silent: it was stopped, its network failed, or its machine is down");
 }
 /* At the start, and after this process itself was suspended or in a debugger: time before now counts for nothing. */
@@ -151,7 +167,7 @@ static void restart_clocks(ProcessGroup *g) {
 
 static void *watch(void *argument) {
     ProcessGroup *g = argument;
-    struct pollfd *fds = mem_alloc((size_t)(g->processes + 2) * sizeof *fds);
+    struct pollfd *fds = mem_alloc((size_t)(g->processes + WATCH_FDS) * sizeof *fds);
     RankStatus *statuses = mem_alloc((size_t)g->ranks * sizeof *statuses);
     for (double next = 0; !g->ending; ) {
         const double before = now();
@@ -171,7 +187,7 @@ static void *watch(void *argument) {
     /* A connection is closed once both sides have said goodbye: closing it with unread data would destroy that data. */
     for (int p = 0; p < g->processes; p++)
         if (g->link[p].watch >= 0) {
-            message_send(g->link[p].watch, MESSAGE_GOODBYE, "", 0);
+            message_send(g->link[p].watch, MESSAGE_GOODBYE, "", 0, now());
             shutdown(g->link[p].watch, SHUT_WR);
         }
     for (const double end = now() + LINGER; still_linked(g) && now() < end; ) poll_once(g, fds, 0.05);
@@ -209,6 +225,10 @@ void watch_begin(ProcessGroup *g) {
     sigset_t all, before;
     g->status = mem_alloc((size_t)g->size * sizeof *g->status);
     g->since = mem_alloc((size_t)g->size * sizeof *g->since);
+    for (int p = 0; p < g->processes; p++) {
+        g->link[p].most = message_most(g->at[p].ranks);
+        g->link[p].inbox = mem_alloc(g->link[p].watch >= 0 ? g->link[p].most : 0);
+    }
     restart_clocks(g);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);            /* the working threads handle signals */

@@ -4,6 +4,7 @@
 #include "llmc/base/text.h"
 #include "report.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -13,7 +14,7 @@
 
 static void add_string(Text *e, const char *key, const char *string) { event_text(e, key, string, strlen(string)); }
 
-static void log_start(Run *r) {
+static Text start_event(Run *r) {
     const size_t total = r->model.manifest.learnable;
     char descriptor[128], when[32] = "";
     time_t t = time(NULL);
@@ -33,7 +34,8 @@ static void log_start(Run *r) {
     event_int(&e, "train_tokens", data_tokens(r->data, DATA_TRAIN));
     event_int(&e, "val_tokens", data_tokens(r->data, DATA_VALIDATION));
     event_json(&e, "options", r->options_json);
-    log_event(&r->log, &e);
+    json_seal(&e);
+    return e;
 }
 static void log_resume(Run *r) {
     Text e = event("resume");
@@ -48,11 +50,21 @@ void run_begin_log(Run *r) {
     settings_json(&r->s, &json);
     r->options_json = json.at;
     if (!r->leads) { log_silence(&r->log); return; }
-    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, &e)) fail(EXIT_DISK, "%s", e.text);
-    if (r->first_step) log_resume(r); else log_start(r);
+    Text start = start_event(r);
+    if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
+    free(start.at);
+    if (r->first_step) log_resume(r);
     if (r->progress.step >= r->s.steps)
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
+
+/* "the checkpoint of step 400": the newest that a run can resume from. */
+static void name_newest(const Run *r, char text[64]) {
+    const int64_t step = checkpoint_newest(r->s.out);
+    if (step < 0) snprintf(text, 64, "no checkpoint");
+    else snprintf(text, 64, "the checkpoint of step %lld", (long long)step);
+}
+
 /* ---- steps ------------------------------------------------------------------------------------------------- */
 
 /* The device has skipped the update. */
@@ -68,11 +80,12 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
     if (r->leads)
         warn("step %lld: the gradient of %s is not finite (loss %g): the update is skipped; %d in a row",
              (long long)t->step, name, t->loss, p->bad_steps);
-    if (p->bad_steps >= r->s.max_bad)
-        fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. "
-             "The last good checkpoint in %s is untouched. "
-             "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
-             (long long)(p->samples + samples_per_step(r) - 1), r->s.out);
+    if (p->bad_steps < r->s.max_bad) return;
+    char newest[64];
+    name_newest(r, newest);
+    fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. %s holds %s. "
+         "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
+         (long long)(p->samples + samples_per_step(r) - 1), r->s.out, newest);
 }
 
 /* Padding rows as a fraction of all rows of tiles, in the step's last micro-batch on this rank: for the experts that tokens
@@ -117,7 +130,7 @@ static int validation_loss(Run *r, double *loss) {
     const int N = s->batch * s->seq;
     m->dropout = 0;
     m->rounds = 0;
-    if (m->routers) m->dev->zero(m->dp.own_load, (size_t)m->routers * (size_t)router_experts(&m->config) * sizeof(int));
+    if (m->routers) m->dev->zero(m->dp.own_load, router_offset(m, m->routers) * sizeof(int));
     for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
             fail(EXIT_DISK, "%s", e.text);
@@ -136,17 +149,30 @@ static int validation_loss(Run *r, double *loss) {
     return count > 0;
 }
 
+/* Saves the weights as the best. They are gone after the next step, so a failure is answered by a second attempt. 0: it failed, too,
+ * and the best are still those in best/: a later validation that improves on them is saved. The same on all ranks. */
+static int keep_best(Run *r) {
+    Error e;
+    int ok = 1;
+    if (!r->s.keep_best) return 1;
+    for (int attempt = 0; r->leads && attempt < 2; attempt++) {
+        if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, &e))) break;
+        warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
+    }
+    ok = group_min(r->parallel.group, ok);
+    r->lost_best = ok ? -1 : r->progress.step;
+    return ok;
+}
+
 void run_validate(Run *r) {
     Model *m = &r->model;
     Progress *p = &r->progress;
-    Error e;
     if (r->config.rounding) show_tile_waste(r);
     double loss;
     if (!validation_loss(r, &loss)) return;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
-    const int best = isfinite(loss) && (loss < p->best_loss || p->best_step < 0);
-    if (best) { p->best_loss = loss; p->best_step = p->step; }
+    if (isfinite(loss) && (loss < p->best_loss || p->best_step < 0) && keep_best(r)) { p->best_loss = loss; p->best_step = p->step; }
     log_validation(&r->log, &(ValidationStats){
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
         .best = p->best_loss, .best_step = p->best_step });
@@ -157,9 +183,6 @@ void run_validate(Run *r) {
         log_loads(&r->log, p->step, m, load, r->s.show_loads);
         free(load);
     }
-    if (best && r->s.keep_best && r->leads
-        && !checkpoint_save_best(r->s.out, m, p->step, r->tokenizer, &e))
-        warn("the best weights were not saved: %s", e.text);
 }
 
 void run_show_sample(Run *r) {
@@ -195,28 +218,32 @@ void run_show_sample(Run *r) {
     free(tokens);
 }
 
-static int save_here(Run *r) {
+static Saved save_here(Run *r) {
     Error e;
     const Settings *s = &r->s;
     Progress *p = &r->progress;
     p->updates = r->optimizer.updates;
-    if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return 1; }
+    if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return SAVED_ALL; }
     Text progress = { 0 };
     progress_to_json(p, r->dev->name, &progress);
     const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer,
                                 .step = p->step, .progress = progress.at, .options = r->options_json };
-    const int ok = checkpoint_save(s->out, &snapshot, s->keep, s->major, &e);
+    const Saved saved = checkpoint_save(s->out, &snapshot, s->keep, s->major, &e);
     free(progress.at);
-    if (ok) {
-        r->failed_saves = 0;
-        log_line(&r->log, "saved step %lld in %s", (long long)p->step, s->out);
-        return 1;
+    if (saved != SAVED_NOTHING) r->failed_saves = 0;
+    if (saved == SAVED_ALL) log_line(&r->log, "saved step %lld in %s", (long long)p->step, s->out);
+    if (saved == SAVED_STATE)
+        warn("step %lld is saved in %s/state, and -y 1 resumes from it; but the model in %s is an older one, or the disk may lose it: %s",
+             (long long)p->step, s->out, s->out, e.text);
+    if (saved == SAVED_NOTHING) {
+        char newest[64];
+        name_newest(r, newest);
+        warn("checkpoint of step %lld was not saved; %s holds %s: %s", (long long)p->step, s->out, newest, e.text);
+        if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
     }
-    warn("checkpoint of step %lld was not saved, the one before it is untouched: %s", (long long)p->step, e.text);
-    if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
-    return 0;
+    return saved;
 }
-int run_save(Run *r) { return group_min(r->parallel.group, save_here(r)); }
+Saved run_save(Run *r) { return (Saved)group_min(r->parallel.group, save_here(r)); }
 
 /* ---- the end ------------------------------------------------------------------------------------------------- */
 

@@ -55,6 +55,13 @@ static void slide(Generator *g) {
     free(last);
 }
 
+/* A sampler draws a token from anything: a text of a model that overflows would look like one. */
+static void check_logits(const Generator *g) {
+    if (decoder_is_finite(&g->d)) return;
+    fflush(stdout);
+    fail(EXIT_NUMERICS, "the model's logits are not finite on %s: its weights are damaged, or too large for this device (-dv)", g->dev->name);
+}
+
 static void read_tokens(Generator *g, const int *tokens, int count, int *experts) {
     if (count > g->capacity - g->d.length) slide(g);
     for (int b = 0; b < g->sequences; b++)
@@ -71,6 +78,7 @@ void generator_read(Generator *g, const int *ids, int count, const char *text, s
     read_tokens(g, tokens, count, experts);
     g->prompt_time += now() - start;
     g->prompt_tokens += (int64_t)(B * n);
+    if (count) check_logits(g);
     for (size_t b = 0; b < B; b++) stream_prompt(&g->stream[b], text, bytes, ids, experts, count);
     free(tokens);
     free(experts);
@@ -145,9 +153,11 @@ void generator_write(Generator *g, int limit, int ends) {
             g->positions += read + 1;
         }
         count[older] = 0;
+        if (!ahead) check_logits(g);
         stream_print(&g->stream[0], 0);
     }
     g->time += now() - start;
+    check_logits(g);
     if (read < d->length) {
         for (size_t b = 0; b < B; b++) tokens[b] = g->window[b * (size_t)g->capacity + (size_t)read - 1];
         decoder_rewind(d, tokens, read);

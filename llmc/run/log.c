@@ -97,13 +97,18 @@ static void cut(const char *path, int64_t step, int64_t (*step_of)(const char *,
 }
 
 void log_silence(Log *l) { *l = (Log){ .silent = 1 }; }
-int log_open(Log *l, const char *folder, int64_t resume_step, Error *e) {
+int log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e) {
     char *main_path = text_format("%s/main.log", folder), *json_path = text_format("%s/log.jsonl", folder);
     *l = (Log){ .folder = text_format("%s", folder), .terminal = isatty(STDOUT_FILENO) };
     if (resume_step >= 0) { cut(main_path, resume_step, main_step); cut(json_path, resume_step, json_step); }
-    l->main = fopen(main_path, resume_step >= 0 ? "a" : "w");
-    l->json = fopen(json_path, resume_step >= 0 ? "a" : "w");
-    int ok = l->main && l->json ? 1 : error_set(e, "%s: %s", l->main ? json_path : main_path, strerror(errno));
+    char *line = text_format("%s\n", start);
+    int ok = resume_step >= 0 || file_write(json_path, line, strlen(line), e);
+    if (ok) {
+        l->main = fopen(main_path, resume_step >= 0 ? "a" : "w");
+        l->json = l->main ? fopen(json_path, "a") : NULL;
+        if (!l->json) ok = error_set(e, "%s: %s", l->main ? json_path : main_path, strerror(errno));
+    }
+    free(line);
     free(main_path);
     free(json_path);
     current = ok ? l : NULL;

@@ -13,26 +13,43 @@ static int chosen(const char *choices, const char *text) {
     return 0;
 }
 
-/* A number must use the whole text. NaN fails every range; a number that overflows is out of range. */
-static void set(const Option *o, void *settings, const char *text) {
+/* What option_value would print: a text; or a number, if `is_number`, whole if `is_whole`. NaN fails every range. */
+static int accept(const Option *o, void *settings, const char *text, int is_number, int is_whole, double v, Error *e) {
     void *field = (char *)settings + o->field;
-    char *end = NULL;
-    errno = 0;
+    const int whole = o->kind != OPTION_FLOAT;
     if (o->kind == OPTION_TEXT) {
         if (o->choices && !chosen(o->choices, text))
-            fail(EXIT_USAGE, "-%s %s: expected one of %s (--%s: %s)", o->letter, text, o->choices,
-                 o->name, o->help);
+            return error_set(e, "-%s %.200s: expected one of %s (--%s: %s)", o->letter, text, o->choices, o->name, o->help);
         *(const char **)field = text;
-        return;
+        return 1;
     }
-    const int whole = o->kind != OPTION_FLOAT;
-    const double v = whole ? (double)strtoll(text, &end, 10) : strtod(text, &end);
-    if (end == text || *end || (errno && !(errno == ERANGE && fabs(v) < 1)) || !(v >= o->low && v <= o->high))
-        fail(EXIT_USAGE, "-%s %s: expected %s from %.10g to %.10g (--%s: %s)", o->letter, text,
-             whole ? "a whole number" : "a number", o->low, o->high, o->name, o->help);
+    if (!is_number || (whole && !is_whole) || !(v >= o->low && v <= o->high))
+        return error_set(e, "-%s %.200s: expected %s from %.10g to %.10g (--%s: %s)", o->letter, text,
+                         whole ? "a whole number" : "a number", o->low, o->high, o->name, o->help);
     if (o->kind == OPTION_INT)  *(int *)field = (int)v;
-    if (o->kind == OPTION_LONG) *(int64_t *)field = strtoll(text, NULL, 10);
+    if (o->kind == OPTION_LONG) *(int64_t *)field = (int64_t)v;      /* exact: ranges end below 2^53 */
     if (o->kind == OPTION_FLOAT) *(float *)field = (float)v;
+    return 1;
+}
+
+/* A number must use the whole text; one that overflows is out of range. */
+static void set(const Option *o, void *settings, const char *text) {
+    Error e;
+    char *end = NULL;
+    errno = 0;
+    const double v = o->kind == OPTION_FLOAT ? strtod(text, &end) : (double)strtoll(text, &end, 10);
+    const int is_number = end > text && !*end && (!errno || (errno == ERANGE && fabs(v) < 1));
+    if (!accept(o, settings, text, is_number, 1, v, &e)) fail(EXIT_USAGE, "%s", e.text);
+}
+
+int option_read(const Option *o, void *settings, const JsonValue *value, Error *e) {
+    const char *text = NULL;
+    double v = 0;
+    if (o->kind == OPTION_TEXT ? !json_read_string(value, o->name, &text, e)
+                               : !json_read_double(value, o->name, o->low, o->high, &v, e)) return 0;
+    char digits[32];
+    if (!text) { snprintf(digits, sizeof digits, "%.17g", v); }
+    return accept(o, settings, text ? text : digits, 1, json_is(value, JSON_INT), v, e);
 }
 
 void option_value(const Option *o, const void *settings, char *text, size_t capacity) {

@@ -3,7 +3,7 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 #include "llmc/base/base.h"
-#include "llmc/base/text.h"
+#include "llmc/base/json.h"
 
 typedef enum { OPTION_INT, OPTION_LONG, OPTION_FLOAT, OPTION_TEXT } OptionKind;
 typedef struct {
@@ -29,6 +29,9 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
 
 /* Sets an option that the user did not give: a default that depends on the machine or the data. */
 void options_default(Options o, const char *letter, const char *value);
+
+/* Sets an option from a file that a program has written: the same ranges and choices, and its type. The text must live on. */
+int  option_read(const Option *option, void *settings, const JsonValue *value, Error *e);
 
 int  option_given(Options o, const char *letter);
 void options_print(Options o);                       /* the start-up table */

@@ -3,7 +3,6 @@
 #include "llmc/base/text.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const double LARGEST = 1e30;     /* larger values are treated as not finite */
 

@@ -1,7 +1,8 @@
 /* progress.c: see progress.h. */
 #include "progress.h"
+#include <limits.h>
 #include <math.h>
-#include <stdlib.h>
+#include <string.h>
 
 double window_score(Window *w, double x) {
     double score = NAN;
@@ -23,12 +24,18 @@ static void window_to_json(Text *t, const Window *w) {
     for (int i = 0; i < w->count; i++) { if (i) text_add(t, ", "); text_add_double(t, w->x[i]); }
     text_add(t, "]}");
 }
-static Window window_from_json(const JsonValue *v) {
-    Window w = { .next = (int)json_int(json_get(v, "next"), 0) };
-    if (w.next < 0 || w.next >= WINDOW) w.next = 0;
-    for (const JsonValue *x = json_first(json_get(v, "x")); x && w.count < WINDOW; x = x->next)
-        w.x[w.count++] = json_double(x, 0);
-    return w;
+static int window_from_json(const JsonValue *v, const char *name, Window *w, Error *e) {
+    const JsonValue *list = json_get(v, "x");
+    int64_t next;
+    *w = (Window){ 0 };
+    if (!json_is(list, JSON_ARRAY) || list->length > WINDOW) return error_set(e, "\"%s\" is no list of at most %d numbers", name, WINDOW);
+    for (const JsonValue *x = json_first(list); x; x = x->next)
+        if (!json_read_double(x, name, -1e308, 1e308, &w->x[w->count++], e)) return 0;
+    /* it is full, or the next value goes to its end */
+    if (!json_read_int(json_get(v, "next"), name, w->count < WINDOW ? w->count : 0, w->count < WINDOW ? w->count : WINDOW - 1, &next, e))
+        return 0;
+    w->next = (int)next;
+    return 1;
 }
 
 /* 64-bit numbers are hexadecimal strings, because many JSON readers would round them. */
@@ -46,18 +53,38 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
     window_to_json(out, &p->norm);
 }
 
-Progress progress_from_json(const JsonValue *object) {
-    return (Progress){
-        .step = json_int(json_get(object, "step"), 0), .samples = json_int(json_get(object, "samples"), 0),
-        .tokens = json_int(json_get(object, "tokens"), 0),
-        .updates = (int)json_int(json_get(object, "updates"), 0),
-        .bad_steps = (int)json_int(json_get(object, "bad_steps"), 0),
-        .seconds = json_double(json_get(object, "seconds"), 0),
-        .best_loss = json_double(json_get(object, "best_loss"), 0),
-        .best_step = json_int(json_get(object, "best_step"), -1),
-        .seed = strtoull(json_string(json_get(object, "seed"), "0"), NULL, 16),
-        .data = strtoull(json_string(json_get(object, "data"), "0"), NULL, 16),
-        .loss = window_from_json(json_get(object, "loss_window")),
-        .norm = window_from_json(json_get(object, "norm_window")),
+/* Members of run.json. The last row is read by llmc/files/checkpoint.c, settings.c, and people. */
+static int is_known(const char *key) {
+    static const char *const members[] = {
+        "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step",
+        "loss_window", "norm_window",
+        "format", "device", "files", "config", "options", "crc32c",
     };
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) if (!strcmp(key, members[i])) return 1;
+    return 0;
+}
+
+int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
+    const int64_t most = (int64_t)9e15;                     /* a double's whole numbers; no run comes near it */
+    int64_t updates, bad_steps;
+    *p = (Progress){ 0 };
+#define GET(key) json_get(run, key), key
+    if (!json_read_int(GET("step"), 0, (int64_t)1e12, &p->step, e)
+        || !json_read_int(GET("samples"), 0, most, &p->samples, e)
+        || !json_read_int(GET("tokens"), 0, most, &p->tokens, e)
+        || !json_read_int(GET("updates"), 0, p->step < INT_MAX ? p->step : INT_MAX, &updates, e)
+        || !json_read_int(GET("bad_steps"), 0, p->step < INT_MAX ? p->step : INT_MAX, &bad_steps, e)
+        || !json_read_double(GET("seconds"), 0, (double)most, &p->seconds, e)
+        || !json_read_double(GET("best_loss"), -1e308, 1e308, &p->best_loss, e)
+        || !json_read_int(GET("best_step"), -1, p->step, &p->best_step, e)
+        || !json_read_hex(GET("seed"), &p->seed, e)
+        || !json_read_hex(GET("data"), &p->data, e)
+        || !window_from_json(GET("loss_window"), &p->loss, e)
+        || !window_from_json(GET("norm_window"), &p->norm, e)) return 0;
+#undef GET
+    for (const JsonValue *v = json_first(run); v; v = v->next)
+        if (!is_known(v->key)) return error_set(e, "\"%.100s\": no such member is known; is it of a newer program?", v->key);
+    p->updates = (int)updates;
+    p->bad_steps = (int)bad_steps;
+    return 1;
 }

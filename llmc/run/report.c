@@ -21,7 +21,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/types.h>
 
 enum {
     POINTS = 1024,                      /* buckets of a curve; even */

@@ -5,26 +5,36 @@
 #include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
+#include "llmc/ranks/secret.h"
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- folder and settings --------------------------------------------------------------------------------- */
-
-static void restore_settings(Run *r, const JsonValue *saved) {
-    r->restored = 1;
-    settings_restore(&r->s, saved);
-}
 
 /* A run that was killed before its first checkpoint: its settings are in the first line of its log. */
 static void restore_settings_from_log(Run *r) {
     Error e;
     size_t bytes;
     char *path = text_format("%s/log.jsonl", r->s.out), *text = file_read(path, &bytes, &e);
-    Json *start = text ? json_parse(text, strcspn(text, "\n"), &e) : NULL;
-    if (start) restore_settings(r, json_get(json_root(start), "options"));
+    if (!text) fail(EXIT_DISK, "%s", e.text);
+    const size_t line = strcspn(text, "\n");
+    Json *start = NULL;
+    error_set(&e, "it has no end");
+    r->restored = line < bytes && json_sealed(text, line, &e) && (start = json_parse(text, line, &e))
+               && settings_restore(&r->s, json_get(json_root(start), "options"), &e);
+    if (!r->restored)
+        fail(EXIT_CHECKPOINT, "%s: its first line, which has the settings of the run, is damaged: %s. "
+             "No checkpoint was saved yet. To start over with settings that you give: -y 0", path, e.text);
     json_free(start);
     free(text);
     free(path);
+}
+
+/* Is run.json usable, behind its checksum? */
+static int usable(const JsonValue *run, Error *e) {
+    Progress p;
+    Settings s = { 0 };
+    return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
 }
 
 void run_find_launch(Run *r) {
@@ -48,7 +58,8 @@ void run_open_folder(Run *r) {
     Error e;
     if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
-    const Holding holding = checkpoint_exists(s->out);
+    const Holding holding = checkpoint_exists(s->out, &e);
+    if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
     if (!holding) return;                   /* claim_folder makes it once everything else has been checked */
     if (!settings_given(s, "y"))
         fail(EXIT_USAGE, "%s holds another run or model. To continue it: -y 1. "
@@ -58,8 +69,8 @@ void run_open_folder(Run *r) {
              "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
     lock_folder(r);
     if (holding == HOLDS_STATE && s->resume) {
-        if (!(r->from = checkpoint_open(s->out, &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
-        restore_settings(r, checkpoint_options(r->from));
+        if (!(r->from = checkpoint_open(s->out, usable, &e))
+            || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
     } else if (s->resume) {
         warn("%s: no checkpoint was saved yet; starting from the beginning", s->out);
         restore_settings_from_log(r);
@@ -71,7 +82,9 @@ static void claim_folder(Run *r) {
     Error e;
     if (!r->locked) {
         lock_folder(r);
-        if (checkpoint_exists(r->s.out)) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
+        const Holding holding = checkpoint_exists(r->s.out, &e);
+        if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
+        if (holding) fail(EXIT_USAGE, "%s: another run has started here in the meantime", r->s.out);
     } else if (!checkpoint_clear(r->s.out, &e)) fail(EXIT_DISK, "%s", e.text);
 }
 
@@ -89,7 +102,7 @@ void run_open_data(Run *r) {
     Settings *s = &r->s;
     char *trained = text_format("%s/tokenizer.json", s->out);
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = s->tokenizer, .pattern = s->pattern,
-                                  .trained = r->from && is_file(trained) ? trained : NULL, .cache = s->out,
+                                  .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL, .cache = s->out,
                                   .show = r->leads };
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     free(trained);
@@ -113,7 +126,7 @@ static void resume_config(Run *r, int given) {
     Error e;
     Config *c = &r->config, asked;
     const char *path = checkpoint_path(r->from);
-    if (!checkpoint_config(r->from, c, &e)) fail(EXIT_CHECKPOINT, "%s: %s", path, e.text);
+    *c = checkpoint_config(r->from);
     if (!given) return;
     describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
@@ -153,6 +166,14 @@ void run_choose_model(Run *r) {
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
 
+static char *find_secret(const Run *r) {
+    Error e;
+    int code;
+    char *secret = secret_find(&r->launch, r->s.out, launch_getenv, r->s.join_seconds, &code, &e);
+    if (!secret) fail(code, "%s", e.text);
+    return secret;
+}
+
 /* If there is nothing to train, no other process is needed. */
 void run_join_ranks(Run *r) {
     const Settings *s = &r->s;
@@ -167,13 +188,15 @@ void run_join_ranks(Run *r) {
     const char *from = r->from ? checkpoint_path(r->from) : "";
     text_add_json(&settings, from, strlen(from));
     text_add(&settings, "}");
-    const GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION,
-                             .settings = settings.at, .join_seconds = s->join_seconds,
-                             .silence_seconds = s->silence_seconds };
+    GroupOptions o = { .launch = r->launch, .ranks = r->local_devices.count, .version = MOE_VERSION, .settings = settings.at,
+                       .join_seconds = s->join_seconds, .silence_seconds = s->silence_seconds };
     r->parallel.ranks = r->local_devices.count * r->launch.processes;
     if (!s->check && s->steps != 0) {
+        char *const secret = r->launch.processes > 1 ? find_secret(r) : NULL;
+        o.secret = secret;
         if (!(r->processes = group_join(&o, &e))) fail(EXIT_PEER, "%s", e.text);
         r->parallel.ranks = group_size(r->processes);
+        free(secret);
     }
     r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
     r->parallel.ordered = s->ordered;
@@ -362,6 +385,18 @@ void run_allocate(Run *r) {
         warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
 
+/* What a save that was killed, or that failed half-way, did not get to. 0: the best weights are lost. */
+static int publish_again(Run *r) {
+    const Progress *p = &r->progress;
+    Error e;
+    if (!r->leads) return 1;
+    if (!checkpoint_publish(r->from, &r->model, r->tokenizer, &e))
+        warn("%s is not up to date with %s: %s", r->s.out, checkpoint_path(r->from), e.text);
+    if (!r->s.keep_best || p->best_step < 0 || checkpoint_best(r->from, p->best_step, &r->model, r->tokenizer, &e)) return 1;
+    warn("the best weights are lost: %s; the next validation saves its weights as the best", e.text);
+    return 0;
+}
+
 void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
@@ -369,7 +404,7 @@ void run_start_or_resume(Run *r) {
     if (r->from) {
         if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
             fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
-        *p = progress_from_json(checkpoint_run(r->from));
+        if (!progress_from_json(checkpoint_run(r->from), p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
         if (p->data != data_fingerprint(r->data) && !s->allow_data)
             fail(EXIT_CHECKPOINT, "%s was trained on other data than %s (names, sizes or contents differ). "
                  "To continue anyway: --allow-data-change 1", checkpoint_path(r->from), s->train);
@@ -384,6 +419,8 @@ void run_start_or_resume(Run *r) {
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) claim_folder(r);
     }
+    if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best_step = -1;
+    r->lost_best = -1;
     if (r->leads && !data_keep(r->data, r->tokenizer, s->out, &e)) warn("%s; the next start encodes the text again", e.text);
     p->data = data_fingerprint(r->data);
     r->first_step = p->step;

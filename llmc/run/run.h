@@ -40,6 +40,7 @@ typedef struct {
     char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
+    int64_t       lost_best;            /* the step whose weights are the best, but could not be saved; -1: none */
     int           shows_samples, failed_saves;
     int           locked;               /* 1: this process holds the folder's lock */
     int           restored;             /* 1: settings are those of the run that is resumed */
@@ -67,6 +68,6 @@ void run_begin_log(Run *r);
 void run_bad_step(Run *r, const StepStats *t, int tensor);  /* its gradient is not finite; fails after too many in a row */
 void run_validate(Run *r);                                  /* saves the best weights */
 void run_show_sample(Run *r);
-int  run_save(Run *r);                                      /* a checkpoint; 0 on all ranks if it failed */
+Saved run_save(Run *r);                                     /* a checkpoint; the same result on all ranks */
 void run_end_log(Run *r);
 #endif

@@ -116,7 +116,7 @@ static const Option options[] = {
     { "ranks",     "pr", "process",          OPTION_INT,   AT(process),       "-1",                  -1,   1e6,   NULL,
       "number of this process, from 0" },
     { "ranks",     "ps", "address",          OPTION_TEXT,  AT(address),       "",                    0,    0,     NULL,
-      "host name of process 0" },
+      "host name of process 0, which listens there only; several machines need MOE_SECRET (docs/cluster.md)" },
     { "ranks",     "pp", "port",             OPTION_INT,   AT(port),          "0",                   0,    65535, NULL,
       "port of process 0" },
     { "ranks",     "pw", "join-seconds",     OPTION_INT,   AT(join_seconds),  "300",                 1,    1e6,   NULL,
@@ -155,18 +155,29 @@ void settings_json(const Settings *s, Text *out) {
 /* Settings of one invocation: not restored from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
 
-void settings_restore(Settings *s, const JsonValue *saved) {
+static int is_restored(const char *name) {
+    for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++) if (!strcmp(name, not_restored[i])) return 0;
+    return 1;
+}
+
+int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
+    Settings all = *s;
+    if (!json_is(saved, JSON_OBJECT)) return error_set(e, "the options of the run are missing");
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
-        int keep = 0;
-        for (size_t i = 0; i < sizeof not_restored / sizeof *not_restored; i++)
-            keep |= !strcmp(v->key, not_restored[i]);
-        for (int i = 0; i < kept_options() && !keep; i++) {
-            char number[64];
-            if (strcmp(v->key, options[i].name)) continue;
-            snprintf(number, sizeof number, json_is(v, JSON_INT) ? "%.0f" : "%.9g", json_double(v, 0));
-            options_default(table(s), options[i].letter, json_is(v, JSON_STRING) ? text_format("%s", json_string(v, "")) : number);
-        }
+        int i = 0;
+        while (i < kept_options() && strcmp(v->key, options[i].name)) i++;
+        if (i == kept_options()) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
+        Settings one = all;
+        if (!option_read(&options[i], &one, v, e)) return 0;
+        if (!s->given[i] && is_restored(v->key)) all = one;
     }
+    for (int i = 0; i < kept_options(); i++) {              /* texts that outlive the file they are from */
+        const char **text = (const char **)(void *)((char *)&all + options[i].field);
+        const char *const *was = (const char *const *)(const void *)((const char *)s + options[i].field);
+        if (options[i].kind == OPTION_TEXT && *text != *was) *text = text_format("%s", *text);
+    }
+    *s = all;
+    return 1;
 }
 
 void settings_suit(Settings *s, int gpu, int text) {

@@ -103,6 +103,7 @@ char *prompt_read(const char *prompt, size_t *bytes) {
     text_add_bytes(&text, "", 0);
     if (strcmp(prompt, "-")) text_add_string(&text, prompt);
     else for (size_t n; (n = fread(part, 1, sizeof part, stdin)); ) text_add_bytes(&text, part, n);
+    if (ferror(stdin)) fail(EXIT_DISK, "-i -: stdin cannot be read: %s", strerror(errno));
     *bytes = text.length;
     return text.at;
 }

@@ -5,7 +5,6 @@
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/model/check.h"
-#include "llmc/run/device.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

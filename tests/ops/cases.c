@@ -658,7 +658,7 @@ static void run_add_norm_backward(const Device *d, const Case *c, void *const *b
     const Plan plan = plan_at(c, b);
     Sum sum = { .rows = b[5], .plan = c->plan < 0 ? NULL : &plan };
     for (int i = 6; i < 10; i += 2) if (b[i]) sum_add(&sum, b[i], b[i + 1], c->O);
-    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], b[4] }, &sum, b[10], (Norm){ b[11], c->eps }, b[12], c->N, c->C);
+    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], d->is_gpu ? b[4] : NULL }, &sum, b[10], (Norm){ b[11], c->eps }, b[12], c->N, c->C);
 }
 static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, int bias) {
     Case *c = BEGIN(add_norm_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
@@ -755,11 +755,12 @@ static Case *sample(const Shape *s, int rows, Sampler sampler) {
 }
 CALL(advance, b[0], b[1], b[2], b[3], c->N)
 static Case *advance(const Shape *s) {
+    enum { POSITIONS = 3, CALLS = 6 };                      /* where tokens are at first, and how far the log goes */
     Case *c = BEGIN(advance, s, 0, "N=%d", s->B);
-    c->N = s->B;
-    integers(c, "position", (size_t)c->N, 5);
+    c->N = s->B, c->calls = CALLS;
+    integers(c, "position", (size_t)c->N, POSITIONS);
     integers(c, "row", (size_t)c->N, 1000);
-    integers(c, "log", times(7, c->N), 1000);
+    integers(c, "log", times(POSITIONS + CALLS, c->N), 1000);
     for (int i = 0; i < 3; i++) c->buffer[i].role = UPDATE;
     integers(c, "token", (size_t)c->N, s->V);
     return c;
@@ -1247,11 +1248,19 @@ int case_place(Placed *p, const Case *c, const Device *dev) {
         memset(guard, 0xA5, sizeof guard);
         dev->upload(p->base[i], guard, GUARD);
         dev->upload((char *)p->at[i] + bytes, guard, GUARD);
-        if (b->value) put(dev, b, p->at[i], b->value);
-        else poison(dev, b, p->at[i]);
         dev->sync();
     }
+    case_fill(p);
     return 1;
+}
+void case_fill(const Placed *p) {
+    for (int i = 0; i < p->c->buffers; i++) {
+        const Buffer *b = &p->c->buffer[i];
+        if (!b->name) continue;
+        if (b->value) put(p->dev, b, p->at[i], b->value);
+        else poison(p->dev, b, p->at[i]);
+        p->dev->sync();
+    }
 }
 void case_run(const Placed *p) { p->c->call(p->dev, p->c, p->at); }
 double *case_read(const Placed *p, int i) { return get(p->dev, &p->c->buffer[i], p->at[i]); }

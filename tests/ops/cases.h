@@ -35,9 +35,8 @@ typedef enum {                  /* which experts the tokens of a case choose */
     HALF,                       /* only odd-numbered experts */
     VARIED,                     /* 0 to K different ones, as if routing were rounded */
     IN_TILES,                   /* expert e gets in_tiles[e] tokens: whole tiles. K = 1, E = 5, N = 768 */
-    LADDER                      /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9 */
+    LADDER                      /* expert e gets ladder[e] tokens: 0, 1 and around multiples of tiles. K = 1, E = 9, N = 584 */
 } Routing;
-enum { LADDER_TOKENS = 0 + 1 + 7 + 63 + 64 + 65 + 127 + 128 + 129 };
 
 typedef struct { const char *name; int B, T, C, V, E, K, F, G, Q, D; Routing routing; } Shape;  /* letters: kernels.h */
 
@@ -48,6 +47,8 @@ struct Case {
     Shape s;
     int exact;                          /* inputs are multiples of 1/128, so that sums have no error in any order */
     int unchanged;                      /* the operation must do nothing: UPDATE buffers keep their contents */
+    int calls;                          /* how often it may be called before case_fill, since UPDATE buffers say where it writes;
+                                         * 0: any number of times */
     Buffer buffer[MOST_BUFFERS];        /* in the order of its arguments */
     int buffers, plan;                  /* plan: the first of the plan's buffers, or -1 */
     void (*call)(const Device *d, const Case *c, void *const *b);
@@ -84,10 +85,11 @@ void   case_round(Case *c, const Device *dev);          /* rounds the contents t
 
 /* A case in a device's memory, ready to be called. */
 typedef struct { const Case *c; const Device *dev; void *base[MOST_BUFFERS], *at[MOST_BUFFERS]; } Placed;
-int    case_place(Placed *p, const Case *c, const Device *dev);     /* 0: the device does not have enough memory */
+int    case_place(Placed *p, const Case *c, const Device *dev);     /* and case_fill; 0: the device does not have enough memory */
+void   case_fill(const Placed *p);                                  /* the contents before the first call */
 void   case_run(const Placed *p);                                   /* queued, as all work is */
 double *case_read(const Placed *p, int i);                          /* a buffer as doubles; free() it */
 void  *case_bits(const Placed *p, int i, size_t *bytes);            /* the bytes of a buffer; free() it */
-int    case_guard(const Placed *p, int i);                          /* 1: the canaries around a buffer are intact */
+int    case_guard(const Placed *p, int i);                          /* 1: the canaries around a buffer, if any, are intact */
 void   case_release(Placed *p);
 #endif

@@ -11,7 +11,6 @@
 #include "tests/test.h"
 #include "llmc/model/decode.h"
 #include "llmc/base/random.h"
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -13,7 +13,6 @@
 #include "ops.h"
 #include "kernels/ladder/ladder.h"
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(_OPENMP)

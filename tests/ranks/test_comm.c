@@ -2,7 +2,7 @@
  * both, bit for bit; what each process reports when another is missing, different, killed, stopped or stuck. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
-#include "llmc/ranks/group.h"
+#include "processes.h"
 #include <math.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -86,59 +86,6 @@ static void launch_table(void) {
                   "launch: '%s' is %s %d of %d, local %d of %d, at %s:%d %s", environment, ok ? l.launcher : "?", l.process,
                   l.processes, l.local, l.locals, l.address, l.port, ok ? "" : e.text);
     }
-}
-
-/* ---- a run of several processes with several ranks each -------------------------------------------------- */
-
-static int free_port(void) {
-    struct sockaddr_in a = { .sin_family = AF_INET };
-    socklen_t size = sizeof a;
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) || getsockname(fd, (struct sockaddr *)&a, &size)) return 0;
-    close(fd);
-    return ntohs(a.sin_port);
-}
-static void pause_for(double seconds) {
-    const struct timespec t = { (time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9) };
-    nanosleep(&t, NULL);
-}
-static GroupOptions options(int process, int processes, int ranks, int port) {
-    GroupOptions o = { .launch = { .launcher = "flags", .process = process, .processes = processes,
-                                   .address = "localhost", .port = port, .job = "" },
-                       .ranks = ranks, .version = "v1", .settings = "{\"seed\": 1, \"lr\": 0.1, \"x\": \"y\"}",
-                       .join_seconds = 5, .silence_seconds = 5 };
-    return o;
-}
-
-typedef struct { Group *group; int (*work)(Group *, const void *); const void *argument; int bad; } Job;
-static void *job(void *argument) {
-    Job *j = argument;
-    j->bad = j->work(j->group, j->argument);
-    return NULL;
-}
-/* A thread for each rank of this process; the sum of what they return. */
-static int run_ranks(ProcessGroup *w, int ranks, int (*work)(Group *, const void *), const void *argument) {
-    pthread_t thread[8];
-    Job jobs[8];
-    int bad = 0;
-    for (int r = 0; r < ranks; r++) {
-        jobs[r] = (Job){ group_of(w, r), work, argument, 0 };
-        if (pthread_create(&thread[r], NULL, job, &jobs[r])) return 1;
-    }
-    for (int r = 0; r < ranks; r++) {
-        pthread_join(thread[r], NULL);
-        bad += jobs[r].bad;
-    }
-    return bad;
-}
-static int run_process(GroupOptions o, int (*work)(Group *, const void *), const void *argument) {
-    Error e;
-    ProcessGroup *w = group_join(&o, &e);
-    if (!w) { fprintf(stderr, "%s\n", e.text); return 1; }
-    const int bad = run_ranks(w, o.ranks, work, argument);
-    group_leave(w);
-    return bad != 0;
 }
 
 /* ---- every operation ------------------------------------------------------------------------------------- */
@@ -281,9 +228,9 @@ static void every_operation(const Device *dev) {
         for (int p = 1; p < processes; p++)
             if (!(pid[p] = fork())) {
                 alarm(60);
-                _exit(run_process(options(p, processes, layouts[i].ranks[p], port), operations, &means));
+                _exit(run_process(group_options(p, processes, layouts[i].ranks[p], port), operations, &means));
             }
-        bad += run_process(options(0, processes, layouts[i].ranks[0], port), operations, &means);
+        bad += run_process(group_options(0, processes, layouts[i].ranks[0], port), operations, &means);
         for (int p = 1; p < processes; p++) bad += waitpid(pid[p], &status, 0) != pid[p] || status;
         check(!bad, "%s: every operation, %d processes, the first of %d ranks, the last of %d", dev->name, processes,
               layouts[i].ranks[0], layouts[i].ranks[processes - 1]);
@@ -297,7 +244,7 @@ static void every_gpu(const Device *dev) {
     const int gpus = dev->count() < 8 ? dev->count() : 8;
     for (int ranks = 1; ranks <= gpus; ranks++) {
         const Means means = { dev, ranks == 1 ? nccl_connect : dev->connect, 1 };
-        check(!run_process(options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs", dev->name, ranks);
+        check(!run_process(group_options(0, 1, ranks, 0), operations, &means), "%s: every operation, %d GPUs", dev->name, ranks);
     }
     if (gpus < 2) skip("%s: several GPUs, there is only %d", dev->name, gpus);
 }
@@ -375,7 +322,7 @@ static int meet_trouble(Group *p, const void *argument) {
 }
 
 static _Noreturn void troubled_process(const Trouble *t, int process, int port, int output) {
-    GroupOptions o = options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
+    GroupOptions o = group_options(process, t->processes - (t->fate == TWICE), t->ranks ? t->ranks : 1, port);
     const int in_trouble = process == t->which;
     const int fails = t->fate == ABSENT || t->fate == FAR_TOO_LATE || t->job;
     o.silence_seconds = t->fate == STOP || limited(t) ? 0.8 : 5;
@@ -432,7 +379,7 @@ static void finish(Scene *s, const Trouble *t) {
         rewind(s->said[p]);
         if (fread(text, 1, sizeof text - 1, s->said[p]) == 0) *text = 0;
         fclose(s->said[p]);
-        const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+        const int code = exit_code(status);
         const int others = p != t->which || (!t->expected && t->fate != TWICE);
         check(!others ? as_expected(t, code, text) : t->expected ? code == EXIT_PEER && strstr(text, t->expected)
               : code == 0, "%s: process %d ends with code %d and prints: %s", t->name, p, code, text);
@@ -453,7 +400,7 @@ static int listener(int port) {
 static void alone(void) {
     const int port = free_port(), fd = listener(port);
     Error e = { "" };
-    GroupOptions o = options(0, 2, 1, port);
+    GroupOptions o = group_options(0, 2, 1, port);
     o.join_seconds = 0.3;
     check(!group_join(&o, &e) && strstr(e.text, "is occupied by another program"), "occupied port: %s", e.text);
     o.launch.process = 1;                                   /* a program that accepts connections and sends nothing */

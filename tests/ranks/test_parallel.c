@@ -79,7 +79,7 @@ static void train(Team *t, Trainee *m, int rank, int first) {
 }
 static int load(const Team *t, Trainee *m) {                /* the step */
     Error e;
-    Checkpoint *from = checkpoint_open(t->from, &e);
+    Checkpoint *from = checkpoint_open(t->from, NULL, &e);
     if (!from || !checkpoint_load(from, &m->m, &m->o, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
     const int step = (int)json_int(json_get(checkpoint_run(from), "step"), 0);
     checkpoint_close(from);

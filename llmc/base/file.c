@@ -1,0 +1,226 @@
+/* file.c: files as a whole; see base.h. */
+#define _POSIX_C_SOURCE 200809L
+#define _FILE_OFFSET_BITS 64
+#include "base.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BUFFER = 1 << 20 };
+
+int is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
+int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S_ISREG(s.st_mode); }
+
+/* ---- reading ------------------------------------------------------------------------------------------- */
+
+char *file_read(const char *path, size_t *bytes, Error *e) {
+    struct stat s;
+    FILE *f = fopen(path, "rb");
+    if (!f || fstat(fileno(f), &s)) {
+        error_set(e, "%s: %s", path, strerror(errno));
+        if (f) fclose(f);
+        return NULL;
+    }
+    if (!S_ISREG(s.st_mode)) { error_set(e, "%s: not a regular file", path); fclose(f); return NULL; }
+    size_t size = (size_t)s.st_size;
+    char *data = malloc(size + 1);
+    if (!data) fail(EXIT_MEMORY, "out of host memory: %s has %zu bytes", path, size);
+    if (fread(data, 1, size, f) != size) {
+        error_set(e, "%s: cannot read all of its %zu bytes", path, size);
+        free(data);
+        data = NULL;
+    }
+    fclose(f);
+    if (data) { data[size] = 0; *bytes = size; }
+    return data;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------- */
+
+struct FileWriter {
+    char *path;
+    int fd, failed;
+    uint64_t written;
+    size_t waiting;                     /* bytes in the buffer */
+    unsigned char buffer[BUFFER];
+};
+
+FileWriter *file_create(const char *path, Error *e) {
+    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) { error_set(e, "%s: %s", path, strerror(errno)); return NULL; }
+    FileWriter *w = mem_alloc(sizeof *w);
+    w->path = text_format("%s", path);
+    w->fd = fd;
+    return w;
+}
+
+static int write_all(FileWriter *w, const unsigned char *data, size_t bytes, Error *e) {
+    while (bytes) {
+        const ssize_t n = write(w->fd, data, bytes < 1 << 30 ? bytes : 1 << 30);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            w->failed = 1;
+            return error_set(e, "%s: after %llu bytes: %s", w->path, (unsigned long long)w->written,
+                             n ? strerror(errno) : "nothing more could be written");
+        }
+        data += n;
+        w->written += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return 1;
+}
+static int flush(FileWriter *w, Error *e) {
+    const size_t n = w->waiting;
+    w->waiting = 0;
+    return write_all(w, w->buffer, n, e);
+}
+static int usable(const FileWriter *w, Error *e) {
+    return w->failed ? error_set(e, "%s: an earlier write failed", w->path) : 1;
+}
+
+int file_add(FileWriter *w, const void *data, size_t bytes, Error *e) {
+    if (!usable(w, e) || (w->waiting + bytes > BUFFER && !flush(w, e))) return 0;
+    if (bytes >= BUFFER) return write_all(w, data, bytes, e);
+    if (bytes) memcpy(w->buffer + w->waiting, data, bytes);
+    w->waiting += bytes;
+    return 1;
+}
+
+int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error *e) {
+    if (!usable(w, e) || !flush(w, e)) return 0;
+    if (at > w->written || bytes > w->written - at)
+        return error_set(e, "%s: only %llu bytes to patch", w->path, (unsigned long long)w->written);
+    for (const char *from = data; bytes; ) {
+        const ssize_t n = pwrite(w->fd, from, bytes, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) { w->failed = 1; return error_set(e, "%s: %s", w->path, n ? strerror(errno) : "nothing could be written"); }
+        from += n;
+        at += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return 1;
+}
+
+int file_finish(FileWriter *w, Error *e) {
+    int ok = usable(w, e) && flush(w, e);
+    while (ok && fsync(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
+    if (ok) {
+        const int fd = w->fd;
+        w->fd = -1;                                         /* closed even if close() fails */
+        if (close(fd) && errno != EINTR) ok = error_set(e, "%s: close: %s", w->path, strerror(errno));
+    }
+    file_abandon(w);
+    return ok;
+}
+
+void file_abandon(FileWriter *w) {
+    if (!w) return;
+    if (w->fd >= 0) close(w->fd);
+    free(w->path);
+    free(w);
+}
+
+int file_put(const char *path, const void *data, size_t bytes, Error *e) {
+    FileWriter *w = file_create(path, e);
+    if (w && file_add(w, data, bytes, e)) return file_finish(w, e);
+    file_abandon(w);
+    return 0;
+}
+
+/* ---- publishing ---------------------------------------------------------------------------------------- */
+
+/* Some network file systems cannot sync a folder, and say so. */
+int folder_sync(const char *path, Error *e) {
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int ok = fd >= 0;
+    while (ok && fsync(fd)) {
+        if (errno == EINTR) continue;
+        if (errno == EINVAL || errno == ENOTSUP || errno == ENOSYS) break;
+        ok = 0;
+    }
+    if (!ok) error_set(e, "%s: fsync of the folder: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return ok;
+}
+
+/* The folder part of a path, in a new string; "." if there is none. */
+static char *folder_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? text_format("%.*s", slash == path ? 1 : (int)(slash - path), path) : text_format(".");
+}
+
+int file_publish(const char *temporary, const char *path, Error *e) {
+    Error why;
+    if (rename(temporary, path)) return error_set(e, "%s: %s", path, strerror(errno));
+    char *folder = folder_of(path);
+    const int ok = folder_sync(folder, &why);
+    if (!ok) error_set(e, "%s is in place, but may not survive a power loss: %.800s", path, why.text);
+    free(folder);
+    return ok;
+}
+
+int file_replace(const char *path, FileBody body, const void *with, Error *e) {
+    char *temporary = text_format("%s.tmp.%ld", path, (long)getpid());
+    const int ok = body(temporary, with, e) && file_publish(temporary, path, e);
+    if (!ok) unlink(temporary);
+    free(temporary);
+    return ok;
+}
+
+/* "model.safetensors.tmp": of versions before file_replace. */
+int file_is_temporary(const char *name) {
+    const char *process = strstr(name, ".tmp.");
+    return (process && process[5] && !process[5 + strspn(process + 5, "0123456789")]) || !strcmp(name, "model.safetensors.tmp");
+}
+
+typedef struct { const void *data; size_t bytes; } Contents;
+static int put_contents(const char *temporary, const void *with, Error *e) {
+    const Contents *c = with;
+    return file_put(temporary, c->data, c->bytes, e);
+}
+int file_write(const char *path, const void *data, size_t bytes, Error *e) {
+    return file_replace(path, put_contents, &(Contents){ data, bytes }, e);
+}
+
+static int copy(const char *from, const char *to, Error *e) {
+    FILE *in = fopen(from, "rb");
+    if (!in) return error_set(e, "%s: %s", from, strerror(errno));
+    FileWriter *w = file_create(to, e);
+    char *buffer = mem_alloc(BUFFER);
+    int ok = w != NULL;
+    for (size_t n; ok && (n = fread(buffer, 1, BUFFER, in)); ) ok = file_add(w, buffer, n, e);
+    if (ok && ferror(in)) ok = error_set(e, "%s: cannot be read", from);
+    fclose(in);
+    free(buffer);
+    if (ok) return file_finish(w, e);
+    file_abandon(w);
+    return 0;
+}
+static int link_or_copy(const char *temporary, const void *from, Error *e) {
+    unlink(temporary);
+    if (!link(from, temporary)) return 1;
+    if (errno == EPERM || errno == ENOTSUP || errno == EMLINK || errno == ENOSYS || errno == EXDEV) return copy(from, temporary, e);
+    return error_set(e, "%s: %s", temporary, strerror(errno));
+}
+int file_link(const char *from, const char *path, Error *e) { return file_replace(path, link_or_copy, from, e); }
+
+int folder_make(const char *path, Error *e) {
+    char *part = text_format("%s", path);
+    for (char *c = part + 1; ; c++) {
+        if (*c && *c != '/') continue;
+        char kept = *c;
+        *c = 0;
+        if (mkdir(part, 0777) && !(errno == EEXIST && is_folder(part))) {
+            error_set(e, "%s: %s", part, errno == EEXIST ? "exists and is not a folder" : strerror(errno));
+            free(part);
+            return 0;
+        }
+        if (!(*c = kept)) break;
+    }
+    free(part);
+    return 1;
+}

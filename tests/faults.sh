@@ -1,0 +1,258 @@
+#!/bin/sh
+# faults.sh: what a run survives (docs/reliability.md). Calls of the operating system fail at every place, programs are killed at every
+# place, files of a checkpoint are damaged at every place. After each: the exit code is one of the table, the next start ends with the
+# same bits as a run without faults, best/ and the model at the top are those of that run, and no temporary file remains.
+# Start it from the repository root after `make train_moe infer_moe`. Needs Linux with glibc, and a C compiler.
+#   sh tests/faults.sh [-l] [-k]     -l: every place (`make faults`; a quarter of an hour); else some of them (`make test`)
+#                                    -k: keep the folder of the runs
+set -u
+root=$(pwd)
+long=0 keep=0
+for word; do case $word in -l) long=1 ;; -k) keep=1 ;; *) echo "$0: no option $word"; exit 2 ;; esac; done
+work=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d) || exit 1         # in memory, if possible: a run syncs 40 files
+cd "$work" || exit 1
+clean() { cd / && if [ "$keep" = 1 ]; then echo "kept: $work"; else rm -rf "$work"; fi; }
+trap clean EXIT
+trap 'exit 130' INT TERM
+LC_ALL=C OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= GOMP_SPINCOUNT=10000
+export LC_ALL OMP_NUM_THREADS CUDA_VISIBLE_DEVICES GOMP_SPINCOUNT
+train=$root/train_moe infer=$root/infer_moe
+
+failed=0 cases=0
+verdict() { cases=$((cases + 1)); [ "$1" = 0 ] || { failed=$((failed + 1)); echo "FAIL faults    $2"; }; }
+total() { echo "ok   faults    $1"; }
+skipped() { echo "skip faults    $1"; echo "0 passed, 0 failed"; exit 0; }
+
+${CC:-cc} -O2 -shared -fPIC "$root/tests/faults.c" -o faults.so -ldl 2> /dev/null && ${CC:-cc} -O2 "$root/tests/faults.c" -o tool -ldl 2> /dev/null ||
+    skipped "faults.c cannot be built here (it needs glibc)"
+LD_PRELOAD=$work/faults.so "$train" --version > /dev/null 2>&1 || skipped "a program with sanitizers cannot be preloaded"
+
+# ---- the runs that others are compared with ------------------------------------------------------------------------------------
+
+cat "$root"/llmc/*/*.c | head -c 6000 > text.txt
+head -c 700 "$root/train_moe.c" > val.txt
+options="-i text.txt -j val.txt -e m1:c16h2e4k2f16a2x1 -b 2 -t 16 -u 2 -v 2 -s 3 -g 4 -n 2 -d 64 -rb 1e-3 -k constant"
+calm() { "$@" > said 2>&1 || { echo "FAIL faults    $* ends with $?: $(tail -1 said)"; echo "0 passed, 1 failed"; exit 1; }; }
+reference() {                           # reference NAME COMMAND: NAME: 6 steps; NAME.4: the same run when it had done 4
+    name=$1; shift
+    calm "$@" -x 6 -o "$name"
+    cp -a "$name" "$name.4"; rm -rf "$name.4/state/step-00000006"
+}
+reference one "$train" $options
+reference two "$train" $options -ng 2 -dv cpu
+reference words "$train" $options -tk 300
+cp -a words eight; calm "$train" -o eight -y 1 -x 8
+"$infer" one -n 20 -s 5 -i 'static ' > text 2> said
+
+# same A B STEP: A ends as B does: the state of that step, best/, and the model at the top.
+same() {
+    why=
+    cmp -s "$1/state/step-0000000$3/model.safetensors" "$2/state/step-0000000$3/model.safetensors" || why="other weights"
+    cmp -s "$1/state/step-0000000$3/optimizer.safetensors" "$2/state/step-0000000$3/optimizer.safetensors" || why="$why, other state"
+    cmp -s "$1/best/model.safetensors" "$2/best/model.safetensors" || why="$why, other best/"
+    [ "$1/model.safetensors" -ef "$1/state/step-0000000$3/model.safetensors" ] || cmp -s "$1/model.safetensors" "$2/model.safetensors" ||
+        why="$why, a stale top"
+    [ -z "$why" ]
+}
+tidy() {                                # no temporary file is in this run
+    for file in "$1"/.tmp* "$1"/*.tmp* "$1"/state/.tmp* "$1"/best/*.tmp*; do [ ! -e "$file" ] || why="$why, $file remains"; done
+    [ -z "$why" ]
+}
+# ends FOLDER REFERENCE STEP WHAT: the command of `again` ends the run like the reference
+ends() {
+    why=
+    $again > said 2>&1; code=$?
+    [ $code = 0 ] && same "$1" "$2" "$3" && tidy "$1"
+    verdict $? "$4: the next start ($code)${why:+:$why}: $(grep -v '^warn' said | tail -1)"
+}
+
+# ---- one call fails ------------------------------------------------------------------------------------------------------------
+
+hits=0 codes=
+# broken FAULT CODES COMMAND: runs it with the fault in the run `o`; false: there is no such call any more.
+broken() {
+    fault=$1 allowed=$2; shift 2
+    rm -f hit
+    timeout -s KILL 60 env FAULT=$fault FAULT_HIT=hit LD_PRELOAD="$work/faults.so" "$@" > said 2>&1
+    got=$?
+    [ -e hit ] || return 1
+    hits=$((hits + 1))
+    case " $allowed " in *" $got "*) ;; *) verdict 1 "$fault: exit code $got, not $allowed: $* : $(tail -1 said)"; return 0 ;; esac
+    [ $got = 0 ] || [ $got = 137 ] || grep -q '^error: ..' said || verdict 1 "$fault: exit code $got without a message: $*"
+}
+# fails NAME PREPARED CALLS STEP COMMAND: CALLS fail one after the other, every STEP-th, in a run that begins as a copy of PREPARED (-: as
+# nothing). Then the command runs again, without a fault.
+fails() {
+    name=$1 prepared=$2 calls=$3 step=$4 before=$hits; shift 4
+    for call in $calls; do
+        what=${call#*:} call=${call%%:*} at=1
+        case $call in malloc) allowed="0 7" ;; *) allowed="0 3 4 5" ;; esac
+        case $what in kill*) allowed=137 ;; esac
+        while :; do
+            rm -rf o; [ "$prepared" = - ] || cp -a "$prepared" o
+            broken "$call:$at:$what" "$allowed" "$@" -o o || break
+            if [ $got = 0 ]; then same o "$name" 6; verdict $? "$call:$at:$what: exit code 0, but$why: $*"; fi
+            again="$* -o o" ends o "$name" 6 "$call:$at:$what ($got)"
+            at=$((at + step))
+        done
+    done
+    total "$name from $prepared, $calls: $((hits - before)) places"
+}
+if [ $long = 1 ]; then few=1 some=1 many=1; else few=11 some=41 many=311; fi
+errors="write:EIO write:ENOSPC write:short write:EINTR fsync:EIO rename:EIO link:EPERM link:EIO mkdir:ENOSPC open:EMFILE open:EIO opendir:EIO close:EIO flush:ENOSPC"
+fails one - "$errors" $few "$train" $options -x 6 -y 1
+fails one one.4 "$errors" $few "$train" -y 1
+fails two two.4 "$errors" $few "$train" -y 1 -ng 2
+fails words - "$errors" $few "$train" $options -tk 300 -x 6 -y 1
+fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y 1
+fails one one.4 "malloc:ENOMEM" $many "$train" -y 1
+fails two two.4 "malloc:ENOMEM" $many "$train" -y 1 -ng 2
+# and everything after it, too: a disk that stays full, a broken one
+fails one - "write:ENOSPC+ fsync:EIO+ rename:EIO+ any:EIO+" $some "$train" $options -x 6 -y 1
+
+# Text is generated, or a file measured, or the program says why not.
+generates() {                           # generates CALLS STEP COMMAND
+    calls=$1 step=$2 before=$hits; shift 2
+    "$@" > right 2> said
+    for call in $calls; do
+        what=${call#*:} call=${call%%:*} at=1
+        case $call in malloc) allowed="0 7" ;; *) allowed="0 3 4 5" ;; esac
+        while rm -f hit; timeout -s KILL 60 env FAULT=$call:$at:$what FAULT_HIT=hit LD_PRELOAD="$work/faults.so" "$@" > text 2> said; got=$?; [ -e hit ]; do
+            hits=$((hits + 1)) at=$((at + step))
+            case " $allowed " in *" $got "*) bad=0 ;; *) bad=1 ;; esac
+            [ $got != 0 ] || cmp -s text right || bad=1
+            [ $got = 0 ] || grep -q '^error: ..' said || bad=1
+            verdict $bad "$call:$at:$what: exit code $got: $* : $(tail -1 said)"
+        done
+    done
+    total "infer_moe $calls: $((hits - before)) places"
+}
+generates "open:EIO open:EMFILE opendir:EIO close:EIO flush:ENOSPC write:EIO" $few "$infer" one -n 20 -s 5 -i 'static ' -v 0
+generates "malloc:ENOMEM" $many "$infer" one -n 20 -s 5 -i 'static ' -v 0
+generates "open:EIO malloc:ENOMEM" $many "$infer" one -x val.txt -v 0
+injected=$hits
+
+# ---- kill -9 -------------------------------------------------------------------------------------------------------------------
+
+hits=0
+fails one - "rename:kill rename:killed link:killed any:kill" $few "$train" $options -x 6 -y 1
+fails one one.4 "rename:kill rename:killed link:killed any:kill" $few "$train" -y 1
+fails two two.4 "rename:killed any:kill" $few "$train" -y 1 -ng 2
+fails words - "any:kill" $some "$train" $options -tk 300 -x 6 -y 1
+random=12345
+draw() { random=$(((random * 1103515245 + 12345) & 2147483647)); drawn=$((random / 65536 * 32768 % $1)); }       # drawn: 0 to $1 - 1
+before=$hits tries=0
+while [ $tries -lt $((long ? 100 : 6)) ]; do
+    tries=$((tries + 1)); draw 60
+    rm -rf o
+    "$train" $options -x 6 -y 1 -o o > said 2>&1 & process=$!
+    sleep 0.0$(printf %02d $((drawn + 5)))
+    kill -9 $process 2> /dev/null; wait $process 2> /dev/null
+    [ $? = 137 ] || continue            # it was faster
+    hits=$((hits + 1))
+    again="$train $options -x 6 -y 1 -o o" ends o one 6 "killed after $((drawn + 5)) ms"
+done
+total "one from -, killed at random: $((hits - before)) times"
+kills=$hits
+
+# ---- two processes: what happens to one ends both -------------------------------------------------------------------------------
+
+port=$((20000 + $$ % 20000)) before=$hits
+pair() {                                # pair FAULT OF: two processes of one rank; OF (0 or 1) has the fault. Sets got and other.
+    port=$((port + 1))
+    for i in 0 1; do
+        with=; [ $i = $2 ] && with="FAULT=$1 FAULT_HIT=hit LD_PRELOAD=$work/faults.so"
+        timeout -s KILL 60 env $with "$train" $options -x 6 -y 1 -o o -dv cpu -ng 1 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
+        eval "process$i=$!"
+    done
+    wait $process0; code0=$?
+    wait $process1; code1=$?
+    sleep 0.1                           # a kill by timeout is not awaited
+}
+for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
+    for of in 0 1; do
+        at=$((long ? 1 : 5))
+        while :; do
+            rm -rf o hit; cp -a two.4 o
+            pair ${fault%:*}:$at:${fault#*:} $of
+            [ -e hit ] || break
+            hits=$((hits + 1)) bad=0
+            for code in $code0 $code1; do case $code in 0|3|4|5|7|8) ;; 137) [ $fault = any:kill ] || bad=1 ;; *) bad=1 ;; esac; done
+            verdict $bad "$fault $at in process $of: exit codes $code0 and $code1: $(tail -qn 1 said.0 said.1)"
+            again="$train -y 1 -ng 2 -o o" ends o two 6 "$fault $at in process $of"
+            case $fault in malloc*) at=$((at + (long ? 60 : 700))) ;; *) at=$((at + (long ? 8 : 90))) ;; esac
+        done
+    done
+done
+total "two processes: $((hits - before)) places"
+pairs=$((hits - before))
+
+# ---- damaged files -------------------------------------------------------------------------------------------------------------
+
+flips=0
+flip() {                                # flip FILE TIMES: single bits, somewhere
+    bits=$(($(./tool size "words/$1") * 8)) tries=0
+    while [ $tries -lt $2 ]; do
+        tries=$((tries + 1)) flips=$((flips + 1))
+        draw $bits
+        rm -rf o; cp -a words o
+        ./tool flip "o/$1" $drawn || verdict 1 "bit $drawn of $1 cannot be flipped"
+        again="$train -o o -y 1 -x 8" ends o eight 8 "bit $drawn of $1 flipped"
+    done
+}
+newest=state/step-00000006
+each=$((long ? 1 : 40))
+flip $newest/run.json $((400 / each))
+flip $newest/model.safetensors $((240 / each))
+flip $newest/optimizer.safetensors $((240 / each))
+flip tokenizer.json $((120 / each))
+flip tokens.cache $((120 / each))
+flip config.json $((40 / each))
+flip log.jsonl $((40 / each))
+total "single bits flipped: $flips"
+cuts=0
+for file in $newest/run.json $newest/model.safetensors $newest/optimizer.safetensors tokenizer.json tokens.cache config.json; do
+    bytes=$(./tool size words/$file)
+    for left in none 0 1 8 $((bytes / 2)) $((bytes - 1)); do
+        cuts=$((cuts + 1))
+        rm -rf o; cp -a words o
+        if [ $left = none ]; then rm o/$file; else ./tool cut o/$file $left; fi
+        again="$train -o o -y 1 -x 8" ends o eight 8 "$file cut to $left"
+    done
+done
+total "files cut or removed: $cuts"
+
+# Without a seal, as old versions wrote it, or with one that is right again, nothing crashes: run.json is used, or refused.
+tries=0
+while [ $tries -lt $((long ? 400 : 10)) ]; do
+    tries=$((tries + 1)) flips=$((flips + 1))
+    rm -rf o; cp -a words.4 o
+    sed 's/, "crc32c": "[0-9a-f]*"}$/}/' words.4/state/step-00000004/run.json > o/state/step-00000004/run.json
+    draw $(($(./tool size o/state/step-00000004/run.json) * 8))
+    ./tool flip o/state/step-00000004/run.json $drawn
+    timeout -s KILL 20 "$train" -o o -y 1 -x 5 > said 2>&1; code=$?
+    case $code in 0|2|3|4) bad=0 ;; *) bad=1 ;; esac
+    verdict $bad "bit $drawn of a run.json without a seal: exit code $code: $(tail -1 said)"
+done
+total "single bits of a run.json without a seal: $tries"
+
+# ---- two trainers --------------------------------------------------------------------------------------------------------------
+
+rm -rf o
+"$train" -i text.txt -j val.txt -e m1:c16h2e4k2f16a2x1 -b 2 -t 16 -x 1000000 -v 1000000 -s 0 -n 1 -o o > said.0 2>&1 & first=$!
+tries=0
+until grep -q '^saved step' said.0; do tries=$((tries + 1)); [ $tries -lt 400 ] || break; sleep 0.05; done
+for i in 1 2 3; do
+    "$train" -o o -y 1 > said 2>&1; code=$?
+    [ $code = 2 ] && grep -q 'in use by another trainer' said
+    verdict $? "a second trainer on a folder ends with $code: $(tail -1 said)"
+done
+kill -9 $first; wait $first 2> /dev/null
+step=$(($(ls o/state | tail -1 | sed 's/step-0*//') + 1))
+"$train" -o o -y 1 -x $step > said 2>&1
+verdict $? "after the first one was killed, the second resumes: $(tail -1 said)"
+total "two trainers on one folder"
+
+echo "calls failed: $((injected + pairs)); killed: $kills; bits flipped: $flips; files cut: $cuts; verdicts: $cases"
+echo "$((cases - failed)) passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,48 @@
+#!/bin/sh
+# races.sh: the thread sanitizer over several ranks: the groups of run_tests that have threads and processes, and training with four
+# ranks in two processes, which validates, samples, saves, stops on request and resumes. Any report is a failure.
+#   sh tests/races.sh FOLDER         FOLDER: of the build, by `make races`
+set -u
+build=$(cd "$1" && pwd) || exit 2
+work=$(mktemp -d) || exit 2
+first= second=
+trap 'for process in $first $second; do kill -9 $process 2> /dev/null; done; rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+TSAN_OPTIONS="halt_on_error=0 exitcode=0 second_deadlock_stack=1 log_path=$work/report"
+export TSAN_OPTIONS
+bad=0
+judge() {                               # judge WHAT OK: OK is true or false
+    reports=$(cat "$work"/report.* 2> /dev/null | grep -c 'WARNING: ThreadSanitizer')
+    [ "$reports" = 0 ] && $2 || { bad=1; cat "$work"/report.* 2> /dev/null | head -60; tail -5 "$work"/log*; }
+    rm -f "$work"/report.*
+    printf '%-50s %s reports%s\n' "$1" "$reports" "$($2 || echo ', and it failed')"
+}
+
+for group in messages strangers comm parallel; do
+    done=true
+    timeout 900 "$build/run_tests" -q -s 1 $group > "$work/log" 2>&1 || done=false
+    judge "run_tests -q $group" $done
+done
+
+cat llmc/*/*.c | head -c 60000 > "$work/text.txt"
+port=$((20000 + $$ % 20000))
+train="$build/train_moe -i $work/text.txt -dv cpu -e m2:c32h4e4k2f32a4x2 -b 2 -t 32 -v 5 -s 10 -g 8 -n 5 -ng 2 -pn 2 -pp $port -pt 60 -o $work/out"
+pair() {                                # pair CODE WHAT OPTIONS...: two processes of two ranks
+    code=$1 what=$2 done=true; shift 2
+    $train "$@" -pr 0 > "$work/log" 2>&1 & first=$!
+    $train "$@" -pr 1 > "$work/log2" 2>&1 & second=$!
+    if [ "$code" = 75 ]; then
+        tries=0
+        until grep -q 'saved step 5' "$work/log" || [ $((tries += 1)) -gt 1200 ]; do sleep 0.1; done
+        kill -TERM $second
+    fi
+    wait $first || [ $? = "$code" ] || done=false
+    wait $second || [ $? = "$code" ] || done=false
+    first= second=
+    judge "four ranks in two processes, $what" $done
+}
+pair 75 "until a request to stop" -x 100000
+pair 0 "resumed" -y 1 -x $(($(ls "$work/out/state" | sed -n '$s/step-0*//p') + 10))
+pair 0 "with -rp 1 and the state of Muon" -y 0 -x 12 -rp 1 -wo muon -rb 1e-3 -dr 0.1
+pair 0 "without sharding" -y 0 -x 12 -z 0
+exit $bad
