@@ -328,6 +328,13 @@ const FileTensor *safetensors_find(const Safetensors *s, const char *name) {
     return found ? *found : NULL;
 }
 
+const char *safetensors_note(const Safetensors *s, const char *key) {
+    const char *value = NULL;
+    for (int i = 0; i < s->shard_count && !value; i++)
+        value = json_string(json_get(json_get(json_root(s->shards[i].json), "__metadata__"), key), NULL);
+    return value;
+}
+
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e) {

@@ -248,7 +248,7 @@ static int introduce_until(const GroupOptions *o, const Hello *h, int data, doub
         }
         if (now() > note_at) {
             note_at = until;
-            fprintf(stderr, "process %d is waiting for process 0: %s\n", o->launch.process, last.text);
+            text_print(stderr, "process %d is waiting for process 0: %s\n", o->launch.process, last.text);
         }
         const struct timespec t = { .tv_nsec = (long)(pause * 1e9) };
         nanosleep(&t, NULL);

@@ -4,6 +4,7 @@
 #include "tests/test.h"
 #include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/files/families.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/stream.h"
@@ -163,6 +164,25 @@ static void test_added_tokens(void) {
     free(wide.at);
 }
 
+/* Numbers that no float or int holds are refused in config.json; found by fuzzing. */
+static void test_config_limits(void) {
+    static const struct { const char *key, *value, *says; } cases[] = {
+        { "routed_scaling_factor", "3e81", "a cap, scale or epsilon of 3e+81" }, { "final_logit_softcapping", "1e300", "a cap, scale" },
+        { "initializer_fan_in_scale", "1e300", "a cap, scale" }, { "rms_norm_eps", "1e300", "a cap, scale" }, { "rope_theta", "1e300", "rotary" },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char *text = text_format("{\"model_type\":\"smoe\",\"vocab_size\":16,\"hidden_size\":8,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+                                 "\"intermediate_size\":8,\"num_local_experts\":4,\"%s\":%s}", cases[i].key, cases[i].value);
+        Error e = { "" };
+        Config c;
+        Json *json = json_parse(text, strlen(text), &e);
+        check(json && !config_from_json(&c, json_root(json), &e) && strstr(e.text, cases[i].says), "config.json: %s of %s is refused: %s",
+              cases[i].key, cases[i].value, e.text);
+        json_free(json);
+        free(text);
+    }
+}
+
 /* What SentencePiece loses, and nothing else: Metaspace one leading space, and both U+2581. */
 static void test_lost_by_sentencepiece(void) {
     static const struct { const char *text, *llama2, *metaspace; } cases[] = {
@@ -189,6 +209,7 @@ static void test_lost_by_sentencepiece(void) {
 
 void test_outside(void) {
     test_lost_by_sentencepiece();
+    test_config_limits();
     test_added_tokens();
     test_text_from_outside();
 }
