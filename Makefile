@@ -166,7 +166,7 @@ $(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/libmoe.
 build/fuzz/once/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  fuzz  $<"
-	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(FUZZ_CHECKS) -fsanitize=fuzzer-no-link -c $< -o $@
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(FUZZ_CHECKS) $(if $(findstring fuzz/support,$<),,-fsanitize=fuzzer-no-link) -c $< -o $@
 define fuzz_precision
 build/fuzz/$1/%.o: %.c Makefile
 	@mkdir -p $$(@D)
