@@ -21,7 +21,9 @@ int message_send(int fd, MessageKind kind, const void *data, size_t bytes, doubl
     memcpy(all, &head, sizeof head);
     if (bytes) memcpy(all + sizeof head, data, bytes);
     const int ok = net_send(fd, all, sizeof head + bytes, deadline);
+    const int why = errno;
     free(all);
+    errno = why;
     return ok;
 }
 

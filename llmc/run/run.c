@@ -43,6 +43,7 @@ void run_find_launch(Run *r) {
     Error e;
     snprintf(flags.address, sizeof flags.address, "%s", s->address);
     if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!s->check && s->steps != 0 && !secret_check(&r->launch, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
     r->leads = r->launch.process == 0;
 }
 

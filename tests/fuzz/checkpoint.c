@@ -103,7 +103,7 @@ static int usable(const JsonValue *run, Error *e) {
     Progress p;
     settings_parse(&s, 1, nothing);
     if (!settings_restore(&s, json_get(run, "options"), e) || !progress_from_json(run, &p, e)) return 0;
-    fuzz_check(p.loss.count <= WINDOW && p.loss.next >= 0 && p.loss.next < WINDOW && p.samples >= 0 && p.step >= 0 && p.updates >= 0);
+    fuzz_check(p.loss.count <= WINDOW && p.loss.next >= 0 && p.loss.next < WINDOW && p.samples >= 0 && p.step >= 0 && p.updates >= 0 && p.updates <= p.step);
     return 1;
 }
 
