@@ -131,6 +131,10 @@ static void test_added_tokens(void) {
         check(same, "added tokens: \"%s\"", cases[i].text);
         free(ids);
     }
+    int *ids = NULL;
+    const size_t cut = t ? tokenizer_encode(t, "<abcd", 4, &ids) : 0;       /* the text ends within a token */
+    check(cut == 2 && ids[0] == 258 && ids[1] == 'c', "added tokens: the text ends before the token does");
+    free(ids);
     check(t != NULL, "added tokens: five load %s", e.text);
     tokenizer_free(t);
     for (int nested = 0; nested < 2; nested++) {
@@ -144,7 +148,7 @@ static void test_added_tokens(void) {
         }
         char *text = mem_alloc(BYTES);
         memset(text, '<', BYTES);
-        int *ids = NULL;
+        ids = NULL;
         t = with_added(added.at, &e);
         const double start = now();
         const size_t n = t ? tokenizer_encode(t, text, BYTES, &ids) : 0;
