@@ -153,7 +153,7 @@ FUZZ_FLAGS = -std=c11 -I. -O1 -g -fno-omit-frame-pointer $(WARN) -DMOE_VERSION='
 FUZZ_CHECKS = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_WRAP = -Wl$(subst $(SPACE),,$(addprefix $(COMMA)--wrap=,fail warn exit malloc calloc realloc free))
 FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
-FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
+FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
 fuzz:
 	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null; \
 	then $(MAKE) -s -j$(shell nproc) fuzz_targets && sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ); \
@@ -162,20 +162,20 @@ fuzz_targets: $(if $(FUZZ),$(addprefix build/fuzz/,$(FUZZ)),$(FUZZ_TARGETS))
 build/fuzz/libmoe.a: $(FUZZ_LIBRARY)
 	@rm -f $@
 	$(Q)ar rcs $@ $^
-$(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/once/tests/fuzz/support/fuzz.o build/fuzz/libmoe.a
+$(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/libmoe.a
 	@echo "  link  $@"
 	$(Q)$(FUZZ_CC) -g -fsanitize=fuzzer $(FUZZ_CHECKS) $(FUZZ_WRAP) $^ -o $@ -lm -ldl -lpthread
 build/fuzz/once/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  fuzz  $<"
-	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(FUZZ_CHECKS) -fsanitize=fuzzer-no-link -c $< -o $@
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(FUZZ_CHECKS) $(if $(findstring fuzz/support,$<),,-fsanitize=fuzzer-no-link) -c $< -o $@
 define fuzz_precision
 build/fuzz/$1/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(if $(filter F32,$1),$(FUZZ_CHECKS)) -DPRECISION_$1 -c $$< -o $$@
 endef
 $(foreach p,$(PRECISIONS),$(eval $(call fuzz_precision,$p)))
--include $(patsubst %.o,%.d,$(FUZZ_LIBRARY)) $(patsubst tests/fuzz/%.c,build/fuzz/once/tests/fuzz/%.d,$(wildcard tests/fuzz/*.c tests/fuzz/support/*.c))
+-include $(patsubst %.o,%.d,$(FUZZ_LIBRARY)) $(patsubst tests/fuzz/%.c,build/fuzz/once/tests/fuzz/%.d,$(wildcard tests/fuzz/*.c))
 
 help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'

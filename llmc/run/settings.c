@@ -162,17 +162,18 @@ static int is_restored(const char *name) {
 }
 
 int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
+    const int kept = kept_options();
     Settings all = *s;
     if (!json_is(saved, JSON_OBJECT)) return error_set(e, "the options of the run are missing");
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int i = 0;
-        while (i < kept_options() && strcmp(v->key, options[i].name)) i++;
-        if (i == kept_options()) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
+        while (i < kept && strcmp(v->key, options[i].name)) i++;
+        if (i == kept) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
         Settings one = all;
         if (!option_read(&options[i], &one, v, e)) return 0;
         if (!s->given[i] && is_restored(v->key)) all = one;
     }
-    for (int i = 0; i < kept_options(); i++) {              /* texts that outlive the file they are from */
+    for (int i = 0; i < kept; i++) {                        /* texts that outlive the file they are from */
         const char **text = (const char **)(void *)((char *)&all + options[i].field);
         const char *const *was = (const char *const *)(const void *)((const char *)s + options[i].field);
         if (options[i].kind == OPTION_TEXT && *text != *was) *text = text_format("%s", *text);
