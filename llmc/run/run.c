@@ -34,6 +34,7 @@ static void restore_settings_from_log(Run *r) {
 static int usable(const JsonValue *run, Error *e) {
     Progress p;
     Settings s = { 0 };
+    memset(s.given, 1, sizeof s.given);                     /* read and checked, but not kept */
     return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
 }
 

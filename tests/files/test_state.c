@@ -98,6 +98,7 @@ static void settings(void) {
         const int read = restores(&s, wrong[i].text, &e);
         check(!read && strstr(e.text, wrong[i].names) && !memcmp(&before, &s, sizeof s), "options %s are refused: %s", wrong[i].text, e.text);
     }
+    free((void *)s.train);
 }
 
 /* Every single bit of a sealed text: it is refused, or what it says is unchanged. */
