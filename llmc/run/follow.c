@@ -58,7 +58,7 @@ void run_begin_log(Run *r) {
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
 
-/* "the checkpoint of step 400": the newest that a run can resume from. */
+/* "the checkpoint of step 400", for messages: the newest state. */
 static void name_newest(const Run *r, char text[64]) {
     const int64_t step = checkpoint_newest(r->s.out);
     if (step < 0) snprintf(text, 64, "no checkpoint");
@@ -150,8 +150,8 @@ static int validation_loss(Run *r, double *loss) {
     return count > 0;
 }
 
-/* Saves the weights as the best. They are gone after the next step, so a failure is answered by a second attempt. 0: it failed, too,
- * and the best are still those in best/: a later validation that improves on them is saved. The same on all ranks. */
+/* Saves the weights as the best. The next step changes them, so a failed attempt is repeated at once. 0: both failed; best/ keeps the
+ * previous best, and a later validation that improves on that one is saved. All ranks get the same result. */
 static int keep_best(Run *r) {
     Error e;
     int ok = 1;
