@@ -224,6 +224,8 @@ mv away/text.txt .
 
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 
+# edit SCRIPT FOLDER: changes run.json of the newest checkpoint by sed, and removes its seal, as if an old version had written it.
+edit() { sed -e "$1" -e 's/, "crc32c": "[0-9a-f]*"}$/}/' "$2/$newest/run.json" > run.json && mv run.json "$2/$newest/"; }
 resume() { expect "$1" "$2" $train -o "$3" -y 1; }               # resume CODE TEXT FOLDER: with the settings of the run
 newest=state/step-00000060
 
@@ -241,10 +243,38 @@ resume 0 'step-00000060/run.json' x4
 
 rm -rf x1/state/step-00000040 && overwrite x1/$newest/model.safetensors 100000 1 2 3 4
 resume 4 'model.safetensors is damaged' x1
-sed 's/"format": 1/"format": 2/' x2/$newest/run.json > run.json && mv run.json x2/$newest/ && rm -rf x2/state/step-00000040
+edit 's/"format": 1/"format": 2/' x2 && rm -rf x2/state/step-00000040
 resume 4 'format 2.*reads format 1' x2
-sed 's/"intermediate_size": 32/"intermediate_size": 48/' x3/$newest/run.json > run.json && mv run.json x3/$newest/ && rm -rf x3/state/step-00000040
+edit 's/"intermediate_size": 32/"intermediate_size": 48/' x3 && rm -rf x3/state/step-00000040
 resume 4 'input_linear.weight has shape \[4, 64, 32\], the model needs \[4, 96, 32\]' x3
+
+# What stands in run.json is not believed, with a seal or without one.
+cp -r whole x6; sed 's/"samples": [0-9]*/"samples": 1/' x6/$newest/run.json > run.json && mv run.json x6/$newest/
+resume 0 'step-00000060 cannot be used: .*run.json: damaged: its CRC-32C.*trying the checkpoint before it, x6/state/step-00000040' x6
+same_run whole x6 "resumed from the checkpoint before one with another number in run.json"
+rm -rf x6/state/step-00000040
+for change in 's/"samples": [0-9]*/"samples": -5/=samples' 's/"options": {.*}/"options": [1]}/=options' 's/"train": "[^"]*"/"train": 5/=train' \
+    's/"batch": [0-9]*/"batch": 0/=batch' 's/"updates": [0-9]*/"updates": 61/=updates' 's/"step": 60/"step": 59/=step' \
+    's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/=layers'; do
+    rm -rf x7 && cp -r x6 x7 && edit "${change%=*}" x7
+    resume 4 "run.json: .*${change##*=}" x7
+done
+edit s/x/x/ x6
+resume 0 'complete' x6                  # the seal alone is missing: an old version wrote it
+
+# A run that was killed before its first checkpoint goes on with the settings in the first line of its log.
+mkdir x8 && head -1 whole/log.jsonl | sed 's/"batch": 2/"batch": 3/' > x8/log.jsonl
+resume 4 'first line.*damaged.*-y 0' x8
+: > x8/log.jsonl
+resume 4 'first line.*damaged.*-y 0' x8
+
+# The top of the folder and best/ follow the newest checkpoint.
+cp -r whole x9; cp x9/state/step-00000040/model.safetensors x9/; rm -rf x9/best
+touch x9/.tmp-x9 x9/model.safetensors.tmp.77 x9/state/.tmp-step-80
+resume 0 'complete' x9
+ok "a stale model at the top is replaced" cmp -s x9/model.safetensors x9/$newest/model.safetensors
+ok "best/ is there again" cmp -s x9/best/model.safetensors whole/best/model.safetensors
+ok "no temporary file remains" [ -z "$(find x9 -name '*tmp*')" ]
 
 cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
@@ -268,10 +298,14 @@ expect 4 'model.safetensors' $infer nan -n 4
 # With the largest finite number as a weight every gradient overflows: no step changes the weights.
 cp -r whole loud; overwrite loud/model.safetensors $((end - 4)) 255 255 127 127
 expect 9 '3 steps in a row without a finite gradient' $train $data -e loud -b 2 -t 32 -x 30 -n 1 -s 0 -mb 3 -o bad
+ok "the newest checkpoint is named" grep -q 'bad holds the checkpoint of step 2' "$said"
 ok "each bad step is reported with a tensor" [ "$(grep -c 'warning: step [123]: the gradient of [a-z0-9_.]* is not finite' "$said")" = 3 ]
 ok "each bad step is in log.jsonl" [ "$(grep -c '"event": "skip", "step": [123], "tensor": "[a-z0-9_.]*"' bad/log.jsonl)" = 3 ]
 ok "skipped steps leave the weights unchanged" [ "$(for s in bad/state/*/model.safetensors; do tail -c 100000 "$s" | cksum; done | sort -u | wc -l)" = 1 ]
 ok "the last checkpoint has the initial weights" [ "$(tail -c 100000 bad/model.safetensors | cksum)" = "$(tail -c 100000 loud/model.safetensors | cksum)" ]
+
+expect 9 'lonely holds no checkpoint' $train $data -e loud -b 2 -t 32 -x 30 -s 0 -mb 3 -o lonely
+expect 9 'logits are not finite' $infer loud -n 4
 
 # ---- requests from outside ---------------------------------------------------------------------------------------------------
 
@@ -443,7 +477,7 @@ if mount -t tmpfs -o size=2200k tmpfs disk 2> /dev/null; then
     kill -USR1 $background; await grep -q 'saved step' "$work/log"
     kept=$(steps_of disk/out)
     head -c 1400000 /dev/zero > disk/ballast
-    kill -USR1 $background; await grep -q 'was not saved, the one before it is untouched: .*needs .* MB free' "$work/log"
+    kill -USR1 $background; await grep -q 'was not saved; .* holds the checkpoint of step .*needs .* MB free' "$work/log"
     ok "on a full disk the previous checkpoint is kept" [ "$(steps_of disk/out)" = "$kept" ]
     rm disk/ballast
     kill -USR1 $background; await grew
@@ -511,6 +545,10 @@ expect 2 'not an option' $infer whole other
 expect 3 'nowhere.txt' $infer whole -x nowhere.txt
 expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
+( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )
+ok "infer_moe on a full disk: exit code 5" [ $? = 5 ]
+mkdir deep && sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/' whole/config.json > deep/config.json && cp whole/model.safetensors deep/
+expect 4 'num_hidden_layers\|layers' $infer deep -n 4
 cp -r whole out
 expect 0 'model out/best' $infer -n 3 -s 1
 limited $infer -t 0 -n 40 -i 'static ' > greedy 2> /dev/null

@@ -26,7 +26,11 @@ _Noreturn void fail(int code, const char *format, ...) {
     fflush(stdout);
     fputs("error: ", stderr);
     va_start(args, format);
-    text_vprint(stderr, format, args);
+    va_list again;
+    va_copy(again, args);
+    if (vsnprintf(NULL, 0, format, again) > 0) text_vprint(stderr, format, args);
+    else fprintf(stderr, "the reason is unknown; exit code %d", code);
+    va_end(again);
     va_end(args);
     fputc('\n', stderr);
     fflush(stderr);

@@ -111,7 +111,7 @@ void text_print(FILE *to, const char *format, ...) {
 
 static locale_t locale_enter(void) {
     static _Thread_local locale_t c;
-    if (!c) c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!c && !(c = newlocale(LC_ALL_MASK, "C", (locale_t)0))) fail(EXIT_MEMORY, "out of host memory: a locale is needed");
     return uselocale(c);
 }
 

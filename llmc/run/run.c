@@ -108,7 +108,7 @@ void run_open_data(Run *r) {
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     free(trained);
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
-    if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_is_text(r->data));
+    if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
     if (data_is_fallback(r->data))
         warn("tinyshakespeare is missing: training on this project's own text instead. "
              "The losses are NOT tinyshakespeare's. To fetch it: sh data/tinyshakespeare/fetch.sh");

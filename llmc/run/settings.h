@@ -21,8 +21,9 @@ typedef struct {
 /* Errors end the program with EXIT_USAGE and a message. */
 void settings_parse(Settings *s, int argc, char **argv);
 int  settings_given(const Settings *s, const char *letter);
-/* Sets what the user did not give to defaults for this machine and data. The table's defaults are for text on a CPU. */
-void settings_suit(Settings *s, int gpu, int text);
+/* Sets what the user did not give to defaults for this machine and so many tokens of training data. The table's defaults are for
+ * little text on a CPU. */
+void settings_suit(Settings *s, int gpu, int64_t tokens);
 void settings_print(const Settings *s);
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and restored on resuming unless
  * the user gives others. */

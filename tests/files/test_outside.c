@@ -73,6 +73,7 @@ static void test_text_from_outside(void) {
             waitpid(child, NULL, 0);
             char *got = file_read(path, &bytes, &e), *shown = text_format("%s", outside[i].shown);
             if (ways[w].write == options_of && !*shown) { free(shown); shown = text_format("-"); }
+            if (ways[w].write == fail_of && !*shown) { free(shown); shown = text_format("the reason is unknown; exit code %d", EXIT_INPUT); }
             end = strcspn(ways[w].form, "%");
             check(got && bytes == strlen(ways[w].form) - 2 + strlen(shown) && !memcmp(got, ways[w].form, end)
                   && !memcmp(got + end, shown, strlen(shown)) && !strcmp(got + end + strlen(shown), ways[w].form + end + 2),

@@ -9,6 +9,7 @@
 #include "llmc/files/checkpoint.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/options.h"
+#include "llmc/run/settings.h"
 #include "llmc/base/random.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
@@ -305,6 +306,32 @@ static void options(void) {
     s.rate = 0.1f;
     option_value(&table[2], &s, value, sizeof value);
     check(!strcmp(value, "0.1"), "a number is written with as few digits as possible: %s", value);
+}
+
+/* What is given stays; the rest suits the machine and the text. */
+static void defaults(void) {
+    static const struct { const char *arguments; int gpu; int64_t tokens; const char *model, *optimizer; float lr; int batch; } cases[] = {
+        { "",                   0, 1000000,   "m4", "adamw", 1e-3f, 8 },
+        { "",                   0, 100000000, "m4", "adamw", 1e-3f, 8 },
+        { "",                   1, 1000000,   "m6", "adamw", 2e-3f, 64 },
+        { "",                   1, 100000000, "m6:c512a1e128k6f256n1z1", "muon", 4e-3f, 64 },
+        { "-wo adamw -e d12",   1, 100000000, "d12", "adamw", 6e-4f, 64 },
+        { "-wo muon -b 3",      0, 1000000,   "m4", "muon", 4e-3f, 3 },
+        { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512a1e128k6f256n1z1", "muon", 1e-4f, 64 },
+        { "-e tests",           1, 100000000, "tests", "adamw", 6e-4f, 64 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[64], *argv[8] = { text };
+        int argc = 1;
+        Settings s;
+        snprintf(text, sizeof text, "train_moe %s", cases[i].arguments);
+        for (char *at = text; (at = strchr(at, ' ')); *at++ = 0) if (at[1]) argv[argc++] = at + 1;
+        settings_parse(&s, argc, argv);
+        settings_suit(&s, cases[i].gpu, cases[i].tokens);
+        check(!strcmp(s.model, cases[i].model) && !strcmp(s.optimizer, cases[i].optimizer) && s.lr == cases[i].lr
+              && s.batch == cases[i].batch, "defaults of \"%s\" for %s and %lld tokens: -e %s -wo %s -l %g -b %d", cases[i].arguments,
+              cases[i].gpu ? "a GPU" : "a CPU", (long long)cases[i].tokens, s.model, s.optimizer, (double)s.lr, s.batch);
+    }
 }
 
 /* ---- training: what must not change a gradient --------------------------------------------------------- */
@@ -923,6 +950,7 @@ void test_train(void) {
     sampling();
     windows();
     options();
+    defaults();
     accumulation();
     muon_and_adamw();
     threads(0);
