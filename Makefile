@@ -34,7 +34,7 @@ COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) $(if $(HAVE_WIDE),-mprefer-vector-width=512)) $(OMP) $(WARN) -MMD -MP
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
-NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
+NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 
@@ -51,7 +51,7 @@ LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench ladder mutate fuzz fuzz_targets data help size clean found
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench pays ladder mutate fuzz fuzz_targets data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -135,6 +135,8 @@ quick: run_tests
 	@./run_tests house files data kernels model reference
 bench: bench_moe
 	@./bench_moe
+pays: train_moe
+	@sh bench/pays.sh
 # Tests all rungs of kernels/ladder, then times them and keeps the table.
 ladder: run_tests bench_moe
 	@./run_tests ladder
@@ -184,6 +186,7 @@ help:
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
 	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine'
+	@echo 'make pays          a mixture and its dense twin on a GPU: losses over time, and a picture (bench/pays.sh: its settings)'
 	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
 	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
