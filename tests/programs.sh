@@ -321,6 +321,15 @@ ok "a stale model at the top is replaced" cmp -s x9/model.safetensors x9/$newest
 ok "best/ is there again" cmp -s x9/best/model.safetensors whole/best/model.safetensors
 ok "no temporary file remains" [ -z "$(find x9 -name '*tmp*')" ]
 
+# Best weights that cannot be saved: two attempts, the truth, and no other harm.
+mkdir lost && : > lost/best
+expect 5 'the weights with the best validation loss, of step [246]0, could not be saved' $run -o lost
+ok "each was tried twice" [ "$(grep -c 'step 20, were not saved' "$said")" = 2 ]
+same_weights() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+ok "the run itself is not harmed" same_weights lost whole
+rm lost/best
+resume 0 'complete' lost
+
 cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
 expect 4 'activation' $train -fa gelu -o x5 -y 1
@@ -465,7 +474,7 @@ expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
-expect 0 '= 2 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
+expect 0 '= 4 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))
 pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second also gets $others
@@ -630,6 +639,42 @@ theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole
 ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
+
+# ---- scripts -----------------------------------------------------------------------------------------------------------------
+
+# Text from sources that look like a kernel's: another kind of file, a folder and a size that are not picked; nothing half done stays.
+if command -v xz > /dev/null; then
+    mkdir -p fetch/linux copies/linux tree/linux-0/kernel tree/linux-0/elsewhere
+    cp "$root/data/linux/fetch.sh" fetch/linux/
+    for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4 5 6 7 8 9; do for k in 0 1 2; do cp page.txt tree/linux-0/kernel/$i$j$k.c; done; done; done
+    cp page.txt tree/linux-0/kernel/picture.png; cp page.txt tree/linux-0/elsewhere/a.c; echo tiny > tree/linux-0/kernel/tiny.c
+    printf 'caf\351 %s\n' "$(cat page.txt)" > tree/linux-0/kernel/latin.c
+    tar -C tree -cJf copies/linux/linux-0.tar.xz linux-0
+    expect 0 'from linux-0.tar.xz' env MOE_DATA_DIR="$work/here/copies" sh fetch/linux/fetch.sh 1
+    ok "train.txt and val.txt of the files that are to be picked" [ "$(cat fetch/linux/train.txt fetch/linux/val.txt | grep -c '^// FILE kernel/[0-9l].*[.]c$')" = 301 ]
+    ok "and of no other" [ "$(cat fetch/linux/train.txt fetch/linux/val.txt | grep -c '^// FILE')" = 301 ]
+    expect 0 '2 files.*for validation' $train -i fetch/linux $model -t 32 -x 0 -o new
+    expect 2 'whole number from 1' sh fetch/linux/fetch.sh 0
+    echo damaged > copies/linux/linux-0.tar.xz
+    expect 1 'linux-0.tar.xz: ' env MOE_DATA_DIR="$work/here/copies" sh fetch/linux/fetch.sh 1
+    ok "what failed leaves the old text and no folder" [ "$(ls fetch/linux | tr '\n' ' ')" = "fetch.sh train.txt val.txt " ]
+else skipped "xz is not installed: data/linux/fetch.sh"; fi
+mkdir -p fetch/enwik8 copies/enwik8 && cp "$root/data/enwik8/fetch.sh" fetch/enwik8/ && echo short > copies/enwik8/enwik8
+expect 1 'found 6 bytes, expected 100000000' env MOE_DATA_DIR="$work/here/copies" sh fetch/enwik8/fetch.sh
+
+# The twin and the mixture at two rates: a table, a picture, and a second call that finds all runs complete.
+if command -v python3 > /dev/null; then
+    pays="env DATA=text.txt TOKENS=300 TWIN=d1:c32h4f64 MIXTURE=m1:c32h4e4k2f32a1 STEPS=20 BATCH=2 SEQ=32 TOTAL=64 EVERY=4 VAL=2 DEVICE=cpu TRAIN_MOE=$train"
+    expect 0 'time to the twin.s last loss' $pays RATES="1e-3 8e-3" RECIPE="-u 5" sh "$root/bench/pays.sh" pays
+    ok "the table has a row for each run" [ "$(grep -c -e ' -l 8e-3 ' -e ' -l 1e-3 ' pays/table.txt)" = 4 ]
+    ok "the picture is well-formed and has a curve for each run" python3 -c '
+import sys, xml.dom.minidom as m
+paths = m.parse("pays/pays.svg").getElementsByTagName("path")
+sys.exit(len(paths) != 4 or any(len(p.getAttribute("d").split()) != 10 or "nan" in p.getAttribute("d") for p in paths))'
+    expect 0 'complete, kept' $pays RATES="1e-3 8e-3" RECIPE="-u 5" sh "$root/bench/pays.sh" pays
+    expect 1 'failed; see' $pays RATES=1e-3 RECIPE="-zz 1" sh "$root/bench/pays.sh" pays1
+    expect 1 'no text at nowhere' $pays DATA=nowhere sh "$root/bench/pays.sh" pays2
+else skipped "python3 is not installed: bench/pays.sh"; fi
 
 # The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
 # the last line.

@@ -251,13 +251,15 @@ Saved run_save(Run *r) { return (Saved)group_min(r->parallel.group, save_here(r)
 /* Of all weights, without the padding between tensors, which depends on the number of ranks. */
 static uint64_t fingerprint(const Model *m) {
     const size_t size = m->dev->floatX_size;
-    char *weights = mem_alloc(m->manifest.total * size);
+    size_t most = 0;
+    for (int i = 0; i < m->manifest.count; i++) if (m->manifest.at[i].count > most) most = m->manifest.at[i].count;
+    char *weights = mem_alloc(most * size);
     uint64_t h = 0;
     parallel_wait_all_weights(m);
-    m->dev->download(weights, m->params, m->manifest.total * size);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        h = hash_bytes(h, weights + t->offset * size, t->count * size);
+        m->dev->download(weights, (const char *)m->params + t->offset * size, t->count * size);
+        h = hash_bytes(h, weights, t->count * size);
     }
     free(weights);
     return h;

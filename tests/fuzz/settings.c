@@ -47,8 +47,8 @@ static Json *written(const Settings *s, Text *t) {
 static void check_restored(const Settings *s) {
     static char *nothing[] = { "train_moe", NULL };
     Text once = { 0 }, twice = { 0 };
-    Settings again;
     Error e;
+    Settings again;
     Json *json = written(s, &once);
     settings_parse(&again, 1, nothing);
     fuzz_check(settings_restore(&again, json_root(json), &e));
@@ -82,7 +82,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     settings_parse(&s, lines.count + 1, arguments);
     if (form == 1) {
         Json *json = json_parse(rest.at, rest.bytes, &e);
-        if (json) settings_restore(&s, json_root(json), &e);
+        if (json && !settings_restore(&s, json_root(json), &e)) fuzz_check(*e.text);
         json_free(json);
     }
     check_printed(&s);
