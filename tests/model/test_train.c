@@ -798,6 +798,8 @@ static void configs(void) {
         c.rope_theta = 12345.678;
         config_to_json(&c, "BF16", 1, &json);
         const int read = from_text(&back, json.at, &e);
+        if (kinds[i].family == FAMILY_GRANITE_SHARED)       /* nothing: 1 / sqrt(4), and not 0 */
+            check(strstr(json.at, "\"attention_multiplier\": 0.5,") != NULL, "%s: its scores have the usual scale", kinds[i].descriptor);
         check(config_family(&c) == kinds[i].family, "%s is a %s", kinds[i].descriptor, family_name(kinds[i].family));
         check(read && config_same(&c, &back, &e), "%s comes back from config.json: %s", kinds[i].descriptor, e.text);
         if (read) {
