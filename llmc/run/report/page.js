@@ -120,13 +120,13 @@ function data_of_log(log) {
 function data_of_file(content) {
     const mark = '<script type="application/json" id="data">', at = content.indexOf(mark);
     if (at < 0) return data_of_log(content);
-    return JSON.parse(content.slice(at + mark.length, content.indexOf('</script>', at)));
+    return JSON.parse(content.slice(at + mark.length, content.indexOf('<' + '/script>', at)));
 }
 
 // ---- what the reader has chosen, which survives that the page loads itself again
 
 const place = 'report ' + location.pathname;
-const state = { smoothing: 0, across: 'step', log_x: false, loss_axis: 'fit', range: null, hidden: {}, cursor: null, given: false,
+const state = { smoothing: 0.7, across: 'step', log_x: false, loss_axis: 'fit', range: null, hidden: {}, cursor: null, given: false,
                 theme: null, others: [], scroll: 0, focus: '', column: null };
 try { Object.assign(state, JSON.parse(sessionStorage.getItem(place))); } catch (e) { /* a browser that keeps nothing */ }
 function keep() {
@@ -237,11 +237,11 @@ function show_cards() {
 
 const CHARTS = [
     { id: 'loss', title: 'Loss', unit: 'nats per token', wide: true, curves: [['loss', 'training'], ['val', 'validation']] },
-    { id: 'lr', title: 'Learning rate', unit: '', zero: true, curves: [['lr', 'rate']] },
+    { id: 'lr', title: 'Learning rate', unit: '', zero: true, exact: true, curves: [['lr', 'rate']] },
     { id: 'norm', title: 'Gradient norm', unit: '', may_log: true, zero: true, curves: [['norm', 'norm']] },
     { id: 'balance', title: 'Balance loss', unit: '1 is even', even: true, curves: [['balance', 'MLP'], ['att_balance', 'attention']] },
     { id: 'max_load', title: 'Busiest expert', unit: 'times the mean load', even: true, curves: [['max_load', 'load']] },
-    { id: 'dead', title: 'Experts without a token', unit: 'experts', zero: true, curves: [['dead', 'experts']] },
+    { id: 'dead', title: 'Experts without a token', unit: 'experts', zero: true, exact: true, curves: [['dead', 'experts']] },
     { id: 'z', title: 'Router z-loss', unit: '', zero: true, curves: [['z', 'z-loss']] },
     { id: 'tok_s', title: 'Speed', unit: 'tokens per second', zero: true, curves: [['tok_s', 'speed']] },
 ];
@@ -257,7 +257,7 @@ function lines_of(chart) {
         const label = runs.length > 1 ? run.name + (chart.curves.length > 1 ? ', ' + name : '') : name;
         const id = chart.id + ' ' + key + ' ' + r;
         lines.push({ id, run, key, label, color: runs.length > 1 ? r % 6 : k, dashed: runs.length > 1 && k > 0, hidden: !!state.hidden[id],
-                     x: c.x.map(x => x === null ? null : across(run, x)), y: c.y, low: c.low, high: c.high, step: c.x, dots: key === 'val' });
+                     x: c.x.map(x => x === null ? null : across(run, x)), y: c.y, low: c.low, high: c.high, step: c.x, dots: key === 'val', exact: key === 'val' || chart.exact });
     }));
     return lines;
 }
@@ -378,7 +378,7 @@ function draw_axes(s, a, chart, width) {
     if (chart.even && a.low < 1 && a.high > 1) s.append(svg('path', { class: 'even', d: 'M' + a.left + ' ' + py(a, 1).toFixed(1) + 'H' + a.right }));
 }
 function draw_line(g, a, l) {
-    const color = 'c' + l.color, weight = l.dots ? 0 : state.smoothing;
+    const color = 'c' + l.color, weight = l.exact ? 0 : state.smoothing;
     if (weight > 0) {
         g.append(svg('path', { class: 'line faint ' + color, d: path_of(a, l.x, l.y) }));
         l.smooth = smoothed(l.y, weight);
