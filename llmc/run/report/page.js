@@ -431,7 +431,7 @@ function draw_charts() {
     draw_cursor();
 }
 function draw_soon() {
-    if (!waiting) requestAnimationFrame(() => { waiting = false; draw_charts(); });
+    if (!waiting) setTimeout(() => { waiting = false; draw_charts(); }, 16);
     waiting = true;
 }
 
