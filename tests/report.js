@@ -43,6 +43,12 @@ async function test_curves(p) {
     check(p.d.querySelectorAll('#chart-lr .cursor path').length === 1, 'the cursor is in every chart');
     p.pointer('pointerleave', 'loss', 0.5);
     check(!p.tip(), 'and goes with the pointer');
+    await p.drop([['short.jsonl', log_of(s => 3, {}, 30)]]);
+    p.pointer('pointermove', 'loss', 0.4);
+    const before = p.tip();
+    p.pointer('pointermove', 'loss', 0.9);
+    check(before.includes('short, training') && before.includes('one, training') && p.tip().includes('one, training') && !p.tip().includes('short'), 'a run that has ended has no value there');
+    p.d.querySelector('#runs tr:last-child button').click();
     await p.set('smoothing', 0.9);
     check(p.d.querySelectorAll('#chart-loss .line.faint').length === 1 && p.line('loss loss 0').getAttribute('d') !== p.d.querySelector('#chart-loss .faint').getAttribute('d'), 'smoothing keeps the raw curve behind');
 
@@ -95,9 +101,9 @@ async function test_zoom(p) {
     p.key('loss', 'Escape');
     check(!p.tip(), 'Escape ends the cursor');
 }
-function log_of(vals, more) {
+function log_of(vals, more, steps) {
     const lines = [JSON.stringify({ event: 'start', model: 'm4', options: { out: 'x', lr: 0.5, ...more } })];
-    for (let s = 1; s <= 800; s++) {
+    for (let s = 1; s <= (steps || 800); s++) {
         lines.push(JSON.stringify({ event: 'step', step: s, loss: 5 - 4 * s / 800, lr: 1e-3, norm: 1, ms: 100, tok_s: 5000 }));
         if (s % 50 === 0) lines.push(JSON.stringify({ event: 'val', step: s, loss: vals(s) }));
     }

@@ -533,8 +533,8 @@ void report_close(Report *r) {
 }
 int report_due(const Report *r) { return now() >= r->next; }
 int report_update(Report *r, int live, Error *e) {
-    const double start = now();
     int ok = read_on(r, e);
+    const double start = now();                             /* the first page of a resumed run reads all of its log: not counted */
     if (ok) {
         Text page = {0};
         for (int i = 0; report_page[i]; i++)

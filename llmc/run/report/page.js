@@ -136,7 +136,8 @@ function keep() {
 }
 
 const data = JSON.parse($('data').textContent);
-const self = make_run(data, text(object(object(data.start).options).out) || 'this run');
+const folder = d => text(object(object(d.start).options).out).replace(/\/+$/, '').replace(/^.*\//, '');      // its name
+const self = make_run(data, folder(data) || 'this run');
 let runs = [self];
 function collect_runs() {
     runs = [self];
@@ -461,8 +462,8 @@ function draw_cursor() {
         const x = px(a, cursor.x), rows = [];
         d.cursor.append(svg('path', { d: 'M' + x.toFixed(1) + ' ' + a.top + 'V' + a.bottom }));
         for (const l of d.lines) {
-            const i = l.hidden ? -1 : nearest(l, cursor.x);
-            if (i < 0) continue;
+            const i = l.hidden ? -1 : nearest(l, cursor.x), ends = l.x[l.x.length - 1];
+            if (i < 0 || (i === l.x.length - 1 && cursor.x > ends + 0.02 * (a.x1 - a.x0) && !l.dots) || cursor.x > across(l.run, l.run.data.step) * 1.02) continue;
             const v = (l.smooth || l.y)[i], y = py(a, v);
             if (y >= a.top - 6 && y <= a.bottom + 2) d.cursor.append(svg('circle', { class: 'dot c' + l.color, cx: px(a, l.x[i]), cy: y, r: 4 }));
             const more = l.low && l.high[i] > l.low[i] ? ' (' + short(l.low[i]) + ' to ' + short(l.high[i]) + ')' : l.smooth ? ' (' + short(l.y[i]) + ')' : '';
@@ -474,7 +475,7 @@ function draw_cursor() {
         const seconds = between(self.clock.step, self.clock.time, step);
         const where = d.svg.getBoundingClientRect();
         tip_at(where.left + x * where.width / (a.right + 10), where.top + (cursor.y || a.top + 40),
-               [node('div', { class: 'dim' }, 'step ' + count(step) + (seconds > 0 ? ', after ' + duration(seconds) : '')), ...rows,
+               [node('div', { class: 'dim' }, 'step ' + count(step) + (seconds > 0 && step <= data.step ? ', after ' + duration(seconds) : '')), ...rows,
                 chart.unit ? node('div', { class: 'dim' }, chart.unit) : '']);
     }
     if (!cursor) $('tip').hidden = true;
@@ -750,8 +751,8 @@ function show_runs() {
 }
 function add_run(name, content) {
     try {
-        const d = data_of_file(content), own = text(object(object(d.start).options).out);
-        const run = make_run(d, /^(log\.jsonl|report\.html)$/.test(name) && own ? own : name.replace(/\.(jsonl|html)$/, ''));
+        const d = data_of_file(content);
+        const run = make_run(d, /^(log\.jsonl|report\.html)$/.test(name) && folder(d) ? folder(d) : name.replace(/\.(jsonl|html)$/, ''));
         if (!run.curves.loss && !run.curves.val) throw new Error('it has no curves');
         state.others.push({ name: run.name, data: { start: d.start, resumed: d.resumed, end: d.end, step: d.step, seconds: d.seconds, tokens: d.tokens, best: d.best,
                             best_step: d.best_step, best_bits: d.best_bits, curves: d.curves } });
