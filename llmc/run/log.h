@@ -17,6 +17,7 @@ typedef struct {                        /* one optimizer step */
 typedef struct {
     int64_t step, best_step;
     double  loss, bits_per_byte, best;  /* bits_per_byte 0: unknown */
+    double  seconds, peak_memory;       /* of this validation; of the process so far, bytes of host memory */
 } ValidationStats;
 
 typedef struct {
@@ -50,6 +51,6 @@ void log_validation(Log *l, const ValidationStats *v);
 /* load (routers, E). show: also a table on the terminal. */
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes);
-void log_end(Log *l, const Progress *p, uint64_t fingerprint);              /* on a terminal, draws the curve of the loss */
+void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory);  /* on a terminal, draws the curve of the loss */
 void log_line(Log *l, const char *format, ...) PRINTF(2, 3);                /* to stdout, below the refreshed line */
 #endif

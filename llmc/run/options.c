@@ -174,3 +174,9 @@ void options_json(Options o, Text *out) {
     }
     text_add(out, "}");
 }
+void options_given_json(Options o, Text *out) {
+    int n = 0;
+    text_add(out, "[");
+    for (int i = 0; i < o.count; i++) if (o.given[i]) text_add(out, "%s\"%s\"", n++ ? ", " : "", o.rows[i].name);
+    text_add(out, "]");
+}

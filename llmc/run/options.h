@@ -36,5 +36,6 @@ int  option_read(const Option *option, void *settings, const JsonValue *value, E
 int  option_given(Options o, const char *letter);
 void options_print(Options o);                       /* the start-up table */
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
+void options_given_json(Options o, Text *out);       /* ["name", ...] of those that the user gave */
 void option_value(const Option *option, const void *settings, char *text, size_t capacity);     /* as the user would write it */
 #endif

@@ -152,6 +152,7 @@ void settings_json(const Settings *s, Text *out) {
     kept.count = kept_options();
     options_json(kept, out);
 }
+void settings_given_json(const Settings *s, Text *out) { options_given_json(table(s), out); }
 
 /* Settings of one invocation: not restored from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
