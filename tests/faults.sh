@@ -165,8 +165,8 @@ pair() {                                # pair FAULT OF: two processes of one ra
         timeout -s KILL 60 env $with "$train" $options -x 6 -y 1 -o o -dv cpu -ng 1 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
         eval "process$i=$!"
     done
-    wait $process0; code0=$?
-    wait $process1; code1=$?
+    wait $process0 2> /dev/null; code0=$?
+    wait $process1 2> /dev/null; code1=$?
     sleep 0.1                           # a kill by timeout is not awaited
 }
 for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
@@ -186,6 +186,30 @@ for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
 done
 total "two processes: $((hits - before)) places"
 pairs=$((hits - before))
+
+# ---- a power loss: what is renamed is on the disk before, and the name after -----------------------------------------------------------
+
+rm -rf o trace; cp -a words.4 o
+for run in 1 2; do
+    FAULT_TRACE=$work/trace LD_PRELOAD=$work/faults.so "$train" $options -tk 300 -x $((run * 4)) -y 1 -o fresh > said 2>&1 || verdict 1 "traced: $(tail -1 said)"
+done
+awk -v work="$work" '
+    function folder(path) { sub("/[^/]*$", "", path); return path }
+    function wrong(what) { print what ": " $0 | "cat 1>&2"; bad = 1 }
+    index($2, work) != 1 || $2 ~ /\/(lock|main.log|log.jsonl)$/ { next }
+    $1 == "create" { dirty[folder($2)] = 1; next }
+    $1 == "write"  { dirty[$2] = 1; next }
+    $1 == "fsync"  { delete dirty[$2]; delete pending[$2]; syncs++; next }
+    $1 == "link"   { if ($2 in dirty) wrong("linked before it was synced"); next }
+    $1 == "rename" && $3 !~ /tmp-old/ {
+        for (path in dirty) if (path == $2 || index(path, $2 "/") == 1) wrong("renamed before " path " was synced")
+        for (path in pending) wrong("before " path " was synced")
+        pending[folder($3)] = 1; renames++
+    }
+    END { for (path in pending) wrong(path " is not synced"); if (renames < 20 || syncs < 2 * renames) bad = 1; print renames + 0, syncs + 0; exit bad }
+' trace > said 2>&1
+verdict $? "the order of writes, syncs and renames: $(tail -1 said)"
+total "renames and syncs in order: $(tail -1 said)"
 
 # ---- damaged files -------------------------------------------------------------------------------------------------------------
 

@@ -222,6 +222,51 @@ mkdir away && mv text.txt away/
 expect 0 'generated 20 tokens' $infer words/best -i 'static' -n 20
 mv away/text.txt .
 
+# ---- a model of a folder: what came with it stays ------------------------------------------------------------------------------
+
+plain="$train -i text.txt -b 2 -t 32 -u 10 -v 20 -s 25 -g 20 -d 256 -n 10"
+expect 0 'mixtral' $plain -e m2:c32h4e4k2f32a1 -tk 333 -x 20 -o folder
+ok "the vocabulary is saved without its padding" grep -q '"vocab_size": 333,' folder/config.json
+ok "its config.json does not mention the padding" [ -z "$(grep padded folder/config.json)" ]
+printf '{"eos_token_id": [1, 2, 3], "temperature": 0.6}' > folder/generation_config.json
+printf '{{ messages }}' > folder/chat_template.jinja
+sed -i 's/"vocab_size"/"our_own_key": {"a": [1, 2.0]},\n  "vocab_size"/' folder/config.json
+expect 0 'encoding\|333\|text' $plain -e folder -x 20 -o on
+for name in tokenizer.json tokenizer_config.json generation_config.json chat_template.jinja; do
+    ok "-e FOLDER keeps its $name" cmp folder/$name on/$name
+done
+ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q '"our_own_key": {' on/config.json
+last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
+ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
+expect 0 'fingerprint' $plain -e folder -x 20 -o half
+rm -rf half/state/step-00000020 half/tokens.cache && rm -rf x1 && mv folder x1
+expect 0 'resuming' $train -o half -y 1
+same_run on half "resumed without the folder that it began with"
+mv x1 folder
+ok "a resumed run keeps the chat template" cmp folder/chat_template.jinja half/chat_template.jinja
+letters 3000 | shard 20240520 1 3000 > ids_train.bin 2> /dev/null && cp ids_train.bin ids_val.bin
+expect 0 'fingerprint' $train -i 'ids_train.bin' -j 'ids_val.bin' -e folder -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o named
+ok "a run on tokens keeps the tokenizer of its folder" cmp folder/tokenizer.json named/tokenizer.json
+expect 0 '1 2 3' $train -i 'ids_train.bin' -j 'ids_val.bin' -e m2:c32h4e4k2f32a1 -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o unnamed
+ok "without a tokenizer no text is suggested" [ -z "$(grep ROMEO unnamed/main.log)" ]
+cp -r "$root/tests/reference/families/olmoe" ends && printf '{"eos_token_id": [%s]}' "$(seq -s, 0 28)" > ends/generation_config.json
+expect 0 'generated 1 tokens' $infer ends -i '1 2 3' -n 20
+rm -rf folder/best folder/model.safetensors && touch folder/pytorch_model.bin
+expect 3 'save_pretrained' $plain -e folder -x 20 -o never
+expect 4 'save_pretrained' $infer folder
+cp -r "$root/tests/reference/families/qwen3_moe" shards && rm shards/model-00002-of-00003.safetensors
+expect 3 'model-00002' $train -i 'ids_train.bin' -j 'ids_val.bin' -e shards -b 2 -t 32 -x 5 -o never
+sed 's/"num_hidden_layers": 3/"num_hidden_layers": 4/' "$root/tests/reference/families/olmoe/config.json" | sed 's/"num_hidden_layers": 2/"num_hidden_layers": 4/' > c.json
+cp -r "$root/tests/reference/families/olmoe" deeper && cp c.json deeper/config.json
+expect 3 'model.layers.2.* is missing' $train -i 'ids_train.bin' -j 'ids_val.bin' -e deeper -b 2 -t 32 -x 5 -o never
+expect 2 'no bias for choosing' $train -i 'ids_train.bin' -j 'ids_val.bin' -e "$root/tests/reference/families/olmoe" -rb 0.1 -b 2 -t 32 -x 5 -o never
+
+# What is validated is what is saved: biases for choosing experts, too.
+expect 0 'Transformers cannot' $some -d 256 -x 40 -rb 0.3 -o biased
+expect 0 'bits/byte' $infer biased -x val.txt
+theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 biased/main.log | sed 's/.*tel://')
+ok "infer_moe -x has the loss of a trainer with -rb: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
+
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 
 # edit SCRIPT FOLDER: changes run.json of the newest checkpoint by sed, and removes its seal, as if an old version had written it.
@@ -275,6 +320,15 @@ resume 0 'complete' x9
 ok "a stale model at the top is replaced" cmp -s x9/model.safetensors x9/$newest/model.safetensors
 ok "best/ is there again" cmp -s x9/best/model.safetensors whole/best/model.safetensors
 ok "no temporary file remains" [ -z "$(find x9 -name '*tmp*')" ]
+
+# Best weights that cannot be saved: two attempts, the truth, and no other harm.
+mkdir lost && : > lost/best
+expect 5 'the weights with the best validation loss, of step [246]0, could not be saved' $run -o lost
+ok "each was tried twice" [ "$(grep -c 'step 20, were not saved' "$said")" = 2 ]
+same_weights() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+ok "the run itself is not harmed" same_weights lost whole
+rm lost/best
+resume 0 'complete' lost
 
 cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
@@ -420,7 +474,7 @@ expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
-expect 0 '= 2 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
+expect 0 '= 4 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))
 pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second also gets $others

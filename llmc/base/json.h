@@ -43,6 +43,9 @@ double      json_double(const JsonValue *v, double otherwise);                  
 int         json_bool(const JsonValue *v, int otherwise);
 const char *json_string(const JsonValue *v, const char *otherwise);     /* `otherwise` also if the string contains NUL */
 
+/* Appends the text of a value; lists and objects on lines of their own, two spaces deeper than `depth` levels. */
+void json_write(Text *to, const JsonValue *v, int depth);
+
 /* Checked reading, of what a file from outside must have: 1; or 0 and an error that names the value, if it is missing, of another
  * type (a number may be written as a whole one), or outside of low..high, ends included. hex: 64 bits as up to 16 digits. */
 int json_read_int(const JsonValue *v, const char *name, int64_t low, int64_t high, int64_t *x, Error *e);

@@ -167,6 +167,10 @@ void text_add_json(Text *t, const char *string, size_t bytes) {
     text_add_bytes(t, "\"", 1);
 }
 
+void text_add_real(Text *t, double x) {
+    if (fabs(x) < 1e15 && x == floor(x)) text_add(t, "%.0f.0", x);
+    else text_add_double(t, x);
+}
 void text_add_double(Text *t, double x) {
     char number[40] = "null";
     locale_t before = locale_enter();

@@ -186,7 +186,7 @@ static int save_run(const char *path, const Snapshot *s, const FileSum *model, c
         text_add(&t, ",\n    \"tokenizer.json\": {\"bytes\": %zu, \"crc32c\": %u}", bytes, crc32c(0, json, bytes));
     }
     text_add_string(&t, "\n  },\n  \"config\": ");
-    config_to_json(&s->model->config, s->model->dev->dtype, &t);
+    config_to_json(&s->model->config, s->model->dev->dtype, 1, &t);
     text_add(&t, ",  \"options\": %s", s->options);
     json_seal(&t);
     text_add_string(&t, "\n");
@@ -228,9 +228,9 @@ static void remove_old_steps(const char *folder, int64_t step, int keep, int64_t
 }
 
 /* The weights in `from`, beside the small files, as the model of a folder. */
-static int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e) {
+static int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     char *top = top_weights(folder);
-    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, e) && file_link(from, top, e);
+    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, origin, e) && file_link(from, top, e);
     free(top);
     return ok;
 }
@@ -262,7 +262,7 @@ Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t m
     optimizer_whole(s->optimizer, s->model, STATE_END);      /* releases the other ranks */
     ok = ok && place(folder, s->step, temporary, &placed, e);
     if (!placed) remove_folder(temporary);
-    ok = ok && publish(weights, folder, s->model, s->tokenizer, e);
+    ok = ok && publish(weights, folder, s->model, s->tokenizer, s->origin, e);
     if (ok) remove_old_steps(folder, s->step, keep, major);
     free(state); free(final); free(temporary); free(weights);
     return ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
@@ -276,10 +276,11 @@ static int write_weights(const char *temporary, const void *with, Error *e) {
 }
 
 /* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
-int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e) {
+int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
+                         Error *e) {
     char *best = text_format("%s/best", folder), *final = top_weights(best);
     const int ok = folder_make(best, e) && has_space(folder, m->manifest.learnable * m->dev->floatX_size, e)
-                && hf_save_small(best, m, tokenizer, e) && file_replace(final, write_weights, &(Weights){ m, step }, e);
+                && hf_save_small(best, m, tokenizer, origin, e) && file_replace(final, write_weights, &(Weights){ m, step }, e);
     free(best);
     free(final);
     return ok;
@@ -430,10 +431,10 @@ static int holds_weights(const Checkpoint *c, const char *weights, const char *t
     return expected_sum(checkpoint_run(c), "model.safetensors", &sum, &e) && verify_file(top, &sum, &e);
 }
 
-int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, Error *e) {
+int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     char *weights = top_weights(c->path), *top = top_weights(c->folder);
-    const int ok = holds_weights(c, weights, top) ? hf_save_small(c->folder, m, tokenizer, e)
-                                                  : publish(weights, c->folder, m, tokenizer, e);
+    const int ok = holds_weights(c, weights, top) ? hf_save_small(c->folder, m, tokenizer, origin, e)
+                                                  : publish(weights, c->folder, m, tokenizer, origin, e);
     free(weights);
     free(top);
     return ok;
@@ -451,7 +452,7 @@ static int64_t step_of(const char *weights) {
     return whole ? step : -1;
 }
 
-int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, Error *e) {
+int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     char *folder = text_format("%s/best", c->folder), *weights = top_weights(folder);
     const int64_t held = step_of(weights);
     char *state = step_path(c->folder, best);
@@ -461,7 +462,7 @@ int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tok
     else if (!ok) {
         Checkpoint *from = open_step(c->folder, best, NULL, e);
         char *there = from ? top_weights(from->path) : NULL;
-        ok = from && publish(there, folder, m, tokenizer, e);
+        ok = from && publish(there, folder, m, tokenizer, origin, e);
         free(there);
         checkpoint_close(from);
     }

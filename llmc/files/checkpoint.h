@@ -11,7 +11,7 @@
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "llmc/model/optim.h"
-#include "llmc/data/tokenizer.h"
+#include "hf.h"
 #include "llmc/base/json.h"
 
 /* Makes the folder; 0 if another trainer uses it. Removes the temporary files of one that was killed. */
@@ -26,6 +26,7 @@ typedef struct {                        /* what is saved */
     const Model     *model;
     const Optimizer *optimizer;
     const Tokenizer *tokenizer;         /* NULL: none */
+    const HfOrigin  *origin;            /* what the model came with (hf.h), or NULL */
     int64_t          step;              /* names the step folder */
     const char      *progress;          /* members of run.json, JSON without braces. One is read here: "updates", Adam's clock */
     const char      *options;           /* the settings, a JSON object */
@@ -36,7 +37,8 @@ typedef struct {                        /* what is saved */
  * it, but e says what else failed; nothing older has been removed. */
 typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
 Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e);
-int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e);
+int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
+                           Error *e);
 
 /* open: the newest usable step folder. Verifies every file before it uses anything of it; then the configuration and, by `usable`
  * (NULL: nothing), what the caller needs of run.json. Warns about newer folders that are not usable. NULL and e if there is none.
@@ -54,7 +56,7 @@ int  checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e);
 /* Brings the output folder up to date with the checkpoint that was loaded, after a save that was killed or failed half-way: the
  * small files and weights at its top; and best/, which should hold the weights of step `best`. Those are in a state, or nowhere: then
  * checkpoint_best returns 0. It leaves a best/ of a later step, which the part of the run that is repeated saves again. */
-int  checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, Error *e);
-int  checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, Error *e);
+int  checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
+int  checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
 void checkpoint_close(Checkpoint *c);
 #endif

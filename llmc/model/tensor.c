@@ -82,7 +82,9 @@ int manifest_piece_count(const Tensor *t) { return alternatives(t) * (strchr(t->
 Piece manifest_piece(const Tensor *t, int i) {
     const int per = alternatives(t), indexed = strchr(t->pieces, '%') != NULL, index = i / per;
     const char *from = t->pieces;
-    Piece p = { .rank = t->rank - indexed, .count = t->count / (size_t)manifest_piece_count(t) };
+    const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
+    Piece p = { .rank = t->rank - indexed, .count = files / (size_t)manifest_piece_count(t),
+                .head = t->keys && i ? 0 : t->head };
     for (int skip = i % per; skip; skip--) from = strchr(from, '|') + 1;
     size_t n = 0;
     for (; *from && *from != '|'; from++) {
@@ -91,7 +93,7 @@ Piece manifest_piece(const Tensor *t, int i) {
     }
     p.name[n] = 0;
     for (int d = 0; d < p.rank; d++) p.shape[d] = t->shape[d + indexed];
-    p.shape[0] /= per;
+    p.shape[0] = (p.shape[0] - t->padding) / per;
     p.offset = t->offset + (size_t)i * p.count;
     return p;
 }
@@ -113,9 +115,10 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
 
 void manifest_initial(const Tensor *t, uint64_t seed, double *values) {
     const uint64_t key = random_key(seed, hash_bytes(0, t->name, strlen(t->name)));
+    const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
     #pragma omp parallel for if (t->count > 10000)
     for (size_t i = 0; i < t->count; i++)
-        values[i] = t->init == ONES ? 1 : t->init == ZEROS ? 0 : (double)t->init * random_normal(key, i);
+        values[i] = t->init == ONES ? 1 : t->init == ZEROS || i >= files ? 0 : (double)t->init * random_normal(key, i);
 }
 
 /* The exponent is all ones in NaN and infinity. Blocks without one are passed by a loop that the compiler makes vectors of. */

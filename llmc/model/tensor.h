@@ -24,6 +24,9 @@ typedef struct {
     int    layer;                       /* -1: not in a layer */
     int    summed;                      /* 1: its gradient is added to, so it begins at zero and is kept in reals */
     int    range;                       /* which of the manifest's it lies in */
+    int    padding;                     /* rows at its end that no file has */
+    int    head, keys;                  /* files have the rows of heads of this size in another order (rope.h), 0: they do not; keys:
+                                         * only those of the first half */
 } Tensor;
 
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
@@ -38,7 +41,7 @@ typedef struct {
     size_t  total, learnable;           /* elements; total: with padding */
     size_t  gradient_bytes;             /* of all gradients, padded likewise */
 } Manifest;
-typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t offset, count; } Piece;
+typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head; size_t offset, count; } Piece;
 
 #define ONES  (-1.0f)
 #define ZEROS (0.0f)

@@ -97,6 +97,7 @@ static void show_tile_waste(Run *r) {
     int *chosen = mem_alloc(bytes), *start = mem_alloc(bytes);
     double rows[2] = { 0, 0 }, tiles[2] = { 0, 0 };
     for (int l = 0; l < c->layers; l++) {
+        if (!config_has_experts(c, l)) continue;
         m->dev->download(chosen, m->acts[l].mlp.own_load, (size_t)c->experts * sizeof(int));
         m->dev->download(start, m->acts[l].mlp.plan.start, bytes);
         for (int e = 0; e < c->experts; e++)
@@ -110,7 +111,7 @@ static void show_tile_waste(Run *r) {
     free(start);
     for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
     log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0], 100 * tiles[1],
-             rows[0] / c->layers / c->experts);
+             rows[0] / config_mixtures(c) / c->experts);
     Text e = event("tiles");
     event_int(&e, "step", r->progress.step);
     event_double(&e, "waste_chosen", tiles[0]);
@@ -156,7 +157,7 @@ static int keep_best(Run *r) {
     int ok = 1;
     if (!r->s.keep_best) return 1;
     for (int attempt = 0; r->leads && attempt < 2; attempt++) {
-        if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, &e))) break;
+        if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, r->origin, &e))) break;
         warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
     }
     ok = group_min(r->parallel.group, ok);
@@ -226,7 +227,7 @@ static Saved save_here(Run *r) {
     if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return SAVED_ALL; }
     Text progress = { 0 };
     progress_to_json(p, r->dev->name, &progress);
-    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer,
+    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
                                 .step = p->step, .progress = progress.at, .options = r->options_json };
     const Saved saved = checkpoint_save(s->out, &snapshot, s->keep, s->major, &e);
     free(progress.at);
@@ -291,8 +292,8 @@ void run_end_log(Run *r) {
     if (!report_write(r->s.out, &e)) warn("%s", e.text);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
     if (r->finished)
-        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
-                 r->s.out, best ? "/best" : "");
+        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i %s%s", r->s.out, best ? "/best" : "",
+                 r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     else
         log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", r->s.out);
     log_close(&r->log);

@@ -17,6 +17,7 @@
 typedef struct {
     Settings      s;
     Tokenizer    *tokenizer;            /* NULL: the data are ids of an unknown tokenizer */
+    HfOrigin     *origin;               /* what the model came with, if it is one of a folder; else NULL */
     Data         *data;
     Launch        launch;               /* which process this is, of how many */
     ProcessGroup *processes;

@@ -230,13 +230,13 @@ static void brought_up_to_date(Trainee *t) {
     char *was = file_read(config, &n, &e);
     check(file_link(before, top, &e) && file_write(config, "{}", 2, &e) && !same_file(top, newest), "the top is of the step before");
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
-    check(c && checkpoint_publish(c, &t->m, NULL, &e) && same_file(top, newest), "it is published again: %s", e.text);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "it is published again: %s", e.text);
     char *is = file_read(config, &n2, &e);
     check(was && is && n == n2 && !memcmp(was, is, n), "and its config.json is repaired");
-    check(checkpoint_best(c, 2, &t->m, NULL, &e) && same_file(best, before), "best/ is missing: it comes from the state of that step: %s", e.text);
-    check(checkpoint_best(c, 4, &t->m, NULL, &e) && same_file(best, newest), "best/ is of an older step: likewise");
-    check(!checkpoint_best(c, 3, &t->m, NULL, &e) && strstr(e.text, "not step 3"), "a best that is nowhere is told: %s", e.text);
-    check(checkpoint_save_best(folder, &t->m, 9, NULL, &e) && checkpoint_best(c, 2, &t->m, NULL, &e) && !same_file(best, before),
+    check(checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && same_file(best, before), "best/ is missing: it comes from the state of that step: %s", e.text);
+    check(checkpoint_best(c, 4, &t->m, NULL, NULL, &e) && same_file(best, newest), "best/ is of an older step: likewise");
+    check(!checkpoint_best(c, 3, &t->m, NULL, NULL, &e) && strstr(e.text, "not step 3"), "a best that is nowhere is told: %s", e.text);
+    check(checkpoint_save_best(folder, &t->m, 9, NULL, NULL, &e) && checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && !same_file(best, before),
           "a best/ of a later step stays: the part of the run that is repeated saves it again");
     checkpoint_close(c);
     free(was), free(is), free(folder), free(top), free(config), free(best), free(newest), free(before);
@@ -252,7 +252,7 @@ static void half_saved(Trainee *t) {
     check(is_file(first) && checkpoint_newest(folder) == 2, "nothing older is removed");
     rmdir(top);
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
-    check(c && checkpoint_publish(c, &t->m, NULL, &e) && same_file(top, newest), "a resume publishes it: %s", e.text);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "a resume publishes it: %s", e.text);
     checkpoint_close(c);
     char *state = text_format("%s/state", folder), *aside = text_format("%s-aside", state);
     check(!rename(state, aside) && file_write(state, "", 0, &e) && save(folder, t, 3, -1, 1, &e) == SAVED_NOTHING
@@ -276,7 +276,7 @@ static void tokenizer(Trainee *t) {
     char *text = file_read(path, &n, &e);
     text[n / 2] ^= 1;
     check(file_write(path, text, n, &e) && c && !checkpoint_has_tokenizer(c, path), "one with a flipped bit is not");
-    check(c && checkpoint_publish(c, &t->m, bytes, &e) && checkpoint_has_tokenizer(c, path), "it is repaired");
+    check(c && checkpoint_publish(c, &t->m, bytes, NULL, &e) && checkpoint_has_tokenizer(c, path), "it is repaired");
     checkpoint_close(c);
     tokenizer_free(bytes);
     free(text), free(json.at), free(path), free(folder);

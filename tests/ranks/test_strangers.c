@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,8 +37,8 @@ static void lost(const char *why) {
     _exit(EXIT_PEER);
 }
 
-/* Starts process p of a run after `delay` seconds. */
-static void start_process(Run *run, GroupOptions o, double delay, const Work *todo) {
+/* Starts process p of a run after `delay` seconds. files: the most descriptors that it may have; 0: no limit. */
+static void start_process(Run *run, GroupOptions o, double delay, int files, const Work *todo) {
     const int p = o.launch.process;
     fflush(stdout);
     if (!(run->said[p] = tmpfile())) fail(EXIT_DISK, "no temporary file");
@@ -45,6 +46,7 @@ static void start_process(Run *run, GroupOptions o, double delay, const Work *to
     if ((run->pid[p] = fork())) return;
     dup2(fileno(run->said[p]), STDERR_FILENO);
     alarm(40);
+    if (files) setrlimit(RLIMIT_NOFILE, &(struct rlimit){ (rlim_t)files, (rlim_t)files });
     o.lost = lost;
     pause_for(delay);
     _exit(run_process(o, work, todo) ? EXIT_PEER : 0);
@@ -135,7 +137,8 @@ static pid_t send_stranger(Trick trick, int port, int connections, double second
 }
 
 static const struct { const char *name; Trick trick; int connections; } strangers[] = {
-    { "silent connections",               SILENT, 300 },        { "another program",                   OTHER_PROGRAM, 2 },
+    { "silent connections",               SILENT, 300 },        { "as many, and few descriptors",      SILENT, 300 },
+    { "another program",                  OTHER_PROGRAM, 2 },
     { "the previous protocol",            PREVIOUS_PROTOCOL, 2 }, { "another secret",                  WRONG_SECRET_SENT, 2 },
     { "the nonce is sent back",           NONCE_SENT_BACK, 2 }, { "a proof of another introduction",   OLD_PROOF, 2 },
     { "half a greeting",                  SHORT_GREETING, 2 },  { "half a proof",                      SHORT_PROOF, 2 },
@@ -144,7 +147,7 @@ static const struct { const char *name; Trick trick; int connections; } stranger
 };
 enum { STRANGERS = sizeof strangers / sizeof *strangers, AT_ONCE = 4 };
 
-/* A run of three, of which the others start later than the stranger. It starts, works for more than a second, and ends. */
+/* A run of three, of which the others start later than the stranger. Every second process 0 may have few descriptors. It starts, works for more than a second, and ends. */
 static void undisturbed(void) {
     static const Work todo = { 25, 0 };
     for (int from = 0; from < STRANGERS; from += AT_ONCE) {
@@ -157,7 +160,7 @@ static void undisturbed(void) {
             for (int p = 0; p < 3; p++) {
                 GroupOptions o = group_options(p, 3, 1, port);
                 o.silence_seconds = 1.2;
-                start_process(&runs[i], o, p ? 0.5 : 0, &todo);
+                start_process(&runs[i], o, p ? 0.5 : 0, !p && i % 2 ? 60 : 0, &todo);
             }
             stranger[i] = send_stranger(strangers[from + i].trick, port, strangers[from + i].connections, 2.5);
         }
@@ -186,7 +189,7 @@ static void deadline_holds(void) {
         GroupOptions o = group_options(0, 2, 1, free_port());
         o.join_seconds = 1;
         runs[i].start = now();
-        start_process(&runs[i], o, 0, &todo);
+        start_process(&runs[i], o, 0, 0, &todo);
         stranger[i] = send_stranger(tricks[i], o.launch.port, 3, 2);
     }
     for (int i = 0; i < TRICKS; i++) {
@@ -360,7 +363,7 @@ static void misbehaving(void) {
             o.join_seconds = 2;
             o.silence_seconds = 0.8;
             runs[i].start = now();
-            start_process(&runs[i], o, 0, fault == PHASE_WITHOUT_END ? &limited : &once);
+            start_process(&runs[i], o, 0, 0, fault == PHASE_WITHOUT_END ? &limited : &once);
             member[i] = send_member(fault, o.launch.port);
         }
         for (int i = 0; i < count; i++) {
@@ -448,7 +451,7 @@ static void false_hub(void) {
         const int n = net_listen("127.0.0.1", o.launch.port, 0, listener, &e);
         check(n == 1, "false process 0: %s", e.text);
         if (n != 1) continue;
-        start_process(&run, o, 0, &todo);
+        start_process(&run, o, 0, 0, &todo);
         int data = receive_process(listener[0], kind, o.secret, &pid, &learned);
         while (data < 0 && kind != ZEROS && has_arrived(listener[0], 800)) data = receive_process(listener[0], kind, o.secret, &pid, &learned);
         const int watch = data < 0 || kind == NO_ADMISSION ? -1 : receive_process(listener[0], kind, o.secret, &pid, &learned);
@@ -473,7 +476,7 @@ static void runs_at(const char *address) {
         GroupOptions o = group_options(p, 2, 1, port);
         o.launch.locals = 2;                                /* a name of this machine may stand for a loopback address */
         strcpy(o.launch.address, address);
-        start_process(&run, o, 0, &todo);
+        start_process(&run, o, 0, 0, &todo);
     }
     for (int p = 0; p < 2; p++) {
         char text[1024];
