@@ -640,6 +640,42 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
+# ---- scripts -----------------------------------------------------------------------------------------------------------------
+
+# Text from sources that look like a kernel's: another kind of file, a folder and a size that are not picked; nothing half done stays.
+if command -v xz > /dev/null; then
+    mkdir -p fetch/linux copies/linux tree/linux-0/kernel tree/linux-0/elsewhere
+    cp "$root/data/linux/fetch.sh" fetch/linux/
+    for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4 5 6 7 8 9; do for k in 0 1 2; do cp page.txt tree/linux-0/kernel/$i$j$k.c; done; done; done
+    cp page.txt tree/linux-0/kernel/picture.png; cp page.txt tree/linux-0/elsewhere/a.c; echo tiny > tree/linux-0/kernel/tiny.c
+    printf 'caf\351 %s\n' "$(cat page.txt)" > tree/linux-0/kernel/latin.c
+    tar -C tree -cJf copies/linux/linux-0.tar.xz linux-0
+    expect 0 'from linux-0.tar.xz' env MOE_DATA_DIR="$work/here/copies" sh fetch/linux/fetch.sh 1
+    ok "train.txt and val.txt of the files that are to be picked" [ "$(cat fetch/linux/train.txt fetch/linux/val.txt | grep -c '^// FILE kernel/[0-9l].*[.]c$')" = 301 ]
+    ok "and of no other" [ "$(cat fetch/linux/train.txt fetch/linux/val.txt | grep -c '^// FILE')" = 301 ]
+    expect 0 '2 files.*for validation' $train -i fetch/linux $model -t 32 -x 0 -o new
+    expect 2 'whole number from 1' sh fetch/linux/fetch.sh 0
+    echo damaged > copies/linux/linux-0.tar.xz
+    expect 1 'linux-0.tar.xz: ' env MOE_DATA_DIR="$work/here/copies" sh fetch/linux/fetch.sh 1
+    ok "what failed leaves the old text and no folder" [ "$(ls fetch/linux | tr '\n' ' ')" = "fetch.sh train.txt val.txt " ]
+else skipped "xz is not installed: data/linux/fetch.sh"; fi
+mkdir -p fetch/enwik8 copies/enwik8 && cp "$root/data/enwik8/fetch.sh" fetch/enwik8/ && echo short > copies/enwik8/enwik8
+expect 1 'found 6 bytes, expected 100000000' env MOE_DATA_DIR="$work/here/copies" sh fetch/enwik8/fetch.sh
+
+# The twin and the mixture at two rates: a table, a picture, and a second call that finds all runs complete.
+if command -v python3 > /dev/null; then
+    pays="env DATA=text.txt TOKENS=300 TWIN=d1:c32h4f64 MIXTURE=m1:c32h4e4k2f32a1 STEPS=20 BATCH=2 SEQ=32 TOTAL=64 EVERY=4 VAL=2 DEVICE=cpu TRAIN_MOE=$train"
+    expect 0 'time to the twin.s last loss' $pays RATES="1e-3 8e-3" RECIPE="-u 5" sh "$root/bench/pays.sh" pays
+    ok "the table has a row for each run" [ "$(grep -c -e ' -l 8e-3 ' -e ' -l 1e-3 ' pays/table.txt)" = 4 ]
+    ok "the picture is well-formed and has a curve for each run" python3 -c '
+import sys, xml.dom.minidom as m
+paths = m.parse("pays/pays.svg").getElementsByTagName("path")
+sys.exit(len(paths) != 4 or any(len(p.getAttribute("d").split()) != 10 or "nan" in p.getAttribute("d") for p in paths))'
+    expect 0 'complete, kept' $pays RATES="1e-3 8e-3" RECIPE="-u 5" sh "$root/bench/pays.sh" pays
+    expect 1 'failed; see' $pays RATES=1e-3 RECIPE="-zz 1" sh "$root/bench/pays.sh" pays1
+    expect 1 'no text at nowhere' $pays DATA=nowhere sh "$root/bench/pays.sh" pays2
+else skipped "python3 is not installed: bench/pays.sh"; fi
+
 # The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
 # the last line.
 expect 0 '^m4 routing of a layer, forward: ' "$root/bench_moe" -t 0 -e m4

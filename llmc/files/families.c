@@ -9,8 +9,8 @@
 
 /* ---- config.json: one table reads and writes it -------------------------------------------------------- */
 
-typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OPTION, OPTIONAL_DOUBLE } KeyKind;
-static int is_double(KeyKind kind) { return kind == DOUBLE || kind == MULTIPLIER || kind == OPTIONAL_DOUBLE; }
+typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION, OPTIONAL_DOUBLE } KeyKind;
+static int is_double(KeyKind kind) { return kind == DOUBLE || kind == MULTIPLIER || kind == OF_SCORES || kind == OPTIONAL_DOUBLE; }
 enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
 enum {
     JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE, OLM = FAMILY_OLMOE,
@@ -68,7 +68,7 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { GLM,                "use_qk_norm",                     NULL,              FLAG,       AT(qk_norm),             0 },
     { GRA,                "embedding_multiplier",            NULL,              MULTIPLIER, AT(embed_scale),         1 },
     { GRA,                "residual_multiplier",             NULL,              MULTIPLIER, AT(residual_scale),      1 },
-    { GRA,                "attention_multiplier",            NULL,              DOUBLE,     AT(attention_scale),     1 },
+    { GRA,                "attention_multiplier",            NULL,              OF_SCORES,  AT(attention_scale),     1 },
     { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),       1 },
     { DEEP,               "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         1 },
     { DEEP,               "n_group",                         NULL,              NUMBER,     AT(groups),              1 },
@@ -185,6 +185,11 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         if (!read_real(field, key, v, otherwise, r->e)) return 0;
         if (*(double *)field == 1) *(double *)field = 0;
         else if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
+        return 1;
+    case OF_SCORES:                                         /* 1 / sqrt(D) is none */
+        if (!read_real(field, key, v, otherwise, r->e)) return 0;
+        if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
+        if (*(double *)field == 1 / sqrt(c->head_size)) *(double *)field = 0;
         return 1;
     case FLAG: case BIASES: case RENORM:
         if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
@@ -436,6 +441,7 @@ static void write_value(const Config *c, int i, Text *out) {
     case SHARED:     text_add(out, "%d", number / c->width); break;
     case DOUBLE: case OPTIONAL_DOUBLE: text_add_real(out, value); break;
     case MULTIPLIER: text_add_real(out, value > 0 ? value : 1); break;
+    case OF_SCORES:  text_add_real(out, value > 0 ? value : 1 / sqrt(c->head_size)); break;
     case FLAG: case BIASES: text_add(out, number ? "true" : "false"); break;
     case RENORM:     text_add(out, SUMS_TO_ONE((Scores)number) ? "true" : "false"); break;
     case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;

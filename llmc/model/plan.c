@@ -437,14 +437,19 @@ int model_allocate(Model *m) {
     return 1;
 }
 
+/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
 void model_initialize(Model *m, uint64_t seed) {
+    enum { PART = 1 << 18 };
+    double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        double *values = mem_alloc(t->count * sizeof *values);
-        manifest_initial(t, seed, values);
-        m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
-        free(values);
+        for (size_t from = 0; from < t->count; from += PART) {
+            const size_t n = t->count - from < PART ? t->count - from : PART;
+            manifest_initial(t, seed, from, n, values);
+            m->dev->from_double((floatX *)((char *)m->params + (t->offset + from) * m->dev->floatX_size), values, n);
+        }
     }
+    free(values);
 }
 
 void model_free(Model *m) {

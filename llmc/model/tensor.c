@@ -113,15 +113,15 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
                       .dtype = t->dtype, .gradient = t->gradient + (from - t->offset) };
 }
 
-void manifest_initial(const Tensor *t, uint64_t seed, double *values) {
+void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, double *values) {
     const uint64_t key = random_key(seed, hash_bytes(0, t->name, strlen(t->name)));
     const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
-    #pragma omp parallel for if (t->count > 10000)
-    for (size_t i = 0; i < t->count; i++)
-        values[i] = t->init == ONES ? 1 : t->init == ZEROS || i >= files ? 0 : (double)t->init * random_normal(key, i);
+    #pragma omp parallel for if (n > 10000)
+    for (size_t i = 0; i < n; i++)
+        values[i] = t->init == ONES ? 1 : t->init == ZEROS || from + i >= files ? 0 : (double)t->init * random_normal(key, from + i);
 }
 
-/* The exponent is all ones in NaN and infinity. Blocks without one are passed by a loop that the compiler makes vectors of. */
+/* NaN and infinity have an exponent of all ones. The first loop tests a block and has no exit, so that it becomes vector code. */
 #define NOT_FINITE(type, exponent) do { \
     const unsigned char *from = data; \
     for (size_t i = 0; i < n; i += BLOCK) { \

@@ -256,6 +256,7 @@ static void test_safetensors_round_trip(void) {
     char *file = file_read(path, &size, &e);
     check(file && size == bytes && crc == crc32c(0, file, size),
           "safetensors: finish returns the size and checksum of the file");
+    check(crc32c(0, "123456789", 9) == 0xe3069283 && crc32c(crc32c(0, "123", 3), "456789", 6) == 0xe3069283, "CRC-32C of its usual example");
     check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data),
           "safetensors: data aligned and in order");
     check(file && strstr(file + 8, "\"__metadata__\":{\"format\":\"pt\",\"odd\\n\":\"\\\"x\\\"\"}"), "safetensors: metadata");

@@ -395,7 +395,7 @@ static double *state_of(const Trainee *t, int kind, int i) {
  * in any direction. */
 static double moved(const Tensor *t, const double *after, double decay, double lr) {
     double squares = 0, *before = mem_alloc(t->count * sizeof *before);
-    manifest_initial(t, 3, before);
+    manifest_initial(t, 3, 0, t->count, before);
     for (size_t n = 0; n < t->count; n++) squares += pow(after[n] - (float)before[n] * (1 - lr * decay), 2);
     free(before);
     return sqrt(squares / (double)t->count) / lr;
@@ -798,6 +798,8 @@ static void configs(void) {
         c.rope_theta = 12345.678;
         config_to_json(&c, "BF16", 1, &json);
         const int read = from_text(&back, json.at, &e);
+        if (kinds[i].family == FAMILY_GRANITE_SHARED)       /* nothing: 1 / sqrt(4), and not 0 */
+            check(strstr(json.at, "\"attention_multiplier\": 0.5,") != NULL, "%s: its scores have the usual scale", kinds[i].descriptor);
         check(config_family(&c) == kinds[i].family, "%s is a %s", kinds[i].descriptor, family_name(kinds[i].family));
         check(read && config_same(&c, &back, &e), "%s comes back from config.json: %s", kinds[i].descriptor, e.text);
         if (read) {
