@@ -1,5 +1,6 @@
 /* log.c: the log of a run that is continued, and the report of it. The first byte is the step after which lines are removed; then
- * log.jsonl and main.log. The page may hold nothing that a browser would run or that would spoil it. */
+ * log.jsonl and main.log. The page may hold nothing that a browser would run or that would spoil it, and is the same whether the log is
+ * read at once or while it grows. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/base/json.h"
@@ -22,6 +23,27 @@ static void check_page(const char *page, size_t bytes) {
     json_free(json);
 }
 
+static char *page_written(size_t *bytes) {
+    Error e;
+    char *name = text_format("%s/report.html", fuzz_folder()), *page = file_read(name, bytes, &e);
+    fuzz_check(page != NULL);
+    free(name);
+    return page;
+}
+static void check_growing(Part json, const char *page, size_t bytes) {
+    Error e;
+    size_t length;
+    fuzz_file("log.jsonl", json.at, json.bytes / 2);
+    Report *r = report_open(fuzz_folder());
+    fuzz_check(report_update(r, 1, &e));
+    fuzz_file("log.jsonl", json.at, json.bytes);
+    fuzz_check(report_update(r, 0, &e));
+    report_close(r);
+    char *grown = page_written(&length);
+    fuzz_check(length == bytes && !memcmp(grown, page, bytes));
+    free(grown);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
     const int step = (int)fuzz_choice(&rest, 200) - 20;
@@ -41,9 +63,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
     }
     size_t bytes;
     fuzz_check(report_write(fuzz_folder(), &e));
-    char *name = text_format("%s/report.html", fuzz_folder()), *page = file_read(name, &bytes, &e);
-    fuzz_check(page != NULL);
+    char *page = page_written(&bytes);
     check_page(page, bytes);
+    if (step < 0) check_growing(json, page, bytes);
     free(page);
-    free(name);
 }
