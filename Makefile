@@ -43,7 +43,9 @@ PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
 CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
-LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
+# Pages that programs write: llmc/run/NAME/page.html, with page.css and page.js put in, becomes the array of its lines, NAME_page.
+PAGES   := $(patsubst llmc/run/%/page.html,%,$(wildcard llmc/run/*/page.html))
+LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(PAGES:%=$(B)/llmc/run/%_page.o) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/faults.c tests/fuzz/%,$(wildcard tests/*.c tests/*/*.c)))
 # kernels/ladder is for tests and benchmarks; the programs do without.
@@ -73,6 +75,13 @@ $(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 
+$(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html llmc/run/%/page.css llmc/run/%/page.js Makefile
+	@mkdir -p $(@D)
+	@echo "  page  $<"
+	$(Q)p=llmc/run/$*/page && { echo 'extern const char *const $*_page[];' && echo 'const char *const $*_page[] = {' && \
+	sed -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
+$(B)/%.o: $(B)/%.c
+	$(Q)$(CC) $(FLAGS) -c $< -o $@
 $(B)/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
@@ -101,7 +110,7 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh && sh tests/faults.sh
+	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/faults.sh
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
@@ -153,7 +162,7 @@ FUZZ_FLAGS = -std=c11 -I. -O1 -g -fno-omit-frame-pointer $(WARN) -DMOE_VERSION='
 FUZZ_CHECKS = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_WRAP = -Wl$(subst $(SPACE),,$(addprefix $(COMMA)--wrap=,fail warn exit malloc calloc realloc free))
 FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
-FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
+FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
 fuzz:
 	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null; \
 	then $(MAKE) -s -j$(shell nproc) fuzz_targets && sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ); \

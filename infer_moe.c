@@ -358,7 +358,7 @@ int main(int argc, char **argv) {
     const Options options = { table, OPTIONS, &q->s, given };
     const char *folder = NULL;
     threads_settle(argv);
-    signal(SIGXFSZ, SIG_IGN);                               /* a limit on file sizes is an error of write() */
+    signal(SIGXFSZ, SIG_IGN);                               /* at a limit on file sizes write() fails instead */
     options_parse(options, argc, argv, usage, &folder, 1);
     check_options(options);
     load(q, folder);

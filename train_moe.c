@@ -129,6 +129,7 @@ static int train(Run *r) {
         group_phase(r->parallel.group, "work between steps", 0);
         if (validates(r, p->step)) run_validate(r);
         if (shows_sample(r, p->step) && r->leads) run_show_sample(r);
+        run_report(r);
         const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL);
         const int last = p->step == s->steps;
         if (last || requests || (s->save_every && p->step % s->save_every == 0))
@@ -171,6 +172,7 @@ int main(int argc, char **argv) {
     threads_settle(argv);
     requests_protect();
     r->started = now();
+    r->arguments = argv;
     settings_parse(&r->s, argc, argv);
     run_find_launch(r);
     run_open_folder(r);

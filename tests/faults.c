@@ -2,10 +2,10 @@
  *
  *   FAULT=CALL:N:WHAT   the N-th CALL of the program itself (not of libraries inside one) does WHAT. CALL: write, fsync, rename, link,
  *                       open, mkdir, close, opendir, flush, malloc; or any: all of them but malloc.
- *                       WHAT: an errno by name; short: half of a write is written; kill, killed: SIGKILL before, after the call.
- *                       N+: that and all after it
- *   FAULT_HIT=FILE      is made when the fault happens
- *   FAULT_TRACE=FILE    receives the calls of the program that change files: create, write, fsync, link, rename, with their paths
+ *                       WHAT: the name of an errno; short: write only half; kill, killed: SIGKILL before or after the call.
+ *                       N+: the N-th and all later calls
+ *   FAULT_HIT=FILE      FILE is created when the fault happens
+ *   FAULT_TRACE=FILE    FILE receives the program's create, write, fsync, link and rename calls, with their paths
  *
  * As a program:   faults flip FILE BIT    faults cut FILE BYTES    faults size FILE */
 #define _GNU_SOURCE
@@ -64,7 +64,7 @@ static void die(void) {
     for (;;) pause();
 }
 
-/* Is this call the one? Counts it, and does what comes before it. */
+/* Counts a call and returns the fault that it gets, or NO. KILL does not return. */
 static int hit(const char *call, void *from) {
     if (!fault.n || (uintptr_t)from < begin || (uintptr_t)from >= end) return NO;
     if (strcmp(fault.call, call) && (strcmp(fault.call, "any") || !strcmp(call, "malloc"))) return NO;
@@ -81,7 +81,7 @@ static int hit(const char *call, void *from) {
 }
 static void after(int what) { if (what == KILLED) die(); }
 
-/* A line of FAULT_TRACE. fd >= 0: of that file; else of a path, and another one. */
+/* Writes a line of FAULT_TRACE about the open file fd, or, if fd < 0, about one or two paths. */
 static void trace(void *from, const char *call, int fd, const char *path, const char *other) {
     static const char *file;
     static int out = -2;

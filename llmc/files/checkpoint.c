@@ -53,7 +53,7 @@ static char *step_path(const char *folder, int64_t step) {
     return text_format("%s/state/step-%08lld", folder, (long long)step);
 }
 
-/* Removes a folder of files. A failure is harmless: it costs disk space only, and its name says that it is temporary. */
+/* Removes a folder of files. A failure only costs disk space: the folder has a temporary name. */
 static void remove_folder(const char *path) {
     DIR *d = opendir(path);
     for (struct dirent *f; d && (f = readdir(d)); ) {
@@ -66,7 +66,7 @@ static void remove_folder(const char *path) {
     rmdir(path);
 }
 
-/* Out of the way, under a name of its own, so that no kill leaves half a step folder. It is renamed, then removed. */
+/* Renames a step folder to a temporary name; removal follows. So a kill never leaves half a step folder. */
 static char *set_aside(const char *folder, int64_t step) {
     char *path = step_path(folder, step), *aside = text_format("%s/state/.tmp-old-step-%lld", folder, (long long)step);
     remove_folder(aside);
@@ -204,7 +204,7 @@ static int has_space(const char *folder, size_t need, Error *e) {
                     available / 1e6);
 }
 
-/* Writes the three files into `folder`, and syncs them and it. */
+/* Writes the three files into `folder` and syncs all of it. */
 static int write_state(const char *folder, const Snapshot *s, Error *e) {
     char *model = text_format("%s/model.safetensors", folder);
     char *optimizer = text_format("%s/optimizer.safetensors", folder), *run = text_format("%s/run.json", folder);
@@ -227,7 +227,7 @@ static void remove_old_steps(const char *folder, int64_t step, int keep, int64_t
     free(steps);
 }
 
-/* The weights in `from`, beside the small files, as the model of a folder. */
+/* Makes `folder` a Hugging Face folder of the weights in the file `from`. */
 static int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     char *top = top_weights(folder);
     const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, origin, e) && file_link(from, top, e);
@@ -235,8 +235,8 @@ static int publish(const char *from, const char *folder, const Model *m, const T
     return ok;
 }
 
-/* Puts the finished step folder in its place. A folder of that step can be there if it is damaged and the run was resumed from the
- * one before. 0 and e: it is not there, or (*placed) it is, but its name may not survive a power loss. */
+/* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run was resumed from an older one.
+ * *placed: the new folder is in place. If the result is then 0, only its sync failed, and a power loss may undo the rename. */
 static int place(const char *folder, int64_t step, const char *temporary, int *placed, Error *e) {
     char *final = step_path(folder, step), *aside = NULL;
     int ok = 1;
@@ -322,7 +322,7 @@ static int verify_file(const char *path, const FileSum *expected, Error *e) {
     return 1;
 }
 
-/* What run.json says of itself and of the files beside it. */
+/* Checks the contents of run.json, and by its checksums the other files. */
 static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *e) {
     static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
     const JsonValue *run = json_root(c->run);
@@ -397,7 +397,7 @@ int checkpoint_has_tokenizer(const Checkpoint *c, const char *path) {
     FileSum sum;
     Error e;
     if (!is_file(path)) return 0;
-    if (!json_get(files, "tokenizer.json")) return 1;               /* of a version that kept no checksum of it */
+    if (!json_get(files, "tokenizer.json")) return 1;               /* an older version, which stored no checksum of it */
     if (expected_sum(checkpoint_run(c), "tokenizer.json", &sum, &e) && verify_file(path, &sum, &e)) return 1;
     warn("%s", e.text);
     return 0;
@@ -421,7 +421,7 @@ int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
 
 /* ---- after a save that was killed or failed half-way -------------------------------------------------------- */
 
-/* Is `top` the weights of this step: a second name of the same file, or a copy? */
+/* Are the weights at the top those of this step: a hard link, or a copy? */
 static int holds_weights(const Checkpoint *c, const char *weights, const char *top) {
     struct stat a, b;
     FileSum sum;
@@ -440,7 +440,7 @@ int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tok
     return ok;
 }
 
-/* The step that a file of weights says it is of; -1: it says none, or is damaged. */
+/* The step in the metadata of a file of weights; -1: there is none, or the file is damaged. */
 static int64_t step_of(const char *weights) {
     Error e;
     Safetensors *s = is_file(weights) ? safetensors_open(weights, &e) : NULL;

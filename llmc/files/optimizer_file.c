@@ -99,7 +99,7 @@ int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum
     return ok;
 }
 
-/* The first element that no optimizer has left: NaN, infinite, or a negative second moment. */
+/* The index of the first element that is NaN, infinite or, in a second moment, negative; n: there is none. */
 static size_t first_impossible(const double *x, size_t n, int kind) {
     const size_t finite = first_not_finite("F64", x, n);
     uint64_t bits, signs = 0;
@@ -128,7 +128,7 @@ static int load_state(Safetensors *s, const FileTensor *f, Model *m, const Optim
     return 1;
 }
 
-/* The routers' selection biases, as many as the model has. */
+/* The routers' selection biases: their number must be the model's. */
 static int load_bias(Safetensors *s, const Model *m, Error *e) {
     const size_t n = router_offset(m, m->routers);
     const FileTensor *f = safetensors_find(s, "router_bias");
@@ -144,7 +144,7 @@ static int load_bias(Safetensors *s, const Model *m, Error *e) {
     return ok;
 }
 
-typedef struct { const char *converted; int no_master; } Missing;      /* the dtype in the file, if it is another one */
+typedef struct { const char *converted; int no_master; } Missing;      /* converted: the dtype in the file, if it differs */
 
 static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, double *buffer, Missing *missing, Error *e) {
     char name[TENSOR_NAME + 16];

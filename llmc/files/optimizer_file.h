@@ -6,13 +6,13 @@
 
 typedef struct { uint64_t bytes; uint32_t crc; } FileSum;       /* of a file; crc: its CRC-32C */
 
-/* Bytes of the state per parameter of the model, at most. */
+/* Upper bound of the bytes of the state per parameter of the model. */
 size_t optimizer_bytes(const Model *m, const Optimizer *o);
 
 /* Writes the file, synced, to `path`; refuses a state that is not finite. Called by rank 0 (optimizer_whole). */
 int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum *sum, Error *e);
 
-/* Reads this rank's part, with conversion if its types differ. Refuses what no optimizer leaves: NaN, infinity, a negative v, and
- * another number of biases than the model's routers have. */
+/* Reads this rank's part, with conversion if its types differ. Refuses NaN, infinity, a negative v, and a number of
+ * biases that is not the model's. */
 int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e);
 #endif

@@ -78,9 +78,9 @@ typedef struct {
  * embedding, w scale of the routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);
 void config_descriptor(const Config *c, char text[128]);    /* the other way; complete, so parsing it gives c again */
-/* 1, or 0 with the rule that is broken. What passes can be planned without overflow, whoever wrote it. */
+/* 1, or 0 with the rule that is broken. The memory plan of an accepted configuration cannot overflow. */
 int  config_check(const Config *c, Error *e);
-enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* of every other size */
+enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* SIZE_LIMIT: of every size but the layers */
 
 Family      config_family(const Config *c);
 int         family_expresses(Family f, const Config *c);

@@ -121,7 +121,7 @@ void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, dou
         values[i] = t->init == ONES ? 1 : t->init == ZEROS || from + i >= files ? 0 : (double)t->init * random_normal(key, from + i);
 }
 
-/* The exponent is all ones in NaN and infinity. Blocks without one are passed by a loop that the compiler makes vectors of. */
+/* NaN and infinity have an exponent of all ones. The first loop tests a block and has no exit, so that it becomes vector code. */
 #define NOT_FINITE(type, exponent) do { \
     const unsigned char *from = data; \
     for (size_t i = 0; i < n; i += BLOCK) { \

@@ -1,35 +1,82 @@
 /* follow.c: what a run reports: its log, validation, samples, checkpoints. */
+#define _DEFAULT_SOURCE
 #include "run.h"
 #include "llmc/base/random.h"
 #include "llmc/base/text.h"
-#include "report.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/utsname.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ---- start ----------------------------------------------------------------------------------------------- */
 
 static void add_string(Text *e, const char *key, const char *string) { event_text(e, key, string, strlen(string)); }
 
+/* The command line as a shell reads it: an argument with other characters than these stands in quotes. */
+static char *command_line(char **arguments) {
+    Text t = { 0 };
+    for (char **a = arguments; *a; a++) {
+        if (a != arguments) text_add_string(&t, " ");
+        if (**a && !(*a)[strspn(*a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%")]) { text_add_string(&t, *a); continue; }
+        text_add_string(&t, "'");
+        for (const char *c = *a; *c; c++) if (*c == '\'') text_add_string(&t, "'\\''"); else text_add_bytes(&t, c, 1);
+        text_add_string(&t, "'");
+    }
+    return t.at;
+}
+/* Model of the processor, system and architecture. */
+static char *machine_name(void) {
+    char line[256], model[200] = "";
+    struct utsname u;
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && !*model && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && strchr(line, ':'))
+            snprintf(model, sizeof model, "%.*s, ", (int)strcspn(strchr(line, ':') + 2, "\n"), strchr(line, ':') + 2);
+    if (f) fclose(f);
+    return uname(&u) < 0 ? text_format("%s", model) : text_format("%s%s %s, %s", model, u.sysname, u.release, u.machine);
+}
+/* What a session begins with: when, by which command, on which machine. */
+static void add_session(Run *r, Text *e) {
+    char when[32] = "";
+    const time_t t = time(NULL);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
+    char *command = command_line(r->arguments), *machine = machine_name();
+    Text given = { 0 };
+    settings_given_json(&r->s, &given);
+    add_string(e, "time", when);
+    add_string(e, "version", MOE_VERSION);
+    add_string(e, "device", r->dev->name);
+    add_string(e, "command", command);
+    event_json(e, "given", given.at);
+    add_string(e, "machine", machine);
+    event_int(e, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    event_double(e, "memory", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
+    add_string(e, "compiler", __VERSION__ ", " COMPILER_FLAGS);
+    event_int(e, "ranks", r->parallel.ranks);
+    free(command);
+    free(machine);
+    free(given.at);
+}
+static double peak_memory(void) {                                        /* of this process, in bytes */
+    struct rusage use;
+    return getrusage(RUSAGE_SELF, &use) ? NAN : 1024.0 * (double)use.ru_maxrss;
+}
+
 static Text start_event(Run *r) {
     const size_t total = r->model.manifest.learnable;
-    char descriptor[128], when[32] = "";
-    time_t t = time(NULL);
-    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
+    char descriptor[128];
     config_descriptor(&r->config, descriptor);
     Text e = event("start");
-    add_string(&e, "time", when);
-    add_string(&e, "version", MOE_VERSION);
-    add_string(&e, "device", r->dev->name);
+    add_session(r, &e);
     add_string(&e, "model", descriptor);
     add_string(&e, "family", family_name(config_family(&r->config)));
     event_int(&e, "parameters", (int64_t)total);
     event_int(&e, "active", (int64_t)config_active(&r->config, total));
     add_string(&e, "data", data_description(r->data));
-    event_int(&e, "ranks", r->parallel.ranks);
     event_json(&e, "fallback", data_is_fallback(r->data) ? "true" : "false");
     event_int(&e, "train_tokens", data_tokens(r->data, DATA_TRAIN));
     event_int(&e, "val_tokens", data_tokens(r->data, DATA_VALIDATION));
@@ -40,7 +87,8 @@ static Text start_event(Run *r) {
 static void log_resume(Run *r) {
     Text e = event("resume");
     event_int(&e, "step", r->first_step);
-    event_int(&e, "ranks", r->parallel.ranks);
+    add_session(r, &e);
+    event_json(&e, "options", r->options_json);
     log_event(&r->log, &e);
 }
 
@@ -54,11 +102,12 @@ void run_begin_log(Run *r) {
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
     free(start.at);
     if (r->first_step) log_resume(r);
+    r->report = report_open(r->s.out);
     if (r->progress.step >= r->s.steps)
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
 
-/* "the checkpoint of step 400": the newest that a run can resume from. */
+/* "the checkpoint of step 400", for messages: the newest state. */
 static void name_newest(const Run *r, char text[64]) {
     const int64_t step = checkpoint_newest(r->s.out);
     if (step < 0) snprintf(text, 64, "no checkpoint");
@@ -150,8 +199,8 @@ static int validation_loss(Run *r, double *loss) {
     return count > 0;
 }
 
-/* Saves the weights as the best. They are gone after the next step, so a failure is answered by a second attempt. 0: it failed, too,
- * and the best are still those in best/: a later validation that improves on them is saved. The same on all ranks. */
+/* Saves the weights as the best. The next step changes them, so a failed attempt is repeated at once. 0: both failed; best/ keeps the
+ * previous best, and a later validation that improves on that one is saved. All ranks get the same result. */
 static int keep_best(Run *r) {
     Error e;
     int ok = 1;
@@ -166,6 +215,7 @@ static int keep_best(Run *r) {
 }
 
 void run_validate(Run *r) {
+    const double start = now();
     Model *m = &r->model;
     Progress *p = &r->progress;
     if (r->config.rounding) show_tile_waste(r);
@@ -176,7 +226,7 @@ void run_validate(Run *r) {
     if (isfinite(loss) && (loss < p->best_loss || p->best_step < 0) && keep_best(r)) { p->best_loss = loss; p->best_step = p->step; }
     log_validation(&r->log, &(ValidationStats){
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
-        .best = p->best_loss, .best_step = p->best_step });
+        .best = p->best_loss, .best_step = p->best_step, .seconds = now() - start, .peak_memory = peak_memory() });
     if (m->routers && r->leads) {
         const size_t loads = router_offset(m, m->routers);
         int *load = mem_alloc(loads * sizeof *load);
@@ -217,6 +267,12 @@ void run_show_sample(Run *r) {
         free(ids.at);
     }
     free(tokens);
+}
+
+/* A page that cannot be written is tried again when the next one is due; the last one is reported. */
+void run_report(Run *r) {
+    Error e;
+    if (r->leads && report_due(r->report)) report_update(r->report, 1, &e);
 }
 
 static Saved save_here(Run *r) {
@@ -267,17 +323,15 @@ static uint64_t fingerprint(const Model *m) {
 
 static void log_summary(Run *r) {
     const Progress *p = &r->progress;
-    struct rusage use;
-    getrusage(RUSAGE_SELF, &use);
     const uint64_t weights = fingerprint(&r->model);
-    log_end(&r->log, p, weights);
+    log_end(&r->log, p, weights, peak_memory());
     if (p->best_step >= 0)
         log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
     log_line(&r->log, "time             | %.1f s since the program started; %.1f s of training in all sessions",
              now() - r->started, p->seconds);
     log_line(&r->log, "tokens           | %lld, %.0f per second",
              (long long)p->tokens, p->seconds > 0 ? (double)p->tokens / p->seconds : 0);
-    log_line(&r->log, "peak memory      | %.1f MB", (double)use.ru_maxrss / 1e3);
+    log_line(&r->log, "peak memory      | %.1f MB", peak_memory() / 1e6);
     if (r->waits != p->step - r->first_step)
         log_line(&r->log, "host waits       | %.2f per step; expected: 1, for its results",
                  (double)r->waits / (double)(p->step - r->first_step));
@@ -291,7 +345,8 @@ void run_end_log(Run *r) {
     Error e;
     if (!r->leads) return;
     log_summary(r);
-    if (!report_write(r->s.out, &e)) warn("%s", e.text);
+    if (!report_update(r->report, 0, &e)) warn("%s", e.text);
+    report_close(r->report);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
     if (r->finished)
         log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i %s%s", r->s.out, best ? "/best" : "",

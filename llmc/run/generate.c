@@ -55,7 +55,7 @@ static void slide(Generator *g) {
     free(last);
 }
 
-/* A sampler draws a token from anything: a text of a model that overflows would look like one. */
+/* The sampler skips NaN, so without this check a model that overflows would generate text. */
 static void check_logits(const Generator *g) {
     if (decoder_is_finite(&g->d)) return;
     fflush(stdout);

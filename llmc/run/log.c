@@ -200,6 +200,8 @@ void log_validation(Log *l, const ValidationStats *v) {
     event_double(&e, "bits_per_byte", v->bits_per_byte);
     event_double(&e, "best", v->best_step < 0 ? NAN : v->best);
     event_int(&e, "best_step", v->best_step);
+    event_double(&e, "seconds", v->seconds);
+    event_double(&e, "peak_memory", v->peak_memory);
     log_event(l, &e);
 }
 
@@ -219,7 +221,7 @@ static void draw_curve(Log *l) {
     free(x);
     free(y);
 }
-void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
+void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory) {
     char digits[17];
     snprintf(digits, sizeof digits, "%016llx", (unsigned long long)fingerprint);
     Text e = event("end");
@@ -230,6 +232,7 @@ void log_end(Log *l, const Progress *p, uint64_t fingerprint) {
     event_int(&e, "tokens", p->tokens);
     event_double(&e, "tok_s", p->seconds > 0 ? (double)p->tokens / p->seconds : NAN);
     event_text(&e, "fingerprint", digits, strlen(digits));
+    event_double(&e, "peak_memory", peak_memory);
     log_event(l, &e);
     if (l->points >= 8) draw_curve(l);
 }

@@ -17,6 +17,7 @@ typedef struct {                        /* one optimizer step */
 typedef struct {
     int64_t step, best_step;
     double  loss, bits_per_byte, best;  /* bits_per_byte 0: unknown */
+    double  seconds, peak_memory;       /* of this validation; of the process so far, bytes of host memory */
 } ValidationStats;
 
 typedef struct {
@@ -31,8 +32,8 @@ typedef struct {
 } Log;
 
 /* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; lines of later steps, which
- * the resumed run repeats, are removed. Otherwise log.jsonl begins with the line `start`, which is there from the first moment:
- * a run that is killed before its first checkpoint is restarted from it. */
+ * the resumed run repeats, are removed. Otherwise log.jsonl is created with the line `start` in it: a run that is killed before
+ * its first checkpoint is restarted from that line. */
 int  log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e);
 void log_silence(Log *l);                                   /* instead of log_open: nothing is written */
 void log_close(Log *l);
@@ -50,6 +51,6 @@ void log_validation(Log *l, const ValidationStats *v);
 /* load (routers, E). show: also a table on the terminal. */
 void log_loads(Log *l, int64_t step, const Model *m, const int *load, int show);
 void log_sample(Log *l, int64_t step, const char *text, size_t bytes);
-void log_end(Log *l, const Progress *p, uint64_t fingerprint);              /* on a terminal, draws the curve of the loss */
+void log_end(Log *l, const Progress *p, uint64_t fingerprint, double peak_memory);  /* on a terminal, draws the curve of the loss */
 void log_line(Log *l, const char *format, ...) PRINTF(2, 3);                /* to stdout, below the refreshed line */
 #endif

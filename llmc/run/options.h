@@ -30,11 +30,12 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
 /* Sets an option that the user did not give: a default that depends on the machine or the data. */
 void options_default(Options o, const char *letter, const char *value);
 
-/* Sets an option from a file that a program has written: the same ranges and choices, and its type. The text must live on. */
+/* Sets an option from JSON: type, range and choices are checked. A text is not copied. */
 int  option_read(const Option *option, void *settings, const JsonValue *value, Error *e);
 
 int  option_given(Options o, const char *letter);
 void options_print(Options o);                       /* the start-up table */
 void options_json(Options o, Text *out);             /* {"name": value, ...} */
+void options_given_json(Options o, Text *out);       /* ["name", ...] of those that the user gave */
 void option_value(const Option *option, const void *settings, char *text, size_t capacity);     /* as the user would write it */
 #endif

@@ -30,10 +30,11 @@ static void restore_settings_from_log(Run *r) {
     free(path);
 }
 
-/* Is run.json usable, behind its checksum? */
+/* Are the members of run.json that this room reads usable? */
 static int usable(const JsonValue *run, Error *e) {
     Progress p;
     Settings s = { 0 };
+    memset(s.given, 1, sizeof s.given);                     /* read and checked, but not kept */
     return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
 }
 
@@ -436,7 +437,7 @@ void run_allocate(Run *r) {
         warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
 
-/* What a save that was killed, or that failed half-way, did not get to. 0: the best weights are lost. */
+/* Completes a save that was killed or failed half-way. 0: the best weights are lost. */
 static int publish_again(Run *r) {
     const Progress *p = &r->progress;
     Error e;

@@ -11,6 +11,7 @@
 #include "device.h"
 #include "log.h"
 #include "progress.h"
+#include "report.h"
 #include "settings.h"
 
 /* Everything that belongs to a run, for one rank. The ranks of a process share data, tokenizer and checkpoint. */
@@ -32,6 +33,8 @@ typedef struct {
     Decoder       decoder;              /* for samples; uses the model's weights */
     Progress      progress;
     Log           log;
+    Report       *report;               /* of rank 0 */
+    char        **arguments;            /* the command line, then NULL */
     Replay        replay_micro[PHASES], replay_update;      /* of a micro-batch in each phase, and of the update */
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
@@ -41,7 +44,7 @@ typedef struct {
     char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
-    int64_t       lost_best;            /* the step whose weights are the best, but could not be saved; -1: none */
+    int64_t       lost_best;            /* the step of the best weights, if they could not be saved; else -1 */
     int           shows_samples, failed_saves;
     int           locked;               /* 1: this process holds the folder's lock */
     int           restored;             /* 1: settings are those of the run that is resumed */
@@ -69,6 +72,7 @@ void run_begin_log(Run *r);
 void run_bad_step(Run *r, const StepStats *t, int tensor);  /* its gradient is not finite; fails after too many in a row */
 void run_validate(Run *r);                                  /* saves the best weights */
 void run_show_sample(Run *r);
+void run_report(Run *r);                                    /* renews report.html every few seconds */
 Saved run_save(Run *r);                                     /* a checkpoint; the same result on all ranks */
 void run_end_log(Run *r);
 #endif

@@ -152,6 +152,7 @@ void settings_json(const Settings *s, Text *out) {
     kept.count = kept_options();
     options_json(kept, out);
 }
+void settings_given_json(const Settings *s, Text *out) { options_given_json(table(s), out); }
 
 /* Settings of one invocation: not restored from the run that is resumed. */
 static const char *const not_restored[] = { "out", "resume", "allow-data-change", "gradient-check" };
@@ -173,7 +174,7 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
         if (!option_read(&options[i], &one, v, e)) return 0;
         if (!s->given[i] && is_restored(v->key)) all = one;
     }
-    for (int i = 0; i < kept; i++) {                        /* texts that outlive the file they are from */
+    for (int i = 0; i < kept; i++) {                        /* copies of the texts: they outlive the JSON */
         const char **text = (const char **)(void *)((char *)&all + options[i].field);
         const char *const *was = (const char *const *)(const void *)((const char *)s + options[i].field);
         if (options[i].kind == OPTION_TEXT && *text != *was) *text = text_format("%s", *text);

@@ -1,10 +1,10 @@
-/* test_report.c: the page of a run. Curves and heat maps are read back from the page and compared with the log. Truncated and
- * damaged logs must still give a well-formed page. Steps that a resumed run has redone must not appear. */
+/* test_report.c: the page of a run. Its data are read back and compared with the log. Truncated and damaged logs must still give a
+ * whole page. Steps that a resumed run has redone must not appear. How the page draws them: tests/report.sh, in a browser. */
 #include "tests/test.h"
 #include "llmc/run/plot.h"
 #include "llmc/run/report.h"
+#include "llmc/base/json.h"
 #include "llmc/base/text.h"
-#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,85 +28,44 @@ static char *page_of(const char *log, size_t bytes) {
 }
 static char *page_of_text(const Text *log) { return page_of(log->at ? log->at : "", log->length); }
 
-static int is_name(char c) { return isalnum((unsigned char)c) || c == '-' || c == ':'; }
-
-/* Well-formed as XML: tags nest, attributes are quoted and unique, `&` starts one of five entities, no control
- * characters, valid UTF-8, one root. Returns where the first fault is, or NULL. */
-static const char *xml_fault(const char *page) {
-    static const char *const entities[] = { "&lt;", "&gt;", "&amp;", "&quot;", "&#39;" };
-    const char *open[64], *c = page;
-    size_t length[64];
-    int depth = 0, roots = 0;
-    const size_t valid = utf8_valid(page, strlen(page));
-    if (page[valid]) return page + valid;
-    if (strstr(page, "\xEF\xBF\xBE") || strstr(page, "\xEF\xBF\xBF")) return "U+FFFE or U+FFFF";
-    if (!strncmp(c, "<!DOCTYPE html>\n", 16)) c += 16;
-    while (*c) {
-        if (*c == '&') {
-            size_t k = 0;
-            while (k < 5 && strncmp(c, entities[k], strlen(entities[k]))) k++;
-            if (k == 5 || !depth) return c;
-            c += strlen(entities[k]);
-        } else if (*c != '<') {
-            if (((unsigned char)*c < 0x20 && *c != '\n' && *c != '\t') || (!depth && *c != '\n')) return c;
-            c++;
-        } else if (c[1] == '/') {
-            const char *name = c + 2;
-            if (!depth) return c;
-            depth--;
-            if (strncmp(name, open[depth], length[depth]) || name[length[depth]] != '>') return c;
-            c = name + length[depth] + 1;
-        } else {
-            const char *tag = ++c, *names[16];
-            size_t sizes[16], n = 0;
-            while (is_name(*c)) c++;
-            const size_t size = (size_t)(c - tag);
-            if (!size) return tag;
-            while (*c == ' ') {
-                const char *name = ++c;
-                while (is_name(*c)) c++;
-                if (c == name || n == 16 || c[0] != '=' || c[1] != '"') return c;
-                for (size_t k = 0; k < n; k++)
-                    if (sizes[k] == (size_t)(c - name) && !strncmp(names[k], name, sizes[k])) return name;
-                names[n] = name;
-                sizes[n++] = (size_t)(c - name);
-                c += 2;
-                while (*c && *c != '"' && *c != '<' && *c != '>') c++;
-                if (*c++ != '"') return c - 1;
-            }
-            if (!depth && roots++) return tag;
-            if (c[0] == '/' && c[1] == '>') { c += 2; continue; }
-            if (*c++ != '>' || depth == 64) return c - 1;
-            open[depth] = tag;
-            length[depth++] = size;
-        }
+/* The data of a page, parsed; NULL and a message if they are not there or not JSON. The page must be whole, and its data must not
+ * contain what HTML would read: json_free() them. */
+static const char mark[] = "<script type=\"application/json\" id=\"data\">\n";
+static Json *data_of(const char *page, const char *what) {
+    Error e = { "no page" };
+    Json *json = NULL;
+    const char *from = page ? strstr(page, mark) : NULL, *to = from ? strstr(from, "</script>") : NULL;
+    const size_t length = page ? strlen(page) : 0;
+    if (to && length > 8 && !strcmp(page + length - 8, "</html>\n") && !page[utf8_valid(page, length)]) {
+        from += sizeof mark - 1;
+        json = memchr(from, '<', (size_t)(to - from)) ? NULL : json_parse(from, (size_t)(to - from), &e);
     }
-    return depth || !roots ? c : NULL;
+    if (!json) printf("%s: no data in the page: %s\n", what, e.text);
+    return json;
 }
-static int well_formed(const char *page, const char *what) {
-    const char *fault = page ? xml_fault(page) : "no page";
-    if (fault) printf("%s: not well-formed at: %.60s\n", what, fault);
-    return !fault;
+static Json *data_of_text(const Text *log) {
+    char *page = page_of_text(log);
+    Json *json = data_of(page, "page");
+    free(page);
+    if (!json) fail(EXIT_INPUT, "no data in the page");
+    return json;
 }
-static int count(const char *page, const char *what) {
+static int whole(const char *page, const char *what) {
+    Json *json = data_of(page, what);
+    json_free(json);
+    return json != NULL;
+}
+static int count(const char *text, const char *what) {
     int n = 0;
-    for (const char *c = page; (c = strstr(c, what)); c += strlen(what)) n++;
+    for (const char *c = text; (c = strstr(c, what)); c += strlen(what)) n++;
     return n;
 }
-/* The chart with this title, up to the next one, in a new string. */
-static char *chart_of(const char *page, const char *title) {
-    char *caption = text_format("<figcaption><b>%s</b>", title);
-    const char *from = strstr(page, caption), *to = from ? strstr(from, "</figure>") : NULL;
-    free(caption);
-    return from && to ? text_format("%.*s", (int)(to - from), from) : text_format("%s", "");
-}
-/* The points of the k-th path of a class. */
-static int points_of(const char *chart, const char *class, double *x, double *y, int capacity) {
-    const char *c = strstr(chart, class);
-    int n = 0, used;
-    if (!c || !(c = strstr(c, " d=\""))) return 0;
-    for (c += 4; n < capacity && (*c == 'M' || *c == 'L')
-         && sscanf(c + 1, "%lf %lf%n", &x[n], &y[n], &used) == 2; n++) c += 1 + used;
+static double number_of(const JsonValue *o, const char *key) { return json_double(json_get(o, key), NAN); }
+static const JsonValue *curve_of(const Json *json, const char *name) { return json_get(json_get(json_root(json), "curves"), name); }
+/* Of an array of numbers; NaN for null. Returns how many. */
+static int values_of(const JsonValue *array, double *x, int capacity) {
+    int n = 0;
+    for (const JsonValue *v = json_first(array); v && n < capacity; v = v->next) x[n++] = json_double(v, NAN);
     return n;
 }
 
@@ -129,7 +88,7 @@ static void add_everything(Text *log) {
     for (int s = 1; s <= 20; s++) {
         add_step(log, s, 5 - 0.1 * s);
         if (s % 10) continue;
-        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"best\":%d.5,"
+        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"seconds\":0.25,\"peak_memory\":5e7,\"best\":%d.5,"
                       "\"best_step\":%d}\n", s, 5 - s / 10, 5 - s / 10, s);
         text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":["
                       "{\"name\":\"layer 0 attention\",\"load\":[10,10,10,10]},"
@@ -143,123 +102,91 @@ static void add_everything(Text *log) {
              "\"tokens\":819200,\"tok_s\":10234,\"fingerprint\":\"abc123\"}");
 }
 
-/* ---- what is shown ----------------------------------------------------------------------------------------------- */
+/* ---- what is in the data ------------------------------------------------------------------------------------------ */
 
 static void test_contents(void) {
-    static const char *const shown[] = {
-        "<h1>Training report: m4:c128</h1>", "1,921,408", "611,000", "cpu-f32",
-        "one &lt;line&gt; &amp; &quot;two&quot;", "1,003,854", "1 h 02 min",
-        "10,234", "819,200", "abc123", "best 3.5 at step 20", "3.25 bits/byte", "slow &lt;disk&gt;",
-        "layers.0.up", "<td>train</td><td>data</td>",
-        "<td>rate</td><td>0.001</td>", "<td>tied</td><td>yes</td>", "<td>prompt</td><td>–</td>",
-        "<td>list</td><td>1, a, …</td>",
-        "\xE2\x90\x80&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &quot;&amp;amp; 10",
-    };
-    static const char *const charts[] = { "Loss", "Learning rate", "Gradient norm",
-                                          "Balance loss (1 is even)", "Load of the busiest expert / mean",
-                                          "Tokens per second", "Router z-loss" };
+    static const char *const curves[] = { "loss", "val", "lr", "norm", "balance", "att_balance", "max_load", "tok_s", "z", "ms" };
     Text log = {0};
     add_everything(&log);
     char *page = page_of_text(&log);
-    check(well_formed(page, "every event"), "report: well-formed with every event");
-    if (page) {
-        for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
-            check(strstr(page, shown[i]) != NULL, "report: shows %s", shown[i]);
-        for (size_t i = 0; i < sizeof charts / sizeof *charts; i++) {
-            char *chart = chart_of(page, charts[i]);
-            check(strstr(chart, "<path class=\"line c0\" d=\"M") != NULL, "report: chart %s has a curve", charts[i]);
-            free(chart);
-        }
-        check(!strstr(page, "Experts without a token"), "report: no chart for a curve of zeros");
-        check(!strstr(page, "<script") && !strstr(page, "://") && !strstr(page, "<link") && !strstr(page, "@import"),
-              "report: no scripts, nothing from elsewhere");
-        check(strstr(page, ">step 10<") && strstr(page, ">step 10<") < strstr(page, ">step 20<"),
-              "report: samples in order");
-        check(!strstr(page, "no end") && !strstr(page, "could not be read"), "report: no complaints");
-    }
+    Json *json = data_of(page, "every event");
+    const JsonValue *d = json ? json_root(json) : NULL, *start = json_get(d, "start"), *end = json_get(d, "end");
+    const JsonValue *samples = json_get(json_get(d, "samples"), "list"), *options = json_get(start, "options");
+    check(json != NULL, "report: data with every event");
+    for (size_t i = 0; json && i < sizeof curves / sizeof *curves; i++) check(curve_of(json, curves[i]) != NULL, "report: a curve of %s", curves[i]);
+    check(json && !curve_of(json, "dead"), "report: no curve of zeros");
+    check(!strcmp(json_string(json_get(start, "data"), ""), "one <line> & \"two\""), "report: the data's name");
+    check(json_int(json_get(start, "parameters"), 0) == 1921408 && !strcmp(json_string(json_get(end, "fingerprint"), ""), "abc123"),
+          "report: start and end of the run");
+    check(json_bool(json_get(options, "tied"), 0) && json_get(options, "prompt") && number_of(options, "rate") == 0.001, "report: options");
+    check(number_of(d, "best") == 3.5 && number_of(d, "best_step") == 20 && number_of(d, "best_bits") == 3.25 && number_of(d, "step") == 20,
+          "report: the best validation");
+    check(number_of(d, "validation_seconds") == 0.5 && number_of(d, "peak_memory") == 5e7, "report: seconds of validation, memory");
+    check(!strcmp(json_string(json_get(json_first(samples), "text"), ""),
+                  "\n\xE2\x90\x80<script>alert('x')</script> \"&amp; 10\xE2\x80\xAE\xEF\xBF\xBD"), "report: a sample as it is, but for control characters");
+    check(number_of(json_first(samples), "step") == 10 && number_of(json_first(samples)->next, "step") == 20, "report: samples in order");
+    const JsonValue *warnings = json_get(json_get(d, "warnings"), "list");
+    check(!strcmp(json_string(json_get(json_first(warnings), "text"), ""), "slow <disk>") &&
+          strstr(json_string(json_get(json_first(warnings)->next, "text"), ""), "layers.0.up"), "report: warnings");
+    check(number_of(d, "damaged") == 0 && number_of(d, "every") == 0, "report: no complaints, and no further page");
+    check(page && count(page, "://") == 1 && strstr(page, "://www.w3.org/2000/svg'") && !strstr(page, "<link") && !strstr(page, "@import") &&
+          !strstr(page, " src=") && strstr(page, "default-src 'none'"), "report: nothing from elsewhere, but the name of SVG");
+    json_free(json);
     free(page);
     free(log.at);
 }
 
-/* A straight line must be drawn as one: equally spaced points, from end to end. */
-static void test_curve(void) {
-    enum { STEPS = 800 };
-    static double x[STEPS + 1], y[STEPS + 1];
-    Text log = {0};
-    double worst = 0;
-    for (int s = 1; s <= STEPS; s++) add_step(&log, s, 10 - 0.01 * s);
-    char *page = page_of_text(&log), *loss = chart_of(page, "Loss"), *rate = chart_of(page, "Learning rate");
-    int n = points_of(loss, "\"line c0\"", x, y, STEPS + 1);
-    check(n == STEPS, "report: %d points of %d steps", n, STEPS);
-    for (int i = 1; n == STEPS && i < n - 1; i++) {
-        const double part = (double)i / (n - 1);
-        worst = fmax(worst, fabs(x[i] - (x[0] + part * (x[n - 1] - x[0]))));
-        worst = fmax(worst, fabs(y[i] - (y[0] + part * (y[n - 1] - y[0]))));
-    }
-    check_error(n == STEPS ? worst : NAN, 0.11, "report: a line is straight, in pixels of 0.1");
-    check(n == STEPS && y[0] < 30 && y[n - 1] > 270 && x[n - 1] - x[0] > 700,
-          "report: from the upper left to the lower right");
-    check(strstr(loss, ">10</text>") && strstr(loss, ">5</text>") && strstr(loss, ">400</text>"),
-          "report: round labels");
-    check(strstr(rate, ">1.0e-3</text>") != NULL, "report: small labels");
-    check(!strstr(loss, "class=\"band") && !strstr(loss, "validation") && !strstr(loss, "class=\"best"),
-          "report: no band, validation or best mark without data");
-    free(page);
-    free(loss);
-    free(rate);
-    free(log.at);
-}
-
-/* A long run: the page is bounded, and one bad step out of many is still visible, at the right step. */
+/* A long run: data are bounded, and one bad step out of many is still visible, at the right step. */
 static void test_thinning(void) {
-    enum { STEPS = 50000, SPIKE = 31000 };
-    static double x[2100], y[2100];
+    enum { STEPS = 50000, SPIKE = 31000, MOST = 1100 };
+    static double x[MOST], y[MOST], high[MOST], low[MOST];
     Text log = {0};
     int highest = 0;
-    for (int s = 1; s <= STEPS; s++) add_step(&log, s, s == SPIKE ? 9 : 2 + 0.0001 * (s % 10));
-    char *page = page_of_text(&log), *loss = chart_of(page, "Loss");
-    const int line = points_of(loss, "\"line c0\"", x, y, 2100), band = points_of(loss, "\"band c0\"", x, y, 2100);
-    for (int i = 0; i < band; i++) if (y[i] < y[highest]) highest = i;
-    check(line >= 512 && line <= 1024 && band == 2 * line, "report: %d steps thinned to %d points", STEPS, line);
+    double worst = 0;
+    for (int s = 1; s <= STEPS; s++) add_step(&log, s, s == SPIKE ? 9 : 10 - 1e-4 * s);
+    char *page = page_of_text(&log);
+    Json *json = data_of(page, "thinning");
+    const JsonValue *loss = curve_of(json, "loss");
+    const int n = values_of(json_get(loss, "x"), x, MOST);
+    check(n >= 512 && n <= 1024 && values_of(json_get(loss, "y"), y, MOST) == n && values_of(json_get(loss, "high"), high, MOST) == n &&
+          values_of(json_get(loss, "low"), low, MOST) == n, "report: %d steps thinned to %d points", STEPS, n);
     check(page && strlen(page) < 300000, "report: page of %zu bytes", page ? strlen(page) : 0);
-    check_error(band ? fabs((x[highest] - x[0]) / (x[line - 1] - x[0]) - (double)SPIKE / STEPS) : NAN, 0.002,
-                "report: the spike is at its step");
-    check(band && y[highest] < 30, "report: the spike has its height");
+    for (int i = 0; i < n; i++) {
+        if (high[i] - low[i] > high[highest] - low[highest]) highest = i;
+        if (fabs(x[i] - SPIKE) > 100) worst = fmax(worst, fabs(y[i] - (10 - 1e-4 * x[i])));
+    }
+    check_error(n ? worst : NAN, 1e-4, "report: means of a line lie on it");
+    check_error(fabs(x[highest] - SPIKE), 64, "report: the spike is at its step");
+    check(high[highest] == 9, "report: the spike has its height");
+    check(!json_get(curve_of(json, "lr"), "x"), "report: steps are written once");
+    json_free(json);
     free(page);
-    free(loss);
     free(log.at);
 }
 
-/* null leaves a gap: the path starts again. A single point between two gaps is a dot. */
 static void test_gaps(void) {
+    static double y[16];
     Text log = {0};
     for (int s = 1; s <= 9; s++)
         if (s == 4 || s == 6) text_add(&log, "{\"event\":\"step\",\"step\":%d,\"loss\":null,\"norm\":1e300}\n", s);
         else add_step(&log, s, s);
     text_add(&log, "%s\n", "{\"event\":\"val\",\"step\":9,\"loss\":4,\"bits_per_byte\":0}");          /* 0: not known */
-    char *page = page_of_text(&log), *loss = chart_of(page, "Loss"), *norm = chart_of(page, "Gradient norm");
-    const char *line = strstr(loss, "\"line c0\"");
-    const char *d = line ? strstr(line, " d=\"") : NULL;
-    const int length = d ? (int)strcspn(d + 4, "\"") : 0;
-    char *path = text_format("%.*s", length, d ? d + 4 : "");
-    check(count(path, "M") == 3 && count(path, "L") == 4 && count(path, "h0") == 1,
-          "report: null leaves a gap: %s", path);
-    check(count(norm, ">1.4</text>") == 1 && count(norm, "</text>") == 8 + 5 + 1,
-          "report: an outlier does not set the axis");
-    check(page && strstr(page, "best 4 at step 9") && !strstr(page, "bits/byte"),
-          "report: no bits per byte where they are not known");
-    check(well_formed(page, "gaps"), "report: well-formed with gaps");
-    free(path);
-    free(page);
-    free(loss);
-    free(norm);
+    Json *json = data_of_text(&log);
+    int n = values_of(json_get(curve_of(json, "loss"), "y"), y, 16), good = n == 9;
+    for (int i = 0; i < n; i++) good &= i == 3 || i == 5 ? isnan(y[i]) : y[i] == i + 1;
+    check(good, "report: null leaves a gap");
+    n = values_of(json_get(curve_of(json, "norm"), "y"), y, 16);
+    check(n == 9 && isnan(y[3]) && y[4] == 1.5, "report: an outlier is a gap");
+    check(number_of(json_root(json), "best") == 4 && json_get(json_root(json), "end")->type == JSON_NULL, "report: best, and no end");
+    json_free(json);
     free(log.at);
 }
 
-/* Heat maps: the shade of each load, read back from the rectangles of the page. */
+/* Loads, in hundredths of the mean, of each column of time. */
 static void test_heat(void) {
     enum { EVENTS = 2000, E = 5 };
     static const int load[E] = { 0, 10, 20, 30, 40 };       /* / mean: 0, 0.5, 1, 1.5, 2 */
+    static double steps[300], values[300 * E];
     Text log = {0};
     for (int s = 1; s <= EVENTS; s++) {
         text_add(&log, "{\"event\":\"load\",\"step\":%d,\"routers\":[{\"name\":\"<r>\",\"load\":[", s);
@@ -270,36 +197,22 @@ static void test_heat(void) {
             text_add(&log, "{\"event\":\"load\",\"step\":7,\"routers\":[{\"name\":\"other\","
                            "\"load\":[1,2]}]}\n");
     }
-    char *page = page_of_text(&log), *strip = chart_of(page, "&lt;r&gt;");
-    char *turns = chart_of(page, "turns"), *none = chart_of(page, "none");
-    int columns = 0, from, row, run, back, turn = 0;
-    check(well_formed(page, "heat"), "report: well-formed heat maps");
-    const char *box = strstr(strip, "viewBox=\"0 0 ");
-    check(box && sscanf(box, "viewBox=\"0 0 %d 5\"", &columns) == 1 && columns >= 128 && columns <= 256,
-          "report: %d load events in %d columns", EVENTS, columns);
-    static const struct { const char *class; int row; }
-    expected[] = { { "s0", 0 }, { "s3", 1 }, { "s6", 3 }, { "s7", 4 } };
-    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
-        char *path = text_format("<path class=\"%s\" d=\"", expected[i].class);
-        const char *d = strstr(strip, path);
-        const int read = d ? sscanf(d + strlen(path), "M%d %dh%dv1H%dz", &from, &row, &run, &back) : 0;
-        check(read == 4 && from == 0 && row == expected[i].row && run == columns && back == 0
-              && d[strcspn(d, "z") + 1] == '"',
-              "report: load / mean of expert %d has shade %s from first to last", expected[i].row,
-              expected[i].class);
-        free(path);
-    }
-    check(!strstr(strip, "<path class=\"s4\"") && count(strip, "<path") == 4, "report: the even expert is background");
-    check(strstr(strip, "0.00 (expert 0) to 2.00 (expert 4)") != NULL, "report: least and most loaded expert");
-    const char *d = strstr(turns, "<path class=\"s0\" d=\"");
-    check(d && sscanf(d, "<path class=\"s0\" d=\"M%d 0h", &turn) == 1, "report: a router that switches experts");
-    check_error(fabs((double)turn / columns - 0.4), 0.02, "report: it switches at the right step");
-    check(strstr(none, "h") && count(none, "<path") == 1, "report: a router without tokens is dead");
-    check(!strstr(page, ">other<"), "report: loads of another model are left out");
-    free(page);
-    free(strip);
-    free(turns);
-    free(none);
+    Json *json = data_of_text(&log);
+    const JsonValue *loads = json_get(json_root(json), "loads"), *router = json_first(json_get(loads, "routers"));
+    const int columns = values_of(json_get(loads, "steps"), steps, 300);
+    check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d load events in %d columns", EVENTS, columns);
+    check(!strcmp(json_string(json_get(router, "name"), ""), "<r>") && number_of(router, "experts") == E, "report: a router's name and experts");
+    int good = values_of(json_get(router, "load"), values, 300 * E) == columns * E;
+    for (int i = 0; good && i < columns * E; i++) good &= values[i] == 5 * load[i % E];
+    check(good, "report: the load of each expert in each column");
+    good = values_of(json_get(router->next, "load"), values, 300 * E) == columns * 2;
+    for (int i = 1; good && i < columns; i++)
+        if (steps[i] <= 800 || steps[i - 1] >= 800) good &= values[2*i] == (steps[i] <= 800 ? 200 : 0) && values[2*i] + values[2*i + 1] == 200;
+    check(good, "report: loads change at their step");
+    good = values_of(json_get(router->next->next, "load"), values, 300 * E) == columns * 3 && !router->next->next->next;
+    for (int i = 0; good && i < columns * 3; i++) good &= values[i] == 0;
+    check(good, "report: a router without tokens; other routers are left out");
+    json_free(json);
     free(log.at);
 }
 
@@ -317,13 +230,20 @@ static void add_part(Text *log, int from, int to, double loss) {
 }
 static int same_page(const Text *a, const Text *b) {
     char *one = page_of_text(a), *two = page_of_text(b);
-    const int same = one && two && !strcmp(one, two) && well_formed(one, "resumed");
+    const int same = one && two && !strcmp(one, two) && whole(one, "resumed");
     free(one);
     free(two);
     return same;
 }
+static int has_end(const Text *log) {
+    Json *json = data_of_text(log);
+    const int has = json_is(json_get(json_root(json), "end"), JSON_OBJECT);
+    json_free(json);
+    return has;
+}
 static void test_resume(void) {
     static const char *const resume = "{\"event\":\"resume\",\"step\":%d}\n";
+    static double x[200];
     Text clean = {0}, lost = {0}, twice = {0}, again = {0}, shorter = {0}, shorter_lost = {0};
     add_part(&clean, 1, 40, 3);
     text_add(&clean, resume, 40);
@@ -341,19 +261,16 @@ static void test_resume(void) {
     text_add(&twice, "%s", "{\"event\":\"step\",\"step\":20,\"loss\":0.5}\n");
     add_part(&twice, 21, 22, 9);
     for (int s = 1; s <= 3; s++) text_add(&twice, "{\"event\":\"step\",\"step\":%d,\"loss\":7}\n", s);
-    Text restarted = {0};
-    add_part(&restarted, 1, 40, 3);
-    text_add(&restarted, resume, 40);
     text_add(&twice, resume, 0);
-    text_add(&twice, "%s", restarted.at);
+    add_part(&twice, 1, 40, 3);
+    text_add(&twice, resume, 40);
     add_part(&twice, 41, 60, 2);
-    char *page = page_of_text(&twice), *loss = page ? chart_of(page, "Loss") : NULL;
-    static double x[200], y[200];
-    int n = loss ? points_of(loss, "\"line c0\"", x, y, 200) : 0, ascend = n == 60;
+    Json *json = data_of_text(&twice);
+    const int n = values_of(json_get(curve_of(json, "loss"), "x"), x, 200);
+    int ascend = n == 60;
     for (int i = 1; i < n; i++) ascend &= x[i] > x[i - 1];
     check(ascend, "report: several restarts, %d points in order", n);
-    free(page);
-    free(loss);
+    json_free(json);
 
     add_part(&shorter, 1, 30, 3);
     add_part(&shorter_lost, 1, 50, 4);
@@ -361,18 +278,61 @@ static void test_resume(void) {
     check(same_page(&shorter, &shorter_lost), "report: a run that starts over replaces the old one");
 
     add_everything(&again);
-    page = page_of_text(&again);
-    check(page && !strstr(page, "no end"), "report: ended");
-    free(page);
+    check(has_end(&again), "report: ended");
     text_add(&again, resume, 20);
-    page = page_of_text(&again);
-    check(page && strstr(page, "no end"), "report: a run resumed after its end has no end");
-    free(page);
-    free(clean.at); free(lost.at); free(twice.at); free(restarted.at); free(again.at); free(shorter.at);
-    free(shorter_lost.at);
+    check(!has_end(&again), "report: a run resumed after its end has no end");
+    free(clean.at); free(lost.at); free(twice.at); free(again.at); free(shorter.at); free(shorter_lost.at);
 }
 
-/* ---- damaged logs ------------------------------------------------------------------------------------------------ */
+/* A page that is renewed while the log grows, by any number of bytes at a time, is in the end that of the whole log. */
+static void test_live(void) {
+    Error e = { "" };
+    Text log = {0};
+    add_everything(&log);
+    add_part(&log, 21, 60, 2);
+    text_add(&log, "%s", "{\"event\":\"resume\",\"step\":40,\"command\":\"again\"}\n");
+    add_part(&log, 41, 1500, 1);
+    char *path = scratch_path("log.jsonl"), *html = scratch_path("report.html"), *expected = page_of_text(&log);
+    size_t bytes, pages = 0;
+    for (int trial = 0; trial < 4; trial++) {
+        FILE *f = fopen(path, "wb");
+        Report *r = report_open(scratch());
+        int good = f != NULL && report_due(r);
+        for (size_t at = 0; f && at < log.length; pages++) {
+            size_t n = 1 + (size_t)(uniform() * (trial ? 40000 : 4000));
+            if (n > log.length - at) n = log.length - at;
+            good &= fwrite(log.at + at, 1, n, f) == n && fflush(f) == 0;
+            good &= report_update(r, at + n < log.length, &e) && !report_due(r);
+            at += n;
+        }
+        char *page = file_read(html, &bytes, &e);
+        check(good && page && expected && !strcmp(page, expected), "report: a page renewed while the log grows is that of the whole log %s", e.text);
+        free(page);
+        report_close(r);
+        if (f) fclose(f);
+    }
+    check(pages > 40, "report: %zu pages", pages);
+
+    FILE *f = fopen(path, "wb");                            /* a run that goes on says when to look again, and one that has ended does not */
+    Report *r = report_open(scratch());
+    Text part = {0};
+    add_part(&part, 1, 9, 3);
+    if (f) fwrite(part.at, 1, part.length, f);
+    if (f) fflush(f);
+    for (int ended = 0; f && ended < 2; ended++) {
+        if (ended) fprintf(f, "{\"event\":\"end\",\"steps\":9}\n");
+        fflush(f);
+        char *page = report_update(r, 1, &e) ? file_read(html, &bytes, &e) : NULL;
+        Json *json = data_of(page, "live");
+        const double every = json ? number_of(json_root(json), "every") : NAN;
+        check(ended ? every == 0 : every >= 3 && number_of(json_root(json), "written") > 1.7e9, "report: the next page in %g seconds", every);
+        json_free(json);
+        free(page);
+    }
+    report_close(r);
+    if (f) fclose(f);
+    free(path); free(html); free(expected); free(log.at); free(part.at);
+}
 
 static void test_damage(void) {
     Error e;
@@ -382,7 +342,9 @@ static void test_damage(void) {
     /* truncated anywhere: no complaint */
     for (size_t n = 0; n <= log.length; n += 1 + (size_t)(uniform() * 200), cuts++) {
         char *page = page_of(log.at, n);
-        good += well_formed(page, "torn") && !strstr(page, "could not be read");
+        Json *json = data_of(page, "torn");
+        good += json && number_of(json_root(json), "damaged") == 0;
+        json_free(json);
         free(page);
     }
     check(cuts > 20 && good == cuts, "report: %zu of %zu truncated logs give a complete page without complaint", good, cuts);
@@ -407,8 +369,10 @@ static void test_damage(void) {
             }
         }
         char *page = page_of(copy, bytes);
-        good += well_formed(page, "mutated");
-        complained += page && strstr(page, "could not be read");
+        Json *json = data_of(page, "mutated");
+        good += json != NULL;
+        complained += json && number_of(json_root(json), "damaged") > 0;
+        json_free(json);
         free(page);
         free(copy);
     }
@@ -441,22 +405,17 @@ static void test_bounds(void) {
         text_add(&log, "%s", "]}\n");
     }
     char *page = page_of_text(&log);
-    check(well_formed(page, "bounds"), "report: well-formed when thinned");
-    if (page) {
-        const char *c = strstr(page, "<h2>Samples</h2>");
-        check(strlen(page) < 1000000, "report: %zu bytes of log, %zu of page", log.length, strlen(page));
-        check(count(page, "…</pre>") == 32 && count(page, "<pre>") == 32 && strstr(page, "68 more"),
-              "report: 32 samples, truncated");
-        for (int s = 1; s <= 100 && c; s += s == 8 ? 69 : 1) {
-            char *mark = text_format("<div class=\"dim\">step %d</div>", s);
-            c = strstr(c, mark);
-            free(mark);
-        }
-        check(c != NULL, "report: the first 8 and the last 24 samples in order");
-        check(strstr(page, "router 127.") && !strstr(page, "router 128.") && strstr(page, "72 more routers"),
-              "report: the first 128 routers");
-        check(strstr(page, "option 511<") && !strstr(page, "option 512<"), "report: the first 512 options");
-    }
+    Json *json = data_of(page, "bounds");
+    const JsonValue *d = json ? json_root(json) : NULL, *samples = json_get(d, "samples"), *list = json_get(samples, "list");
+    const JsonValue *routers = json_get(json_get(d, "loads"), "routers"), *options = json_get(json_get(d, "start"), "options");
+    check(page && strlen(page) < 1000000, "report: %zu bytes of log, %zu of page", log.length, page ? strlen(page) : 0);
+    int good = list && list->length == 32 && number_of(samples, "hidden") == 68, s = 1;
+    for (const JsonValue *v = json_first(list); v; v = v->next, s += s == 8 ? 69 : 1)
+        good &= number_of(v, "step") == s && json_get(v, "text")->length <= 4003;
+    check(good, "report: the first 8 and the last 24 samples in order, cut");
+    check(routers && routers->length == 128 && number_of(json_get(d, "loads"), "hidden") == 72, "report: the first 128 routers");
+    check(options && options->length == 512 && json_get(options, "option 511"), "report: the first 512 options");
+    json_free(json);
     free(page);
     free(log.at);
 }
@@ -530,11 +489,11 @@ static void test_terminal(void) {
 
 void test_report(void) {
     test_contents();
-    test_curve();
     test_thinning();
     test_gaps();
     test_heat();
     test_resume();
+    test_live();
     test_damage();
     test_bounds();
     test_terminal();

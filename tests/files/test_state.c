@@ -1,6 +1,5 @@
-/* test_state.c: a checkpoint is believed only as far as it was checked. What stands in run.json and in the first line of log.jsonl, behind
- * right checksums; what no optimizer leaves; what a save that failed half-way leaves, and how it is told. What kills and failing calls do
- * to whole runs: tests/faults.sh. */
+/* test_state.c: damaged and half-saved checkpoints. The readers of run.json and of log.jsonl's first line; impossible optimizer states with
+ * valid checksums; saves that failed half-way. Whole runs with kills and failing calls: tests/faults.sh. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/model/trainee.h"
 #include "tests/test.h"
@@ -98,9 +97,10 @@ static void settings(void) {
         const int read = restores(&s, wrong[i].text, &e);
         check(!read && strstr(e.text, wrong[i].names) && !memcmp(&before, &s, sizeof s), "options %s are refused: %s", wrong[i].text, e.text);
     }
+    free((void *)s.train);
 }
 
-/* Every single bit of a sealed text: it is refused, or what it says is unchanged. */
+/* Flips every bit of a sealed text: none of the results may be accepted. */
 static void seals(void) {
     Text t = { 0 };
     Progress p, right;
@@ -161,7 +161,7 @@ static void seal_again(const char *folder, int64_t step, uint64_t bytes, uint32_
     free(path);
 }
 
-/* The optimizer's file again, its last tensor whose name ends with `suffix` beginning with x, and with so many elements. */
+/* Rewrites the optimizer's file: the last tensor whose name ends with `suffix` gets the first element x and, if count > 0, count elements. */
 static void rewrite_state(const char *folder, int64_t step, const char *suffix, float x, uint64_t count) {
     char *path = file_of(folder, step, "optimizer.safetensors");
     Error e = { "" };
@@ -197,7 +197,7 @@ static void rewrite_state(const char *folder, int64_t step, const char *suffix, 
     free(path);
 }
 
-/* Behind right checksums: what no optimizer leaves, and more biases than the model has routers, once a heap overflow. */
+/* With valid checksums: values that no optimizer produces, and a wrong number of router biases (once a heap overflow). */
 static void impossible_state(Trainee *t) {
     static const struct { const char *suffix; float x; uint64_t count; const char *says; } wrong[] = {
         { ".v", -1, 0, "is -1" }, { ".v", NAN, 0, "nan" }, { ".m", INFINITY, 0, "inf" }, { ".m", -INFINITY, 0, "inf" },
@@ -219,7 +219,7 @@ static void impossible_state(Trainee *t) {
     }
 }
 
-/* The top of the folder is older than the state, its small files are damaged, best/ holds another step. */
+/* The model at the top is old, a small file is damaged, best/ is missing or holds another step. */
 static void brought_up_to_date(Trainee *t) {
     char *folder = scratch_path("stale"), *top = text_format("%s/model.safetensors", folder), *config = text_format("%s/config.json", folder);
     char *best = text_format("%s/best/model.safetensors", folder), *newest = file_of(folder, 4, "model.safetensors");
@@ -242,7 +242,7 @@ static void brought_up_to_date(Trainee *t) {
     free(was), free(is), free(folder), free(top), free(config), free(best), free(newest), free(before);
 }
 
-/* The state gets into its place, but the model at the top cannot be replaced. */
+/* The state is saved, but the model at the top cannot be replaced. */
 static void half_saved(Trainee *t) {
     char *folder = scratch_path("half"), *top = text_format("%s/model.safetensors", folder), *newest = file_of(folder, 2, "model.safetensors");
     char *first = file_of(folder, 1, "run.json");
@@ -319,7 +319,7 @@ static void replaced_files(void) {
     free(path), free(again), free(data);
 }
 
-/* What a program says that fails with a reason that is empty. */
+/* fail() with an empty reason. */
 static void empty_reason(void) {
     char said[256] = "";
     int ends[2], status = 0;

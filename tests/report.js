@@ -1,0 +1,171 @@
+// report.js: drives report.html in a browser; tests/report.sh puts it into a page of its own. The report stands in a frame, as it is.
+// `given`: { page, other, log }: the report, that of another run, and the log of that one.
+'use strict';
+const says = [];
+const check = (good, what) => says.push((good ? 'ok   ' : 'FAIL ') + what);
+const wait = ms => new Promise(done => setTimeout(done, ms));
+
+async function open_page(html, width) {
+    const frame = document.createElement('iframe');
+    frame.style = 'border:0;height:900px;width:' + width + 'px';
+    document.body.append(frame);
+    await new Promise(done => { frame.onload = done; frame.srcdoc = html; });
+    const w = frame.contentWindow, d = w.document;
+    w.sessionStorage.clear();
+    const page = { frame, w, d, $: id => d.getElementById(id), data: JSON.parse(d.getElementById('data').textContent) };
+    page.chart = id => d.getElementById('chart-' + id);
+    page.line = id => d.querySelector('[data-line="' + id + '"]');
+    page.tip = () => page.$('tip').hidden ? '' : page.$('tip').textContent;
+    page.pointer = (type, id, part, more) => {          // part: of the width of the axes
+        const r = page.chart(id).getBoundingClientRect();
+        page.chart(id).dispatchEvent(new w.PointerEvent(type, { clientX: r.left + 46 + part * (r.width - 56), clientY: r.top + 60, bubbles: true, pointerType: 'mouse', button: 0, ...more }));
+    };
+    page.key = (id, key) => { page.chart(id).focus(); page.chart(id).dispatchEvent(new w.KeyboardEvent('keydown', { key, bubbles: true, cancelable: true })); };
+    page.set = async (id, value) => { const e = page.$(id); if (e.type === 'checkbox') e.checked = value; else e.value = value; e.dispatchEvent(new w.Event('input')); await wait(60); };
+    page.drop = async files => {
+        const t = new w.DataTransfer();
+        for (const [name, content] of files) t.items.add(new w.File([content], name));
+        d.dispatchEvent(new w.DragEvent('drop', { bubbles: true, cancelable: true, dataTransfer: t }));
+        await wait(200);
+    };
+    return page;
+}
+const step_of = tip => Number((/^step ([\d,]+)/.exec(tip) || [0, '-1'])[1].replace(/,/g, ''));
+
+async function test_curves(p) {
+    const loss = p.data.curves.loss, last = loss.x[loss.x.length - 1];
+    check(p.line('loss loss 0') && /^M.*L/.test(p.line('loss loss 0').getAttribute('d')) && p.line('lr lr 0'), 'curves are drawn');
+    check(p.line('loss val 0') && p.d.querySelectorAll('#chart-loss circle.dot').length === p.data.curves.val.x.length, 'validations are points');
+    await p.set('smoothing', 0);
+    p.pointer('pointermove', 'loss', 0.5);
+    const step = step_of(p.tip()), at = loss.x.indexOf(step), text = Number(loss.y[at] && loss.y[at].toPrecision(5));
+    check(Math.abs(step - last / 2) <= 2 && p.tip().includes('training ' + text) && p.tip().includes('nats per token'), 'the cursor shows step, values and unit: ' + p.tip());
+    check(p.d.querySelectorAll('#chart-lr .cursor path').length === 1, 'the cursor is in every chart');
+    p.pointer('pointerleave', 'loss', 0.5);
+    check(!p.tip(), 'and goes with the pointer');
+    await p.drop([['short.jsonl', log_of(s => 3, {}, 30)]]);
+    p.pointer('pointermove', 'loss', 0.4);
+    const before = p.tip();
+    p.pointer('pointermove', 'loss', 0.9);
+    check(before.includes('short, training') && before.includes('one, training') && p.tip().includes('one, training') && !p.tip().includes('short'), 'a run that has ended has no value there');
+    p.d.querySelector('#runs tr:last-child button').click();
+    await p.set('smoothing', 0.9);
+    check(p.d.querySelectorAll('#chart-loss .line.faint').length === 1 && p.line('loss loss 0').getAttribute('d') !== p.d.querySelector('#chart-loss .faint').getAttribute('d'), 'smoothing keeps the raw curve behind');
+
+    p.$('show loss val 0').click();
+    check(!p.line('loss val 0') && p.line('loss loss 0') && p.$('show loss val 0').getAttribute('aria-pressed') === 'false', 'a curve is hidden');
+    p.$('show loss val 0').click();
+    check(p.line('loss val 0') && p.$('show loss val 0').getAttribute('aria-pressed') === 'true', 'and shown again');
+
+    await p.set('loss-axis', 'log');
+    check(p.chart('loss').parentNode.textContent.includes('logarithmic'), 'the loss has a logarithmic axis');
+    await p.set('loss-axis', 'fit');
+    await p.set('log-x', true);
+    p.pointer('pointermove', 'loss', 0.5);
+    check(step_of(p.tip()) > 0 && step_of(p.tip()) < last / 3, 'and so have steps');
+    await p.set('log-x', false);
+    await p.set('across', 'time');
+    check(p.chart('loss').textContent.includes('time'), 'curves over time');
+    await p.set('across', 'step');
+}
+async function test_zoom(p) {
+    const last = p.data.step;
+    p.pointer('pointerdown', 'loss', 0.5);
+    p.pointer('pointermove', 'loss', 0.75);
+    check(p.d.querySelector('#chart-loss .select'), 'dragging selects');
+    p.pointer('pointerup', 'loss', 0.75);
+    await wait(60);
+    p.pointer('pointermove', 'lr', 0);
+    const from = step_of(p.tip());
+    p.pointer('pointermove', 'lr', 1);
+    const to = step_of(p.tip());
+    check(Math.abs(from - last / 2) <= 3 && Math.abs(to - 0.75 * last) <= 3, 'dragging zooms all charts: ' + from + ' to ' + to);
+    p.chart('lr').dispatchEvent(new p.w.MouseEvent('dblclick', { bubbles: true }));
+    p.pointer('pointermove', 'lr', 1);
+    check(step_of(p.tip()) === last, 'a double click shows everything');
+    const r = p.chart('loss').getBoundingClientRect();
+    for (let i = 0; i < 4; i++) p.chart('loss').dispatchEvent(new p.w.WheelEvent('wheel', { deltaY: -100, clientX: r.left + r.width / 2, clientY: r.top + 50, cancelable: true, bubbles: true }));
+    await wait(60);
+    p.pointer('pointermove', 'loss', 0);
+    check(step_of(p.tip()) > 0.15 * last, 'the wheel zooms: from step ' + step_of(p.tip()));
+    p.key('loss', '0');
+    p.key('loss', 'End');
+    check(step_of(p.tip()) === last, 'keys move the cursor: End');
+    p.key('loss', 'ArrowLeft');
+    check(step_of(p.tip()) === last - 1, 'and an arrow');
+    p.key('loss', '+');
+    await wait(60);
+    p.pointer('pointermove', 'loss', 0);
+    check(step_of(p.tip()) > 0.1 * last, 'and + zooms');
+    p.key('loss', '0');
+    p.key('loss', 'Escape');
+    check(!p.tip(), 'Escape ends the cursor');
+}
+function log_of(vals, more, steps) {
+    const lines = [JSON.stringify({ event: 'start', model: 'm4', options: { out: 'x', lr: 0.5, ...more } })];
+    for (let s = 1; s <= (steps || 800); s++) {
+        lines.push(JSON.stringify({ event: 'step', step: s, loss: 5 - 4 * s / 800, lr: 1e-3, norm: 1, ms: 100, tok_s: 5000 }));
+        if (s % 50 === 0) lines.push(JSON.stringify({ event: 'val', step: s, loss: vals(s) }));
+    }
+    return lines.join('\n') + '\n';
+}
+async function test_compare(p) {
+    const evil = '<img src=x onerror="parent.ran=1">';
+    await p.drop([['log.jsonl', given.log]]);
+    check(p.d.querySelectorAll('#runs tr').length === 3 && p.line('loss loss 1') && p.line('loss val 1'), 'a log is compared');
+    await p.drop([['report.html', given.other]]);
+    check(p.d.querySelectorAll('#runs tr').length === 4 && p.line('loss loss 2'), 'a report is compared');
+    const [a, b] = [...p.d.querySelectorAll('#runs tr')].slice(2).map(tr => [...tr.cells].slice(1, 8).map(c => c.textContent).join());
+    check(a === b, 'a log and its report say the same: ' + a + ' and ' + b);
+    check([...p.d.querySelectorAll('#settings tr.differs')].some(tr => tr.cells[0].textContent === 'lr'), 'settings that differ are marked');
+    for (let i = 0; i < 2; i++) p.d.querySelector('#runs tr:last-child button').click();
+    check(p.d.querySelectorAll('#runs tr').length === 0 && !p.line('loss loss 1'), 'runs are removed');
+    await p.drop([['notes.txt', 'nothing of this kind']]);
+    check(/notes.txt is neither/.test(p.$('trouble').textContent) && p.d.querySelectorAll('#runs tr').length === 0, 'another file is refused');
+    await p.drop([[evil + '.jsonl', log_of(s => 4 + Math.abs(s - 450) / 100, { [evil]: evil })]]);
+    check(p.d.querySelectorAll('img').length === 0 && p.d.body.textContent.includes(evil), 'names and settings of others are text');
+    check(/Overfits since step 450: .* from 4 to 7.5/.test(p.$('verdict').textContent), 'verdict: overfits');
+    p.d.querySelector('#runs tr:last-child button').click();
+    await p.drop([['f.jsonl', log_of(s => 5 - s / 400)]]);
+    check(/f: Still falling: the validation loss fell by 0.6/.test(p.$('verdict').textContent), 'verdict: still falling');
+    p.d.querySelector('#runs tr:last-child button').click();
+    await p.drop([['g.jsonl', log_of(s => 3 + 2 * Math.exp(-s / 50))]]);
+    check(/g: Has levelled off/.test(p.$('verdict').textContent), 'verdict: levelled off');
+    p.d.querySelector('#runs tr:last-child button').click();
+    check(!window.ran, 'nothing from outside ran');
+}
+function test_rest(p) {
+    const rows = [...p.d.querySelectorAll('#settings tr')], row = name => rows.find(tr => tr.cells[0].textContent === name);
+    check(row('lr').textContent.includes('given') && !row('beta1').textContent.includes('given'), 'settings that were given are marked');
+    check(p.d.querySelectorAll('#samples pre').length === p.data.samples.list.length && p.d.querySelector('#samples pre').textContent === p.data.samples.list[0].text, 'samples');
+    const machine = p.$('machine').textContent;
+    check(machine.includes(p.data.start.command) && machine.includes(p.data.start.machine) && machine.includes(p.data.start.compiler), 'command, machine and compiler');
+    check(/Peak memory\d+ MB/.test(p.$('cards').textContent) && /for validation/.test(p.$('cards').textContent), 'memory and time of validation');
+    check(p.d.querySelectorAll('#strips canvas').length === p.data.loads.routers.length && p.$('matrix').querySelector('canvas').height > 20, 'loads of every router');
+    const canvas = p.$('matrix').querySelector('canvas'), r = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new p.w.PointerEvent('pointermove', { clientX: r.left + 90, clientY: r.top + 3 }));
+    check(p.tip().includes(p.data.loads.routers[0].name + ', expert 0, step') && p.tip().includes('times the mean'), 'a load is named: ' + p.tip());
+    check(p.$('state').textContent === 'Finished.', 'the run has ended');
+}
+
+(async () => {
+    try {
+        const p = await open_page(given.page, 1200);
+        await test_curves(p);
+        await test_zoom(p);
+        test_rest(p);
+        await test_compare(p);
+        p.frame.remove();
+        const phone = await open_page(given.page, 360);
+        check(phone.d.documentElement.scrollWidth <= 360, 'a page of 360 pixels is not clipped: ' + phone.d.documentElement.scrollWidth);
+        await phone.drop([['log.jsonl', given.log]]);
+        check(phone.d.documentElement.scrollWidth <= 360, 'nor with two runs: ' + phone.d.documentElement.scrollWidth);
+        const before = phone.w.getComputedStyle(phone.d.body).backgroundColor;
+        phone.$('theme').click();
+        check(phone.w.getComputedStyle(phone.d.body).backgroundColor !== before, 'light and dark');
+    } catch (e) { check(false, 'no error: ' + e + ' ' + e.stack); }
+    const out = document.createElement('pre');
+    out.id = 'says';
+    out.textContent = '\n' + says.join('\n') + '\n' + says.filter(s => s[0] === 'o').length + ' passed, ' + says.filter(s => s[0] !== 'o').length + ' failed\n';
+    document.body.replaceChildren(out);
+})();
