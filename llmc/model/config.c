@@ -144,14 +144,15 @@ void config_descriptor(const Config *c, char text[128]) {
 
 static int within_limits(const Config *c, Error *e) {
     const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads, c->head_size, c->experts,
-                          c->width, c->shared_width, c->value_embeddings };
-    const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width;
+                          c->width, c->shared_width, c->dense_width, c->value_embeddings };
+    const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
     const double experts = c->attention_experts + c->attention_always, vocab = c->vocab ? c->vocab : 1;
     const double one = (double)c->kv_heads * c->head_size, heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
     if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] > SIZE_LIMIT) return error_set(e, "a size of %d; at most %d", sizes[i], SIZE_LIMIT);
-    const double values[] = { c->logit_cap, c->route_scale, c->init_fan, c->init_embed, c->init_std, c->norm_eps, c->final_eps };
+    const double values[] = { c->logit_cap, c->route_scale, c->init_fan, c->init_embed, c->init_std, c->norm_eps, c->final_eps,
+                              c->embed_scale, c->residual_scale, c->attention_scale, c->logit_divisor };
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         if (!(values[i] >= 0 && values[i] <= SIZE_LIMIT)) return error_set(e, "a cap, scale or epsilon of %g; at most %d", values[i], SIZE_LIMIT);
     if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
