@@ -201,6 +201,9 @@ static void test_heat(void) {
     const JsonValue *loads = json_get(json_root(json), "loads"), *router = json_first(json_get(loads, "routers"));
     const int columns = values_of(json_get(loads, "steps"), steps, 300);
     check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d load events in %d columns", EVENTS, columns);
+    int even = columns > 0;
+    for (int i = 0; i < columns - 1; i++) even &= steps[i] == (i + 1) * steps[0];
+    check(even, "report: a column is named by its last step");
     check(!strcmp(json_string(json_get(router, "name"), ""), "<r>") && number_of(router, "experts") == E, "report: a router's name and experts");
     int good = values_of(json_get(router, "load"), values, 300 * E) == columns * E;
     for (int i = 0; good && i < columns * E; i++) good &= values[i] == 5 * load[i % E];
