@@ -34,7 +34,7 @@ COMMA := ,
 OMP   = $(if $(HAVE_OMP),-fopenmp)
 FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) $(if $(HAVE_WIDE),-mprefer-vector-width=512)) $(OMP) $(WARN) -MMD -MP
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
-NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
+NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 
@@ -53,7 +53,7 @@ LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench ladder mutate fuzz fuzz_targets data help size clean found
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench pays ladder mutate fuzz fuzz_targets data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -144,6 +144,8 @@ quick: run_tests
 	@./run_tests house files data kernels model reference
 bench: bench_moe
 	@./bench_moe
+pays: train_moe
+	@sh bench/pays.sh
 # Tests all rungs of kernels/ladder, then times them and keeps the table.
 ladder: run_tests bench_moe
 	@./run_tests ladder
@@ -160,7 +162,7 @@ FUZZ_FLAGS = -std=c11 -I. -O1 -g -fno-omit-frame-pointer $(WARN) -DMOE_VERSION='
 FUZZ_CHECKS = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_WRAP = -Wl$(subst $(SPACE),,$(addprefix $(COMMA)--wrap=,fail warn exit malloc calloc realloc free))
 FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
-FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
+FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
 fuzz:
 	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null; \
 	then $(MAKE) -s -j$(shell nproc) fuzz_targets && sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ); \
@@ -169,20 +171,20 @@ fuzz_targets: $(if $(FUZZ),$(addprefix build/fuzz/,$(FUZZ)),$(FUZZ_TARGETS))
 build/fuzz/libmoe.a: $(FUZZ_LIBRARY)
 	@rm -f $@
 	$(Q)ar rcs $@ $^
-$(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/once/tests/fuzz/support/fuzz.o build/fuzz/libmoe.a
+$(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/libmoe.a
 	@echo "  link  $@"
 	$(Q)$(FUZZ_CC) -g -fsanitize=fuzzer $(FUZZ_CHECKS) $(FUZZ_WRAP) $^ -o $@ -lm -ldl -lpthread
 build/fuzz/once/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  fuzz  $<"
-	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(FUZZ_CHECKS) -fsanitize=fuzzer-no-link -c $< -o $@
+	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(FUZZ_CHECKS) $(if $(findstring fuzz/support,$<),,-fsanitize=fuzzer-no-link) -c $< -o $@
 define fuzz_precision
 build/fuzz/$1/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	$(Q)$(FUZZ_CC) $(FUZZ_FLAGS) $(if $(filter F32,$1),$(FUZZ_CHECKS)) -DPRECISION_$1 -c $$< -o $$@
 endef
 $(foreach p,$(PRECISIONS),$(eval $(call fuzz_precision,$p)))
--include $(patsubst %.o,%.d,$(FUZZ_LIBRARY)) $(patsubst tests/fuzz/%.c,build/fuzz/once/tests/fuzz/%.d,$(wildcard tests/fuzz/*.c tests/fuzz/support/*.c))
+-include $(patsubst %.o,%.d,$(FUZZ_LIBRARY)) $(patsubst tests/fuzz/%.c,build/fuzz/once/tests/fuzz/%.d,$(wildcard tests/fuzz/*.c))
 
 help:
 	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'
@@ -193,6 +195,7 @@ help:
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
 	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine'
+	@echo 'make pays          a mixture and its dense twin on a GPU: losses over time, and a picture (bench/pays.sh: its settings)'
 	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
 	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'

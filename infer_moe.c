@@ -113,7 +113,7 @@ static void message(const Session *q, const char *format, ...) {
 static Tokenizer *find_tokenizer(const Session *q) {
     Error e;
     Tokenizer *t;
-    const int vocab = q->config.vocab;
+    const int vocab = q->config.vocab - q->config.padding;
     char *path = *q->s.tokenizer ? text_format("%s", q->s.tokenizer) : text_format("%s/tokenizer.json", q->folder);
     if (*q->s.tokenizer || is_file(path)) {
         if (!(t = tokenizer_load(path, &e))) fail(EXIT_INPUT, "%s", e.text);
@@ -145,7 +145,9 @@ static void load(Session *q, const char *asked) {
     q->folder = hf_find_model(asked, &e);
     if (!q->folder) fail(EXIT_CHECKPOINT, "%s%s", e.text, asked ? "" : ". To train one: ./train_moe");
     if (!hf_load_config(q->folder, &q->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    config_pad_vocab(&q->config);
     q->g.dev = device_choose(q->s.device, &one, why_cpu);
+    if (!hf_check_weights(q->g.dev, &q->config, q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
     q->tokenizer = find_tokenizer(q);
     const int trained = q->config.context;
     if (!q->s.context) q->s.context = trained;
@@ -168,6 +170,8 @@ static void load_weights(Session *q, Model *m) {
     if (s->verbose < 2) return;
     if (s->layer >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", s->layer, layers - 1);
     if (!m->routers) fail(EXIT_USAGE, "-v %d shows experts, but this model is dense", s->verbose);
+    if (q->config.attention_experts == 1 && !config_has_experts(&q->config, s->layer < 0 ? layers - 1 : s->layer))
+        fail(EXIT_USAGE, "-v %d shows experts, but layer %d has none: -vl chooses another", s->verbose, s->layer < 0 ? layers - 1 : s->layer);
     view_open(&q->g.view, q->g.dev, m, s->layer < 0 ? layers - 1 : s->layer);
 }
 static void report_view(const Session *q) {
@@ -183,7 +187,7 @@ static void open_generator(Session *q, int capacity) {
     Generator *g = &q->g;
     g->sampler = (Sampler){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k };
     g->seed = (uint64_t)s->seed;
-    g->end_token = q->tokenizer ? tokenizer_eos(q->tokenizer) : -1;
+    g->end_tokens = hf_end_tokens(q->folder, q->tokenizer, g->end_token);
     g->sequences = s->sequences;
     g->interrupted = &interrupts;
     if (!generator_open(g, &q->config, capacity, &q->style)) out_of_memory(q, &g->d.model.arena);
@@ -201,7 +205,7 @@ static void generate(Session *q) {
     int *ids;
     char *text = prompt_read(q->s.prompt, &bytes);
     const int context = q->s.context, n = q->s.tokens, B = q->s.sequences;
-    const int count = prompt_encode(q->tokenizer, q->config.vocab, text, bytes, 1, context, &ids);
+    const int count = prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, text, bytes, 1, context, &ids);
     open_generator(q, n > 0 && n < context - count ? count + n : context);
     generator_read(&q->g, ids, count, q->s.echo ? text : NULL, bytes);
     if (B > 1) printf("--- 1 of %d\n", B);
@@ -224,7 +228,7 @@ static void answer(Session *q, const char *line, size_t bytes) {
     Generator *g = &q->g;
     Stream *o = &g->stream[0];
     int *ids;
-    const int count = prompt_encode(q->tokenizer, q->config.vocab, line, bytes, !g->d.length, g->capacity / 2, &ids);
+    const int count = prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, line, bytes, !g->d.length, g->capacity / 2, &ids);
     stream_restart(o);
     if (count) generator_read(g, ids, count, NULL, bytes);
     generator_write(g, q->s.tokens, 1);
@@ -244,7 +248,7 @@ static void chat(Session *q) {
     size_t bytes, capacity = 0;
     int *ids = NULL;
     char *line = NULL, *prompt = prompt_read(q->s.prompt, &bytes);
-    const int count = bytes ? prompt_encode(q->tokenizer, q->config.vocab, prompt, bytes, 1, q->s.context, &ids) : 0;
+    const int count = bytes ? prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
     if (interactive) message(q, "the model continues every line; /reset forgets all, /quit ends, Ctrl-C interrupts\n");
@@ -354,7 +358,7 @@ int main(int argc, char **argv) {
     const Options options = { table, OPTIONS, &q->s, given };
     const char *folder = NULL;
     threads_settle(argv);
-    signal(SIGXFSZ, SIG_IGN);                               /* a limit on file sizes is an error of write() */
+    signal(SIGXFSZ, SIG_IGN);                               /* at a limit on file sizes write() fails instead */
     options_parse(options, argc, argv, usage, &folder, 1);
     check_options(options);
     load(q, folder);

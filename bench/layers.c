@@ -4,6 +4,7 @@
 #include "kernels/ladder/ladder.h"
 #include "llmc/base/base.h"
 #include "llmc/base/random.h"
+#include "llmc/model/rope.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,7 +89,7 @@ static int attention_open(Layer *l) {
     dev->upload(l->position, position, N * sizeof *position);
     dev->sync();
     free(position);
-    dev->rope_table(l->rope, 10000, l->T, l->D);
+    rope_table(dev, l->rope, &(Config){ .head_size = l->D, .rope_theta = 10000 }, l->T);
     fill(l, l->to_kv, 2*F*C, 0.02);
     return 1;
 }

@@ -64,10 +64,18 @@ typedef enum {
 typedef enum {
     TOPK_SOFTMAX,                       /* weight = softmax of the K chosen logits (JetMoE, Mixtral, Granite) */
     SOFTMAX_TOPK,                       /* weight = p of the chosen; they sum to less than one (OLMoE, Switch) */
+    SOFTMAX_RENORM,                     /* the weights of TOPK_SOFTMAX, but the score to which a bias is added is p (ERNIE 4.5) */
     SIGMOID_TOPK,                       /* weight = sigmoid(logit), renormalized over the chosen (DeepSeek-V3) */
     SIGMOID_EACH                        /* weight = sigmoid(logit) (Llama 4). From SIGMOID_TOPK on scores are sigmoids */
 } Scores;
-#define SUMS_TO_ONE(scores) ((scores) == TOPK_SOFTMAX || (scores) == SIGMOID_TOPK)
+#define SUMS_TO_ONE(scores) ((scores) == TOPK_SOFTMAX || (scores) == SOFTMAX_RENORM || (scores) == SIGMOID_TOPK)
+#define SCORES_ARE_P(scores) ((scores) == SOFTMAX_TOPK || (scores) == SOFTMAX_RENORM)
+
+/* Experts may be chosen by groups: the E experts are `count` groups of consecutive ones, and a token's are of the `chosen` groups with
+ * the largest sums of their two largest scores + bias; of equal ones the first. count 0 or 1: no groups. E: a multiple of count,
+ * E / count at least 2. Source: DeepSeek-V3, arXiv 2412.19437. */
+typedef struct { int count, chosen; } Groups;
+enum { MOST_GROUPS = 32 };
 
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an
  * expert chosen by f tokens, lo <= f <= hi the neighbouring multiples of the tile, keeps this many: */
@@ -95,8 +103,8 @@ typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K
 typedef struct { int *expert; real *weight; } Choice;
 
 /* Dropout at one site of the model. p: in [0,1). key: of this batch, in device memory; NULL if p is 0. site: a different number
- * for each site. */
-typedef struct { float p; const uint64_t *key; int site; } Dropout;
+ * for each site. scale: what is kept is also multiplied by it; 0: it is not. */
+typedef struct { float p; const uint64_t *key; int site; double scale; } Dropout;
 
 /* A sub-layer's result before it is summed. Forward: the outputs of a token's experts, by weight, plus bias. Backward: the addends
  * of the gradient of its input: rows, and products that are still to be computed. */
@@ -106,7 +114,7 @@ typedef struct {
     const Plan   *plan;
     const real   *weight;               /* (S)  NULL: ones */
     const floatX *bias;                 /* (C)  NULL: zeros */
-    Term term[2];  int terms;
+    Term term[3];  int terms;
 } Sum;
 static inline void sum_add(Sum *s, const floatX *dout, const floatX *weight, int O) {
     s->term[s->terms].dout = dout, s->term[s->terms].weight = weight, s->term[s->terms].O = O;
@@ -229,11 +237,10 @@ struct Device {
     void (*rmsnorm_backward)(ACC floatX *dinp, ACC real *dweight, const floatX *dout, const floatX *inp,
                              Norm norm, const real *rstd, int N, int C);
 
-    /* ---- rope: rotate pairs (i, i + D/2) of each head by position * theta^(-2i/D), in place ---------------------
-     * table (T,D/2,2): cos and sin for positions 0..T-1.   x (N,stride): the first heads*D of each row are rotated.
-     * position (N).   direction: +1, or -1 to undo it (which is also the backward). D even.   error: 2 eps
-     * Source: Su et al. 2021, arXiv 2104.09864. */
-    void (*rope_table)(OUT real *table, float theta, int T, int D);
+    /* ---- rope: rotate pairs (i, i + D/2) of each head, in place ----------------------------------------------------
+     * table (T,D/2,2): cos and sin for positions 0..T-1, or a multiple of both (llmc/model/rope.c).   x (N,stride): the first
+     * heads*D of each row are rotated.   position (N).   direction: +1, or -1 for the backward: the transpose, which undoes it.
+     * D even.   error: 2 eps.   Source: Su et al. 2021, arXiv 2104.09864. */
     void (*rope)(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D);
 
     /* ---- norm_rope: rmsnorm of every head, then rope, in place --------------------------------------------------------
@@ -246,11 +253,13 @@ struct Device {
                                Norm norm, int N, int stride, int heads, int D);
 
     /* ---- columns of a wider matrix.   x (N,stride)   part (N,width) --------------------------------------------------
-     * columns_add: x[n,from+i] += part[n,i].   columns_take: part[n,i] = x[n,from+i].   error: one rounding; exact */
+     * columns_add: x[n,from+i] += part[n,i].   columns_put: x[n,from+i] = part[n,i].   columns_take: part[n,i] = x[n,from+i].
+     * error: one rounding; exact; exact */
     void (*columns_add )(ACC floatX *x, const floatX *part, int N, int stride, int from, int width);
+    void (*columns_put )(floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
 
-    /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask / (1-p) ------------------------
+    /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask * scale / (1-p) ----------------
      * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/dropout.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
@@ -281,12 +290,13 @@ struct Device {
 
     /* ---- router: choose K of E experts for every token -----------------------------------------------------------
      * logits (N,E)   bias (E) or NULL: added to the scores for choosing only (balancing without a loss)
-     * expert (N,K) by descending score + bias   weight (N,K)   lse (N) log sum exp of the logits, for the losses
+     * expert (N,K) by descending score + bias, of the token's groups   weight (N,K)   lse (N) log sum exp of the logits, for the
+     * losses
      * forced: slot s takes expert s mod E instead (benchmarks: perfect balance)
      * backward: dlogits from dweight, plus the gradients of balance * balance_loss and zloss * z_loss (see
      * router_losses), with load as a constant. first: the plan's, or NULL.   error: expert exact, the rest 8 eps_f32 */
     void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
-                            Scores scores, int forced, int N, int E, int K);
+                            Scores scores, Groups groups, int forced, int N, int E, int K);
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
                             const int *expert, const int *first, const floatX *logits, const int *load, float balance,
                             float zloss, int tokens, Scores scores, int N, int E, int K);
@@ -367,7 +377,9 @@ struct Device {
     void (*add_norm_backward)(const Device *d, ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, floatX *const scratch[2],
                               const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C);
 
-    /* ---- bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------- */
+    /* ---- bias: x[n,c] += bias[c].   x (N,C)  bias (C).   error: one rounding
+     * bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------------- */
+    void (*bias_forward )(ACC floatX *x, const floatX *bias, int N, int C);
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);
 
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------

@@ -2,9 +2,10 @@
  *
  *   FAULT=CALL:N:WHAT   the N-th CALL of the program itself (not of libraries inside one) does WHAT. CALL: write, fsync, rename, link,
  *                       open, mkdir, close, opendir, flush, malloc; or any: all of them but malloc.
- *                       WHAT: an errno by name; short: half of a write is written; kill, killed: SIGKILL before, after the call.
- *                       N+: that and all after it
- *   FAULT_HIT=FILE      is made when the fault happens
+ *                       WHAT: the name of an errno; short: write only half; kill, killed: SIGKILL before or after the call.
+ *                       N+: the N-th and all later calls
+ *   FAULT_HIT=FILE      FILE is created when the fault happens
+ *   FAULT_TRACE=FILE    FILE receives the program's create, write, fsync, link and rename calls, with their paths
  *
  * As a program:   faults flip FILE BIT    faults cut FILE BYTES    faults size FILE */
 #define _GNU_SOURCE
@@ -48,9 +49,9 @@ __attribute__((constructor)) static void read_environment(void) {
         { "EACCES", ERROR, EACCES }, { "EPERM", ERROR, EPERM }, { "EINTR", ERROR, EINTR },
         { "short", SHORT, 0 }, { "kill", KILL, 0 }, { "killed", KILLED, 0 },
     };
+    dl_iterate_phdr(main_program, NULL);
     const char *text = getenv("FAULT"), *n = text ? strchr(text, ':') : NULL, *what = n ? strchr(n + 1, ':') : NULL;
     if (!what || (size_t)(n - text) >= sizeof fault.call) return;
-    dl_iterate_phdr(main_program, NULL);
     memcpy(fault.call, text, (size_t)(n - text));
     fault.sticky = what[-1] == '+';
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
@@ -63,7 +64,7 @@ static void die(void) {
     for (;;) pause();
 }
 
-/* Is this call the one? Counts it, and does what comes before it. */
+/* Counts a call and returns the fault that it gets, or NO. KILL does not return. */
 static int hit(const char *call, void *from) {
     if (!fault.n || (uintptr_t)from < begin || (uintptr_t)from >= end) return NO;
     if (strcmp(fault.call, call) && (strcmp(fault.call, "any") || !strcmp(call, "malloc"))) return NO;
@@ -79,6 +80,24 @@ static int hit(const char *call, void *from) {
     return fault.what;
 }
 static void after(int what) { if (what == KILLED) die(); }
+
+/* Writes a line of FAULT_TRACE about the open file fd, or, if fd < 0, about one or two paths. */
+static void trace(void *from, const char *call, int fd, const char *path, const char *other) {
+    static const char *file;
+    static int out = -2;
+    char link[64], at[3000] = "", here[1000] = "", line[8000];
+    if (out == -2) out = (file = getenv("FAULT_TRACE")) ? (int)syscall(SYS_openat, AT_FDCWD, file, O_WRONLY | O_CREAT | O_APPEND, 0666) : -1;
+    if (out < 0 || (uintptr_t)from < begin || (uintptr_t)from >= end) return;
+    const int kept = errno;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (fd >= 0 && readlink(link, at, sizeof at - 1) < 0) return;
+    if (!getcwd(here, sizeof here)) return;
+    const int n = fd >= 0 ? snprintf(line, sizeof line, "%s %s\n", call, at)
+                : snprintf(line, sizeof line, "%s %s%s%s%s%s%s%s\n", call, *path == '/' ? "" : here, *path == '/' ? "" : "/", path,
+                           other ? " " : "", !other || *other == '/' ? "" : here, !other || *other == '/' ? "" : "/", other ? other : "");
+    syscall(SYS_write, out, line, n);
+    errno = kept;
+}
 
 #define FROM __builtin_return_address(0)
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -97,21 +116,22 @@ static ssize_t any_write(int what, int fd, const void *data, size_t n, off_t at)
     after(what);
     return done;
 }
-ssize_t write(int fd, const void *data, size_t n)               { return any_write(hit("write", FROM), fd, data, n, -1); }
-ssize_t pwrite(int fd, const void *data, size_t n, off_t at)    { return any_write(hit("write", FROM), fd, data, n, at); }
-ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) { return any_write(hit("write", FROM), fd, data, n, at); }
+ssize_t write(int fd, const void *data, size_t n)               { trace(FROM, "write", fd, NULL, NULL); return any_write(hit("write", FROM), fd, data, n, -1); }
+ssize_t pwrite(int fd, const void *data, size_t n, off_t at)    { trace(FROM, "write", fd, NULL, NULL); return any_write(hit("write", FROM), fd, data, n, at); }
+ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) { trace(FROM, "write", fd, NULL, NULL); return any_write(hit("write", FROM), fd, data, n, at); }
 
 #define CALL(name, result) const int what = hit(name, FROM); if (what == ERROR) return -1; \
     const int r = (int)(result); after(what); return r
-int fsync(int fd)                                   { CALL("fsync", syscall(SYS_fsync, fd)); }
-int rename(const char *from, const char *to)        { CALL("rename", syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)); }
-int link(const char *from, const char *to)          { CALL("link", syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0)); }
+int fsync(int fd)                                   { trace(FROM, "fsync", fd, NULL, NULL); CALL("fsync", syscall(SYS_fsync, fd)); }
+int rename(const char *from, const char *to)        { trace(FROM, "rename", -1, from, to); CALL("rename", syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)); }
+int link(const char *from, const char *to)          { trace(FROM, "link", -1, from, to); CALL("link", syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0)); }
 int mkdir(const char *path, mode_t mode)            { CALL("mkdir", syscall(SYS_mkdirat, AT_FDCWD, path, mode)); }
 int open(const char *path, int flags, ...)          {
     va_list args;
     va_start(args, flags);
     const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
+    if (flags & O_CREAT) trace(FROM, "create", -1, path, NULL);
     CALL("open", syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 int open64(const char *path, int flags, ...)        {
@@ -119,6 +139,7 @@ int open64(const char *path, int flags, ...)        {
     va_start(args, flags);
     const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
+    if (flags & O_CREAT) trace(FROM, "create", -1, path, NULL);
     CALL("open", syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 int close(int fd)                                   {         /* closed, whatever it returns */

@@ -1,15 +1,15 @@
 #!/bin/sh
-# faults.sh: what a run survives (docs/reliability.md). Calls of the operating system fail at every place, programs are killed at every
-# place, files of a checkpoint are damaged at every place. After each: the exit code is one of the table, the next start ends with the
-# same bits as a run without faults, best/ and the model at the top are those of that run, and no temporary file remains.
+# faults.sh: tests the promises of docs/reliability.md. System calls fail, programs are killed, and files of a checkpoint are damaged, one
+# fault per run. After each fault the exit code must be one of the table; the next start must end with the bits of a run without faults,
+# including best/ and the model at the top, and leave no temporary file.
 # Start it from the repository root after `make train_moe infer_moe`. Needs Linux with glibc, and a C compiler.
-#   sh tests/faults.sh [-l] [-k]     -l: every place (`make faults`; a quarter of an hour); else some of them (`make test`)
+#   sh tests/faults.sh [-l] [-k]     -l: every call (`make faults`; a quarter of an hour); else a sample (`make test`)
 #                                    -k: keep the folder of the runs
 set -u
 root=$(pwd)
 long=0 keep=0
 for word; do case $word in -l) long=1 ;; -k) keep=1 ;; *) echo "$0: no option $word"; exit 2 ;; esac; done
-work=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d) || exit 1         # in memory, if possible: a run syncs 40 files
+work=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d) || exit 1         # in memory if possible: each run syncs 40 files
 cd "$work" || exit 1
 clean() { cd / && if [ "$keep" = 1 ]; then echo "kept: $work"; else rm -rf "$work"; fi; }
 trap clean EXIT
@@ -44,7 +44,7 @@ reference words "$train" $options -tk 300
 cp -a words eight; calm "$train" -o eight -y 1 -x 8
 "$infer" one -n 20 -s 5 -i 'static ' > text 2> said
 
-# same A B STEP: A ends as B does: the state of that step, best/, and the model at the top.
+# same A B STEP: run A has the state of this step, the best/ and the top of run B
 same() {
     why=
     cmp -s "$1/state/step-0000000$3/model.safetensors" "$2/state/step-0000000$3/model.safetensors" || why="other weights"
@@ -58,7 +58,7 @@ tidy() {                                # no temporary file is in this run
     for file in "$1"/.tmp* "$1"/*.tmp* "$1"/state/.tmp* "$1"/best/*.tmp*; do [ ! -e "$file" ] || why="$why, $file remains"; done
     [ -z "$why" ]
 }
-# ends FOLDER REFERENCE STEP WHAT: the command of `again` ends the run like the reference
+# ends FOLDER REFERENCE STEP WHAT: after the command $again, FOLDER equals REFERENCE
 ends() {
     why=
     $again > said 2>&1; code=$?
@@ -69,7 +69,7 @@ ends() {
 # ---- one call fails ------------------------------------------------------------------------------------------------------------
 
 hits=0 codes=
-# broken FAULT CODES COMMAND: runs it with the fault in the run `o`; false: there is no such call any more.
+# broken FAULT CODES COMMAND: runs the command with this fault and checks its exit code; false: it made fewer calls.
 broken() {
     fault=$1 allowed=$2; shift 2
     rm -f hit
@@ -80,8 +80,8 @@ broken() {
     case " $allowed " in *" $got "*) ;; *) verdict 1 "$fault: exit code $got, not $allowed: $* : $(tail -1 said)"; return 0 ;; esac
     [ $got = 0 ] || [ $got = 137 ] || grep -q '^error: ..' said || verdict 1 "$fault: exit code $got without a message: $*"
 }
-# fails NAME PREPARED CALLS STEP COMMAND: CALLS fail one after the other, every STEP-th, in a run that begins as a copy of PREPARED (-: as
-# nothing). Then the command runs again, without a fault.
+# fails NAME PREPARED CALLS STEP COMMAND: for each of CALLS, makes call 1, 1 + STEP, 1 + 2 STEP ... fail in a run `o` that starts as a copy of
+# the folder PREPARED (-: none). Then repeats the command without a fault and compares with the run NAME.
 fails() {
     name=$1 prepared=$2 calls=$3 step=$4 before=$hits; shift 4
     for call in $calls; do
@@ -107,10 +107,10 @@ fails words - "$errors" $few "$train" $options -tk 300 -x 6 -y 1
 fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y 1
 fails one one.4 "malloc:ENOMEM" $many "$train" -y 1
 fails two two.4 "malloc:ENOMEM" $many "$train" -y 1 -ng 2
-# and everything after it, too: a disk that stays full, a broken one
+# permanent faults: a disk that stays full, a broken disk
 fails one - "write:ENOSPC+ fsync:EIO+ rename:EIO+ any:EIO+" $some "$train" $options -x 6 -y 1
 
-# Text is generated, or a file measured, or the program says why not.
+# infer_moe prints the right text, or exits with a message.
 generates() {                           # generates CALLS STEP COMMAND
     calls=$1 step=$2 before=$hits; shift 2
     "$@" > right 2> said
@@ -155,7 +155,7 @@ done
 total "one from -, killed at random: $((hits - before)) times"
 kills=$hits
 
-# ---- two processes: what happens to one ends both -------------------------------------------------------------------------------
+# ---- two processes, one of them with a fault -------------------------------------------------------------------------------
 
 port=$((20000 + $$ % 20000)) before=$hits
 pair() {                                # pair FAULT OF: two processes of one rank; OF (0 or 1) has the fault. Sets got and other.
@@ -165,9 +165,9 @@ pair() {                                # pair FAULT OF: two processes of one ra
         timeout -s KILL 60 env $with "$train" $options -x 6 -y 1 -o o -dv cpu -ng 1 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
         eval "process$i=$!"
     done
-    wait $process0; code0=$?
-    wait $process1; code1=$?
-    sleep 0.1                           # a kill by timeout is not awaited
+    wait $process0 2> /dev/null; code0=$?
+    wait $process1 2> /dev/null; code1=$?
+    sleep 0.1                           # timeout does not wait for a process it killed
 }
 for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
     for of in 0 1; do
@@ -186,6 +186,30 @@ for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
 done
 total "two processes: $((hits - before)) places"
 pairs=$((hits - before))
+
+# ---- power loss: a file is synced before its rename, and its folder after -----------------------------------------------------------
+
+rm -rf o trace; cp -a words.4 o
+for run in 1 2; do
+    FAULT_TRACE=$work/trace LD_PRELOAD=$work/faults.so "$train" $options -tk 300 -x $((run * 4)) -y 1 -o fresh > said 2>&1 || verdict 1 "traced: $(tail -1 said)"
+done
+awk -v work="$work" '
+    function folder(path) { sub("/[^/]*$", "", path); return path }
+    function wrong(what) { print what ": " $0 | "cat 1>&2"; bad = 1 }
+    index($2, work) != 1 || $2 ~ /\/(lock|main.log|log.jsonl)$/ { next }
+    $1 == "create" { dirty[folder($2)] = 1; next }
+    $1 == "write"  { dirty[$2] = 1; next }
+    $1 == "fsync"  { delete dirty[$2]; delete pending[$2]; syncs++; next }
+    $1 == "link"   { if ($2 in dirty) wrong("linked before it was synced"); next }
+    $1 == "rename" && $3 !~ /tmp-old/ {
+        for (path in dirty) if (path == $2 || index(path, $2 "/") == 1) wrong("renamed before " path " was synced")
+        for (path in pending) wrong("before " path " was synced")
+        pending[folder($3)] = 1; renames++
+    }
+    END { for (path in pending) wrong(path " is not synced"); if (renames < 20 || syncs < 2 * renames) bad = 1; print renames + 0, syncs + 0; exit bad }
+' trace > said 2>&1
+verdict $? "the order of writes, syncs and renames: $(tail -1 said)"
+total "renames and syncs in order: $(tail -1 said)"
 
 # ---- damaged files -------------------------------------------------------------------------------------------------------------
 
@@ -222,7 +246,7 @@ for file in $newest/run.json $newest/model.safetensors $newest/optimizer.safeten
 done
 total "files cut or removed: $cuts"
 
-# Without a seal, as old versions wrote it, or with one that is right again, nothing crashes: run.json is used, or refused.
+# A run.json without a seal, as older versions wrote it: its damage may go unnoticed, but nothing crashes.
 tries=0
 while [ $tries -lt $((long ? 400 : 10)) ]; do
     tries=$((tries + 1)) flips=$((flips + 1))

@@ -222,8 +222,55 @@ mkdir away && mv text.txt away/
 expect 0 'generated 20 tokens' $infer words/best -i 'static' -n 20
 mv away/text.txt .
 
+# ---- a model of a folder: what came with it stays ------------------------------------------------------------------------------
+
+plain="$train -i text.txt -b 2 -t 32 -u 10 -v 20 -s 25 -g 20 -d 256 -n 10"
+expect 0 'mixtral' $plain -e m2:c32h4e4k2f32a1 -tk 333 -x 20 -o folder
+ok "the vocabulary is saved without its padding" grep -q '"vocab_size": 333,' folder/config.json
+ok "its config.json does not mention the padding" [ -z "$(grep padded folder/config.json)" ]
+printf '{"eos_token_id": [1, 2, 3], "temperature": 0.6}' > folder/generation_config.json
+printf '{{ messages }}' > folder/chat_template.jinja
+sed -i 's/"vocab_size"/"our_own_key": {"a": [1, 2.0]},\n  "vocab_size"/' folder/config.json
+expect 0 'encoding\|333\|text' $plain -e folder -x 20 -o on
+for name in tokenizer.json tokenizer_config.json generation_config.json chat_template.jinja; do
+    ok "-e FOLDER keeps its $name" cmp folder/$name on/$name
+done
+ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q '"our_own_key": {' on/config.json
+last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
+ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
+expect 0 'fingerprint' $plain -e folder -x 20 -o half
+rm -rf half/state/step-00000020 half/tokens.cache && rm -rf x1 && mv folder x1
+expect 0 'resuming' $train -o half -y 1
+same_run on half "resumed without the folder that it began with"
+mv x1 folder
+ok "a resumed run keeps the chat template" cmp folder/chat_template.jinja half/chat_template.jinja
+letters 3000 | shard 20240520 1 3000 > ids_train.bin 2> /dev/null && cp ids_train.bin ids_val.bin
+expect 0 'fingerprint' $train -i 'ids_train.bin' -j 'ids_val.bin' -e folder -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o named
+ok "a run on tokens keeps the tokenizer of its folder" cmp folder/tokenizer.json named/tokenizer.json
+expect 0 '1 2 3' $train -i 'ids_train.bin' -j 'ids_val.bin' -e m2:c32h4e4k2f32a1 -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o unnamed
+ok "without a tokenizer no text is suggested" [ -z "$(grep ROMEO unnamed/main.log)" ]
+cp -r "$root/tests/reference/families/olmoe" ends && printf '{"eos_token_id": [%s]}' "$(seq -s, 0 28)" > ends/generation_config.json
+expect 0 'generated 1 tokens' $infer ends -i '1 2 3' -n 20
+rm -rf folder/best folder/model.safetensors && touch folder/pytorch_model.bin
+expect 3 'save_pretrained' $plain -e folder -x 20 -o never
+expect 4 'save_pretrained' $infer folder
+cp -r "$root/tests/reference/families/qwen3_moe" shards && rm shards/model-00002-of-00003.safetensors
+expect 3 'model-00002' $train -i 'ids_train.bin' -j 'ids_val.bin' -e shards -b 2 -t 32 -x 5 -o never
+sed 's/"num_hidden_layers": 3/"num_hidden_layers": 4/' "$root/tests/reference/families/olmoe/config.json" | sed 's/"num_hidden_layers": 2/"num_hidden_layers": 4/' > c.json
+cp -r "$root/tests/reference/families/olmoe" deeper && cp c.json deeper/config.json
+expect 3 'model.layers.2.* is missing' $train -i 'ids_train.bin' -j 'ids_val.bin' -e deeper -b 2 -t 32 -x 5 -o never
+expect 2 'no bias for choosing' $train -i 'ids_train.bin' -j 'ids_val.bin' -e "$root/tests/reference/families/olmoe" -rb 0.1 -b 2 -t 32 -x 5 -o never
+
+# What is validated is what is saved: biases for choosing experts, too.
+expect 0 'Transformers cannot' $some -d 256 -x 40 -rb 0.3 -o biased
+expect 0 'bits/byte' $infer biased -x val.txt
+theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 biased/main.log | sed 's/.*tel://')
+ok "infer_moe -x has the loss of a trainer with -rb: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
+
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 
+# edit SCRIPT FOLDER: changes run.json of the newest checkpoint by sed, and removes its seal, as if an old version had written it.
+edit() { sed -e "$1" -e 's/, "crc32c": "[0-9a-f]*"}$/}/' "$2/$newest/run.json" > run.json && mv run.json "$2/$newest/"; }
 resume() { expect "$1" "$2" $train -o "$3" -y 1; }               # resume CODE TEXT FOLDER: with the settings of the run
 newest=state/step-00000060
 
@@ -241,10 +288,47 @@ resume 0 'step-00000060/run.json' x4
 
 rm -rf x1/state/step-00000040 && overwrite x1/$newest/model.safetensors 100000 1 2 3 4
 resume 4 'model.safetensors is damaged' x1
-sed 's/"format": 1/"format": 2/' x2/$newest/run.json > run.json && mv run.json x2/$newest/ && rm -rf x2/state/step-00000040
+edit 's/"format": 1/"format": 2/' x2 && rm -rf x2/state/step-00000040
 resume 4 'format 2.*reads format 1' x2
-sed 's/"intermediate_size": 32/"intermediate_size": 48/' x3/$newest/run.json > run.json && mv run.json x3/$newest/ && rm -rf x3/state/step-00000040
+edit 's/"intermediate_size": 32/"intermediate_size": 48/' x3 && rm -rf x3/state/step-00000040
 resume 4 'input_linear.weight has shape \[4, 64, 32\], the model needs \[4, 96, 32\]' x3
+
+# What stands in run.json is not believed, with a seal or without one.
+cp -r whole x6; sed 's/"samples": [0-9]*/"samples": 1/' x6/$newest/run.json > run.json && mv run.json x6/$newest/
+resume 0 'step-00000060 cannot be used: .*run.json: damaged: its CRC-32C.*trying the checkpoint before it, x6/state/step-00000040' x6
+same_run whole x6 "resumed from the checkpoint before one with another number in run.json"
+rm -rf x6/state/step-00000040
+for change in 's/"samples": [0-9]*/"samples": -5/=samples' 's/"options": {.*}/"options": [1]}/=options' 's/"train": "[^"]*"/"train": 5/=train' \
+    's/"batch": [0-9]*/"batch": 0/=batch' 's/"updates": [0-9]*/"updates": 61/=updates' 's/"step": 60/"step": 59/=step' \
+    's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/=layers'; do
+    rm -rf x7 && cp -r x6 x7 && edit "${change%=*}" x7
+    resume 4 "run.json: .*${change##*=}" x7
+done
+edit s/x/x/ x6
+resume 0 'complete' x6                  # the seal alone is missing: an old version wrote it
+
+# A run that was killed before its first checkpoint goes on with the settings in the first line of its log.
+mkdir x8 && head -1 whole/log.jsonl | sed 's/"batch": 2/"batch": 3/' > x8/log.jsonl
+resume 4 'first line.*damaged.*-y 0' x8
+: > x8/log.jsonl
+resume 4 'first line.*damaged.*-y 0' x8
+
+# The top of the folder and best/ follow the newest checkpoint.
+cp -r whole x9; cp x9/state/step-00000040/model.safetensors x9/; rm -rf x9/best
+touch x9/.tmp-x9 x9/model.safetensors.tmp.77 x9/state/.tmp-step-80
+resume 0 'complete' x9
+ok "a stale model at the top is replaced" cmp -s x9/model.safetensors x9/$newest/model.safetensors
+ok "best/ is there again" cmp -s x9/best/model.safetensors whole/best/model.safetensors
+ok "no temporary file remains" [ -z "$(find x9 -name '*tmp*')" ]
+
+# Best weights that cannot be saved: two attempts, the truth, and no other harm.
+mkdir lost && : > lost/best
+expect 5 'the weights with the best validation loss, of step [246]0, could not be saved' $run -o lost
+ok "each was tried twice" [ "$(grep -c 'step 20, were not saved' "$said")" = 2 ]
+same_weights() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+ok "the run itself is not harmed" same_weights lost whole
+rm lost/best
+resume 0 'complete' lost
 
 cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
@@ -268,10 +352,14 @@ expect 4 'model.safetensors' $infer nan -n 4
 # With the largest finite number as a weight every gradient overflows: no step changes the weights.
 cp -r whole loud; overwrite loud/model.safetensors $((end - 4)) 255 255 127 127
 expect 9 '3 steps in a row without a finite gradient' $train $data -e loud -b 2 -t 32 -x 30 -n 1 -s 0 -mb 3 -o bad
+ok "the newest checkpoint is named" grep -q 'bad holds the checkpoint of step 2' "$said"
 ok "each bad step is reported with a tensor" [ "$(grep -c 'warning: step [123]: the gradient of [a-z0-9_.]* is not finite' "$said")" = 3 ]
 ok "each bad step is in log.jsonl" [ "$(grep -c '"event": "skip", "step": [123], "tensor": "[a-z0-9_.]*"' bad/log.jsonl)" = 3 ]
 ok "skipped steps leave the weights unchanged" [ "$(for s in bad/state/*/model.safetensors; do tail -c 100000 "$s" | cksum; done | sort -u | wc -l)" = 1 ]
 ok "the last checkpoint has the initial weights" [ "$(tail -c 100000 bad/model.safetensors | cksum)" = "$(tail -c 100000 loud/model.safetensors | cksum)" ]
+
+expect 9 'lonely holds no checkpoint' $train $data -e loud -b 2 -t 32 -x 30 -s 0 -mb 3 -o lonely
+expect 9 'logits are not finite' $infer loud -n 4
 
 # ---- requests from outside ---------------------------------------------------------------------------------------------------
 
@@ -386,7 +474,7 @@ expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
-expect 0 '= 2 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
+expect 0 '= 4 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))
 pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second also gets $others
@@ -443,7 +531,7 @@ if mount -t tmpfs -o size=2200k tmpfs disk 2> /dev/null; then
     kill -USR1 $background; await grep -q 'saved step' "$work/log"
     kept=$(steps_of disk/out)
     head -c 1400000 /dev/zero > disk/ballast
-    kill -USR1 $background; await grep -q 'was not saved, the one before it is untouched: .*needs .* MB free' "$work/log"
+    kill -USR1 $background; await grep -q 'was not saved; .* holds the checkpoint of step .*needs .* MB free' "$work/log"
     ok "on a full disk the previous checkpoint is kept" [ "$(steps_of disk/out)" = "$kept" ]
     rm disk/ballast
     kill -USR1 $background; await grew
@@ -511,6 +599,10 @@ expect 2 'not an option' $infer whole other
 expect 3 'nowhere.txt' $infer whole -x nowhere.txt
 expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
+( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )
+ok "infer_moe on a full disk: exit code 5" [ $? = 5 ]
+mkdir deep && sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/' whole/config.json > deep/config.json && cp whole/model.safetensors deep/
+expect 4 'num_hidden_layers\|layers' $infer deep -n 4
 cp -r whole out
 expect 0 'model out/best' $infer -n 3 -s 1
 limited $infer -t 0 -n 40 -i 'static ' > greedy 2> /dev/null
@@ -547,6 +639,42 @@ theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole
 ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
+
+# ---- scripts -----------------------------------------------------------------------------------------------------------------
+
+# Text from sources that look like a kernel's: another kind of file, a folder and a size that are not picked; nothing half done stays.
+if command -v xz > /dev/null; then
+    mkdir -p fetch/linux copies/linux tree/linux-0/kernel tree/linux-0/elsewhere
+    cp "$root/data/linux/fetch.sh" fetch/linux/
+    for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4 5 6 7 8 9; do for k in 0 1 2; do cp page.txt tree/linux-0/kernel/$i$j$k.c; done; done; done
+    cp page.txt tree/linux-0/kernel/picture.png; cp page.txt tree/linux-0/elsewhere/a.c; echo tiny > tree/linux-0/kernel/tiny.c
+    printf 'caf\351 %s\n' "$(cat page.txt)" > tree/linux-0/kernel/latin.c
+    tar -C tree -cJf copies/linux/linux-0.tar.xz linux-0
+    expect 0 'from linux-0.tar.xz' env MOE_DATA_DIR="$work/here/copies" sh fetch/linux/fetch.sh 1
+    ok "train.txt and val.txt of the files that are to be picked" [ "$(cat fetch/linux/train.txt fetch/linux/val.txt | grep -c '^// FILE kernel/[0-9l].*[.]c$')" = 301 ]
+    ok "and of no other" [ "$(cat fetch/linux/train.txt fetch/linux/val.txt | grep -c '^// FILE')" = 301 ]
+    expect 0 '2 files.*for validation' $train -i fetch/linux $model -t 32 -x 0 -o new
+    expect 2 'whole number from 1' sh fetch/linux/fetch.sh 0
+    echo damaged > copies/linux/linux-0.tar.xz
+    expect 1 'linux-0.tar.xz: ' env MOE_DATA_DIR="$work/here/copies" sh fetch/linux/fetch.sh 1
+    ok "what failed leaves the old text and no folder" [ "$(ls fetch/linux | tr '\n' ' ')" = "fetch.sh train.txt val.txt " ]
+else skipped "xz is not installed: data/linux/fetch.sh"; fi
+mkdir -p fetch/enwik8 copies/enwik8 && cp "$root/data/enwik8/fetch.sh" fetch/enwik8/ && echo short > copies/enwik8/enwik8
+expect 1 'found 6 bytes, expected 100000000' env MOE_DATA_DIR="$work/here/copies" sh fetch/enwik8/fetch.sh
+
+# The twin and the mixture at two rates: a table, a picture, and a second call that finds all runs complete.
+if command -v python3 > /dev/null; then
+    pays="env DATA=text.txt TOKENS=300 TWIN=d1:c32h4f64 MIXTURE=m1:c32h4e4k2f32a1 STEPS=20 BATCH=2 SEQ=32 TOTAL=64 EVERY=4 VAL=2 DEVICE=cpu TRAIN_MOE=$train"
+    expect 0 'time to the twin.s last loss' $pays RATES="1e-3 8e-3" RECIPE="-u 5" sh "$root/bench/pays.sh" pays
+    ok "the table has a row for each run" [ "$(grep -c -e ' -l 8e-3 ' -e ' -l 1e-3 ' pays/table.txt)" = 4 ]
+    ok "the picture is well-formed and has a curve for each run" python3 -c '
+import sys, xml.dom.minidom as m
+paths = m.parse("pays/pays.svg").getElementsByTagName("path")
+sys.exit(len(paths) != 4 or any(len(p.getAttribute("d").split()) != 10 or "nan" in p.getAttribute("d") for p in paths))'
+    expect 0 'complete, kept' $pays RATES="1e-3 8e-3" RECIPE="-u 5" sh "$root/bench/pays.sh" pays
+    expect 1 'failed; see' $pays RATES=1e-3 RECIPE="-zz 1" sh "$root/bench/pays.sh" pays1
+    expect 1 'no text at nowhere' $pays DATA=nowhere sh "$root/bench/pays.sh" pays2
+else skipped "python3 is not installed: bench/pays.sh"; fi
 
 # The benchmark of operations gets through all of them, and none writes outside of its buffers; that of a step prints its table to
 # the last line.

@@ -35,6 +35,7 @@ void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);
 void test_reference(void);
 void test_train(void);
+void test_state(void);                                      /* files/test_state.c: damaged and half-saved checkpoints */
 void test_parallel(void);
 void test_report(void);
 void test_comm(void);

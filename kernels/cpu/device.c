@@ -49,6 +49,7 @@ static void collect(void *host, int slot, size_t bytes) {
 }
 static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
 static void from_double(floatX *dst, const double *host, size_t n) {
+    #pragma omp parallel for if (n > 10000)
     for (size_t i = 0; i < n; i++) dst[i] = X((real)host[i]);
 }
 static void to_double(double *host, const floatX *src, size_t n) {

@@ -6,15 +6,16 @@
 #include "kernels/random.h"
 
 static inline int kept(uint64_t key, uint64_t i, uint32_t least) { return random_16(key, i) >= least; }
-typedef struct { uint64_t key; uint32_t least; real scale; } Mask;           /* least 0: everything is kept, unscaled */
+typedef struct { uint64_t key; uint32_t least; real scale; } Mask;           /* least 0: everything is kept */
 static Mask mask_of(Dropout d) {
     const uint32_t least = (uint32_t)((double)d.p * 65536);
-    return (Mask){ least ? random_key(*d.key, (uint64_t)d.site) : 0, least, (real)1 / ((real)1 - (real)d.p) };
+    return (Mask){ least ? random_key(*d.key, (uint64_t)d.site) : 0, least,
+                   (d.scale != 0 ? (real)d.scale : 1) / ((real)1 - (real)d.p) };
 }
 static void dropout(floatX *out, const floatX *inp, Dropout d, size_t n) {
     const Mask m = mask_of(d);
     #pragma omp parallel for PARALLEL_IF(n)
-    for (size_t i = 0; i < n; i++) out[i] = X(kept(m.key, i, m.least) ? R(inp[i]) * m.scale : 0);
+    for (size_t i = 0; i < n; i++) out[i] = X(m.least == 0 || kept(m.key, i, m.least) ? R(inp[i]) * m.scale : 0);
 }
 static void residual(floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n) {
     const Mask m = mask_of(d);

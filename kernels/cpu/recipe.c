@@ -76,6 +76,9 @@ static void columns_add(floatX *x, const floatX *part, int N, int stride, int fr
         for (int i = 0; i < width; i++) to[i] = X(R(to[i]) + R(part[(size_t)n*width + i]));
     }
 }
+static void columns_put(floatX *x, const floatX *part, int N, int stride, int from, int width) {
+    for (int n = 0; n < N; n++) memcpy(x + (size_t)n*stride + from, part + (size_t)n*width, (size_t)width * sizeof *x);
+}
 static void columns_take(floatX *part, const floatX *x, int N, int stride, int from, int width) {
     for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
 }
@@ -99,6 +102,7 @@ static void route_extend_backward(real *dchosen, const real *dweight, float scal
 
 PART(recipe) {
     d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
-    d->columns_add = columns_add;               d->columns_take = columns_take;
+    d->columns_add = columns_add;               d->columns_put = columns_put;
+    d->columns_take = columns_take;
     d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
 }

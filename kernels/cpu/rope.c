@@ -1,15 +1,7 @@
-/* rope.c: rotary positions. Pair (i, i + D/2) is rotated by the angle position * theta^(-2i/D). A rotation's transpose is its
- * inverse, so backward is the rotation by the opposite angle. */
+/* rope.c: rotary positions. Pair (i, i + D/2) is rotated by the angle of its position. A rotation's transpose is its inverse, so
+ * backward is the rotation by the opposite angle. */
 #include "impl.h"
 
-static void rope_table(real *table, float theta, int T, int D) {
-    for (int t = 0; t < T; t++)
-        for (int i = 0; i < D / 2; i++) {
-            double angle = (double)t * pow((double)theta, -2.0 * i / D);
-            table[((size_t)t * (D/2) + i) * 2]     = (real)cos(angle);
-            table[((size_t)t * (D/2) + i) * 2 + 1] = (real)sin(angle);
-        }
-}
 static void rope(floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads,
                  int D) {
     #pragma omp parallel for PARALLEL_IF((size_t)N * heads * D)
@@ -26,4 +18,4 @@ static void rope(floatX *x, const real *table, const int *position, int directio
     }
 }
 
-PART(rope) { d->rope_table = rope_table; d->rope = rope; }
+PART(rope) { d->rope = rope; }

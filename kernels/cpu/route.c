@@ -31,8 +31,26 @@ void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, 
     if (SUMS_TO_ONE(scores)) for (int k = 0; k < K; k++) w[k] /= kept;
 }
 
+/* Scores of experts that are not of the best groups become -infinity. */
+static void mask_groups(real *score, Groups groups, int E) {
+    const int width = E / groups.count;
+    real sum[MOST_GROUPS];
+    for (int g = 0; g < groups.count; g++) {
+        real first = -(real)INFINITY, second = first;
+        for (int e = g * width; e < (g + 1) * width; e++) {
+            if (score[e] > first) { second = first; first = score[e]; }
+            else if (score[e] > second) second = score[e];
+        }
+        sum[g] = first + second;
+    }
+    for (int g = 0; g < groups.count; g++) {
+        int better = 0;
+        for (int h = 0; h < groups.count; h++) better += sum[h] > sum[g] || (sum[h] == sum[g] && h < g);
+        for (int e = g * width; e < (g + 1) * width && better >= groups.chosen; e++) score[e] = -(real)INFINITY;
+    }
+}
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
-                           Scores scores, int forced, int N, int E, int K) {
+                           Scores scores, Groups groups, int forced, int N, int E, int K) {
     #pragma omp parallel PARALLEL_IF((size_t)N*E*K)
     {
         real *score = scratch((size_t)E * sizeof *score);
@@ -46,9 +64,10 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
             lse[n] = max + log(sum);
             for (int e = 0; e < E; e++) {
                 score[e] = scores >= SIGMOID_TOPK ? sigmoid(R(x[e]))
-                         : scores == SOFTMAX_TOPK ? exp(R(x[e]) - lse[n]) : R(x[e]);
+                         : SCORES_ARE_P(scores) ? exp(R(x[e]) - lse[n]) : R(x[e]);
                 if (bias) score[e] += bias[e];
             }
+            if (groups.count > 1) mask_groups(score, groups, E);
             for (int k = 0; k < K; k++) {
                 int best = -1;
                 for (int e = 0; e < E; e++) {

@@ -86,6 +86,7 @@ template<class T> static void convert_up(T *dst, const double *host, size_t n) {
     for (size_t at = 0, count; at < n; at += count) {
         T *to = (T *)staging_buffer();
         count = n - at < STAGING / sizeof(T) ? n - at : STAGING / sizeof(T);
+        #pragma omp parallel for if (count > 10000)
         for (size_t i = 0; i < count; i++) to[i] = (T)(real)host[at + i];
         staging_send(dst + at, count * sizeof(T));
     }

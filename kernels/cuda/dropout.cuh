@@ -7,7 +7,7 @@
 // read.
 typedef struct { const uint64_t *key; int site; uint32_t least; real scale; } Mask;
 static inline Mask mask_of(Dropout d) {
-    return { d.key, d.site, (uint32_t)((double)d.p * 65536), (real)1 / ((real)1 - (real)d.p) };
+    return { d.key, d.site, (uint32_t)((double)d.p * 65536), (d.scale != 0 ? (real)d.scale : 1) / ((real)1 - (real)d.p) };
 }
 __device__ static inline uint64_t drop_key(Mask d) { return d.least ? random_key(*d.key, d.site) : 0; }
 // Elements i .. i + W-1; i is a multiple of W. key: drop_key. Four elements share a hash.

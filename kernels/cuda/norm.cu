@@ -341,8 +341,9 @@ static void add_norm_backward(const Device *d, floatX *dresid, real *dnorm, real
         const floatX *resid, Norm norm, const real *rstd, int N, int C) {
     Addends a = { s->rows, token_rows(s->plan, s->rows), { NULL, NULL } };
     for (int i = 0; i < s->terms; i++) {
-        d->matmul_backward_input(scratch[i], s->term[i].dout, s->term[i].weight, N, C, s->term[i].O, SET);
-        a.more[i] = scratch[i];
+        const int at = i ? 1 : 0;                           // a third term is added to the second
+        d->matmul_backward_input(scratch[at], s->term[i].dout, s->term[i].weight, N, C, s->term[i].O, i > 1 ? ADD : SET);
+        a.more[at] = scratch[at];
     }
     norm_backward(dresid, dnorm, dbias, a, resid, norm.weight, rstd, N, C);
 }

@@ -167,30 +167,54 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
 
 // ---- columns ----------------------------------------------------------------------------------------------
 
-// Thread i has W elements of part. ADDS: x += part, 3 N width elements moved; else part = x, 2 N width.
-template<int W, bool ADDS> static __global__ void __launch_bounds__(256) columns_kernel(floatX *x, floatX *part, size_t units,
+// Thread i has W elements of part. COLUMNS_ADD: x += part, 3 N width elements moved; COLUMNS_PUT: x = part, 2 N width;
+// COLUMNS_TAKE: part = x, likewise.
+typedef enum { COLUMNS_ADD, COLUMNS_PUT, COLUMNS_TAKE } Columns;
+template<int W, Columns HOW> static __global__ void __launch_bounds__(256) columns_kernel(floatX *x, floatX *part, size_t units,
         int stride, int from, int width) {
     const size_t i = global_index();
     if (i >= units) return;
     const size_t n = i * W / width, at = i * W % width;
     floatX *const there = x + n * stride + from + at;
-    if (!ADDS) { store(part + i * W, load<W>(there)); return; }
+    if (HOW == COLUMNS_TAKE) { store(part + i * W, load<W>(there)); return; }
+    if (HOW == COLUMNS_PUT) { store(there, load<W>(part + i * W)); return; }
     Reals<W> sum = unpack(load<W>(there));
     const Reals<W> more = unpack(load<W>(part + i * W));
     for (int j = 0; j < W; j++) sum.x[j] += more.x[j];
     store(there, pack(sum));
 }
-template<bool ADDS> static void columns(floatX *x, floatX *part, int N, int stride, int from, int width) {
+template<Columns HOW> static void columns(floatX *x, floatX *part, int N, int stride, int from, int width) {
     const bool w = wide(width, x, part) && stride % VECTOR == 0 && from % VECTOR == 0;
     const size_t units = (size_t)N * width / (w ? VECTOR : 1);
-    auto kernel = w ? columns_kernel<VECTOR, ADDS> : columns_kernel<1, ADDS>;
+    auto kernel = w ? columns_kernel<VECTOR, HOW> : columns_kernel<1, HOW>;
     LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, part, units, stride, from, width);
 }
 static void columns_add(floatX *x, const floatX *part, int N, int stride, int from, int width) {
-    columns<true>(x, (floatX *)part, N, stride, from, width);
+    columns<COLUMNS_ADD>(x, (floatX *)part, N, stride, from, width);
+}
+static void columns_put(floatX *x, const floatX *part, int N, int stride, int from, int width) {
+    columns<COLUMNS_PUT>(x, (floatX *)part, N, stride, from, width);
 }
 static void columns_take(floatX *part, const floatX *x, int N, int stride, int from, int width) {
-    columns<false>((floatX *)x, part, N, stride, from, width);
+    columns<COLUMNS_TAKE>((floatX *)x, part, N, stride, from, width);
+}
+
+// ---- bias_forward -------------------------------------------------------------------------------------------
+
+// Thread i has W elements of a row. Moves 2*N*C elements.
+template<int W> static __global__ void __launch_bounds__(256) bias_kernel(floatX *x, const floatX *bias, size_t units, int C) {
+    const size_t i = global_index() * W;
+    if (i >= units * W) return;
+    Reals<W> sum = unpack(load<W>(x + i));
+    const Reals<W> b = unpack(load<W>(bias + i % C));
+    for (int j = 0; j < W; j++) sum.x[j] += b.x[j];
+    store(x + i, pack(sum));
+}
+static void bias_forward(floatX *x, const floatX *bias, int N, int C) {
+    const bool w = wide(C, x, bias);
+    const size_t units = (size_t)N * C / (w ? VECTOR : 1);
+    auto kernel = w ? bias_kernel<VECTOR> : bias_kernel<1>;
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, bias, units, C);
 }
 
 // ---- experts that every token has -------------------------------------------------------------------------
@@ -243,7 +267,8 @@ static void soft_cap(floatX *x, float cap, size_t n) {
 
 PART(recipe) {
     d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
-    d->columns_add = columns_add;               d->columns_take = columns_take;
+    d->columns_add = columns_add;               d->columns_put = columns_put;
+    d->columns_take = columns_take;             d->bias_forward = bias_forward;
     d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
     d->soft_cap = soft_cap;
 }

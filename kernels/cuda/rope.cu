@@ -1,23 +1,5 @@
-// rope.cu: rotary positions. The table is computed on the host, in double: the same bits on every device.
+// rope.cu: rotary positions.
 #include "impl.cuh"
-#include <math.h>
-#include <stdlib.h>
-
-static void rope_table(real *table, float theta, int T, int D) {
-    const size_t bytes = (size_t)T * D * sizeof(real);
-    real *const host = (real *)malloc(bytes + 1);
-    if (!host) CUDA_CHECK(cudaErrorMemoryAllocation);
-    for (int i = 0; i < D / 2; i++) {
-        const double frequency = pow((double)theta, -2.0 * i / D);
-        for (int t = 0; t < T; t++) {
-            const double angle = (double)t * frequency;
-            host[(size_t)t * D + 2*i]     = (real)cos(angle);
-            host[(size_t)t * D + 2*i + 1] = (real)sin(angle);
-        }
-    }
-    DEVICE(upload)(table, host, bytes);
-    free(host);
-}
 
 // A block has several rows. A unit is W pairs of one head: W elements of its lower half and W of its upper half. Moves
 // 2*N*heads*D elements; the table stays in the cache. A thread waits for a position, then for its part of the table, so there
@@ -52,4 +34,4 @@ static void rope(floatX *x, const real *table, const int *position, int directio
     LAUNCH(kernel, divide_up(N, block.y), block, 0, x, table, position, direction, N, stride, heads, D);
 }
 
-PART(rope) { d->rope_table = rope_table; d->rope = rope; }
+PART(rope) { d->rope = rope; }

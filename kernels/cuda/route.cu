@@ -40,12 +40,12 @@ __device__ static void probabilities(real *p, const floatX *x, real lse, Scores 
 // A warp has a token (choose_experts, route.cuh). Moves E*N floatX and 8*K*N bytes. The time is that of K rounds of three warp-wide
 // reductions.
 static __global__ void router_forward_kernel(int *expert, real *weight, real *lse, const floatX *logits,
-        const real *bias, Scores scores, int forced, int N, int E, int K) {
+        const real *bias, Scores scores, Groups groups, int forced, int N, int E, int K) {
     extern __shared__ unsigned shared_scores[];             // (warps,E)
     const size_t n = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) return;
     choose_experts(expert + n*K, weight + n*K, lse + n, logits + n*E, bias, shared_scores + threadIdx.y * E, scores,
-            forced, n, E, K);
+            groups, forced, n, E, K);
 }
 
 // The same for many tokens. A lane has a token, so lanes have nothing to exchange, and a token costs some 25 instructions per
@@ -179,10 +179,10 @@ template<class Key, int MOST> static __global__ void __launch_bounds__(32 * ROUT
 }
 
 static void router_forward(int *expert, real *weight, real *lse, const floatX *logits, const real *bias,
-        Scores scores, int forced, int N, int E, int K) {
+        Scores scores, Groups groups, int forced, int N, int E, int K) {
     enum { MANY = 2048 };                                   // tokens: enough to keep the GPU busy with 32 per warp
-    const bool packed = sizeof(floatX) == 2 && !bias, scored = !bias || (sizeof(floatX) == 2 && scores != SOFTMAX_TOPK);
-    if (N >= MANY && !forced && K <= 16 && E <= 0xffff && wide(E, logits) && scored) {
+    const bool packed = sizeof(floatX) == 2 && !bias, scored = !bias || (sizeof(floatX) == 2 && !SCORES_ARE_P(scores));
+    if (N >= MANY && !forced && groups.count <= 1 && K <= 16 && E <= 0xffff && wide(E, logits) && scored) {
         auto kernel = packed ? K <= 8 ? router_many_kernel<unsigned, 8> : router_many_kernel<unsigned, 16>
                              : K <= 8 ? router_many_kernel<uint64_t, 8> : router_many_kernel<uint64_t, 16>;
         LAUNCH(kernel, divide_up(N, 32 * ROUTER_WARPS), dim3(32, ROUTER_WARPS), 0, expert, weight, lse, logits, bias, scores,
@@ -191,7 +191,7 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
     }
     const unsigned warps = warps_for(E);
     LAUNCH(router_forward_kernel, divide_up(N, warps), dim3(32, warps), warps * E * sizeof(unsigned),
-            expert, weight, lse, logits, bias, scores, forced, N, E, K);
+            expert, weight, lse, logits, bias, scores, groups, forced, N, E, K);
 }
 
 // A row of threads has a token. The gradients of balance and z loss are computed for all experts, then those of the weights are

@@ -32,9 +32,9 @@ __device__ static inline real log_sum(const floatX *x, int E) {
 typedef struct { unsigned score, logit, expert; } Candidate;
 
 // By which experts are compared: the score of one with logit v, or, without a bias, the logit itself, which is in the same order.
-// l: log_sum, for SOFTMAX_TOPK.
+// l: log_sum, where scores are p.
 __device__ static inline unsigned biased_score(real v, real bias, Scores scores, real l) {
-    return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : scores == SOFTMAX_TOPK ? expf(v - l) : v) + bias);
+    return ordered((scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + bias);
 }
 // E <= 32: a lane has one expert at most, with logit v.
 __device__ static inline Candidate only_candidate(real v, const real *bias, Scores scores, real l, int E) {
@@ -101,24 +101,45 @@ __device__ static inline void weigh_experts(real *w, const int *chosen, const fl
     if (SUMS_TO_ONE(scores)) for (int k = lane; k < K; k += 32) w[k] /= kept;
 }
 
+// score (E), in shared memory: those of experts that are not of the best groups become 0, which no score is. A lane has a group.
+__device__ static inline void mask_groups(unsigned *score, const floatX *x, const real *bias, Scores scores, Groups groups, real l, int E) {
+    const int g = threadIdx.x % 32, width = E / groups.count;
+    real first = -INFINITY, second = -INFINITY;
+    for (int e = g * width; g < groups.count && e < (g + 1) * width; e++) {
+        const real v = R(x[e]), s = (scores >= SIGMOID_TOPK ? sigmoid(v) : SCORES_ARE_P(scores) ? expf(v - l) : v) + (bias ? bias[e] : 0);
+        second = fmaxf(second, fminf(first, s));
+        first = fmaxf(first, s);
+    }
+    const real sum = first + second;
+    int better = 0;
+    for (int h = 0; h < groups.count; h++) {
+        const real other = __shfl_sync(ALL, sum, h);
+        better += other > sum || (other == sum && h < g);
+    }
+    for (int e = g * width; g < groups.count && better >= groups.chosen && e < (g + 1) * width; e++) score[e] = 0;
+    __syncwarp();
+}
+
 // From the logits x (E) of token n: chosen, w (K) and, if not NULL, *lse. forced: as router_forward. score (E): shared memory of
 // the warp, used for more than 32 experts.
 __device__ static inline void choose_experts(int *chosen, real *w, real *lse, const floatX *x, const real *bias,
-        unsigned *score, Scores scores, int forced, size_t n, int E, int K) {
+        unsigned *score, Scores scores, Groups groups, int forced, size_t n, int E, int K) {
     const int lane = threadIdx.x % 32;
     real l = 0;
-    if (lse || scores == SOFTMAX_TOPK) l = log_sum(x, E);
+    if (lse || SCORES_ARE_P(scores)) l = log_sum(x, E);
     if (lse && lane == 0) *lse = l;
 
     auto store = [&](int k, int e) { if (lane == 0) chosen[k] = e; };
     if (forced)
         #pragma unroll 1
         for (int k = lane; k < K; k += 32) chosen[k] = (int)((n*K + k) % E);
-    else if (E <= 32)
+    else if (E <= 32 && groups.count <= 1)
         top_experts<false>(only_candidate(lane < E ? R(x[lane]) : 0, bias, scores, l, E), NULL, NULL, E, K, store);
     else {
         #pragma unroll 1
         for (int e = lane; e < E; e += 32) score[e] = bias ? biased_score(R(x[e]), bias[e], scores, l) : ordered(R(x[e]));
+        __syncwarp();
+        if (groups.count > 1) mask_groups(score, x, bias, scores, groups, l, E);
         top_experts<true>(next_candidate(score, x, E), score, x, E, K, store);
     }
     __syncwarp();                                           // chosen is there for all lanes

@@ -26,7 +26,11 @@ _Noreturn void fail(int code, const char *format, ...) {
     fflush(stdout);
     fputs("error: ", stderr);
     va_start(args, format);
-    text_vprint(stderr, format, args);
+    va_list again;
+    va_copy(again, args);
+    if (vsnprintf(NULL, 0, format, again) > 0) text_vprint(stderr, format, args);
+    else fprintf(stderr, "the reason is unknown; exit code %d", code);
+    va_end(again);
     va_end(args);
     fputc('\n', stderr);
     fflush(stderr);
@@ -84,6 +88,11 @@ uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) {
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
     static uint32_t table[8][256];                       /* slicing by eight: table[k][b] is the CRC of b and k zero bytes */
     const unsigned char *p = data;
+#if defined(__SSE4_2__) && defined(__x86_64__)          /* an instruction does eight bytes */
+    uint64_t sum = ~crc & 0xffffffffu, word;
+    for (; bytes >= 8; p += 8, bytes -= 8) { memcpy(&word, p, 8); sum = __builtin_ia32_crc32di(sum, word); }
+    crc = ~(uint32_t)sum;
+#endif
     if (!table[0][1]) {
         for (uint32_t i = 0; i < 256; i++) {
             uint32_t c = i;

@@ -37,8 +37,8 @@ int   folder_sync(const char *path, Error *e);                       /* fsync: r
 int   is_folder(const char *path);
 int   is_file(const char *path);
 
-/* Writes a file from its first byte to its last, through a buffer. patch replaces bytes that were added. finish syncs the file to
- * disk and closes it; finish and abandon free the writer. After an error the others fail, too. */
+/* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch overwrites bytes that were added.
+ * file_finish syncs the file to disk and closes it; finish and abandon free the writer. After one error all later calls fail. */
 typedef struct FileWriter FileWriter;
 FileWriter *file_create(const char *path, Error *e);
 int  file_add(FileWriter *w, const void *data, size_t bytes, Error *e);
@@ -46,17 +46,17 @@ int  file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Erro
 int  file_finish(FileWriter *w, Error *e);
 void file_abandon(FileWriter *w);
 
-/* Everything that others rely on is written under a temporary name and then published. file_publish renames a file or a folder
- * that is complete and synced, and syncs the folder around it. If only that fails, the new one is in place, but a power loss may
- * bring the old one back. file_replace makes `path` what `body` writes to the temporary path, as a whole or not at all; file_write
- * and file_link do so with data, and with a second name of a file (a copy, where the file system has no hard links). */
+/* Files that must be complete whenever they exist are written under a temporary name and then published. file_publish renames a
+ * complete and synced file or folder and syncs its parent folder. If only that sync fails, the new file is in place, but a power
+ * loss may bring the old one back; this is reported as an error. file_replace lets `body` write the temporary file and publishes
+ * it as `path`. file_write does this with data in memory; file_link with a hard link to `from`, or a copy where there are none. */
 typedef int (*FileBody)(const char *temporary, const void *with, Error *e);
 int   file_publish(const char *temporary, const char *path, Error *e);
 int   file_replace(const char *path, FileBody body, const void *with, Error *e);
 int   file_put(const char *path, const void *data, size_t bytes, Error *e);      /* directly to `path`, synced */
 int   file_write(const char *path, const void *data, size_t bytes, Error *e);
 int   file_link(const char *from, const char *path, Error *e);
-int   file_is_temporary(const char *name);                           /* does file_replace make such names, or did it? */
+int   file_is_temporary(const char *name);                           /* is it a temporary name of file_replace? */
 
 uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);  /* FNV-1a over 8-byte words: not for security */
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */

@@ -259,6 +259,26 @@ const char *json_string(const JsonValue *v, const char *otherwise) {
     return json_is(v, JSON_STRING) && !memchr(v->is.string, 0, v->length) ? v->is.string : otherwise;
 }
 
+void json_write(Text *to, const JsonValue *v, int depth) {
+    const int object = v->type == JSON_OBJECT;
+    switch (v->type) {
+    case JSON_NULL:   text_add_string(to, "null"); break;
+    case JSON_BOOL:   text_add_string(to, v->is.integer ? "true" : "false"); break;
+    case JSON_INT:    text_add(to, "%lld", (long long)v->is.integer); break;
+    case JSON_DOUBLE: text_add_real(to, v->is.number); break;
+    case JSON_STRING: text_add_json(to, v->is.string, v->length); break;
+    default:
+        text_add_string(to, object ? "{" : "[");
+        for (const JsonValue *x = json_first(v); x; x = x->next) {
+            text_add(to, "%s\n%*s", x == json_first(v) ? "" : ",", 2 * depth + 2, "");
+            if (object) { text_add_json(to, x->key, x->key_length); text_add_string(to, ": "); }
+            json_write(to, x, depth + 1);
+        }
+        if (v->length) text_add(to, "\n%*s", 2 * depth, "");
+        text_add_string(to, object ? "}" : "]");
+    }
+}
+
 /* ---- checked reading --------------------------------------------------------------------------------------------- */
 
 static int wrong_value(const JsonValue *v, const char *name, const char *expected, Error *e) {

@@ -43,15 +43,18 @@ double      json_double(const JsonValue *v, double otherwise);                  
 int         json_bool(const JsonValue *v, int otherwise);
 const char *json_string(const JsonValue *v, const char *otherwise);     /* `otherwise` also if the string contains NUL */
 
-/* Checked reading, of what a file from outside must have: 1; or 0 and an error that names the value, if it is missing, of another
- * type (a number may be written as a whole one), or outside of low..high, ends included. hex: 64 bits as up to 16 digits. */
+/* Appends the text of a value; lists and objects on lines of their own, two spaces deeper than `depth` levels. */
+void json_write(Text *to, const JsonValue *v, int depth);
+
+/* Checked reading of values that a file must have. 1; or 0 and an error that names the value, if it is missing, has another type,
+ * or lies outside low..high (both included). read_double accepts integers, too. read_hex: a string of up to 16 digits. */
 int json_read_int(const JsonValue *v, const char *name, int64_t low, int64_t high, int64_t *x, Error *e);
 int json_read_double(const JsonValue *v, const char *name, double low, double high, double *x, Error *e);
 int json_read_hex(const JsonValue *v, const char *name, uint64_t *x, Error *e);
 int json_read_string(const JsonValue *v, const char *name, const char **x, Error *e);
 
-/* A seal: the member "crc32c" at the end of an object, with the CRC-32C of all text before it. json_seal adds it and the closing
- * brace. json_sealed: 0 and an error if the text has a seal that is wrong; 1 if it is right, or there is none. */
+/* A seal is a checksum inside an object: its last member, "crc32c", is the CRC-32C of all text before it. json_seal adds this
+ * member and the closing brace. json_sealed: 0 and an error if the seal is wrong; 1 if it is right or absent. */
 void json_seal(Text *t);
 int  json_sealed(const char *text, size_t bytes, Error *e);
 #endif

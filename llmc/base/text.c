@@ -111,7 +111,7 @@ void text_print(FILE *to, const char *format, ...) {
 
 static locale_t locale_enter(void) {
     static _Thread_local locale_t c;
-    if (!c) c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!c && !(c = newlocale(LC_ALL_MASK, "C", (locale_t)0))) fail(EXIT_MEMORY, "out of host memory: a locale is needed");
     return uselocale(c);
 }
 
@@ -167,6 +167,10 @@ void text_add_json(Text *t, const char *string, size_t bytes) {
     text_add_bytes(t, "\"", 1);
 }
 
+void text_add_real(Text *t, double x) {
+    if (fabs(x) < 1e15 && x == floor(x)) text_add(t, "%.0f.0", x);
+    else text_add_double(t, x);
+}
 void text_add_double(Text *t, double x) {
     char number[40] = "null";
     locale_t before = locale_enter();

@@ -12,6 +12,7 @@ void text_add_bytes(Text *t, const void *data, size_t bytes);
 void text_add_string(Text *t, const char *string);                  /* verbatim */
 void text_add_json(Text *t, const char *string, size_t bytes);      /* quoted, control characters escaped; invalid UTF-8 becomes U+FFFD */
 void text_add_double(Text *t, double x);                            /* the shortest text that reads back as x; null if not finite */
+void text_add_real(Text *t, double x);                              /* the same, but a point or an exponent shows that it is no integer: 2.0 */
 
 /* UTF-8, strict: no surrogates, overlong forms or codes above U+10FFFF. */
 size_t utf8_decode(const char *text, size_t bytes, uint32_t *code);     /* bytes of the first character; 0: malformed */

@@ -2,7 +2,8 @@
  *
  * A path (-i for training, -j for validation) may be
  *   a folder    the first of these that it holds: *_train*.bin and *_val*.bin (llm.c shards), train.bin and val.bin
- *               (nanoGPT), input.txt, nothing but one *.txt, any other files (text, a document in each; no *.bin)
+ *               (nanoGPT), both train.txt and val.txt, input.txt, nothing but one *.txt, any other files (text, a
+ *               document in each; no *.bin)
  *   a pattern   whose matches are files as below: 'fineweb_train_*.bin'
  *   a file      an llm.c shard by its first four bytes; nanoGPT's headerless uint16 if it is called train.bin or
  *               val.bin; a document in each line, {"text": "..."}, if it ends in .jsonl; anything else that does not end

@@ -106,7 +106,7 @@ int cache_read(Data *d, const char *folder, Tokenizer **tokenizer) {
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* Hashes what it writes in chunks, as check_hash does. */
+/* Writes in chunks and hashes each chunk, as check_hash does. */
 typedef struct { FileWriter *file; Error *e; uint64_t hash; char *chunk; size_t filled; int ok; } Sink;
 
 static void sink_flush(Sink *s) {
@@ -134,7 +134,7 @@ static Header header_of(const Data *d, const Tokenizer *t, size_t json_bytes) {
     return h;
 }
 
-/* The header has the hash of what follows, so it is written twice. */
+/* The header contains the hash of the rest: it is written first without the hash, and overwritten at the end. */
 static int put_all(FileWriter *f, const Data *d, const Tokenizer *t, Error *e) {
     static const char zeros[8];
     size_t json_bytes;

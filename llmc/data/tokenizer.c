@@ -109,6 +109,10 @@ static int first_symbols(Encoder *e, const char *s, size_t n) {
         length = t->byte_level ? 1 : utf8_decode(s + at, n - at, &code);
         if (!length) length = 1;
         int id = t->byte_level ? -1 : tokenizer_find(t, s + at, length);
+        if (id < 0 && t->lacks_bytes && t->byte_id[(unsigned char)s[at]] < 0) {         /* U+FFFD, as other programs read it */
+            for (int i = 0; i < 3; i++) e->symbols[count++].id = t->byte_id[(unsigned char)"\xEF\xBF\xBD"[i]];
+            continue;
+        }
         if (id >= 0) e->symbols[count++].id = id;
         else for (size_t i = 0; i < length; i++) e->symbols[count++].id = t->byte_id[(unsigned char)s[at + i]];
     }
@@ -118,8 +122,9 @@ static int first_symbols(Encoder *e, const char *s, size_t n) {
 static void merge_word(Encoder *e, const char *s, size_t n) {
     int whole = e->t->ignore_merges ? tokenizer_find(e->t, s, n) : -1;
     if (whole >= 0) { emit(e, whole); return; }
-    if (n > e->symbol_capacity) {
-        e->symbol_capacity = 2 * n;
+    const size_t most = e->t->lacks_bytes ? 3 * n : n;
+    if (most > e->symbol_capacity) {
+        e->symbol_capacity = 2 * most;
         e->symbols = mem_grow(e->symbols, e->symbol_capacity * sizeof *e->symbols);
         e->heap = mem_grow(e->heap, 3 * e->symbol_capacity * sizeof *e->heap);  /* n pairs at first, two more for each merge */
     }
@@ -349,6 +354,13 @@ char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *byt
     return out.at;
 }
 
+int tokenizer_ends(const Tokenizer *t, int *ids, int most) {
+    static const char *const names[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>" };
+    int n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names && n < most; i++)
+        if ((ids[n] = tokenizer_id(t, names[i])) >= 0) n++;
+    return n;
+}
 int tokenizer_vocab(const Tokenizer *t)    { return t->vocab; }
 int tokenizer_eos(const Tokenizer *t)      { return t->eos; }
 int tokenizer_bos(const Tokenizer *t)      { return t->bos; }

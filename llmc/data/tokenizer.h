@@ -2,7 +2,8 @@
  *
  * Two families of byte-pair encoding (BPE) are read; anything else is refused with the name of what is not supported:
  *   byte-level     GPT-2, OLMoE, Granite, Qwen, Llama-3: text is cut into words by a fixed pattern, words into bytes,
- *                  and pairs are merged within a word. Every byte string can be encoded, valid UTF-8 or not.
+ *                  and pairs are merged within a word. Every byte string can be encoded, valid UTF-8 or not; if a file has
+ *                  no tokens for bytes that UTF-8 never has (OLMoE, GPT-NeoX), such a byte becomes U+FFFD.
  *   SentencePiece  Llama-2, Mixtral, JetMoE: spaces become U+2581, characters are merged, rare ones fall back to bytes.
  * Decoding is the concatenation of pieces. Encoding and decoding give the same bytes back, except where the tokenizer's
  * Unicode normalization (NFC) changes them; SentencePiece gives a space for U+2581, and its newer spelling (Metaspace) has the
@@ -23,7 +24,8 @@ const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what
 uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
-int    tokenizer_eos(const Tokenizer *t);                                /* by its usual names; -1 if there is none */
+int    tokenizer_eos(const Tokenizer *t);                                /* of a document, by its usual names; -1 if there is none */
+int    tokenizer_ends(const Tokenizer *t, int *ids, int most);           /* all that end a text or a turn; returns how many */
 int    tokenizer_bos(const Tokenizer *t);                                /* what the file adds in front of a text, or -1 */
 int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 if no token is exactly this */
 

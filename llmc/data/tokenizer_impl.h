@@ -25,7 +25,7 @@ struct Tokenizer {
     Slice *symbol, *piece;              /* (vocab) what merging makes, what decoding gives */
     int *words; size_t words_mask;      /* hash table of symbols: id or -1 */
     Merge *merges; size_t merges_mask;  /* hash table of pairs; rank -1: a free entry */
-    int byte_id[256];
+    int byte_id[256], lacks_bytes;      /* lacks: some that UTF-8 never has; their id is -1 */
     Added *added; int added_count, added_start[2][257];     /* sorted: the raw and the normalized ones, then by bytes */
 };
 

@@ -193,7 +193,8 @@ static int read_vocab(Tokenizer *t, const JsonValue *vocab, Error *e) {
         free(raw.at);
     }
     for (int b = 0; b < 256 && ok; b++)
-        if (t->byte_id[b] < 0)
+        if (t->byte_id[b] < 0 && (b == 0xC0 || b == 0xC1 || b >= 0xF5) && t->byte_level) t->lacks_bytes = 1;
+        else if (t->byte_id[b] < 0)
             ok = error_set(e, "no token for the byte 0x%02X: text could not be encoded without loss", (unsigned)b);
     return ok;
 }
@@ -345,7 +346,6 @@ static int check_family(const Tokenizer *t, Error *e) {
 }
 
 static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e) {
-    static const char *const ends[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>" };
     if (!json_is(root, JSON_OBJECT)) return error_set(e, "it is not a JSON object");
     if (!read_normalizer(t, json_get(root, "normalizer"), e)
         || !read_pre_tokenizer(t, json_get(root, "pre_tokenizer"), e)
@@ -353,7 +353,8 @@ static int read_all(Tokenizer *t, const JsonValue *root, size_t bytes, Error *e)
             return 0;
     t->bos = t->eos = -1;
     read_post_processor(t, json_get(root, "post_processor"));
-    for (size_t i = 0; i < COUNT(ends) && t->eos < 0; i++) t->eos = tokenizer_id(t, ends[i]);
+    int ends[1];
+    if (tokenizer_ends(t, ends, 1)) t->eos = ends[0];
     t->is_bytes = t->byte_level && t->vocab == 256 && t->model_vocab == 256 && !t->added_count && !t->nfc;
     for (int b = 0; b < 256; b++) t->is_bytes &= t->byte_id[b] == b;
     return 1;

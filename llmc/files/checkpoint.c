@@ -3,6 +3,7 @@
 #define _DEFAULT_SOURCE
 #include "checkpoint.h"
 #include "hf.h"
+#include "optimizer_file.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/routers.h"
 #include "llmc/base/text.h"
@@ -21,8 +22,6 @@
 #include <unistd.h>
 
 enum { FORMAT = 1, BUFFER = 1 << 22 };             /* BUFFER: elements moved at a time */
-
-typedef struct { uint64_t bytes; uint32_t crc; } FileSum;
 
 /* ---- folders ------------------------------------------------------------------------------------------- */
 
@@ -54,7 +53,7 @@ static char *step_path(const char *folder, int64_t step) {
     return text_format("%s/state/step-%08lld", folder, (long long)step);
 }
 
-/* Removes a folder of files. A failure is harmless: it costs disk space only, and its name says that it is temporary. */
+/* Removes a folder of files. A failure only costs disk space: the folder has a temporary name. */
 static void remove_folder(const char *path) {
     DIR *d = opendir(path);
     for (struct dirent *f; d && (f = readdir(d)); ) {
@@ -67,7 +66,7 @@ static void remove_folder(const char *path) {
     rmdir(path);
 }
 
-/* Out of the way, under a name of its own, so that no kill leaves half a step folder. It is renamed, then removed. */
+/* Renames a step folder to a temporary name; removal follows. So a kill never leaves half a step folder. */
 static char *set_aside(const char *folder, int64_t step) {
     char *path = step_path(folder, step), *aside = text_format("%s/state/.tmp-old-step-%lld", folder, (long long)step);
     remove_folder(aside);
@@ -170,175 +169,6 @@ int checkpoint_clear(const char *folder, Error *e) {
     return ok;
 }
 
-/* ---- the optimizer's file --------------------------------------------------------------------------------- */
-
-static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
-static const char *dtype_of(const Device *dev, Dtype type) {
-    return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
-}
-
-/* Its tensors, in order: m of every tensor of the model, v of those that have one, the master copies; then the routers' selection
- * biases. */
-typedef struct {
-    size_t count, bias_count;           /* entries; elements of the last one, 0: the model has no routers */
-    char (*names)[TENSOR_NAME + 16];
-    uint64_t *shapes;
-    FileTensor *entries;
-} StateFile;
-
-static void state_name(char name[TENSOR_NAME + 16], const Tensor *t, int kind) {
-    snprintf(name, TENSOR_NAME + 16, "%s%s", t->name, state_suffix[kind]);
-}
-static StateFile state_file(const Model *m, const Optimizer *o) {
-    StateFile f = { .bias_count = router_offset(m, m->routers) };
-    const size_t most = (size_t)m->manifest.count * STATE_KINDS + 1;
-    f.names = mem_alloc(most * sizeof *f.names);
-    f.shapes = mem_alloc(most * sizeof *f.shapes);
-    f.entries = mem_alloc(most * sizeof *f.entries);
-    size_t n = 0;
-    for (int kind = 0; kind < state_kinds(o); kind++)
-        for (int i = 0; i < m->manifest.count; i++) {
-            if (!optimizer_has(o, m, kind, i)) continue;
-            state_name(f.names[n], &m->manifest.at[i], kind);
-            f.shapes[n] = m->manifest.at[i].count;
-            f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = dtype_of(m->dev, optimizer_type(o, kind)), .rank = 1,
-                                         .shape = &f.shapes[n] };
-            n++;
-        }
-    f.shapes[n] = f.bias_count;
-    f.entries[n] = (FileTensor){ .name = "router_bias", .dtype = dtype_of(m->dev, REAL), .rank = 1, .shape = &f.shapes[n] };
-    f.count = n + (f.bias_count > 0);
-    return f;
-}
-static void state_file_free(StateFile *f) {
-    free(f->names);
-    free(f->shapes);
-    free(f->entries);
-}
-
-/* Of one tensor. state: of the whole model, of that kind. buffer: BUFFER elements. */
-static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, int tensor, int kind, const char *state,
-                        void *buffer, Error *e) {
-    const Tensor *t = &m->manifest.at[tensor];
-    const char *dtype = dtype_of(m->dev, optimizer_type(o, kind));
-    const size_t size = optimizer_element(o, m, kind), offset = optimizer_offset(o, m, kind, tensor);
-    for (size_t from = 0; from < t->count; from += BUFFER) {
-        const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-        m->dev->download(buffer, state + (offset + from) * size, n * size);
-        if (first_not_finite(dtype, buffer, n) < n)
-            return error_set(e, "the optimizer state of %s is not finite: not saved", t->name);
-        if (!safetensors_append(w, buffer, n * size, e)) return 0;
-    }
-    return 1;
-}
-
-static int save_optimizer(const char *path, const Model *m, const Optimizer *o, FileSum *sum, Error *e) {
-    StateFile f = state_file(m, o);
-    const size_t bias_bytes = f.bias_count * m->dev->real_size, buffer_bytes = BUFFER * m->dev->real_size;
-    void *buffer = mem_alloc(buffer_bytes > bias_bytes ? buffer_bytes : bias_bytes);
-    SafetensorsWriter *w = safetensors_create(path, f.entries, f.count, NULL, 0, e);
-    int ok = w != NULL;
-    for (int kind = 0; kind < state_kinds(o) && ok; kind++) {
-        const char *state = optimizer_whole(o, m, kind);
-        for (int i = 0; i < m->manifest.count && ok; i++)
-            if (optimizer_has(o, m, kind, i)) ok = append_state(w, m, o, i, kind, state, buffer, e);
-    }
-    if (ok && f.bias_count) {
-        m->dev->download(buffer, m->bias, bias_bytes);
-        if (first_not_finite(dtype_of(m->dev, REAL), buffer, f.bias_count) < f.bias_count)
-            ok = error_set(e, "the routers' biases are not finite: not saved");
-        ok = ok && safetensors_append(w, buffer, bias_bytes, e);
-    }
-    if (ok) ok = safetensors_finish(w, e, &sum->bytes, &sum->crc);
-    else safetensors_abandon(w);
-    free(buffer);
-    state_file_free(&f);
-    return ok;
-}
-
-/* The first element that no optimizer has left: NaN, infinite, or a negative second moment. */
-static size_t first_impossible(const double *x, size_t n, int kind) {
-    const size_t finite = first_not_finite("F64", x, n);
-    for (size_t i = 0; i < finite && kind == STATE_V; i++) if (x[i] < 0) return i;
-    return finite;
-}
-
-/* This rank's part of one tensor's state. */
-static int load_state(Safetensors *s, const FileTensor *f, Model *m, const Optimizer *o, int tensor, int kind,
-                      double *buffer, Error *e) {
-    const Tensor *t = &m->manifest.at[tensor];
-    const Segment own = optimizer_segment(o, m, tensor);
-    const size_t size = optimizer_element(o, m, kind), at = own.offset - own.shift - (kind == STATE_V ? own.without_v : 0);
-    char *state = (char *)optimizer_part(o, kind) + at * size;
-    for (size_t from = 0; from < own.count; from += BUFFER) {
-        const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
-        const size_t first = own.offset - t->offset + from;
-        if (!safetensors_read_double(s, f, first, buffer, n, e)) return 0;
-        const size_t bad = first_impossible(buffer, n, kind);
-        if (bad < n) return error_set(e, "%s: element %zu is %g, which no optimizer leaves there", f->name, first + bad, buffer[bad]);
-        void *to = state + from * size;
-        if (optimizer_type(o, kind) == REAL) m->dev->reals_from_double(to, buffer, n);
-        else m->dev->from_double(to, buffer, n);
-    }
-    return 1;
-}
-
-/* The routers' selection biases, as many as the model has. */
-static int load_bias(Safetensors *s, const Model *m, Error *e) {
-    const size_t n = router_offset(m, m->routers);
-    const FileTensor *f = safetensors_find(s, "router_bias");
-    if (!n) return 1;
-    if (!f || f->count != n)
-        return error_set(e, "router_bias has %llu elements, the model's routers need %zu", f ? (unsigned long long)f->count : 0, n);
-    double *bias = mem_alloc(n * sizeof *bias);
-    int ok = safetensors_read_double(s, f, 0, bias, n, e);
-    const size_t bad = ok ? first_not_finite("F64", bias, n) : n;
-    if (bad < n) ok = error_set(e, "router_bias: element %zu is not finite", bad);
-    if (ok) m->dev->reals_from_double(m->bias, bias, n);
-    free(bias);
-    return ok;
-}
-
-typedef struct { const char *converted; int no_master; } Missing;      /* the dtype in the file, if it is another one */
-
-static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, double *buffer, Missing *missing, Error *e) {
-    char name[TENSOR_NAME + 16];
-    for (int i = 0; i < m->manifest.count; i++) {
-        if (!optimizer_has(o, m, kind, i)) continue;
-        state_name(name, &m->manifest.at[i], kind);
-        const FileTensor *f = safetensors_find(s, name);
-        if (!f && kind == STATE_KINDS - 1) { missing->no_master = 1; continue; }
-        if (!f && kind == STATE_V)
-            return error_set(e, "no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
-        if (!f || f->count != m->manifest.at[i].count) return error_set(e, "%s is missing or has another size", name);
-        if (!load_state(s, f, m, o, i, kind, buffer, e)) return 0;
-        if (strcmp(f->dtype, dtype_of(m->dev, optimizer_type(o, kind)))) missing->converted = f->dtype;
-    }
-    return 1;
-}
-
-static int load_optimizer(const char *path, Model *m, const Optimizer *o, Error *e) {
-    Safetensors *s = safetensors_open(path, e);
-    if (!s) return 0;
-    double *buffer = mem_alloc(BUFFER * sizeof *buffer);
-    Missing missing = { 0 };
-    Error why;
-    char name[TENSOR_NAME + 16];
-    int ok = 1;
-    for (int kind = 0; kind < state_kinds(o) && ok; kind++) ok = load_kind(s, m, o, kind, buffer, &missing, &why);
-    ok = ok && load_bias(s, m, &why);
-    if (!ok) error_set(e, "%s: %.900s", path, why.text);
-    if (ok && (!m->dp.parallel || m->dp.parallel->rank == 0)) {    /* one rank warns for all */
-        state_name(name, &m->manifest.at[0], STATE_KINDS - 1);
-        if (missing.converted) warn("%s: the optimizer's state is in %s and was converted", path, missing.converted);
-        if (missing.no_master) warn("%s has no master copy of the weights; it starts as the rounded weights", path);
-        if (!o->master && safetensors_find(s, name)) warn("%s has a master copy of the weights, which is dropped", path);
-    }
-    safetensors_close(s);
-    free(buffer);
-    return ok;
-}
-
 /* ---- writing ------------------------------------------------------------------------------------------------- */
 
 static char *top_weights(const char *folder) { return text_format("%s/model.safetensors", folder); }
@@ -356,7 +186,7 @@ static int save_run(const char *path, const Snapshot *s, const FileSum *model, c
         text_add(&t, ",\n    \"tokenizer.json\": {\"bytes\": %zu, \"crc32c\": %u}", bytes, crc32c(0, json, bytes));
     }
     text_add_string(&t, "\n  },\n  \"config\": ");
-    config_to_json(&s->model->config, s->model->dev->dtype, &t);
+    config_to_json(&s->model->config, s->model->dev->dtype, 1, &t);
     text_add(&t, ",  \"options\": %s", s->options);
     json_seal(&t);
     text_add_string(&t, "\n");
@@ -374,13 +204,13 @@ static int has_space(const char *folder, size_t need, Error *e) {
                     available / 1e6);
 }
 
-/* Writes the three files into `folder`, and syncs them and it. */
+/* Writes the three files into `folder` and syncs all of it. */
 static int write_state(const char *folder, const Snapshot *s, Error *e) {
     char *model = text_format("%s/model.safetensors", folder);
     char *optimizer = text_format("%s/optimizer.safetensors", folder), *run = text_format("%s/run.json", folder);
     FileSum sums[2];
     const int ok = hf_save_weights(s->model, model, s->step, e, &sums[0].bytes, &sums[0].crc)
-                && save_optimizer(optimizer, s->model, s->optimizer, &sums[1], e)
+                && optimizer_save(optimizer, s->model, s->optimizer, &sums[1], e)
                 && save_run(run, s, &sums[0], &sums[1], e) && folder_sync(folder, e);
     free(model);
     free(optimizer);
@@ -397,16 +227,16 @@ static void remove_old_steps(const char *folder, int64_t step, int keep, int64_t
     free(steps);
 }
 
-/* The weights in `from`, beside the small files, as the model of a folder. */
-static int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e) {
+/* Makes `folder` a Hugging Face folder of the weights in the file `from`. */
+static int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     char *top = top_weights(folder);
-    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, e) && file_link(from, top, e);
+    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, origin, e) && file_link(from, top, e);
     free(top);
     return ok;
 }
 
-/* Puts the finished step folder in its place. A folder of that step can be there if it is damaged and the run was resumed from the
- * one before. 0 and e: it is not there, or (*placed) it is, but its name may not survive a power loss. */
+/* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run was resumed from an older one.
+ * *placed: the new folder is in place. If the result is then 0, only its sync failed, and a power loss may undo the rename. */
 static int place(const char *folder, int64_t step, const char *temporary, int *placed, Error *e) {
     char *final = step_path(folder, step), *aside = NULL;
     int ok = 1;
@@ -423,8 +253,7 @@ static int place(const char *folder, int64_t step, const char *temporary, int *p
 }
 
 Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e) {
-    size_t each = s->model->dev->floatX_size;                /* bytes per parameter */
-    for (int kind = 0; kind < state_kinds(s->optimizer); kind++) each += optimizer_element(s->optimizer, s->model, kind);
+    const size_t each = s->model->dev->floatX_size + optimizer_bytes(s->model, s->optimizer);      /* per parameter */
     char *state = text_format("%s/state", folder), *final = step_path(folder, s->step);
     char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)s->step), *weights = top_weights(final);
     int placed = 0;
@@ -433,7 +262,7 @@ Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t m
     optimizer_whole(s->optimizer, s->model, STATE_END);      /* releases the other ranks */
     ok = ok && place(folder, s->step, temporary, &placed, e);
     if (!placed) remove_folder(temporary);
-    ok = ok && publish(weights, folder, s->model, s->tokenizer, e);
+    ok = ok && publish(weights, folder, s->model, s->tokenizer, s->origin, e);
     if (ok) remove_old_steps(folder, s->step, keep, major);
     free(state); free(final); free(temporary); free(weights);
     return ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
@@ -447,10 +276,11 @@ static int write_weights(const char *temporary, const void *with, Error *e) {
 }
 
 /* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
-int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e) {
+int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
+                         Error *e) {
     char *best = text_format("%s/best", folder), *final = top_weights(best);
     const int ok = folder_make(best, e) && has_space(folder, m->manifest.learnable * m->dev->floatX_size, e)
-                && hf_save_small(best, m, tokenizer, e) && file_replace(final, write_weights, &(Weights){ m, step }, e);
+                && hf_save_small(best, m, tokenizer, origin, e) && file_replace(final, write_weights, &(Weights){ m, step }, e);
     free(best);
     free(final);
     return ok;
@@ -492,7 +322,7 @@ static int verify_file(const char *path, const FileSum *expected, Error *e) {
     return 1;
 }
 
-/* What run.json says of itself and of the files beside it. */
+/* Checks the contents of run.json, and by its checksums the other files. */
 static int verify_step(Checkpoint *c, const char *file, RunCheck usable, Error *e) {
     static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
     const JsonValue *run = json_root(c->run);
@@ -567,7 +397,7 @@ int checkpoint_has_tokenizer(const Checkpoint *c, const char *path) {
     FileSum sum;
     Error e;
     if (!is_file(path)) return 0;
-    if (!json_get(files, "tokenizer.json")) return 1;               /* of a version that kept no checksum of it */
+    if (!json_get(files, "tokenizer.json")) return 1;               /* an older version, which stored no checksum of it */
     if (expected_sum(checkpoint_run(c), "tokenizer.json", &sum, &e) && verify_file(path, &sum, &e)) return 1;
     warn("%s", e.text);
     return 0;
@@ -582,7 +412,7 @@ int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
     if (ok) {
         optimizer_start(o, m);
         o->updates = (int)updates;
-        ok = load_optimizer(optimizer, m, o, e);
+        ok = optimizer_load(optimizer, m, o, e);
     }
     free(model);
     free(optimizer);
@@ -591,7 +421,7 @@ int checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e) {
 
 /* ---- after a save that was killed or failed half-way -------------------------------------------------------- */
 
-/* Is `top` the weights of this step: a second name of the same file, or a copy? */
+/* Are the weights at the top those of this step: a hard link, or a copy? */
 static int holds_weights(const Checkpoint *c, const char *weights, const char *top) {
     struct stat a, b;
     FileSum sum;
@@ -601,16 +431,16 @@ static int holds_weights(const Checkpoint *c, const char *weights, const char *t
     return expected_sum(checkpoint_run(c), "model.safetensors", &sum, &e) && verify_file(top, &sum, &e);
 }
 
-int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, Error *e) {
+int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     char *weights = top_weights(c->path), *top = top_weights(c->folder);
-    const int ok = holds_weights(c, weights, top) ? hf_save_small(c->folder, m, tokenizer, e)
-                                                  : publish(weights, c->folder, m, tokenizer, e);
+    const int ok = holds_weights(c, weights, top) ? hf_save_small(c->folder, m, tokenizer, origin, e)
+                                                  : publish(weights, c->folder, m, tokenizer, origin, e);
     free(weights);
     free(top);
     return ok;
 }
 
-/* The step that a file of weights says it is of; -1: it says none, or is damaged. */
+/* The step in the metadata of a file of weights; -1: there is none, or the file is damaged. */
 static int64_t step_of(const char *weights) {
     Error e;
     Safetensors *s = is_file(weights) ? safetensors_open(weights, &e) : NULL;
@@ -622,7 +452,7 @@ static int64_t step_of(const char *weights) {
     return whole ? step : -1;
 }
 
-int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, Error *e) {
+int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     char *folder = text_format("%s/best", c->folder), *weights = top_weights(folder);
     const int64_t held = step_of(weights);
     char *state = step_path(c->folder, best);
@@ -632,7 +462,7 @@ int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tok
     else if (!ok) {
         Checkpoint *from = open_step(c->folder, best, NULL, e);
         char *there = from ? top_weights(from->path) : NULL;
-        ok = from && publish(there, folder, m, tokenizer, e);
+        ok = from && publish(there, folder, m, tokenizer, origin, e);
         free(there);
         checkpoint_close(from);
     }

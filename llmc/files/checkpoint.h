@@ -7,17 +7,17 @@
  * A step folder is written under a temporary name, synced and renamed, so it is complete or absent. The output folder's own
  * model.safetensors is a hard link to the step folder's. run.json has a seal (json.h) and the sizes and CRC-32Cs of the other two
  * files and of the output folder's tokenizer.json. If a file is damaged, the checkpoint before is used. Nothing in the files depends
- * on the number of devices. What a kill, a full disk or a damaged file leaves: docs/reliability.md. */
+ * on the number of devices. Promises and tests: docs/reliability.md. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 #include "llmc/model/optim.h"
-#include "llmc/data/tokenizer.h"
+#include "hf.h"
 #include "llmc/base/json.h"
 
 /* Makes the folder; 0 if another trainer uses it. Removes the temporary files of one that was killed. */
 int  checkpoint_lock(const char *folder, Error *e);
 typedef enum { HOLDS_UNKNOWN = -1, HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_STATE } Holding;
-/* The most of: the log of a run, a model, states to resume from. HOLDS_UNKNOWN and e: it cannot be read. */
+/* The largest that applies. LOG: only the log of a run; STATE: states to resume from. HOLDS_UNKNOWN and e: the folder cannot be read. */
 Holding checkpoint_exists(const char *folder, Error *e);
 int64_t checkpoint_newest(const char *folder);              /* the step of the newest state; -1: there is none */
 int  checkpoint_clear(const char *folder, Error *e);        /* removes the run from the folder */
@@ -26,20 +26,23 @@ typedef struct {                        /* what is saved */
     const Model     *model;
     const Optimizer *optimizer;
     const Tokenizer *tokenizer;         /* NULL: none */
+    const HfOrigin  *origin;            /* what the model came with (hf.h), or NULL */
     int64_t          step;              /* names the step folder */
     const char      *progress;          /* members of run.json, JSON without braces. One is read here: "updates", Adam's clock */
     const char      *options;           /* the settings, a JSON object */
 } Snapshot;
 
 /* Called by rank 0, while the other ranks call optimizer_lend. keep: the number of step folders kept, at least 1. major:
- * folders whose step is a multiple of it are kept, too; 0: none. SAVED_STATE: the step folder is in place and a run resumes from
- * it, but e says what else failed; nothing older has been removed. */
+ * folders whose step is a multiple of it are kept, too; 0: none. SAVED_STATE: the step folder is in place and can be
+ * resumed from, but a later part of the save failed, as e says; no older folder was removed. */
 typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
 Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e);
-int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, Error *e);
+int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
+                           Error *e);
 
-/* open: the newest usable step folder. Verifies every file before it uses anything of it; then the configuration and, by `usable`
- * (NULL: nothing), what the caller needs of run.json. Warns about newer folders that are not usable. NULL and e if there is none.
+/* open: the newest usable step folder. Verifies the checksum of every file before its contents are used; then checks the
+ * configuration, and by `usable` (may be NULL) the members of run.json that the caller reads. Warns about newer folders that are not
+ * usable. NULL and e if there is none.
  * load: weights, moments, Adam's clock and the routers' biases, into an allocated model and optimizer. */
 typedef struct Checkpoint Checkpoint;
 typedef int (*RunCheck)(const JsonValue *run, Error *e);
@@ -48,13 +51,14 @@ const char      *checkpoint_path(const Checkpoint *c);
 const JsonValue *checkpoint_run(const Checkpoint *c);       /* run.json, with the members of Snapshot.progress */
 const JsonValue *checkpoint_options(const Checkpoint *c);
 Config           checkpoint_config(const Checkpoint *c);
-/* A tokenizer.json beside the state: 0 if it is not the one that the run has, because it is missing or damaged. */
+/* Is this file the tokenizer.json of the run? 0: it is missing or damaged. */
 int  checkpoint_has_tokenizer(const Checkpoint *c, const char *path);
 int  checkpoint_load(const Checkpoint *c, Model *m, Optimizer *o, Error *e);
-/* Brings the output folder up to date with the checkpoint that was loaded, after a save that was killed or failed half-way: the
- * small files and weights at its top; and best/, which should hold the weights of step `best`. Those are in a state, or nowhere: then
- * checkpoint_best returns 0. It leaves a best/ of a later step, which the part of the run that is repeated saves again. */
-int  checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, Error *e);
-int  checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, Error *e);
+/* After a save that was killed or failed half-way: bring the output folder up to date with the loaded checkpoint. publish: the
+ * model at its top. best: best/ should hold the weights of step `best`; if it does not, they are taken from the state of that step,
+ * and if there is no such state, the result is 0. A best/ of a later step than the checkpoint's is left: the resumed run repeats
+ * that step and saves the same weights again. */
+int  checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
+int  checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
 void checkpoint_close(Checkpoint *c);
 #endif

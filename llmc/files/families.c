@@ -1,98 +1,149 @@
-/* families.c: see families.h. Two tables: the keys of config.json, and the keys that it may not have. */
+/* families.c: see families.h. Tables: the keys of config.json, what they mean when missing, and what is refused. What a family
+ * may have is a table in llmc/model/config.c, what its tensors are called one in llmc/model/plan.c. */
 #include "families.h"
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- config.json: one table reads and writes it -------------------------------------------------------- */
 
-typedef enum { NUMBER, DOUBLE, FLAG, HEADS, SCORE, ACTIVATION, OPTION, OPTIONAL_DOUBLE } KeyKind;
-static int is_double(KeyKind kind) { return kind == DOUBLE || kind == OPTIONAL_DOUBLE; }
+typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION, OPTIONAL_DOUBLE } KeyKind;
+static int is_double(KeyKind kind) { return kind == DOUBLE || kind == MULTIPLIER || kind == OF_SCORES || kind == OPTIONAL_DOUBLE; }
 enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
-enum { ALL = 15, MOE = FAMILY_JETMOE | FAMILY_MIXTRAL | FAMILY_SMOE, PLAIN = FAMILY_MIXTRAL | FAMILY_LLAMA };
+enum {
+    JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE, OLM = FAMILY_OLMOE,
+    QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE, GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED,
+    GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
+    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M, DEEP = DOT | GLM,
+    MOES = QWENS | DEEP | ERN,                              /* dense layers may be between their mixtures */
+    LOCAL = JET | MIX | OWN | GRA,
+    BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
+};
 static const struct { int families; const char *key, *alias; KeyKind kind; size_t field; double otherwise; } keys[] = {
 #define AT(field) offsetof(Config, field)
     /* otherwise: its value when missing
      * families           key                                alias              kind        field                    otherwise */
-    { ALL,                "vocab_size",                      NULL,              NUMBER,     AT(vocab),               REQUIRED },
+    { ALL,                "vocab_size",                      NULL,              VOCAB,      AT(vocab),               REQUIRED },
     { ALL,                "hidden_size",                     NULL,              NUMBER,     AT(channels),            REQUIRED },
     { ALL,                "num_hidden_layers",               NULL,              NUMBER,     AT(layers),              REQUIRED },
-    { ALL,                "max_position_embeddings",         NULL,              NUMBER,     AT(context),             2048 },
-    { ALL,                "intermediate_size",               "ffn_hidden_size", NUMBER,     AT(width),               REQUIRED },
-    { ALL,                "rms_norm_eps",                    NULL,              DOUBLE,     AT(final_eps),           1e-6 },
+    { ALL,                "max_position_embeddings",         NULL,              NUMBER,     AT(context),             DEPENDS },
+    { ALL & ~MOES,        "intermediate_size",               "ffn_hidden_size", NUMBER,     AT(width),               REQUIRED },
+    { MOES,               "moe_intermediate_size",           NULL,              NUMBER,     AT(width),               REQUIRED },
+    { MOES,               "intermediate_size",               NULL,              NUMBER,     AT(dense_width),         0 },
+    { ALL,                "rms_norm_eps",                    NULL,              DOUBLE,     AT(final_eps),           DEPENDS },
     { ALL,                "rope_theta",                      NULL,              DOUBLE,     AT(rope_theta),          DEPENDS },
     { ALL,                "tie_word_embeddings",             NULL,              FLAG,       AT(tied),                DEPENDS },
-    { ALL,                "initializer_range",               NULL,              DOUBLE,     AT(init_std),            0.02 },
-    { PLAIN | FAMILY_SMOE, "num_attention_heads",            NULL,              HEADS,      AT(query_heads),         REQUIRED },
+    { ALL,                "initializer_range",               NULL,              DOUBLE,     AT(init_std),            DEPENDS },
+    { ALL & ~JET,         "num_attention_heads",             NULL,              HEADS,      AT(query_heads),         REQUIRED },
     { ALL,                "num_key_value_heads",             NULL,              NUMBER,     AT(kv_heads),            DEPENDS },
-    { PLAIN | FAMILY_SMOE, "head_dim",                       NULL,              NUMBER,     AT(head_size),           DEPENDS },
-    { FAMILY_JETMOE,      "kv_channels",                     NULL,              NUMBER,     AT(head_size),           REQUIRED },
-    { MOE,                "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),             8 },
-    { MOE,                "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                2 },
-    { FAMILY_JETMOE,      "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
-    { PLAIN | FAMILY_SMOE, "hidden_act",                     NULL,              ACTIVATION, AT(activation),          SWIGLU },
-    { FAMILY_SMOE,        "num_attention_experts",           NULL,              NUMBER,     AT(attention_experts),   1 },
-    { FAMILY_SMOE,        "num_attention_experts_per_tok",   NULL,              NUMBER,     AT(attention_topk),      1 },
-    { FAMILY_SMOE,        "shared_intermediate_size",        NULL,              NUMBER,     AT(shared_width),        0 },
-    { FAMILY_SMOE,        "router_scores",                   NULL,              SCORE,      AT(scores),              TOPK_SOFTMAX },
-    { FAMILY_SMOE,        "universal",                       NULL,              FLAG,       AT(universal),           0 },
-    { FAMILY_SMOE,        "output_bias",                     NULL,              FLAG,       AT(output_bias),         0 },
-    { FAMILY_SMOE,        "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),            1e-6 },
+    { ALL & ~JET,         "head_dim",                        NULL,              NUMBER,     AT(head_size),           DEPENDS },
+    { JET,                "kv_channels",                     NULL,              NUMBER,     AT(head_size),           REQUIRED },
+    { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),             8 },
+    { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                2 },
+    { OLM | Q2M,          "num_experts",                     "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
+    { Q3M,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
+    { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
+    { OLM | QWENS | DEEP, "num_experts_per_tok",             NULL,              NUMBER,     AT(topk),                DEPENDS },
+    { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             64 },
+    { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                6 },
+    { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
+    { ALL & ~JET,         "hidden_act",                      NULL,              ACTIVATION, AT(activation),          SWIGLU },
+    { OWN,                "num_attention_experts",           NULL,              NUMBER,     AT(attention_experts),   1 },
+    { OWN,                "num_attention_experts_per_tok",   NULL,              NUMBER,     AT(attention_topk),      1 },
+    { OWN | GRS,          "shared_intermediate_size",        NULL,              NUMBER,     AT(shared_width),        0 },
+    { Q2M,                "shared_expert_intermediate_size", NULL,              NUMBER,     AT(shared_width),        REQUIRED },
+    { DOT,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        REQUIRED },
+    { GLM,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        1 },
+    { ERN,                "moe_num_shared_experts",          NULL,              SHARED,     AT(shared_width),        2 },
+    { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),              TOPK_SOFTMAX },
+    { OLM | QWENS | DOT,  "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              0 },
+    { GLM,                "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              1 },
+    { OWN,                "universal",                       NULL,              FLAG,       AT(universal),           0 },
+    { OWN,                "output_bias",                     NULL,              FLAG,       AT(output_bias),         0 },
+    { OWN,                "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),            1e-6 },
+    { BIASED,             "attention_bias",                  NULL,              BIASES,     AT(attention_bias),      0 },
+    { Q2M,                "qkv_bias",                        NULL,              BIASES,     AT(attention_bias),      1 },
+    { GLM,                "use_qk_norm",                     NULL,              FLAG,       AT(qk_norm),             0 },
+    { GRA,                "embedding_multiplier",            NULL,              MULTIPLIER, AT(embed_scale),         1 },
+    { GRA,                "residual_multiplier",             NULL,              MULTIPLIER, AT(residual_scale),      1 },
+    { GRA,                "attention_multiplier",            NULL,              OF_SCORES,  AT(attention_scale),     1 },
+    { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),       1 },
+    { DEEP,               "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         1 },
+    { DEEP,               "n_group",                         NULL,              NUMBER,     AT(groups),              1 },
+    { DEEP,               "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       1 },
     /* these are written only where they are not 0 */
-    { FAMILY_SMOE,        "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
-    { FAMILY_SMOE,        "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
-    { FAMILY_SMOE,        "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),    0 },
-    { FAMILY_SMOE,        "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),      0 },
-    { FAMILY_SMOE,        "routed_scaling_factor",           NULL,              OPTIONAL_DOUBLE, AT(route_scale),    0 },
+    { OWN,                "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
+    { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
+    { OWN,                "value_embedding_interval",        NULL,              OPTION,     AT(value_embeddings),    0 },
+    { OWN,                "final_logit_softcapping",         NULL,              OPTIONAL_DOUBLE, AT(logit_cap),      0 },
+    { OWN,                "routed_scaling_factor",           NULL,              OPTIONAL_DOUBLE, AT(route_scale),    0 },
+    { OWN,                "router_choice_bias",              NULL,              OPTION,     AT(choice_bias),         0 },
     { ALL,                "initializer_zero_outputs",        NULL,              OPTION,     AT(zero_output),         0 },
     { ALL,                "initializer_fan_in_scale",        NULL,              OPTIONAL_DOUBLE, AT(init_fan),       0 },
     { ALL,                "initializer_embedding_range",     NULL,              OPTIONAL_DOUBLE, AT(init_embed),     0 },
+    { ALL,                "padded_vocab_size",               NULL,              PADDED,     AT(padding),             0 },     /* in run.json only */
 #undef AT
 };
 enum { KEYS = sizeof keys / sizeof *keys };
 
-/* What would change the mathematics in a way this program does not know; harmless
- * when missing, null, false or the value. */
-static const struct { const char *key, *harmless; } refused[] = {
-    { "attention_bias", "" }, { "mlp_bias", "" }, { "quantization_config", "" }, { "clip_qkv", "" },
+/* What a missing key means in one family or another: Transformers' own defaults. */
+static const struct { int families; const char *key; double value; } defaults[] = {
+    { MIX | OLM | GLM | ERN,    "rms_norm_eps", 1e-5 },                 { ALL, "rms_norm_eps", 1e-6 },
+    { MIX,                      "rope_theta", 1e6 },                    { ERN, "rope_theta", 5e5 },     { ALL, "rope_theta", 1e4 },
+    { JET | ERN,                "tie_word_embeddings", 1 },             { ALL, "tie_word_embeddings", 0 },
+    { JET,                      "initializer_range", 0.01 },            { ALL, "initializer_range", 0.02 },
+    { MIX | MIS | GLM | ERN,    "max_position_embeddings", 131072 },    { QW3 | QWENS, "max_position_embeddings", 32768 },
+    { JET | OLM,                "max_position_embeddings", 4096 },      { ALL, "max_position_embeddings", 2048 },
+    { MIX | MIS | GLM,          "num_key_value_heads", 8 },             { QW3 | DOT, "num_key_value_heads", 32 },
+    { JET | Q2M,                "num_key_value_heads", 16 },            { Q3M | ERN, "num_key_value_heads", 4 },
+    { QW3,                      "head_dim", 128 },
+    { OLM,                      "num_experts", 64 },                    { Q2M, "num_experts", 60 },
+    { Q3M,                      "num_local_experts", 128 },             { GLM, "n_routed_experts", 128 },
+    { Q2M,                      "num_experts_per_tok", 4 },             { OLM | Q3M | GLM, "num_experts_per_tok", 8 },
 };
-
-static int refuse_unknown(const JsonValue *root, int context, Error *e) {
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        const JsonValue *v = json_get(root, refused[i].key);
-        if (v && !json_is(v, JSON_NULL) && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
-            return error_set(e, "config.json: \"%s\" is set, and this program does not know "
-                                "that kind of model", refused[i].key);
-    }
-    const JsonValue *scaling = json_get(root, "rope_scaling"), *rope = json_get(root, "rope_parameters");
-    const JsonValue *window = json_get(root, "sliding_window");
-    const char *type = json_string(json_get(rope, "rope_type"), "default");
-    if (strcmp(type, "default")) return error_set(e, "config.json: rope_type \"%s\"; only \"default\" is known", type);
-    if (json_is(scaling, JSON_OBJECT)
-        && strcmp(json_string(json_get(scaling, "rope_type"), json_string(json_get(scaling, "type"), "")),
-                  "default"))
-        return error_set(e, "config.json: \"rope_scaling\" is set, and this program only knows plain rotary positions");
-    if (window && !json_is(window, JSON_NULL) && json_int(window, 0) < context)
-        return error_set(e, "config.json: \"sliding_window\" is shorter than the context, and this program "
-                            "attends to all of it");
-    return 1;
-}
 
 typedef struct { Family family; int heads; Error *e; } Reader;      /* heads: query heads in all, once that key is read */
 
-/* What a missing key means where that depends on the family or on another key. */
+/* -1: none, it must be there. */
 static double default_of(const char *key, const Config *c, const Reader *r) {
-    if (!strcmp(key, "rope_theta"))          return r->family == FAMILY_MIXTRAL ? 1e6 : 1e4;
-    if (!strcmp(key, "tie_word_embeddings")) return r->family == FAMILY_JETMOE;
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
+        if (defaults[i].families & r->family && !strcmp(defaults[i].key, key)) return defaults[i].value;
     if (!strcmp(key, "num_key_value_heads")) return r->heads;
-    return r->heads > 0 && c->channels % r->heads == 0 ? c->channels / r->heads : 0;        /* head_dim */
+    if (!strcmp(key, "head_dim")) return r->heads > 0 ? c->channels / r->heads : REQUIRED;      /* rounded down, as Transformers does */
+    return REQUIRED;
 }
 
-static const JsonValue *find_key(const JsonValue *root, int i) {
-    const JsonValue *v = json_get(root, keys[i].key), *rope = json_get(root, "rope_parameters");
-    if (!v && keys[i].alias) v = json_get(root, keys[i].alias);
-    if (!strcmp(keys[i].key, "rope_theta") && json_get(rope, "rope_theta")) v = json_get(rope, "rope_theta");
+static const JsonValue *member(const JsonValue *object, const char *key) {  /* null is as good as missing */
+    const JsonValue *v = json_get(object, key);
     return json_is(v, JSON_NULL) ? NULL : v;
+}
+/* Where positions are described: rope_parameters, or, in older files, rope_scaling beside rope_theta. */
+static const JsonValue *rope_of(const JsonValue *root) {
+    return json_is(json_get(root, "rope_parameters"), JSON_OBJECT) ? json_get(root, "rope_parameters") : json_get(root, "rope_scaling");
+}
+static const JsonValue *find_key(const JsonValue *root, int i) {
+    const JsonValue *v = member(root, keys[i].key);
+    if (!v && keys[i].alias) v = member(root, keys[i].alias);
+    if (!strcmp(keys[i].key, "rope_theta") && member(rope_of(root), "rope_theta")) v = member(rope_of(root), "rope_theta");
+    return v;
+}
+
+/* The readers of numbers. key: for messages. */
+static int read_whole(int *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
+    int64_t number = (int64_t)otherwise;
+    Error why;
+    if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
+    if (v && !json_read_int(v, key, 0, SIZE_LIMIT, &number, &why)) return error_set(e, "config.json: %.900s", why.text);
+    *to = (int)number;
+    return 1;
+}
+static int read_real(double *to, const char *key, const JsonValue *v, double otherwise, Error *e) {
+    Error why;
+    *to = otherwise;
+    if (!v && otherwise == REQUIRED) return error_set(e, "config.json: \"%s\" is missing", key);
+    return !v || json_read_double(v, key, -1e308, 1e308, to, &why) || error_set(e, "config.json: %.900s", why.text);
 }
 
 static int read_name(int *field, int i, const JsonValue *v, const Reader *r) {
@@ -108,34 +159,212 @@ static int read_name(int *field, int i, const JsonValue *v, const Reader *r) {
 static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
     const char *key = keys[i].key;
     void *field = (char *)c + keys[i].field;
+    int *const whole = field;
     const double otherwise = keys[i].otherwise == DEPENDS ? default_of(key, c, r) : keys[i].otherwise;
-    double number = otherwise;
-    int64_t whole = (int64_t)otherwise;
-    Error why;
-    if (!v && keys[i].otherwise == REQUIRED) return error_set(r->e, "config.json: \"%s\" is missing", key);
     switch (keys[i].kind) {
-    case NUMBER: case OPTION: case HEADS:
-        if (v && !json_read_int(v, key, 0, SIZE_LIMIT, &whole, &why)) return error_set(r->e, "config.json: %.900s", why.text);
-        *(int *)field = (int)whole;
-        if (keys[i].kind == HEADS) r->heads = (int)whole;
+    case NUMBER: case OPTION: case VOCAB:
+        return read_whole(whole, key, v, otherwise, r->e);
+    case HEADS:
+        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
+        r->heads = *whole;
+        return 1;
+    case SHARED:                                            /* a number of experts that are one in memory */
+        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
+        if ((double)*whole * c->width > SIZE_LIMIT) return error_set(r->e, "config.json: \"%s\" is %d", key, *whole);
+        *whole *= c->width;
+        return 1;
+    case PADDED:
+        if (!read_whole(whole, key, v, c->vocab, r->e)) return 0;
+        if (*whole < c->vocab) return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *whole);
+        *whole -= c->vocab;
+        c->vocab += *whole;
         return 1;
     case DOUBLE: case OPTIONAL_DOUBLE:
-        if (v && !json_read_double(v, key, -1e308, 1e308, &number, &why)) return error_set(r->e, "config.json: %.900s", why.text);
-        *(double *)field = number;
+        return read_real(field, key, v, otherwise, r->e);
+    case MULTIPLIER:                                        /* 1 is none */
+        if (!read_real(field, key, v, otherwise, r->e)) return 0;
+        if (*(double *)field == 1) *(double *)field = 0;
+        else if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
         return 1;
-    case FLAG:
+    case OF_SCORES:                                         /* 1 / sqrt(D) is none */
+        if (!read_real(field, key, v, otherwise, r->e)) return 0;
+        if (!(*(double *)field > 0)) return error_set(r->e, "config.json: \"%s\" is %g, no positive number", key, *(double *)field);
+        if (*(double *)field == 1 / sqrt(c->head_size)) *(double *)field = 0;
+        return 1;
+    case FLAG: case BIASES: case RENORM:
         if (v && !json_is(v, JSON_BOOL)) return error_set(r->e, "config.json: \"%s\" must be true or false", key);
-        *(int *)field = json_bool(v, otherwise != 0);
+        *whole = json_bool(v, otherwise != 0);
+        if (keys[i].kind == BIASES && *whole) *whole = r->family & (Q2M | GLM) ? 1 : 2;
+        if (keys[i].kind == RENORM)
+            *whole = r->family & DEEP ? *whole ? SIGMOID_TOPK : SIGMOID_EACH : *whole ? TOPK_SOFTMAX : SOFTMAX_TOPK;
         return 1;
     default:
-        return read_name(field, i, v, r);
+        return read_name(whole, i, v, r);
     }
+}
+
+/* ---- positions ----------------------------------------------------------------------------------------------- */
+
+static const char *const rope_names[] = { "default", "linear", "llama3", "yarn" };
+
+static double mscale(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
+static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
+    const JsonValue *v = rope_of(root);
+    Error *e = r->e;
+    RopeScaling *s = &c->rope;
+    double part = 1, all = 0, by = 0;
+    const char *type = json_string(json_get(v, "rope_type"), json_string(json_get(v, "type"), "default"));
+    while (s->kind <= ROPE_YARN && strcmp(type, rope_names[s->kind])) s->kind++;
+    if (s->kind > ROPE_YARN)
+        return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. Others need their "
+                            "frequencies in llmc/model/rope.c", type);
+    if (s->kind && r->family & (JET | OWN))
+        return error_set(e, "config.json: rope_type \"%s\", which a %s does not have here", type, family_name(r->family));
+    if (!read_real(&s->original, "original_max_position_embeddings", member(v, "original_max_position_embeddings"), c->context, e)
+        || !read_real(&s->factor, "factor", member(v, "factor"), s->kind == ROPE_YARN ? c->context / s->original : s->kind ? REQUIRED : 1, e))
+        return 0;
+    if (s->kind == ROPE_LLAMA3
+        && !(read_real(&s->low, "low_freq_factor", member(v, "low_freq_factor"), REQUIRED, e)
+             && read_real(&s->high, "high_freq_factor", member(v, "high_freq_factor"), REQUIRED, e))) return 0;
+    if (s->kind == ROPE_YARN
+        && !(read_real(&s->low, "beta_slow", member(v, "beta_slow"), 1, e) && read_real(&s->high, "beta_fast", member(v, "beta_fast"), 32, e)
+             && read_real(&by, "mscale", member(v, "mscale"), 0, e) && read_real(&all, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)
+             && read_real(&s->attention, "attention_factor", member(v, "attention_factor"),
+                          by > 0 && all > 0 ? mscale(s->factor, by) / mscale(s->factor, all) : mscale(s->factor, 1), e))) return 0;
+    s->exact = s->kind == ROPE_YARN && !json_bool(json_get(v, "truncate"), 1);
+    if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0 && s->factor < 1e9))
+        return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
+    if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
+    if (s->kind == ROPE_LINEAR) s->original = 0;
+    const JsonValue *fraction = member(v, "partial_rotary_factor") ? member(v, "partial_rotary_factor") : member(root, "partial_rotary_factor");
+    if (!read_real(&part, "partial_rotary_factor", fraction, r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
+    if (part != 1 && r->family != FAMILY_GLM)
+        return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads", part, family_name(r->family));
+    c->rotated = part > 0 && part < 1 ? (int)(c->head_size * part + 1e-6) : 0;
+    if (!(part > 0 && part <= 1) || c->rotated % 2 || (part < 1 && !c->rotated))
+        return error_set(e, "config.json: \"partial_rotary_factor\" %g of heads of %d is no even number of dimensions", part, c->head_size);
+    return 1;
+}
+
+static void write_rope(const Config *c, Text *out) {
+    const RopeScaling *s = &c->rope;
+    text_add(out, ",\n  \"rope_parameters\": {\"rope_type\": \"%s\", \"rope_theta\": ", rope_names[s->kind]);
+    text_add_real(out, c->rope_theta);
+    const struct { const char *key; double value; int kinds; } numbers[] = {
+        { "factor", s->factor, 1 << ROPE_LINEAR | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
+        { "original_max_position_embeddings", s->original, 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
+        { "low_freq_factor", s->low, 1 << ROPE_LLAMA3 }, { "high_freq_factor", s->high, 1 << ROPE_LLAMA3 },
+        { "beta_slow", s->low, 1 << ROPE_YARN }, { "beta_fast", s->high, 1 << ROPE_YARN }, { "attention_factor", s->attention, 1 << ROPE_YARN },
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].kinds >> s->kind & 1) {
+            text_add(out, ", \"%s\": ", numbers[i].key);
+            text_add_real(out, numbers[i].value);
+        }
+    if (s->exact) text_add(out, ", \"truncate\": false");
+    if (config_family(c) == FAMILY_GLM) {
+        text_add(out, ", \"partial_rotary_factor\": ");
+        text_add_real(out, c->rotated ? (double)c->rotated / c->head_size : 1);
+    }
+    text_add(out, "}");
+}
+
+/* ---- layers without experts ----------------------------------------------------------------------------------- */
+
+static void set_dense(Config *c, int l) { if (l < MOST_DENSE) c->dense[l / 64] |= (uint64_t)1 << (l % 64); }
+
+static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
+    int step = 1, first = 0, start = 0, end = -1, interval = 1;
+    Error *e = r->e;
+    if (!(r->family & MOES)) return 1;
+    if (r->family & QWENS && !read_whole(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e)) return 0;
+    if (r->family & DEEP && !read_whole(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"), (r->family & GLM) != 0, e)) return 0;
+    if (r->family & ERN) {
+        const JsonValue *last = member(root, "moe_layer_end_index");
+        if (!read_whole(&start, "moe_layer_start_index", member(root, "moe_layer_start_index"), 1, e)
+            || !read_whole(&interval, "moe_layer_interval", member(root, "moe_layer_interval"), 1, e)
+            || (json_int(last, -1) != -1 && !read_whole(&end, "moe_layer_end_index", last, -1, e))) return 0;
+    }
+    if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
+    for (int l = 0; l < c->layers; l++)
+        if ((l + 1) % step || l < first || (r->family & ERN && ((l + 1) % interval || l < start || (end >= 0 && l > end)))) {
+            if (l >= MOST_DENSE)
+                return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_DENSE in llmc/model/config.h)", l, MOST_DENSE);
+            set_dense(c, l);
+        }
+    for (const JsonValue *v = r->family & QWENS ? json_first(json_get(root, "mlp_only_layers")) : NULL; v; v = v->next) {
+        int l;
+        if (!read_whole(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
+        if (l >= MOST_DENSE) return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_DENSE - 1);
+        if (l < c->layers) set_dense(c, l);
+    }
+    const int mixtures = config_mixtures(c);
+    if (!mixtures) return error_set(e, "config.json: no layer of this %s has experts", family_name(r->family));
+    if (mixtures == c->layers) c->dense_width = 0;
+    else if (c->dense_width < 1) return error_set(e, "config.json: \"intermediate_size\" is missing");
+    return 1;
+}
+
+static void write_layers(const Config *c, Text *out) {
+    const Family f = config_family(c);
+    int first = 0, end = c->layers - 1, n = 0, interval = 1;
+    while (first < c->layers && !config_has_experts(c, first)) first++;
+    while (end > 0 && !config_has_experts(c, end)) end--;
+    for (int same = 0; f & ERN && !same && interval <= c->layers; interval += !same) {
+        same = 1;
+        for (int l = first; l <= end; l++) same &= ((l + 1) % interval == 0) == config_has_experts(c, l);
+    }
+    if (f & DEEP) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
+    if (f & ERN)
+        text_add(out, ",\n  \"moe_layer_start_index\": %d,\n  \"moe_layer_end_index\": %d,\n  \"moe_layer_interval\": %d", first, end, interval);
+    if (!(f & QWENS)) return;
+    text_add(out, ",\n  \"decoder_sparse_step\": 1,\n  \"mlp_only_layers\": [");
+    for (int l = 0; l < c->layers; l++) if (!config_has_experts(c, l)) text_add(out, "%s%d", n++ ? ", " : "", l);
+    text_add(out, "]");
+}
+
+/* ---- what is refused ------------------------------------------------------------------------------------------- */
+
+/* Would change the mathematics in a way this program does not know; harmless when missing, null or false. */
+static const struct { int families; const char *key, *what; } refused[] = {
+    { ALL & ~BIASED, "attention_bias", "biases of queries, keys and values in this family" }, { ALL, "mlp_bias", "biases in the MLP" },
+    { ERN, "use_bias", "biases in attention and MLP" }, { ALL, "quantization_config", "quantized weights: convert them to bf16 first" },
+    { ALL, "clip_qkv", "clipped queries, keys and values" },
+};
+
+static int has_window(const JsonValue *root, const Config *c, const Reader *r) {
+    const int L = c->layers, most = (int)json_int(member(root, "max_window_layers"), r->family & DOT ? 62 : 28);
+    for (const JsonValue *v = json_first(json_get(root, "layer_types")); v; v = v->next)
+        if (strcmp(json_string(v, ""), "full_attention")) return 1;
+    if (member(root, "layer_types")) return 0;
+    if (r->family & (MIX | MIS)) return 1;
+    if (r->family & DOT) return L > most;
+    return r->family & (QW3 | QWENS) && json_bool(json_get(root, "use_sliding_window"), 0) && (!(r->family & QW3) || L > most);
+}
+static int refuse_unknown(const JsonValue *root, const Config *c, const Reader *r) {
+    Error *e = r->e;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        const JsonValue *v = member(root, refused[i].key);
+        if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
+            return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
+    }
+    int window = 0;
+    const int implied = r->family & (MIS | DOT | QW3 | QWENS) && !json_get(root, "sliding_window") ? 4096 : 0;
+    if (!read_whole(&window, "sliding_window", member(root, "sliding_window"), implied, e)) return 0;
+    if (window && window < c->context && has_window(root, c, r))
+        return error_set(e, "config.json: \"sliding_window\" %d is shorter than the context %d, and this program attends to all of it. "
+                            "With \"max_position_embeddings\": %d the model is the same", window, c->context, window);
+    double least = 0;
+    if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
+    if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known", least);
+    return 1;
 }
 
 /* What follows from the keys that a family has. */
 static int complete(Config *c, const Reader *r) {
     const int heads = r->heads;
-    if (r->family == FAMILY_JETMOE) {       /* one number of experts for both kinds; block norms have a fixed epsilon */
+    const Family f = r->family;
+    if (f == FAMILY_JETMOE) {       /* one number of experts for both kinds; block norms have a fixed epsilon */
         c->attention_experts = c->experts;
         c->attention_topk = c->query_heads = c->topk;
         c->output_bias = 1;
@@ -144,60 +373,136 @@ static int complete(Config *c, const Reader *r) {
         if (c->kv_heads < 1 || heads % c->kv_heads)
             return error_set(r->e, "config.json: %d key/value heads do not divide %d heads", c->kv_heads, heads);
         c->query_heads = heads / c->kv_heads;
-        if (r->family != FAMILY_SMOE) c->norm_eps = c->final_eps;
+        if (f != FAMILY_SMOE) c->norm_eps = c->final_eps;
     }
+    if (f & (QW3 | Q3M | DOT)) c->qk_norm = 1;
+    if (f & OLM) c->qk_norm = 2;
+    if (f & ERN) c->scores = SOFTMAX_RENORM, c->rope_pairs = 1;
+    if (f & (DEEP | ERN)) c->choice_bias = 1;
+    if (f & Q2M) c->shared_gate = 1;
+    if (f & (LLA | MIS | QW3)) c->experts = c->topk = 1;
     if (c->vocab < 1 || c->context < 1)
         return error_set(r->e, "config.json: the vocabulary and the context must be at least 1");
-    if (r->family == FAMILY_JETMOE && c->experts < 2)
-        return error_set(r->e, "config.json: a jetmoe needs at least two experts");
+    if (f & ~(LLA | MIS | QW3 | OWN) && c->experts < 2)
+        return error_set(r->e, "config.json: a %s needs at least two experts, this one has %d", family_name(f), c->experts);
     if (!(c->final_eps >= 0 && c->norm_eps >= 0 && c->rope_theta > 0 && c->init_std >= 0 && c->init_fan >= 0 && c->init_embed >= 0
-          && c->logit_cap >= 0 && c->route_scale >= 0))
+          && c->logit_cap >= 0 && c->route_scale >= 0 && c->attention_scale >= 0))
         return error_set(r->e, "config.json: a negative or missing epsilon, rope_theta, initializer_range, cap or scale");
+    const double scales[] = { c->init_std, c->init_fan, c->init_embed, c->logit_cap, c->route_scale, c->attention_scale, c->embed_scale,
+                              c->residual_scale, c->logit_divisor, c->final_eps, c->norm_eps };
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        if (scales[i] > 1e6) return error_set(r->e, "config.json: an epsilon, initializer_range, cap, scale or multiplier of %g", scales[i]);
     return 1;
+}
+
+static int known_names(Error *e, const char *type) {
+    Text names = { 0 };
+    for (int f = 1; f < FAMILIES_END; f *= 2) text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name((Family)f));
+    error_set(e, "config.json: model_type \"%.100s\"; known are %s", type, names.at);
+    free(names.at);
+    return 0;
 }
 
 int config_from_json(Config *c, const JsonValue *root, Error *e) {
     const char *type = json_string(json_get(root, "model_type"), "");
     Reader r = { .e = e };
-    for (int i = 1; i <= FAMILY_SMOE; i *= 2) if (!strcmp(type, family_name((Family)i))) r.family = (Family)i;
-    if (!r.family) return error_set(e, "config.json: model_type \"%s\"; known are jetmoe, mixtral, llama and smoe", type);
+    for (int i = 1; i < FAMILIES_END; i *= 2) if (!strcmp(type, family_name((Family)i))) r.family = (Family)i;
+    if (!r.family) return known_names(e, type);
     *c = (Config){ .layers = 1, .attention_experts = 1, .attention_topk = 1, .experts = 1, .topk = 1, .tile = ROW_TILE,
-                   .scores = TOPK_SOFTMAX };
+                   .scores = TOPK_SOFTMAX, .family = r.family };
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
-    return complete(c, &r) && refuse_unknown(root, c->context, e) && config_check(c, e);
+    if (!complete(c, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !refuse_unknown(root, c, &r)) return 0;
+    return family_expresses(r.family, c) ? 1
+        : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));
 }
 
-static const char *architecture(Family f) {
-    return f == FAMILY_JETMOE ? "JetMoeForCausalLM" : f == FAMILY_MIXTRAL ? "MixtralForCausalLM"
-         : f == FAMILY_LLAMA ? "LlamaForCausalLM" : "SmoeForCausalLM";
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+static const char *dtype_in_config(const char *dtype) {
+    return !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F64") ? "float64" : "float32";
 }
-void config_to_json(const Config *c, const char *dtype, Text *out) {
+static double value_of(const Config *c, int i) {
+    const char *field = (const char *)c + keys[i].field;
+    return is_double(keys[i].kind) ? *(const double *)(const void *)field : *(const int *)(const void *)field;
+}
+static int is_written(const Config *c, int i) {
+    const int optional = keys[i].kind == OPTION || keys[i].kind == OPTIONAL_DOUBLE || keys[i].kind == PADDED;
+    return (keys[i].families & (int)config_family(c)) && (!optional || value_of(c, i) > 0);
+}
+static void write_value(const Config *c, int i, Text *out) {
+    const double value = value_of(c, i);
+    const int number = is_double(keys[i].kind) ? 0 : (int)value;
+    switch (keys[i].kind) {
+    case NUMBER: case OPTION: text_add(out, "%d", number); break;
+    case VOCAB:      text_add(out, "%d", number - c->padding); break;
+    case PADDED:     text_add(out, "%d", c->vocab); break;
+    case HEADS:      text_add(out, "%d", number * c->kv_heads); break;
+    case SHARED:     text_add(out, "%d", number / c->width); break;
+    case DOUBLE: case OPTIONAL_DOUBLE: text_add_real(out, value); break;
+    case MULTIPLIER: text_add_real(out, value > 0 ? value : 1); break;
+    case OF_SCORES:  text_add_real(out, value > 0 ? value : 1 / sqrt(c->head_size)); break;
+    case FLAG: case BIASES: text_add(out, number ? "true" : "false"); break;
+    case RENORM:     text_add(out, SUMS_TO_ONE((Scores)number) ? "true" : "false"); break;
+    case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;
+    case ACTIVATION: text_add(out, "\"%s\"", activation_name(number)); break;
+    }
+}
+
+void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out) {
     const Family f = config_family(c);
     char descriptor[128];
     config_descriptor(c, descriptor);
-    text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", architecture(f), family_name(f));
+    text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", family_architecture(f), family_name(f));
     for (int i = 0; i < KEYS; i++) {
-        if (!(keys[i].families & f)) continue;
-        const char *field = (const char *)c + keys[i].field;
-        const int number = is_double(keys[i].kind) ? 0 : *(const int *)(const void *)field;
-        if (keys[i].kind == OPTION && !number) continue;
-        if (keys[i].kind == OPTIONAL_DOUBLE && !(*(const double *)(const void *)field > 0)) continue;
+        if (!is_written(c, i) || (keys[i].kind == PADDED && !in_memory)) continue;
         text_add(out, ",\n  \"%s\": ", keys[i].key);
-        switch (keys[i].kind) {
-        case NUMBER: case OPTION: text_add(out, "%d", number); break;
-        case HEADS:      text_add(out, "%d", number * c->kv_heads); break;
-        case DOUBLE: case OPTIONAL_DOUBLE: text_add_double(out, *(const double *)(const void *)field); break;
-        case FLAG:       text_add(out, number ? "true" : "false"); break;
-        case SCORE:      text_add(out, "\"%s\"", scores_name(number)); break;
-        case ACTIVATION: text_add(out, "\"%s\"", activation_name(number)); break;
-        }
+        write_value(c, i, out);
     }
     if (f == FAMILY_JETMOE) text_add(out, ",\n  \"num_attention_heads\": %d", c->kv_heads * c->query_heads);
-    text_add(out, ",\n  \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": ");
-    text_add_double(out, c->rope_theta);
-    text_add(out, "},\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n",
-             !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F64") ? "float64" : "float32", descriptor);
+    if (f == FAMILY_MISTRAL) text_add(out, ",\n  \"sliding_window\": null");
+    write_layers(c, out);
+    write_rope(c, out);
+    text_add(out, ",\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n", dtype_in_config(dtype), descriptor);
+}
+
+/* The row of a key in the file of a family; -1: it is not in the table. */
+static int row_of(const char *key, Family f) {
+    for (int i = 0; i < KEYS; i++)
+        if (keys[i].families & (int)f && (!strcmp(key, keys[i].key) || (keys[i].alias && !strcmp(key, keys[i].alias)))) return i;
+    return -1;
+}
+/* Is it the same in the file's words? */
+static int is_kept(const Config *c, const Config *was, int i) {
+    return keys[i].kind == VOCAB ? c->vocab - c->padding == was->vocab - was->padding : value_of(c, i) == value_of(was, i);
+}
+
+int config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out) {
+    const Family f = config_family(c);
+    Config was;
+    Error e;
+    const char *separator = "{\n  ";
+    if (!config_from_json(&was, origin, &e) || (Family)was.family != f) return 0;
+    for (const JsonValue *v = json_first(origin); v; v = v->next) {
+        const int row = row_of(v->key, f);
+        const int is_dtype = !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype");
+        if (!strcmp(v->key, "descriptor") || (row >= 0 && keys[row].kind == PADDED)) continue;
+        text_add_string(out, separator);
+        text_add_json(out, v->key, v->key_length);
+        text_add_string(out, ": ");
+        if (is_dtype) text_add(out, "\"%s\"", dtype_in_config(dtype));
+        else if (row < 0 || is_kept(c, &was, row)) json_write(out, v, 1);
+        else write_value(c, row, out);
+        separator = ",\n  ";
+    }
+    for (int i = 0; i < KEYS; i++) {
+        if (!is_written(c, i) || is_kept(c, &was, i) || keys[i].kind == PADDED) continue;
+        if (json_get(origin, keys[i].key) || (keys[i].alias && json_get(origin, keys[i].alias))) continue;
+        text_add(out, "%s\"%s\": ", separator, keys[i].key);
+        write_value(c, i, out);
+    }
+    text_add_string(out, "\n}\n");
+    return 1;
 }
 
 int config_same(const Config *a, const Config *b, Error *difference) {
@@ -205,15 +510,20 @@ int config_same(const Config *a, const Config *b, Error *difference) {
     size_t n = 0;
     difference->text[0] = 0;
     for (int i = 0; i < KEYS; i++) {
-        const char *fa = (const char *)a + keys[i].field, *fb = (const char *)b + keys[i].field;
-        const int is_real = is_double(keys[i].kind);
-        double va = is_real ? *(const double *)(const void *)fa : *(const int *)(const void *)fa;
-        double vb = is_real ? *(const double *)(const void *)fb : *(const int *)(const void *)fb;
-        if (va == vb) continue;
+        const double va = value_of(a, i), vb = value_of(b, i);
+        int seen = va == vb;
+        for (int j = 0; j < i && !seen; j++) seen = keys[j].field == keys[i].field;        /* under another name */
+        if (seen) continue;
         same = 0;
         if (n < sizeof difference->text)
             n += (size_t)snprintf(difference->text + n, sizeof difference->text - n, "%s%s %g and %g",
                                   n ? ", " : "", keys[i].key, va, vb);
     }
-    return same;
+    const RopeScaling *r = &a->rope, *s = &b->rope;
+    const int rope = r->kind == s->kind && r->exact == s->exact && r->factor == s->factor && r->low == s->low && r->high == s->high
+        && r->original == s->original && r->attention == s->attention && a->rotated == b->rotated && a->rope_pairs == b->rope_pairs;
+    const int layers = !memcmp(a->dense, b->dense, sizeof a->dense);
+    if (n < sizeof difference->text && (!rope || !layers))
+        snprintf(difference->text + n, sizeof difference->text - n, "%s%s", n ? ", " : "", rope ? "layers without experts" : "rope_parameters");
+    return same && rope && layers;
 }

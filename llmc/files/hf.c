@@ -2,6 +2,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "hf.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/rope.h"
+#include "llmc/model/routers.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
@@ -25,6 +27,20 @@ static int is_model(const char *folder) {
         free(path);
     }
     return found;
+}
+
+/* Weights as older folders have them: Python objects, which only Python can read. */
+#define PICKLES "its weights are pytorch_model.bin, which only Python reads. To convert them: python3 -c \"import transformers as t; " \
+                "t.AutoModelForCausalLM.from_pretrained('FOLDER', dtype='auto').save_pretrained('NEW')\" and copy the tokenizer's files"
+static int has_pickles(const char *folder) {
+    static const char *const names[] = { "pytorch_model.bin", "pytorch_model.bin.index.json" };
+    int found = 0;
+    for (int i = 0; i < 2; i++) {
+        char *path = text_format("%s/%s", folder, names[i]);
+        found |= is_file(path);
+        free(path);
+    }
+    return found && !is_model(folder);
 }
 
 static int later(struct timespec a, struct timespec b) {
@@ -60,7 +76,8 @@ char *hf_find_model(const char *asked, Error *e) {
     if (asked && is_model(asked)) folder = text_format("%s", asked);
     else if (is_model(best)) folder = text_format("%s", best);
     else if (!asked) folder = is_model("out") ? text_format("out") : newest_model();
-    if (!folder && asked)
+    if (!folder && asked && has_pickles(asked)) error_set(e, "%s: " PICKLES, asked);
+    else if (!folder && asked)
         error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked,
                   is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder");
     else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
@@ -71,6 +88,7 @@ char *hf_find_model(const char *asked, Error *e) {
 /* ---- reading ------------------------------------------------------------------------------------------------- */
 
 int hf_load_config(const char *folder, Config *c, Error *e) {
+    if (has_pickles(folder)) return error_set(e, "%s: " PICKLES, folder);
     char *path = text_format("%s/config.json", folder);
     size_t bytes;
     int ok = 0;
@@ -99,13 +117,40 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
     if (n < capacity) snprintf(text + n, capacity - n, "]");
 }
 
+/* Elements of a piece that are moved at a time: whole heads where their rows have another order in files. */
+static size_t chunk_of(const Piece *p) {
+    const size_t head = p->head ? (size_t)p->head * (p->count / (size_t)p->shape[0]) : 1;
+    return head > BUFFER ? head : BUFFER / head * head;
+}
+static size_t largest_chunk(const Model *m) {
+    size_t most = m->manifest.total < BUFFER ? m->manifest.total : BUFFER;
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Piece p = manifest_piece(&m->manifest.at[i], 0);
+        if (p.head && chunk_of(&p) > most && p.count > most) most = p.count < chunk_of(&p) ? p.count : chunk_of(&p);
+    }
+    return most;
+}
+/* Rows of heads from the order of files to that of memory, or back; n elements of `size` bytes. */
+static void turn_heads(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory) {
+    const size_t row = p->count / (size_t)p->shape[0] * size, head = row * (size_t)p->head;
+    char *copy = p->head ? mem_alloc(head) : NULL;
+    for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
+        memcpy(copy, at, head);
+        for (int i = 0; i < p->head; i++) {
+            const size_t file = (size_t)i * row, memory = (size_t)rope_place(c, i) * row;
+            memcpy(at + (to_memory ? memory : file), copy + (to_memory ? file : memory), row);
+        }
+    }
+    free(copy);
+}
+
 /* Copies a tensor of the file to the device, with conversion if the number types differ. */
 static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece *p, void *buffer, Error *e) {
     const Device *dev = m->dev;
-    const size_t size = dev->floatX_size;
+    const size_t size = dev->floatX_size, chunk = chunk_of(p);
     const int same = !strcmp(t->dtype, dev->dtype);
-    for (size_t i = 0; i < p->count; i += BUFFER) {
-        const size_t n = p->count - i < BUFFER ? p->count - i : BUFFER;
+    for (size_t i = 0; i < p->count; i += chunk) {
+        const size_t n = p->count - i < chunk ? p->count - i : chunk;
         void *to = (char *)m->params + (p->offset + i) * size;
         if (!(same ? safetensors_read(s, t, i * size, buffer, n * size, e)
                    : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
@@ -113,17 +158,59 @@ static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece
         if (bad < n)
             return error_set(e, "tensor %s: element %zu is NaN or infinite",
                              p->name, i + bad);
+        turn_heads(&m->config, p, buffer, n, same ? size : sizeof(double), 1);
         if (same) dev->upload(to, buffer, n * size);
         else dev->from_double(to, buffer, n);
     }
     return 1;
 }
 
+/* ---- the routers' biases for choosing: part of a model that has them, but not learned, so not in its manifest ---------- */
+
+static int bias_count(const Model *m) { return m->config.choice_bias ? m->routers : 0; }
+/* Router r's, as a tensor of files; its shape stays valid as long as `shape`. */
+static FileTensor bias_tensor(const Model *m, int r, char name[TENSOR_NAME], uint64_t shape[2]) {
+    int attention;
+    const int layer = router_layer(&m->config, r, &attention), is_row = config_family(&m->config) == FAMILY_ERNIE;
+    router_bias_name(&m->config, layer, attention, name);
+    shape[0] = 1;
+    shape[is_row] = (uint64_t)router_width(m, r);
+    return (FileTensor){ .name = name, .dtype = m->dev->real_size == 8 ? "F64" : "F32", .rank = 1 + is_row, .shape = shape };
+}
+static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
+    char name[TENSOR_NAME];
+    uint64_t shape[2];
+    bias_tensor(m, r, name, shape);
+    const size_t E = (size_t)router_width(m, r);
+    double *values = mem_alloc(E * sizeof *values);
+    int ok = safetensors_read_double(s, safetensors_find(s, name), 0, values, E, e);
+    if (ok && first_not_finite("F64", values, E) < E) ok = error_set(e, "tensor %s: an element is NaN or infinite", name);
+    if (ok) m->dev->reals_from_double(real_at(m, m->bias, router_offset(m, r)), values, E);
+    free(values);
+    return ok;
+}
+static int save_bias(const Model *m, SafetensorsWriter *w, int r, Error *e) {
+    const size_t bytes = (size_t)router_width(m, r) * m->dev->real_size;
+    char *values = mem_alloc(bytes);
+    m->dev->download(values, real_at(m, m->bias, router_offset(m, r)), bytes);
+    const int ok = first_not_finite(m->dev->real_size == 8 ? "F64" : "F32", values, (size_t)router_width(m, r)) < (size_t)router_width(m, r)
+                 ? error_set(e, "a router's bias is not finite: not saved") : safetensors_append(w, values, bytes, e);
+    free(values);
+    return ok;
+}
+
 static int is_known(const Model *m, const char *name) {
+    for (int r = 0; r < bias_count(m); r++) {
+        char bias[TENSOR_NAME];
+        uint64_t shape[2];
+        bias_tensor(m, r, bias, shape);
+        if (!strcmp(bias, name)) return 1;
+    }
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++)
             if (!strcmp(manifest_piece(&m->manifest.at[i], j).name, name)) return 1;
     return strstr(name, "rotary_emb.inv_freq") != NULL      /* computed by this program */
+        || strstr(name, "mtp") != NULL                      /* ERNIE's prediction of later tokens */
         || (m->config.tied && !strcmp(name, "lm_head.weight"));
 }
 static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
@@ -135,41 +222,77 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
     }
 }
 
-int hf_load_weights(Model *m, const char *path, Error *e) {
-    Error why;
-    Safetensors *s = safetensors_open(path, e);
-    if (!s) return 0;
-    void *buffer = mem_alloc((m->manifest.total < BUFFER ? m->manifest.total : BUFFER) * sizeof(double));
-    size_t used = m->config.tied && safetensors_find(s, "lm_head.weight");      /* a redundant copy of the embedding */
-    int problems = 0;
-    Text text = { 0 };
+/* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how many. used: how many are the model's. */
+static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t *used) {
+    int n = 0;
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) {
             const Piece p = manifest_piece(&m->manifest.at[i], j);
             const FileTensor *t = safetensors_find(s, p.name);
             char found[96], expected[96];
             uint64_t shape[4];
+            *used += t != NULL;
+            if (t && same_shape(t, &p)) continue;
             for (int d = 0; d < p.rank; d++) shape[d] = (uint64_t)p.shape[d];
             shape_text(expected, sizeof expected, shape, p.rank);
-            used += t != NULL;
-            if (text.length > sizeof e->text) problems += !t || !same_shape(t, &p);         /* counted, but no longer listed */
-            else if (!t) { text_add(&text, "\n  %s %s is missing", p.name, expected); problems++; }
-            else if (!same_shape(t, &p)) {
-                shape_text(found, sizeof found, t->shape, t->rank);
-                text_add(&text, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
-                problems++;
-            } else if (!problems && !load_piece(m, s, t, &p, buffer, &why)) {
-                text_add(&text, "\n  %s", why.text);
-                problems++;
-            }
+            n++;
+            if (problems->length > sizeof(Error)) continue;         /* counted, but no longer listed */
+            if (t) shape_text(found, sizeof found, t->shape, t->rank);
+            if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
+            else   text_add(problems, "\n  %s %s is missing", p.name, expected);
         }
-    if (!problems && used < safetensors_count(s)) warn_of_unknown(m, s, path);
-    if (problems)
-        error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, problems, problems > 1 ? "s" : "", text.at);
+    for (int r = 0; r < bias_count(m); r++) {
+        char name[TENSOR_NAME];
+        uint64_t shape[2];
+        const FileTensor own = bias_tensor(m, r, name, shape), *t = safetensors_find(s, name);
+        const uint64_t E = shape[own.rank - 1];
+        *used += t != NULL;
+        if (t && t->count == E) continue;
+        text_add(problems, "\n  %s of %llu elements is %s", name, (unsigned long long)E, t ? "of another size" : "missing");
+        n++;
+    }
+    return n;
+}
+static int report_problems(const char *path, int n, const Text *problems, Error *e) {
+    return !n || error_set(e, "%s: %d tensor%s cannot be used:%.900s", path, n, n > 1 ? "s" : "", problems->at);
+}
+
+int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e) {
+    Model m;
+    Text problems = { 0 };
+    size_t used = 0;
+    Safetensors *s = safetensors_open(path, e);
+    if (!s) return 0;
+    model_plan_inference(&m, dev, c, 1, 1, 0, NULL);
+    const int ok = report_problems(path, find_problems(&m, s, &problems, &used), &problems, e);
+    model_free(&m);
+    safetensors_close(s);
+    free(problems.at);
+    return ok;
+}
+
+int hf_load_weights(Model *m, const char *path, Error *e) {
+    Safetensors *s = safetensors_open(path, e);
+    Text problems = { 0 };
+    size_t used = 0;
+    if (!s) return 0;
+    Error why;
+    void *buffer = mem_alloc(largest_chunk(m) * sizeof(double));
+    int n = find_problems(m, s, &problems, &used);
+    used += m->config.tied && safetensors_find(s, "lm_head.weight");            /* a redundant copy of the embedding */
+    for (int i = 0; i < m->manifest.count && !n; i++)
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]) && !n; j++) {
+            const Piece p = manifest_piece(&m->manifest.at[i], j);
+            n = !load_piece(m, s, safetensors_find(s, p.name), &p, buffer, &why);
+        }
+    for (int r = 0; r < bias_count(m) && !n; r++) n = !load_bias(m, s, r, &why);
+    if (n && !problems.at) text_add(&problems, "\n  %s", why.text);
+    if (!n && used < safetensors_count(s)) warn_of_unknown(m, s, path);
+    report_problems(path, n, &problems, e);
     safetensors_close(s);
     free(buffer);
-    free(text.at);
-    return !problems;
+    free(problems.at);
+    return !n;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
@@ -185,33 +308,101 @@ static int write_file(const char *folder, const char *name, const char *text, si
     return ok;
 }
 
-int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e) {
-    static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
-    Text config = { 0 }, settings = { 0 };
-    config_to_json(&m->config, m->dev->dtype, &config);
-    int ok = write_file(folder, "config.json", config.at, config.length, e)
-          && write_file(folder, "generation_config.json", generation, sizeof generation - 1, e);
-    if (tokenizer && ok) {
-        size_t bytes;
-        const char *json = tokenizer_json(tokenizer, &bytes);
-        text_add(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n"
-                            "  \"clean_up_tokenization_spaces\": false,\n  \"model_max_length\": %d\n}\n",
-                 m->config.context);
-        ok = write_file(folder, "tokenizer.json", json, bytes, e)
-          && write_file(folder, "tokenizer_config.json", settings.at, settings.length, e);
+/* Files of the tokenizer, and, last, generation_config.json. */
+static const char *const companions[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+    "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
+};
+enum { COMPANIONS = sizeof companions / sizeof *companions };
+struct HfOrigin { Json *config; struct { char *data; size_t bytes; } file[COMPANIONS]; };
+
+HfOrigin *hf_origin_open(const char *folder) {
+    Error e;
+    size_t bytes;
+    char *path = text_format("%s/config.json", folder), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
+    Json *config = text ? json_parse(text, bytes, &e) : NULL;
+    HfOrigin *o = config ? mem_alloc(sizeof *o) : NULL;
+    free(path);
+    free(text);
+    if (!o) return NULL;
+    o->config = config;
+    for (int i = 0; i < COMPANIONS; i++) {
+        path = text_format("%s/%s", folder, companions[i]);
+        if (is_file(path)) o->file[i].data = file_read(path, &o->file[i].bytes, &e);
+        free(path);
     }
-    free(config.at);
+    return o;
+}
+void hf_origin_free(HfOrigin *o) {
+    for (int i = 0; o && i < COMPANIONS; i++) free(o->file[i].data);
+    if (o) json_free(o->config);
+    free(o);
+}
+
+/* Has the model still the tokenizer it came with? One that this program cannot read was not replaced either. */
+static int keeps_tokenizer(const HfOrigin *o, const Tokenizer *t) {
+    size_t bytes = 0;
+    const char *json = t ? tokenizer_json(t, &bytes) : NULL;
+    return o && (!t || (o->file[0].data && o->file[0].bytes == bytes && !memcmp(o->file[0].data, json, bytes)));
+}
+
+static int save_tokenizer(const char *folder, const Model *m, const Tokenizer *t, Error *e) {
+    size_t bytes;
+    Text settings = { 0 };
+    const char *json = tokenizer_json(t, &bytes);
+    text_add(&settings, "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n  \"clean_up_tokenization_spaces\": false,\n"
+                        "  \"model_max_length\": %d\n}\n", m->config.context);
+    const int ok = write_file(folder, "tokenizer.json", json, bytes, e)
+                && write_file(folder, "tokenizer_config.json", settings.at, settings.length, e);
     free(settings.at);
     return ok;
+}
+
+int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+    static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
+    Text config = { 0 };
+    const int keeps = keeps_tokenizer(origin, tokenizer);
+    if (!origin || !config_to_json_like(&m->config, m->dev->dtype, json_root(origin->config), &config))
+        config_to_json(&m->config, m->dev->dtype, 0, &config);
+    int ok = write_file(folder, "config.json", config.at, config.length, e);
+    for (int i = 0; i < COMPANIONS && ok && keeps; i++)
+        if (origin->file[i].data) ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);
+    if (ok && !(keeps && origin->file[COMPANIONS - 1].data))
+        ok = write_file(folder, companions[COMPANIONS - 1], generation, sizeof generation - 1, e);
+    if (ok && tokenizer && !keeps) ok = save_tokenizer(folder, m, tokenizer, e);
+    free(config.at);
+    return ok;
+}
+
+static int add_ends(const char *folder, const char *file, int ids[MOST_ENDS]) {
+    Error e;
+    size_t bytes;
+    int n = 0;
+    char *path = text_format("%s/%s", folder, file), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
+    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    const JsonValue *v = json ? json_get(json_root(json), "eos_token_id") : NULL;
+    if (json_is(v, JSON_INT)) ids[n++] = (int)json_int(v, -1);
+    else for (const JsonValue *id = json_is(v, JSON_ARRAY) ? json_first(v) : NULL; id && n < MOST_ENDS; id = id->next)
+        ids[n++] = (int)json_int(id, -1);
+    if (json) json_free(json);
+    free(text);
+    free(path);
+    return n;
+}
+int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_ENDS]) {
+    const int n = add_ends(folder, "generation_config.json", ids), m = n ? n : add_ends(folder, "config.json", ids);
+    return m || !tokenizer ? m : tokenizer_ends(tokenizer, ids, MOST_ENDS);
 }
 
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc) {
     const size_t size = m->dev->floatX_size;
     size_t count = 0, k = 0;
     for (int i = 0; i < m->manifest.count; i++) count += (size_t)manifest_piece_count(&m->manifest.at[i]);
+    const size_t all = count + (size_t)bias_count(m);
     Piece *pieces = mem_alloc(count * sizeof *pieces);
-    uint64_t (*shapes)[4] = mem_alloc(count * sizeof *shapes);
-    FileTensor *tensors = mem_alloc(count * sizeof *tensors);
+    uint64_t (*shapes)[4] = mem_alloc(all * sizeof *shapes);
+    FileTensor *tensors = mem_alloc(all * sizeof *tensors);
+    char (*names)[TENSOR_NAME] = mem_alloc((all - count + 1) * sizeof *names);
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++, k++) {
             pieces[k] = manifest_piece(&m->manifest.at[i], j);
@@ -219,24 +410,28 @@ int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, ui
             tensors[k] = (FileTensor){ .name = pieces[k].name, .dtype = m->dev->dtype, .rank = pieces[k].rank,
                                        .shape = shapes[k] };
         }
+    for (int r = 0; r < bias_count(m); r++) tensors[count + (size_t)r] = bias_tensor(m, r, names[r], shapes[count + (size_t)r]);
     char number[32];
     snprintf(number, sizeof number, "%lld", (long long)step);
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
-    void *buffer = mem_alloc(BUFFER * size);
-    SafetensorsWriter *w = safetensors_create(path, tensors, count, notes, 2, e);
+    void *buffer = mem_alloc(largest_chunk(m) * size);
+    SafetensorsWriter *w = safetensors_create(path, tensors, all, notes, 2, e);
     int ok = w != NULL;
     parallel_wait_all_weights(m);
     for (k = 0; k < count && ok; k++)
-        for (size_t i = 0; i < pieces[k].count && ok; i += BUFFER) {
-            const size_t n = pieces[k].count - i < BUFFER ? pieces[k].count - i : BUFFER;
+        for (size_t i = 0, chunk = chunk_of(&pieces[k]); i < pieces[k].count && ok; i += chunk) {
+            const size_t n = pieces[k].count - i < chunk ? pieces[k].count - i : chunk;
             m->dev->download(buffer, (char *)m->params + (pieces[k].offset + i) * size, n * size);
             if (first_not_finite(m->dev->dtype, buffer, n) < n)
                 ok = error_set(e, "tensor %s is not finite: not saved", pieces[k].name);
+            turn_heads(&m->config, &pieces[k], buffer, n, size, 0);
             ok = ok && safetensors_append(w, buffer, n * size, e);
         }
+    for (int r = 0; r < bias_count(m) && ok; r++) ok = save_bias(m, w, r, e);
     if (ok) ok = safetensors_finish(w, e, bytes, crc);
     else if (w) safetensors_abandon(w);
     free(buffer);
+    free(names);
     free(tensors);
     free(shapes);
     free(pieces);

@@ -13,9 +13,23 @@ int hf_load_config(const char *folder, Config *c, Error *e);
 /* Loads all weights of an allocated model from a folder or one file. The error lists every missing, misshapen or
  * non-finite tensor. Tensors that the model does not have are ignored with a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
+/* The same errors, as far as the heads of the files tell, before a model is allocated. */
+int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e);
 
-/* Writes the small files of a folder, each replaced as a whole if it is not there as it should be. tokenizer: may be NULL. */
-int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, Error *e);
+/* What came with a model and belongs to it: its config.json, of which this program knows a part; the files of its tokenizer, with
+ * special tokens and chat template; its generation settings. They are kept in memory as they are. */
+typedef struct HfOrigin HfOrigin;
+HfOrigin *hf_origin_open(const char *folder);               /* NULL: this folder has no config.json that can be read */
+void      hf_origin_free(HfOrigin *o);
+
+/* Writes the small files of a folder, each replaced as a whole if it is not there as it should be. tokenizer: may be NULL. origin: NULL, or what the model came with:
+ * its config.json keeps all keys, and its other files are written as they were unless the tokenizer is another. */
+int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
+
+/* The tokens that end a text: those of generation_config.json, else of config.json, else the tokenizer's (NULL: none) by their
+ * usual names. Returns how many. */
+enum { MOST_ENDS = 32 };
+int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
 /* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. */
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc);

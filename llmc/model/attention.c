@@ -41,6 +41,35 @@ static void norm_rotate_backward(Model *m, int l, Sizes z) {
                                z.N, 2*GD, z.G, z.D);
 }
 
+/* Or where all queries of a token are normalized as one vector, and so are its keys. The form is OLMoE's, arXiv 2409.02060. */
+static void norm_all(Model *m, int l, Sizes z) {
+    const LayerParams *p = &m->lp[l];
+    LayerActs *a = &m->acts[l];
+    const Device *dev = m->dev;
+    const int GD = z.G * z.D, QGD = z.Q * GD;
+    dev->copy(a->q_before, a->q, (size_t)z.N * (size_t)QGD * dev->floatX_size);
+    dev->rmsnorm_forward(a->q, a->q_rstd, a->q_before, head_norm(m, p->query_norm), z.N, QGD);
+    dev->columns_take(a->k_before, a->kv, z.N, 2*GD, 0, GD);
+    dev->rmsnorm_forward(m->s.values, a->k_rstd, a->k_before, head_norm(m, p->key_norm), z.N, GD);
+    dev->columns_put(a->kv, m->s.values, z.N, 2*GD, 0, GD);
+}
+/* rmsnorm_backward adds: to buffers of zeros. dmixed and act are free by now. */
+static void norm_all_backward(Model *m, int l, Sizes z) {
+    const LayerParams *p = &m->lp[l];
+    const LayerGrads *g = &m->lg[l];
+    const LayerActs *a = &m->acts[l];
+    const Device *dev = m->dev;
+    const int GD = z.G * z.D, QGD = z.Q * GD;
+    const size_t queries = (size_t)z.N * (size_t)QGD * dev->floatX_size, keys = (size_t)z.N * (size_t)GD * dev->floatX_size;
+    dev->copy(m->s.act, m->s.dq, queries);
+    dev->zero(m->s.dq, queries);
+    dev->rmsnorm_backward(m->s.dq, g->query_norm, m->s.act, a->q_before, head_norm(m, p->query_norm), a->q_rstd, z.N, QGD);
+    dev->columns_take(m->s.values, m->s.dkv, z.N, 2*GD, 0, GD);
+    dev->zero(m->s.dmixed, keys);
+    dev->rmsnorm_backward(m->s.dmixed, g->key_norm, m->s.values, a->k_before, head_norm(m, p->key_norm), a->k_rstd, z.N, GD);
+    dev->columns_put(m->s.dkv, m->s.dmixed, z.N, 2*GD, 0, GD);
+}
+
 /* Values of a token that do not depend on its context: a row of a table. Source: Zhou et al. 2024, arXiv 2410.17897; the form is
  * modded-nanogpt's. */
 static void add_values(Model *m, int l, Sizes z) {
@@ -69,11 +98,17 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     if (z.mixture) dev->parallel_linear_forward(a->q, x, p->query, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
     else           dev->matmul_forward(a->q, x, p->query, N, C, Q*G*D);
     dev->matmul_forward(a->kv, x, p->kv, N, C, 2*G*D);
+    if (p->query_bias) {
+        dev->bias_forward(a->q, p->query_bias, N, Q*G*D);
+        dev->bias_forward(a->kv, p->kv_bias, N, 2*G*D);
+    }
     if (p->value_embed) add_values(m, l, z);
 
     /* 4. Positions rotate queries and keys. */
-    if (p->query_norm) norm_rotate(m, l, z);
-    else               rotate(m, z, a->q, a->kv, +1);
+    const int norms = m->config.qk_norm;
+    if (norms > 1) norm_all(m, l, z);
+    if (norms == 1) norm_rotate(m, l, z);
+    else            rotate(m, z, a->q, a->kv, +1);
 
     /* 5. Every query head attends. The heads of a token's slots are more heads of that token. A cache is empty when it gets
      * more than one token. */
@@ -84,6 +119,7 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     /* 6. Back to C channels by the same experts; 7. summed by the router's weights, in add_norm_forward. */
     if (!z.mixture) {
         dev->matmul_forward(m->s.branch, a->mixed, p->output, N, Q*G*D, C);
+        if (p->att_bias) dev->bias_forward(m->s.branch, p->att_bias, N, C);
         return (Sum){ .rows = m->s.branch };
     }
     dev->parallel_linear_forward(m->s.rows, a->mixed, p->output, &r->plan, G*D, C, BY_SLOT, GROUPED);
@@ -129,11 +165,17 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
                             G, Q, D);
 
     /* 4 */
-    if (p->query_norm) norm_rotate_backward(m, l, z);
-    else               rotate(m, z, m->s.dq, m->s.dkv, -1);
+    const int norms = m->config.qk_norm;
+    if (norms == 1) norm_rotate_backward(m, l, z);
+    else            rotate(m, z, m->s.dq, m->s.dkv, -1);
+    if (norms > 1) norm_all_backward(m, l, z);
 
     /* 3 */
     if (p->value_embed) add_values_backward(m, l, z);
+    if (p->query_bias) {
+        dev->bias_backward(g->query_bias, m->s.dq, N, Q*G*D);
+        dev->bias_backward(g->kv_bias, m->s.dkv, N, 2*G*D);
+    }
     if (z.mixture) {
         dev->parallel_linear_backward_input(m->s.rows, m->s.dq, p->query, plan, C, G*D, GROUPED, BY_SLOT);
         dev->parallel_linear_backward_weight(g->query, m->s.dq, x, plan, C, G*D, BY_TOKEN, BY_SLOT, how);

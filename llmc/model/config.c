@@ -8,7 +8,7 @@
 
 enum { MOST_NAMES = 8 };
 typedef const char *const Names[MOST_NAMES];                /* in the order of the enum; NULL after the last */
-static Names scores_names     = { "topk-softmax", "softmax-topk", "sigmoid", "sigmoid-each" };
+static Names scores_names     = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
 static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2" };       /* Hugging Face's */
 static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
 static Names rounding_names   = { "off", "nearest", "stochastic", "up", "down" };
@@ -133,7 +133,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'd' ? c->head_size : *l == 'q' ? c->kv_heads
               : *l == 'a' ? c->attention_experts : *l == 'x' ? c->attention_topk
               : *l == 'e' ? c->experts : *l == 'k' ? c->topk
-              : *l == 'f' ? c->width : *l == 's' ? c->shared_width / c->width
+              : *l == 'f' ? c->width : *l == 's' ? (c->shared_width + c->width - 1) / c->width
               : *l == 'b' ? c->attention_always : *l == 'n' ? c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed) : hundredths(c->route_scale);
@@ -151,6 +151,10 @@ static int within_limits(const Config *c, Error *e) {
     if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] > SIZE_LIMIT) return error_set(e, "a size of %d; at most %d", sizes[i], SIZE_LIMIT);
+    const double values[] = { c->logit_cap, c->route_scale, c->init_fan, c->init_embed, c->init_std, c->norm_eps, c->final_eps };
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        if (!(values[i] >= 0 && values[i] <= SIZE_LIMIT)) return error_set(e, "a cap, scale or epsilon of %g; at most %d", values[i], SIZE_LIMIT);
+    if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
     const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts) + (c->value_embeddings ? vocab * one : 0);
     if (C * vocab > 1e12 || row > most || heads > most || layer * c->layers > 1e15)
         return error_set(e, "these sizes are beyond what one tensor can hold");
@@ -172,17 +176,21 @@ int config_check(const Config *c, Error *e) {
         return error_set(e, "always-on attention experts (b) need routed ones beside them (a > 1)");
     if (c->route_scale > 0 && c->experts == 1)
         return error_set(e, "a scale of the routed experts' weights (w) needs routed experts (e > 1)");
-    if (c->qk_norm < 0 || c->qk_norm > 1) return error_set(e, "the norm of queries and keys (n) is 0 or 1");
+    if (c->qk_norm < 0 || c->qk_norm > 2) return error_set(e, "the norm of queries and keys (n) is 0, 1 or 2");
+    if (c->qk_norm > 1 && c->attention_experts > 1) return error_set(e, "a norm of all queries (n2) needs plain attention (a1)");
     if (c->zero_output < 0 || c->zero_output > 2) return error_set(e, "zero output matrices (z) are 0, 1 or 2");
     if (c->value_embeddings < 0 || (c->value_embeddings && c->universal))
         return error_set(e, "value embeddings (v) need blocks with weights of their own");
+    if (c->groups > 1) {
+        const int width = c->experts / c->groups;
+        if (c->groups > MOST_GROUPS || c->experts % c->groups || width < 2 || c->groups_chosen < 1 || c->groups_chosen * width < c->topk)
+            return error_set(e, "%d experts cannot be %d groups, of which %d have %d experts for each token", c->experts, c->groups,
+                             c->groups_chosen, c->topk);
+    }
     if (c->head_size % 2) return error_set(e, "the head size %d must be even: positions rotate pairs", c->head_size);
     if (c->experts > 4096 || c->attention_experts + c->attention_always > 4096) return error_set(e, "at most 4096 experts");
     if (c->shared_width && c->experts == 1)
         return error_set(e, "a shared expert (s) needs routed ones beside it (e > 1)");
-    if (c->shared_width % c->width)
-        return error_set(e, "the shared width %d is no multiple of the expert width %d",
-                         c->shared_width, c->width);
     return within_limits(c, e);
 }
 
@@ -190,39 +198,135 @@ int config_has_values(const Config *c, int l) {
     return c->value_embeddings && (c->layers - 1 - l) % c->value_embeddings == 0;
 }
 
+/* ---- layers ----------------------------------------------------------------------------------------------- */
+
+static int is_dense(const Config *c, int l) { return l < MOST_DENSE && c->dense[l / 64] >> (l % 64) & 1; }
+int config_has_experts(const Config *c, int l) { return c->experts > 1 && !is_dense(c, l); }
+int config_width(const Config *c, int l) { return c->experts > 1 && is_dense(c, l) ? c->dense_width : c->width; }
+int config_mixtures(const Config *c) {
+    int n = 0;
+    for (int l = 0; l < c->layers; l++) n += config_has_experts(c, l);
+    return n;
+}
+void config_pad_vocab(Config *c) {
+    const int padded = c->vocab <= 256 ? c->vocab : (c->vocab + 127) / 128 * 128;       /* 128: whole tiles of the head */
+    c->padding += padded - c->vocab;
+    c->vocab = padded;
+}
+
 /* ---- families ------------------------------------------------------------------------------------------ */
 
-const char *family_name(Family f) {
-    return f == FAMILY_JETMOE ? "jetmoe" : f == FAMILY_MIXTRAL ? "mixtral" : f == FAMILY_LLAMA ? "llama" : "smoe";
+/* What a family must have, and what it may have besides. */
+enum {
+    HAS_MIXED_ATTENTION = 1 << 0, HAS_EXPERTS = 1 << 1, HAS_SHARED = 1 << 2, HAS_GATE = 1 << 3, HAS_DENSE_LAYERS = 1 << 4,
+    HAS_HEAD_NORM = 1 << 5, HAS_WHOLE_NORM = 1 << 6, HAS_QKV_BIAS = 1 << 7, HAS_QKVO_BIAS = 1 << 8, HAS_CHOICE_BIAS = 1 << 9,
+    HAS_SCALES = 1 << 10, HAS_ROUTE_SCALE = 1 << 11, HAS_PARTIAL = 1 << 12, HAS_PAIRS = 1 << 13, HAS_OUTPUT_BIAS = 1 << 14,
+    HAS_OWN = 1 << 15,                  /* what only smoe has */
+    HAS_BLOCK_EPS = 1 << 16,            /* another epsilon at the end */
+    HAS_SCALED_ROPE = 1 << 17,
+    HAS_GROUPS = 1 << 19,
+    HAS_ODD_HEADS = 1 << 18             /* channels no multiple of heads: Transformers refuses such a llama */
+};
+enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
+       BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
+static const struct { Family family; const char *name, *architecture; int must, may, scores; } rows[] = {
+    { FAMILY_JETMOE,    "jetmoe",    "JetMoeForCausalLM",   HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS, HAS_BLOCK_EPS, BY_SOFTMAX },
+    { FAMILY_MIXTRAL,   "mixtral",   "MixtralForCausalLM",  HAS_EXPERTS, HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SOFTMAX },
+    { FAMILY_LLAMA,     "llama",     "LlamaForCausalLM",    0, HAS_QKVO_BIAS | HAS_SCALED_ROPE, 0 },
+    { FAMILY_MISTRAL,   "mistral",   "MistralForCausalLM",  0, HAS_SCALED_ROPE | HAS_ODD_HEADS, 0 },
+    { FAMILY_QWEN3,     "qwen3",     "Qwen3ForCausalLM",    HAS_HEAD_NORM, HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS, 0 },
+    { FAMILY_OLMOE,     "olmoe",     "OlmoeForCausalLM",    HAS_EXPERTS | HAS_WHOLE_NORM, HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P },
+    { FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", HAS_EXPERTS | HAS_HEAD_NORM,
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SOFTMAX | BY_P },
+    { FAMILY_QWEN2_MOE, "qwen2_moe", "Qwen2MoeForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_GATE,
+      HAS_DENSE_LAYERS | HAS_QKV_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P },
+    { FAMILY_GRANITE,   "granitemoe", "GraniteMoeForCausalLM", HAS_EXPERTS, HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
+    { FAMILY_GRANITE_SHARED, "granitemoeshared", "GraniteMoeSharedForCausalLM", HAS_EXPERTS,
+      HAS_SHARED | HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
+    { FAMILY_DOTS,      "dots1",     "Dots1ForCausalLM",    HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_CHOICE_BIAS,
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS, BY_SIGMOID },
+    { FAMILY_GLM,       "glm4_moe",  "Glm4MoeForCausalLM",  HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
+      HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS,
+      BY_SIGMOID },
+    { FAMILY_ERNIE,     "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
+      HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED },
+    { FAMILY_SMOE,      "smoe",      "SmoeForCausalLM",     0,
+      HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS | HAS_ROUTE_SCALE
+      | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0 },
+};
+enum { ROWS = sizeof rows / sizeof *rows };
+
+static int any_dense(const Config *c) {
+    int any = 0;
+    for (int l = 0; l < MOST_DENSE / 64; l++) any |= c->dense[l] != 0;
+    return any && c->experts > 1;
+}
+static int features(const Config *c) {
+    const int heads = c->kv_heads * c->query_heads, mixture = c->experts > 1;
+    const int symmetric = c->experts == c->attention_experts && c->topk == c->attention_topk;
+    int f = 0;
+    if (c->attention_experts > 1)             f |= HAS_MIXED_ATTENTION | (symmetric ? 0 : HAS_OWN);
+    if (mixture)                              f |= HAS_EXPERTS;
+    if (mixture && c->shared_width)           f |= HAS_SHARED;
+    if (c->shared_gate)                       f |= HAS_GATE;
+    if (any_dense(c))                         f |= HAS_DENSE_LAYERS;
+    if (c->qk_norm)                           f |= c->qk_norm == 1 ? HAS_HEAD_NORM : HAS_WHOLE_NORM;
+    if (c->attention_bias)                    f |= c->attention_bias == 1 ? HAS_QKV_BIAS : HAS_QKVO_BIAS;
+    if (c->choice_bias)                       f |= HAS_CHOICE_BIAS;
+    if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
+    if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
+    if (c->groups > 1)                        f |= HAS_GROUPS;
+    if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
+    if (c->rope_pairs)                        f |= HAS_PAIRS;
+    if (c->output_bias)                       f |= HAS_OUTPUT_BIAS;
+    if (c->rope.kind)                         f |= HAS_SCALED_ROPE;
+    if (c->channels % heads)                  f |= HAS_ODD_HEADS;
+    if (c->norm_eps != c->final_eps || (c->attention_experts > 1 && c->norm_eps != 1e-6)) f |= HAS_BLOCK_EPS;
+    if (c->universal || c->activation != SWIGLU || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
+    return f;
+}
+int family_expresses(Family f, const Config *c) {
+    const int has = features(c);
+    for (int i = 0; i < ROWS; i++)
+        if (rows[i].family == f) {
+            if ((rows[i].must & ~has) || (has & ~(rows[i].must | rows[i].may))) return 0;
+            if (f == FAMILY_JETMOE && c->norm_eps != 1e-6) return 0;            /* in no file */
+            if (f == FAMILY_OLMOE && c->head_size * c->kv_heads * c->query_heads != c->channels) return 0;
+            return c->experts == 1 || rows[i].scores >> c->scores & 1;
+        }
+    return 0;
 }
 Family config_family(const Config *c) {
-    if (c->universal || c->activation != SWIGLU || c->shared_width) return FAMILY_SMOE;
-    if (c->attention_always || c->qk_norm || c->value_embeddings || c->logit_cap > 0 || c->route_scale > 0) return FAMILY_SMOE;
-    if (c->experts > 1 && c->scores != TOPK_SOFTMAX) return FAMILY_SMOE;
-    if (c->attention_experts > 1)
-        return c->experts == c->attention_experts && c->topk == c->attention_topk && c->output_bias
-            && c->norm_eps == 1e-6 ? FAMILY_JETMOE : FAMILY_SMOE;
-    if (c->output_bias || c->norm_eps != c->final_eps) return FAMILY_SMOE;
-    return c->experts > 1 ? FAMILY_MIXTRAL : FAMILY_LLAMA;
+    if (c->family && family_expresses((Family)c->family, c)) return (Family)c->family;
+    for (int i = 0; i < ROWS; i++) if (family_expresses(rows[i].family, c)) return rows[i].family;
+    return FAMILY_SMOE;
+}
+const char *family_name(Family f) {
+    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].name;
+    return "";
+}
+const char *family_architecture(Family f) {
+    for (int i = 0; i < ROWS; i++) if (rows[i].family == f) return rows[i].architecture;
+    return "";
 }
 
 /* ---- counting ------------------------------------------------------------------------------------------ */
 
-static double idle(const Config *c) {               /* parameters of experts that a token does not visit, per block */
-    const double gate = c->activation == SWIGLU ? 2 : 1, C = c->channels;
-    return (c->experts - c->topk) * (gate + 1) * c->width * C
-         + (c->attention_experts - c->attention_topk) * 2.0 * c->kv_heads * c->head_size * C;
-}
 size_t config_active(const Config *c, size_t total) {
-    return total - (size_t)(idle(c) * (c->universal ? 1 : c->layers));
+    const double gate = c->activation == SWIGLU ? 2 : 1, C = c->channels;       /* idle: those of experts that a token does not visit */
+    const double mlp = (c->experts - c->topk) * (gate + 1) * c->width * C * (c->universal ? 1 : config_mixtures(c));
+    const double attention = (c->attention_experts - c->attention_topk) * 2.0 * c->kv_heads * c->head_size * C
+                           * (c->universal ? 1 : c->layers);
+    return total - (size_t)(mlp + attention);
 }
 
 double config_flops(const Config *c, int T) {
     const double gate = c->activation == SWIGLU ? 2 : 1, C = c->channels;
     const double GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads;
-    const double block = C * (2 * GD + 2 * QGD + (gate + 1) * ((double)c->topk * c->width + c->shared_width))
-                       + (c->experts > 1 ? C * c->experts : 0)
-                       + (c->attention_experts > 1 ? C * c->attention_experts : 0);
+    const double block = C * (2 * GD + 2 * QGD) + (c->attention_experts > 1 ? C * c->attention_experts : 0);
+    const double mixture = C * ((gate + 1) * ((double)c->topk * c->width + c->shared_width) + c->experts);
+    const int mixtures = config_mixtures(c), dense = c->layers - mixtures;
+    const double one = C * (gate + 1) * (c->experts > 1 ? c->dense_width : c->width);
     /* causal attention: T/2 keys on average, two products */
-    return 6 * (c->layers * (block + QGD * T) + C * c->vocab);
+    return 6 * (c->layers * (block + QGD * T) + mixtures * mixture + dense * one + C * c->vocab);
 }

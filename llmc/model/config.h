@@ -6,7 +6,22 @@
 #include "kernels/kernels.h"
 
 /* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours alone. */
-typedef enum { FAMILY_JETMOE = 1, FAMILY_MIXTRAL = 2, FAMILY_LLAMA = 4, FAMILY_SMOE = 8 } Family;
+typedef enum {
+    FAMILY_JETMOE = 1 << 0, FAMILY_MIXTRAL = 1 << 1, FAMILY_LLAMA = 1 << 2, FAMILY_SMOE = 1 << 3, FAMILY_OLMOE = 1 << 4,
+    FAMILY_QWEN3 = 1 << 5, FAMILY_QWEN3_MOE = 1 << 6, FAMILY_QWEN2_MOE = 1 << 7, FAMILY_GRANITE = 1 << 8,
+    FAMILY_GRANITE_SHARED = 1 << 9, FAMILY_DOTS = 1 << 10, FAMILY_GLM = 1 << 11, FAMILY_ERNIE = 1 << 12, FAMILY_MISTRAL = 1 << 13,
+    FAMILIES_END = 1 << 14
+} Family;
+
+/* How positions beyond the original context are made to fit (rope.c). */
+typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
+typedef struct {
+    int    kind, exact;             /* exact: YaRN's range of pairs is not rounded to whole ones */
+    double factor, low, high;       /* low, high: turns within the original context between which a pair is scaled in part */
+    double original, attention;     /* the context before; YaRN's factor of queries and of keys */
+} RopeScaling;
+
+enum { MOST_DENSE = 256 };          /* layers of a mixture that may be listed as dense */
 
 typedef struct {
     int layers;                     /* L: blocks a token passes */
@@ -28,7 +43,8 @@ typedef struct {
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */
-    int qk_norm;                    /* 1: an RMSNorm of every query and key, with one weight (D) for each kind, before rotation */
+    int qk_norm;                    /* 1: an RMSNorm of every query and key, with one weight (D) for each kind, before rotation; 2: one
+                                     * of all queries of a token, and one of its keys (OLMoE) */
     int zero_output;                /* 1: matrices whose result is added to the residual stream begin as zeros; 2: an untied
                                      * head too */
     int value_embeddings;           /* n: in the last layer, and every n-th before it, an embedding of its own is added to
@@ -37,6 +53,22 @@ typedef struct {
     double init_embed;              /* the embedding's standard deviation, not init_std */
     double logit_cap;               /* logits become cap tanh(logits / cap) */
     double route_scale;             /* weights of routed MLP experts are multiplied by it */
+    int choice_bias;                /* 1: routers have a bias for choosing (Router.bias) that is part of the model and of its files */
+
+    /* What published families have, likewise. */
+    int family;                     /* enum Family of the file it was read from; 0: the first that can express it */
+    int padding;                    /* of the V rows of embedding and head, those at the end that no file has */
+    int groups, groups_chosen;      /* of experts, from which a token chooses (Groups); 0: none */
+    int dense_width;                /* F of the layers below */
+    uint64_t dense[MOST_DENSE / 64];    /* bit l: layer l of this mixture has one MLP, no experts */
+    int shared_gate;                /* 1: the shared expert's output is multiplied by sigmoid(gate x) */
+    int attention_bias;             /* 1: biases of queries, keys and values; 2: and of the output */
+    int rotated;                    /* dimensions of a head that positions rotate; 0: all */
+    int rope_pairs;                 /* 1: in files neighbouring dimensions are rotated together */
+    RopeScaling rope;
+    double embed_scale, residual_scale;     /* multiply the embedding, and what a sub-layer adds to the residual stream */
+    double attention_scale;         /* of the scores q k, instead of 1 / sqrt(D) */
+    double logit_divisor;
 } Config;
 
 /* "m4", "d12", "u6:c256h4", "m12:e64k8f256". Letters after the colon: c channels, h query heads in all, d head size,
@@ -46,12 +78,14 @@ typedef struct {
  * embedding, w scale of the routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);
 void config_descriptor(const Config *c, char text[128]);    /* the other way; complete, so parsing it gives c again */
-/* 1, or 0 with the rule that is broken. What passes can be planned without overflow, whoever wrote it. */
+/* 1, or 0 with the rule that is broken. The memory plan of an accepted configuration cannot overflow. */
 int  config_check(const Config *c, Error *e);
-enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* of every other size */
+enum { LAYERS_MAX = 10000, SIZE_LIMIT = 1 << 24 };                  /* SIZE_LIMIT: of every size but the layers */
 
 Family      config_family(const Config *c);
+int         family_expresses(Family f, const Config *c);
 const char *family_name(Family f);                                  /* "jetmoe", ... */
+const char *family_architecture(Family f);                          /* "JetMoeForCausalLM", ... */
 const char *scores_name(int s);
 const char *activation_name(int a);
 const char *rounding_name(int r);
@@ -61,6 +95,11 @@ int         rounding_by_name(const char *name);
 
 
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
+int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a mixture? */
+int config_width(const Config *c, int l);           /* F of layer l */
+int config_mixtures(const Config *c);               /* how many layers have one */
+/* Rows are added to the vocabulary up to whole tiles of the head; they are padding. */
+void config_pad_vocab(Config *c);
 
 /* Parameters that work on one token (of `total` learnable ones): each router's k of its experts. */
 size_t config_active(const Config *c, size_t total);

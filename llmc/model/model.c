@@ -21,8 +21,17 @@
 static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static Norm final_norm(const Model *m) { return (Norm){ m->p.final_norm, (float)m->config.final_eps }; }
 
-/* Dropout draws at site 0 on the embedding, and at 2l+1 and 2l+2 on the sub-layers of block l. */
-static Dropout dropout_at(const Model *m, int site) { return (Dropout){ m->dropout, m->batch.key, site }; }
+/* Dropout draws at site 0 on the embedding, and at 2l+1 and 2l+2 on the sub-layers of block l; multipliers are applied with it. */
+static Dropout dropout_at(const Model *m, int site) {
+    return (Dropout){ m->dropout, m->batch.key, site, site ? m->config.residual_scale : m->config.embed_scale };
+}
+static int drops(Dropout d) { return d.p > 0 || d.scale > 0; }
+/* x, (N,C), divided by what the logits are to be divided by. */
+static void divide_logits(Model *m, floatX *x) {
+    if (!(m->config.logit_divisor > 0)) return;
+    const Dropout d = { .scale = 1 / m->config.logit_divisor };
+    m->dev->dropout(x, x, d, (size_t)m->batch.N * (size_t)m->config.channels);
+}
 
 /* The stream that enters block l. */
 static const floatX *stream(const Model *m, int l) { return l ? m->acts[l-1].out : m->encoded; }
@@ -63,6 +72,8 @@ static int model_decode_path(const Model *m) {
     const Device *dev = m->dev;
     return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
         && !c->qk_norm && !c->value_embeddings && !c->attention_always && !(c->route_scale > 0)
+        && !c->attention_bias && !c->shared_gate && c->groups < 2 && !(c->residual_scale > 0) && !(c->logit_divisor > 0)
+        && (c->experts == 1 || config_mixtures(c) == c->layers)
         && dev->decode_fits(m->batch.N, c->channels, c->width, c->experts, c->topk)
         && dev->decode_fits(m->batch.N, c->channels, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
@@ -72,7 +83,7 @@ void model_forward(Model *m) {
     const int N = m->batch.N, C = m->config.channels, L = m->config.layers;
     parallel_wait_weights(m, 0);
     dev->embed_forward(m->encoded, m->batch.tokens, m->p.embed, N, C);
-    if (m->dropout > 0) dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
+    if (drops(dropout_at(m, 0))) dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
     parallel_wait_weights(m, 1);
     if (model_decode_path(m))                               /* from stream to stream: decode_in has the norm */
         for (int l = 0; l < L; l++) {
@@ -82,6 +93,7 @@ void model_forward(Model *m) {
     else {
         attention_norm(m, 0);
         for (int l = 0; l < L; l++) block_forward(m, l);
+        divide_logits(m, m->final);
     }
 }
 
@@ -124,6 +136,7 @@ void model_loss(Model *m, float scale, int gradient) {
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
                                     m->batch.phase & PHASE_FIRST && n == 0 ? SET : ADD);
     }
+    if (gradient) divide_logits(m, m->dfinal);
     dev->sum(m->loss_sum, m->loss, (size_t)N);
 }
 
@@ -133,7 +146,7 @@ int model_counted(const Model *m) { return m->dp.ordered ? m->batch.N : m->batch
 void model_router_losses(Model *m) {
     for (int l = 0; l < m->config.layers; l++) {
         if (m->config.attention_experts > 1) route_losses(m, &m->acts[l].att);
-        if (m->config.experts > 1)           route_losses(m, &m->acts[l].mlp);
+        if (config_has_experts(&m->config, l)) route_losses(m, &m->acts[l].mlp);
     }
 }
 
@@ -146,14 +159,14 @@ Write gradient_write(const Model *m, int l) {
 /* dbias: of the sub-layer whose end this norm is, unless dropout comes first. */
 static void add_norm_backward(Model *m, real *dnorm, real *dbias, const Sum *dx, const floatX *resid, Norm norm,
                               const real *rstd) {
-    m->dev->add_norm_backward(m->dev, m->s.dresid, dnorm, m->dropout > 0 ? NULL : dbias, m->s.dnormed, dx, resid, norm, rstd,
+    m->dev->add_norm_backward(m->dev, m->s.dresid, dnorm, drops(dropout_at(m, 1)) ? NULL : dbias, m->s.dnormed, dx, resid, norm, rstd,
                               m->batch.N, m->config.channels);
 }
 /* The gradient of what a sub-layer added: that of the stream, through dropout. */
 static const floatX *dropout_backward(Model *m, real *dbias, int site) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels;
-    if (!(m->dropout > 0)) return m->s.dresid;
+    if (!drops(dropout_at(m, site))) return m->s.dresid;
     dev->dropout(m->s.branch, m->s.dresid, dropout_at(m, site), (size_t)N * (size_t)C);
     if (dbias) dev->bias_backward(dbias, m->s.branch, N, C);
     return m->s.branch;
@@ -197,7 +210,7 @@ void model_backward(Model *m, float scale) {
         block_backward(m, l, scale);
         if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
     }
-    if (m->dropout > 0) dev->dropout(m->s.dresid, m->s.dresid, dropout_at(m, 0), NC);
+    if (drops(dropout_at(m, 0))) dev->dropout(m->s.dresid, m->s.dresid, dropout_at(m, 0), NC);
     dev->embed_backward(m->g.embed, m->s.dresid, m->batch.tokens, N, V, C);
     parallel_gradients(m, 0);
 }

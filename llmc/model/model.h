@@ -18,16 +18,18 @@
     T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                \
     T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain. Before the A routed experts are those that */ \
     T *output;          /* (A, C, G*D)   or (C, Q*G*D)             every token has, attention_always of them */ \
-    T *query_norm, *key_norm;   /* (D)   of every head, before rotation */                                    \
+    T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads */     \
+    T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                                         \
     T *value_embed;     /* (V, G*D)      added to the values of a token */                                    \
-    T *att_bias;        /* (C)           once per token, after the experts are combined */                    \
+    T *att_bias;        /* (C)           once per token, after the experts are combined, or of a plain output */ \
     T *mlp_norm;        /* (C) */                                                                             \
     T *router;          /* (E,C)         NULL when the MLP is dense */                                        \
     T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */\
     T *down;            /* (E, C, F) */                                                                       \
     T *mlp_bias;        /* (C) */                                                                             \
     T *shared_up;       /* (2Fs, C)      the always-on expert */                                              \
-    T *shared_down;     /* (C, Fs) */
+    T *shared_down;     /* (C, Fs) */                                                                         \
+    T *shared_gate;     /* (1, C) */
 #define MODEL_TENSORS(T) \
     T *embed;           /* (V,C) */                                                                           \
     T *final_norm;      /* (C) */                                                                             \
@@ -44,6 +46,7 @@ typedef struct { MODEL_TENSORS(void) }   ModelGrads;
 typedef struct {
     int     E, K, always;
     float   scale;
+    Groups  groups;                     /* of experts */
     floatX *logits;                     /* (N,E) */
     real   *lse, *chosen_weight;        /* (N) (N*K) */
     int    *chosen;                     /* (N*K) */
@@ -54,7 +57,7 @@ typedef struct {
     int     site;                       /* where it draws random numbers: Dropout.site */
     int    *own_load, *load;            /* (E)  into DataParallel.own_load, ResultBuffers.load */
     real   *losses;                     /* (2)  balance and z, into ResultBuffers.losses */
-    real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias */
+    real   *bias;                       /* (E)  added to the scores for choosing, into Model.bias; NULL: none */
 } Route;
 
 typedef struct {                        /* what a layer's forward leaves for its backward */
@@ -63,12 +66,14 @@ typedef struct {                        /* what a layer's forward leaves for its
     floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
     floatX *kv;                         /* (N, 2,G,D) keys rotated */
     floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any */
+    real   *q_rstd, *k_rstd;            /* (N) of norms of all heads */
     floatX *mixed;  real *att_lse;      /* (N, Q*G*D) what attention returned, (N, Q*G) */
     floatX *mid;                        /* (N,C) residual stream between attention and MLP */
     floatX *mlp_normed;  real *mlp_rstd;
     Route   mlp;
     floatX *pre;                        /* (S,2F) or (S,F) before the experts' nonlinearity, by row */
     floatX *shared_pre;                 /* (N,2Fs) or (N,Fs) */
+    Route   gate;                       /* of the shared expert: a router of one expert, whose weight is a sigmoid */
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
@@ -81,7 +86,8 @@ typedef struct {                        /* used by one layer at a time */
     floatX *dlogits;  real *dweight;    /* (N,E) (S) */
     real   *dchosen;                    /* (N*K) gradient of Route.chosen_weight where that is not the plan's weight */
     int    *all_load;                   /* (A + always) slots of an extended plan's experts */
-    floatX *values;                     /* (N, G*D) value embeddings, or their gradients */
+    floatX *values;                     /* (N, G*D) value embeddings or normalized keys, or their gradients */
+    floatX *dgate;  int *gate_load;     /* (N,1) gradient of Route gate's logits; (1) */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
     floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the gradient of the residual stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
@@ -181,6 +187,7 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
 void model_free(Model *m);
+void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
 
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@ typedef struct { const floatX *up, *down; void *dup, *ddown; floatX *pre; int F;
 static DenseMlp dense_mlp(const Model *m, int l) {
     const LayerParams *p = &m->lp[l];
     const LayerGrads *g = &m->lg[l];
-    return (DenseMlp){ p->up, p->down, g->up, g->down, m->acts[l].pre, m->config.width };
+    return (DenseMlp){ p->up, p->down, g->up, g->down, m->acts[l].pre, config_width(&m->config, l) };
 }
 static DenseMlp shared_expert(const Model *m, int l) {
     const LayerParams *p = &m->lp[l];
@@ -38,6 +38,34 @@ static void mlp_backward(Model *m, DenseMlp mlp, Sum *dx, const floatX *dout, co
     dev->matmul_backward_weight(mlp.dup, m->s.dpre, x, N, C, P, how);
 }
 
+/* ---- a shared expert whose output is multiplied by sigmoid(gate x): the only expert of a router whose weights are sigmoids -- */
+
+static void gate_forward(Model *m, int l, const floatX *x) {
+    const Device *dev = m->dev;
+    Route *r = &m->acts[l].gate;
+    const int N = m->batch.N;
+    dev->matmul_forward(r->logits, x, m->lp[l].shared_gate, N, m->config.channels, 1);
+    dev->router_forward(r->expert, r->weight, r->lse, r->logits, NULL, SIGMOID_EACH, (Groups){ 0 }, 0, N, 1, 1);
+    r->plan.N = r->plan.S = N;
+    dev->route_plan(&r->plan, m->s.gate_load, r->expert);
+}
+/* dout: the gradient of the gated output. Adds the addends of the gate and of the expert to dx. */
+static void gated_backward(Model *m, int l, DenseMlp mlp, Sum *dx, const floatX *dout, const floatX *x, Write how) {
+    const Device *dev = m->dev;
+    const Activation f = (Activation)m->config.activation;
+    const Route *r = &m->acts[l].gate;
+    const int N = m->batch.N, C = m->config.channels, P = pre_width(m, mlp.F);
+    dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, mlp.down, mlp.pre, r->weight, &r->plan, f,
+                              C, mlp.F, BY_TOKEN);
+    dev->matmul_backward_weight(mlp.ddown, dout, m->s.act, N, mlp.F, C, how);
+    sum_add(dx, m->s.dpre, mlp.up, P);
+    dev->matmul_backward_weight(mlp.dup, m->s.dpre, x, N, C, P, how);
+    dev->router_backward(m->s.dgate, m->s.dweight, r->weight, r->lse, r->expert, NULL, r->logits, m->s.gate_load, 0, 0, N,
+                         SIGMOID_EACH, N, 1, 1);
+    sum_add(dx, m->s.dgate, m->lp[l].shared_gate, 1);
+    dev->matmul_backward_weight(m->lg[l].shared_gate, m->s.dgate, x, N, C, 1, how);
+}
+
 /* ---- the mixture ------------------------------------------------------------------------------------------ */
 
 Sum moe_layer_forward(Model *m, int l, const floatX *x) {
@@ -47,7 +75,7 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     LayerActs *a = &m->acts[l];
     const Route *r = &a->mlp;
     const int C = c->channels, F = c->width;
-    if (c->experts == 1) {
+    if (!config_has_experts(c, l)) {
         mlp_forward(m, dense_mlp(m, l), m->s.branch, x);
         return (Sum){ .rows = m->s.branch };
     }
@@ -64,9 +92,14 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
         return (Sum){ .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->mlp_bias };
 
     /* 5. unless the shared expert, which sees every token, needs the buffer. */
+    floatX *const shared = c->shared_gate ? a->out : m->s.rows;             /* a->out is not needed before this sub-layer ends */
     dev->combine_forward(m->s.branch, m->s.rows, r->weight, p->mlp_bias, &r->plan, C, GROUPED);
     mlp_forward(m, shared_expert(m, l), m->s.rows, x);
-    dev->residual(m->s.branch, m->s.branch, m->s.rows, (Dropout){ 0 }, (size_t)m->batch.N * (size_t)C);
+    if (c->shared_gate) {
+        gate_forward(m, l, x);
+        dev->combine_forward(shared, m->s.rows, a->gate.weight, NULL, &a->gate.plan, C, GROUPED);
+    }
+    dev->residual(m->s.branch, m->s.branch, shared, (Dropout){ 0 }, (size_t)m->batch.N * (size_t)C);
     return (Sum){ .rows = m->s.branch };
 }
 
@@ -82,7 +115,7 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     const int C = c->channels, F = c->width, P = pre_width(m, F);
     const Write how = gradient_write(m, l);
     Sum dx = { 0 };
-    if (c->experts == 1) {
+    if (!config_has_experts(c, l)) {
         mlp_backward(m, dense_mlp(m, l), &dx, dout, x, how);
         return dx;
     }
@@ -99,7 +132,8 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     route_backward(m, &a->mlp, p->router, g->router, &dx, x, scale, how);
 
     /* 5 */
-    if (c->shared_width) mlp_backward(m, shared_expert(m, l), &dx, dout, x, how);
+    if (c->shared_gate) gated_backward(m, l, shared_expert(m, l), &dx, dout, x, how);
+    else if (c->shared_width) mlp_backward(m, shared_expert(m, l), &dx, dout, x, how);
     return dx;
 }
 

@@ -1,7 +1,9 @@
 /* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
 #include "parallel.h"
+#include "rope.h"
 #include "routers.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,8 +11,33 @@
  * Names are those of the files. JetMoE's is our own family's layout too; what Mixtral and Llama call differently or
  * keep in several tensors stands in `pieces` (see tensor.h). */
 
-static const char *pick(Family f, const char *ours, const char *mixtral, const char *llama) {
-    return f == FAMILY_MIXTRAL ? mixtral : f == FAMILY_LLAMA ? llama : ours;
+enum { OURS = FAMILY_JETMOE | FAMILY_SMOE, GRANITES = FAMILY_GRANITE | FAMILY_GRANITE_SHARED };
+static const char *pick(Family f, const char *ours, const char *others) { return f & OURS ? ours : others; }
+
+/* What mixtures are called: the router, the experts, and what is beside them. */
+#define MLP(names) "*" names "gate_proj.weight|*" names "up_proj.weight", "*" names "down_proj.weight"
+typedef struct { int families; const char *router, *up, *down, *shared_up, *shared_down; } MixtureNames;
+static const MixtureNames mixture_names[] = {
+    { OURS,             NULL, NULL, NULL, NULL, NULL },
+    { FAMILY_MIXTRAL,   "*block_sparse_moe.gate.weight",
+      "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", "*block_sparse_moe.experts.%.w2.weight", NULL, NULL },
+    { GRANITES,         "*block_sparse_moe.router.layer.weight",
+      "*block_sparse_moe.input_linear.weight", "*block_sparse_moe.output_linear.weight",
+      "*shared_mlp.input_linear.weight", "*shared_mlp.output_linear.weight" },
+    { FAMILY_QWEN2_MOE, "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_expert.") },
+    { ~0,               "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_experts.") },
+};
+static const MixtureNames *names_of(Family f) {
+    const MixtureNames *n = mixture_names;
+    while (!(n->families & f)) n++;
+    return n;
+}
+
+void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]) {
+    const Family f = config_family(c);
+    snprintf(name, TENSOR_NAME, "model.layers.%d.%s", layer,
+             attention ? "self_attention.experts.router.choice_bias" : f & OURS ? "mlp.router.choice_bias"
+             : f == FAMILY_ERNIE ? "mlp.moe_statics.e_score_correction_bias" : "mlp.gate.e_score_correction_bias");
 }
 
 /* The standard deviation with which a matrix of so many inputs begins. */
@@ -22,21 +49,26 @@ static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
 
-static void describe_layer(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, A = c->attention_experts, S = c->attention_always, E = c->experts, F = c->width, Fs = c->shared_width;
-    const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD, gate = c->activation == SWIGLU ? 2 : 1;
-    const float std = initial(c, C);
-    const Family f = config_family(c);
-    const TensorKind up = gate == 2 ? TENSOR_GATE_UP : TENSOR_MLP;
+/* The rows of the last tensor are those of heads, which files may have in another order; keys: only of its first half. */
+static void turned(Manifest *m, const Config *c, int keys) {
+    Tensor *t = &m->at[m->count - 1];
+    t->head = rope_permutes(c) ? c->head_size : 0;
+    t->keys = keys;
+}
 
 #define TENSOR(field, name, pieces, init, kind, ...) \
     manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+static void describe_attention(Manifest *m, const Config *c, int l) {
+    const int C = c->channels, A = c->attention_experts, S = c->attention_always;
+    const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
+    const float std = initial(c, C);
+    const Family f = config_family(c);
 
     TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
     TENSOR(kv,         "*self_attention.kv_proj.weight",
-           pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight",
-                         "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_KEYS_VALUES, 2*GD, C);
+           pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_KEYS_VALUES, 2*GD, C);
+    turned(m, c, 1);
     if (A > 1) {
         TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
         TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION,    S + A, GD, C);
@@ -44,35 +76,58 @@ static void describe_layer(Manifest *m, const Config *c, int l) {
         if (c->output_bias)
         TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {
-        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight", "*self_attn.q_proj.weight"), std, TENSOR_ATTENTION, QGD, C);
-        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight", "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_ATTENTION, C, QGD);
+        TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight"), std, TENSOR_ATTENTION, QGD, C);
+        turned(m, c, 0);
+        TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_ATTENTION, C, QGD);
+    }
+    if (c->attention_bias) {
+        TENSOR(query_bias, "*self_attention.q_proj.bias", pick(f, NULL, "*self_attn.q_proj.bias"), ZEROS, TENSOR_BIAS, QGD);
+        turned(m, c, 0);
+        TENSOR(kv_bias,    "*self_attention.kv_proj.bias", pick(f, NULL, "*self_attn.k_proj.bias|*self_attn.v_proj.bias"), ZEROS, TENSOR_BIAS, 2*GD);
+        turned(m, c, 1);
+        if (c->attention_bias > 1)
+        TENSOR(att_bias,   "*self_attention.o_proj.bias", pick(f, NULL, "*self_attn.o_proj.bias"), ZEROS, TENSOR_BIAS, C);
     }
     if (c->qk_norm) {
-        TENSOR(query_norm, "*self_attention.q_norm.weight", NULL, ONES, TENSOR_NORM, c->head_size);
-        TENSOR(key_norm,   "*self_attention.k_norm.weight", NULL, ONES, TENSOR_NORM, c->head_size);
+        const int all = c->qk_norm > 1;
+        TENSOR(query_norm, "*self_attention.q_norm.weight", pick(f, NULL, "*self_attn.q_norm.weight"), ONES, TENSOR_NORM, all ? QGD : c->head_size);
+        turned(m, c, 0);
+        TENSOR(key_norm,   "*self_attention.k_norm.weight", pick(f, NULL, "*self_attn.k_norm.weight"), ONES, TENSOR_NORM, all ? GD : c->head_size);
+        turned(m, c, 0);
     }
     if (config_has_values(c, l)) {
         TENSOR(value_embed, "*self_attention.value_embed.weight", NULL, std, TENSOR_EMBEDDING, c->vocab, GD);
         m->at[m->count - 1].summed = 1;
+        m->at[m->count - 1].padding = c->padding;
     }
+}
+
+static void describe_mlp(Manifest *m, const Config *c, int l) {
+    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = c->activation == SWIGLU ? 2 : 1;
+    const float std = initial(c, C);
+    const Family f = config_family(c);
+    const MixtureNames *mixture = names_of(f);
+    const TensorKind up = gate == 2 ? TENSOR_GATE_UP : TENSOR_MLP;
+
     TENSOR(mlp_norm,   "*post_attention_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
-    if (E > 1) {
-        TENSOR(router,     "*mlp.router.layer.weight",  pick(f, NULL, "*block_sparse_moe.gate.weight", NULL), std, TENSOR_ROUTER, E, C);
-        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*block_sparse_moe.experts.%.w1.weight|*block_sparse_moe.experts.%.w3.weight", NULL),
-               std, up, E, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*block_sparse_moe.experts.%.w2.weight", NULL), initial_output(c, F), TENSOR_MLP, E, C, F);
+    if (config_has_experts(c, l)) {
+        TENSOR(router,     "*mlp.router.layer.weight",  mixture->router, std, TENSOR_ROUTER, E, C);
+        TENSOR(up,         "*mlp.input_linear.weight",  mixture->up, std, up, E, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", mixture->down, initial_output(c, F), TENSOR_MLP, E, C, F);
         if (c->output_bias)
         TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
-        TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  NULL, std, up, gate*Fs, C);
-        TENSOR(shared_down, "*mlp.shared_output_linear.weight", NULL, initial_output(c, Fs), TENSOR_MLP, C, Fs);
+        TENSOR(shared_up,   "*mlp.shared_input_linear.weight",  mixture->shared_up, std, up, gate*Fs, C);
+        TENSOR(shared_down, "*mlp.shared_output_linear.weight", mixture->shared_down, initial_output(c, Fs), TENSOR_MLP, C, Fs);
+        if (c->shared_gate)
+        TENSOR(shared_gate, "*mlp.shared_expert_gate.weight",   NULL, std, TENSOR_ROUTER, 1, C);
         }
     } else {
-        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
-        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MLP, C, F);
+        TENSOR(up,         "*mlp.input_linear.weight",  pick(f, NULL, "*mlp.gate_proj.weight|*mlp.up_proj.weight"), std, up, gate*F, C);
+        TENSOR(down,       "*mlp.output_linear.weight", pick(f, NULL, "*mlp.down_proj.weight"), initial_output(c, F), TENSOR_MLP, C, F);
     }
-#undef TENSOR
 }
+#undef TENSOR
 
 static void describe_model(Manifest *m, const Config *c) {
     const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
@@ -80,12 +135,15 @@ static void describe_model(Manifest *m, const Config *c) {
     const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
     manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
                  (int[]){ V, C });
+    m->at[0].padding = c->padding;
     manifest_end_range(m);
-    for (int l = 0; l < blocks; l++) { describe_layer(m, c, l); manifest_end_range(m); }
+    for (int l = 0; l < blocks; l++) { describe_attention(m, c, l); describe_mlp(m, c, l); manifest_end_range(m); }
     manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
-    if (!c->tied)
+    if (!c->tied) {
         manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, head, TENSOR_HEAD, 2,
                      (int[]){ V, C });
+        m->at[m->count - 1].padding = c->padding;
+    }
     manifest_end_range(m);
 }
 
@@ -108,6 +166,10 @@ static int can_round(const Model *m) {
     return m->mode == MODEL_TRAIN && m->config.rounding && m->config.experts > 1;
 }
 
+static size_t max(size_t a, size_t b) { return a > b ? a : b; }
+/* F of layers with one MLP; 0: there are none. */
+static int widest_dense(const Config *c) { return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0; }
+
 static int is_shared(const Model *m, Lifetime life) {
     return m->mode == MODEL_INFER || (life == NORM && m->recompute >= 1) || (life == LAYER && m->recompute >= 2);
 }
@@ -118,8 +180,11 @@ static void act(Model *m, ActsPass pass, Lifetime life, const char *name, void *
         arena_add(&m->arena, pass == PLAN_SHARED ? MEM_SHARED : MEM_KEPT, name, pointer, bytes);
 }
 
-static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
+/* l: the layer; -1: any of them, for buffers that all share. */
+static void describe_acts(Model *m, int l, ActsPass pass) {
     const Config *c = &m->config;
+    const int routed = l < 0 ? c->experts > 1 : config_has_experts(c, l), dense = l < 0 || !routed;
+    LayerActs *const a = l < 0 ? &m->shared : &m->acts[l];
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
     const size_t Q = (size_t)c->query_heads;
@@ -131,17 +196,21 @@ static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     ACT(KEEP,  att_rstd,   N*Re);
     ACT(LAYER, q,          N*Q*G*D*X);
     ACT(LAYER, kv,         N*2*G*D*X);
-    if (c->qk_norm && m->mode == MODEL_TRAIN) {
+    if (c->qk_norm > 1 || (c->qk_norm && m->mode == MODEL_TRAIN)) {
     ACT(LAYER, q_before,   N*Q*G*D*X);
     ACT(LAYER, k_before,   N*G*D*X);
+    }
+    if (c->qk_norm > 1) {
+    ACT(LAYER, q_rstd,     N*Re);
+    ACT(LAYER, k_rstd,     N*Re);
     }
     ACT(LAYER, mixed,      N*Q*G*D*X);
     ACT(LAYER, att_lse,    N*Q*G*Re);
     ACT(LAYER, mid,        N*C*X);
     ACT(NORM,  mlp_normed, N*C*X);
     ACT(KEEP,  mlp_rstd,   N*Re);
-    ACT(LAYER, pre,        S*gate*(size_t)c->width*X);
-    if (c->experts > 1 && c->shared_width)
+    ACT(LAYER, pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)widest_dense(c) : 0) * gate*X);
+    if (routed && c->shared_width)
     ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,  out,        N*C*X);
 #define ROUTE(r, experts, always, slots, extends) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
@@ -150,21 +219,20 @@ static void describe_acts(Model *m, LayerActs *a, ActsPass pass) {
     ACT(KEEP, r.plan.token_of_row, S_*I); ACT(KEEP, r.plan.row_of_slot, S_*I); \
     if (extends) { ACT(KEEP, r.chosen, S_*I); ACT(KEEP, r.chosen_weight, S_*Re); } } while (0)
     if (c->attention_experts > 1) ROUTE(att, c->attention_experts, (size_t)c->attention_always, N*Q, c->attention_always > 0);
-    if (c->experts > 1)           ROUTE(mlp, c->experts, 0, S, c->route_scale > 0);
-    if (can_round(m))             ACT(KEEP, mlp.first, (N+1)*I);
+    if (routed)                   ROUTE(mlp, c->experts, 0, S, c->route_scale > 0);
+    if (routed && c->shared_gate) ROUTE(gate, 1, 0, N, 0);
+    if (routed && can_round(m))   ACT(KEEP, mlp.first, (N+1)*I);
 #undef ROUTE
 #undef ACT
 }
-
-static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 
 static void describe_scratch(Model *m) {
     const Config *c = &m->config;
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, V = (size_t)c->vocab;
     const size_t GD = (size_t)(c->kv_heads * c->head_size);
-    const size_t QGD = (size_t)c->query_heads * GD, F = (size_t)c->width;
-    const size_t Fs = c->experts > 1 ? (size_t)c->shared_width : 0;
+    const size_t QGD = (size_t)c->query_heads * GD, F = c->experts > 1 ? (size_t)c->width : 0;
+    const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
@@ -176,7 +244,8 @@ static void describe_scratch(Model *m) {
     SHARED(act, max(N*QGD, max(S*F, N*Fs)) * X);
     SHARED(logits, (size_t)m->head_rows*V*X);
     if (c->attention_always) SHARED(all_load, (size_t)(c->attention_always + c->attention_experts) * sizeof(int));
-    if (c->value_embeddings) SHARED(values, N*GD*X);
+    if (c->value_embeddings || c->qk_norm > 1) SHARED(values, N*GD*X);
+    if (c->shared_gate) SHARED(gate_load, sizeof(int));
     if (train) {
         SHARED(dact, max(S*F, N*Fs) * X);
         SHARED(dpre, max(S*F, N*Fs) * gate*X);
@@ -186,6 +255,7 @@ static void describe_scratch(Model *m) {
         SHARED(dlogits, N*(size_t)(c->experts > c->attention_experts ? c->experts : c->attention_experts)*X);
         SHARED(dweight, most*Re);
         if (c->attention_always || c->route_scale > 0) SHARED(dchosen, most*Re);
+        if (c->shared_gate) SHARED(dgate, N*X);
         if (can_round(m)) SHARED(choice, N*(size_t)c->topk * sizeof(int));
         SHARED(dnormed[0], N*C*X);
         if (m->dev->is_gpu) SHARED(dnormed[1], N*C*X);
@@ -239,8 +309,8 @@ static void plan_activations(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)m->config.channels;
     const MemCategory kept = m->mode == MODEL_TRAIN ? MEM_KEPT : MEM_SHARED;
     Arena *a = &m->arena;
-    for (size_t l = 0; l < L; l++) describe_acts(m, &m->acts[l], PLAN_KEPT);
-    describe_acts(m, &m->shared, PLAN_SHARED);
+    for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT);
+    describe_acts(m, -1, PLAN_SHARED);
     describe_scratch(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
     arena_add(a, kept, "final", &m->final, N*C*X);
@@ -285,8 +355,8 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     const Config *c = &m->config;
     const size_t L = (size_t)c->layers;
     m->head_rows = head_chunk(m);
-    m->used_vocab = c->vocab;
-    m->routers = c->layers * ((c->attention_experts > 1) + (c->experts > 1));
+    m->used_vocab = c->vocab - c->padding;
+    m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
     m->manifest.shards = m->dp.ranks;
@@ -357,22 +427,29 @@ int model_allocate(Model *m) {
         const int block = c->universal ? 0 : l;
         manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
         if (m->grads) manifest_bind_gradients(&m->manifest, block, &m->lg[l], m->grads);
-        describe_acts(m, &m->acts[l], BIND_SHARED);
+        describe_acts(m, l, BIND_SHARED);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
-        if (c->experts > 1)           bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
+        if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen };
+        if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
+        if (config_has_experts(c, l) && c->shared_gate) m->acts[l].gate.plan.E = m->acts[l].gate.plan.K = 1;
     }
-    dev->rope_table(m->rope, (float)c->rope_theta, positions(m), c->head_size);
+    rope_table(dev, m->rope, c, positions(m));
     return 1;
 }
 
+/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
 void model_initialize(Model *m, uint64_t seed) {
+    enum { PART = 1 << 18 };
+    double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        double *values = mem_alloc(t->count * sizeof *values);
-        manifest_initial(t, seed, values);
-        m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
-        free(values);
+        for (size_t from = 0; from < t->count; from += PART) {
+            const size_t n = t->count - from < PART ? t->count - from : PART;
+            manifest_initial(t, seed, from, n, values);
+            m->dev->from_double((floatX *)((char *)m->params + (t->offset + from) * m->dev->floatX_size), values, n);
+        }
     }
+    free(values);
 }
 
 void model_free(Model *m) {

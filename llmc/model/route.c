@@ -11,7 +11,7 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
 
     /* 1. Every token scores every expert and keeps the best K. */
     dev->matmul_forward(r->logits, x, router, N, C, E);
-    dev->router_forward(choice, r->chosen_weight, r->lse, r->logits, r->bias, scores, m->forced, N, E, K);
+    dev->router_forward(choice, r->chosen_weight, r->lse, r->logits, r->bias, scores, r->groups, m->forced, N, E, K);
 
     /* 2. The slots are sorted by expert: each expert owns consecutive rows, if asked for whole tiles of them. */
     r->plan.N = N;

@@ -2,9 +2,19 @@
 #include "routers.h"
 #include <stdio.h>
 
-static int routers_of_layer(const Config *c) { return (c->attention_experts > 1) + (c->experts > 1); }
+/* Routers are numbered by layer, attention first. */
+int router_layer(const Config *c, int router, int *attention) {
+    *attention = 0;
+    for (int l = 0; l < c->layers; l++) {
+        if (c->attention_experts > 1 && router-- == 0) return *attention = 1, l;
+        if (config_has_experts(c, l) && router-- == 0) return l;
+    }
+    return -1;
+}
 static int is_attention(const Model *m, int router) {
-    return m->config.attention_experts > 1 && router % routers_of_layer(&m->config) == 0;
+    int attention;
+    router_layer(&m->config, router, &attention);
+    return attention;
 }
 
 int router_width(const Model *m, int router) {
@@ -16,7 +26,8 @@ size_t router_offset(const Model *m, int router) {
     return (size_t)router * (size_t)(attention > mlp ? attention : mlp);
 }
 const char *router_name(const Model *m, int router, char text[48]) {
-    snprintf(text, 48, "layer %d %s", router / routers_of_layer(&m->config), is_attention(m, router) ? "attention" : "mlp");
+    int attention, layer = router_layer(&m->config, router, &attention);
+    snprintf(text, 48, "layer %d %s", layer, attention ? "attention" : "mlp");
     return text;
 }
 

@@ -6,6 +6,7 @@
 #define ROUTERS_H
 #include "model.h"
 
+int         router_layer(const Config *c, int router, OUT int *attention);     /* its layer; attention: 1, or 0: of the MLP */
 int         router_width(const Model *m, int router);       /* its number of experts */
 size_t      router_offset(const Model *m, int router);      /* of its first expert in an array (routers, E); of m->routers: its size */
 const char *router_name(const Model *m, int router, char text[48]);         /* "layer 3 mlp"; returns text */

@@ -82,7 +82,9 @@ int manifest_piece_count(const Tensor *t) { return alternatives(t) * (strchr(t->
 Piece manifest_piece(const Tensor *t, int i) {
     const int per = alternatives(t), indexed = strchr(t->pieces, '%') != NULL, index = i / per;
     const char *from = t->pieces;
-    Piece p = { .rank = t->rank - indexed, .count = t->count / (size_t)manifest_piece_count(t) };
+    const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
+    Piece p = { .rank = t->rank - indexed, .count = files / (size_t)manifest_piece_count(t),
+                .head = t->keys && i ? 0 : t->head };
     for (int skip = i % per; skip; skip--) from = strchr(from, '|') + 1;
     size_t n = 0;
     for (; *from && *from != '|'; from++) {
@@ -91,7 +93,7 @@ Piece manifest_piece(const Tensor *t, int i) {
     }
     p.name[n] = 0;
     for (int d = 0; d < p.rank; d++) p.shape[d] = t->shape[d + indexed];
-    p.shape[0] /= per;
+    p.shape[0] = (p.shape[0] - t->padding) / per;
     p.offset = t->offset + (size_t)i * p.count;
     return p;
 }
@@ -111,23 +113,27 @@ Segment manifest_segment(const Manifest *m, int i, int shards, int shard) {
                       .dtype = t->dtype, .gradient = t->gradient + (from - t->offset) };
 }
 
-void manifest_initial(const Tensor *t, uint64_t seed, double *values) {
+void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, double *values) {
     const uint64_t key = random_key(seed, hash_bytes(0, t->name, strlen(t->name)));
-    #pragma omp parallel for if (t->count > 10000)
-    for (size_t i = 0; i < t->count; i++)
-        values[i] = t->init == ONES ? 1 : t->init == ZEROS ? 0 : (double)t->init * random_normal(key, i);
+    const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
+    #pragma omp parallel for if (n > 10000)
+    for (size_t i = 0; i < n; i++)
+        values[i] = t->init == ONES ? 1 : t->init == ZEROS || from + i >= files ? 0 : (double)t->init * random_normal(key, from + i);
 }
 
-/* The exponent, all ones in NaN and infinity, is in the upper 16 bits of all three. */
+/* NaN and infinity have an exponent of all ones. The first loop tests a block and has no exit, so that it becomes vector code. */
+#define NOT_FINITE(type, exponent) do { \
+    const unsigned char *from = data; \
+    for (size_t i = 0; i < n; i += BLOCK) { \
+        const size_t end = n - i < BLOCK ? n : i + BLOCK; \
+        int bad = 0; \
+        for (size_t j = i; j < end; j++) { type bits; memcpy(&bits, from + j * sizeof bits, sizeof bits); bad |= (bits & (exponent)) == (exponent); } \
+        for (size_t j = i; bad && j < end; j++) { type bits; memcpy(&bits, from + j * sizeof bits, sizeof bits); if ((bits & (exponent)) == (exponent)) return j; } \
+    } } while (0)
 size_t first_not_finite(const char *dtype, const void *data, size_t n) {
-    const int is_double = !strcmp(dtype, "F64");
-    const size_t width = is_double ? 8 : !strcmp(dtype, "F32") ? 4 : 2;
-    const unsigned exponent = is_double ? 0x7ff0 : 0x7f80;
-    const char *upper = (const char *)data + width - 2;
-    for (size_t i = 0; i < n; i++, upper += width) {
-        uint16_t bits;
-        memcpy(&bits, upper, sizeof bits);
-        if ((bits & exponent) == exponent) return i;
-    }
+    enum { BLOCK = 1024 };
+    if (!strcmp(dtype, "F64")) NOT_FINITE(uint64_t, 0x7ff0000000000000u);
+    else if (!strcmp(dtype, "F32")) NOT_FINITE(uint32_t, 0x7f800000u);
+    else NOT_FINITE(uint16_t, 0x7f80u);
     return n;
 }

@@ -24,6 +24,9 @@ typedef struct {
     int    layer;                       /* -1: not in a layer */
     int    summed;                      /* 1: its gradient is added to, so it begins at zero and is kept in reals */
     int    range;                       /* which of the manifest's it lies in */
+    int    padding;                     /* rows at its end that no file has */
+    int    head, keys;                  /* files have the rows of heads of this size in another order (rope.h), 0: they do not; keys:
+                                         * only those of the first half */
 } Tensor;
 
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
@@ -38,7 +41,7 @@ typedef struct {
     size_t  total, learnable;           /* elements; total: with padding */
     size_t  gradient_bytes;             /* of all gradients, padded likewise */
 } Manifest;
-typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank; size_t offset, count; } Piece;
+typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head; size_t offset, count; } Piece;
 
 #define ONES  (-1.0f)
 #define ZEROS (0.0f)
@@ -69,8 +72,9 @@ Piece manifest_piece(const Tensor *t, int i);
 Segment manifest_part(const Manifest *m, int range, int shards, int shard);
 Segment manifest_segment(const Manifest *m, int i, int shards, int shard);      /* of rate 1 and without decay */
 
-/* Initial values of one tensor: a function of (seed, name, index) only, so no order, thread or device changes them. */
-void manifest_initial(const Tensor *t, uint64_t seed, double *values);
+/* Initial values of elements from ... from + n - 1 of a tensor: a function of (seed, name, index) only, so no order, thread or
+ * device changes them. */
+void manifest_initial(const Tensor *t, uint64_t seed, size_t from, size_t n, double *values);
 
 /* The index of the first element that is NaN or infinite, or count. dtype: F64, F32 or BF16. */
 size_t first_not_finite(const char *dtype, const void *data, size_t count);

@@ -206,6 +206,7 @@ static void processes_free(ProcessGroup *g) {
 
 ProcessGroup *group_join(const GroupOptions *o, Error *e) {
     const double seconds = o->join_seconds > 0 ? o->join_seconds : 300;
+    if (o->launch.processes > 1 && !o->secret) { error_set(e, "several processes need a secret"); return NULL; }
     ProcessGroup *g = processes_new(o);
     g->at[g->process] = (Process){ .ranks = g->ranks, .pid = (int32_t)g->pid };
     gethostname(g->at[g->process].host, sizeof g->at->host - 1);

@@ -59,6 +59,7 @@ static int tasks_on(int node, const char *list) {
             times = strtol(end + 2, &end, 10);
             if (*end == ')') end++;
         }
+        if (tasks < 1 || tasks > MAX_PROCESSES || times < 1 || times > MAX_PROCESSES) return 0;
         if (node < times) return (int)tasks;
         node -= (int)times;
         list = end + (*end == ',');

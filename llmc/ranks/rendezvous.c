@@ -21,7 +21,9 @@ int message_send(int fd, MessageKind kind, const void *data, size_t bytes, doubl
     memcpy(all, &head, sizeof head);
     if (bytes) memcpy(all + sizeof head, data, bytes);
     const int ok = net_send(fd, all, sizeof head + bytes, deadline);
+    const int why = errno;
     free(all);
+    errno = why;
     return ok;
 }
 
@@ -248,7 +250,7 @@ static int introduce_until(const GroupOptions *o, const Hello *h, int data, doub
         }
         if (now() > note_at) {
             note_at = until;
-            fprintf(stderr, "process %d is waiting for process 0: %s\n", o->launch.process, last.text);
+            text_print(stderr, "process %d is waiting for process 0: %s\n", o->launch.process, last.text);
         }
         const struct timespec t = { .tv_nsec = (long)(pause * 1e9) };
         nanosleep(&t, NULL);

@@ -73,7 +73,7 @@ static int make_file(const char *path, Error *e) {
     if (fd >= 0 && close(fd) && ok) { ok = 0; why = errno; }
     if (ok && link(temporary, path) && errno != EEXIST && rename(temporary, path)) { ok = 0; why = errno; }
     if (fd >= 0) unlink(temporary);
-    if (!ok) error_set(e, "%s: %s", path, strerror(why));
+    if (!ok) error_set(e, "%s: %s (with MOE_SECRET set, this file is not needed)", path, strerror(why));
     free(temporary);
     return ok;
 }
@@ -100,20 +100,22 @@ static char *file_find(const Launch *l, const char *path, double seconds, int *c
     return secret;
 }
 
+int secret_check(const Launch *l, const char *(*get)(const char *name), Error *e) {
+    const char *given = get("MOE_SECRET");
+    if (l->processes == 1 || (given && strlen(given) >= LEAST_SECRET)) return 1;
+    if (given && *given)
+        return error_set(e, "MOE_SECRET has %zu characters; it needs at least %d that nobody can guess: %s", strlen(given),
+                         LEAST_SECRET, remedy);
+    return launch_is_local(l)
+        || error_set(e, "processes on several machines need a secret, by which they know each other: set MOE_SECRET to the same text "
+                     "for all of them, for example: %s", remedy);
+}
+
 char *secret_find(const Launch *l, const char *folder, const char *(*get)(const char *name), double seconds, int *code, Error *e) {
     const char *given = get("MOE_SECRET");
     *code = EXIT_USAGE;
-    if (given && strlen(given) >= LEAST_SECRET) return text_format("%s", given);
-    if (given && *given) {
-        error_set(e, "MOE_SECRET has %zu characters; it needs at least %d that nobody can guess: %s", strlen(given), LEAST_SECRET,
-                  remedy);
-        return NULL;
-    }
-    if (!launch_is_local(l)) {
-        error_set(e, "processes on several machines need a secret, by which they know each other: set MOE_SECRET to the same text for "
-                  "all of them, for example: %s", remedy);
-        return NULL;
-    }
+    if (!secret_check(l, get, e)) return NULL;
+    if (given && *given) return text_format("%s", given);
     char *path = secret_path(folder), *secret = file_find(l, path, seconds, code, e);
     free(path);
     return secret;

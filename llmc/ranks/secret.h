@@ -9,6 +9,7 @@ enum { LEAST_SECRET = 16 };                 /* characters of MOE_SECRET */
  * of mode 600: process 0 makes it if it is missing, the others wait for it until `seconds` have passed. free() it. NULL, e and *code
  * (an exit code): there is none, or it is not secret. */
 char *secret_find(const Launch *l, const char *folder, const char *(*get)(const char *name), double seconds, int *code, Error *e);
+int   secret_check(const Launch *l, const char *(*get)(const char *name), Error *e);        /* the part of this that needs no file */
 char *secret_path(const char *folder);                      /* free() it */
 int   random_bytes(void *data, size_t bytes);               /* the system's, unpredictable; 0 and errno */
 #endif

@@ -110,7 +110,10 @@ static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
             snprintf(why, sizeof why, "rank %d: %s", g->rank[r].group.rank, error);
     }
     pthread_mutex_unlock(&g->mutex);
-    if (error && g->process) message_send(g->link[0].watch, MESSAGE_LOST, why, strlen(why), now());
+    if (error && g->process && g->link[0].watch >= 0) {
+        message_send(g->link[0].watch, MESSAGE_LOST, why, strlen(why), now());
+        net_linger(&g->link[0].watch, 1, LINGER);
+    }
     if (error) declare_lost(g, why);
     for (int r = 0; r < g->ranks && !g->process; r++) {
         if (statuses[r].count != g->status[r].count) g->since[r] = now();

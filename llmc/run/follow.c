@@ -107,7 +107,7 @@ void run_begin_log(Run *r) {
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
 
-/* "the checkpoint of step 400": the newest that a run can resume from. */
+/* "the checkpoint of step 400", for messages: the newest state. */
 static void name_newest(const Run *r, char text[64]) {
     const int64_t step = checkpoint_newest(r->s.out);
     if (step < 0) snprintf(text, 64, "no checkpoint");
@@ -146,6 +146,7 @@ static void show_tile_waste(Run *r) {
     int *chosen = mem_alloc(bytes), *start = mem_alloc(bytes);
     double rows[2] = { 0, 0 }, tiles[2] = { 0, 0 };
     for (int l = 0; l < c->layers; l++) {
+        if (!config_has_experts(c, l)) continue;
         m->dev->download(chosen, m->acts[l].mlp.own_load, (size_t)c->experts * sizeof(int));
         m->dev->download(start, m->acts[l].mlp.plan.start, bytes);
         for (int e = 0; e < c->experts; e++)
@@ -159,7 +160,7 @@ static void show_tile_waste(Run *r) {
     free(start);
     for (int i = 0; i < 2; i++) tiles[i] = tiles[i] > 0 ? 1 - rows[i] / tiles[i] : 0;
     log_line(&r->log, "tile waste %.1f %% as chosen, %.1f %% as rounded | %.0f rows per expert", 100 * tiles[0], 100 * tiles[1],
-             rows[0] / c->layers / c->experts);
+             rows[0] / config_mixtures(c) / c->experts);
     Text e = event("tiles");
     event_int(&e, "step", r->progress.step);
     event_double(&e, "waste_chosen", tiles[0]);
@@ -198,14 +199,14 @@ static int validation_loss(Run *r, double *loss) {
     return count > 0;
 }
 
-/* Saves the weights as the best. They are gone after the next step, so a failure is answered by a second attempt. 0: it failed, too,
- * and the best are still those in best/: a later validation that improves on them is saved. The same on all ranks. */
+/* Saves the weights as the best. The next step changes them, so a failed attempt is repeated at once. 0: both failed; best/ keeps the
+ * previous best, and a later validation that improves on that one is saved. All ranks get the same result. */
 static int keep_best(Run *r) {
     Error e;
     int ok = 1;
     if (!r->s.keep_best) return 1;
     for (int attempt = 0; r->leads && attempt < 2; attempt++) {
-        if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, &e))) break;
+        if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, r->origin, &e))) break;
         warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
     }
     ok = group_min(r->parallel.group, ok);
@@ -282,7 +283,7 @@ static Saved save_here(Run *r) {
     if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return SAVED_ALL; }
     Text progress = { 0 };
     progress_to_json(p, r->dev->name, &progress);
-    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer,
+    const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
                                 .step = p->step, .progress = progress.at, .options = r->options_json };
     const Saved saved = checkpoint_save(s->out, &snapshot, s->keep, s->major, &e);
     free(progress.at);
@@ -306,13 +307,15 @@ Saved run_save(Run *r) { return (Saved)group_min(r->parallel.group, save_here(r)
 /* Of all weights, without the padding between tensors, which depends on the number of ranks. */
 static uint64_t fingerprint(const Model *m) {
     const size_t size = m->dev->floatX_size;
-    char *weights = mem_alloc(m->manifest.total * size);
+    size_t most = 0;
+    for (int i = 0; i < m->manifest.count; i++) if (m->manifest.at[i].count > most) most = m->manifest.at[i].count;
+    char *weights = mem_alloc(most * size);
     uint64_t h = 0;
     parallel_wait_all_weights(m);
-    m->dev->download(weights, m->params, m->manifest.total * size);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        h = hash_bytes(h, weights + t->offset * size, t->count * size);
+        m->dev->download(weights, (const char *)m->params + t->offset * size, t->count * size);
+        h = hash_bytes(h, weights, t->count * size);
     }
     free(weights);
     return h;
@@ -346,8 +349,8 @@ void run_end_log(Run *r) {
     report_close(r->report);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
     if (r->finished)
-        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i \"ROMEO:\"",
-                 r->s.out, best ? "/best" : "");
+        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i %s%s", r->s.out, best ? "/best" : "",
+                 r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     else
         log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", r->s.out);
     log_close(&r->log);

@@ -55,7 +55,7 @@ static void slide(Generator *g) {
     free(last);
 }
 
-/* A sampler draws a token from anything: a text of a model that overflows would look like one. */
+/* The sampler skips NaN, so without this check a model that overflows would generate text. */
 static void check_logits(const Generator *g) {
     if (decoder_is_finite(&g->d)) return;
     fflush(stdout);
@@ -98,14 +98,18 @@ static void set_sampler(Generator *g) {
     free(key);
 }
 
+static int is_end(const Generator *g, int token) {
+    for (int i = 0; i < g->end_tokens; i++) if (g->end_token[i] == token) return 1;
+    return 0;
+}
 /* One token of every sequence has been drawn and read. Sequences that have ended stay in the batch; their tokens are
  * ignored. */
-static void take(Generator *g, const int *tokens, int expert, int end_token) {
+static void take(Generator *g, const int *tokens, int expert, int ends) {
     for (int b = 0; b < g->sequences; b++) {
         Stream *o = &g->stream[b];
         if (o->ended) continue;
         g->tokens++;
-        if (tokens[b] == end_token) o->ended = 1;
+        if (ends && is_end(g, tokens[b])) o->ended = 1;
         else stream_generated(o, tokens[b], expert);
     }
     g->steps++;
@@ -124,7 +128,7 @@ void generator_write(Generator *g, int limit, int ends) {
     enum { AHEAD = 12 };
     Decoder *d = &g->d;
     const size_t B = (size_t)g->sequences;
-    const int end_token = ends ? g->end_token : -1, ahead = g->dev->is_gpu && !g->view.main;
+    const int ahead = g->dev->is_gpu && !g->view.main;
     int *tokens = mem_alloc(B * AHEAD * sizeof *tokens), count[2] = { 0 }, expert = -1;
     int64_t left = limit > 0 ? limit : INT64_MAX;                   /* steps still to be queued */
     int read = d->length;                                           /* positions whose tokens are known here */
@@ -142,14 +146,14 @@ void generator_write(Generator *g, int limit, int ends) {
             if (!left || g->full) break;
             step_over(g, tokens, &expert);
             left--;
-            take(g, tokens, expert, end_token);
+            take(g, tokens, expert, ends);
             g->positions += read = d->length;
         }
         if (count[older]) decoder_collect(d, tokens, older);
         if (count[older] && g->view.main) view_read(&g->view, tokens, 1, &expert);
         for (int i = 0; i < count[older] && !all_ended(g); i++, read++) {
             for (size_t b = 0; b < B; b++) g->window[b * (size_t)g->capacity + (size_t)read] = tokens[(size_t)i * B + b];
-            take(g, tokens + (size_t)i * B, expert, end_token);
+            take(g, tokens + (size_t)i * B, expert, ends);
             g->positions += read + 1;
         }
         count[older] = 0;

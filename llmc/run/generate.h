@@ -6,6 +6,7 @@
 #define GENERATE_H
 #include <signal.h>
 #include <stdio.h>
+#include "llmc/files/hf.h"
 #include "llmc/model/decode.h"
 #include "stream.h"
 #include "view.h"
@@ -15,7 +16,7 @@ typedef struct {
     const Device *dev;
     Sampler  sampler;
     uint64_t seed;
-    int      end_token;                 /* ends a text; -1: none */
+    int      end_token[MOST_ENDS], end_tokens; /* those that end a text, and how many they are */
     int      sequences;
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
     View     view;                      /* opened after generator_open; main NULL: no experts are watched */
@@ -41,7 +42,7 @@ void generator_reset(Generator *g);     /* forgets what was read */
 void generator_read(Generator *g, const int *ids, int count, const char *text, size_t bytes);
 
 /* Draws and reads tokens until every text has ended, and prints the first sequence's text meanwhile. tokens: at most this many
- * per sequence; 0: until the context is full; -1: no limit. ends: 0: end_token does not end a text. */
+ * per sequence; 0: until the context is full; -1: no limit. ends: 0: no token ends a text. */
 void generator_write(Generator *g, int tokens, int ends);
 
 /* A line about speed and context. On a GPU also in percent of the memory's bandwidth. */

@@ -187,17 +187,18 @@ void log_step(Log *l, const StepStats *s, int keep_line) {
 }
 
 void log_validation(Log *l, const ValidationStats *v) {
-    char bits[48] = "", line[128];
+    char bits[48] = "", best[64] = "", line[128];
     if (l->silent) return;
     if (v->bits_per_byte > 0) snprintf(bits, sizeof bits, " | %.4f bits/byte", v->bits_per_byte);
-    log_line(l, "val loss %.6f%s | best %.6f @ %lld", v->loss, bits, v->best, (long long)v->best_step);
+    if (v->best_step >= 0) snprintf(best, sizeof best, " | best %.6f @ %lld", v->best, (long long)v->best_step);
+    log_line(l, "val loss %.6f%s%s", v->loss, bits, best);
     snprintf(line, sizeof line, "s:%lld tel:%.6f", (long long)v->step, v->loss);
     write_line(l, l->main, line);
     Text e = event("val");
     event_int(&e, "step", v->step);
     event_double(&e, "loss", v->loss);
     event_double(&e, "bits_per_byte", v->bits_per_byte);
-    event_double(&e, "best", v->best);
+    event_double(&e, "best", v->best_step < 0 ? NAN : v->best);
     event_int(&e, "best_step", v->best_step);
     event_double(&e, "seconds", v->seconds);
     event_double(&e, "peak_memory", v->peak_memory);

@@ -32,8 +32,8 @@ typedef struct {
 } Log;
 
 /* Opens folder/main.log and folder/log.jsonl. resume_step >= 0: continues after that step; lines of later steps, which
- * the resumed run repeats, are removed. Otherwise log.jsonl begins with the line `start`, which is there from the first moment:
- * a run that is killed before its first checkpoint is restarted from it. */
+ * the resumed run repeats, are removed. Otherwise log.jsonl is created with the line `start` in it: a run that is killed before
+ * its first checkpoint is restarted from that line. */
 int  log_open(Log *l, const char *folder, int64_t resume_step, const char *start, Error *e);
 void log_silence(Log *l);                                   /* instead of log_open: nothing is written */
 void log_close(Log *l);

@@ -13,7 +13,7 @@ static int chosen(const char *choices, const char *text) {
     return 0;
 }
 
-/* What option_value would print: a text; or a number, if `is_number`, whole if `is_whole`. NaN fails every range. */
+/* Checks and stores a value. text: as the user or a file wrote it; v: its number, if is_number. NaN fails every range. */
 static int accept(const Option *o, void *settings, const char *text, int is_number, int is_whole, double v, Error *e) {
     void *field = (char *)settings + o->field;
     const int whole = o->kind != OPTION_FLOAT;

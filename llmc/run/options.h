@@ -30,7 +30,7 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
 /* Sets an option that the user did not give: a default that depends on the machine or the data. */
 void options_default(Options o, const char *letter, const char *value);
 
-/* Sets an option from a file that a program has written: the same ranges and choices, and its type. The text must live on. */
+/* Sets an option from JSON: type, range and choices are checked. A text is not copied. */
 int  option_read(const Option *option, void *settings, const JsonValue *value, Error *e);
 
 int  option_given(Options o, const char *letter);

@@ -31,7 +31,7 @@ static int window_from_json(const JsonValue *v, const char *name, Window *w, Err
     if (!json_is(list, JSON_ARRAY) || list->length > WINDOW) return error_set(e, "\"%s\" is no list of at most %d numbers", name, WINDOW);
     for (const JsonValue *x = json_first(list); x; x = x->next)
         if (!json_read_double(x, name, -1e308, 1e308, &w->x[w->count++], e)) return 0;
-    /* it is full, or the next value goes to its end */
+    /* next: anywhere in a full window; else at the end of its values */
     if (!json_read_int(json_get(v, "next"), name, w->count < WINDOW ? w->count : 0, w->count < WINDOW ? w->count : WINDOW - 1, &next, e))
         return 0;
     w->next = (int)next;
@@ -65,7 +65,7 @@ static int is_known(const char *key) {
 }
 
 int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
-    const int64_t most = (int64_t)9e15;                     /* a double's whole numbers; no run comes near it */
+    const int64_t most = (int64_t)9e15;                     /* below 2^53; far beyond any run */
     int64_t updates, bad_steps;
     *p = (Progress){ 0 };
 #define GET(key) json_get(run, key), key

@@ -22,6 +22,6 @@ double window_score(Window *w, double x);
 
 /* Members of a JSON object, without the braces. device: the name of the device, for the reader's information. */
 void     progress_to_json(const Progress *p, const char *device, Text *out);
-/* Of a whole run.json. 0 and an error if a member is missing, of another type or out of range, or one is unknown. */
+/* run: a whole run.json. 0 and an error if a member is missing, has another type, is out of range, or is unknown. */
 int      progress_from_json(const JsonValue *run, Progress *p, Error *e);
 #endif

@@ -30,10 +30,11 @@ static void restore_settings_from_log(Run *r) {
     free(path);
 }
 
-/* Is run.json usable, behind its checksum? */
+/* Are the members of run.json that this room reads usable? */
 static int usable(const JsonValue *run, Error *e) {
     Progress p;
     Settings s = { 0 };
+    memset(s.given, 1, sizeof s.given);                     /* read and checked, but not kept */
     return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
 }
 
@@ -43,6 +44,7 @@ void run_find_launch(Run *r) {
     Error e;
     snprintf(flags.address, sizeof flags.address, "%s", s->address);
     if (!launch_find(&r->launch, &flags, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!s->check && s->steps != 0 && !secret_check(&r->launch, launch_getenv, &e)) fail(EXIT_USAGE, "%s", e.text);
     r->leads = r->launch.process == 0;
 }
 
@@ -97,15 +99,43 @@ void run_choose_device(Run *r) {
     if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
 }
 
-void run_open_data(Run *r) {
+/* Did it start from a model of a folder (-e)? That may have been removed since. */
+static int starts_from_model(const Run *r) {
+    Config described;
     Error e;
+    return is_folder(r->s.model) || (r->from && !config_parse(&described, r->s.model, &e));
+}
+
+/* The tokenizer of a run that names none (-tk): that of the model it starts from; of a resumed run, its own copy. NULL: none. */
+static char *own_tokenizer(const Run *r) {
+    const Settings *s = &r->s;
+    if (*s->tokenizer || !starts_from_model(r)) return NULL;
+    char *copy = text_format("%s/tokenizer.json", s->out), *first = text_format("%s/tokenizer.json", s->model);
+    const int has_copy = r->from && checkpoint_has_tokenizer(r->from, copy), has_first = is_file(first);
+    if (r->from && !has_copy && !has_first && is_file(copy))
+        fail(EXIT_CHECKPOINT, "%s is damaged, and %s, from which it was copied, is not there", copy, first);
+    char *path = has_copy ? text_format("%s", copy) : has_first ? text_format("%s", first) : NULL;
+    free(copy);
+    free(first);
+    return path;
+}
+
+void run_open_data(Run *r) {
+    Error e, why;
     Settings *s = &r->s;
-    char *trained = text_format("%s/tokenizer.json", s->out);
-    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = s->tokenizer, .pattern = s->pattern,
-                                  .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL, .cache = s->out,
+    char *trained = text_format("%s/tokenizer.json", s->out), *own = own_tokenizer(r);
+    Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
+                                  .pattern = s->pattern, .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL, .cache = s->out,
                                   .show = r->leads };
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    if (own && !readable && data_is_text(r->data))
+        fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
+    if (own && !readable && r->leads) warn("%s; it is copied as it is", why.text);
+    tokenizer_free(readable);
     free(trained);
+    free(own);
+    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
     if (data_is_fallback(r->data))
@@ -130,9 +160,29 @@ static void resume_config(Run *r, int given) {
     if (!given) return;
     describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
+    asked.padding = c->padding;
+    asked.choice_bias = c->choice_bias;
     asked.context = c->context;
     if (!config_same(c, &asked, &e))
         fail(EXIT_CHECKPOINT, "%s is another model than -e %s: %s", path, r->s.model, e.text);
+}
+
+/* The model in a folder (-e). */
+static void load_config(Run *r) {
+    const Settings *s = &r->s;
+    Config *c = &r->config;
+    Error e;
+    if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
+        fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
+    if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    char *theirs = text_format("%s/tokenizer.json", s->model);
+    if (*s->tokenizer && is_file(theirs) && r->leads)
+        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
+    free(theirs);
+    if (s->bias_rate > 0 && !c->choice_bias && c->family != FAMILY_SMOE)
+        fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
+             "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
 }
 
 void run_choose_model(Run *r) {
@@ -142,18 +192,19 @@ void run_choose_model(Run *r) {
     const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
         fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
-    const int vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
     if (r->from) resume_config(r, (kind_given || settings_given(s, "e")) && !is_model);
     else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
-        if (!hf_load_config(s->model, c, &e)) fail(EXIT_INPUT, "%s", e.text);
-        if (r->tokenizer && vocab > c->vocab)
-            fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, vocab);
+        load_config(r);
     } else {
         describe_config(s, c);
-        c->vocab = r->tokenizer && vocab <= 256 ? vocab : (vocab + 127) / 128 * 128;    /* 128: whole tiles of the head */
+        c->vocab = r->tokenizer ? tokenizer_vocab(r->tokenizer) : data_max_id(r->data) + 1;
         c->context = s->seq;
         if (!config_check(c, &e)) fail(EXIT_USAGE, "model %s: %s", s->model, e.text);
+    }
+    if (!r->from) {
+        c->choice_bias |= s->bias_rate > 0 && (c->experts > 1 || c->attention_experts > 1);
+        config_pad_vocab(c);
     }
     if (s->seq > c->context) {
         if (is_model || r->from) warn("sequences of %d tokens, but the model was trained for %d", s->seq, c->context);
@@ -161,7 +212,7 @@ void run_choose_model(Run *r) {
     }
     c->rounding = rounding_by_name(s->rounding);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
-    if (!data_check(r->data, s->seq, c->vocab, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
@@ -249,9 +300,8 @@ void run_plan(Run *r) {
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), muon_momentum(s));
-    if (r->tokenizer)
-        r->model.used_vocab = tokenizer_vocab(r->tokenizer) < r->config.vocab ? tokenizer_vocab(r->tokenizer)
-                                                                              : r->config.vocab;
+    const int ids = r->config.vocab - r->config.padding, named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
+    r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
 /* The memory needed with other values of some options. */
@@ -279,6 +329,8 @@ void run_print_plan(const Run *r) {
     printf("|   training tokens     | %lld   validation tokens %lld\n",
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
+    if (config_family(c) == FAMILY_SMOE)
+        puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");
     printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
@@ -385,14 +437,14 @@ void run_allocate(Run *r) {
         warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
 
-/* What a save that was killed, or that failed half-way, did not get to. 0: the best weights are lost. */
+/* Completes a save that was killed or failed half-way. 0: the best weights are lost. */
 static int publish_again(Run *r) {
     const Progress *p = &r->progress;
     Error e;
     if (!r->leads) return 1;
-    if (!checkpoint_publish(r->from, &r->model, r->tokenizer, &e))
+    if (!checkpoint_publish(r->from, &r->model, r->tokenizer, r->origin, &e))
         warn("%s is not up to date with %s: %s", r->s.out, checkpoint_path(r->from), e.text);
-    if (!r->s.keep_best || p->best_step < 0 || checkpoint_best(r->from, p->best_step, &r->model, r->tokenizer, &e)) return 1;
+    if (!r->s.keep_best || p->best_step < 0 || checkpoint_best(r->from, p->best_step, &r->model, r->tokenizer, r->origin, &e)) return 1;
     warn("the best weights are lost: %s; the next validation saves its weights as the best", e.text);
     return 0;
 }

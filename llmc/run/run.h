@@ -18,6 +18,7 @@
 typedef struct {
     Settings      s;
     Tokenizer    *tokenizer;            /* NULL: the data are ids of an unknown tokenizer */
+    HfOrigin     *origin;               /* what the model came with, if it is one of a folder; else NULL */
     Data         *data;
     Launch        launch;               /* which process this is, of how many */
     ProcessGroup *processes;
@@ -43,7 +44,7 @@ typedef struct {
     char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
-    int64_t       lost_best;            /* the step whose weights are the best, but could not be saved; -1: none */
+    int64_t       lost_best;            /* the step of the best weights, if they could not be saved; else -1 */
     int           shows_samples, failed_saves;
     int           locked;               /* 1: this process holds the folder's lock */
     int           restored;             /* 1: settings are those of the run that is resumed */

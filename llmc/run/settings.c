@@ -20,7 +20,7 @@ static const Option options[] = {
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
-    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4",                  0,    0,     NULL,
+    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:a1n1z1",           0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
       "how a router turns logits into weights" },
@@ -30,20 +30,20 @@ static const Option options[] = {
       "folder for checkpoints and logs" },
     { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,
       "1: continue the run in the folder; 0, if given: discard it" },
-    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "8",                   1,    1e6,   NULL,
+    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "16",                  1,    1e6,   NULL,
       "sequences per micro-batch and rank (B); the default is split across the ranks" },
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
-    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "1600",                -1,   1e12,  NULL,
+    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "800",                 -1,   1e12,  NULL,
       "optimizer steps; -1: one epoch; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
-    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "1e-3",                0,    10,    NULL,
-      "peak learning rate; with -wo muon 4e-3 is the default" },
+    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "4e-3",                0,    10,    NULL,
+      "peak learning rate; with -wo adamw 1e-3 is the default" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "100",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
-    { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "adamw",               0,    0,     "adamw|muon",
+    { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "muon",                0,    0,     "adamw|muon",
       "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.9",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
@@ -163,17 +163,18 @@ static int is_restored(const char *name) {
 }
 
 int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
+    const int kept = kept_options();
     Settings all = *s;
     if (!json_is(saved, JSON_OBJECT)) return error_set(e, "the options of the run are missing");
     for (const JsonValue *v = json_first(saved); v; v = v->next) {
         int i = 0;
-        while (i < kept_options() && strcmp(v->key, options[i].name)) i++;
-        if (i == kept_options()) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
+        while (i < kept && strcmp(v->key, options[i].name)) i++;
+        if (i == kept) return error_set(e, "no option is called \"%.100s\"; is the run of a newer program?", v->key);
         Settings one = all;
         if (!option_read(&options[i], &one, v, e)) return 0;
         if (!s->given[i] && is_restored(v->key)) all = one;
     }
-    for (int i = 0; i < kept_options(); i++) {              /* texts that outlive the file they are from */
+    for (int i = 0; i < kept; i++) {                        /* copies of the texts: they outlive the JSON */
         const char **text = (const char **)(void *)((char *)&all + options[i].field);
         const char *const *was = (const char *const *)(const void *)((const char *)s + options[i].field);
         if (options[i].kind == OPTION_TEXT && *text != *was) *text = text_format("%s", *text);
@@ -187,11 +188,10 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
 enum { LARGE_TEXT = 10000000 };
 void settings_suit(Settings *s, int gpu, int64_t tokens) {
     static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
-        { "e",  "m6",    "m4",    "m6:c512a1e128k6f256n1z1" },
-        { "b",  "64",    "8",     "64" },       { "t",  "256",   "256",   "1024" },
+        { "e",  "m6",    "m4:a1n1z1", "m6:c512a1e128k6f256n1z1" },
+        { "b",  "64",    "16",    "64" },       { "t",  "256",   "128",   "1024" },
         { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1600",  "-1" },
-        { "l",  "2e-3",  "1e-3",  "6e-4" },     { "u",  "100",   "100",   "100" },
-        { "wo", "adamw", "adamw", "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
+        { "wo", "adamw", "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
         { "c",  "1",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
         { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
         { "m",  "-1",    "20",    "20" },       { "s",  "400",   "400",   "1000" },
@@ -201,7 +201,7 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         options_default(table(s), defaults[i].letter,
                         !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);
     if (is_folder(s->model)) options_default(table(s), "wo", "adamw");
-    if (!strcmp(s->optimizer, "muon")) options_default(table(s), "l", "4e-3");
+    if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }
 
 float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }

@@ -29,7 +29,7 @@ void settings_print(const Settings *s);
  * the user gives others. */
 void settings_json(const Settings *s, Text *out);
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
-int  settings_restore(Settings *s, const JsonValue *saved, Error *e);     /* 0, and s as it was: one is unknown or out of range */
+int  settings_restore(Settings *s, const JsonValue *saved, Error *e);     /* 0: one is unknown or invalid; s is unchanged */
 float muon_momentum(const Settings *s);                         /* of -wo and -wm; 0: AdamW updates all tensors */
 Dtype dtype_by_name(const char *type);                         /* of -mo and -mg: bf16 is FLOATX, f32 is REAL */
 #endif

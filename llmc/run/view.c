@@ -21,7 +21,7 @@ void view_open(View *v, const Device *dev, Model *m, int layer) {
     *v = (View){ .layer = layer, .V = c->vocab, .dev = dev };
     LayerActs *a = &m->acts[layer];
     if (c->attention_experts > 1) lens_open(v->main = &v->lens[0], v, &a->att, "attention", m);
-    if (c->experts > 1)           lens_open(v->main = &v->lens[1], v, &a->mlp, "MLP", m);
+    if (config_has_experts(c, layer)) lens_open(v->main = &v->lens[1], v, &a->mlp, "MLP", m);
 }
 void view_close(View *v) {
     for (int i = 0; i < 2; i++) {

@@ -127,8 +127,13 @@ static void test_layouts(void) {
     opens("single .txt", f, NULL, 18, 2, 'r', 'x');
     put_text("layouts/more.txt", "another");
     opens("two .txt: documents", f, NULL, 20, 7, 'a', 'x');
+    put_text("layouts/train.txt", "ABCDEFGHIJ");
+    opens("train.txt without val.txt: a document", f, NULL, 27, 10, 'A', 'x');
     put_text("layouts/input.txt", "abcdefghij");
     opens("input.txt", f, NULL, 9, 1, 0, 'j');                  /* one token: it has no target, so the batch is padding */
+    put_text("layouts/val.txt", "KLMNOP");
+    opens("train.txt and val.txt", f, NULL, 10, 6, 'K', 'P');
+    opens("the same for validation alone", at("a text"), f, 20, 6, 'K', 't');
     put_tokens("layouts/train.bin", 0, 1, 40);
     opens("train.bin alone", f, NULL, 36, 4, 37, 40);
     put_tokens("layouts/val.bin", 0, 9, 12);

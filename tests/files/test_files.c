@@ -256,6 +256,7 @@ static void test_safetensors_round_trip(void) {
     char *file = file_read(path, &size, &e);
     check(file && size == bytes && crc == crc32c(0, file, size),
           "safetensors: finish returns the size and checksum of the file");
+    check(crc32c(0, "123456789", 9) == 0xe3069283 && crc32c(crc32c(0, "123", 3), "456789", 6) == 0xe3069283, "CRC-32C of its usual example");
     check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data),
           "safetensors: data aligned and in order");
     check(file && strstr(file + 8, "\"__metadata__\":{\"format\":\"pt\",\"odd\\n\":\"\\\"x\\\"\"}"), "safetensors: metadata");
@@ -693,6 +694,44 @@ static char *tokenizer_text(const char *vocab, const char *merges, const char *m
     return text;
 }
 
+/* The files of GPT-NeoX and OLMoE have no tokens for the 13 bytes that UTF-8 never has. */
+static void test_tokenizer_without_bytes(void) {
+    static const int never[] = { 0xC0, 0xC1, 0xF5, 0xF6, 0xF7, 0xF8, 0xF9, 0xFA, 0xFB, 0xFC, 0xFD, 0xFE, 0xFF };
+    Tokenizer *bytes = tokenizer_bytes();
+    for (int other = 0; other < 2; other++) {                   /* other: and one that UTF-8 has */
+        size_t length, id = 0;
+        const char *all = tokenizer_json(bytes, &length), *vocab = strstr(all, "\"vocab\":{") + 9;
+        Text json = { 0 };
+        Error e = { "" };
+        text_add_bytes(&json, all, (size_t)(vocab - all));
+        for (int b = 0; b < 256; b++) {
+            int lacks = other && b == 0xF4;
+            for (size_t i = 0; i < COUNT(never); i++) lacks |= never[i] == b;
+            const char *next = strstr(vocab + 1, "\":") + 1;
+            if (!lacks) {
+                text_add(&json, "%s%.*s:%zu", id ? "," : "", (int)(next - vocab), vocab, id);
+                id++;
+            }
+            vocab = next + strcspn(next, ",}") + (b < 255);
+        }
+        text_add(&json, ",\"aa\":%zu},\"merges\":[\"a a\"]}}", id);
+        char *merges = strstr(json.at, "\"merges\":[],");         /* those of the tokenizer of bytes */
+        memset(merges, ' ', strlen("\"merges\":[],"));
+        Tokenizer *t = tokenizer_load_text(json.at, json.length, &e);
+        if (other) check(!t && strstr(e.text, "0xF4"), "a tokenizer without a byte that UTF-8 has is refused: %s", e.text);
+        else {
+            int *ids, *same, ok = t != NULL;
+            size_t n = ok ? tokenizer_encode(t, "a\xFF", 2, &ids) : 0, m = ok ? tokenizer_encode(t, "a\xEF\xBF\xBD", 4, &same) : 0;
+            check(ok && n == 4 && m == 4 && !memcmp(ids, same, 4 * sizeof *ids), "a byte without a token becomes U+FFFD: %s", e.text);
+            check(ok && gives_back(t, "\xF4\x8F\xBF\xBF\n", 5), "a tokenizer without bytes that UTF-8 never has gives text back");
+            if (ok) { free(ids); free(same); }
+        }
+        tokenizer_free(t);
+        free(json.at);
+    }
+    tokenizer_free(bytes);
+}
+
 static void test_tokenizer_refused(void) {
 #define PRE "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false}"
 #define DECODER ",\"decoder\":{\"type\":\"ByteLevel\"}"
@@ -861,6 +900,7 @@ void test_files(void) {
     test_tokenizer_bytes();
     test_tokenizer_goldens();
     test_tokenizer_lossless();
+    test_tokenizer_without_bytes();
     test_tokenizer_refused();
     test_tokenizer_order();
     test_tokenizer_stream();

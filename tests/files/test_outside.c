@@ -4,6 +4,7 @@
 #include "tests/test.h"
 #include "llmc/base/text.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/files/families.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
 #include "llmc/run/stream.h"
@@ -73,6 +74,7 @@ static void test_text_from_outside(void) {
             waitpid(child, NULL, 0);
             char *got = file_read(path, &bytes, &e), *shown = text_format("%s", outside[i].shown);
             if (ways[w].write == options_of && !*shown) { free(shown); shown = text_format("-"); }
+            if (ways[w].write == fail_of && !*shown) { free(shown); shown = text_format("the reason is unknown; exit code %d", EXIT_INPUT); }
             end = strcspn(ways[w].form, "%");
             check(got && bytes == strlen(ways[w].form) - 2 + strlen(shown) && !memcmp(got, ways[w].form, end)
                   && !memcmp(got + end, shown, strlen(shown)) && !strcmp(got + end + strlen(shown), ways[w].form + end + 2),
@@ -129,6 +131,10 @@ static void test_added_tokens(void) {
         check(same, "added tokens: \"%s\"", cases[i].text);
         free(ids);
     }
+    int *ids = NULL;
+    const size_t cut = t ? tokenizer_encode(t, "<abcd", 4, &ids) : 0;       /* the text ends within a token */
+    check(cut == 2 && ids[0] == 258 && ids[1] == 'c', "added tokens: the text ends before the token does");
+    free(ids);
     check(t != NULL, "added tokens: five load %s", e.text);
     tokenizer_free(t);
     for (int nested = 0; nested < 2; nested++) {
@@ -142,7 +148,7 @@ static void test_added_tokens(void) {
         }
         char *text = mem_alloc(BYTES);
         memset(text, '<', BYTES);
-        int *ids = NULL;
+        ids = NULL;
         t = with_added(added.at, &e);
         const double start = now();
         const size_t n = t ? tokenizer_encode(t, text, BYTES, &ids) : 0;
@@ -161,6 +167,25 @@ static void test_added_tokens(void) {
     tokenizer_free(t);
     free(added);
     free(wide.at);
+}
+
+/* Numbers that no float or int holds are refused in config.json; found by fuzzing. */
+static void test_config_limits(void) {
+    static const struct { const char *key, *value, *says; } cases[] = {
+        { "routed_scaling_factor", "3e81", "a cap, scale or epsilon of 3e+81" }, { "final_logit_softcapping", "1e300", "a cap, scale" },
+        { "initializer_fan_in_scale", "1e300", "a cap, scale" }, { "rms_norm_eps", "1e300", "a cap, scale" }, { "rope_theta", "1e300", "rotary" },
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        char *text = text_format("{\"model_type\":\"smoe\",\"vocab_size\":16,\"hidden_size\":8,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+                                 "\"intermediate_size\":8,\"num_local_experts\":4,\"%s\":%s}", cases[i].key, cases[i].value);
+        Error e = { "" };
+        Config c;
+        Json *json = json_parse(text, strlen(text), &e);
+        check(json && !config_from_json(&c, json_root(json), &e) && strstr(e.text, cases[i].says), "config.json: %s of %s is refused: %s",
+              cases[i].key, cases[i].value, e.text);
+        json_free(json);
+        free(text);
+    }
 }
 
 /* What SentencePiece loses, and nothing else: Metaspace one leading space, and both U+2581. */
@@ -189,6 +214,7 @@ static void test_lost_by_sentencepiece(void) {
 
 void test_outside(void) {
     test_lost_by_sentencepiece();
+    test_config_limits();
     test_added_tokens();
     test_text_from_outside();
 }

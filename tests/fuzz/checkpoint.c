@@ -1,17 +1,21 @@
 /* checkpoint.c: the state of a run: run.json, then header and data of model.safetensors and of optimizer.safetensors. In run.json @b0, @c0,
  * @b1 and @c1 stand for the sizes and checksums of the two, which are right wherever they are written so: the bounds behind them are
- * reached. What is accepted is loaded into a model, as a resumed run does. Texts of restored settings live as long as the program. */
+ * reached. So is the checksum at the end of run.json. What is accepted is loaded into a model, as a resumed run does. Texts of restored settings live as long as the program. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/families.h"
+#include "llmc/model/routers.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/settings.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 const int fuzz_is_json = 1;
+
+#define SEAL ", \"crc32c\": \""             /* begins the checksum at the end of run.json */
 
 static Model m;
 static Optimizer o;
@@ -43,7 +47,7 @@ static void seed(const char *folder) {
     model_initialize(&m, 1);
     optimizer_start(&o, &m);
     const Snapshot all = { .model = &m, .optimizer = &o, .step = 1, .progress = progress.at, .options = options.at };
-    if (!checkpoint_save(fuzz_folder(), &all, 1, 0, &e)) fail(EXIT_DISK, "%s", e.text);
+    if (checkpoint_save(fuzz_folder(), &all, 1, 0, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
     char *path = text_format("%s/state/step-00000001/run.json", fuzz_folder()), *to = text_format("%s/checkpoint", folder);
     size_t bytes;
     char *run = file_read(path, &bytes, &e);
@@ -72,7 +76,7 @@ void fuzz_start(void) {
     c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);
     optimizer_plan(&o, &m, 1, REAL, 0);
-    if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for the model");
+    fuzz_allocate(&m);
     if (getenv("FUZZ_SEEDS")) seed(getenv("FUZZ_SEEDS"));
 }
 
@@ -85,20 +89,43 @@ static void add_run(Part run, const uint64_t *bytes, const uint32_t *crc) {
             text_add(&t, "%llu", c[1] == 'b' ? (unsigned long long)bytes[file] : (unsigned long long)crc[file]);
             c += 2;
         } else text_add_bytes(&t, c, 1);
+    char *sealed = strstr(t.at, SEAL);
+    for (char *next; sealed && (next = strstr(sealed + 1, SEAL)); ) sealed = next;
+    if (sealed) { t.length = (size_t)(sealed - t.at); json_seal(&t); }
     fuzz_file("state/step-00000001/run.json", t.at, t.length);
     free(t.at);
 }
 
+/* What a run that resumes needs. */
+static int usable(const JsonValue *run, Error *e) {
+    static char *nothing[] = { "train_moe", NULL };
+    Settings s;
+    Progress p;
+    settings_parse(&s, 1, nothing);
+    if (!settings_restore(&s, json_get(run, "options"), e) || !progress_from_json(run, &p, e)) return 0;
+    fuzz_check(p.loss.count <= WINDOW && p.loss.next >= 0 && p.loss.next < WINDOW && p.samples >= 0 && p.step >= 0 && p.updates >= 0 && p.updates <= p.step);
+    return 1;
+}
+
+/* What Adam divides by is not negative, and nothing is NaN or infinite. */
+static void check_state(void) {
+    const float *weights = (const float *)m.params, *mean = o.m, *square = o.v;
+    for (int i = 0; i < m.manifest.count; i++) {
+        const Tensor *t = &m.manifest.at[i];
+        for (size_t k = t->offset; k < t->offset + t->count; k++)
+            fuzz_check(isfinite(weights[k]) && isfinite(mean[k]) && isfinite(square[k]) && square[k] >= 0);
+    }
+    for (int i = 0; i < (int)router_offset(&m, m.routers); i++) fuzz_check(isfinite(((const float *)m.bias)[i]));
+    fuzz_check(o.updates >= 0);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     static const char *const names[] = { "state/step-00000001/model.safetensors", "state/step-00000001/optimizer.safetensors" };
-    static char *nothing[] = { "train_moe", NULL };
     Part rest = { (const char *)data, size };
     const Part run = fuzz_part(&rest);
     uint64_t sizes[2];
     uint32_t crc[2];
     Error e = { "" };
-    Settings s;
-    Config c;
     fuzz_may_leave_memory();
     for (int i = 0; i < 2; i++) {
         size_t bytes;
@@ -110,13 +137,11 @@ void fuzz_one(const uint8_t *data, size_t size) {
         free(file);
     }
     add_run(run, sizes, crc);
-    Checkpoint *from = checkpoint_open(fuzz_folder(), &e);
+    Checkpoint *from = checkpoint_open(fuzz_folder(), usable, &e);
     if (!from) { fuzz_check(*e.text); return; }
-    const Progress p = progress_from_json(checkpoint_run(from));
-    fuzz_check(p.loss.count <= WINDOW && p.loss.next < WINDOW);
-    if (checkpoint_config(from, &c, &e)) fuzz_check(config_check(&c, &e));
-    checkpoint_load(from, &m, &o, &e);
-    settings_parse(&s, 1, nothing);
-    settings_restore(&s, checkpoint_options(from));
+    const Config c = checkpoint_config(from);
+    fuzz_check(config_check(&c, &e) && checkpoint_options(from));
+    if (checkpoint_load(from, &m, &o, &e)) check_state();
+    else fuzz_check(*e.text);
     checkpoint_close(from);
 }

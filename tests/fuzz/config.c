@@ -13,7 +13,7 @@ static void write_again(const Config *c) {
     Text t = { 0 };
     Error e = { "" };
     Config again;
-    config_to_json(c, "F32", &t);
+    config_to_json(c, "F32", 1, &t);
     Json *json = json_parse(t.at, t.length, &e);
     fuzz_check(json && config_from_json(&again, json_root(json), &e) && config_same(c, &again, &e));
     json_free(json);

@@ -30,8 +30,9 @@ void fuzz_one(const uint8_t *data, size_t size) {
     Log log;
     const char *path = fuzz_file("log.jsonl", json.at, json.bytes);
     fuzz_file("main.log", rest.at, rest.bytes);
+    if (!json_sealed(json.at, json.bytes, &e)) fuzz_check(*e.text);
     if (step >= 0) {                                            /* else the report of the log as it is */
-        fuzz_check(log_open(&log, fuzz_folder(), step, &e));
+        fuzz_check(log_open(&log, fuzz_folder(), step, "", &e));
         log_close(&log);
         size_t bytes;
         char *text = file_read(path, &bytes, &e);

@@ -47,10 +47,11 @@ static Json *written(const Settings *s, Text *t) {
 static void check_restored(const Settings *s) {
     static char *nothing[] = { "train_moe", NULL };
     Text once = { 0 }, twice = { 0 };
+    Error e;
     Settings again;
     Json *json = written(s, &once);
     settings_parse(&again, 1, nothing);
-    settings_restore(&again, json_root(json));
+    fuzz_check(settings_restore(&again, json_root(json), &e));
     again.out = s->out;                                         /* these are not restored: of one start */
     again.resume = s->resume;
     again.allow_data = s->allow_data;
@@ -81,7 +82,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     settings_parse(&s, lines.count + 1, arguments);
     if (form == 1) {
         Json *json = json_parse(rest.at, rest.bytes, &e);
-        if (json) settings_restore(&s, json_root(json));
+        if (json && !settings_restore(&s, json_root(json), &e)) fuzz_check(*e.text);
         json_free(json);
     }
     check_printed(&s);

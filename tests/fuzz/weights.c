@@ -20,7 +20,7 @@ void fuzz_start(void) {
     c.vocab = 11;
     c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);
-    if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for the model");
+    fuzz_allocate(&m);
     for (int k = 0; k < TYPES; k++) {
         size_t at = 0;
         text_add(&header[k], "{");

@@ -4,6 +4,10 @@
 #include "llmc/model/config.h"
 #include "kernels/kernels.h"
 
+/* Models with what published families have and no descriptor says: the i-th, made of c, which has the right sizes for its
+ * descriptor (returned; NULL past the last). */
+const char *family_case(int i, Config *c);
+
 /* Trains on one batch of two contexts. Returns the last loss, NaN if there is no memory; hash: NULL, or of weights and state.
  * how: LEAN: no master weights, moments in floatX; MUON: for matrices. */
 enum { LEAN = 1, MUON = 2 };

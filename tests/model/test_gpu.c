@@ -23,9 +23,24 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f },
 };
 
-static size_t configurations(void) { return quick ? 1 : sizeof grid / sizeof *grid; }
+enum { GRID = sizeof grid / sizeof *grid };
+static size_t configurations(void) {
+    size_t families = 0;
+    while (family_case((int)families, NULL)) families++;
+    return quick ? 1 : GRID + families;
+}
 
 static Config small(const char *descriptor, int context) { return trainee_config(descriptor, 96, context); }
+/* The i-th of the grid, and after them those with what published families have. */
+static const char *name_of(size_t i) { return i < GRID ? grid[i].descriptor : family_case((int)(i - GRID), NULL); }
+static Config configuration(size_t i) {
+    Config c = small(name_of(i), 48);
+    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation;
+    else family_case((int)(i - GRID), &c);
+    return c;
+}
+static int recompute_of(size_t i)   { return i < GRID ? grid[i].recompute : (int)i % 3; }
+static float dropout_of(size_t i)   { return i < GRID ? grid[i].dropout : i % 2 ? 0.1f : 0; }
 
 static void lockstep(const Device *dev) {
     const Device *twin = device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f64");
@@ -34,16 +49,14 @@ static void lockstep(const Device *dev) {
     for (size_t i = 0; i < 2 * configurations(); i++) {                     /* each as it is, and with rounded routing */
         const size_t rounds = i >= configurations(), at = i % configurations();
         double worst;
-        Check c = { .config = small(grid[at].descriptor, 48), .B = 1, .T = T, .recompute = grid[at].recompute,
-                    .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = grid[at].dropout, .seed = 100 * i };
-        c.config.scores = grid[at].scores;
-        c.config.activation = grid[at].activation;
-        c.config.rounding = rounds ? 1 + (int)at % ROUND_DOWN : ROUND_OFF;
+        Check c = { .config = configuration(at), .B = 1, .T = T, .recompute = recompute_of(at),
+                    .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = dropout_of(at), .seed = 100 * i };
+        c.config.rounding = rounds && c.config.experts > 1 ? 1 + (int)at % ROUND_DOWN : ROUND_OFF;
         c.config.tile = 4;
         /* With rounded routing many tokens have one expert, with weight 1 and no gradient: the router's gradient is a sum of few terms. */
         const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1 : 3e-2;
         const int bad = check_devices(&c, dev, twin, bound, stdout, 0, &worst);
-        check(bad == 0, "%s%s: %s agrees with %s, %d bad tensors, worst %.1e", grid[at].descriptor, rounds ? " rounded" : "", dev->name,
+        check(bad == 0, "%s%s: %s agrees with %s, %d bad tensors, worst %.1e", name_of(at), rounds ? " rounded" : "", dev->name,
               twin->name, bad, worst);
     }
 }
@@ -88,15 +101,13 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
 static void recording(const Device *dev) {
     for (size_t i = 0; i < configurations(); i++) {
         int recorded, plain;
-        Config c = small(grid[i].descriptor, 48);
-        c.scores = grid[i].scores;
-        c.activation = grid[i].activation;
-        c.rounding = (int)(2 * i) % (ROUND_DOWN + 1);       /* off, too */
+        Config c = configuration(i);
+        c.rounding = c.experts > 1 ? (int)(2 * i) % (ROUND_DOWN + 1) : ROUND_OFF;
         c.tile = 16;
-        const uint64_t expected = trained(dev, &c, grid[i].recompute, grid[i].dropout, i % 2 ? 0.95f : 0, 0, &plain);
-        const uint64_t hash = trained(dev, &c, grid[i].recompute, grid[i].dropout, i % 2 ? 0.95f : 0, 1, &recorded);
-        check(recorded && !plain, "%s: %s: a step is recorded if and only if requested", dev->name, grid[i].descriptor);
-        check(hash == expected, "%s: %s: replayed steps give the same bits", dev->name, grid[i].descriptor);
+        const uint64_t expected = trained(dev, &c, recompute_of(i), dropout_of(i), i % 2 ? 0.95f : 0, 0, &plain);
+        const uint64_t hash = trained(dev, &c, recompute_of(i), dropout_of(i), i % 2 ? 0.95f : 0, 1, &recorded);
+        check(recorded && !plain, "%s: %s: a step is recorded if and only if requested", dev->name, name_of(i));
+        check(hash == expected, "%s: %s: replayed steps give the same bits", dev->name, name_of(i));
     }
 }
 
@@ -116,17 +127,15 @@ static void decoding(const Device *dev) {
     static const int batches[] = { 1, 3, 12, 20 };
     const int bf16 = dev->floatX_size == 2;
     for (size_t i = 0; i < configurations(); i++) {
-        Config c = small(grid[i].descriptor, 48);
-        c.scores = grid[i].scores;
-        c.activation = grid[i].activation;
+        Config c = configuration(i);
         for (int k = 0; k < (quick ? 2 : 4); k++) {
             if (!quick && (!bf16 || (i == 0 && k < 2)))
                 check_error(decoding_errors(dev, &c, batches[k], 40, 9, bf16 ? 5e-2 : 1e-4), bf16 ? 0.1 : 0,
-                            "%s %s: decoding %d with a cache, fraction that differs from a full pass", dev->name, grid[i].descriptor,
+                            "%s %s: decoding %d with a cache, fraction that differs from a full pass", dev->name, name_of(i),
                             batches[k]);
             for (int greedy = 0; greedy < 2; greedy++)
                 check(steps_agree(dev, &c, batches[k], (Sampler){ .temperature = !greedy, .top_p = 0.9f }),
-                      "%s %s: %d sequences, drawn ahead or one at a time", dev->name, grid[i].descriptor, batches[k]);
+                      "%s %s: %d sequences, drawn ahead or one at a time", dev->name, name_of(i), batches[k]);
         }
     }
 

@@ -54,6 +54,32 @@ static const struct { const char *descriptor; int scores, activation, recompute;
     { "m2:c16h6d4q2e5k2f12a4x2b1w200", TOPK_SOFTMAX, SWIGLU, 0, ROUND_NEAREST },
 };
 
+/* c is NULL, or has the sizes of the descriptor. */
+const char *family_case(int i, Config *c) {
+    static const struct { const char *descriptor; Config with; } cases[] = {
+        { "m2:c16h4d4e4k2f12a1n2u1", { .scores = SOFTMAX_TOPK, .attention_bias = 2 } },                         /* as OLMoE */
+        { "m3:c16h4d6q2e5k2f12a1n1u1", { .scores = TOPK_SOFTMAX, .dense_width = 20, .dense = { 2 } } },         /* as Qwen3-MoE */
+        { "m2:c16h4q2e4k2f12a1s2", { .scores = SOFTMAX_TOPK, .attention_bias = 1, .shared_gate = 1 } },         /* as Qwen2-MoE */
+        { "m2:c16h4q2e4k2f12a1s1", { .scores = TOPK_SOFTMAX, .embed_scale = 3, .residual_scale = 0.22, .attention_scale = 0.17,
+                                     .logit_divisor = 1.7 } },                                                  /* as Granite */
+        { "m3:c16h4d8q2e6k2f12a1s2w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { 1 }, .rotated = 4,
+                                               .attention_bias = 1 } },                                         /* as GLM 4.5 */
+        { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 } },  /* as Dots 1 */
+        { "m2:c16h4q2e6k3f12a1s1", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },           /* as ERNIE */
+        { "d2:c16h4q2f20", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
+        { "d2:c16h2q1f20n2u1", { .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 }, .residual_scale = 0.5 } },
+    };
+    if (i >= (int)(sizeof cases / sizeof *cases)) return NULL;
+    const Config *w = &cases[i].with;
+    if (!c) return cases[i].descriptor;
+    c->scores = w->scores, c->attention_bias = w->attention_bias, c->shared_gate = w->shared_gate, c->choice_bias = w->choice_bias;
+    c->dense_width = w->dense_width, c->rotated = w->rotated, c->rope_pairs = w->rope_pairs, c->rope = w->rope;
+    c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
+    c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
+    memcpy(c->dense, w->dense, sizeof c->dense);
+    return cases[i].descriptor;
+}
+
 static void gradients_of(Check *c, const char *name) {
     double worst;
     c->B = 2, c->T = 7, c->samples = 8, c->balance = 0.3f, c->z = 0.1f, c->seed = (uint64_t)(uniform() * 1e9);
@@ -67,6 +93,11 @@ static void gradients(void) {
         Check c = { .config = config_of(grid[i].descriptor, grid[i].scores, grid[i].activation, grid[i].tied),
                     .recompute = grid[i].recompute, .dropout = grid[i].dropout };
         gradients_of(&c, grid[i].descriptor);
+    }
+    for (int i = 0; family_case(i, NULL); i++) {
+        Check c = { .config = trainee_config(family_case(i, NULL), 29, 16), .recompute = i % 3, .dropout = i % 2 ? 0.1f : 0 };
+        family_case(i, &c.config);
+        gradients_of(&c, family_case(i, NULL));
     }
     for (size_t i = 0; i < sizeof rounded / sizeof *rounded; i++) {
         Check c = { .config = config_of(rounded[i].descriptor, rounded[i].scores, rounded[i].activation, 1),
@@ -288,15 +319,18 @@ static void loads(void) {
     free(tokens);
 }
 
-static void decoding(const char *descriptor, int scores) {
-    const Config c = config_of(descriptor, scores, SWIGLU, 1);
+static void decoding_of(const Config *c, const char *descriptor) {
     const int T = 12;
     for (int first = 1; first <= T; first += first < 3 ? 1 : 4)
-        check_error(decoding_errors(device_find("cpu-f32"), &c, 3, T, first, 1e-4), 0,
+        check_error(decoding_errors(device_find("cpu-f32"), c, 3, T, first, 1e-4), 0,
                     "%s: decoding after %d tokens at once, fraction that differs from a full pass", descriptor, first);
     for (int B = 1; B <= 4; B += 3)
-        check(steps_agree(device_find("cpu-f32"), &c, B, (Sampler){ .temperature = 1, .top_p = 0.9f }),
+        check(steps_agree(device_find("cpu-f32"), c, B, (Sampler){ .temperature = 1, .top_p = 0.9f }),
               "%s: %d sequences, drawn ahead or one at a time", descriptor, B);
+}
+static void decoding(const char *descriptor, int scores) {
+    const Config c = config_of(descriptor, scores, SWIGLU, 1);
+    decoding_of(&c, descriptor);
 }
 
 /* The memory promise: an SMoE MLP layer keeps only its input, the pre-activations of the experts, and the routing. */
@@ -427,6 +461,11 @@ void test_model(void) {
     loads();
     decoding("m2:c32h4e4k2f32a4x2", TOPK_SOFTMAX);
     decoding("m2:c32h4q2e4k2f32a1s1", SIGMOID_TOPK);
+    for (int k = 0; family_case(k, NULL); k++) {
+        Config c = trainee_config(family_case(k, NULL), 29, 16);
+        family_case(k, &c);
+        decoding_of(&c, family_case(k, NULL));
+    }
     decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
     decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
     decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX);

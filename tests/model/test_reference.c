@@ -3,6 +3,8 @@
 #include "tests/test.h"
 #include "llmc/files/hf.h"
 #include "llmc/files/families.h"
+#include "llmc/model/decode.h"
+#include "llmc/model/rope.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +33,20 @@ static int *read_ints(Safetensors *s, const char *name, size_t *count) {
     return i;
 }
 
-static void compare_gradients(const Model *m, Safetensors *expected, const char *family, double bound) {
+/* The gradient of a piece in the order of memory, where that is another than the file's. */
+static void turn(const Config *c, const Piece *p, double *g) {
+    const size_t row = p->count / (size_t)p->shape[0], D = (size_t)p->head;
+    double *was = mem_alloc(p->count * sizeof *was);
+    memcpy(was, g, p->count * sizeof *was);
+    for (size_t i = 0; p->head && i < p->count; i++) {
+        const size_t r = i / row, to = r / D * D + (size_t)rope_place(c, (int)(r % D));
+        g[to * row + i % row] = was[i];
+    }
+    free(was);
+}
+
+/* times: ours are of a loss this many times as large: 1 / times would be rounded to float. */
+static void compare_gradients(const Model *m, Safetensors *expected, const char *family, double times, double bound) {
     double *all = mem_alloc(m->manifest.total * sizeof *all);
     model_gradients(m, all);
     for (int i = 0; i < m->manifest.count; i++)
@@ -42,6 +57,8 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
             snprintf(name, sizeof name, "grad.%s", p.name);
             double *g = read_all(expected, name, &n);
             check(n == p.count, "%s: %s has %zu elements", family, name, p.count);
+            if (g && n == p.count) turn(&m->config, &p, g);
+            for (size_t k = 0; g && k < n; k++) g[k] *= times;
             if (g && n == p.count)
                 check_error(relative_error(all + p.offset, g, n), bound, "%s on %s: %s", family,
                             m->dev->name, name);
@@ -50,24 +67,63 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
     free(all);
 }
 
+/* Every key of their config.json with its value, but for the number type, in the order of theirs; and nothing else. */
+static void compare_configs(const char *folder, const char *family) {
+    char *path[2] = { text_format("%s/config.json", folder), scratch_path("config.json") }, *text[2];
+    Json *json[2];
+    Error e;
+    size_t bytes;
+    for (int i = 0; i < 2; i++) {
+        text[i] = file_read(path[i], &bytes, &e);
+        json[i] = text[i] ? json_parse(text[i], bytes, &e) : NULL;
+        check(json[i] != NULL, "%s: %s: %s", family, path[i], e.text);
+    }
+    const JsonValue *a = json[0] ? json_first(json_root(json[0])) : NULL, *b = json[1] ? json_first(json_root(json[1])) : NULL;
+    for (; a && b; a = a->next, b = b->next) {
+        Text x = { 0 }, y = { 0 };
+        json_write(&x, a, 0);
+        json_write(&y, b, 0);
+        check(!strcmp(a->key, b->key) && (!strcmp(a->key, "dtype") || !strcmp(x.at, y.at)), "%s: config.json has \"%s\": %s, not \"%s\": %s",
+              family, a->key, x.at, b->key, y.at);
+        free(x.at), free(y.at);
+    }
+    check(!a && !b, "%s: config.json has as many keys as it had", family);
+    for (int i = 0; i < 2; i++) { json_free(json[i]); free(text[i]); free(path[i]); }
+}
+
+/* Every tensor of theirs, by its name: the same shape and values, and the same bytes if the number type is the same. */
+static void compare_tensors(Safetensors *theirs, Safetensors *ours, const char *family) {
+    Error e;
+    check(safetensors_count(theirs) == safetensors_count(ours), "%s: our file has as many tensors as that of Transformers", family);
+    for (size_t i = 0; i < safetensors_count(theirs); i++) {
+        const FileTensor *a = safetensors_at(theirs, i), *b = safetensors_find(ours, a->name);
+        const int shaped = b && a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape);
+        check(shaped, "%s: %s is in our file", family, a->name);
+        if (!shaped) continue;
+        double *x = mem_alloc(a->count * sizeof *x), *y = mem_alloc(a->count * sizeof *y);
+        check(safetensors_read_double(theirs, a, 0, x, a->count, &e) && safetensors_read_double(ours, b, 0, y, a->count, &e)
+              && !memcmp(x, y, a->count * sizeof *x), "%s: %s has the values it had", family, a->name);
+        free(x), free(y);
+    }
+}
+
 /* Saved and read again: the same names, shapes and bits, and the same configuration. */
 static void save_and_read(const Model *m, const char *family, const char *folder) {
     const Device *dev = m->dev;
     const size_t weights = m->manifest.total * dev->floatX_size;
     char *file = scratch_path("model.safetensors");
+    HfOrigin *origin = hf_origin_open(folder);
     Error e;
     Config c;
     Model again;
     uint64_t bytes;
     uint32_t crc;
-    check(hf_save_small(scratch(), m, NULL, &e) && hf_save_weights(m, file, 7, &e, &bytes, &crc), "%s: saves", family);
+    check(hf_save_small(scratch(), m, NULL, origin, &e) && hf_save_weights(m, file, 7, &e, &bytes, &crc), "%s: saves", family);
     check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
+    compare_configs(folder, family);
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
-    check(theirs && ours && safetensors_count(theirs) == safetensors_count(ours),
-          "%s: our file has as many tensors as that of Transformers", family);
-    for (size_t i = 0; theirs && ours && i < safetensors_count(theirs); i++)
-        check(safetensors_find(ours, safetensors_at(theirs, i)->name) != NULL, "%s: %s is in our file",
-              family, safetensors_at(theirs, i)->name);
+    check(theirs && ours, "%s: both files open", family);
+    if (theirs && ours) compare_tensors(theirs, ours, family);
     safetensors_close(theirs);
     safetensors_close(ours);
     model_plan_inference(&again, dev, &c, 1, 1, 0, NULL);
@@ -77,6 +133,7 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     dev->download(b, again.params, weights);
     check(!memcmp(a, b, weights), "%s on %s: weights are the same bit for bit", family, dev->name);
     model_free(&again);
+    hf_origin_free(origin);
     free(a), free(b), free(file);
 }
 
@@ -94,17 +151,37 @@ static void compare_model(Model *m, Safetensors *expected, const char *family, d
     model_logits(m, 0, N);
     dev->to_double(logits, m->s.logits, all);
     check_error(relative_error(logits, want, all), bound, "%s on %s: logits", family, dev->name);
-    model_loss(m, 1 / (float)used, 1);
+    model_loss(m, 1, 1);
     dev->reals_to_double(&sum, m->loss_sum, 1);
     sum /= (double)used;
     check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);
     model_backward(m, 1);
-    compare_gradients(m, expected, family, bound);
+    compare_gradients(m, expected, family, used, bound);
     free(logits), free(want), free(loss), free(targets);
 }
 
-static void family_on(const char *family, const Device *dev, double bound) {
-    char *folder = text_format("tests/reference/%s", family), *path = text_format("%s/expected.safetensors", folder);
+/* The most likely tokens, one after the other, through the cache; those of Transformers are in expected.safetensors. */
+static void decode_greedily(const Model *m, Safetensors *expected, const char *family, const int *tokens) {
+    enum { PROMPT = 5 };
+    Decoder d;
+    size_t n;
+    if (!safetensors_find(expected, "greedy")) return;
+    int *want = read_ints(expected, "greedy", &n), *got = mem_alloc(n * sizeof *got), same = 0;
+    check(decoder_open(&d, m->dev, &m->config, 1, PROMPT + (int)n, m), "%s: memory of decoding", family);
+    decoder_feed(&d, tokens, PROMPT);
+    decoder_draw(&d, (Sampler){ 0 }, &(uint64_t){ 0 });
+    for (size_t i = 0; i < n; i++) {
+        decoder_sample(&d, &got[i]);
+        if (i + 1 < n) decoder_feed(&d, &got[i], 1);
+    }
+    while (same < (int)n && got[same] == want[same]) same++;
+    check(same == (int)n, "%s on %s: %d of %zu tokens are those of Transformers", family, m->dev->name, same, n);
+    decoder_close(&d);
+    free(want), free(got);
+}
+
+static void family_on(const char *place, const char *family, const Device *dev, double bound) {
+    char *folder = text_format("tests/reference/%s", place), *path = text_format("%s/expected.safetensors", folder);
     Error e;
     Config c;
     Model m;
@@ -122,7 +199,8 @@ static void family_on(const char *family, const Device *dev, double bound) {
     check(model_allocate(&m), "%s: memory", family);
     check(hf_load_weights(&m, folder, &e), "%s: weights load: %s", family, e.text);
     model_batch(&m, tokens, targets, B, T);
-    compare_model(&m, expected, family, bound);
+    compare_model(&m, expected, place, bound);
+    decode_greedily(&m, expected, place, tokens);
     save_and_read(&m, family, folder);
     model_free(&m);
     safetensors_close(expected);
@@ -130,9 +208,18 @@ static void family_on(const char *family, const Device *dev, double bound) {
 }
 
 void test_reference(void) {
-    static const char *const families[] = { "jetmoe", "mixtral", "llama" };
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        family_on(families[i], device_find("cpu-f64"), 1e-6);       /* the files hold f32 */
-        family_on(families[i], device_find("cpu-f32"), 1e-5);
+    static const char *const models[][2] = {
+        { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
+        { "families/llama_scaled", "llama" }, { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },
+        { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
+        { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
+        { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        const int in_f64 = models[i][0][0] == 'f';              /* of the first three the expected values are f32 */
+        family_on(models[i][0], models[i][1], device_find("cpu-f64"), in_f64 ? 1e-9 : 1e-6);
+        family_on(models[i][0], models[i][1], device_find("cpu-f32"), 1e-5);
+        const Device *gpu = device_find("cuda-f32");            /* with the bound of test_gpu.c */
+        if (gpu && gpu->count() > 0 && !gpu->open(0)) family_on(models[i][0], models[i][1], gpu, 1e-4);
     }
 }

@@ -311,13 +311,15 @@ static void options(void) {
 /* What is given stays; the rest suits the machine and the text. */
 static void defaults(void) {
     static const struct { const char *arguments; int gpu; int64_t tokens; const char *model, *optimizer; float lr; int batch; } cases[] = {
-        { "",                   0, 1000000,   "m4", "adamw", 1e-3f, 8 },
-        { "",                   0, 100000000, "m4", "adamw", 1e-3f, 8 },
+        { "",                   0, 1000000,   "m4:a1n1z1", "muon", 4e-3f, 16 },
+        { "",                   0, 100000000, "m4:a1n1z1", "muon", 4e-3f, 16 },
         { "",                   1, 1000000,   "m6", "adamw", 2e-3f, 64 },
         { "",                   1, 100000000, "m6:c512a1e128k6f256n1z1", "muon", 4e-3f, 64 },
         { "-wo adamw -e d12",   1, 100000000, "d12", "adamw", 6e-4f, 64 },
-        { "-wo muon -b 3",      0, 1000000,   "m4", "muon", 4e-3f, 3 },
+        { "-wo adamw -b 3",     0, 1000000,   "m4:a1n1z1", "adamw", 1e-3f, 3 },
+        { "-wo muon",           1, 1000000,   "m6", "muon", 4e-3f, 64 },
         { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512a1e128k6f256n1z1", "muon", 1e-4f, 64 },
+        { "-e tests",           0, 1000000,   "tests", "adamw", 1e-3f, 16 },
         { "-e tests",           1, 100000000, "tests", "adamw", 6e-4f, 64 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -393,7 +395,7 @@ static double *state_of(const Trainee *t, int kind, int i) {
  * in any direction. */
 static double moved(const Tensor *t, const double *after, double decay, double lr) {
     double squares = 0, *before = mem_alloc(t->count * sizeof *before);
-    manifest_initial(t, 3, before);
+    manifest_initial(t, 3, 0, t->count, before);
     for (size_t n = 0; n < t->count; n++) squares += pow(after[n] - (float)before[n] * (1 - lr * decay), 2);
     free(before);
     return sqrt(squares / (double)t->count) / lr;
@@ -710,7 +712,7 @@ static void pruning(void) {
     save(folder, &t, 10, 1, 0);
     check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
           "a single checkpoint can be kept");
-    check(checkpoint_save_best(folder, &t.m, 10, NULL, &e), "the best weights are saved");
+    check(checkpoint_save_best(folder, &t.m, 10, NULL, NULL, &e), "the best weights are saved");
     check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) != HOLDS_STATE && !is_file(top),
           "a run can be deleted");
 
@@ -773,7 +775,11 @@ static void configs(void) {
         { "u3:c16h4d4e4k2f12a4x2",   TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h4d4e1f12a4x2",     TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "d2:c16h4f20",             TOPK_SOFTMAX, RELU2,  1, 1e-6, FAMILY_SMOE },
-        { "d2:c16h4f20n1",           TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_SMOE },
+        { "d2:c16h4f20n1",           TOPK_SOFTMAX, SWIGLU, 1, 1e-6, FAMILY_QWEN3 },
+        { "m2:c16h4q2e8k2f12a1n1",   SOFTMAX_TOPK, SWIGLU, 1, 1e-6, FAMILY_QWEN3_MOE },
+        { "m2:c16h4q2e8k2f12a1n2",   SOFTMAX_TOPK, SWIGLU, 0, 1e-6, FAMILY_OLMOE },
+        { "m2:c16h4q2e8k2f12a1s2",   TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_GRANITE_SHARED },
+        { "d3:c16h6d8q2f12",         TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_MISTRAL },     /* 6 heads do not divide 16 channels */
         { "d2:c16h4f20l15v2",        TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
         { "m2:c16h4q2e8k2f12a1w250", SIGMOID_EACH, SWIGLU, 1, 1e-6, FAMILY_SMOE },
         { "m2:c16h6d4q2e4k2f12a4x2b1z2i75y100", TOPK_SOFTMAX, SWIGLU, 0, 1e-6, FAMILY_SMOE },
@@ -788,10 +794,12 @@ static void configs(void) {
         c.activation = kinds[i].activation;
         c.tied = kinds[i].tied;
         c.final_eps = kinds[i].eps;
-        if (kinds[i].family & (FAMILY_MIXTRAL | FAMILY_LLAMA)) c.norm_eps = c.final_eps;
+        if (!(kinds[i].family & (FAMILY_JETMOE | FAMILY_SMOE))) c.norm_eps = c.final_eps;
         c.rope_theta = 12345.678;
-        config_to_json(&c, "BF16", &json);
+        config_to_json(&c, "BF16", 1, &json);
         const int read = from_text(&back, json.at, &e);
+        if (kinds[i].family == FAMILY_GRANITE_SHARED)       /* nothing: 1 / sqrt(4), and not 0 */
+            check(strstr(json.at, "\"attention_multiplier\": 0.5,") != NULL, "%s: its scores have the usual scale", kinds[i].descriptor);
         check(config_family(&c) == kinds[i].family, "%s is a %s", kinds[i].descriptor, family_name(kinds[i].family));
         check(read && config_same(&c, &back, &e), "%s comes back from config.json: %s", kinds[i].descriptor, e.text);
         if (read) {
@@ -809,14 +817,26 @@ static void refused_configs(void) {
 #define SIZES "\"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 2, \"intermediate_size\": 8, " \
               "\"num_attention_heads\": 4, \"max_position_embeddings\": 64"
     static const struct { const char *type, *extra, *names; } wrong[] = {
-        { "llama",   "\"attention_bias\": true",                          "attention_bias" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"attention_bias\": true",                          "attention_bias" },
         { "llama",   "\"mlp_bias\": true",                                "mlp_bias" },
         { "llama",   "\"quantization_config\": {\"bits\": 4}",            "quantization_config" },
         { "llama",   "\"clip_qkv\": 8.0",                                 "clip_qkv" },
-        { "llama",   "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}",           "rope_scaling" },
-        { "llama",   "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",      "rope_scaling" },
-        { "llama",   "\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 1e4}", "yarn" },
-        { "mixtral", "\"sliding_window\": 32",                            "sliding_window" },
+        { "llama",   "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}",          "dynamic" },
+        { "llama",   "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}",      "low_freq_factor" },
+        { "llama",   "\"rope_parameters\": {\"rope_type\": \"linear\", \"rope_theta\": 1e4}", "factor" },
+        { "llama",   "\"partial_rotary_factor\": 0.5",                   "partial_rotary_factor" },
+        { "smoe",    "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}",           "linear" },
+        { "olmoe",   "\"num_local_experts\": 1",                        "two experts" },
+        { "mixtral", "\"num_local_experts\": 1, \"num_key_value_heads\": 4, \"num_experts_per_tok\": 1", "two experts" },
+        { "qwen2_moe", "\"moe_intermediate_size\": 8",                  "shared_expert_intermediate_size" },
+        { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 1", "sliding_window" },
+        { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, "
+                     "\"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2", "3 groups" },
+        { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },
+        { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"moe_layer_start_index\": 5", "no layer" },
+        { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3", "partial_rotary_factor" },
+        { "granitemoe", "\"residual_multiplier\": 0.0",                 "residual_multiplier" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": 32",                            "sliding_window" },
         { "llama",   "\"hidden_act\": \"gelu\"",                          "hidden_act" },             /* exact GELU; ours is the tanh form */
         { "llama",   "\"hidden_act\": \"gelu_pytorch_tanh\"",             "hidden_act" },             /* gated GELU: not supported */
         { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
@@ -824,7 +844,7 @@ static void refused_configs(void) {
         { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
         { "llama",   "\"num_key_value_heads\": 3",                        "3" },
         { "llama",   "\"head_dim\": 5",                                   "5" },
-        { "mixtral", "\"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
         { "mixtral", "\"num_local_experts\": 2.5",                        "num_local_experts" },
         { "mixtral", "\"num_local_experts\": -2",                         "num_local_experts" },
         { "mixtral", "\"num_local_experts\": 4000000000000",              "num_local_experts" },
@@ -866,6 +886,43 @@ static void refused_configs(void) {
                          "\"intermediate_size\": 8, \"num_attention_heads\": 4}", &e), "a model whose size overflows is refused: %s", e.text);
     check(!from_text(&c, "{\"model_type\": \"llama\", \"vocab_size\": 32}", &e)
           && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
+}
+
+/* A key that is missing means what Transformers takes it to be, in every family; or it is asked for by its name. defaults.json has
+ * all keys of each family's own configuration. */
+static void default_configs(void) {
+    Error e;
+    size_t bytes;
+    char *text = file_read("tests/reference/families/defaults.json", &bytes, &e);
+    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    int families = 0, accepted = 0;
+    check(json != NULL, "defaults.json: %s", e.text);
+    for (const JsonValue *f = json ? json_first(json_root(json)) : NULL; f; f = f->next, families++) {
+        Config whole, without;
+        const int read = config_from_json(&whole, f, &e);
+        check(read, "%s with its own defaults is read: %s", f->key, e.text);
+        for (const JsonValue *left = read ? json_first(f) : NULL; left; left = left->next) {
+            Text some = { 0 };
+            if (!strcmp(left->key, "model_type")) continue;
+            text_add(&some, "{\"model_type\": \"%s\"", f->key);
+            for (const JsonValue *v = json_first(f); v; v = v->next) {
+                if (v == left || !strcmp(v->key, "model_type")) continue;
+                text_add(&some, ", \"%s\": ", v->key);
+                json_write(&some, v, 0);
+            }
+            text_add(&some, "}");
+            char *missing = text_format("\"%s\" is missing", left->key);
+            const int window = !strcmp(f->key, "mistral") && !strcmp(left->key, "sliding_window");     /* then there is one */
+            if (from_text(&without, some.at, &e)) {
+                check(config_same(&whole, &without, &e) && !window, "%s without \"%s\" is the same: %s", f->key, left->key, e.text);
+                accepted++;
+            } else check(strstr(e.text, window ? "sliding_window" : missing) != NULL, "%s without \"%s\": %s", f->key, left->key, e.text);
+            free(missing), free(some.at);
+        }
+    }
+    check(families == 13 && accepted > 120, "%d families, %d keys may be missing", families, accepted);
+    json_free(json);
+    free(text);
 }
 
 /* ---- files --------------------------------------------------------------------------------------------- */
@@ -968,6 +1025,7 @@ void test_train(void) {
     lock();
     configs();
     refused_configs();
+    default_configs();
     sums();
     atomic_files();
 }

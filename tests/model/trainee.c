@@ -25,7 +25,7 @@ static void initialize(Model *m, uint64_t seed) {
         char *to = (char *)m->params + t.offset * size;
         const size_t all = t.count;
         if (t.count > DRAWN) t.count = DRAWN;
-        manifest_initial(&t, seed, values);
+        manifest_initial(&t, seed, 0, t.count, values);
         m->dev->from_double((floatX *)(void *)to, values, t.count);
         for (size_t at = t.count, more; at < all; at += more) {
             more = all - at < at ? all - at : at;

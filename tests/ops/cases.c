@@ -233,12 +233,6 @@ static Case *rmsnorm_backward(const Shape *s) {
 
 /* ---- rope ---------------------------------------------------------------------------------------------- */
 
-CALL(rope_table, b[0], 10000.0f, c->s.T, c->s.D)
-static Case *rope_table(const Shape *s) {
-    Case *c = BEGIN(rope_table, s, 0, "T=%d D=%d", s->T, s->D);
-    out(c, REAL, "table", times(s->T, s->D), 0, 2);
-    return c;
-}
 static void turns(Case *c) {
     const size_t n = times(c->s.T, c->s.D);
     double *table = mem_alloc(n * sizeof *table);
@@ -294,6 +288,14 @@ static Case *columns_add(const Shape *s, int stride, int from) {
     in(c, FLOATX, "part", times(c->N, c->C), 0, 1);
     return c;
 }
+CALL(columns_put, b[0], b[1], c->N, c->stride, c->count, c->C)
+static Case *columns_put(const Shape *s, int stride, int from) {
+    Case *c = BEGIN(columns_put, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
+    c->stride = stride, c->count = from, c->C = s->G * s->D;
+    acc(c, FLOATX, "x", times(c->N, stride), 0, 1, 0, 0);
+    in(c, FLOATX, "part", times(c->N, c->C), 0, 1);
+    return c;
+}
 CALL(columns_take, b[0], b[1], c->N, c->stride, c->count, c->C)
 static Case *columns_take(const Shape *s, int stride, int from) {
     Case *c = BEGIN(columns_take, s, 0, "N=%d stride=%d from=%d width=%d", s->B * s->T, stride, from, s->G * s->D);
@@ -306,10 +308,10 @@ static Case *columns_take(const Shape *s, int stride, int from) {
 /* ---- residual and dropout ------------------------------------------------------------------------------ */
 
 enum { SITE = 5 };
-CALL(residual, b[0], b[1], b[2], ((Dropout){ c->p, b[3], SITE }), c->buffer[0].n)
-static Case *residual(const Shape *s, float p) {
-    Case *c = BEGIN(residual, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
-    c->p = p;
+CALL(residual, b[0], b[1], b[2], ((Dropout){ c->p, b[3], SITE, c->scale }), c->buffer[0].n)
+static Case *residual(const Shape *s, float p, float scale) {
+    Case *c = BEGIN(residual, s, 0, "p=%g scale=%g n=%d", (double)p, (double)scale, s->B * s->T * s->C);
+    c->p = p, c->scale = scale;
     c->key = 0x123456789abcdef;
     c->site = SITE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);                         /* stored once; 1/(1-p), product, sum */
@@ -318,10 +320,10 @@ static Case *residual(const Shape *s, float p) {
     if (p > 0) bytes(c, "key", &c->key, sizeof c->key); else absent(c);
     return c;
 }
-CALL(dropout, b[0], b[1], ((Dropout){ c->p, b[2], SITE }), c->buffer[0].n)
-static Case *dropout(const Shape *s, float p) {
-    Case *c = BEGIN(dropout, s, 0, "p=%g n=%d", (double)p, s->B * s->T * s->C);
-    c->p = p;
+CALL(dropout, b[0], b[1], ((Dropout){ c->p, b[2], SITE, c->scale }), c->buffer[0].n)
+static Case *dropout(const Shape *s, float p, float scale) {
+    Case *c = BEGIN(dropout, s, 0, "p=%g scale=%g n=%d", (double)p, (double)scale, s->B * s->T * s->C);
+    c->p = p, c->scale = scale;
     c->key = 0xfedcba987654321;
     c->site = SITE;
     out(c, FLOATX, "out", times(c->N, c->C), 1, 4);
@@ -413,7 +415,7 @@ static Case *parallel_linear_backward_weight(const Shape *s, int C, int O, Rows 
 
 /* ---- router -------------------------------------------------------------------------------------------- */
 
-static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "sigmoid_topk", "sigmoid_each" };
+static const char *const scores_name[] = { "topk_softmax", "softmax_topk", "softmax_renorm", "sigmoid_topk", "sigmoid_each" };
 
 /* Logits are multiples of 1/64. Among equal ones the lower id must win on every device; the others are so far apart that no
  * rounding can change their order. */
@@ -433,10 +435,13 @@ static void lse_of(Case *c, const double *logits) {
     }
     add(c, INPUT, REAL, "lse", (size_t)c->N, lse);
 }
-CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->forced, c->N, c->s.E, c->s.K)
-static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
-    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
-                    forced ? " forced" : "", wide ? " wide" : "", s->B * s->T, s->E, s->K);
+CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->groups, c->forced, c->N, c->s.E, c->s.K)
+static Case *router_of_groups(const Shape *s, Scores scores, int bias, int forced, int wide, Groups groups) {
+    char in_groups[40] = "";
+    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups", groups.chosen, groups.count);
+    Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
+                    forced ? " forced" : "", wide ? " wide" : "", in_groups, s->B * s->T, s->E, s->K);
+    c->groups = groups;
     c->scores = scores, c->forced = forced;
     out(c, INTEGER, "expert", (size_t)c->S, 0, 0);
     out(c, REAL, "weight", (size_t)c->S, 0, wide ? 8 + 25 : 8);          /* exp(l - lse): relative to lse, up to 25 */
@@ -449,6 +454,9 @@ static Case *router_forward(const Shape *s, Scores scores, int bias, int forced,
         add(c, INPUT, REAL, "bias", (size_t)s->E, bias_of);
     } else absent(c);
     return c;
+}
+static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
+    return router_of_groups(s, scores, bias, forced, wide, (Groups){ 0 });
 }
 CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
 static Case *router_losses(const Shape *s, Scores scores) {
@@ -624,6 +632,13 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
     return c;
 }
 
+CALL(bias_forward, b[0], b[1], c->N, c->C)
+static Case *bias_forward(const Shape *s) {
+    Case *c = BEGIN(bias_forward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
+    acc(c, FLOATX, "x", times(c->N, c->C), 0, 1, 1, 0);
+    in(c, FLOATX, "bias", (size_t)c->C, 0, 1);
+    return c;
+}
 CALL(bias_backward, b[0], b[1], c->N, c->C)
 static Case *bias_backward(const Shape *s, int exact) {
     Case *c = BEGIN(bias_backward, s, exact, "N=%d C=%d", s->B * s->T, s->C);
@@ -636,12 +651,13 @@ static Case *bias_backward(const Shape *s, int exact) {
 static void run_add_norm_forward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
     const Sum sum = { .rows = b[4], .weight = b[5], .bias = b[6], .plan = c->plan < 0 ? NULL : &plan };
-    d->add_norm_forward(d, b[0], b[1], b[2], b[3], &sum, (Dropout){ c->p, b[7], SITE }, (Norm){ b[8], c->eps }, c->N, c->C);
+    d->add_norm_forward(d, b[0], b[1], b[2], b[3], &sum, (Dropout){ c->p, b[7], SITE, c->scale }, (Norm){ b[8], c->eps }, c->N, c->C);
 }
-static Case *add_norm_forward(const Shape *s, int routes, float p) {
-    Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g %s C=%d", routes ? "grouped" : "token", (double)p, s->name, s->C);
+static Case *add_norm_forward(const Shape *s, int routes, float p, float scale) {
+    Case *c = BEGIN(add_norm_forward, s, 0, "%s p=%g scale=%g %s C=%d", routes ? "grouped" : "token", (double)p, (double)scale,
+                    s->name, s->C);
     const size_t rows = (size_t)(routes ? c->S : c->N);
-    c->p = p, c->key = 0x123456789abcdef;
+    c->p = p, c->scale = scale, c->key = 0x123456789abcdef;
     out(c, FLOATX, "out", times(c->N, c->C), 8, s->K + 1);
     out(c, REAL, "rstd", (size_t)c->N, 3, 8);                       /* of a stream that was rounded twice */
     out(c, FLOATX, "resid", times(c->N, c->C), 3, s->K + 5);
@@ -657,12 +673,13 @@ static Case *add_norm_forward(const Shape *s, int routes, float p) {
 static void run_add_norm_backward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
     Sum sum = { .rows = b[5], .plan = c->plan < 0 ? NULL : &plan };
-    for (int i = 6; i < 10; i += 2) if (b[i]) sum_add(&sum, b[i], b[i + 1], c->O);
-    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], d->is_gpu ? b[4] : NULL }, &sum, b[10], (Norm){ b[11], c->eps }, b[12], c->N, c->C);
+    for (int i = 6; i < 12; i += 2) if (b[i]) sum_add(&sum, b[i], b[i + 1], c->O);
+    d->add_norm_backward(d, b[0], b[1], b[2], (floatX *[]){ b[3], d->is_gpu ? b[4] : NULL }, &sum, b[12], (Norm){ b[13], c->eps }, b[14], c->N, c->C);
 }
 static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, int bias) {
+    static const char *const added[] = { "", " + 1", " + 2", " + 3" };
     Case *c = BEGIN(add_norm_backward, s, 0, "%s%s%s %s C=%d", routes ? "grouped" : inp ? "token" : "no rows",
-                    terms > 1 ? " + 2" : terms ? " + 1" : "", bias ? " bias" : "", s->name, s->C);
+                    added[terms], bias ? " bias" : "", s->name, s->C);
     const size_t rows = (size_t)(routes ? c->S : c->N);
     c->O = s->E;
     acc(c, FLOATX, "dresid", times(c->N, c->C), 0, 1, 16, s->K + 3);
@@ -670,9 +687,10 @@ static Case *add_norm_backward(const Shape *s, int routes, int inp, int terms, i
     if (bias) acc(c, REAL, "dbias", (size_t)c->C, 0, 1, 16, c->N + 1); else absent(c);
     for (int i = 0; i < 2; i++) add(c, SCRATCH, FLOATX, i ? "scratch 1" : "scratch 0", times(c->N, c->C), NULL);
     if (inp) in(c, FLOATX, "inp", rows * (size_t)c->C, 0, 1); else absent(c);
-    for (int i = 0; i < 2; i++) {
-        if (i < terms) in(c, FLOATX, i ? "dout 1" : "dout 0", times(c->N, c->O), 0, 1); else absent(c);
-        if (i < terms) in(c, FLOATX, i ? "weight 1" : "weight 0", times(c->O, c->C), 0, 1 / sqrt(c->O)); else absent(c);
+    for (int i = 0; i < 3; i++) {
+        static const char *const dout[] = { "dout 0", "dout 1", "dout 2" }, *const weight[] = { "weight 0", "weight 1", "weight 2" };
+        if (i < terms) in(c, FLOATX, dout[i], times(c->N, c->O), 0, 1); else absent(c);
+        if (i < terms) in(c, FLOATX, weight[i], times(c->O, c->C), 0, 1 / sqrt(c->O)); else absent(c);
     }
     in(c, FLOATX, "resid", times(c->N, c->C), 0, 1);
     in(c, FLOATX, "norm", (size_t)c->C, 1, 0.2);
@@ -957,7 +975,6 @@ static void each_on_tokens(const Visit *v) {
     V(v, embed_forward(s));
     V(v, rmsnorm_forward(s));
     V(v, rmsnorm_backward(s));
-    V(v, rope_table(s));
     for (int direction = 1; direction >= -1; direction -= 2) {
         V(v, rope(s, direction, s->Q*G*D, s->Q*G));             /* queries */
         V(v, rope(s, direction, 2*G*D, G));                     /* keys, with values between them */
@@ -970,16 +987,24 @@ static void each_on_tokens(const Visit *v) {
     }
     for (int i = 1; i < (v->all ? 3 : 2); i++) {
         V(v, columns_add(s, stride[i], i == 1 ? G*D : 2));
+        V(v, columns_put(s, stride[i], i == 1 ? G*D : 2));
         V(v, columns_take(s, stride[i], i == 1 ? G*D : 2));
     }
-    V(v, residual(s, 0));
-    V(v, residual(s, 0.3f));
-    V(v, dropout(s, 0.3f));
-    if (v->all) V(v, dropout(s, 0));
+    V(v, residual(s, 0, 0));
+    V(v, residual(s, 0.3f, 0));
+    V(v, dropout(s, 0.3f, 0));
+    if (v->all) {
+        V(v, dropout(s, 0, 0));
+        V(v, residual(s, 0, 0.22f));                            /* a multiplier: Granite */
+        V(v, residual(s, 0.3f, 0.22f));
+        V(v, dropout(s, 0, 0.22f));
+        V(v, dropout(s, 0.3f, 0.22f));
+    }
 }
 static void each_column_sum(const Visit *v, int exact) {
     V(v, embed_backward(v->s, 0, exact));
     V(v, embed_backward(v->s, 1, exact));
+    V(v, bias_forward(v->s));
     V(v, bias_backward(v->s, exact));
 }
 /* Every layout of every product. */
@@ -1048,6 +1073,10 @@ static void each_of_routing(const Visit *v) {
         V(v, router_forward(s, scores, 0, 0, 1));
         V(v, router_forward(s, scores, 1, 0, 0));
         V(v, router_forward(s, scores, 0, 1, 0));
+        for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
+            for (int chosen = (count + 1) / 2; chosen < count; chosen++)
+                if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
+                    V(v, router_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen }));
         V(v, router_backward(s, scores, 0, 0));
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));
@@ -1074,12 +1103,13 @@ static void each_of_experts(const Visit *v) {
     }
 }
 static void each_sum_and_norm(const Visit *v) {
-    V(v, add_norm_forward(v->s, 1, 0));
-    V(v, add_norm_forward(v->s, 0, 0));
-    for (int routes = 0; routes < 2 && v->all; routes++) V(v, add_norm_forward(v->s, routes, 0.3f));
+    V(v, add_norm_forward(v->s, 1, 0, 0));
+    V(v, add_norm_forward(v->s, 0, 0, 0));
+    for (int routes = 0; routes < 2 && v->all; routes++) V(v, add_norm_forward(v->s, routes, 0.3f, routes ? 0.22f : 0));
     V(v, add_norm_backward(v->s, 1, 1, 1, 1));                  /* an MLP of experts, */
     V(v, add_norm_backward(v->s, 1, 1, 2, 1));                  /* a mixture of attention heads, */
     V(v, add_norm_backward(v->s, 0, 0, 2, 0));                  /* plain attention */
+    if (v->all) V(v, add_norm_backward(v->s, 1, 1, 3, 0));      /* a shared expert with a gate */
     for (int bias = 0; bias < 2 && v->all; bias++) {
         V(v, add_norm_backward(v->s, 1, 1, 0, bias));
         V(v, add_norm_backward(v->s, 0, 1, 0, bias));

@@ -59,6 +59,7 @@ struct Case {
     int N, S, M, C, O, F;               /* the other arguments, named as in kernels.h */
     Rows from, to;
     Activation f;
+    Groups groups;
     Scores scores;
     HeadOrder order;
     Write how;

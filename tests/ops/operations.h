@@ -48,8 +48,6 @@ OPERATION(rmsnorm_forward, (floatX *out, real *rstd, const floatX *inp, Norm nor
 OPERATION(rmsnorm_backward,
     (floatX *dinp, real *dweight, const floatX *dout, const floatX *inp, Norm norm, const real *rstd, int N, int C),
     (dinp, dweight, dout, inp, norm, rstd, N, C), 0, N * (4 * C * unit.fx + unit.re), "N=%d C=%d", N, C)
-OPERATION(rope_table, (real *table, float theta, int T, int D), (table, theta, T, D), 0, times(T, D) * unit.re,
-    "T=%d D=%d", T, D)
 OPERATION(rope, (floatX *x, const real *table, const int *position, int direction, int N, int stride, int heads, int D),
     (x, table, position, direction, N, stride, heads, D), 0, N * (4 + 2 * times(heads, D) * unit.fx),
     "N=%d heads=%d D=%d", N, heads, D)
@@ -63,6 +61,8 @@ OPERATION(norm_rope_backward,
     N * (4 + 3 * times(heads, D) * unit.fx), "N=%d heads=%d D=%d", N, heads, D)
 OPERATION(columns_add, (floatX *x, const floatX *part, int N, int stride, int from, int width),
     (x, part, N, stride, from, width), 0, 3 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
+OPERATION(columns_put, (floatX *x, const floatX *part, int N, int stride, int from, int width),
+    (x, part, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
 OPERATION(columns_take, (floatX *part, const floatX *x, int N, int stride, int from, int width),
     (part, x, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
 OPERATION(residual, (floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n),
@@ -99,8 +99,8 @@ OPERATION(parallel_linear_backward_weight,
 
 /* router */
 OPERATION(router_forward,
-    (int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, int forced, int N, int E,
-     int K), (expert, weight, lse, logits, bias, scores, forced, N, E, K), 0, N * (E * unit.fx + K * (4 + unit.re) + unit.re),
+    (int *expert, real *weight, real *lse, const floatX *logits, const real *bias, Scores scores, Groups groups, int forced,
+     int N, int E, int K), (expert, weight, lse, logits, bias, scores, groups, forced, N, E, K), 0, N * (E * unit.fx + K * (4 + unit.re) + unit.re),
     "N=%d E=%d K=%d", N, E, K)
 OPERATION(router_losses,
     (real *loss, const floatX *logits, const real *lse, const int *load, int tokens, Scores scores, int N, int E, int K),
@@ -150,6 +150,8 @@ COMPOUND(expert_down_backward,
     (d, dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows), 2 * slots(plan) * C * F,
     (rows_in(plan, dout_rows) * C + slots(plan) * F * (1 + 2 * width_of(f)) + times(C, F) * plan->E) * unit.fx
      + 2 * slots(plan) * unit.re, "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[dout_rows])
+OPERATION(bias_forward, (floatX *x, const floatX *bias, int N, int C), (x, bias, N, C), 0, 2 * times(N, C) * unit.fx,
+    "N=%d C=%d", N, C)
 OPERATION(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * unit.fx,
     "N=%d C=%d", N, C)
 

@@ -28,15 +28,6 @@ static void naive_rmsnorm_forward(const Case *c, double **v) {
         for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[2][n*c->C + i] * v[1][n] * v[3][i];
     }
 }
-static void naive_rope_table(const Case *c, double **v) {
-    for (int t = 0; t < c->s.T; t++)
-        for (int i = 0; i < c->s.D/2; i++) {
-            double angle = t / pow(10000, 2.0 * i / c->s.D);
-            v[0][t*c->s.D + 2*i] = cos(angle);
-            v[0][t*c->s.D + 2*i + 1] = sin(angle);
-        }
-}
-/* The complex number x_i + j x_(i+D/2) times cos + j sin, or its conjugate. */
 static void naive_rope(const Case *c, double **v) {
     const int half = c->s.D / 2;
     for (int n = 0; n < c->N; n++)
@@ -88,6 +79,12 @@ static void naive_norm_rope_backward(const Case *c, double **v) {
 static void naive_columns_add(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] += v[1][n*c->C + i];
 }
+static void naive_columns_put(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] = v[1][n*c->C + i];
+}
+static void naive_bias_forward(const Case *c, double **v) {
+    for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] += v[1][i];
+}
 static void naive_columns_take(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
 }
@@ -109,7 +106,7 @@ static double dropped(const Case *c, size_t i, double x) {
     const uint64_t here = splitmix64(splitmix64(c->key + ((uint64_t)c->site + 1) * golden) + 0x6D6F66 * golden);
     const uint64_t four = splitmix64(here + (i / 4 + 1) * golden);
     double draw = (double)(four / (uint64_t)pow(2, i % 4 * 16.0) % 65536);
-    return draw < floor((double)c->p * 65536) ? 0 : x / (1 - (double)c->p);
+    return draw < floor((double)c->p * 65536) ? 0 : x / (1 - (double)c->p) * (c->scale != 0 ? (double)c->scale : 1);
 }
 static void naive_residual(const Case *c, double **v) {
     for (size_t i = 0; i < c->buffer[0].n; i++) v[0][i] = v[1][i] + dropped(c, i, v[2][i]);
@@ -132,6 +129,23 @@ static void naive_parallel_linear_forward(const Case *c, double **v) {
     }
 }
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double router_score(const Case *c, double logit, double sum, double bias) {
+    return bias + (c->scores >= SIGMOID_TOPK ? sigmoid(logit) : SCORES_ARE_P(c->scores) ? exp(logit) / sum : logit);
+}
+/* How many groups have a larger sum of two scores than that of expert e: the largest sum over pairs, so that nothing is sorted. */
+static int better_groups(const Case *c, const double *x, const double *bias, double sum, int e) {
+    const int width = c->groups.count > 1 ? c->s.E / c->groups.count : c->s.E;
+    double best[MOST_GROUPS];
+    int better = 0;
+    for (int g = 0; g < c->groups.count; g++) {
+        best[g] = -INFINITY;
+        for (int i = g * width; i < (g + 1) * width; i++)
+            for (int j = i + 1; j < (g + 1) * width; j++)
+                best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0) + router_score(c, x[j], sum, bias ? bias[j] : 0));
+    }
+    for (int g = 0; g < c->groups.count; g++) better += best[g] > best[e / width] || (best[g] == best[e / width] && g < e / width);
+    return better;
+}
 static void naive_router_forward(const Case *c, double **v) {
     const int E = c->s.E, K = c->s.K;
     for (int n = 0; n < c->N; n++) {
@@ -141,14 +155,13 @@ static void naive_router_forward(const Case *c, double **v) {
         v[2][n] = log(sum);
         for (int e = 0; e < E; e++) {                       /* its rank: how many have precedence */
             int rank = 0;
+            const int groups = c->groups.count > 1;
+            if (groups && better_groups(c, x, v[4], sum, e) >= c->groups.chosen) continue;
+            const double own = router_score(c, x[e], sum, v[4] ? v[4][e] : 0);
             for (int i = 0; i < E; i++) {
-                double a[2] = { x[e], x[i] };
-                for (int j = 0; j < 2; j++) {
-                    if (c->scores == SOFTMAX_TOPK) a[j] = exp(a[j]) / sum;
-                    if (c->scores >= SIGMOID_TOPK) a[j] = sigmoid(a[j]);
-                    if (v[4]) a[j] += v[4][j ? i : e];
-                }
-                rank += a[1] > a[0] || (a[1] == a[0] && i < e);
+                const double other = router_score(c, x[i], sum, v[4] ? v[4][i] : 0);
+                if (groups && better_groups(c, x, v[4], sum, i) >= c->groups.chosen) continue;
+                rank += other > own || (other == own && i < e);
             }
             if (rank < K && !c->forced) v[0][n*K + rank] = e;
         }
@@ -452,10 +465,10 @@ static void naive_set_master(const Case *c, double **v) { memcpy(v[0], v[1], c->
 /* Operations that are not here are gradients (gradients.c), or the oracle composes them of others (kernels/compound.c). */
 static const struct { const char *op; void (*compute)(const Case *c, double **v); } naive[] = {
 #define NAIVE(op) { #op, naive_##op }
-    NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope_table), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
+    NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
-    NAIVE(columns_add), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
+    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
     NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),

@@ -187,7 +187,7 @@ static void routed_open(Routed *r, const Device *dev, double *x) {
     r->key = dev->alloc(2 * sizeof *r->key);
     dev->from_double(r->logits, x, N * E);
     dev->to_double(x, r->logits, N * E);
-    dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, 0, r->N, r->E, r->K);
+    dev->router_forward(r->on_device[CHOICE], r->weight, r->lse, r->logits, NULL, r->scores, (Groups){ 0 }, 0, r->N, r->E, r->K);
 }
 static void routed_round(Routed *r, const uint64_t key[2]) {
     Plan p = plan_of(r);
@@ -268,7 +268,7 @@ void check_rounded_routing(const Device *dev, int try) {
     const int E = 1 + (int)(uniform() * 40), K = 1 + (int)(uniform() * (E < 9 ? E : 9)), tile = 1 << (int)(uniform() * 8);
     const int N = (int)(try % 2 ? uniform() * uniform() * 700 : tile * (1 + uniform()));
     Routed r = { .N = N, .E = E, .K = K, .S = N*K + E*tile, .tile = tile, .rule = (Rounding)(ROUND_NEAREST + try / 2 % ROUND_DOWN),
-                 .scores = (Scores)(try / 2 / ROUND_DOWN % 3) };
+                 .scores = (Scores)(try / 2 / ROUND_DOWN % 4) };
     const Config c = { .experts = E, .topk = K, .tile = tile, .rounding = (int)r.rule };
     const double skew = 4 * uniform();
     const uint64_t key[2] = { (uint64_t)(uniform() * 1e15), 5 };

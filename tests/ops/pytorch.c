@@ -34,14 +34,14 @@ typedef struct { const Device *dev; int compared; const char *only; } Reference;
 
 /* The names of this case's tensors in the file. Returns 0 if it has none. */
 static int prefixes(const Case *c, const char *only, const char **inputs, const char **outputs) {
-    static const char *const scores[] = { "router_topk_softmax", "router_softmax_topk", "router_sigmoid_topk" };
+    static const char *const scores[] = { "router_topk_softmax", "router_softmax_topk", NULL, "router_sigmoid_topk" };
     static const char *const experts[] = { "expert_swiglu", "expert_gelu", "expert_relu2", "" };
     static const char *const orders[] = { "attention_tiled", "attention_grouped" };
     const int with_bias = case_find(c, "bias") >= 0, wide = c->buffer[1].summed > 8;
-    if (strncmp(c->op, only, strlen(only)) || c->scores == SIGMOID_EACH) return 0;
+    if (strncmp(c->op, only, strlen(only)) || c->scores == SIGMOID_EACH || c->scores == SOFTMAX_RENORM) return 0;
     *inputs = !strcmp(only, "router") ? scores[c->scores] : !strcmp(only, "activation") ? experts[c->f] : only;
     *outputs = !strcmp(only, "attention") ? orders[c->order] : *inputs;
-    if (!strcmp(c->op, "router_forward")) return !c->forced && !wide && with_bias == (c->scores == SIGMOID_TOPK);
+    if (!strcmp(c->op, "router_forward")) return !c->forced && c->groups.count < 2 && !wide && with_bias == (c->scores == SIGMOID_TOPK);
     if (!strcmp(c->op, "activation_backward") && c->from == GROUPED) return 0;
     return **inputs && strcmp(c->op, "router_bias") && strcmp(c->op, "attention_cached");
 }

@@ -51,6 +51,8 @@ static const struct {
                                                            -1, 0, "Slurm",    5, 7, 1, 3, "gpu003",    10000 + 3456 },
     { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_NODELIST=r[2,4]n[08-09]x,z MASTER_PORT=50",
                                                            -1, 0, "Slurm",    1, 2, 0, 0, "r2n08x",    50 },
+    { "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=1(x4294967297),9999999999 SLURM_STEP_NODELIST=a",
+                                                           -1, 0, "Slurm",    1, 2, 0, 0, "a",         29501 },
     { "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=9",      -1, 0, "none",     0, 1, 0, 1, "",          29501 },
     { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=t PMI_RANK=1 PMI_SIZE=4 SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=9",
                                                            -1, 0, "torchrun", 0, 2, 0, 0, "t",         29501 },

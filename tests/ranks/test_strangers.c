@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,8 +37,8 @@ static void lost(const char *why) {
     _exit(EXIT_PEER);
 }
 
-/* Starts process p of a run after `delay` seconds. */
-static void start_process(Run *run, GroupOptions o, double delay, const Work *todo) {
+/* Starts process p of a run after `delay` seconds. files: the most descriptors that it may have; 0: no limit. */
+static void start_process(Run *run, GroupOptions o, double delay, int files, const Work *todo) {
     const int p = o.launch.process;
     fflush(stdout);
     if (!(run->said[p] = tmpfile())) fail(EXIT_DISK, "no temporary file");
@@ -45,6 +46,7 @@ static void start_process(Run *run, GroupOptions o, double delay, const Work *to
     if ((run->pid[p] = fork())) return;
     dup2(fileno(run->said[p]), STDERR_FILENO);
     alarm(40);
+    if (files) setrlimit(RLIMIT_NOFILE, &(struct rlimit){ (rlim_t)files, (rlim_t)files });
     o.lost = lost;
     pause_for(delay);
     _exit(run_process(o, work, todo) ? EXIT_PEER : 0);
@@ -135,7 +137,8 @@ static pid_t send_stranger(Trick trick, int port, int connections, double second
 }
 
 static const struct { const char *name; Trick trick; int connections; } strangers[] = {
-    { "silent connections",               SILENT, 300 },        { "another program",                   OTHER_PROGRAM, 2 },
+    { "silent connections",               SILENT, 300 },        { "as many, and few descriptors",      SILENT, 300 },
+    { "another program",                  OTHER_PROGRAM, 2 },
     { "the previous protocol",            PREVIOUS_PROTOCOL, 2 }, { "another secret",                  WRONG_SECRET_SENT, 2 },
     { "the nonce is sent back",           NONCE_SENT_BACK, 2 }, { "a proof of another introduction",   OLD_PROOF, 2 },
     { "half a greeting",                  SHORT_GREETING, 2 },  { "half a proof",                      SHORT_PROOF, 2 },
@@ -144,7 +147,7 @@ static const struct { const char *name; Trick trick; int connections; } stranger
 };
 enum { STRANGERS = sizeof strangers / sizeof *strangers, AT_ONCE = 4 };
 
-/* A run of three, of which the others start later than the stranger. It starts, works for more than a second, and ends. */
+/* A run of three, of which the others start later than the stranger. Every second process 0 may have few descriptors. It starts, works for more than a second, and ends. */
 static void undisturbed(void) {
     static const Work todo = { 25, 0 };
     for (int from = 0; from < STRANGERS; from += AT_ONCE) {
@@ -157,7 +160,7 @@ static void undisturbed(void) {
             for (int p = 0; p < 3; p++) {
                 GroupOptions o = group_options(p, 3, 1, port);
                 o.silence_seconds = 1.2;
-                start_process(&runs[i], o, p ? 0.5 : 0, &todo);
+                start_process(&runs[i], o, p ? 0.5 : 0, !p && i % 2 ? 60 : 0, &todo);
             }
             stranger[i] = send_stranger(strangers[from + i].trick, port, strangers[from + i].connections, 2.5);
         }
@@ -186,7 +189,7 @@ static void deadline_holds(void) {
         GroupOptions o = group_options(0, 2, 1, free_port());
         o.join_seconds = 1;
         runs[i].start = now();
-        start_process(&runs[i], o, 0, &todo);
+        start_process(&runs[i], o, 0, 0, &todo);
         stranger[i] = send_stranger(tricks[i], o.launch.port, 3, 2);
     }
     for (int i = 0; i < TRICKS; i++) {
@@ -201,9 +204,69 @@ static void deadline_holds(void) {
     }
 }
 
+/* ---- more connections than process 0 keeps ----------------------------------------------------------------------------- */
+
+static int take(void *to, int fd, const Greeting *g, const Hello *h, const char *settings, Error *why) {
+    (void)h; (void)why;
+    *(int *)to = g->process == 3 && !strcmp(settings, "{}");
+    close(fd);
+    return 1;
+}
+/* Of these connections, how many are open? */
+static int count_open(const int *fd, int count) {
+    int n = 0;
+    char byte;
+    for (int i = 0; i < count; i++) n += fd[i] >= 0 && net_read(fd[i], &byte, 1) == 0;
+    return n;
+}
+
+/* One that knows the secret, and waits; then 200 that say nothing. The first is served all the same, the others have two seconds. */
+static void crowd(void) {
+    enum { SILENT_ONES = 200 };
+    static const char secret[] = "known to all of them";
+    const int port = free_port();
+    const Greeting g = greeting_of(0, 3);
+    const Hello h = { .settings = 2 };
+    unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES];
+    int fd[SILENT_ONES], admitted = 0;
+    Error e;
+    Introductions *s = introductions_open("127.0.0.1", port, 0, secret, &e);
+    check(s != NULL, "introductions: %s", e.text);
+    if (!s) return;
+    const double start = now();
+    const int honest = dial(port);
+    net_send(honest, &g, sizeof g, now() + 1);
+    for (int i = 0; i < 10 && net_read(honest, nonce, sizeof nonce) <= 0; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    proof_make(proof, secret, FROM_PROCESS, &g, nonce);
+    net_send(honest, proof, sizeof proof, now() + 1);
+    for (int i = 0; i < 10 && net_read(honest, proof, sizeof proof) <= 0; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    for (int i = 0; i < SILENT_ONES; i++) {
+        fd[i] = dial(port);
+        if (i % 10 == 9) introductions_step(s, take, &admitted);
+    }
+    for (int i = 0; i < 3; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    const int open = count_open(fd, SILENT_ONES);
+    check(open == MOST_INTRODUCTIONS - 1, "of %d silent connections, %d are open beside one that knows the secret", SILENT_ONES, open);
+    net_send(honest, &h, sizeof h, now() + 1);
+    net_send(honest, "{}", 2, now() + 1);
+    for (int i = 0; i < 10 && !admitted; i++) { introductions_step(s, take, &admitted); pause_for(0.01); }
+    check(admitted, "which is admitted");
+    struct pollfd fds[INTRODUCTION_FDS];
+    while (count_open(fd, SILENT_ONES) && now() < start + 10) {
+        double until = start + 10;
+        const int n = introductions_poll(s, fds, &until);
+        poll(fds, (nfds_t)n, until > now() ? (int)((until - now()) * 1e3) + 1 : 0);
+        introductions_step(s, take, &admitted);
+    }
+    check_error(now() - start, INTRODUCTION_SECONDS + 1.5, "seconds until all silent connections are closed");
+    for (int i = 0; i < SILENT_ONES; i++) if (fd[i] >= 0) close(fd[i]);
+    close(honest);
+    introductions_close(s);
+}
+
 /* ---- a process that knows the secret, and then misbehaves --------------------------------------------------------- */
 
-typedef enum { ONE_BYTE_MORE, ONE_BYTE_MORE_WATCH, HELLO_DRIPS, MANY_RANKS, MUCH_SETTINGS, OTHER_NUMBER, ENDS_EARLY,
+typedef enum { ONE_BYTE_MORE, ONE_BYTE_MORE_WATCH, HELLO_DRIPS, MANY_RANKS, MUCH_SETTINGS, OTHER_NUMBER, OTHER_PID, ENDS_EARLY,
                PHASE_WITHOUT_END, DRIPS_LATER, STOPS, ESCAPES, WRONG_SIZE, LONG_MESSAGE, NO_MESSAGE, ONLY_GOODBYE } Fault;
 
 static const struct { const char *name; Fault fault; const char *expected; } faults[] = {      /* expected: of process 0 */
@@ -213,6 +276,7 @@ static const struct { const char *name; Fault fault; const char *expected; } fau
     { "2147483647 ranks",                     MANY_RANKS,          "has 2147483647 ranks" },
     { "settings of 4 GB",                     MUCH_SETTINGS,       "have not connected" },
     { "process 7 of 3",                       OTHER_NUMBER,        "numbered 0 to 2" },
+    { "the watch connection of another process", OTHER_PID,    "two processes have the number 1: one on host x, pid 5, the other on host x, pid 6" },
     { "ends before all have connected",       ENDS_EARLY,          "ended before all processes had connected" },
     { "a phase without an end",               PHASE_WITHOUT_END,   "has been in 'ppppppppppppppppppppppppppppppppppppppp' for" },
     { "a watch connection that drips",        DRIPS_LATER,         "is silent" },
@@ -229,8 +293,8 @@ enum { FAULTS = sizeof faults / sizeof *faults };
 static int introduce(int port, int watch, Fault fault) {
     const GroupOptions o = group_options(1, 3, 1, port);
     const Greeting g = greeting_of(watch, fault == OTHER_NUMBER ? 7 : 1);
-    Hello h = { .processes = fault > ENDS_EARLY ? 2 : 3, .ranks = fault == MANY_RANKS ? INT32_MAX : 1, .pid = 5, .host = "x",
-                .settings = fault == MUCH_SETTINGS ? UINT32_MAX : (uint32_t)strlen(o.settings) };
+    Hello h = { .processes = fault > ENDS_EARLY ? 2 : 3, .ranks = fault == MANY_RANKS ? INT32_MAX : 1,
+                .pid = fault == OTHER_PID && watch ? 6 : 5, .host = "x", .settings = fault == MUCH_SETTINGS ? UINT32_MAX : (uint32_t)strlen(o.settings) };
     unsigned char nonce[NONCE_BYTES], proof[PROOF_BYTES];
     MessageHead head;
     int fd;
@@ -299,7 +363,7 @@ static void misbehaving(void) {
             o.join_seconds = 2;
             o.silence_seconds = 0.8;
             runs[i].start = now();
-            start_process(&runs[i], o, 0, fault == PHASE_WITHOUT_END ? &limited : &once);
+            start_process(&runs[i], o, 0, 0, fault == PHASE_WITHOUT_END ? &limited : &once);
             member[i] = send_member(fault, o.launch.port);
         }
         for (int i = 0; i < count; i++) {
@@ -387,7 +451,7 @@ static void false_hub(void) {
         const int n = net_listen("127.0.0.1", o.launch.port, 0, listener, &e);
         check(n == 1, "false process 0: %s", e.text);
         if (n != 1) continue;
-        start_process(&run, o, 0, &todo);
+        start_process(&run, o, 0, 0, &todo);
         int data = receive_process(listener[0], kind, o.secret, &pid, &learned);
         while (data < 0 && kind != ZEROS && has_arrived(listener[0], 800)) data = receive_process(listener[0], kind, o.secret, &pid, &learned);
         const int watch = data < 0 || kind == NO_ADMISSION ? -1 : receive_process(listener[0], kind, o.secret, &pid, &learned);
@@ -412,7 +476,7 @@ static void runs_at(const char *address) {
         GroupOptions o = group_options(p, 2, 1, port);
         o.launch.locals = 2;                                /* a name of this machine may stand for a loopback address */
         strcpy(o.launch.address, address);
-        start_process(&run, o, 0, &todo);
+        start_process(&run, o, 0, 0, &todo);
     }
     for (int p = 0; p < 2; p++) {
         char text[1024];
@@ -425,11 +489,12 @@ void test_strangers(void) {
     char host[256] = "";
     int fd[NET_LISTENERS], n;
     Error e;
-    if (quick) { misbehaving(); false_hub(); return; }
-    undisturbed();
-    deadline_holds();
+    crowd();
     misbehaving();
     false_hub();
+    if (quick) return;
+    undisturbed();
+    deadline_holds();
     runs_at("127.0.0.1");
     if (!gethostname(host, sizeof host - 1)) runs_at(host);
     if ((n = net_listen("::1", free_port(), 0, fd, &e))) runs_at("::1");

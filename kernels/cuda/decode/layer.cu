@@ -222,7 +222,7 @@ __device__ static inline void choose_for_tokens(const InShared &s, Vec (&w)[1][I
     __syncthreads();
     #pragma unroll 1
     for (int n = warp; n < p.N; n += WARPS) {
-        choose_experts(s.expert + n*K, s.weight + n*K, NULL, s.logits + n*E, p.router.bias, s.scores + n*E, p.router.scores, 0,
+        choose_experts(s.expert + n*K, s.weight + n*K, NULL, s.logits + n*E, p.router.bias, s.scores + n*E, p.router.scores, Groups{ 0, 0 }, 0,
                        n, E, K);
         __syncwarp();
         #pragma unroll 1
@@ -418,11 +418,11 @@ router_logits(floatX *logits, Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]
     }
     __syncthreads();
 }
-// The best `count` experts, by every warp: returns the last of them; chosen: in lane k the k-th. l: log_sum, for SOFTMAX_TOPK.
+// The best `count` experts, by every warp: returns the last of them; chosen: in lane k the k-th. l: log_sum, where scores are p.
 __device__ static inline int best_experts(int &chosen, real &l, const floatX *logits, const Router &router, int count) {
     const int lane = threadIdx.x % 32;
     const real logit = lane < router.E ? R(logits[lane]) : 0;
-    l = router.scores == SOFTMAX_TOPK ? log_sum(logits, router.E) : 0;
+    l = SCORES_ARE_P(router.scores) ? log_sum(logits, router.E) : 0;
     int last = 0;
     chosen = 0;
     top_experts<false>(only_candidate(logit, router.bias, router.scores, l, router.E), NULL, NULL, router.E, count,

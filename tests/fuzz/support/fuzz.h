@@ -41,6 +41,10 @@ void fuzz_remove(const char *name);
 /* "{" header "}" and data as a safetensors file; free() it. */
 char *fuzz_tensors(Part header, Part data, size_t *bytes);
 
+/* Allocates a planned model, with memory between its buffers that nothing may touch (model.c). Ends the program if it cannot. */
+struct Model;
+void fuzz_allocate(struct Model *m);
+
 /* What a user would see of this text may not control a terminal. */
 void fuzz_check_shown(const char *text, size_t bytes);
 #endif

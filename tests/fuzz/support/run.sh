@@ -1,7 +1,7 @@
 #!/bin/sh
 # run.sh: runs the targets of `make fuzz` and prints a table. Needs build/fuzz/, made by make.
 #   sh tests/fuzz/support/run.sh SECONDS [TARGET...]
-# Two run at a time, if there are two processors; FUZZ_JOBS=1: one. What libFuzzer collects is kept in build/fuzz/kept/corpus, so that the next
+# Two run at a time, if there are two processors; FUZZ_JOBS=1: one. FUZZ_LENGTH: of the longest input (20000); short ones are faster. What libFuzzer collects is kept in build/fuzz/kept/corpus, so that the next
 # start goes on from there; tests/fuzz/corpus has what every start begins with. Exit code 1: a crash, a hang of 2 s, or too much memory;
 # the input is in build/fuzz/kept/crashes.
 set -u
@@ -21,7 +21,7 @@ one() {                                 # one TARGET: a line of the table on std
     [ "$1" = tokenizer ] && seeds=tests/reference/tokenizers
     [ -d "tests/fuzz/corpus/$1" ] && seeds="$seeds tests/fuzz/corpus/$1"
     [ -f "tests/fuzz/corpus/$1.dict" ] && dictionary="-dict=tests/fuzz/corpus/$1.dict"
-    $work/$1 -max_total_time="$seconds" -timeout=2 -rss_limit_mb=2048 -malloc_limit_mb=600 -max_len=20000 -detect_leaks=0 -print_final_stats=1 \
+    $work/$1 -max_total_time="$seconds" -timeout=2 -rss_limit_mb=2048 -malloc_limit_mb=600 -max_len="${FUZZ_LENGTH:-20000}" -detect_leaks=0 -print_final_stats=1 \
         -artifact_prefix=$kept/crashes/$1- $dictionary "$own" $seeds > $kept/log/$1 2>&1
     code=$?
     awk -v name="$1" -v code=$code '
@@ -30,7 +30,7 @@ one() {                                 # one TARGET: a line of the table on std
         /stat::peak_rss_mb/ { rss = $2 }
         / cov: / { for (i = 1; i < NF; i++) if ($i == "cov:") cov = $(i + 1) }
         /^fuzz: slowest input/ { slow = $4; memory = $8 }
-        END { printf "%-14s %12d %8d %8d %8d %12s %12s %8s\n", name, runs, rate, cov, code != 0, slow == "" ? "-" : slow, memory == "" ? "-" : memory, rss }
+        END { printf "%-14s %12d %8d %8d %8d %12s %12s %8s\n", name, runs, rate, cov, code != 0, slow == "" ? "-" : slow, memory == "" ? "-" : memory, rss == "" ? "-" : rss }
     ' $kept/log/$1
     [ $code = 0 ] || { grep -E '^(fuzz:|SUMMARY|ERROR|.*ERROR: |.*runtime error)' $kept/log/$1 | head -4 | sed 's/^/    /'; echo "    see $kept/log/$1 and $kept/crashes/$1-*"; }
     return $code

@@ -1,0 +1,18 @@
+/* optimizer_file.h: the optimizer's state as a file of a checkpoint, optimizer.safetensors: m of every tensor of the model, v of those that
+ * have one, the master copies; then the routers' selection biases. Nothing in it depends on the number of ranks. */
+#ifndef OPTIMIZER_FILE_H
+#define OPTIMIZER_FILE_H
+#include "llmc/model/optim.h"
+
+typedef struct { uint64_t bytes; uint32_t crc; } FileSum;       /* of a file; crc: its CRC-32C */
+
+/* Upper bound of the bytes of the state per parameter of the model. */
+size_t optimizer_bytes(const Model *m, const Optimizer *o);
+
+/* Writes the file, synced, to `path`; refuses a state that is not finite. Called by rank 0 (optimizer_whole). */
+int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum *sum, Error *e);
+
+/* Reads this rank's part, with conversion if its types differ. Refuses NaN, infinity, a negative v, and a number of
+ * biases that is not the model's. */
+int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e);
+#endif

@@ -1,0 +1,67 @@
+/* rope.c: see rope.h. */
+#include "rope.h"
+#include <math.h>
+#include <stdlib.h>
+
+static const double PI = 3.14159265358979323846;
+
+static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_size; }
+
+int rope_permutes(const Config *c) { return c->rope_pairs || rotated(c) < c->head_size; }
+int rope_place(const Config *c, int i) {
+    const int R = rotated(c), half = c->head_size / 2;
+    if (i >= R) return i - R < half - R/2 ? i - R/2 : i;        /* those that do not rotate fill what is left of both halves */
+    if (c->rope_pairs) return i % 2 * half + i / 2;
+    return i < R/2 ? i : i - R/2 + half;
+}
+
+/* Llama 3.1: slow pairs are slowed down by `factor`, fast ones are left, those between are a mean of both. */
+static double llama3(const RopeScaling *s, double rate) {
+    const double turns = s->original * rate / (2 * PI);         /* of this pair within the original context */
+    if (turns < s->low) return rate / s->factor;
+    if (turns > s->high) return rate;
+    const double smooth = (turns - s->low) / (s->high - s->low);
+    return (1 - smooth) * rate / s->factor + smooth * rate;
+}
+/* The pair, not rounded, that turns so often within the original context. */
+static double pair_of_turns(const Config *c, double turns) {
+    return rotated(c) * log(c->rope.original / (turns * 2 * PI)) / (2 * log(c->rope_theta));
+}
+/* YaRN: the same with a ramp over the pairs' numbers. Source: Peng et al. 2023, arXiv 2309.00071. */
+static double yarn(const Config *c, double rate, int i) {
+    const RopeScaling *s = &c->rope;
+    const int R = rotated(c);
+    double first = pair_of_turns(c, s->high), last = pair_of_turns(c, s->low);
+    if (!s->exact) first = floor(first), last = ceil(last);
+    if (first < 0) first = 0;
+    if (last > R - 1) last = R - 1;
+    if (first == last) last += 0.001;
+    const double ramp = (i - first) / (last - first), slow = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+    return slow * rate / s->factor + (1 - slow) * rate;
+}
+
+void rope_table(const Device *dev, real *table, const Config *c, int T) {
+    enum { ROWS = 1024 };                                       /* positions uploaded at a time */
+    const int half = c->head_size / 2, R = rotated(c);
+    const size_t width = (size_t)c->head_size;
+    double *rate = mem_alloc((size_t)half * sizeof *rate), *rows = mem_alloc(ROWS * width * sizeof *rows);
+    for (int i = 0; i < R/2; i++) {
+        const double plain = pow(c->rope_theta, -2.0 * i / R);
+        rate[i] = c->rope.kind == ROPE_LINEAR ? plain / c->rope.factor : c->rope.kind == ROPE_LLAMA3 ? llama3(&c->rope, plain)
+                : c->rope.kind == ROPE_YARN ? yarn(c, plain, i) : plain;
+    }
+    const double both = c->attention_scale > 0 ? sqrt(c->attention_scale * sqrt(c->head_size)) : 1;
+    const double turning = c->rope.kind == ROPE_YARN ? both * c->rope.attention : both;
+    for (int from = 0; from < T; from += ROWS) {
+        const int count = T - from < ROWS ? T - from : ROWS;
+        for (int t = 0; t < count; t++)
+            for (int i = 0; i < half; i++) {
+                const double angle = (double)(from + t) * rate[i], scale = i < R/2 ? turning : both;
+                rows[(size_t)t * width + 2 * (size_t)i]     = scale * cos(angle);
+                rows[(size_t)t * width + 2 * (size_t)i + 1] = scale * sin(angle);
+            }
+        dev->reals_from_double((real *)((char *)table + (size_t)from * width * dev->real_size), rows, (size_t)count * width);
+    }
+    free(rate);
+    free(rows);
+}

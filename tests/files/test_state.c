@@ -1,0 +1,352 @@
+/* test_state.c: damaged and half-saved checkpoints. The readers of run.json and of log.jsonl's first line; impossible optimizer states with
+ * valid checksums; saves that failed half-way. Whole runs with kills and failing calls: tests/faults.sh. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/model/trainee.h"
+#include "tests/test.h"
+#include "llmc/base/json.h"
+#include "llmc/files/checkpoint.h"
+#include "llmc/files/hf.h"
+#include "llmc/run/progress.h"
+#include "llmc/run/settings.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MODEL "m1:c16h4d4e4k2f12a4x2"
+
+/* ---- readers -------------------------------------------------------------------------------------------- */
+
+static const char good[] = "{\"format\": 1, \"step\": 7, \"samples\": 70, \"tokens\": 700, \"updates\": 6, \"bad_steps\": 1, "
+    "\"seed\": \"00000000000000ff\", \"data\": \"1\", \"device\": \"cpu-f32\", \"seconds\": 1.5, \"best_loss\": 2, \"best_step\": 5, "
+    "\"loss_window\": {\"next\": 2, \"x\": [1, 2.5]}, \"norm_window\": {\"next\": 0, \"x\": []}, \"files\": {}, \"config\": {}, \"options\": {}}";
+
+/* `good` with one text in place of another. */
+static char *with(const char *from, const char *to) {
+    const char *at = strstr(good, from);
+    return text_format("%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+}
+static int reads(const char *text, size_t bytes, Progress *p, Error *e) {
+    Json *j = json_parse(text, bytes, e);
+    const int ok = j && progress_from_json(json_root(j), p, e);
+    json_free(j);
+    return ok;
+}
+
+static void progress(void) {
+    static const struct { const char *from, *to, *names; } wrong[] = {
+        { "\"samples\": 70", "\"samples\": -5", "samples" },        /* once an endless loop, deaf to SIGTERM */
+        { "\"samples\": 70", "\"samples\": 9000000000000001", "samples" },  { "\"samples\": 70", "\"samples\": 7.5", "samples" },
+        { "\"samples\": 70", "\"samples\": \"70\"", "samples" },    { "\"samples\": 70, ", "", "samples" },
+        { "\"samples\"", "\"sbmples\"", "samples" },                { "\"step\": 7", "\"step\": -1", "step" },
+        { "\"step\": 7", "\"step\": 1000000000001", "step" },       { "\"tokens\": 700", "\"tokens\": null", "tokens" },
+        { "\"updates\": 6", "\"updates\": 8", "updates" },          { "\"updates\": 6", "\"updates\": -6", "updates" },
+        { "\"bad_steps\": 1", "\"bad_steps\": 9", "bad_steps" },    { "\"seconds\": 1.5", "\"seconds\": -1", "seconds" },
+        { "\"best_loss\": 2", "\"best_loss\": [2]", "best_loss" },  { "\"best_step\": 5", "\"best_step\": 8", "best_step" },
+        { "\"best_step\": 5", "\"best_step\": -2", "best_step" },   { "\"00000000000000ff\"", "\"00000000000000fg\"", "seed" },
+        { "\"00000000000000ff\"", "255", "seed" },                  { "\"data\": \"1\"", "\"data\": \"\"", "data" },
+        { "\"data\": \"1\"", "\"data\": \"12345678901234567\"", "data" }, { "\"next\": 2", "\"next\": 3", "loss_window" },
+        { "\"next\": 2", "\"next\": -1", "loss_window" },           { "[1, 2.5]", "[1, null]", "loss_window" },
+        { "{\"next\": 0, \"x\": []}", "[]", "norm_window" },        { "\"device\"", "\"davice\"", "davice" },
+    };
+    Progress p;
+    Error e;
+    check(reads(good, strlen(good), &p, &e) && p.step == 7 && p.samples == 70 && p.tokens == 700 && p.updates == 6 && p.bad_steps == 1
+          && p.seed == 255 && p.data == 1 && p.best_step == 5 && p.loss.count == 2 && p.loss.next == 2 && p.norm.count == 0, "a progress is read");
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char *text = with(wrong[i].from, wrong[i].to);
+        check(!reads(text, strlen(text), &p, &e) && strstr(e.text, wrong[i].names), "%s is refused: %s", wrong[i].to, e.text);
+        free(text);
+    }
+    Text full = { 0 };
+    for (int i = 0; i <= WINDOW; i++) text_add(&full, "%s1", i ? ", " : "[");
+    text_add(&full, "]");
+    char *text = with("[1, 2.5]", full.at);
+    check(!reads(text, strlen(text), &p, &e), "a window with one value too many is refused: %s", e.text);
+    free(text);
+    free(full.at);
+}
+
+static int restores(Settings *s, const char *text, Error *e) {
+    Json *j = json_parse(text, strlen(text), e);
+    const int ok = j && settings_restore(s, json_root(j), e);
+    json_free(j);
+    return ok;
+}
+static void settings(void) {
+    static const struct { const char *text, *names; } wrong[] = {
+        { "[1]", "options" }, { "7", "options" },                                       /* once a crash */
+        { "{\"train\": 5}", "train" }, { "{\"schedule\": 1}", "schedule" },             /* once a pointer into a dead stack frame */
+        { "{\"schedule\": \"steps\"}", "cosine" }, { "{\"train\": \"a\\u0000b\"}", "train" }, { "{\"batch\": 0}", "batch" },
+        { "{\"batch\": 2.5}", "batch" }, { "{\"batch\": \"2\"}", "batch" }, { "{\"batch\": 2000000}", "batch" }, { "{\"batch\": null}", "batch" },
+        { "{\"lr\": -1}", "lr" }, { "{\"lr\": \"1e-3\"}", "lr" }, { "{\"seed\": 1e300}", "seed" }, { "{\"bbtch\": 2}", "bbtch" },
+        { "{\"resume\": 7}", "resume" }, { "{\"port\": 80}", "port" },                  /* where a run runs is not kept */
+    };
+    static char *none[] = { "train_moe", "-b", "3", NULL };
+    Settings s, before;
+    Error e;
+    settings_parse(&s, 3, none);
+    check(restores(&s, "{\"batch\": 7, \"seq\": 9, \"lr\": 0.00123456789, \"total\": 600, \"train\": \"x y\", \"out\": \"elsewhere\"}", &e)
+          && s.batch == 3 && s.seq == 9 && s.total == 600 && s.lr == 0.00123456789f && !strcmp(s.train, "x y") && !strcmp(s.out, "out"),
+          "settings are restored, but not those that the user gives, nor the folder: %s", e.text);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        before = s;
+        const int read = restores(&s, wrong[i].text, &e);
+        check(!read && strstr(e.text, wrong[i].names) && !memcmp(&before, &s, sizeof s), "options %s are refused: %s", wrong[i].text, e.text);
+    }
+    free((void *)s.train);
+}
+
+/* Flips every bit of a sealed text: none of the results may be accepted. */
+static void seals(void) {
+    Text t = { 0 };
+    Progress p, right;
+    Error e;
+    text_add_bytes(&t, good, strlen(good) - 1);
+    json_seal(&t);
+    text_add(&t, "\n");
+    check(json_sealed(t.at, t.length, &e) && reads(t.at, t.length, &right, &e), "a sealed text is read: %s", e.text);
+    check(json_sealed(good, strlen(good), &e), "one without a seal, too");
+    int wrong = 0, silent = 0;
+    for (size_t bit = 0; bit < 8 * t.length; bit++) {
+        t.at[bit / 8] = (char)(t.at[bit / 8] ^ 1 << bit % 8);
+        const int sealed = json_sealed(t.at, t.length, &e), read = sealed && reads(t.at, t.length, &p, &e);
+        wrong += !sealed;
+        silent += read;
+        t.at[bit / 8] = (char)(t.at[bit / 8] ^ 1 << bit % 8);
+    }
+    check(silent == 0 && wrong > 8 * ((int)strlen(good) - 1), "of %zu flipped bits none goes unnoticed: %d", 8 * t.length, silent);
+    check(json_sealed("", 0, &e) && json_sealed("{}", 2, &e), "short texts have no seal");
+    free(t.at);
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------------------------ */
+
+static char *file_of(const char *folder, int64_t step, const char *name) {
+    return text_format("%s/state/step-%08lld/%s", folder, (long long)step, name);
+}
+static Saved save(const char *folder, const Trainee *t, int64_t step, int64_t best, int keep, Error *e) {
+    Progress p = { .step = step, .updates = (int)step, .best_step = best, .best_loss = 1 };
+    Text json = { 0 };
+    progress_to_json(&p, t->m.dev->name, &json);
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = step, .progress = json.at, .options = "{}" };
+    const Saved saved = checkpoint_save(folder, &s, keep, 0, e);
+    free(json.at);
+    return saved;
+}
+static int same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_ino == y.st_ino;
+}
+
+/* Writes run.json again with the right sum of the optimizer's file, and a right seal. */
+static void seal_again(const char *folder, int64_t step, uint64_t bytes, uint32_t crc) {
+    char *path = file_of(folder, step, "run.json");
+    size_t n;
+    Error e = { "" };
+    char *text = file_read(path, &n, &e), *at = text ? strstr(text, "\"optimizer.safetensors\": ") : NULL;
+    char *end = at ? strchr(at, '}') : NULL, *seal = end ? strstr(end, ", \"crc32c\": \"") : NULL;
+    if (!seal) fail(EXIT_DISK, "%s: %s", path, e.text);
+    Text t = { 0 };
+    text_add_bytes(&t, text, (size_t)(at - text));
+    text_add(&t, "\"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u", (unsigned long long)bytes, crc);
+    text_add_bytes(&t, end, (size_t)(seal - end));
+    json_seal(&t);
+    if (!file_write(path, t.at, t.length, &e)) fail(EXIT_DISK, "%s", e.text);
+    free(t.at);
+    free(text);
+    free(path);
+}
+
+/* Rewrites the optimizer's file: the last tensor whose name ends with `suffix` gets the first element x and, if count > 0, count elements. */
+static void rewrite_state(const char *folder, int64_t step, const char *suffix, float x, uint64_t count) {
+    char *path = file_of(folder, step, "optimizer.safetensors");
+    Error e = { "" };
+    Safetensors *s = safetensors_open(path, &e);
+    if (!s) fail(EXIT_DISK, "%s", e.text);
+    const size_t n = safetensors_count(s);
+    FileTensor *list = mem_alloc(n * sizeof *list);
+    float **data = mem_alloc(n * sizeof *data);
+    size_t chosen = n;
+    uint64_t bytes;
+    uint32_t crc;
+    for (size_t i = 0; i < n; i++) {
+        const FileTensor *t = safetensors_at(s, i);
+        const size_t length = strlen(t->name), tail = strlen(suffix);
+        if (length >= tail && !strcmp(t->name + length - tail, suffix)) chosen = i;
+        data[i] = mem_alloc((size_t)t->bytes + (size_t)count * sizeof(float));
+        if (!safetensors_read(s, t, 0, data[i], (size_t)t->bytes, &e)) fail(EXIT_DISK, "%s", e.text);
+        list[i] = *t;
+    }
+    if (chosen < n) data[chosen][0] = x;
+    if (chosen < n && count) list[chosen].shape = &count;
+    SafetensorsWriter *w = safetensors_create(path, list, n, NULL, 0, &e);
+    int ok = w != NULL;
+    for (size_t i = 0; i < n && ok; i++)
+        ok = safetensors_append(w, data[i], i == chosen && count ? (size_t)count * sizeof(float) : (size_t)list[i].bytes, &e);
+    ok = ok && safetensors_finish(w, &e, &bytes, &crc);
+    check(ok && chosen < n, "the state is written again with another %s: %s", suffix, e.text);
+    seal_again(folder, step, bytes, crc);
+    for (size_t i = 0; i < n; i++) free(data[i]);
+    safetensors_close(s);
+    free(data);
+    free(list);
+    free(path);
+}
+
+/* With valid checksums: values that no optimizer produces, and a wrong number of router biases (once a heap overflow). */
+static void impossible_state(Trainee *t) {
+    static const struct { const char *suffix; float x; uint64_t count; const char *says; } wrong[] = {
+        { ".v", -1, 0, "is -1" }, { ".v", NAN, 0, "nan" }, { ".m", INFINITY, 0, "inf" }, { ".m", -INFINITY, 0, "inf" },
+        { "router_bias", NAN, 0, "not finite" }, { "router_bias", 0, 4000000, "router_bias has 4000000" }, { "router_bias", 0, 1, "router_bias has 1 " },
+        { ".v", 1, 1, "another size" },
+    };
+    Error e = { "" };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char *folder = text_format("%s/impossible-%zu", scratch(), i);
+        check(save(folder, t, 3, -1, 1, &e) == SAVED_ALL, "saved: %s", e.text);
+        rewrite_state(folder, 3, wrong[i].suffix, wrong[i].x, wrong[i].count);
+        Checkpoint *c = checkpoint_open(folder, NULL, &e);
+        check(c != NULL, "its checksums are right: %s", e.text);
+        const int loaded = c && checkpoint_load(c, &t->m, &t->o, &e);
+        check(c && !loaded && strstr(e.text, wrong[i].says), "%s of %g, %llu elements: refused: %s", wrong[i].suffix, (double)wrong[i].x,
+              (unsigned long long)wrong[i].count, e.text);
+        checkpoint_close(c);
+        free(folder);
+    }
+}
+
+/* The model at the top is old, a small file is damaged, best/ is missing or holds another step. */
+static void brought_up_to_date(Trainee *t) {
+    char *folder = scratch_path("stale"), *top = text_format("%s/model.safetensors", folder), *config = text_format("%s/config.json", folder);
+    char *best = text_format("%s/best/model.safetensors", folder), *newest = file_of(folder, 4, "model.safetensors");
+    char *before = file_of(folder, 2, "model.safetensors");
+    Error e = { "" };
+    size_t n, n2;
+    check(save(folder, t, 2, 2, 2, &e) == SAVED_ALL && save(folder, t, 4, 2, 2, &e) == SAVED_ALL, "saved twice: %s", e.text);
+    char *was = file_read(config, &n, &e);
+    check(file_link(before, top, &e) && file_write(config, "{}", 2, &e) && !same_file(top, newest), "the top is of the step before");
+    Checkpoint *c = checkpoint_open(folder, NULL, &e);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "it is published again: %s", e.text);
+    char *is = file_read(config, &n2, &e);
+    check(was && is && n == n2 && !memcmp(was, is, n), "and its config.json is repaired");
+    check(checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && same_file(best, before), "best/ is missing: it comes from the state of that step: %s", e.text);
+    check(checkpoint_best(c, 4, &t->m, NULL, NULL, &e) && same_file(best, newest), "best/ is of an older step: likewise");
+    check(!checkpoint_best(c, 3, &t->m, NULL, NULL, &e) && strstr(e.text, "not step 3"), "a best that is nowhere is told: %s", e.text);
+    check(checkpoint_save_best(folder, &t->m, 9, NULL, NULL, &e) && checkpoint_best(c, 2, &t->m, NULL, NULL, &e) && !same_file(best, before),
+          "a best/ of a later step stays: the part of the run that is repeated saves it again");
+    checkpoint_close(c);
+    free(was), free(is), free(folder), free(top), free(config), free(best), free(newest), free(before);
+}
+
+/* The state is saved, but the model at the top cannot be replaced. */
+static void half_saved(Trainee *t) {
+    char *folder = scratch_path("half"), *top = text_format("%s/model.safetensors", folder), *newest = file_of(folder, 2, "model.safetensors");
+    char *first = file_of(folder, 1, "run.json");
+    Error e = { "" };
+    check(save(folder, t, 1, -1, 1, &e) == SAVED_ALL && !unlink(top) && folder_make(top, &e), "a folder is where the model should be");
+    check(save(folder, t, 2, -1, 1, &e) == SAVED_STATE && strstr(e.text, "model.safetensors"), "the state alone is saved, and the rest told: %s", e.text);
+    check(is_file(first) && checkpoint_newest(folder) == 2, "nothing older is removed");
+    rmdir(top);
+    Checkpoint *c = checkpoint_open(folder, NULL, &e);
+    check(c && checkpoint_publish(c, &t->m, NULL, NULL, &e) && same_file(top, newest), "a resume publishes it: %s", e.text);
+    checkpoint_close(c);
+    char *state = text_format("%s/state", folder), *aside = text_format("%s-aside", state);
+    check(!rename(state, aside) && file_write(state, "", 0, &e) && save(folder, t, 3, -1, 1, &e) == SAVED_NOTHING
+          && checkpoint_newest(folder) == -1, "without a place for states nothing is saved: %s", e.text);
+    free(state), free(aside), free(folder), free(top), free(newest), free(first);
+}
+
+/* A tokenizer.json that is not the run's is not used. */
+static void tokenizer(Trainee *t) {
+    char *folder = scratch_path("tokens"), *path = text_format("%s/tokenizer.json", folder);
+    Tokenizer *bytes = tokenizer_bytes();
+    const Progress p = { .step = 1, .best_step = -1 };
+    Text json = { 0 };
+    Error e = { "" };
+    size_t n;
+    progress_to_json(&p, "cpu-f32", &json);
+    const Snapshot s = { .model = &t->m, .optimizer = &t->o, .tokenizer = bytes, .step = 1, .progress = json.at, .options = "{}" };
+    check(checkpoint_save(folder, &s, 1, 0, &e) == SAVED_ALL, "saved with a tokenizer: %s", e.text);
+    Checkpoint *c = checkpoint_open(folder, NULL, &e);
+    check(c && checkpoint_has_tokenizer(c, path), "its tokenizer.json is the run's");
+    char *text = file_read(path, &n, &e);
+    text[n / 2] ^= 1;
+    check(file_write(path, text, n, &e) && c && !checkpoint_has_tokenizer(c, path), "one with a flipped bit is not");
+    check(c && checkpoint_publish(c, &t->m, bytes, NULL, &e) && checkpoint_has_tokenizer(c, path), "it is repaired");
+    checkpoint_close(c);
+    tokenizer_free(bytes);
+    free(text), free(json.at), free(path), free(folder);
+}
+
+/* ---- files as a whole ------------------------------------------------------------------------------------- */
+
+static int writes_half(const char *temporary, const void *unused, Error *e) {
+    (void)unused;
+    FileWriter *w = file_create(temporary, e);
+    if (w && file_add(w, "half", 4, e)) file_finish(w, e);
+    return error_set(e, "the rest failed");
+}
+static int patches(const char *temporary, const void *data, Error *e) {
+    Error why;
+    FileWriter *w = file_create(temporary, e);
+    if (!w) return 0;
+    const int ok = file_add(w, data, 3000000, e) && file_patch(w, 2999990, "end of it.", 10, e) && file_patch(w, 0, "head", 4, e);
+    return ok && file_finish(w, e) && (w = file_create("/dev/null", e)) && !file_patch(w, 1, "x", 1, &why) && (file_abandon(w), 1);
+}
+static void replaced_files(void) {
+    char *path = scratch_path("replaced"), *again = scratch_path("linked"), *data = mem_alloc(3000000);
+    Error e = { "" };
+    size_t n = 0;
+    memset(data, 'x', 3000000);
+    check(file_write(path, "old", 3, &e) && !file_replace(path, writes_half, NULL, &e) && strstr(e.text, "rest failed"), "a body that fails is told: %s", e.text);
+    char *text = file_read(path, &n, &e);
+    check(text && n == 3 && !memcmp(text, "old", 3), "and changes nothing");
+    free(text);
+    check(file_replace(path, patches, data, &e), "bytes can be patched, in the buffer and before it: %s", e.text);
+    text = file_read(path, &n, &e);
+    memcpy(data, "head", 4);
+    memcpy(data + 2999990, "end of it.", 10);
+    check(text && n == 3000000 && !memcmp(text, data, n), "the file is as it was patched");
+    free(text);
+    check(file_link(path, again, &e) && same_file(path, again) && file_link(path, again, &e), "a second name, also a second time: %s", e.text);
+    check(file_is_temporary("x.tmp.12") && file_is_temporary("model.safetensors.tmp") && !file_is_temporary("x.tmp.") && !file_is_temporary("x.tmp.1a")
+          && !file_is_temporary("notes.tmp"), "temporary names are known");
+    check(!folder_sync("/nowhere/at/all", &e) && strstr(e.text, "/nowhere"), "a folder that cannot be synced is an error: %s", e.text);
+    free(path), free(again), free(data);
+}
+
+/* fail() with an empty reason. */
+static void empty_reason(void) {
+    char said[256] = "";
+    int ends[2], status = 0;
+    fflush(stdout);
+    if (pipe(ends)) { skip("no pipe"); return; }
+    const pid_t child = fork();
+    if (!child) { dup2(ends[1], STDERR_FILENO); fail(EXIT_DISK, "%s", ""); }
+    close(ends[1]);
+    for (ssize_t n = 1, all = 0; n > 0; all += n) n = read(ends[0], said + all, sizeof said - 1 - (size_t)all);
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    check(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_DISK && strstr(said, "unknown; exit code 5"), "an empty reason is no message: %s", said);
+}
+
+void test_state(void) {
+    Trainee t;
+    const Config c = trainee_config(MODEL, 32, 8);
+    progress();
+    settings();
+    seals();
+    replaced_files();
+    empty_reason();
+    if (!trainee_open(&t, device_find("cpu-f32"), &c, (TraineeOptions){ .B = 1, .T = 8, .seed = 1 })) fail(EXIT_MEMORY, "no memory for a small model");
+    for (int i = 0; i < 2; i++) { trainee_send(&t, i); trainee_step(&t); }
+    impossible_state(&t);
+    brought_up_to_date(&t);
+    half_saved(&t);
+    tokenizer(&t);
+    trainee_close(&t);
+}

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""make_families.py: writes tests/reference/families/, tiny models of the families that Transformers has, for tests/model/test_families.c.
+
+    python tests/reference/make_families.py [NAME ...]        needs torch, transformers 5 and safetensors
+
+A folder each, of odd shapes, with an ingredient or more of its family: what save_pretrained writes, and expected.safetensors, all
+of it computed in float64 (reference.py, all_float64) from the weights in the file:
+    tokens, targets   I32 (B,T)    as in reference.py
+    logits            F64 (B,T,V)
+    loss              F64 (1)
+    grad.<name>       F64          of every tensor in the file that has a gradient
+    greedy            I32 (64)     the most likely tokens after the first 5 of tokens
+and defaults.json: what the keys of config.json are when missing, in every family.
+Weights are exact in bf16, so that the type of the file, which differs between families, does not matter. No choice of experts and no
+greedy token hangs on a rounding error: perturbed weights choose alike. A model whose seed does not route well gets another."""
+import json
+import pathlib
+import shutil
+import sys
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from reference import B, EXACT, T, all_float64, difference, gradients_of, mean_loss, require
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import modeling_rope_utils
+
+OUT = pathlib.Path(__file__).resolve().parent / "families"
+COMMON = dict(max_position_embeddings=96, bos_token_id=1, eos_token_id=2, pad_token_id=0, vocab_size=29)
+THETA = dict(rope_type="default", rope_theta=1e4)
+LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=24)
+YARN = dict(rope_type="yarn", rope_theta=300.0, factor=3.0, original_max_position_embeddings=32)
+SIZES = dict(hidden_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+MOE = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, intermediate_size=11)
+# name: config, number type of the file, bytes of a shard
+MODELS = {
+    "llama_scaled": (transformers.LlamaConfig(
+        **COMMON, **SIZES, intermediate_size=11, head_dim=6, attention_bias=True, rms_norm_eps=1e-4,
+        rope_parameters=LLAMA3), torch.bfloat16, None),
+    "qwen3": (transformers.Qwen3Config(
+        **COMMON, hidden_size=20, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, head_dim=8,
+        intermediate_size=11, rope_parameters=YARN, tie_word_embeddings=True), torch.bfloat16, None),
+    "mixtral_linear": (transformers.MixtralConfig(
+        **COMMON, **SIZES, intermediate_size=9, num_local_experts=5, num_experts_per_tok=2, head_dim=8,
+        rope_parameters=dict(rope_type="linear", rope_theta=1e3, factor=2.5)), torch.float32, None),
+    "olmoe": (transformers.OlmoeConfig(
+        **COMMON, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=10,
+        num_experts=5, num_experts_per_tok=2, rope_parameters=THETA), torch.float32, None),
+    "qwen3_moe": (transformers.Qwen3MoeConfig(
+        **COMMON, **(SIZES | dict(num_hidden_layers=3)), **MOE, head_dim=6, norm_topk_prob=True, mlp_only_layers=[1],
+        rope_parameters=THETA), torch.bfloat16, "9KB"),
+    "granitemoe": (transformers.GraniteMoeConfig(
+        **COMMON, **(SIZES | dict(hidden_size=24)), num_local_experts=5, num_experts_per_tok=2, intermediate_size=9, embedding_multiplier=3.0,
+        residual_multiplier=0.22, attention_multiplier=0.17, logits_scaling=1.7, tie_word_embeddings=True,
+        rope_parameters=THETA | dict(rope_theta=100.0)), torch.float32, None),
+    "granitemoeshared": (transformers.GraniteMoeSharedConfig(
+        **COMMON, **(SIZES | dict(hidden_size=24)), num_local_experts=5, num_experts_per_tok=3, intermediate_size=9, shared_intermediate_size=13,
+        embedding_multiplier=2.0, residual_multiplier=0.7, attention_multiplier=0.5, logits_scaling=0.9,
+        rope_parameters=THETA), torch.bfloat16, None),
+    "qwen2_moe": (transformers.Qwen2MoeConfig(
+        **COMMON, **(SIZES | dict(hidden_size=24, num_hidden_layers=3)), **MOE, shared_expert_intermediate_size=13,
+        mlp_only_layers=[0], rope_parameters=THETA), torch.float32, None),
+    "dots1": (transformers.Dots1Config(
+        **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, n_routed_experts=6,
+        num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5,
+        norm_topk_prob=True, rope_parameters=THETA), torch.float64, None),
+    "glm4_moe": (transformers.Glm4MoeConfig(
+        **COMMON, **(SIZES | dict(num_hidden_layers=3)), head_dim=8, moe_intermediate_size=7, intermediate_size=11,
+        n_routed_experts=9, num_experts_per_tok=2, n_group=3, topk_group=2, n_shared_experts=1, first_k_dense_replace=1, attention_bias=True,
+        use_qk_norm=True, routed_scaling_factor=1.5, norm_topk_prob=True,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)), torch.float32, None),
+    "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig(
+        **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, moe_num_experts=6,
+        moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, rope_parameters=THETA), torch.bfloat16, None),
+}
+TOKENS = 64
+
+
+# What a config.json of each family means where it says nothing: the defaults of its class, for tests/model/test_train.c.
+CLASSES = ["JetMoe", "Mixtral", "Llama", "Mistral", "Olmoe", "Qwen3", "Qwen3Moe", "Qwen2Moe", "GraniteMoe", "GraniteMoeShared", "Dots1",
+           "Glm4Moe", "Ernie4_5_Moe"]
+
+
+def write_defaults():
+    """With what they leave open (the number of Dots' experts), and few layers."""
+    given = {"Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1), "Mistral": dict(sliding_window=None),
+             "Glm4Moe": dict(hidden_size=6144)}
+    kept = {"transformers_version", "architectures", "dtype", "use_cache", "output_router_logits", "attention_dropout"}
+    all_ = {}
+    for name in CLASSES:
+        c = getattr(transformers, name + "Config")(num_hidden_layers=4, **given.get(name, {}))
+        all_[c.model_type] = {k: v for k, v in c.to_dict().items() if k not in kept and not k.endswith("token_id")
+                              and not k.startswith(("_", "id2", "label2", "return_", "is_enc", "problem", "chunk", "output_"))}
+    (OUT / "defaults.json").write_text(json.dumps(all_, indent=1, sort_keys=True) + "\n")
+
+
+def randomize(model, seed):
+    rng = torch.Generator().manual_seed(seed)
+    for name, p in list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n]:
+        noise = torch.randn(p.shape, generator=rng)
+        value = (1 + 0.2 * noise if "norm" in name else 0.1 * noise if name.endswith("bias") else
+                 0.5 * noise if "gate.weight" in name or "router" in name else 0.25 * noise)
+        p.data = value.bfloat16().to(p.dtype)
+
+
+def routers(model):
+    return [m for m in model.modules() if type(m).__name__.endswith("Router")]
+
+
+def chosen(model, tokens):
+    """The sorted experts of every token at every router, and the logits."""
+    seen = []
+    hooks = [m.register_forward_hook(lambda m, i, o: seen.append(o[2].sort(-1).values)) for m in routers(model)]
+    with torch.no_grad():
+        logits = model(tokens, use_cache=False).logits
+    for h in hooks:
+        h.remove()
+    return seen, logits
+
+
+def greedy(model, prompt):
+    ids = prompt.clone()
+    for _ in range(TOKENS):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return ids
+
+
+def robust(model, tokens, text):
+    """Do slightly different weights choose the same experts and tokens? Has every expert work?"""
+    state = {n: t.clone() for n, t in model.state_dict().items()}
+    first = [chosen(model, x)[0] for x in (tokens, text)]
+    most = max((int(m.weight.shape[0]) for m in routers(model)), default=0)
+    if any(torch.bincount(c.flatten(), minlength=most).min() < 2 for c in first[0]):
+        return False
+    rng, good = torch.Generator().manual_seed(5), True
+    for _ in range(3):
+        model.load_state_dict({n: t * (1 + 2e-5 * torch.randn(t.shape, generator=rng)) for n, t in state.items()})
+        again = [chosen(model, x) for x in (tokens, text)]
+        good &= all(torch.equal(a, b) for x, y in zip(first, again) for a, b in zip(x, y[0]))
+        good &= torch.equal(again[1][1][:, 4:-1].argmax(-1), text[:, 5:])
+    model.load_state_dict(state)
+    return good
+
+
+def write(name, config, dtype, shard):
+    folder = OUT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    rng = torch.Generator().manual_seed(1)
+    text = torch.randint(config.vocab_size, (B, T + 1), generator=rng)
+    tokens, targets = text[:, :-1], text[:, 1:].clone()
+    targets[0, 3] = targets[1, 0] = targets[1, 10] = -1
+    stock = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EXACT).eval()
+    rope64 = modeling_rope_utils.torch
+    with all_float64(type(stock)):
+        modeling_rope_utils.torch = sys.modules[type(stock).__module__].torch
+        for seed in range(1000):
+            randomize(stock, seed)
+            exact = transformers.AutoModelForCausalLM.from_config(config, **EXACT).double().eval()
+            exact.load_state_dict(stock.state_dict())
+            written = greedy(exact, tokens[:1, :5])
+            if robust(exact, tokens, written):
+                break
+        else:
+            require(False, f"{name}: no seed routes well")
+        logits = exact(tokens, use_cache=False).logits
+        loss = mean_loss(logits, targets)
+        loss.backward()
+    modeling_rope_utils.torch = rope64
+    exact.config.dtype = stock.config.dtype = None
+    for p in list(exact.parameters()):
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EXACT)
+    model.load_state_dict(stock.state_dict())
+    model.to(dtype).save_pretrained(folder, **(dict(max_shard_size=shard) if shard else {}))
+    grads = {n: g for n, g in gradients_of(exact).items() if "correction" not in n}
+    with torch.no_grad():
+        opened = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EXACT).eval()(tokens).logits
+    require(difference(opened, logits) <= 2e-5, f"{name}: opened as users do, the logits differ by {difference(opened, logits):.1e}")
+    require(all(g.norm() > 1e-6 for g in grads.values()), f"{name}: a gradient is zero")
+    expected = dict(tokens=tokens.int(), targets=targets.int(), logits=logits.detach(), loss=loss.detach().view(1),
+                    greedy=written[0, 5:].int()) | {f"grad.{n}": g for n, g in grads.items()}
+    save_file({n: t.contiguous() for n, t in expected.items()}, folder / "expected.safetensors")
+    bytes_ = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name}: seed {seed}, {sum(p.numel() for p in exact.parameters())} weights, loss {float(loss.detach()):.6f}, {bytes_} bytes")
+
+
+if __name__ == "__main__":
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    OUT.mkdir(exist_ok=True)
+    write_defaults()
+    for name in sys.argv[1:] or MODELS:
+        write(name, *MODELS[name])
