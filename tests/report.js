@@ -25,8 +25,9 @@ async function open_page(html, width) {
     page.drop = async files => {
         const t = new w.DataTransfer();
         for (const [name, content] of files) t.items.add(new w.File([content], name));
+        const says_now = () => page.$('runs').textContent + page.$('trouble').textContent, before = says_now();
         d.dispatchEvent(new w.DragEvent('drop', { bubbles: true, cancelable: true, dataTransfer: t }));
-        await wait(200);
+        for (let i = 0; i < 100 && says_now() === before; i++) await wait(50);        // files are read beside
     };
     return page;
 }
