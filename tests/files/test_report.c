@@ -88,8 +88,9 @@ static void add_everything(Text *log) {
     for (int s = 1; s <= 20; s++) {
         add_step(log, s, 5 - 0.1 * s);
         if (s % 10) continue;
-        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"seconds\":0.25,\"peak_memory\":5e7,\"best\":%d.5,"
+        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"best\":%d.5,"
                       "\"best_step\":%d}\n", s, 5 - s / 10, 5 - s / 10, s);
+        text_add(log, "{\"event\":\"usage\",\"step\":%d,\"validation_seconds\":0.25,\"peak_memory\":5e7}\n", s);
         text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":["
                       "{\"name\":\"layer 0 attention\",\"load\":[10,10,10,10]},"
                       "{\"name\":\"layer 0 mlp\",\"load\":[0,16,%d,20]}]}\n", s, s / 10 * 4);
