@@ -172,7 +172,7 @@ static void test_added_tokens(void) {
 /* Numbers that no float or int holds are refused in config.json; found by fuzzing. */
 static void test_config_limits(void) {
     static const struct { const char *key, *value, *says; } cases[] = {
-        { "routed_scaling_factor", "3e81", "of 3e+81" }, { "final_logit_softcapping", "1e300", "cap, scale" },
+        { "routed_scaling_factor", "3e81", "cap, scale or multiplier of 3e+81" }, { "final_logit_softcapping", "1e300", "cap, scale" },
         { "initializer_fan_in_scale", "1e300", "cap, scale" }, { "rms_norm_eps", "1e300", "cap, scale" }, { "rope_theta", "1e300", "rotary" },
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
