@@ -151,10 +151,11 @@ static int within_limits(const Config *c, Error *e) {
     if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] > SIZE_LIMIT) return error_set(e, "a size of %d; at most %d", sizes[i], SIZE_LIMIT);
-    const double values[] = { c->logit_cap, c->route_scale, c->init_fan, c->init_embed, c->init_std, c->norm_eps, c->final_eps,
-                              c->embed_scale, c->residual_scale, c->attention_scale, c->logit_divisor };
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        if (!(values[i] >= 0 && values[i] <= SIZE_LIMIT)) return error_set(e, "a cap, scale or epsilon of %g; at most %d", values[i], SIZE_LIMIT);
+    const double scales[] = { c->init_std, c->init_fan, c->init_embed, c->logit_cap, c->route_scale, c->attention_scale, c->embed_scale,
+                              c->residual_scale, c->logit_divisor, c->final_eps, c->norm_eps };
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
+        if (!(scales[i] >= 0 && scales[i] <= 1e6))
+            return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; it is 0 to 1e6", scales[i]);
     if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
     const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts) + (c->value_embeddings ? vocab * one : 0);
     if (C * vocab > 1e12 || row > most || heads > most || layer * c->layers > 1e15)
