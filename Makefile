@@ -79,7 +79,7 @@ $(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html 
 	@mkdir -p $(@D)
 	@echo "  page  $<"
 	$(Q)p=llmc/run/$*/page && { echo 'extern const char *const $*_page[];' && echo 'const char *const $*_page[] = {' && \
-	sed -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
+	LC_ALL=C sed -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
 $(B)/%.o: $(B)/%.c
 	$(Q)$(CC) $(FLAGS) -c $< -o $@
 $(B)/%.o: %.c Makefile

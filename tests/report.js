@@ -18,15 +18,18 @@ async function open_page(html, width) {
     page.tip = () => page.$('tip').hidden ? '' : page.$('tip').textContent;
     page.pointer = (type, id, part, more) => {          // part: of the width of the axes
         const r = page.chart(id).getBoundingClientRect();
-        page.chart(id).dispatchEvent(new w.PointerEvent(type, { clientX: r.left + 46 + part * (r.width - 56), clientY: r.top + 60, bubbles: true, pointerType: 'mouse', button: 0, ...more }));
+        page.chart(id).dispatchEvent(new w.PointerEvent(type, { clientX: r.left + 46 + part * (r.width - 56), clientY: r.top + 60,
+                bubbles: true, pointerType: 'mouse', button: 0, ...more }));
     };
-    page.key = (id, key) => { page.chart(id).focus(); page.chart(id).dispatchEvent(new w.KeyboardEvent('keydown', { key, bubbles: true, cancelable: true })); };
+    page.key = (id, key) => { page.chart(id).focus(); page.chart(id).dispatchEvent(new w.KeyboardEvent('keydown', { key,
+            bubbles: true, cancelable: true })); };
     page.set = async (id, value) => { const e = page.$(id); if (e.type === 'checkbox') e.checked = value; else e.value = value; e.dispatchEvent(new w.Event('input')); await wait(60); };
     page.drop = async files => {
         const t = new w.DataTransfer();
         for (const [name, content] of files) t.items.add(new w.File([content], name));
+        const says_now = () => page.$('runs').textContent + page.$('trouble').textContent, before = says_now();
         d.dispatchEvent(new w.DragEvent('drop', { bubbles: true, cancelable: true, dataTransfer: t }));
-        await wait(200);
+        for (let i = 0; i < 100 && says_now() === before; i++) await wait(50);        // files are read beside
     };
     return page;
 }
@@ -39,7 +42,8 @@ async function test_curves(p) {
     await p.set('smoothing', 0);
     p.pointer('pointermove', 'loss', 0.5);
     const step = step_of(p.tip()), at = loss.x.indexOf(step), text = Number(loss.y[at] && loss.y[at].toPrecision(5));
-    check(Math.abs(step - last / 2) <= 2 && p.tip().includes('training ' + text) && p.tip().includes('nats per token'), 'the cursor shows step, values and unit: ' + p.tip());
+    check(Math.abs(step - last / 2) <= 2 && p.tip().includes('training ' + text) && p.tip().includes('nats per token'),
+            'the cursor shows step, values and unit: ' + p.tip());
     check(p.d.querySelectorAll('#chart-lr .cursor path').length === 1, 'the cursor is in every chart');
     p.pointer('pointerleave', 'loss', 0.5);
     check(!p.tip(), 'and goes with the pointer');
@@ -47,10 +51,13 @@ async function test_curves(p) {
     p.pointer('pointermove', 'loss', 0.4);
     const before = p.tip();
     p.pointer('pointermove', 'loss', 0.9);
-    check(before.includes('short, training') && before.includes('one, training') && p.tip().includes('one, training') && !p.tip().includes('short'), 'a run that has ended has no value there');
+    check(before.includes('short, training') && before.includes('one, training') && p.tip().includes('one, training') &&
+            !p.tip().includes('short'), 'a run that has ended has no value there');
     p.d.querySelector('#runs tr:last-child button').click();
     await p.set('smoothing', 0.9);
-    check(p.d.querySelectorAll('#chart-loss .line.faint').length === 1 && p.line('loss loss 0').getAttribute('d') !== p.d.querySelector('#chart-loss .faint').getAttribute('d'), 'smoothing keeps the raw curve behind');
+    check(p.d.querySelectorAll('#chart-loss .line.faint').length === 1 &&
+            p.line('loss loss 0').getAttribute('d') !== p.d.querySelector('#chart-loss .faint').getAttribute('d'),
+            'smoothing keeps the raw curve behind');
 
     p.$('show loss val 0').click();
     check(!p.line('loss val 0') && p.line('loss loss 0') && p.$('show loss val 0').getAttribute('aria-pressed') === 'false', 'a curve is hidden');
@@ -84,7 +91,8 @@ async function test_zoom(p) {
     p.pointer('pointermove', 'lr', 1);
     check(step_of(p.tip()) === last, 'a double click shows everything');
     const r = p.chart('loss').getBoundingClientRect();
-    for (let i = 0; i < 4; i++) p.chart('loss').dispatchEvent(new p.w.WheelEvent('wheel', { deltaY: -100, clientX: r.left + r.width / 2, clientY: r.top + 50, cancelable: true, bubbles: true }));
+    for (let i = 0; i < 4; i++) p.chart('loss').dispatchEvent(new p.w.WheelEvent('wheel', { deltaY: -100, clientX: r.left +
+            r.width / 2, clientY: r.top + 50, cancelable: true, bubbles: true }));
     await wait(60);
     p.pointer('pointermove', 'loss', 0);
     check(step_of(p.tip()) > 0.15 * last, 'the wheel zooms: from step ' + step_of(p.tip()));
@@ -137,11 +145,14 @@ async function test_compare(p) {
 function test_rest(p) {
     const rows = [...p.d.querySelectorAll('#settings tr')], row = name => rows.find(tr => tr.cells[0].textContent === name);
     check(row('lr').textContent.includes('given') && !row('beta1').textContent.includes('given'), 'settings that were given are marked');
-    check(p.d.querySelectorAll('#samples pre').length === p.data.samples.list.length && p.d.querySelector('#samples pre').textContent === p.data.samples.list[0].text, 'samples');
+    check(p.d.querySelectorAll('#samples pre').length === p.data.samples.list.length &&
+            p.d.querySelector('#samples pre').textContent === p.data.samples.list[0].text, 'samples');
     const machine = p.$('machine').textContent;
-    check(machine.includes(p.data.start.command) && machine.includes(p.data.start.machine) && machine.includes(p.data.start.compiler), 'command, machine and compiler');
-    check(/Peak memory\d+ MB/.test(p.$('cards').textContent) && /for validation/.test(p.$('cards').textContent), 'memory and time of validation');
-    check(p.d.querySelectorAll('#strips canvas').length === p.data.loads.routers.length && p.$('matrix').querySelector('canvas').height > 20, 'loads of every router');
+    check(machine.includes(p.data.start.command) && machine.includes(p.data.start.machine) &&
+            machine.includes(p.data.start.compiler), 'command, machine and compiler');
+    check(/Peak memory\d+ MB/.test(p.$('cards').textContent) && /of validation/.test(p.$('cards').textContent), 'memory and time of validation');
+    check(p.d.querySelectorAll('#strips canvas').length === p.data.loads.routers.length &&
+            p.$('matrix').querySelector('canvas').height > 20, 'loads of every router');
     const canvas = p.$('matrix').querySelector('canvas'), r = canvas.getBoundingClientRect();
     canvas.dispatchEvent(new p.w.PointerEvent('pointermove', { clientX: r.left + 90, clientY: r.top + 3 }));
     check(p.tip().includes(p.data.loads.routers[0].name + ', expert 0, step') && p.tip().includes('times the mean'), 'a load is named: ' + p.tip());
@@ -166,6 +177,7 @@ function test_rest(p) {
     } catch (e) { check(false, 'no error: ' + e + ' ' + e.stack); }
     const out = document.createElement('pre');
     out.id = 'says';
-    out.textContent = '\n' + says.join('\n') + '\n' + says.filter(s => s[0] === 'o').length + ' passed, ' + says.filter(s => s[0] !== 'o').length + ' failed\n';
+    out.textContent = '\n' + says.join('\n') + '\n' + says.filter(s => s[0] === 'o').length + ' passed, ' +
+            says.filter(s => s[0] !== 'o').length + ' failed\n';
     document.body.replaceChildren(out);
 })();

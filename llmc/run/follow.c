@@ -18,10 +18,11 @@ static void add_string(Text *e, const char *key, const char *string) { event_tex
 
 /* The command line as a shell reads it: an argument with other characters than these stands in quotes. */
 static char *command_line(char **arguments) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%";
     Text t = { 0 };
     for (char **a = arguments; *a; a++) {
         if (a != arguments) text_add_string(&t, " ");
-        if (**a && !(*a)[strspn(*a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%")]) { text_add_string(&t, *a); continue; }
+        if (**a && !(*a)[strspn(*a, plain)]) { text_add_string(&t, *a); continue; }
         text_add_string(&t, "'");
         for (const char *c = *a; *c; c++) if (*c == '\'') text_add_string(&t, "'\\''"); else text_add_bytes(&t, c, 1);
         text_add_string(&t, "'");
@@ -63,7 +64,12 @@ static void add_session(Run *r, Text *e) {
 }
 static double peak_memory(void) {                                        /* of this process, in bytes */
     struct rusage use;
-    return getrusage(RUSAGE_SELF, &use) ? NAN : 1024.0 * (double)use.ru_maxrss;
+#ifdef __APPLE__
+    const double unit = 1;
+#else
+    const double unit = 1024;
+#endif
+    return getrusage(RUSAGE_SELF, &use) ? NAN : unit * (double)use.ru_maxrss;
 }
 
 static Text start_event(Run *r) {
@@ -214,6 +220,15 @@ static int keep_best(Run *r) {
     return ok;
 }
 
+/* What differs between runs that are otherwise the same has an event of its own. */
+static void log_usage(Run *r, double validation_seconds) {
+    Text e = event("usage");
+    event_int(&e, "step", r->progress.step);
+    event_double(&e, "validation_seconds", validation_seconds);
+    event_double(&e, "peak_memory", peak_memory());
+    log_event(&r->log, &e);
+}
+
 void run_validate(Run *r) {
     const double start = now();
     Model *m = &r->model;
@@ -226,7 +241,8 @@ void run_validate(Run *r) {
     if (isfinite(loss) && (loss < p->best_loss || p->best_step < 0) && keep_best(r)) { p->best_loss = loss; p->best_step = p->step; }
     log_validation(&r->log, &(ValidationStats){
         .step = p->step, .loss = loss, .bits_per_byte = bytes > 0 ? loss * tokens / bytes / log(2) : 0,
-        .best = p->best_loss, .best_step = p->best_step, .seconds = now() - start, .peak_memory = peak_memory() });
+        .best = p->best_loss, .best_step = p->best_step });
+    log_usage(r, now() - start);
     if (m->routers && r->leads) {
         const size_t loads = router_offset(m, m->routers);
         int *load = mem_alloc(loads * sizeof *load);

@@ -200,8 +200,6 @@ void log_validation(Log *l, const ValidationStats *v) {
     event_double(&e, "bits_per_byte", v->bits_per_byte);
     event_double(&e, "best", v->best_step < 0 ? NAN : v->best);
     event_int(&e, "best_step", v->best_step);
-    event_double(&e, "seconds", v->seconds);
-    event_double(&e, "peak_memory", v->peak_memory);
     log_event(l, &e);
 }
 

@@ -17,7 +17,6 @@ typedef struct {                        /* one optimizer step */
 typedef struct {
     int64_t step, best_step;
     double  loss, bits_per_byte, best;  /* bits_per_byte 0: unknown */
-    double  seconds, peak_memory;       /* of this validation; of the process so far, bytes of host memory */
 } ValidationStats;
 
 typedef struct {

@@ -219,15 +219,18 @@ static int take_val(Run *r, Json *doc, double step) {
     if (step < 0) return 0;
     const JsonValue *o = json_root(doc);
     const double loss = number(o, "loss");
-    const double seconds = number(o, "seconds"), memory = number(o, "peak_memory");
     take_curves(r, o, step, "val");
-    if (seconds >= 0 && seconds <= 1e9) r->validation_seconds += seconds;
-    if (memory >= 0 && memory <= LARGEST) r->peak_memory = memory;
     if (fabs(loss) <= LARGEST && !(loss >= r->best)) {      /* best starts as NaN */
         r->best = loss;
         r->best_step = step;
         r->best_bits = number(o, "bits_per_byte");
     }
+    return 0;
+}
+static int take_usage(Run *r, Json *doc, double step) {
+    const double seconds = number(json_root(doc), "validation_seconds"), memory = number(json_root(doc), "peak_memory");
+    if (step >= 0 && seconds >= 0 && seconds <= 1e9) r->validation_seconds += seconds;
+    if (step >= 0 && memory >= 0 && memory <= LARGEST) r->peak_memory = memory;
     return 0;
 }
 static int take_sample(Run *r, Json *doc, double step) {
@@ -330,7 +333,7 @@ static int take_load(Run *r, Json *doc, double step) {
 
 static const struct { const char *name; int (*take)(Run *r, Json *doc, double step); int can_be_void; } events[] = {
     { "start", take_start, 0 }, { "resume", take_resume, 0 }, { "step", take_step, 1 }, { "val", take_val, 1 },
-    { "load", take_load, 1 }, { "sample", take_sample, 1 }, { "warning", take_warning, 0 }, { "skip", take_skip, 0 },
+    { "load", take_load, 1 }, { "usage", take_usage, 1 }, { "sample", take_sample, 1 }, { "warning", take_warning, 0 }, { "skip", take_skip, 0 },
     { "end", take_end, 0 },
 };
 

@@ -88,8 +88,9 @@ static void add_everything(Text *log) {
     for (int s = 1; s <= 20; s++) {
         add_step(log, s, 5 - 0.1 * s);
         if (s % 10) continue;
-        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"seconds\":0.25,\"peak_memory\":5e7,\"best\":%d.5,"
+        text_add(log, "{\"event\":\"val\",\"step\":%d,\"loss\":%d.5,\"bits_per_byte\":3.25,\"best\":%d.5,"
                       "\"best_step\":%d}\n", s, 5 - s / 10, 5 - s / 10, s);
+        text_add(log, "{\"event\":\"usage\",\"step\":%d,\"validation_seconds\":0.25,\"peak_memory\":5e7}\n", s);
         text_add(log, "{\"event\":\"load\",\"step\":%d,\"routers\":["
                       "{\"name\":\"layer 0 attention\",\"load\":[10,10,10,10]},"
                       "{\"name\":\"layer 0 mlp\",\"load\":[0,16,%d,20]}]}\n", s, s / 10 * 4);
@@ -201,6 +202,9 @@ static void test_heat(void) {
     const JsonValue *loads = json_get(json_root(json), "loads"), *router = json_first(json_get(loads, "routers"));
     const int columns = values_of(json_get(loads, "steps"), steps, 300);
     check(columns >= 128 && columns <= 256 && steps[columns - 1] == EVENTS, "report: %d load events in %d columns", EVENTS, columns);
+    int even = columns > 0;
+    for (int i = 0; i < columns - 1; i++) even &= steps[i] == (i + 1) * steps[0];
+    check(even, "report: a column is named by its last step");
     check(!strcmp(json_string(json_get(router, "name"), ""), "<r>") && number_of(router, "experts") == E, "report: a router's name and experts");
     int good = values_of(json_get(router, "load"), values, 300 * E) == columns * E;
     for (int i = 0; good && i < columns * E; i++) good &= values[i] == 5 * load[i % E];

@@ -446,7 +446,28 @@ static void descriptors(void) {
     model_free(&m);
 }
 
+/* Weights are drawn in parts; the embedding here has several. */
+static void initial_weights(void) {
+    const Config c = trainee_config("d1:c32h4f64", 20000, 8);
+    const Device *dev = device_find("cpu-f64");
+    Model m;
+    model_plan_inference(&m, dev, &c, 1, 8, 8, NULL);
+    if (!model_allocate(&m)) fail(EXIT_MEMORY, "no memory for the weights of a test");
+    model_initialize(&m, 7);
+    double *got = mem_alloc(m.manifest.total * sizeof *got), *want = mem_alloc(m.manifest.total * sizeof *want);
+    dev->to_double(got, m.params, m.manifest.total);
+    for (int i = 0; i < m.manifest.count; i++) {
+        const Tensor *t = &m.manifest.at[i];
+        manifest_initial(t, 7, 0, t->count, want);
+        check(!memcmp(got + t->offset, want, t->count * sizeof *want), "initial values of %s are those of the whole tensor", t->name);
+    }
+    free(got);
+    free(want);
+    model_free(&m);
+}
+
 void test_model(void) {
+    initial_weights();
     descriptors();
     gradients();
     bf16();

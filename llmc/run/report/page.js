@@ -132,7 +132,8 @@ try { Object.assign(state, JSON.parse(sessionStorage.getItem(place))); } catch (
 function keep() {
     state.scroll = window.scrollY;
     state.focus = document.activeElement ? document.activeElement.id : '';
-    try { sessionStorage.setItem(place, JSON.stringify(state)); } catch (e) { /* as above, or too much to keep */ }
+    for (const others of [state.others, []])            // too much to keep: without the other runs
+        try { sessionStorage.setItem(place, JSON.stringify({ ...state, others })); return; } catch (e) { /* as above */ }
 }
 
 const data = JSON.parse($('data').textContent);
@@ -175,15 +176,18 @@ function verdict(run) {
     if (best && later >= 2 && last[1] > best[1] * 1.01) {
         const then = training.filter(p => p[0] <= best[0]).slice(-20).map(p => p[1]), now = recent(run.curves.loss, 0.05);
         const learns = then.length && now < mean(then) - 0.01;
-        add('bad', (learns ? 'Overfits' : 'Gets worse') + ' since step ' + count(best[0]) + ': the validation loss has risen from ' + short(best[1]) + ' to ' +
-            short(last[1]) + (learns ? ' while the training loss fell to ' + short(now) + '. More text, dropout (-dr) or a smaller model would help; ' : '; ') +
+        add('bad', (learns ? 'Overfits' : 'Gets worse') + ' since step ' + count(best[0]) + ': the validation loss has risen from ' +
+                short(best[1]) + ' to ' +
+            short(last[1]) + (learns ? ' while the training loss fell to ' + short(now) +
+                    '. More text, dropout (-dr) or a smaller model would help; ' : '; ') +
             'the best weights are those of step ' + count(best[0]) + '.');
     } else {
         const f = falls(val.length >= 4 ? val : smooth_points(training));
         const what = val.length >= 4 ? 'validation' : 'training';
         if (f && f.by > 0.01 * f.at) add('good', 'Still falling: the ' + what + ' loss fell by ' + short(f.by, 2) + ' in the last ' + count(f.steps) +
             ' steps' + (run.end.event ? '. More steps would help.' : '.'));
-        else if (f) add('plain', 'Has levelled off: the ' + what + ' loss changed by ' + short(Math.abs(f.by), 2) + ' in the last ' + count(f.steps) + ' steps.');
+        else if (f) add('plain', 'Has levelled off: the ' + what + ' loss changed by ' + short(Math.abs(f.by), 2) + ' in the last ' +
+                count(f.steps) + ' steps.');
         else add('plain', 'Too few points to judge yet.');
     }
     const dead = recent(run.curves.dead, 0.05), most = recent(run.curves.max_load, 0.05);
@@ -192,7 +196,8 @@ function verdict(run) {
     const speed = points(run.curves.tok_s).map(p => p[1]);
     if (speed.length > 40) {
         const usual = speed.slice().sort((a, b) => a - b)[speed.length >> 1], late = recent(run.curves.tok_s, 0.1);
-        if (late < 0.7 * usual) add('plain', 'Slower than it was: ' + short(late) + ' instead of ' + short(usual) + ' tokens per second. Is the machine busy?');
+        if (late < 0.7 * usual) add('plain', 'Slower than it was: ' + short(late) + ' instead of ' + short(usual) +
+                ' tokens per second. Is the machine busy?');
     }
     return says;
 }
@@ -215,7 +220,8 @@ function show_head() {
     list.replaceChildren();
     for (const r of runs) for (const s of verdict(r)) list.append(node('li', { class: s.kind }, runs.length > 1 ? r.name + ': ' : null, s.words));
     if (data.damaged) list.append(node('li', { class: 'bad' }, count(data.damaged) + ' lines of the log could not be read and are left out.'));
-    if (self.start.fallback === true) list.append(node('li', { class: 'plain' }, 'Trained on this project’s own text, because tinyshakespeare could not be had.'));
+    if (self.start.fallback === true) list.append(node('li', { class: 'plain' },
+            'Trained on this project’s own text, because tinyshakespeare could not be had.'));
 }
 function show_cards() {
     const d = data, total = Number(self.options.steps), cards = $('cards');
@@ -223,14 +229,18 @@ function show_cards() {
     const speed = finite(self.end.tok_s) ? self.end.tok_s : d.tokens / d.seconds;
     const ms = recent(self.curves.ms, 0.1), left = total > d.step && d.every ? (total - d.step) * ms / 1000 : NaN;
     const memory = self.end.peak_memory || d.peak_memory;
-    const card = (name, value, note) => cards.append(node('div', {}, node('dt', {}, name), node('dd', {}, value), note ? node('dd', { class: 'dim' }, note) : null));
+    const card = (name, value, note) => cards.append(node('div', {}, node('dt', {}, name), node('dd', {}, value), note ? node('dd',
+            { class: 'dim' }, note) : null));
     cards.replaceChildren();
-    if (finite(d.best)) card('Best validation loss', short(d.best), 'step ' + count(d.best_step) + (d.best_bits > 0 ? ', ' + short(d.best_bits) + ' bits/byte' : ''));
+    if (finite(d.best)) card('Best validation loss', short(d.best), 'step ' + count(d.best_step) + (d.best_bits > 0 ? ', ' +
+            short(d.best_bits) + ' bits/byte' : ''));
     if (finite(d.last_loss)) card('Training loss', short(recent(self.curves.loss, 0.05)), 'mean of the last twentieth');
     if (d.step >= 0) card('Steps', count(d.step), total > 0 ? 'of ' + count(total) + (left > 0 ? ', about ' + duration(left) + ' left' : '') : '');
-    if (seconds > 0) card('Time of training', duration(seconds), d.validation_seconds > 0 ? 'of it ' + duration(d.validation_seconds) + ' for validation' : '');
+    if (seconds > 0) card('Time of training', duration(seconds), d.validation_seconds > 0 ? 'and ' + duration(d.validation_seconds) +
+            ' of validation' : '');
     if (speed > 0) card('Tokens per second', count(speed), count(self.end.tokens || d.tokens) + ' tokens in all');
-    if (finite(self.start.parameters)) card('Parameters', short(self.start.parameters), finite(self.start.active) ? short(self.start.active) + ' active for a token' : '');
+    if (finite(self.start.parameters)) card('Parameters', short(self.start.parameters),
+            finite(self.start.active) ? short(self.start.active) + ' active for a token' : '');
     if (memory > 0) card('Peak memory', bytes(memory), 'of the host');
 }
 
@@ -258,7 +268,8 @@ function lines_of(chart) {
         const label = runs.length > 1 ? run.name + (chart.curves.length > 1 ? ', ' + name : '') : name;
         const id = chart.id + ' ' + key + ' ' + r;
         lines.push({ id, run, key, label, color: runs.length > 1 ? r % 6 : k, dashed: runs.length > 1 && k > 0, hidden: !!state.hidden[id],
-                     x: c.x.map(x => x === null ? null : across(run, x)), y: c.y, low: c.low, high: c.high, step: c.x, dots: key === 'val', exact: key === 'val' || chart.exact });
+                     x: c.x.map(x => x === null ? null : across(run, x)), y: c.y, low: c.low, high: c.high, step: c.x,
+                             dots: key === 'val', exact: key === 'val' || chart.exact });
     }));
     return lines;
 }
@@ -386,12 +397,14 @@ function draw_line(g, a, l) {
     } else if (l.low) g.append(svg('path', { class: 'band ' + color, d: band_of(a, l) }));
     g.append(svg('path', { class: 'line ' + color + (l.dashed ? ' dashed' : ''), 'data-line': l.id, d: path_of(a, l.x, l.smooth || l.y) }));
     if (l.dots && l.x.length <= 200)
-        l.x.forEach((x, i) => { if (x !== null && l.y[i] !== null && x >= a.x0 && x <= a.x1) g.append(svg('circle', { class: 'dot ' + color, cx: px(a, x), cy: py(a, l.y[i]), r: 2.5 })); });
+        l.x.forEach((x, i) => { if (x !== null && l.y[i] !== null && x >= a.x0 && x <= a.x1) g.append(svg('circle', { class: 'dot ' +
+                color, cx: px(a, x), cy: py(a, l.y[i]), r: 2.5 })); });
 }
 function draw_marks(g, a, chart) {
     if (!chart.wide) return;
     for (const step of numbers(data.resumes))
-        g.append(svg('path', { class: 'even', d: 'M' + px(a, across(self, step)) + ' ' + a.top + 'V' + a.bottom }, svg('title', {}, 'resumed at step ' + count(step))));
+        g.append(svg('path', { class: 'even', d: 'M' + px(a, across(self, step)) + ' ' + a.top + 'V' + a.bottom }, svg('title', {},
+                'resumed at step ' + count(step))));
     if (finite(data.best) && !state.hidden['loss val 0'])
         g.append(svg('circle', { class: 'best', cx: px(a, across(self, data.best_step)), cy: py(a, data.best), r: 6 }));
 }
@@ -418,16 +431,19 @@ function draw_chart(chart) {
     s.replaceChildren();
     draw_axes(s, a, chart, width);
     const clip = 'clip-' + chart.id, g = svg('g', { 'clip-path': 'url(#' + clip + ')' });
-    s.append(svg('clipPath', { id: clip }, svg('rect', { x: a.left - 1, y: a.top - 6, width: a.right - a.left + 8, height: a.bottom - a.top + 8 })), g);
+    s.append(svg('clipPath', { id: clip }, svg('rect', { x: a.left - 1, y: a.top - 6, width: a.right - a.left + 8,
+            height: a.bottom - a.top + 8 })), g);
     for (const l of lines) if (!l.hidden) draw_line(g, a, l);
     draw_marks(g, a, chart);
     d.cursor = svg('g', { class: 'cursor' });
     s.append(d.cursor);
-    d.caption.replaceChildren(node('b', {}, chart.title), node('span', { class: 'dim' }, [chart.unit, a.log ? 'logarithmic' : '', a.clipped && chart.wide ? 'its start lies above' : ''].filter(v => v).join(', ')), legend_of(chart, lines));
+    d.caption.replaceChildren(node('b', {}, chart.title), node('span', { class: 'dim' }, [chart.unit, a.log ? 'logarithmic' : '',
+            a.clipped && chart.wide ? 'its start lies above' : ''].filter(v => v).join(', ')), legend_of(chart, lines));
     Object.assign(d, { axes: a, lines });
 }
 let waiting = false;
 function draw_charts() {
+    $('curves').hidden = !runs.some(r => Object.keys(r.curves).length);
     for (const chart of CHARTS) draw_chart(chart);
     draw_cursor();
 }
@@ -463,11 +479,14 @@ function draw_cursor() {
         d.cursor.append(svg('path', { d: 'M' + x.toFixed(1) + ' ' + a.top + 'V' + a.bottom }));
         for (const l of d.lines) {
             const i = l.hidden ? -1 : nearest(l, cursor.x), ends = l.x[l.x.length - 1];
-            if (i < 0 || (i === l.x.length - 1 && cursor.x > ends + 0.02 * (a.x1 - a.x0) && !l.dots) || cursor.x > across(l.run, l.run.data.step) * 1.02) continue;
+            if (i < 0 || (i === l.x.length - 1 && cursor.x > ends + 0.02 * (a.x1 - a.x0) && !l.dots) || cursor.x > across(l.run,
+                    l.run.data.step) * 1.02) continue;
             const v = (l.smooth || l.y)[i], y = py(a, v);
             if (y >= a.top - 6 && y <= a.bottom + 2) d.cursor.append(svg('circle', { class: 'dot c' + l.color, cx: px(a, l.x[i]), cy: y, r: 4 }));
-            const more = l.low && l.high[i] > l.low[i] ? ' (' + short(l.low[i]) + ' to ' + short(l.high[i]) + ')' : l.smooth ? ' (' + short(l.y[i]) + ')' : '';
-            rows.push(node('div', {}, node('i', { class: 'c' + l.color + (l.dashed ? ' dashed' : '') }), l.label + ' ', node('b', {}, short(v, 5)), more,
+            const more = l.low && l.high[i] > l.low[i] ? ' (' + short(l.low[i]) + ' to ' + short(l.high[i]) + ')' : l.smooth ? ' (' +
+                    short(l.y[i]) + ')' : '';
+            rows.push(node('div', {}, node('i', { class: 'c' + l.color + (l.dashed ? ' dashed' : '') }), l.label + ' ', node('b', {},
+                    short(v, 5)), more,
                            l.dots ? node('span', { class: 'dim' }, ' at step ' + count(l.step[i])) : null));
         }
         if (cursor.chart !== chart.id) continue;
@@ -475,7 +494,8 @@ function draw_cursor() {
         const seconds = between(self.clock.step, self.clock.time, step);
         const where = d.svg.getBoundingClientRect();
         tip_at(where.left + x * where.width / (a.right + 10), where.top + (cursor.y || a.top + 40),
-               [node('div', { class: 'dim' }, 'step ' + count(step) + (seconds > 0 && step <= data.step ? ', after ' + duration(seconds) : '')), ...rows,
+               [node('div', { class: 'dim' }, 'step ' + count(step) + (seconds > 0 && step <= data.step ? ', after ' +
+                       duration(seconds) : '')), ...rows,
                 chart.unit ? node('div', { class: 'dim' }, chart.unit) : '']);
     }
     if (!cursor) $('tip').hidden = true;
@@ -516,7 +536,8 @@ function listen(chart, s) {
         if (!drag || drag.chart !== chart.id) return;
         drag.to = p.x;
         const a = drawn[chart.id].axes, from = px(a, drag.from), to = px(a, p.x);
-        drawn[chart.id].cursor.append(svg('rect', { class: 'select', x: Math.min(from, to), y: a.top, width: Math.abs(to - from), height: a.bottom - a.top }));
+        drawn[chart.id].cursor.append(svg('rect', { class: 'select', x: Math.min(from, to), y: a.top, width: Math.abs(to - from),
+                height: a.bottom - a.top }));
     });
     s.addEventListener('pointerdown', e => {
         set_cursor({ chart: chart.id, ...place_of(e) });
@@ -628,9 +649,11 @@ function draw_heat(canvas, m) {
     context.textAlign = 'left';
     context.fillText(m.row_title, 0, m.rows * m.unit + 23);
     canvas.onpointermove = canvas.onpointerdown = e => {
-        const r = canvas.getBoundingClientRect(), column = Math.floor((e.clientX - r.left - left) / cell), row = Math.floor((e.clientY - r.top) / m.unit);
+        const r = canvas.getBoundingClientRect(), column = Math.floor((e.clientX - r.left - left) / cell),
+                row = Math.floor((e.clientY - r.top) / m.unit);
         if (column < 0 || column >= m.columns || row < 0 || row >= m.rows || m.value(row, column) == null) { $('tip').hidden = true; return; }
-        tip_at(e.clientX, e.clientY, [node('div', { class: 'dim' }, m.says(row, column)), node('div', {}, node('b', {}, short(m.value(row, column) / 100, 3)), ' times the mean')]);
+        tip_at(e.clientX, e.clientY, [node('div', { class: 'dim' }, m.says(row, column)), node('div', {}, node('b', {},
+                short(m.value(row, column) / 100, 3)), ' times the mean')]);
     };
     canvas.onpointerleave = () => { $('tip').hidden = true; };
 }
@@ -651,10 +674,12 @@ function draw_loads() {
     const brief = name => text(name).replace(/^layer (\d+) /, '$1 '), experts = Math.max(...routers.map(r => r.experts));
     const column = () => state.column == null || state.column >= steps.length ? steps.length - 1 : state.column;
     if (!$('matrix').firstChild) {
-        const canvas = node('canvas', { role: 'img' }), slider = node('input', { type: 'range', id: 'time', min: 0, max: steps.length - 1, 'aria-label': 'Time of the loads' });
+        const canvas = node('canvas', { role: 'img' }), slider = node('input', { type: 'range', id: 'time', min: 0,
+                max: steps.length - 1, 'aria-label': 'Time of the loads' });
         slider.value = column();
         slider.oninput = () => { state.column = Number(slider.value) === steps.length - 1 ? null : Number(slider.value); draw_loads(); };
-        $('matrix').append(node('h3', {}, 'All layers at step ', node('output', { id: 'time-says' })), node('div', {}, canvas), steps.length > 1 ? node('label', {}, 'earlier ', slider, ' later') : '');
+        $('matrix').append(node('h3', {}, 'All layers at step ', node('output', { id: 'time-says' })), node('div', {}, canvas),
+                steps.length > 1 ? node('label', {}, 'earlier ', slider, ' later') : '');
         for (const r of routers) $('strips').append(node('figure', {}, node('figcaption'), node('div', {}, node('canvas', { role: 'img' }))));
         if (loads.hidden) $('strips').append(node('p', { class: 'dim' }, count(loads.hidden) + ' more routers'));
     }
@@ -667,11 +692,14 @@ function draw_loads() {
         says: (r, e) => text(routers[r].name) + ', expert ' + e + ', step ' + count(steps[column()]) });
     routers.forEach((router, k) => {
         const figure = $('strips').children[k], least = Math.min(...router.last), most = Math.max(...router.last);
-        const says = 'last: ' + short(least / 100, 3) + ' (expert ' + router.last.indexOf(least) + ') to ' + short(most / 100, 3) + ' (expert ' + router.last.indexOf(most) + ')';
+        const says = 'last: ' + short(least / 100, 3) + ' (expert ' + router.last.indexOf(least) + ') to ' + short(most / 100, 3) +
+                ' (expert ' + router.last.indexOf(most) + ')';
         figure.querySelector('figcaption').replaceChildren(node('b', {}, text(router.name)), node('span', { class: 'dim' }, says));
         figure.querySelector('canvas').setAttribute('aria-label', text(router.name) + ', load of its experts over time, ' + says);
-        draw_heat(figure.querySelector('canvas'), { rows: router.experts, columns: steps.length, unit: Math.max(1, Math.min(10, Math.floor(160 / router.experts) || 1)), left: 30,
-            value: (e, c) => router.load[c * router.experts + e], row_name: String, column_name: c => short(steps[c]), row_title: 'expert', column_title: 'step',
+        draw_heat(figure.querySelector('canvas'), { rows: router.experts, columns: steps.length, unit: Math.max(1, Math.min(10,
+                Math.floor(160 / router.experts) || 1)), left: 30,
+            value: (e, c) => router.load[c * router.experts + e], row_name: String, column_name: c => short(steps[c]),
+                    row_title: 'expert', column_title: 'step',
             says: (e, c) => text(router.name) + ', expert ' + e + ', step ' + count(steps[c]) });
     });
 }
@@ -683,7 +711,8 @@ function show_samples() {
     box.hidden = !list.length;
     list.forEach((s, i) => {
         if (i === 8 && hidden) box.append(node('p', { class: 'dim' }, count(hidden) + ' more'));
-        box.append(node('details', i >= list.length - 2 ? { open: '' } : {}, node('summary', {}, s.step >= 0 ? 'step ' + count(s.step) : 'sample'), node('pre', {}, text(s.text))));
+        box.append(node('details', i >= list.length - 2 ? { open: '' } : {}, node('summary', {}, s.step >= 0 ? 'step ' +
+                count(s.step) : 'sample'), node('pre', {}, text(s.text))));
     });
 }
 function show_warnings() {
@@ -698,7 +727,8 @@ function show_warnings() {
 function show_settings() {
     const table = $('settings').querySelector('table'), names = [];
     for (const r of runs) for (const name of Object.keys(r.options)) if (!names.includes(name)) names.push(name);
-    const given = r => [].concat(r.start.given || [], r.resumed.given || []), value = (r, name) => name in r.options ? text(r.options[name]) || '–' : '';
+    const given = r => [].concat(r.start.given || [], r.resumed.given || []), value = (r,
+            name) => name in r.options ? text(r.options[name]) || '–' : '';
     $('settings').hidden = !names.length;
     table.replaceChildren();
     if (runs.length > 1) table.append(node('tr', {}, node('th'), ...runs.map(r => node('th', {}, r.name))));
@@ -706,7 +736,8 @@ function show_settings() {
         const was_given = runs.some(r => given(r).includes(name)), differs = runs.some(r => value(r, name) !== value(self, name));
         if (state.given && !was_given && !differs) continue;
         table.append(node('tr', { class: (was_given ? 'given ' : '') + (differs ? 'differs' : '') }, node('td', {}, name),
-                          ...runs.map(r => node('td', {}, value(r, name), given(r).includes(name) ? node('span', { class: 'mark' }, 'given') : null))));
+                          ...runs.map(r => node('td', {}, value(r, name), given(r).includes(name) ? node('span', { class: 'mark' },
+                                  'given') : null))));
     }
     $('given-only').checked = state.given;
     $('given-only').onchange = e => { state.given = e.target.checked; show_settings(); };
@@ -726,9 +757,11 @@ function show_machine() {
     row('Compiler', text(s.compiler));
     row('Version', text(s.version));
     row('Family', text(s.family));
-    row(data.resumes.length ? 'Last started' : 'Started', text(s.time));
-    row('Times resumed', data.resumes.length ? String(data.resumes.length) : '');
+    const resumes = numbers(data.resumes).length;
+    row(resumes ? 'Last started' : 'Started', text(s.time));
+    row('Times resumed', resumes ? String(resumes) : '');
     row('Fingerprint of the weights', text(e.fingerprint));
+    $('machine').hidden = !list.firstChild;
 }
 
 // ---- other runs
@@ -738,13 +771,16 @@ function show_runs() {
     const table = $('runs');
     table.replaceChildren();
     if (runs.length < 2) return;
-    table.append(node('tr', {}, ...['Run', 'Best validation', 'at step', 'Training loss', 'Steps', 'Tokens/s', 'Time', 'Parameters', ''].map(h => node('th', {}, h))));
+    table.append(node('tr', {}, ...['Run', 'Best validation', 'at step', 'Training loss', 'Steps', 'Tokens/s', 'Time', 'Parameters',
+            ''].map(h => node('th', {}, h))));
     const best = Math.min(...runs.map(r => finite(r.data.best) ? r.data.best : Infinity));
     runs.forEach((r, i) => {
         const d = r.data, remove = node('button', { type: 'button', 'aria-label': 'Remove ' + r.name }, '×');
         remove.onclick = () => { state.others.splice(i - 1, 1); show_all(); };
-        const cells = [node('span', {}, node('i', { class: 'c' + i % 6 }), r.name), finite(d.best) ? node('span', { class: d.best === best ? 'winner' : '' }, short(d.best, 5)) : '–',
-                       finite(d.best) ? count(d.best_step) : '–', short(recent(r.curves.loss, 0.05), 5), d.step >= 0 ? count(d.step) : '–', short(d.tokens / d.seconds),
+        const cells = [node('span', {}, node('i', { class: 'c' + i % 6 }), r.name), finite(d.best) ? node('span',
+                { class: d.best === best ? 'winner' : '' }, short(d.best, 5)) : '–',
+                       finite(d.best) ? count(d.best_step) : '–', short(recent(r.curves.loss, 0.05), 5),
+                               d.step >= 0 ? count(d.step) : '–', short(d.tokens / d.seconds),
                        duration(d.seconds), finite(r.start.parameters) ? short(r.start.parameters) : '–', i ? remove : ''];
         table.append(node('tr', {}, ...cells.map(c => node('td', {}, c))));
     });
@@ -754,7 +790,8 @@ function add_run(name, content) {
         const d = data_of_file(content);
         const run = make_run(d, /^(log\.jsonl|report\.html)$/.test(name) && folder(d) ? folder(d) : name.replace(/\.(jsonl|html)$/, ''));
         if (!run.curves.loss && !run.curves.val) throw new Error('it has no curves');
-        state.others.push({ name: run.name, data: { start: d.start, resumed: d.resumed, end: d.end, step: d.step, seconds: d.seconds, tokens: d.tokens, best: d.best,
+        state.others.push({ name: run.name, data: { start: d.start, resumed: d.resumed, end: d.end, step: d.step, seconds: d.seconds,
+                tokens: d.tokens, best: d.best,
                             best_step: d.best_step, best_bits: d.best_bits, curves: d.curves } });
         trouble('');
     } catch (e) { trouble(name + ' is neither a log.jsonl nor a report.html: ' + e.message); }
@@ -773,13 +810,16 @@ function listen_for_files() {
 function show_state() {
     const line = $('state'), age = Date.now() / 1000 - data.written, total = Number(self.options.steps);
     line.className = '';
-    if (self.end.event) line.textContent = data.step < total ? 'Stopped at step ' + count(data.step) + ' of ' + count(total) + '; ./train_moe -y 1 continues it.' : 'Finished.';
+    if (self.end.event) line.textContent = data.step < total ? 'Stopped at step ' + count(data.step) + ' of ' + count(total) +
+            '; ./train_moe -y 1 continues it.' : 'Finished.';
     else if (!data.every) line.textContent = data.step < 0 ? 'The log has no steps yet.' : 'The log has no end: the run goes on, or was interrupted.';
-    else if (age > Math.max(60, 20 * data.every)) line.textContent = 'No news for ' + duration(age) + ': the run validates, or was interrupted at step ' + count(data.step) + ' or later.';
+    else if (age > Math.max(60, 20 * data.every)) line.textContent = 'No news for ' + duration(age) +
+            ': the run validates, or was interrupted at step ' + count(data.step) + ' or later.';
     else { line.textContent = 'Running: step ' + count(Math.max(0, data.step)) + (total > 0 ? ' of ' + count(total) : ''); line.className = 'live'; }
 }
 function load_again() {
-    const busy = drag || document.hidden || (document.activeElement && /^(SELECT|INPUT)$/.test(document.activeElement.tagName) && document.activeElement.matches(':active'));
+    const busy = drag || document.hidden || (document.activeElement && /^(SELECT|INPUT)$/.test(document.activeElement.tagName) &&
+            document.activeElement.matches(':active'));
     if (busy) { setTimeout(load_again, 1000); return; }
     keep();
     location.reload();
@@ -815,7 +855,8 @@ show_machine();
 draw_loads();
 $('theme').onclick = switch_theme;
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { set_theme(); draw_loads(); });
-addEventListener('keydown', e => { if (e.key === 't' && !e.ctrlKey && !e.metaKey && !e.altKey && !/^(INPUT|SELECT)$/.test(e.target.tagName)) switch_theme(); });
+addEventListener('keydown', e => { if (e.key === 't' && !e.ctrlKey && !e.metaKey && !e.altKey &&
+        !/^(INPUT|SELECT)$/.test(e.target.tagName)) switch_theme(); });
 let width = innerWidth;
 addEventListener('resize', () => { if (innerWidth !== width) { width = innerWidth; draw_soon(); draw_loads(); } });
 addEventListener('pagehide', keep);
