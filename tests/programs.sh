@@ -78,7 +78,7 @@ await() {                               # await COMMAND...: repeats it until it 
 ends() { reap "$background"; background=; ok "$2 (exit code $got, expected $1)" [ $got = "$1" ]; }       # ends CODE WHAT
 
 fingerprint() { sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl" | tail -1; }
-losses() { grep -E '"event": "(step|val)"' "$1/log.jsonl" | sed 's/"ms": [^,]*, "tok_s": [^,]*, //'; }
+losses() { grep -E '"event": "(step|val)"' "$1/log.jsonl" | sed 's/"ms": [^,]*, "tok_s": [^,]*, //; s/, "seconds": [^}]*//'; }
 same_run() {                            # same_run A B WHAT: weights and all logged numbers except times agree bit for bit
     losses "$1" > "$work/a"
     losses "$2" > "$work/b"

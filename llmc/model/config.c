@@ -144,8 +144,8 @@ void config_descriptor(const Config *c, char text[128]) {
 
 static int within_limits(const Config *c, Error *e) {
     const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads, c->head_size, c->experts,
-                          c->width, c->shared_width, c->value_embeddings };
-    const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width;
+                          c->width, c->shared_width, c->dense_width, c->value_embeddings };
+    const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
     const double experts = c->attention_experts + c->attention_always, vocab = c->vocab ? c->vocab : 1;
     const double one = (double)c->kv_heads * c->head_size, heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
     if (c->layers > LAYERS_MAX) return error_set(e, "%d layers; at most %d", c->layers, LAYERS_MAX);
@@ -154,7 +154,8 @@ static int within_limits(const Config *c, Error *e) {
     const double scales[] = { c->init_std, c->init_fan, c->init_embed, c->logit_cap, c->route_scale, c->attention_scale, c->embed_scale,
                               c->residual_scale, c->logit_divisor, c->final_eps, c->norm_eps };
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
-        if (!(scales[i] <= 1e6)) return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; at most 1e6", scales[i]);
+        if (!(scales[i] >= 0 && scales[i] <= 1e6))
+            return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; it is 0 to 1e6", scales[i]);
     if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
     const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts) + (c->value_embeddings ? vocab * one : 0);
     if (C * vocab > 1e12 || row > most || heads > most || layer * c->layers > 1e15)

@@ -126,7 +126,7 @@ function data_of_file(content) {
 // ---- what the reader has chosen, which survives that the page loads itself again
 
 const place = 'report ' + location.pathname;
-const state = { smoothing: 0.7, across: 'step', log_x: false, loss_axis: 'fit', range: null, hidden: {}, cursor: null, given: false,
+const state = { smoothing: 0.6, across: 'step', log_x: false, loss_axis: 'fit', range: null, hidden: {}, cursor: null, given: false,
                 theme: null, others: [], scroll: 0, focus: '', column: null };
 try { Object.assign(state, JSON.parse(sessionStorage.getItem(place))); } catch (e) { /* a browser that keeps nothing */ }
 function keep() {
@@ -811,7 +811,7 @@ function show_state() {
     const line = $('state'), age = Date.now() / 1000 - data.written, total = Number(self.options.steps);
     line.className = '';
     if (self.end.event) line.textContent = data.step < total ? 'Stopped at step ' + count(data.step) + ' of ' + count(total) +
-            '; ./train_moe -y 1 continues it.' : 'Finished.';
+            '; to continue: ./train_moe -o ' + text(self.options.out) + ' -y 1' : 'Finished.';
     else if (!data.every) line.textContent = data.step < 0 ? 'The log has no steps yet.' : 'The log has no end: the run goes on, or was interrupted.';
     else if (age > Math.max(60, 20 * data.every)) line.textContent = 'No news for ' + duration(age) +
             ': the run validates, or was interrupted at step ' + count(data.step) + ' or later.';
