@@ -474,7 +474,7 @@ expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
-expect 0 '= 4 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
+expect 0 '= 8 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))
 pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second also gets $others
