@@ -126,22 +126,16 @@ int fsync(int fd)                                   { trace(FROM, "fsync", fd, N
 int rename(const char *from, const char *to)        { trace(FROM, "rename", -1, from, to); CALL("rename", syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)); }
 int link(const char *from, const char *to)          { trace(FROM, "link", -1, from, to); CALL("link", syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0)); }
 int mkdir(const char *path, mode_t mode)            { CALL("mkdir", syscall(SYS_mkdirat, AT_FDCWD, path, mode)); }
-int open(const char *path, int flags, ...)          {
-    va_list args;
-    va_start(args, flags);
-    const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
-    va_end(args);
-    if (flags & O_CREAT) trace(FROM, "create", -1, path, NULL);
-    CALL("open", syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+#define OPEN(open) int open(const char *path, int flags, ...) { \
+    va_list args; \
+    va_start(args, flags); \
+    const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0; \
+    va_end(args); \
+    if (flags & O_CREAT) trace(FROM, "create", -1, path, NULL); \
+    CALL("open", syscall(SYS_openat, AT_FDCWD, path, flags, mode)); \
 }
-int open64(const char *path, int flags, ...)        {
-    va_list args;
-    va_start(args, flags);
-    const mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
-    va_end(args);
-    if (flags & O_CREAT) trace(FROM, "create", -1, path, NULL);
-    CALL("open", syscall(SYS_openat, AT_FDCWD, path, flags, mode));
-}
+OPEN(open)
+OPEN(open64)
 int close(int fd)                                   {         /* closed, whatever it returns */
     const int what = hit("close", FROM), r = (int)syscall(SYS_close, fd);
     after(what);

@@ -10,15 +10,7 @@ static const char *const names[] = { "", "gpt2", "qwen2", "neox", "llama3", "sta
 enum { TOKENIZERS = sizeof names / sizeof *names };
 static Tokenizer *tokenizer[TOKENIZERS];
 
-void fuzz_start(void) {
-    Error e;
-    for (int i = 0; i < TOKENIZERS; i++) {
-        char *path = text_format("tests/reference/tokenizers/%s.json", names[i]);
-        tokenizer[i] = i ? tokenizer_load(path, &e) : tokenizer_bytes();
-        if (!tokenizer[i]) fail(EXIT_INPUT, "%s (start it in the root of the repository)", e.text);
-        free(path);
-    }
-}
+void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }
 
 /* What decoding gives for `text`: after NFC, with a space for each U+2581 if it is SentencePiece, less one in front if it is the newer
  * spelling. Special tokens have no text: a text that contains one is left out. */

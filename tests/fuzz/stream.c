@@ -10,15 +10,7 @@ static const char *const names[] = { "", "gpt2", "llama2", "llama2_v5" }, *const
 enum { TOKENIZERS = sizeof names / sizeof *names, STOPS = sizeof stops / sizeof *stops };
 static Tokenizer *tokenizer[TOKENIZERS];
 
-void fuzz_start(void) {
-    Error e;
-    for (int i = 0; i < TOKENIZERS; i++) {
-        char *path = text_format("tests/reference/tokenizers/%s.json", names[i]);
-        tokenizer[i] = i ? tokenizer_load(path, &e) : tokenizer_bytes();
-        if (!tokenizer[i]) fail(EXIT_INPUT, "%s (start it in the root of the repository)", e.text);
-        free(path);
-    }
-}
+void fuzz_start(void) { fuzz_tokenizers(tokenizer, names, TOKENIZERS); }
 
 static char *written(const TextStyle *style, Part prompt, const int *ids, const int *experts, int count, Part drawn, size_t *bytes) {
     const int vocab = style->tokenizer ? tokenizer_vocab(style->tokenizer) : 1 << 16;

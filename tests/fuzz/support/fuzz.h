@@ -41,6 +41,10 @@ void fuzz_remove(const char *name);
 /* "{" header "}" and data as a safetensors file; free() it. */
 char *fuzz_tensors(Part header, Part data, size_t *bytes);
 
+/* Loads `count` tokenizers of tests/reference/tokenizers, by name; "": that of bytes. They stay. */
+struct Tokenizer;
+void fuzz_tokenizers(struct Tokenizer **to, const char *const *names, int count);
+
 /* Allocates a planned model, with memory between its buffers that nothing may touch (model.c). Ends the program if it cannot. */
 struct Model;
 void fuzz_allocate(struct Model *m);
