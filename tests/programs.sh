@@ -440,6 +440,42 @@ ok "temporary files of the killed runs are deleted" [ -z "$(find killed -name '*
 seq 60 > a; sed -n 's/^s:\([0-9]*\) trl.*/\1/p' killed/main.log > b
 ok "every step is in main.log once" cmp -s a b
 
+# ---- checkpoints by time, long validations ----------------------------------------------------------------------------------
+
+# The interval is short here; by default it is two minutes, and half of it before the first.
+start $slow -nt 0.05 -o timed
+await grep -q '^saved step' "$work/log" && await grep -q 'step *[1-5][0-9]/' "$work/log"
+kill -9 $background; ends 137 "a run that saves by time is killed"
+at=$(steps_of timed | tr ' ' '\n' | tail -2 | head -1)
+ok "what it saved by time is there: step $at" [ "$at" -ge 1 ]
+ok "and that one alone" [ "$(steps_of timed | wc -w)" -le 2 ]
+resume 0 'resuming .*step' timed
+same_run long timed "killed between checkpoints by time"
+expect 0 fingerprint $slow -nt 0.05 -n 20 -nk 1 -o timed -y 0
+ok "by steps and by time: of the latter only the newest stays" [ "$(steps_of timed)" = "60 " ]
+same_run long timed "saved by time"
+expect 0 'kill -9 would lose .* at most 7 s of work (-nt), 3.5 s before the first checkpoint, or 20 steps (-n)' $some -nt 7 -n 20 -x 0
+expect 0 'kill -9 would lose .* all work' $some -nt 0 -x 0
+expect 0 'kill -9 would lose .* at most 120 s' $some -x 0
+
+# A stop request ends a long validation, which the resumed run repeats.
+cat "$root"/llmc/*/*.c "$root"/kernels/*/*.c "$root"/tests/*/*.c | head -c 1500000 > much.txt
+patient="$train -i much.txt $model -b 2 -t 32 -d 256 -u 10 -v 20 -s 20 -g 20"
+expect 0 'validation reads .* the first 131072 of its 150000 tokens (-m -1: all)' $patient -x 0
+ok "a short split is validated as a whole" [ -z "$($some -x 0 | grep 'validation reads')" ]
+expect 0 fingerprint $patient -x 40 -m 1500 -o long2
+for step in 20 40; do
+    start $patient -x 40 -m 1500 -o patient
+    await grep -q "step   $step/" "$work/log" && kill -INT $background
+    ends 75 "SIGINT stops a run in the validation of step $step"
+    ok "which was not completed" grep -q '"unvalidated": 1' patient/state/step-000000$step/run.json
+    resume 0 fingerprint patient
+    same_run long2 patient "stopped in the validation of step $step and resumed"
+    ok "with the same best weights" same_weights long2/best patient/best
+    rm -rf patient
+done
+expect 0 'eta 0:0[1-9]' $patient -m 1500 -x 1 -o patient
+
 # ---- several ranks: threads and processes ------------------------------------------------------------------------------------
 
 # alike A B WHAT: every loss agrees within 1e-5.

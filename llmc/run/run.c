@@ -270,6 +270,14 @@ static void fit_batch(Run *r) {
                r->parallel.ranks);
 }
 
+/* A validation that the user did not set reads at most this many tokens of the split. */
+enum { VALIDATED_CPU = 1 << 17, VALIDATED_GPU = 20 << 16 };
+static void bound_validation(Run *r) {
+    const int64_t all = data_validation_batches(r->data, r->s.batch, r->s.seq);
+    const int64_t most = (r->dev->is_gpu ? VALIDATED_GPU : VALIDATED_CPU) / ((int64_t)r->s.batch * r->s.seq);
+    if (!r->restored && !settings_given(&r->s, "m")) r->s.val_batches = all <= most ? -1 : most > 1 ? most : 1;
+}
+
 void run_plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
@@ -288,6 +296,7 @@ void run_plan(Run *r) {
     if (s->total / micro > 1 << 20)
         fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
+    bound_validation(r);
     if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
         fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
              "Use smaller steps (-b, -t, -d), or set their number (-x)",
@@ -316,6 +325,21 @@ static size_t memory_with(const Run *r, int batch, int recompute, int master, Dt
     return total;
 }
 
+/* How much of the validation split is read, and how much work a kill loses. */
+static void print_intervals(const Run *r) {
+    const Settings *s = &r->s;
+    const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
+    if (s->val_batches > 0 && used < all)
+        printf("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)\n", (long long)used, (long long)all);
+    Text t = { 0 };
+    if (s->save_seconds > 0)
+        text_add(&t, "%g s of work (-nt), %g s before the first checkpoint", (double)s->save_seconds, (double)s->save_seconds / 2);
+    if (s->save_every) text_add(&t, "%s%lld steps (-n)", t.at ? ", or " : "", (long long)s->save_every);
+    if (!t.at) text_add(&t, "all work: checkpoints are saved only at the end and when stopped (-nt, -n)");
+    printf("|   kill -9 would lose  | %s%s\n", s->save_seconds > 0 || s->save_every ? "at most " : "", t.at);
+    free(t.at);
+}
+
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;
     const Arena *a = &r->model.arena;
@@ -328,6 +352,7 @@ void run_print_plan(const Run *r) {
     text_print(stdout, "| data: %s\n", data_description(r->data));
     printf("|   training tokens     | %lld   validation tokens %lld\n",
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
+    print_intervals(r);
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
     if (config_family(c) == FAMILY_SMOE)
         puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");

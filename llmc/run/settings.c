@@ -77,14 +77,16 @@ static const Option options[] = {
       "benchmark only: 1 forces round-robin routing" },
     { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "100",                 1,    1e12,  NULL,        "steps between validations" },
     { "reports",   "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
-      "batches per validation; -1: the whole split" },
+      "batches per validation, from the beginning of the split; -1: the whole split, the default unless it is long" },
     { "reports",   "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "150",                 0,    1e12,  NULL,
       "steps between text samples; 0: none" },
     { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens per sample" },
     { "reports",   "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
       "1: print the load of every expert at each validation" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
-      "steps between checkpoints; 0: only at the end and when stopped" },
+      "steps between checkpoints; 0: not by steps. One is saved at the end, too, when stopped, and by -nt" },
+    { "saving",    "nt", "save-seconds",     OPTION_FLOAT, AT(save_seconds),  "120",                 0,    1e9,   NULL,
+      "seconds between checkpoints, half of that before the first; such a one is removed when the next is saved; 0: not by time" },
     { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "how many of the newest checkpoints to keep" },
     { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,
       "also keep every N-th step's checkpoint permanently; 0: none" },
@@ -194,7 +196,7 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         { "wo", "adamw", "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
         { "c",  "1",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
         { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
-        { "m",  "-1",    "20",    "20" },       { "s",  "400",   "400",   "1000" },
+        { "s",  "400",   "400",   "1000" },
     };
     const int large = tokens >= LARGE_TEXT;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)

@@ -531,7 +531,7 @@ static int save_with(const char *folder, const Trainee *t, const Progress *p, co
     Text json = { 0 };
     progress_to_json(p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
-    const Saved saved = checkpoint_save(folder, &s, keep, major, e);
+    const Saved saved = checkpoint_save(folder, &s, (Keep){ keep, 0, major }, e);
     free(json.at);
     return saved == SAVED_ALL;
 }
