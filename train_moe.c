@@ -111,6 +111,10 @@ static int between_steps(Run *r) {
     p->unvalidated = validates(r, p->step) && !run_validate(r);
     if (shows_sample(r, p->step) && !p->unvalidated && r->leads) run_show_sample(r);
     run_report(r);
+    const double taken = r->takes_signals && !r->dev->is_gpu ? threads_follow_load() : 0;
+    if (taken > 0)
+        log_line(&r->log, "other programs are using this machine: its threads wait %.0f %% of their time for a core; they spin less from now on",
+                 100 * taken);
     const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL,
                                           run_save_due(r) ? REQUEST_TIMED_SAVE : 0);
     const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;

@@ -367,6 +367,13 @@ endless="$train $data $model -b 2 -t 32 -d 256 -u 10 -x 1000000 -v 1000000 -s 0"
 moving=busy
 start $endless -o busy
 await grep -q 'step    2/' "$work/log"
+if [ -r /proc/$background/comm ]; then ok "the process is called train_moe" [ "$(cat /proc/$background/comm)" = train_moe ]
+else skipped "no /proc/PID/comm: the name of the process"; fi
+if [ -r /proc/$background/schedstat ]; then
+    for i in $(seq $((2 * $(nproc)))); do (ulimit -t 20; while :; do :; done) & task="$task $!"; done
+    await grep -q 'other programs are using this machine' "$work/log" && verdict 0 "a busy machine is noticed"
+    kill $task; wait $task 2> /dev/null; task=
+else skipped "no /proc/PID/schedstat: a busy machine"; fi
 expect 2 'another run' $run -o busy
 expect 2 'in use by another trainer (process' $run -o busy -y 1
 expect 2 'in use by another trainer (process' $run -o busy -y 0
