@@ -152,7 +152,7 @@ Holding checkpoint_exists(const char *folder, Error *e) {
     return found;
 }
 int checkpoint_clear(const char *folder, Error *e) {
-    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "model.safetensors",
+    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "settings.txt", "model.safetensors",
                                          "best/model.safetensors" };
     int64_t *steps;
     const int n = list_steps(folder, &steps, e);

@@ -100,6 +100,18 @@ static void log_resume(Run *r) {
     log_event(&r->log, &e);
 }
 
+/* OUT/settings.txt: what -cf reads to repeat this run. */
+static void write_settings(const Run *r) {
+    Error e;
+    Text t = { 0 };
+    text_add(&t, "# settings of the run in this folder, written when it starts. To repeat it: ./train_moe -cf settings.txt -o ANOTHER\n");
+    settings_write(&r->s, &t);
+    char *path = text_format("%s/settings.txt", r->s.out);
+    if (!file_write(path, t.at, t.length, &e)) warn("%s", e.text);
+    free(path);
+    free(t.at);
+}
+
 void run_begin_log(Run *r) {
     Error e;
     Text json = { 0 };
@@ -110,6 +122,7 @@ void run_begin_log(Run *r) {
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
     free(start.at);
     if (r->first_step) log_resume(r);
+    write_settings(r);
     r->report = report_open(r->s.out);
     r->saved_at = now();
     r->saved_step = -1;

@@ -242,7 +242,7 @@ static void parse_line(void *line) {
     Small s;
     char given[ROWS], *argv[16];
     const char *word;
-    const Options o = { table, ROWS, &s, given };
+    const Options o = { table, ROWS, &s, given, NULL };
     options_parse(o, split(line, argv), argv, "usage", &word, 1);
 }
 
@@ -274,7 +274,7 @@ static void options(void) {
     char given[ROWS], value[64], *argv[16];
     const char *word = NULL;
     const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
-    const Options o = { table, ROWS, &s, given }, other = { table, ROWS, &again, given };
+    const Options o = { table, ROWS, &s, given, NULL }, other = { table, ROWS, &again, given, NULL };
     options_parse(o, n, argv, "usage", &word, 1);
     check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
           && word && !strcmp(word, "out"), "good options are read");
