@@ -137,7 +137,7 @@ void run_open_data(Run *r) {
     Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
                                   .pattern = s->pattern, .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL, .cache = s->out,
-                                  .show = r->leads };
+                                  .show = r->leads, .any_bytes = s->any_bytes };
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     if (own && !readable && data_is_text(r->data))
         fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
@@ -276,8 +276,8 @@ static void fit_batch(Run *r) {
     if (!r->restored || settings_given(s, "b") || s->total % unit) return;
     while (s->total / unit % s->batch) s->batch--;
     if (s->batch < before && r->leads)
-        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, before, (long long)s->total,
-               r->parallel.ranks);
+        printf("-b %d instead of %d: the steps of this run have %lld tokens (-d), of sequences of %d on %d rank%s\n", s->batch, before,
+               (long long)s->total, s->seq, r->parallel.ranks, r->parallel.ranks > 1 ? "s" : "");
 }
 
 /* A validation that the user did not set reads at most this many tokens of the split. */
@@ -300,6 +300,14 @@ void run_plan(Run *r) {
     if (s->total == 0) s->total = micro;
     if (!r->restored && !settings_given(s, "d"))
         s->total = s->total < micro ? micro : s->total / micro * micro;
+    if (s->total % micro && r->restored && !settings_given(s, "d")) {
+        int b = s->batch;
+        while (b > 1 && s->total % ((int64_t)b * s->seq * ranks)) b--;
+        fail(EXIT_USAGE, "the steps of this run have %lld tokens (-d), which must be a multiple of B*T = %d*%d%s. %s%d%s",
+             (long long)s->total, s->batch, s->seq, ranks > 1 ? ", times the ranks" : "",
+             s->total % ((int64_t)b * s->seq * ranks) ? "Give other sequences than -t " : "-b ",
+             s->total % ((int64_t)b * s->seq * ranks) ? s->seq : b, s->total % ((int64_t)b * s->seq * ranks) ? ", or -d" : " would do; or give another -d");
+    }
     if (s->total % micro)
         fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
              ranks > 1 ? ", times the ranks," : "", (long long)micro);

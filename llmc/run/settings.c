@@ -24,6 +24,8 @@ static const Option options[] = {
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
+    { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
+      "1: train on the bytes of files that are no text: archives, pictures, binaries" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:a1n1z1",           0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
