@@ -355,7 +355,7 @@ int main(int argc, char **argv) {
     static Session session;
     Session *q = &session;
     char given[OPTIONS];
-    const Options options = { table, OPTIONS, &q->s, given };
+    const Options options = { table, OPTIONS, &q->s, given, NULL };
     const char *folder = NULL;
     threads_settle(argv);
     signal(SIGXFSZ, SIG_IGN);                               /* at a limit on file sizes write() fails instead */
