@@ -640,6 +640,18 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
+# Multiple-choice questions. What is wrong with a file is said before the weights are read.
+printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl
+expect 0 'asked.jsonl: questions 2  accuracy [0-9.]* +- [0-9.]*  per token .*  per character ' $infer whole -ev asked.jsonl -eo answers.jsonl
+ok "a line of details for each question" [ "$(grep -c '"logprobs": \[-.*, -.*\], "tokens": \[' answers.jsonl)" = 2 ]
+expect 0 '1 questions are longer than the 3 tokens' $infer whole -ev asked.jsonl -c 3
+echo '{"context": "a", "choices": ["b", "c"], "answer": 2}' >> asked.jsonl
+expect 3 'asked.jsonl: line 4: "answer" is 2' $infer whole -ev asked.jsonl
+expect 3 'missing.jsonl: No such file' $infer whole -ev missing.jsonl
+expect 2 'cannot be combined with -n' $infer whole -ev asked.jsonl -n 3
+expect 2 'one at a time' $infer whole -ev asked.jsonl -x val.txt
+expect 2 '-eo is for' $infer whole -eo answers.jsonl
+
 # ---- scripts -----------------------------------------------------------------------------------------------------------------
 
 # Text from sources that look like a kernel's: another kind of file, a folder and a size that are not picked; nothing half done stays.

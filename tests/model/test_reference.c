@@ -208,6 +208,7 @@ static void family_on(const char *place, const char *family, const Device *dev, 
 }
 
 void test_reference(void) {
+    test_evaluate();
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
         { "families/llama_scaled", "llama" }, { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },
