@@ -7,9 +7,9 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 60 };
+enum { SETTINGS = 61 };
 typedef struct {
-    const char *train, *val, *tokenizer, *pattern, *model, *scores, *activation, *out, *schedule, *device, *moments,
+    const char *train, *val, *tokenizer, *pattern, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
                *gradients, *optimizer, *rounding, *bias_law, *address;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
