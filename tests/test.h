@@ -34,6 +34,7 @@ void test_texts(void);                                      /* raw text, part of
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);
 void test_reference(void);
+void test_evaluate(void);                                   /* questions, part of the group reference */
 void test_train(void);
 void test_state(void);                                      /* files/test_state.c: damaged and half-saved checkpoints */
 void test_parallel(void);

@@ -167,6 +167,7 @@ static void resume_config(Run *r, int given) {
     Config *c = &r->config, asked;
     const char *path = checkpoint_path(r->from);
     *c = checkpoint_config(r->from);
+    if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
     if (!given) return;
     describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
@@ -186,11 +187,13 @@ static void load_config(Run *r) {
     if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    r->dense = *c;
+    if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
     char *theirs = text_format("%s/tokenizer.json", s->model);
     if (*s->tokenizer && is_file(theirs) && r->leads)
         warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
     free(theirs);
-    if (s->bias_rate > 0 && !c->choice_bias && c->family != FAMILY_SMOE)
+    if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
              "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
 }
@@ -202,6 +205,7 @@ void run_choose_model(Run *r) {
     const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
         fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
+    if (!r->from && !is_model && *s->upcycle) fail(EXIT_USAGE, "-up %s needs a dense model in a folder: -e FOLDER", s->upcycle);
     if (r->from) resume_config(r, (kind_given || settings_given(s, "e")) && !is_model);
     else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
@@ -423,6 +427,9 @@ void run_print_plan(const Run *r) {
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
     if (config_family(c) == FAMILY_SMOE)
         puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");
+    if (*r->s.upcycle && !r->from)
+        text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; routers are new\n", r->s.model,
+                   family_name(config_family(&r->dense)));
     printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
@@ -509,6 +516,14 @@ static int publish_again(Run *r) {
     return 0;
 }
 
+/* Routers are new; all experts answer alike at first, so it does not matter whom they choose. */
+static void upcycle(Run *r) {
+    Error e;
+    config_pad_vocab(&r->dense);
+    model_initialize_kind(&r->model, TENSOR_ROUTER, (uint64_t)r->s.seed);
+    if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
+}
+
 void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
@@ -526,6 +541,7 @@ void run_start_or_resume(Run *r) {
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
+        else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */

@@ -27,7 +27,7 @@ typedef struct {
     int           leads;                /* 1: rank 0; before there are ranks, process 0 */
     int           takes_signals;        /* 1: the rank that reports its process's signals */
     const Device *dev;
-    Config        config;
+    Config        config, dense;        /* dense: of the model in a folder whose MLPs became experts (-up); else unused */
     Model         model;
     Optimizer     optimizer;
     Decoder       decoder;              /* for samples; uses the model's weights */

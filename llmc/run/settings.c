@@ -28,6 +28,8 @@ static const Option options[] = {
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:a1n1z1",           0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
+    { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
+      "e8k2: make the dense model of -e FOLDER a mixture of 8 experts, 2 a token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
       "how a router turns logits into weights" },
     { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
@@ -45,7 +47,7 @@ static const Option options[] = {
       "optimizer steps; -1: one epoch; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "4e-3",                0,    10,    NULL,
-      "peak learning rate; with -wo adamw 1e-3 is the default" },
+      "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
@@ -227,7 +229,8 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         options_default(table(s), defaults[i].letter,
                         !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);
     if (is_folder(s->model)) options_default(table(s), "wo", "adamw");
-    if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
+    if (is_folder(s->model) && *s->upcycle) options_default(table(s), "l", "3e-4");
+    else if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }
 
 /* --help -i DATA: the values that a run would have. */

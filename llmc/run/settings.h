@@ -7,9 +7,9 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 63 };
+enum { SETTINGS = 64 };
 typedef struct {
-    const char *train, *val, *tokenizer, *pattern, *model, *scores, *activation, *out, *schedule, *device, *moments,
+    const char *train, *val, *tokenizer, *pattern, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
                *gradients, *optimizer, *rounding, *bias_law, *address, *gpu_memory;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check,
