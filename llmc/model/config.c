@@ -150,22 +150,22 @@ int config_parse(Config *c, const char *text, Error *e) {
     return config_check(c, &why) ? 1 : error_set(e, "model %s: %s", text, why.text);
 }
 
-int config_upcycle(Config *c, const char *fields, Error *e) {
+int config_upcycle(Config *c, const char *given, Error *e) {
     int value[26] = { 0 };
     Error why;
-    if (!parse_fields(fields, fields, value, &why)) return error_set(e, "-up %.900s", why.text + strlen("model "));
+    if (!parse_fields(given, given, value, &why)) return error_set(e, "-up %.900s", why.text + strlen("model "));
     for (const char *l = letters; *l; l++)
         if (value[*l - 'a'] && !strchr("ekf", *l))
-            return error_set(e, "-up %s: experts are copies of the MLP, so only e, k and f can be given, not %c", fields, *l);
-    if (c->experts > 1) return error_set(e, "-up %s: this model has experts already, %d of them; only a dense one can become a mixture", fields, c->experts);
+            return error_set(e, "-up %s: experts are copies of the MLP, so only e, k and f can be given, not %c", given, *l);
+    if (c->experts > 1) return error_set(e, "-up %s: this model has experts already, %d of them; only a dense one can become a mixture", given, c->experts);
     if (FIELD('f', c->width) != c->width)
-        return error_set(e, "-up %s: experts are copies of the MLP, whose width is %d", fields, c->width);
+        return error_set(e, "-up %s: experts are copies of the MLP, whose width is %d", given, c->width);
     c->experts = FIELD('e', 8);
     c->topk = FIELD('k', 2);
-    if (c->experts < 2) return error_set(e, "-up %s: a mixture has at least two experts", fields);
+    if (c->experts < 2) return error_set(e, "-up %s: a mixture has at least two experts", given);
     c->scores = TOPK_SOFTMAX;
     if (c->family != FAMILY_SMOE) c->family = 0;
-    return config_check(c, &why) || error_set(e, "-up %s: %.900s", fields, why.text);
+    return config_check(c, &why) || error_set(e, "-up %s: %.900s", given, why.text);
 }
 #undef FIELD
 
