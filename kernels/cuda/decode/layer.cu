@@ -501,95 +501,114 @@ __device__ static inline int best_experts(int &chosen, const floatX *logits, con
     return last;
 }
 
-// A block has rows of one expert, the slot-th chosen one, or of the plain product: slot_blocks blocks for each slot. Every block
-// chooses for itself. Block 0 has no rows: it stores the choice, which takes as long as the others' rows. Reads what
-// decode_in_kernel reads.
-// Every warp has the token in registers; if rows are longer than REGISTER_CHUNKS, the block has it in shared memory (s.x), to which each
-// warp adds the chunk of its number.
+// What a block of decode_in_one_kernel works on: rows of one expert, the slot-th chosen one, or of the plain product; slot_blocks blocks
+// for each slot. If there is a router, block 0 has no rows: it stores the choice, which takes as long as the others' rows.
+struct InBlock {
+    bool stores_choice, plain, gated, routed;
+    int slot = 0, number, stride, width, pairs;                         // number: among those of its slot; stride: how many there are
+    __device__ InBlock(const InArgs &p, int slot_blocks) {
+        const int K = p.router.K, choosing = p.router.weight ? 1 : 0;
+        stores_choice = choosing && !blockIdx.x;
+        number = blockIdx.x - choosing;
+        #pragma unroll 1
+        while (slot < K && number >= slot_blocks) number -= slot_blocks, slot++;
+        plain = slot == K, gated = p.f == SWIGLU && !plain, routed = choosing && !plain;
+        width = plain ? p.P : p.O, pairs = pairs_of(width, gated);
+        stride = plain ? gridDim.x - choosing - K * slot_blocks : slot_blocks;
+    }
+};
+// The token, normalized unless decode_router has done that: to v of every warp, or, if its rows are longer than REGISTER_CHUNKS, to s.x, to
+// which each warp adds the chunk of its number, whose weight is then in norm[0].
+template <int CHUNKS> __device__ static inline void
+take_token(Vec (&v)[CHUNKS], const InShared &s, const Vec (&norm)[CHUNKS], const InArgs &p) {
+    const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * CHUNK + lane * VECTOR, C = p.C;
+    if (CHUNKS <= REGISTER_CHUNKS) {
+        load_row(v, p.inp + lane * VECTOR, C);
+        if (p.logits) return;
+        const float rstd = rstd_of(v, p.norm.eps, C);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) v[i] = normalized(v[i], rstd, norm[i]);
+        return;
+    }
+    Vec mine = load_vec(p.inp + min(own, C - VECTOR));
+    if (!p.logits) {
+        load_row(v, p.inp + lane * VECTOR, C);
+        mine = normalized(mine, rstd_of(v, p.norm.eps, C), norm[0]);
+    }
+    if (own < C) store_vec(s.x + own, mine);
+    __syncthreads();
+}
+// The expert of the block's slot. w: the warp's first row of the router, already requested, unless decode_router has read it.
+template <int CHUNKS, class At> __device__ static inline int
+expert_of(const InBlock &at, const InShared &s, Vec (&w)[CHUNKS], At x, const InArgs &p) {
+    const int lane = threadIdx.x % 32, E = p.router.E, K = p.router.K;
+    if (p.logits) {
+        #pragma unroll 1
+        for (int i = threadIdx.x; i < E; i += THREADS) s.logits[i] = p.logits[i];
+        __syncthreads();
+        rank_experts(s, p);
+        return s.expert[at.slot];
+    }
+    int chosen;
+    router_logits(s.logits, w, x, p);
+    const int e = best_experts(chosen, s.logits, p.router, at.stores_choice ? K : at.slot + 1);
+    if (at.stores_choice && threadIdx.x < K) s.expert[lane] = chosen;
+    __syncwarp();
+    return e;
+}
+
+// Reads what decode_in_kernel reads. Every block chooses experts for itself.
 template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_token_blocks(CHUNKS))
 void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     extern __shared__ __align__(16) unsigned char shared[];
     constexpr bool together = CHUNKS > REGISTER_CHUNKS;
     const InShared s(shared, p);
-    const Router &router = p.router;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C, K = router.K;
-    const bool stores_choice = router.weight && !blockIdx.x;
-    int slot = 0, block = blockIdx.x - (router.weight ? 1 : 0);
-    #pragma unroll 1
-    while (slot < K && block >= slot_blocks) block -= slot_blocks, slot++;
-    const bool plain = slot == K, gated = p.f == SWIGLU && !plain, routed = router.weight && !plain;
-    const int width = plain ? p.P : p.O, pairs = pairs_of(width, gated);
-    const floatX *from = (plain ? p.plain_w : p.w) + lane * VECTOR;
+    const InBlock at(p, slot_blocks);
+    const floatX *const router = p.router.weight;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
+    const floatX *from = (at.plain ? p.plain_w : p.w) + lane * VECTOR;
+    const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
     auto load_pair = [&](int i) {
-        const int o = first_row(min(i, pairs - 1), gated);
+        const int o = first_row(min(i, at.pairs - 1), at.gated);
         load_row(w[0], from + (size_t)o * C, C);
-        load_row(w[1], from + (size_t)second_row(o, width, gated) * C, C);
+        load_row(w[1], from + (size_t)second_row(o, at.width, at.gated) * C, C);
     };
-    const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
-    const int own = warp * CHUNK + lane * VECTOR;
-    int pair = block * WARPS + warp;
+    int pair = at.number * WARPS + warp;
 
     // What does not depend on the kernel before.
-    if (!stores_choice || p.P) let_next_start();                        // with P, decode_attention comes before decode_out
-    if (!p.logits && together) norm[0] = load_vec(p.norm.weight + min(own, C - VECTOR));
+    if (!at.stores_choice || p.P) let_next_start();                     // with P, decode_attention comes before decode_out
+    if (!p.logits && together) norm[0] = load_vec(p.norm.weight + min(warp * CHUNK + lane * VECTOR, C - VECTOR));
     else if (!p.logits) load_row(norm, p.norm.weight + lane * VECTOR, C);
-    if (!routed) load_pair(pair);
-    else if (!p.logits) load_row(w[0], router.weight + (warp < router.E ? warp * C : 0) + lane * VECTOR, C);
+    if (!at.routed) load_pair(pair);
+    else if (!p.logits) load_row(w[0], router + (warp < p.router.E ? warp * C : 0) + lane * VECTOR, C);
     wait_for_previous();
 
-    if (together) {
-        Vec mine = load_vec(p.inp + min(own, C - VECTOR));
-        if (!p.logits) {
-            load_row(v, p.inp + lane * VECTOR, C);
-            mine = normalized(mine, rstd_of(v, p.norm.eps, C), norm[0]);
-        }
-        if (own < C) store_vec(s.x + own, mine);
-        __syncthreads();
-    } else {
-        load_row(v, p.inp + lane * VECTOR, C);
-        const float rstd = p.logits ? 1 : rstd_of(v, p.norm.eps, C);
-        #pragma unroll
-        for (int i = 0; i < CHUNKS && !p.logits; i++) v[i] = normalized(v[i], rstd, norm[i]);
-    }
+    take_token(v, s, norm, p);
     auto x = [&](int i) { return together ? load_vec(s.x + min(i * CHUNK + lane * VECTOR, C - VECTOR)) : v[i]; };
-    if (routed) {
-        int e;
-        if (p.logits) {
-            #pragma unroll 1
-            for (int i = threadIdx.x; i < router.E; i += THREADS) s.logits[i] = p.logits[i];
-            __syncthreads();
-            rank_experts(s, p);
-            e = s.expert[slot];
-        } else {
-            router_logits(s.logits, w[0], x, p);
-            int chosen;
-            e = best_experts(chosen, s.logits, router, stores_choice ? K : slot + 1);
-            if (stores_choice && threadIdx.x < K) s.expert[lane] = chosen;
-            __syncwarp();
-        }
-        if (stores_choice) {
+    if (at.routed) {
+        const int e = expert_of(at, s, w[0], x, p);
+        if (at.stores_choice) {
             if (warp == 0) store_choice(s, p, 0, true);
             return;
         }
-        from += (size_t)e * (gated ? 2 * width : width) * C;
+        from += (size_t)e * (at.gated ? 2 * at.width : at.width) * C;
         load_pair(pair);
-        if (p.next && p.P) prefetch(p.next + e * p.next_size, lines, block * THREADS + threadIdx.x, slot_blocks * THREADS);
+        if (p.next && p.P) prefetch(p.next + e * p.next_size, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
     }
 
-    floatX *const out = plain ? p.plain : p.out + slot * width;
-    const int stride = (plain ? gridDim.x - (router.weight ? 1 : 0) - K * slot_blocks : slot_blocks) * WARPS;
+    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
     #pragma unroll 1
     for (;;) {
         if (together) asm volatile("" ::: "memory");                    // else the compiler reads x once, to registers that are not there
         const real pre = R(X(two_warp_sums(dot(w[0], x), dot(w[1], x)))), up = __shfl_xor_sync(ALL, pre, 16);
-        const int o = gated ? pair : 2 * pair + lane / 16;
-        if (lane % 16 == 0 && pair < pairs && o < width && !(gated && lane))
-            out[o] = X(gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, plain ? IDENTITY : p.f));
-        if ((pair += stride) >= pairs) break;
+        const int o = at.gated ? pair : 2 * pair + lane / 16;
+        if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
+            out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
+        if ((pair += at.stride * WARPS) >= at.pairs) break;
         load_pair(pair);
     }
-    if (p.next && p.P && !router.weight) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
+    if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
 // A warp computes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, in which
