@@ -44,6 +44,7 @@ void test_comm(void);
 void test_messages(void);                                   /* bytes from strangers */
 void test_strangers(void);
 void test_gpu(void);
+void test_decoding(void);                                   /* on GPUs, model/test_gpu.c */
 void gpu_fault(void);                                       /* not a test: ends the process with an error of the GPU */
 void test_ladder(void);                                     /* ops/test_ops.c */
 void test_soak(void);                                       /* ops/test_large.c */
