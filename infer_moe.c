@@ -344,7 +344,7 @@ static void measure(Session *q) {
         n = b * t;
         model_batch(&m, ids + i, ids + i + 1, (int)b, (int)t);
         model_forward(&m);
-        model_loss(&m, 1, 0);
+        model_loss(&m, 0);
         dev->reals_to_double(&loss, m.loss_sum, 1);
         sum += loss;
         if (q->g.view.main) view_read(&q->g.view, ids + i, (int)n, NULL);

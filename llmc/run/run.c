@@ -136,8 +136,8 @@ void run_open_data(Run *r) {
     char *trained = text_format("%s/tokenizer.json", s->out), *own = own_tokenizer(r);
     Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
-                                  .pattern = s->pattern, .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL, .cache = s->out,
-                                  .show = r->leads, .any_bytes = s->any_bytes };
+                                  .pattern = s->pattern, .chat = s->chat, .cache = s->out, .show = r->leads, .any_bytes = s->any_bytes,
+                                  .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     if (own && !readable && data_is_text(r->data))
         fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
@@ -189,6 +189,8 @@ static void load_config(Run *r) {
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
     r->dense = *c;
     if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!*s->upcycle || data_has_chats(r->data))
+        settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
     if (*s->tokenizer && is_file(theirs) && r->leads)
         warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
@@ -319,7 +321,7 @@ void run_plan(Run *r) {
         fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
     bound_validation(r);
-    if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
+    if (s->steps < 0 && !(s->steps = -s->steps * data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
         fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
              "Use smaller steps (-b, -t, -d), or set their number (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
@@ -492,6 +494,7 @@ void run_allocate(Run *r) {
     r->model.forced = s->forced;
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
+    r->positions = mem_alloc(N * sizeof *r->positions);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
     for (int i = 0; i < PHASES; i++) r->replay_micro[i].off = !r->records;
     r->replay_update.off = !r->records;

@@ -39,7 +39,8 @@ typedef struct {
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           micro_batches;        /* of a step, on each rank */
-    int          *inputs, *targets;     /* (micro_batches,B,T) */
+    int          *inputs, *targets, *positions;     /* (micro_batches,B,T) */
+    int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */
     uint64_t     *keys;                 /* (micro_batches) of their dropout */
     char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */

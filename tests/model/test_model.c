@@ -388,7 +388,8 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     for (int i = 0; i < micro_batches; i++) {
         model_set_phase(m, i == 0 ? PHASE_FIRST : PHASE_MIDDLE);
         model_batch(m, tokens, tokens + 1, B, T);
-        model_learn(m, 1.0f / (float)(N * micro_batches), 1.0f / (float)micro_batches);
+        model_scale_loss(m, (double)(1.0f / (float)(N * micro_batches)));
+        model_learn(m, 1.0f / (float)micro_batches);
     }
     double *grads = mem_alloc(m->manifest.total * sizeof *grads);
     model_gradients(m, grads);
