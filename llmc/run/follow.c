@@ -1,6 +1,7 @@
 /* follow.c: what a run reports: its log, validation, samples, checkpoints. */
 #define _DEFAULT_SOURCE
 #include "run.h"
+#include "llmc/files/export.h"
 #include "llmc/base/random.h"
 #include "llmc/base/text.h"
 #include <math.h>
@@ -357,9 +358,24 @@ static void log_summary(Run *r) {
                  "these losses are not tinyshakespeare's");
 }
 
+/* The form in which the model is left; of a resumed run, a checkpoint's is exact. */
+static void export_model(Run *r) {
+    static const char *const types[][2] = { { "f32", "F32" }, { "bf16", "BF16" }, { "f16", "F16" }, { "f64", "F64" } };
+    ExportForm form = { .shard = (uint64_t)((double)r->s.shard * 1e9) };
+    Error e;
+    int files, of_best;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) if (!strcmp(r->s.saved_type, types[i][0])) form.type = types[i][1];
+    char *best = text_format("%s/best", r->s.out);
+    if (!export_weights(r->s.out, form, r->origin, &files, &e) || !export_weights(best, form, r->origin, &of_best, &e))
+        fail(EXIT_DISK, "the model is saved in %s, but not as -sw and -ss ask: %s", r->s.out, e.text);
+    if (files > 1) log_line(&r->log, "files of weights | %d, and their index", files);
+    free(best);
+}
+
 void run_end_log(Run *r) {
     Error e;
     if (!r->leads) return;
+    export_model(r);
     log_summary(r);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);

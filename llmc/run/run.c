@@ -135,7 +135,7 @@ void run_open_data(Run *r) {
     tokenizer_free(readable);
     free(trained);
     free(own);
-    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model) : NULL;
+    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
     if (data_is_fallback(r->data))
