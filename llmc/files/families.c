@@ -445,11 +445,16 @@ static void write_value(const Config *c, int i, Text *out) {
     }
 }
 
+/* Which classes of modeling_smoe.py (hf.c writes it) Transformers is to use for a family that it does not know. */
+#define AUTO_MAP "\"auto_map\": {\n    \"AutoConfig\": \"modeling_smoe.SmoeConfig\",\n" \
+                 "    \"AutoModelForCausalLM\": \"modeling_smoe.SmoeForCausalLM\"\n  }"
+
 void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out) {
     const Family f = config_family(c);
     char descriptor[128];
     config_descriptor(c, descriptor);
     text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", family_architecture(f), family_name(f));
+    if (f == FAMILY_SMOE && !in_memory) text_add(out, ",\n  " AUTO_MAP);
     for (int i = 0; i < KEYS; i++) {
         if (!is_written(c, i) || (keys[i].kind == PADDED && !in_memory)) continue;
         text_add(out, ",\n  \"%s\": ", keys[i].key);
@@ -491,6 +496,7 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
         else write_value(c, row, out);
         separator = ",\n  ";
     }
+    if (f == FAMILY_SMOE && !json_get(origin, "auto_map")) text_add(out, "%s" AUTO_MAP, separator);
     for (int i = 0; i < KEYS; i++) {
         if (!is_written(c, i) || is_kept(c, &was, i) || keys[i].kind == PADDED) continue;
         if (json_get(origin, keys[i].key) || (keys[i].alias && json_get(origin, keys[i].alias))) continue;

@@ -409,6 +409,16 @@ static int save_tokenizer(const char *folder, const Model *m, const Tokenizer *t
     return ok;
 }
 
+/* Of a family that only this project has: its model in PyTorch, for Transformers. */
+extern const char *const modeling_smoe_py[];                /* llmc/files/modeling_smoe.py, line by line; NULL at the end */
+static int save_modeling(const char *folder, Error *e) {
+    Text text = { 0 };
+    for (int i = 0; modeling_smoe_py[i]; i++) text_add_string(&text, modeling_smoe_py[i]);
+    const int ok = write_file(folder, "modeling_smoe.py", text.at, text.length, e);
+    free(text.at);
+    return ok;
+}
+
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
     Text config = { 0 };
@@ -419,6 +429,7 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
         if (origin) config_add_ids(&config, json_root(origin->config));
     }
     int ok = write_file(folder, "config.json", config.at, config.length, e);
+    if (ok && config_family(&m->config) == FAMILY_SMOE) ok = save_modeling(folder, e);
     for (int i = 0; i < COMPANIONS && ok && keeps; i++)
         if (origin->file[i].data) ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);
     if (ok && !(keeps && origin->file[COMPANIONS - 1].data))

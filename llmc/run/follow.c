@@ -368,7 +368,9 @@ static void export_model(Run *r) {
     char *best = text_format("%s/best", r->s.out);
     if (!export_weights(r->s.out, form, r->origin, &files, &e) || !export_weights(best, form, r->origin, &of_best, &e))
         fail(EXIT_DISK, "the model is saved in %s, but not as -sw and -ss ask: %s", r->s.out, e.text);
-    if (files > 1) log_line(&r->log, "files of weights | %d, and their index", files);
+    const Family family = config_family(&r->config);
+    log_line(&r->log, "saved as         | %s%s%.0d%s", family_name(family), files > 1 ? ", in " : "", files > 1 ? files : 0,
+             files > 1 ? " files and their index" : family == FAMILY_SMOE ? ", which Transformers opens with trust_remote_code=True" : "");
     free(best);
 }
 

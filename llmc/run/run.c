@@ -334,7 +334,7 @@ void run_print_plan(const Run *r) {
            (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
     if (config_family(c) == FAMILY_SMOE)
-        puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");
+        puts("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True (modeling_smoe.py)");
     if (*r->s.upcycle && !r->from)
         text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; routers are new\n", r->s.model,
                    family_name(config_family(&r->dense)));

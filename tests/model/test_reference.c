@@ -344,6 +344,8 @@ void test_reference(void) {
         { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
         { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
         { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
+        { "families/smoe_heads", "smoe" }, { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
+        { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" },
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const int in_f64 = models[i][0][0] == 'f';              /* of the first three the expected values are f32 */
