@@ -23,12 +23,13 @@
 #include "llmc/run/evaluate.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/options.h"
+#include "llmc/run/web.h"
 
 /* ---- options: one table (llmc/run/options.h) --------------------------------------------------------------- */
 
 typedef struct {
-    const char *prompt, *mode, *stop, *tokenizer, *file, *questions, *details, *device, *color;
-    int     tokens, sequences, context, echo, verbose, layer, top_k;
+    const char *prompt, *mode, *stop, *tokenizer, *file, *questions, *details, *device, *color, *address;
+    int     tokens, sequences, context, echo, verbose, layer, top_k, port;
     float   temperature, top_p, min_p;
     int64_t seed;
 } Settings;
@@ -38,7 +39,7 @@ static const Option table[] = {
     { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; -: read stdin; @name: read a file" },
     { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL, "tokens to generate; 0: until the context is full; -1: no limit" },
     { "text",     "r",  "sequences",   OPTION_INT,   FIELD(sequences),   "1",        1, 4096, NULL, "texts generated in parallel" },
-    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat", "chat continues every line of stdin; /reset, /quit" },
+    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat continues every line of stdin; /reset, /quit. web serves a page to talk to the model" },
     { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default in chat: an empty line" },
     { "text",     "e",  "echo",        OPTION_INT,   FIELD(echo),        "1",        0, 1, NULL, "1: print the prompt, too" },
     { "sampling", "t",  "temperature", OPTION_FLOAT, FIELD(temperature), "0.8",      0, 100, NULL, "0: always the most likely token" },
@@ -49,6 +50,8 @@ static const Option table[] = {
     { "model",    "c",  "context",     OPTION_INT,   FIELD(context),     "0",        0, 1 << 24, NULL, "tokens the model sees; 0: as many as in training" },
     { "model",    "z",  "tokenizer",   OPTION_TEXT,  FIELD(tokenizer),   "",         0, 0, NULL, "a tokenizer.json instead of the checkpoint's" },
     { "model",    "dv", "device",      OPTION_TEXT,  FIELD(device),      "auto",     0, 0, NULL, "auto, cpu, cuda, or a device by name: cpu-bf16" },
+    { "page",     "wa", "address",     OPTION_TEXT,  FIELD(address),     "127.0.0.1", 0, 0, NULL, "of this machine, for -m web; one that others can reach needs the token of the link that is printed" },
+    { "page",     "wp", "port",        OPTION_INT,   FIELD(port),        "8080",     0, 65535, NULL, "of the page; 0: any that is free" },
     { "views",    "x",  "perplexity",  OPTION_TEXT,  FIELD(file),        "",         0, 0, NULL, "instead of generating: perplexity and bits per byte of a file" },
     { "views",    "ev", "evaluate",    OPTION_TEXT,  FIELD(questions),   "",         0, 0, NULL, "instead of generating: answer the multiple-choice questions of a file (HellaSwag, or JSONL of context, choices, answer)" },
     { "views",    "eo", "details",     OPTION_TEXT,  FIELD(details),     "",         0, 0, NULL, "a file to write: for each question of -ev a line of JSON with the log-likelihood of every choice" },
@@ -67,7 +70,7 @@ static const char usage[] =
 static void check_options(Options o) {
     static const char *const generating[] = { "i", "n", "r", "m", "st", "e", "t", "p", "mp", "k", "s" };
     const Settings *s = o.settings;
-    const int chat = !strcmp(s->mode, "chat");
+    const int chat = !strcmp(s->mode, "chat"), web = !strcmp(s->mode, "web");
     const char *measures = *s->file ? "x" : *s->questions ? "ev" : NULL;
     for (size_t i = 0; measures && i < sizeof generating / sizeof *generating; i++)
         if (option_given(o, generating[i]))
@@ -87,6 +90,9 @@ static void check_options(Options o) {
         fail(EXIT_USAGE, "-v %d shows the experts of one sequence: it cannot be combined with -r", s->verbose);
     if (chat && !strcmp(s->prompt, "-"))
         fail(EXIT_USAGE, "a chat reads its lines from stdin: -m chat cannot be combined with -i -");
+    if (web && s->sequences > 1) fail(EXIT_USAGE, "-m web serves one text to each request: it cannot be combined with -r");
+    if (web && s->verbose > 1) fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
+    if (!web && (option_given(o, "wa") || option_given(o, "wp"))) fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
     if (chat && option_given(o, "e")) fail(EXIT_USAGE, "a chat prints no prompt: -m chat cannot be combined with -e");
     if (*s->file && s->verbose == 2) fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
     if (option_given(o, "vl") && s->verbose < 2) fail(EXIT_USAGE, "-vl is for the expert views: -v 2 or -v 3");
@@ -291,6 +297,23 @@ static void chat(Session *q) {
     free(prompt);
 }
 
+/* ---- web: a page to talk to the model ------------------------------------------------------------------- */
+
+static void serve(Session *q, Options o) {
+    Error e;
+    size_t bytes;
+    char *prompt = prompt_read(q->s.prompt, &bytes);
+    open_generator(q, q->s.context);
+    signal(SIGTERM, on_interrupt);
+    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .prompt = prompt, .g = &q->g,
+                    .verbose = q->s.verbose };
+    message(q, "Ctrl-C ends the server\n");
+    if (!web_serve(&w, &e)) fail(EXIT_USAGE, "%s (-wa, -wp)", e.text);
+    interrupts = 0;
+    generator_close(&q->g);
+    free(prompt);
+}
+
 /* ---- perplexity ----------------------------------------------------------------------------------------- *
  * The file is cut into consecutive windows of the model's context. Within a window every token is predicted from those
  * before it; the last one predicts the first token of the next window. The file's first token is not predicted. */
@@ -321,7 +344,7 @@ static void measure(Session *q) {
         n = b * t;
         model_batch(&m, ids + i, ids + i + 1, (int)b, (int)t);
         model_forward(&m);
-        model_loss(&m, 1, 0);
+        model_loss(&m, 0);
         dev->reals_to_double(&loss, m.loss_sum, 1);
         sum += loss;
         if (q->g.view.main) view_read(&q->g.view, ids + i, (int)n, NULL);
@@ -388,19 +411,14 @@ static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
     const char *stop = !strcmp(s->mode, "chat") && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
-    char *to = q->stop = mem_alloc(strlen(stop) + 1);
-    for (; *stop; stop++) {
-        const int escaped = *stop == '\\' && (stop[1] == 'n' || stop[1] == 't' || stop[1] == '\\');
-        if (escaped) stop++;
-        *to++ = (char)(escaped && *stop == 'n' ? '\n' : escaped && *stop == 't' ? '\t' : *stop);
-    }
-    const int from_clock = s->seed < 0;
+    q->stop = stop_string(stop);
+    const int web = !strcmp(s->mode, "web"), from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
     if (from_clock) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
         s->seed = (int64_t)(random_key((uint64_t)t.tv_sec, (uint64_t)t.tv_nsec) % 1000000000);
     }
-    if (!*s->file && !*s->questions && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
+    if (!*s->file && !*s->questions && !web && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
     const int terminal = isatty(1), colors = terminal && !(none && *none);
     q->style = (TextStyle){ .tokenizer = q->tokenizer, .stop = q->stop, .marked = s->verbose == 2, .terminal = terminal,
                             .colored = !strcmp(s->color, "always") || (!strcmp(s->color, "auto") && colors) };
@@ -410,7 +428,7 @@ int main(int argc, char **argv) {
     static Session session;
     Session *q = &session;
     char given[OPTIONS];
-    const Options options = { table, OPTIONS, &q->s, given };
+    const Options options = { table, OPTIONS, &q->s, given, NULL };
     const char *folder = NULL;
     threads_settle(argv);
     signal(SIGXFSZ, SIG_IGN);                               /* at a limit on file sizes write() fails instead */
@@ -422,6 +440,7 @@ int main(int argc, char **argv) {
     if (*q->s.file) measure(q);
     else if (*q->s.questions) ask(q);
     else if (!strcmp(q->s.mode, "chat")) chat(q);
+    else if (!strcmp(q->s.mode, "web")) serve(q, options);
     else generate(q);
 
     tokenizer_free(q->tokenizer);

@@ -331,8 +331,10 @@ static void plan_batch(Model *m) {
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &b->key, sizeof *b->key);
     if (m->mode == MODEL_TRAIN) {
+        arena_add(a, MEM_DATA, "loss scale", &b->loss_scale, Re);
         arena_add(a, MEM_DATA, "tokens of a step", &b->step_tokens, M*N*I);
         arena_add(a, MEM_DATA, "targets of a step", &b->step_targets, M*N*I);
+        arena_add(a, MEM_DATA, "positions of a step", &b->step_positions, M*N*I);
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
     }
     arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);

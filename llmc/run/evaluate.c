@@ -61,7 +61,7 @@ static int run_batch(Model *m, const Sequence *s, int n, double *logp, Error *e)
     }
     model_batch(m, tokens, targets, n, (int)T);
     model_forward(m);
-    model_loss(m, 1, 0);
+    model_loss(m, 0);
     m->dev->reals_to_double(loss, m->loss, N);
     for (int b = 0; b < n; b++) {
         const Candidate *c = s[b].choice;

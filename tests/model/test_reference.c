@@ -189,7 +189,8 @@ static void compare_model(Model *m, Safetensors *expected, const char *family, d
     model_logits(m, 0, N);
     dev->to_double(logits, m->s.logits, all);
     check_error(relative_error(logits, want, all), bound, "%s on %s: logits", family, dev->name);
-    model_loss(m, 1, 1);
+    model_scale_loss(m, 1);
+    model_loss(m, 1);
     dev->reals_to_double(&sum, m->loss_sum, 1);
     sum /= (double)used;
     check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);
@@ -253,7 +254,8 @@ static double loss_of(Model *m, const int *tokens, const int *targets, int B, in
     model_batch(m, tokens, targets, B, T);
     model_set_phase(m, PHASE_ONLY);
     model_forward(m);
-    model_loss(m, 1, 1);
+    model_scale_loss(m, 1);
+    model_loss(m, 1);
     m->dev->reals_to_double(&sum, m->loss_sum, 1);
     model_router_losses(m);
     model_backward(m, 1);
