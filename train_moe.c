@@ -87,7 +87,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
     t.ms = 1e3 * seconds;
     t.tok_s = (double)tokens_per_step(r) / seconds;
-    t.eta = r->session / (double)(t.step - r->first_step) * (double)(t.steps - t.step);
+    t.eta = run_seconds_left(r, t.step);
     t.loss_z = window_score(&r->progress.loss, t.loss);
     t.norm_z = window_score(&r->progress.norm, t.norm);
     return t;
@@ -106,13 +106,34 @@ static int is_due(const Run *r, int64_t step, int64_t every) { return step == r-
 static int validates(const Run *r, int64_t step) { return is_due(r, step, r->s.val_every); }
 static int shows_sample(const Run *r, int64_t step) { return r->shows_samples && is_due(r, step, r->s.sample_every); }
 
+/* What is due or asked for after a step. 0: stop. */
+static int between_steps(Run *r) {
+    const Settings *s = &r->s;
+    Progress *p = &r->progress;
+    group_phase(r->parallel.group, "work between steps", 0);
+    p->unvalidated = validates(r, p->step) && !run_validate(r);
+    if (shows_sample(r, p->step) && !p->unvalidated && r->leads) run_show_sample(r);
+    run_report(r);
+    const double taken = r->takes_signals && !r->dev->is_gpu ? threads_follow_load() : 0;
+    if (taken > 0)
+        log_line(&r->log, "other programs are using this machine: its threads wait %.0f %% of their time for a core; they spin less from now on",
+                 100 * taken);
+    const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL,
+                                          run_save_due(r) ? REQUEST_TIMED_SAVE : 0);
+    const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;
+    if (last || requests || by_step) run_save(r, !last && !by_step && requests == REQUEST_TIMED_SAVE);
+    if (!(requests & REQUEST_STOP) || last) return 1;
+    if (r->saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
+    return 0;
+}
+
 /* 1: ran to the end; 0: stopped on request. */
 static int train(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
-    int64_t saved_step = -1;
-    Saved saved = SAVED_ALL;
+    if (p->step >= s->steps && !p->unvalidated) return 1;
     if (r->takes_signals) requests_listen();
+    if (p->unvalidated && !between_steps(r)) return 0;
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
@@ -128,23 +149,10 @@ static int train(Run *r) {
         p->samples += samples_per_step(r);
         p->tokens += tokens_per_step(r);
         p->seconds += now() - start;
-
-        group_phase(r->parallel.group, "work between steps", 0);
-        if (validates(r, p->step)) run_validate(r);
-        if (shows_sample(r, p->step) && r->leads) run_show_sample(r);
-        run_report(r);
-        const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL);
-        const int last = p->step == s->steps;
-        if (last || requests || (s->save_every && p->step % s->save_every == 0))
-            if ((saved = run_save(r)) != SAVED_NOTHING) saved_step = p->step;
-        if (requests & REQUEST_STOP && !last) {
-            if (saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
-            return 0;
-        }
+        if (!between_steps(r)) return 0;
     }
-    if (r->first_step >= s->steps) return 1;
-    if (saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
-    if (saved != SAVED_ALL)
+    if (r->saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
+    if (r->saved != SAVED_ALL)
         fail(EXIT_DISK, "all %lld steps are saved in %s/state, but what else a save does failed; to repeat it: ./train_moe -o %s -y 1",
              (long long)p->step, s->out, s->out);
     return 1;

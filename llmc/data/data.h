@@ -45,6 +45,7 @@ typedef struct {
     const char *chat;                   /* NULL or "": the chat template beside the tokenizer.json; or the name of one */
     const char *cache;                  /* NULL, or a folder that data_keep may have written to */
     int show;                           /* progress of long work, on stderr */
+    int any_bytes;                      /* 1: archives, pictures and other files that are no text are read as if they were */
 } DataRequest;
 Data       *data_open_text(const DataRequest *request, Tokenizer **tokenizer, Error *e);    /* *tokenizer: NULL for bytes */
 /* Writes the tokens of texts, and the tokenizer, to FOLDER/tokens.cache. data_open_text reads them if the text and the

@@ -49,7 +49,7 @@ struct Data {
     Segment *segment[2];                /* of each split */
     int   segments[2];
     int64_t tokens[2], bytes[2];
-    int   descriptors, files, held_out, is_text, is_bytes, is_fallback, has_chats, max_id;
+    int   descriptors, files, held_out, is_text, is_bytes, is_fallback, any_bytes, has_chats, max_id;
     const Format *format;               /* of the first file: the others must have tokens of the same width */
     uint64_t fingerprint;
     char *description;

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "chat.h"
 #include "documents.h"
+#include "kinds.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -68,7 +69,7 @@ static int by_name(const void *a, const void *b) { return strcmp(*(char *const *
 int source_read_folder(Source *s, const char *folder, Error *e) {
     Paths paths = { 0 };
     size_t binary = 0, capacity = 0;
-    const char *first_binary = "";
+    const char *first_binary = "", *remedy;
     int ok = list_files(folder, &paths, e);
     s->path = text_format("%s", folder);
     s->separate = 1;
@@ -77,7 +78,7 @@ int source_read_folder(Source *s, const char *folder, Error *e) {
         size_t bytes = 0;
         char *text = file_read(paths.at[i], &bytes, e);
         ok = text != NULL;
-        if (ok && memchr(text, 0, bytes)) { if (!binary++) first_binary = paths.at[i]; }
+        if (ok && kind_of_binary(text, bytes, &remedy)) { if (!binary++) first_binary = paths.at[i]; }
         else if (ok && bytes) {
             if (s->bytes + bytes > capacity) s->text = mem_grow(s->text, capacity = 2 * capacity + bytes);
             memcpy(s->text + s->bytes, text, bytes);
@@ -86,7 +87,7 @@ int source_read_folder(Source *s, const char *folder, Error *e) {
         free(text);
     }
     if (ok && binary)
-        warn("%s: %zu file%s with NUL bytes %s not text and left out, %s%s", folder, binary, binary > 1 ? "s" : "",
+        warn("%s: %zu binary file%s %s not text and left out, %s%s", folder, binary, binary > 1 ? "s" : "",
              binary > 1 ? "are" : "is", binary > 1 ? "the first " : "", first_binary);
     if (ok && !s->files) ok = error_set(e, "%s: no text in any of its %zu files", folder, paths.count);
     for (size_t i = 0; i < paths.count; i++) free(paths.at[i]);

@@ -355,6 +355,13 @@ char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *byt
     return out.at;
 }
 
+int tokenizer_first(const Tokenizer *t) {
+    int *newline = NULL, first = tokenizer_bos(t) >= 0 ? tokenizer_bos(t) : tokenizer_eos(t);
+    if (first < 0) first = tokenizer_encode(t, "\n", 1, &newline) ? newline[0] : 0;
+    free(newline);
+    return first;
+}
+
 int tokenizer_ends(const Tokenizer *t, int *ids, int most) {
     static const char *const names[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>" };
     int n = 0;

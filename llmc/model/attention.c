@@ -205,13 +205,15 @@ void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const int A = c->attention_experts, X = c->attention_topk, N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
     const int H = z.mixture ? G*D : Q*G*D;                  /* width of an expert's heads */
     const Norm norm = { p->att_norm, (float)c->norm_eps };
-    const Router router = { p->att_router, a->att.bias, (Scores)c->scores, A, X };
+    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = (Scores)c->scores, .E = A, .K = X };
     const Choice choice = { a->att.expert, a->att.weight };
+    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, head_norm(m, p->query_norm),
+                             head_norm(m, p->key_norm), c->qk_norm > 1 };
 
     /* 1 to 3, 4 and 5, 6 and 7. */
     dev->decode_in(a->q, a->kv, choice, resid, norm, router, p->query, p->kv, p->output, (size_t)C * (size_t)H, IDENTITY,
                    N, C, H, 2*G*D);
-    dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, m->rope, m->batch.position, m->cache_row, z.order, m->batch.B,
+    dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row, z.order, m->batch.B,
                           m->cache_capacity, G, Q, D);
-    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, N, A, X, H, C);
+    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, A, X, H, C);
 }

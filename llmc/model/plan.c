@@ -440,11 +440,12 @@ int model_allocate(Model *m) {
 }
 
 /* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
-void model_initialize(Model *m, uint64_t seed) {
+static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
     double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
+        if (!(kinds >> t->kind & 1)) continue;
         for (size_t from = 0; from < t->count; from += PART) {
             const size_t n = t->count - from < PART ? t->count - from : PART;
             manifest_initial(t, seed, from, n, values);
@@ -453,6 +454,8 @@ void model_initialize(Model *m, uint64_t seed) {
     }
     free(values);
 }
+void model_initialize(Model *m, uint64_t seed) { initialize(m, ~0u, seed); }
+void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed) { initialize(m, 1u << kind, seed); }
 
 void model_free(Model *m) {
     arena_free(&m->arena, m->dev);
