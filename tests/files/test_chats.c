@@ -196,6 +196,13 @@ static void test_bad_lines(void) {
     }
 }
 
+static void test_lone(void) {
+    static const char line[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}, {\"role\": \"assistant\", \"content\": \"y\"}]}\n";
+    Error e = { "" };
+    Tokenizer *t;
+    check(!open_chats(line, strlen(line), "", "chatml", NULL, &t, &e) && strstr(e.text, "one conversation"), "one conversation: %s", e.text);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------------------ */
 
 enum { SAMPLES = 230 };
@@ -257,8 +264,8 @@ static int take_row(Expected *all, int T, const int *in, const int *out, const i
         for (n = 1; at + n < T && position[at + n] == n; n++) {}
         for (int k = 0; k < n; k++) counted |= out[at + k] >= 0;
         Expected *x = find_sample(all, T, in + at, out + at, n, held_out);
-        if (position[at] || (!x && (counted || at + n < T))) return 0;           /* the rest of a row may be empty */
-        if (x && counted) x->seen = 1;
+        if (position[at] || (!x && (counted || at + n < T)) || (x && !counted)) return 0;   /* the rest of a row may be empty */
+        if (x) x->seen = 1;
     }
     return 1;
 }
@@ -357,6 +364,7 @@ void test_chats(void) {
     test_unknown();
     test_dates();
     test_bad_lines();
+    test_lone();
     test_rows("", "bytes");
     test_rows("tests/reference/tokenizers/qwen2.json", "qwen2");
     test_rows("tests/reference/tokenizers/llama2.json", "llama2");
