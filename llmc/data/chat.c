@@ -25,7 +25,7 @@ struct ChatTemplate {
     const char *start;                  /* before everything */
     Turn turn[CHAT_ROLES];              /* a run of tool messages is one turn, around each of which is tool */
     Turn tool;
-    const char *prompt;                 /* where the assistant's turn begins */
+    const char *prompt;                 /* where the assistant's turn begins: the beginning of its `before` */
     const char *end;                    /* what ends an answer: the beginning of `after` of the assistant */
     const char *system;                 /* of conversations without a system message; NULL: nothing is written */
 };
@@ -406,9 +406,14 @@ static void write_message(const Writer *w, size_t i, Part content) {
     const int first = !i || m[-1].role != CHAT_TOOL, last = i + 1 == w->count || m[1].role != CHAT_TOOL;
     const Turn *turn = &f->turn[m->role];
     if (f->flags & TRIMS) content = strip(content, white, 1, 1);
-    if (m->role != CHAT_TOOL || first) add_row(w->c, turn->before, w->text);
+    const char *before = turn->before;
+    if (m->role == CHAT_ASSISTANT) {                        /* what follows the prompt is the model's to say, be it a space */
+        add_row(w->c, f->prompt, w->text);
+        add_turn(w->turns, w->text->length);
+        before += strlen(f->prompt);
+    }
+    if (m->role != CHAT_TOOL || first) add_row(w->c, before, w->text);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.before, w->text);
-    if (m->role == CHAT_ASSISTANT) add_turn(w->turns, w->text->length);
     if (m->role == CHAT_ASSISTANT && f->flags & THINKS) add_answer(content, i > w->query, i + 1 == w->count, w->text);
     else text_add_bytes(w->text, content.at, content.bytes);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.after, w->text);

@@ -245,9 +245,9 @@ def made(name):
     for a, b in ANSWER if name in ("olmoe", "olmo", "zephyr") else []:
         marked = marked.replace(a, b)
     if name == "mixtral":
-        marked = marked.replace('{{- " " + message["content"] + eos_token}}', '{{- " " }}G{{- message["content"] + eos_token}}E')
+        marked = marked.replace('{{- " " + message["content"] + eos_token}}', 'G{{- " " + message["content"] + eos_token}}E')
     if name == "llama2":
-        marked = marked.replace("{{ ' '  + content.strip() + ' ' + eos_token }}", "{{ ' ' }}G{{ content.strip() + ' ' + eos_token }}E")
+        marked = marked.replace("{{ ' '  + content.strip() + ' ' + eos_token }}", "G{{ ' '  + content.strip() + ' ' + eos_token }}E")
     if name in ("chatml", "qwen1.5", "qwen2"):          # these write all roles in one place
         marked = marked.replace("G{{", "{% if message['role'] == 'assistant' %}G{{").replace("}}E", "}}E{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}")
     # tags at the ends of lines take the line end with them, so text that follows one is put into a string
