@@ -19,6 +19,7 @@
 #include "llmc/base/random.h"
 #include "llmc/files/hf.h"
 #include "llmc/ranks/threads.h"
+#include "llmc/run/converse.h"
 #include "llmc/run/device.h"
 #include "llmc/run/evaluate.h"
 #include "llmc/run/generate.h"
@@ -28,7 +29,7 @@
 /* ---- options: one table (llmc/run/options.h) --------------------------------------------------------------- */
 
 typedef struct {
-    const char *prompt, *mode, *stop, *tokenizer, *file, *questions, *details, *device, *color, *address;
+    const char *prompt, *mode, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *color, *address;
     int     tokens, sequences, context, echo, verbose, layer, top_k, port;
     float   temperature, top_p, min_p;
     int64_t seed;
@@ -36,11 +37,12 @@ typedef struct {
 
 static const Option table[] = {
 #define FIELD(name) offsetof(Settings, name)
-    { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; -: read stdin; @name: read a file" },
+    { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; -: read stdin; @name: read a file. In a chat: the system message" },
     { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL, "tokens to generate; 0: until the context is full; -1: no limit" },
     { "text",     "r",  "sequences",   OPTION_INT,   FIELD(sequences),   "1",        1, 4096, NULL, "texts generated in parallel" },
-    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat continues every line of stdin; /reset, /quit. web serves a page to talk to the model" },
-    { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default in chat: an empty line" },
+    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
+    { "text",     "ct", "chat-template", OPTION_TEXT, FIELD(chat),       "",         0, 0, NULL, "how a chat is written; none: as the folder says, or, if it says nothing, each line is continued; else " CHAT_NAMES },
+    { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default where a chat continues lines: an empty line" },
     { "text",     "e",  "echo",        OPTION_INT,   FIELD(echo),        "1",        0, 1, NULL, "1: print the prompt, too" },
     { "sampling", "t",  "temperature", OPTION_FLOAT, FIELD(temperature), "0.8",      0, 100, NULL, "0: always the most likely token" },
     { "sampling", "p",  "top-p",       OPTION_FLOAT, FIELD(top_p),       "0.95",     0, 1, NULL, "draw from the most likely tokens with this total probability" },
@@ -68,7 +70,7 @@ static const char usage[] =
     "below this folder.";
 
 static void check_options(Options o) {
-    static const char *const generating[] = { "i", "n", "r", "m", "st", "e", "t", "p", "mp", "k", "s" };
+    static const char *const generating[] = { "i", "n", "r", "m", "ct", "st", "e", "t", "p", "mp", "k", "s" };
     const Settings *s = o.settings;
     const int chat = !strcmp(s->mode, "chat"), web = !strcmp(s->mode, "web");
     const char *measures = *s->file ? "x" : *s->questions ? "ev" : NULL;
@@ -94,6 +96,7 @@ static void check_options(Options o) {
     if (web && s->verbose > 1) fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
     if (!web && (option_given(o, "wa") || option_given(o, "wp"))) fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
     if (chat && option_given(o, "e")) fail(EXIT_USAGE, "a chat prints no prompt: -m chat cannot be combined with -e");
+    if (!chat && *s->chat) fail(EXIT_USAGE, "-ct %s is for chats: -m chat", s->chat);
     if (*s->file && s->verbose == 2) fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
     if (option_given(o, "vl") && s->verbose < 2) fail(EXIT_USAGE, "-vl is for the expert views: -v 2 or -v 3");
     if (option_given(o, "co") && s->verbose != 2) fail(EXIT_USAGE, "-co is for text colored by expert: -v 2");
@@ -106,6 +109,7 @@ typedef struct {
     Config     config;
     Tokenizer *tokenizer;               /* NULL: there is none, and text is ids */
     Generator  g;
+    Conversation talk;                  /* of -m chat; no template: lines are continued */
 } Session;
 
 static volatile sig_atomic_t interrupts;
@@ -207,6 +211,10 @@ static void open_generator(Session *q, int capacity) {
     g->sampler = (Sampler){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k };
     g->seed = (uint64_t)s->seed;
     g->end_tokens = hf_end_tokens(q->folder, q->tokenizer, g->end_token);
+    if (q->talk.chat.form) {
+        const char *end = converse_end(&q->talk, q->tokenizer, g->end_token, &g->end_tokens);
+        if (!*q->style.stop) q->style.stop = end;
+    }
     g->sequences = s->sequences;
     g->interrupted = &interrupts;
     if (!generator_open(g, &q->config, capacity, &q->style)) out_of_memory(q, &g->d.model.arena);
@@ -241,7 +249,24 @@ static void generate(Session *q) {
     free(text);
 }
 
-/* ---- chat: a line of stdin is added to the context as it is, and the model continues it ---------------- */
+/* ---- chat: a line of stdin is said to the model as its chat template writes it; if it has none, the line is added to the context as it
+ * is, and the model continues it ------------------------------------------------------------------------ */
+
+static void end_answer(const Stream *o) {
+    if (o->last != '\n') putchar('\n');
+    if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+}
+
+static void say(Session *q, const char *line, size_t bytes) {
+    Error e;
+    const int forgotten = q->talk.forgotten;
+    while (bytes && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
+    if (!bytes) return;
+    if (!converse_say(&q->talk, &q->g, line, bytes, q->s.tokens, &e)) { warn("%s", e.text); return; }
+    end_answer(&q->g.stream[0]);
+    if (q->talk.forgotten > forgotten)
+        message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity, q->talk.forgotten - forgotten);
+}
 
 static void answer(Session *q, const char *line, size_t bytes) {
     Generator *g = &q->g;
@@ -252,8 +277,7 @@ static void answer(Session *q, const char *line, size_t bytes) {
     if (count) generator_read(g, ids, count, NULL, bytes);
     generator_write(g, q->s.tokens, 1);
     stream_print(o, 1);
-    if (o->last != '\n') putchar('\n');
-    if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+    end_answer(o);
     free(ids);
 }
 
@@ -262,15 +286,31 @@ static int is_command(const char *line, const char *command) {
     return !strncmp(line, command, n) && !line[n + strspn(line + n, " \r\n")];
 }
 
+/* The chat template of -ct or of the folder. One that is unknown is an error: without it the answers would be bad, and nobody told why. */
+static void find_talk(Session *q) {
+    Error e;
+    size_t bytes;
+    char *system = prompt_read(q->s.prompt, &bytes), *path = text_format("%s", *q->s.tokenizer ? q->s.tokenizer : q->folder);
+    char *slash = *q->s.tokenizer ? strrchr(path, '/') : NULL;
+    if (slash) *slash = 0;
+    if (!converse_open(&q->talk, q->s.chat, slash || !*q->s.tokenizer ? path : ".", system, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!q->talk.chat.form && q->talk.chat.unknown) fail(EXIT_INPUT, "%s; -ct NAME chooses one of " CHAT_NAMES, q->talk.chat.why);
+    if (q->talk.chat.form && !q->tokenizer) fail(EXIT_INPUT, "a chat needs a tokenizer (-z)");
+    free(system);
+    free(path);
+}
+
 static void chat(Session *q) {
     Generator *g = &q->g;
     size_t bytes, capacity = 0;
     int *ids = NULL;
     char *line = NULL, *prompt = prompt_read(q->s.prompt, &bytes);
-    const int count = bytes ? prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, prompt, bytes, 1, q->s.context, &ids) : 0;
+    const int talks = q->talk.chat.form != NULL;
+    const int count = bytes && !talks ? prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
-    if (interactive) message(q, "the model continues every line; /reset forgets all, /quit ends, Ctrl-C interrupts\n");
+    if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts\n"
+                                      : "the model%s continues every line; /reset forgets all, /quit ends, Ctrl-C interrupts\n", chat_name(&q->talk.chat));
     for (;;) {
         if (count && !g->d.length) generator_read(g, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
@@ -285,7 +325,8 @@ static void chat(Session *q) {
         if (n < 0 && ferror(stdin)) fail(EXIT_DISK, "stdin cannot be read: %s", strerror(errno));
         if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
-        if (is_command(line, "/reset")) generator_reset(g);
+        if (is_command(line, "/reset")) { generator_reset(g); converse_reset(&q->talk); }
+        else if (talks) say(q, line, (size_t)n);
         else answer(q, line, (size_t)n);
     }
     if (interactive) fputc('\n', stderr);
@@ -409,7 +450,8 @@ static void ask(Session *q) {
 /* What follows from the options and the terminal: the escapes of the stop string, a seed from the clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
-    const char *stop = !strcmp(s->mode, "chat") && !option_given(o, "st") ? "\\n\\n" : s->stop;
+    if (!strcmp(s->mode, "chat")) find_talk(q);
+    const char *stop = !strcmp(s->mode, "chat") && !q->talk.chat.form && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
     q->stop = stop_string(stop);
     const int web = !strcmp(s->mode, "web"), from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
@@ -443,6 +485,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(q->s.mode, "web")) serve(q, options);
     else generate(q);
 
+    converse_close(&q->talk);
     tokenizer_free(q->tokenizer);
     free(q->folder);
     free(q->stop);

@@ -354,6 +354,44 @@ if "$python" -c 'import torch, tokenizers, transformers' 2> /dev/null; then
     expect 0 'agrees with' env HF_HOME="$work/hf" "$python" "$root/tests/check_export.py" mixed val.txt --loss "$(sed 's/.*loss \([0-9.]*\) nats.*/\1/' loss.txt)" -n 5
 else skipped "$python has no torch, tokenizers and transformers (PYTHON names another): Transformers opened no model"; fi
 
+# ---- conversations ---------------------------------------------------------------------------------------------------------------
+
+i=0; while [ $i -lt 60 ]; do i=$((i + 1))
+    echo '{"messages": [{"role": "user", "content": "say '$i'"}, {"role": "assistant", "content": "it is '$((i % 7))' or '$i'"}]}'; done > chats.jsonl
+expect 0 'mixtral' $train -i text.txt -e m2:c32h4e4k2f32a1 -tk 333 -b 2 -t 128 -d 256 -x 5 -v 5 -s 5 -o base
+printf '{"eos_token": "<|endoftext|>", "chat_template": "{%%- for m in messages %%}<|turn|>{{ m.content }}{%% endfor %%}"}' > base/tokenizer_config.json
+expect 3 'none that this program knows' $train -i chats.jsonl -e base -o never
+expect 3 'none that this program knows' $infer base -m chat
+printf '{"eos_token": "<|endoftext|>", "chat_template": "%s%s"}' "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\\\n' + message['content'] + '<|im_end|>'" \
+    " + '\\\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\\\n' }}{% endif %}" > base/tokenizer_config.json
+(head -1 chats.jsonl; echo '{"messages": [{"role": "robot", "content": "x"}]}') > bad.jsonl
+expect 3 'bad.jsonl: line 2: .*robot' $train -i bad.jsonl -e base -o never
+expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1 -o never
+expect 3 'nonesuch.*chatml' $train -i chats.jsonl -ct nonesuch -e base -o never
+tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
+rows="-t 128 -d 512"
+expect 0 'conversations, 1 file.*every tenth' $tune $rows -o tuned
+ok "it says how to talk to the model" grep -q 'infer_moe tuned.* -m chat' "$said"
+for name in tokenizer.json tokenizer_config.json generation_config.json; do ok "fine-tuning keeps $name" cmp base/$name tuned/$name; done
+rm -rf x2 && cp -r tuned x2 && rm -rf x2/state/step-00000010
+expect 0 'as encoded before' $train -o x2 -y 1
+same_run tuned x2 "conversations: resumed"
+rm -rf x2/state/step-00000010 x2/tokens.cache
+expect 0 'conversations' $train -o x2 -y 1
+same_run tuned x2 "conversations: resumed, encoded again"
+expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
+expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
+same_run ranks1 ranks2 "conversations on two ranks"
+expect 0 'are longer than -t 64' $tune -t 64 -o short
+expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2 -s 0 -o named
+ok "-ct leaves the template of a folder as it is" [ ! -e named/chat_template.jinja ]
+expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours
+ok "-ct saves the template with a model that had none" [ -s ours/chat_template.jinja -a -s ours/best/chat_template.jinja ]
+expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer tuned -m chat -t 0 -n 12"
+expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
+expect 2 'for chats' $infer tuned -ct chatml
+expect 0 'forgotten' sh -c "printf 'one\ntwo\nthree\nfour\nfive\nsix\n' | $infer tuned -m chat -c 64 -n 20"
+
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 
 # edit SCRIPT FOLDER: changes run.json of the newest checkpoint by sed, and removes its seal, as if an old version had written it.

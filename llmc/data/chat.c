@@ -25,7 +25,7 @@ struct ChatTemplate {
     const char *start;                  /* before everything */
     Turn turn[CHAT_ROLES];              /* a run of tool messages is one turn, around each of which is tool */
     Turn tool;
-    const char *prompt;                 /* where the assistant's turn begins */
+    const char *prompt;                 /* where the assistant's turn begins: the beginning of its `before` */
     const char *end;                    /* what ends an answer: the beginning of `after` of the assistant */
     const char *system;                 /* of conversations without a system message; NULL: nothing is written */
 };
@@ -60,10 +60,10 @@ static const ChatTemplate templates[] = {
       THINKS, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", NULL },
     { "qwen3-instruct", "Qwen3-2507-Instruct", { "<|im_start|>", "<tool_response>", "<|im_end|>" },
       { SPEAKS, "last_query_index", "<think>", "|trim" }, 0, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", NULL },
-    { "llama3", "Llama 3", { "'<|start_header_id|>'+", "'<|end_header_id|>\n\n'+", "|trim+'<|eot_id|>'" }, { "Knowledge Date" },
+    { "llama3", "Llama 3", { "'<|start_header_id|>'+", "<|end_header_id|>\n\n'", "|trim+'<|eot_id|>'" }, { "Knowledge Date" },
       TRIMS, "{bos}", LLAMA3(""), { "", "" }, "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", NULL },
     { "llama3.1", "Llama 3.1, 3.2, 3.3", { "Cutting Knowledge Date: December 2023\n", "'Today Date: '+date_string+'\n\n'",
-      "'<|end_header_id|>\n\n'+", "|trim+'<|eot_id|>'" }, { NULL }, TRIMS, "{bos}",
+      "<|end_header_id|>\n\n'", "|trim+'<|eot_id|>'" }, { NULL }, TRIMS, "{bos}",
       LLAMA3("Cutting Knowledge Date: December 2023\nToday Date: {date %d %b %Y}\n\n"), { "", "" },
       "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", "" },
     { "olmoe", "OLMoE, Tulu 2 and 3", { "'<|user|>\n'+message['content']+'\n'", "'<|assistant|>\n'+message['content']+eos_token+'\n'" },
@@ -87,7 +87,7 @@ static const ChatTemplate templates[] = {
     { "llama2", "Llama 2", { "bos_token+'[INST] '+content.strip()+' [/INST]'", "'<<SYS>>\n'+system_message+'\n<</SYS>>\n\n'+message['content']",
       "' '+content.strip()+' '+eos_token", "setsystem_message=false" }, { "You are", "always" }, TRIMS | SYSTEM_IN_USER | ALTERNATES, "",
       { { "<<SYS>>\n", "\n<</SYS>>\n\n" }, { "{bos}[INST] ", " [/INST]" }, { " ", " {eos}" } }, { "", "" }, "", " {eos}", NULL },
-    { "dots1", "dots.llm1", { "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|system|>You are a helpful assistant.<|endofsystem|>" },
+    { "dots1", "dots.llm1", { "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|system|>Youareahelpfulassistant.<|endofsystem|>" },
       { NULL }, 0, "", { { "<|system|>", "<|endofsystem|>" }, { "<|userprompt|>", "<|endofuserprompt|>" }, { "<|response|>", "<|endofresponse|>" } },
       { "", "" }, "<|response|>", "<|endofresponse|>", HELPFUL "." },
 };
@@ -159,6 +159,66 @@ static const ChatTemplate *recognize(const char *jinja) {
     return NULL;
 }
 
+/* A string of a row as a Jinja expression. */
+static void add_expression(Text *out, const char *s) {
+    text_add_string(out, "'");
+    for (; *s; s++) {
+        const int token = !strncmp(s, "{bos}", 5) || !strncmp(s, "{eos}", 5);
+        if (token) { text_add(out, "' + %.3s_token + '", s + 1); s += 4; }
+        else if (*s == '\n') text_add_string(out, "\\n");
+        else if (*s == '\'' || *s == '\\') text_add(out, "\\%c", *s);
+        else text_add_bytes(out, s, 1);
+    }
+    text_add_string(out, "'");
+}
+
+char *chat_jinja(const Chat *c) {
+    const ChatTemplate *f = c->form;
+    Text out = { 0 };
+    if (!f || f->flags & (THINKS | SYSTEM_IN_USER) || *f->tool.before || (f->system && strstr(f->system, "{date"))
+        || (f->turn[CHAT_SYSTEM].before && strstr(f->turn[CHAT_SYSTEM].before, "{date"))) return NULL;
+    text_add(&out, "{# %s #}", f->name);
+    if (*f->start) { text_add_string(&out, "{{ "); add_expression(&out, f->start); text_add_string(&out, " }}"); }
+    if (f->system) {
+        text_add_string(&out, "{% if messages[0]['role'] != 'system' %}{{ ");
+        add_expression(&out, f->turn[CHAT_SYSTEM].before);
+        text_add_string(&out, " + ");
+        add_expression(&out, f->system);
+        text_add_string(&out, " + ");
+        add_expression(&out, f->turn[CHAT_SYSTEM].after);
+        text_add_string(&out, " }}{% endif %}");
+    }
+    text_add_string(&out, "{% for message in messages %}");
+    for (int i = 0; i < CHAT_ROLES; i++) {
+        if (!f->turn[i].before) continue;
+        text_add(&out, "{%% if message['role'] == '%s' %%}{{ ", role_names[i]);
+        add_expression(&out, f->turn[i].before);
+        text_add(&out, " + message['content']%s + ", f->flags & TRIMS ? ".strip()" : "");
+        add_expression(&out, i == CHAT_ASSISTANT ? f->end : f->turn[i].after);
+        if (i == CHAT_ASSISTANT && strcmp(f->end, f->turn[i].after)) {
+            text_add_string(&out, f->flags & BARE_END ? " + ('' if loop.last else " : " + (");
+            add_expression(&out, f->turn[i].after + strlen(f->end));
+            text_add_string(&out, ")");
+        }
+        text_add_string(&out, " }}{% endif %}");
+    }
+    text_add_string(&out, "{% endfor %}{% if add_generation_prompt %}{{ ");
+    add_expression(&out, f->prompt);
+    text_add_string(&out, " }}{% endif %}");
+    return out.at;
+}
+
+/* One that chat_jinja wrote. */
+static const ChatTemplate *recognize_own(const char *jinja) {
+    for (int i = 0; i < TEMPLATES && !strncmp(jinja, "{# ", 3); i++) {
+        char *own = chat_jinja(&(Chat){ .form = &templates[i] });
+        const int same = own && !strcmp(own, jinja);
+        free(own);
+        if (same) return &templates[i];
+    }
+    return NULL;
+}
+
 static char *read_small(const char *folder, const char *name, size_t *bytes) {
     Error e;
     char *path = text_format("%s/%s", folder, name), *text = is_file(path) ? file_read(path, bytes, &e) : NULL;
@@ -186,10 +246,13 @@ static char *find_jinja(const char *folder, const JsonValue *config) {
 
 static void find_template(Chat *c, const char *folder, const JsonValue *config) {
     char *jinja = find_jinja(folder, config), *text = jinja ? tidy(jinja) : NULL;
-    c->form = text ? recognize(text) : NULL;
+    c->form = text ? recognize_own(jinja) : NULL;
+    c->ours = c->form != NULL;
+    if (text && !c->form) c->form = recognize(text);
     if (!text) c->why = text_format("%s has no chat template", folder);
     else if (!c->form) c->why = text_format("%s: its chat template is none that this program knows; it begins %.60s%s", folder, jinja,
                                             strlen(jinja) > 60 ? "..." : "");
+    c->unknown = text && !c->form;
     c->has_bos = text && strstr(text, "bos_token");
     c->has_date = text && strstr(text, "strftime_now");
     free(jinja);
@@ -343,9 +406,14 @@ static void write_message(const Writer *w, size_t i, Part content) {
     const int first = !i || m[-1].role != CHAT_TOOL, last = i + 1 == w->count || m[1].role != CHAT_TOOL;
     const Turn *turn = &f->turn[m->role];
     if (f->flags & TRIMS) content = strip(content, white, 1, 1);
-    if (m->role != CHAT_TOOL || first) add_row(w->c, turn->before, w->text);
+    const char *before = turn->before;
+    if (m->role == CHAT_ASSISTANT) {                        /* what follows the prompt is the model's to say, be it a space */
+        add_row(w->c, f->prompt, w->text);
+        add_turn(w->turns, w->text->length);
+        before += strlen(f->prompt);
+    }
+    if (m->role != CHAT_TOOL || first) add_row(w->c, before, w->text);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.before, w->text);
-    if (m->role == CHAT_ASSISTANT) add_turn(w->turns, w->text->length);
     if (m->role == CHAT_ASSISTANT && f->flags & THINKS) add_answer(content, i > w->query, i + 1 == w->count, w->text);
     else text_add_bytes(w->text, content.at, content.bytes);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.after, w->text);
@@ -384,6 +452,8 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
     const Writer w = { c, m, count, f ? last_query(m, count) : 0, text, turns };
     const int has_system = count && m->role == CHAT_SYSTEM, joins = f && has_system && f->flags & SYSTEM_IN_USER;
     if (!f) return error_set(e, "%s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
+    if (strstr(f->end, "{eos}") && !*c->eos)
+        return error_set(e, "the chat template %s ends answers with the eos_token of tokenizer_config.json, which is not there; chatml needs none", f->name);
     if (!check_order(c, m, count, e)) return 0;
     add_row(c, f->start, text);
     if (!has_system && f->system) {

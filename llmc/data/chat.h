@@ -17,6 +17,8 @@ typedef struct ChatTemplate ChatTemplate;
 struct Chat {
     const ChatTemplate *form;           /* NULL: none is known, */
     char *why;                          /* and why; free by chat_close */
+    int  ours;                          /* 1: chat_jinja wrote the folder's */
+    int  unknown;                       /* 1: the folder has one, which is not in the table */
     char *bos, *eos;                    /* the tokens that a text begins and ends with, of tokenizer_config.json; "" if it has none */
     int  has_bos, has_date;             /* does the folder's template write them? -1: it is not the folder's: as the row does */
     int  today;                         /* 1: dates are today's, as for a chat; 0: as for training */
@@ -30,7 +32,8 @@ void chat_close(Chat *c);
 const char *chat_name(const Chat *c);   /* "" if no template is known */
 const char *chat_end(const Chat *c);    /* the string that ends a turn of the assistant; it may be eos */
 uint64_t chat_hash(const Chat *c, uint64_t seed);       /* of all that the text of a conversation depends on besides it */
-/* The template as a Jinja program that Transformers can run, for a folder that has none; free() it. */
+/* The template as a Jinja program that Transformers can run, for a folder that has none; free() it. NULL: this one does more than put
+ * strings around messages. */
 char *chat_jinja(const Chat *c);
 
 /* Does a line of JSONL hold a conversation, {"messages": [{"role", "content"}...]} or {"conversations": [{"from", "value"}...]}?

@@ -126,6 +126,7 @@ int         data_max_id(const Data *d)              { return d->max_id; }
 int         data_is_text(const Data *d)             { return d->is_text; }
 int         data_is_fallback(const Data *d)         { return d->is_fallback; }
 int         data_has_chats(const Data *d)           { return d->has_chats; }
+const Chat *data_chat(const Data *d)                { return &d->chat; }
 const char *data_description(const Data *d)         { return d->description; }
 uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }
 

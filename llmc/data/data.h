@@ -26,6 +26,7 @@
 #ifndef DATA_H
 #define DATA_H
 #include "llmc/base/base.h"
+#include "chat.h"
 #include "tokenizer.h"
 
 typedef struct Data Data;
@@ -59,6 +60,7 @@ int         data_max_id(const Data *data);                 /* over both splits *
 int         data_is_text(const Data *data);
 int         data_is_fallback(const Data *data);            /* the project's own text, because tinyshakespeare is missing */
 int         data_has_chats(const Data *data);              /* are there conversations? */
+const Chat *data_chat(const Data *data);                   /* how they are written */
 const char *data_description(const Data *data);            /* one line */
 uint64_t    data_fingerprint(const Data *data);            /* of names without folders, sizes, first and last 64 kB */
 

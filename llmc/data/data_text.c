@@ -33,6 +33,9 @@ static int find_documents(Data *d, Portions *p, Error *e) {
         const int two = source_hold_out(s, &train, &held_out);
         add_portion(p, DATA_TRAIN, s, train);
         add_portion(p, DATA_VALIDATION, s, held_out);
+        if (!two && s->has_chats)
+            return error_set(e, "%s: found one conversation, expected at least 2 to hold one out for validation; or give "
+                             "validation data of its own (-j)", s->path);
         if (!two) return data_too_small(s->path, (int64_t)s->bytes, e);
         d->held_out = s->documents > 1 ? HELD_OUT_DOCUMENTS : HELD_OUT_TENTH;
     }

@@ -373,6 +373,8 @@ int tokenizer_vocab(const Tokenizer *t)    { return t->vocab; }
 int tokenizer_eos(const Tokenizer *t)      { return t->eos; }
 int tokenizer_bos(const Tokenizer *t)      { return t->bos; }
 int tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
+void tokenizer_set_chat(Tokenizer *t, char *jinja) { free(t->chat); t->chat = jinja; }
+const char *tokenizer_chat(const Tokenizer *t) { return t->chat; }
 uint64_t tokenizer_hash(const Tokenizer *t) { return hash_bytes(0, t->json, t->json_bytes); }
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes) { *bytes = t->json_bytes; return t->json; }
 

@@ -21,6 +21,8 @@ Tokenizer *tokenizer_load_text(const char *json, size_t bytes, Error *e);       
 void       tokenizer_free(Tokenizer *t);
 
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
+void   tokenizer_set_chat(Tokenizer *t, char *jinja);                    /* a chat template to be saved beside it; NULL: none. It takes it */
+const char *tokenizer_chat(const Tokenizer *t);
 uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */

@@ -435,6 +435,8 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
     if (ok && !(keeps && origin->file[COMPANIONS - 1].data))
         ok = write_file(folder, companions[COMPANIONS - 1], generation, sizeof generation - 1, e);
     if (ok && tokenizer && !keeps) ok = save_tokenizer(folder, m, tokenizer, e);
+    const char *chat = tokenizer ? tokenizer_chat(tokenizer) : NULL;
+    if (ok && chat) ok = write_file(folder, "chat_template.jinja", chat, strlen(chat), e);
     free(config.at);
     return ok;
 }

@@ -449,7 +449,9 @@ void run_end_log(Run *r) {
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
-    if (r->finished)
+    if (r->finished && data_has_chats(r->data))
+        log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s%s -m chat", r->s.out, best ? "/best" : "");
+    else if (r->finished)
         log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i %s%s", r->s.out, best ? "/best" : "",
                  r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     else

@@ -130,6 +130,15 @@ static char *own_tokenizer(const Run *r) {
     return path;
 }
 
+/* The template that -ct names is saved with a model that came with none. */
+static void keep_chat_template(Run *r) {
+    Error e;
+    Chat own;
+    if (!*r->s.chat || !data_has_chats(r->data) || !chat_open(&own, "", r->from ? r->s.out : is_folder(r->s.model) ? r->s.model : NULL, &e)) return;
+    if (own.ours || (!own.form && !own.unknown)) tokenizer_set_chat(r->tokenizer, chat_jinja(data_chat(r->data)));
+    chat_close(&own);
+}
+
 void run_open_data(Run *r) {
     Error e, why;
     Settings *s = &r->s;
@@ -147,6 +156,7 @@ void run_open_data(Run *r) {
     free(own);
     r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
+    keep_chat_template(r);
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
     if (data_is_fallback(r->data))
         warn("tinyshakespeare is missing: training on this project's own text instead. "

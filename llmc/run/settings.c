@@ -50,7 +50,7 @@ static const Option options[] = {
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "4e-3",                0,    10,    NULL,
-      "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4" },
+      "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * 2048 / channels" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },

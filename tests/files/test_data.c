@@ -723,6 +723,7 @@ void test_data(void) {
     test_layouts();
     test_text();
     test_texts();
+    test_chats();
     test_tokenized();
     test_tinyshakespeare();
     test_fallback();

@@ -136,6 +136,9 @@ static void decoding(const Device *dev) {
     const int bf16 = dev->floatX_size == 2;
     for (size_t i = 0; i < configurations(); i++) {
         Config c = configuration(i);
+        double loss;
+        check_error(packing_error(dev, &c, &loss), bf16 ? 0.1 : 1e-4, "%s %s: gradients of packed samples against each alone", dev->name, name_of(i));
+        check_error(loss, bf16 ? 1e-2 : 1e-5, "%s %s: their loss", dev->name, name_of(i));
         for (int k = 0; k < (quick ? 2 : 4); k++) {
             if (!quick && (!bf16 || (i == 0 && k < 2)))
                 check_error(decoding_errors(dev, &c, batches[k], 40, 9, bf16 ? 5e-2 : 1e-4), bf16 ? 0.1 : 0,
