@@ -111,7 +111,7 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/web.sh && sh tests/faults.sh
+	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/web.sh && sh tests/tensorboard.sh && sh tests/faults.sh
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l

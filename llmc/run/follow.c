@@ -108,6 +108,7 @@ void run_begin_log(Run *r) {
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
     free(start.at);
     if (r->first_step) log_resume(r);
+    if (r->s.board && !(r->log.board = board_open(r->s.out, r->first_step, &e))) warn("-tb: %s: nothing is written for TensorBoard", e.text);
     r->report = report_open(r->s.out);
     if (r->progress.step >= r->s.steps)
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);

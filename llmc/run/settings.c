@@ -83,6 +83,8 @@ static const Option options[] = {
     { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens per sample" },
     { "reports",   "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
       "1: print the load of every expert at each validation" },
+    { "reports",   "tb", "tensorboard",      OPTION_INT,   AT(board),         "0",                   0,    1,     NULL,
+      "1: also write event files into the output folder, for tensorboard --logdir" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
       "steps between checkpoints; 0: only at the end and when stopped" },
     { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "how many of the newest checkpoints to keep" },

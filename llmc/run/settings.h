@@ -7,13 +7,13 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 60 };
+enum { SETTINGS = 61 };
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *model, *scores, *activation, *out, *schedule, *device, *moments,
                *gradients, *optimizer, *rounding, *bias_law, *address;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
-          max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
+          max_bad, show_loads, board, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
     float lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate;
     char given[SETTINGS];               /* 1: given by the user */
 } Settings;
