@@ -117,7 +117,7 @@ faults: train_moe infer_moe
 	@sh tests/faults.sh -l
 # On a machine with a GPU: every kernel of every device, and training steps against the CPU.
 test_gpu: run_tests train_moe infer_moe
-	@./run_tests kernels model comm gpu ladder soak large
+	@./run_tests kernels model comm gpu decoding ladder soak large
 # The same kernels under compute-sanitizer; racecheck has a build of its own (kernels/cuda/hopper/pipeline.cuh says why).
 sanitize: run_tests
 	@$(MAKE) -s RACECHECK=1 $(B)/race/run_tests

@@ -165,7 +165,7 @@ static int clear_events(const char *folder, Error *e) {
     return ok;
 }
 int checkpoint_clear(const char *folder, Error *e) {
-    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "model.safetensors",
+    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "settings.txt", "model.safetensors",
                                          "best/model.safetensors" };
     int64_t *steps;
     const int n = list_steps(folder, &steps, e);
@@ -231,12 +231,16 @@ static int write_state(const char *folder, const Snapshot *s, Error *e) {
     return ok;
 }
 
-static void remove_old_steps(const char *folder, int64_t step, int keep, int64_t major) {
+static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
     int64_t *steps;
     Error e;
     int n = list_steps(folder, &steps, &e), kept = 0;
-    for (int i = 0; i < n; i++)
-        if (steps[i] <= step && kept++ >= keep && !(major > 0 && steps[i] % major == 0)) remove_step(folder, steps[i]);
+    for (int i = 0; i < n; i++) {
+        if (steps[i] > step) continue;
+        const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step || (counts && kept < keep.newest);
+        kept += counts;
+        if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
+    }
     free(steps);
 }
 
@@ -265,7 +269,7 @@ static int place(const char *folder, int64_t step, const char *temporary, int *p
     return ok;
 }
 
-Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e) {
+Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e) {
     const size_t each = s->model->dev->floatX_size + optimizer_bytes(s->model, s->optimizer);      /* per parameter */
     char *state = text_format("%s/state", folder), *final = step_path(folder, s->step);
     char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)s->step), *weights = top_weights(final);
@@ -276,7 +280,7 @@ Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t m
     ok = ok && place(folder, s->step, temporary, &placed, e);
     if (!placed) remove_folder(temporary);
     ok = ok && publish(weights, folder, s->model, s->tokenizer, s->origin, e);
-    if (ok) remove_old_steps(folder, s->step, keep, major);
+    if (ok) remove_old_steps(folder, s->step, keep);
     free(state); free(final); free(temporary); free(weights);
     return ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
 }

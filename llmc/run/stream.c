@@ -136,22 +136,13 @@ static int parse_ids(const char *text, size_t bytes, int vocab, int **ids, size_
     return 1;
 }
 
-/* A text begins with the tokenizer's beginning-of-text token. If there is none, an empty text begins with the end-of-text
- * token, or else a newline. */
-static int first_token(const Tokenizer *t) {
-    int *newline = NULL, first = !t ? 0 : tokenizer_bos(t) >= 0 ? tokenizer_bos(t) : tokenizer_eos(t);
-    if (first < 0) first = tokenizer_encode(t, "\n", 1, &newline) ? newline[0] : 0;
-    free(newline);
-    return first;
-}
-
 int prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids, size_t *count, Error *e) {
     if (t) *count = tokenizer_encode(t, text, bytes, ids);
     else if (!parse_ids(text, bytes, vocab, ids, count, e)) { free(*ids); return 0; }
     if (begin && (!*count || (t && tokenizer_bos(t) >= 0))) {
         *ids = mem_grow(*ids, (*count + 1) * sizeof **ids);
         memmove(*ids + 1, *ids, (*count)++ * sizeof **ids);
-        (*ids)[0] = first_token(t);
+        (*ids)[0] = t ? tokenizer_first(t) : 0;
     }
     return 1;
 }

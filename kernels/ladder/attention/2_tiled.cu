@@ -64,6 +64,7 @@ template <int PART> static __global__ __launch_bounds__(THREADS) void tiled(cons
 }
 
 ATTENTION(attention_tiled) {
+    (void)position;
     const Attention a = attention(out, lse, q, kv, order, B, T, G, Q, D);
     if (D <= 64) LAUNCH(tiled<16>, tiles<QUERIES>(a), THREADS, 0, a);
     else if (D <= 128) LAUNCH(tiled<32>, tiles<QUERIES>(a), THREADS, 0, a);

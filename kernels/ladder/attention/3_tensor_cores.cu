@@ -120,6 +120,7 @@ template <int W> static __global__ __launch_bounds__(THREADS) void tensor_cores(
 }
 
 ATTENTION(attention_tensor_cores) {
+    (void)position;
     const Attention a = attention(out, lse, q, kv, order, B, T, G, Q, D);
     if (D <= 64) LAUNCH(tensor_cores<64>, tiles<QUERIES>(a), THREADS, 0, a);
     else if (D <= 128) LAUNCH(tensor_cores<128>, tiles<QUERIES>(a), THREADS, 0, a);
