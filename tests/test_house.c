@@ -20,7 +20,7 @@ static const struct { const char *files, *may; } rows[] = {
     { "llmc/ranks/",    "llmc/ranks/ llmc/base/ kernels/comm.h" },
     { "llmc/data/",     "llmc/data/ llmc/base/" },
     { "llmc/base/",     "llmc/base/ kernels/*.h" },
-    { "kernels/ladder/", "kernels/ladder/ kernels/cuda/*.cuh kernels/*.h" },
+    { "kernels/ladder/", "kernels/ladder/ kernels/cuda/*.cuh kernels/cpu/impl.h kernels/*.h" },
     { "kernels/cuda/",  "kernels/cuda/ kernels/*.h" },
     { "kernels/cpu/",   "kernels/cpu/ kernels/*.h" },
     { "kernels/",       "kernels/*.h" },
