@@ -52,7 +52,7 @@ LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kern
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/faults.c tests/fuzz/%,$(wildcard tests/*.c tests/*/*.c)))
 # kernels/ladder is for tests and benchmarks; the programs do without.
-LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
+LADDER  := $(B)/kernels/ladder/ladder.o $(patsubst %.c,$(B)/F32/%.o,$(wildcard kernels/ladder/cpu/*.c)) $(if $(CUDA),$(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
@@ -118,7 +118,7 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/web.sh && sh tests/faults.sh
+	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/web.sh && sh tests/tensorboard.sh && sh tests/faults.sh
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
@@ -154,12 +154,16 @@ bench: bench_moe
 	@./bench_moe
 pays: train_moe
 	@sh bench/pays.sh
-# Tests all rungs of kernels/ladder, then times them and keeps the table.
+# Tests all rungs of kernels/ladder, then times them and keeps the table; without a GPU those for CPUs.
 ladder: run_tests bench_moe
 	@./run_tests ladder
+ifeq ($(CUDA),)
+	@./bench_moe -d cpu-f32 -e ladder | tee bench/results/ladder-cpu.txt
+else
 	@{ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; ./bench_moe -d cuda-bf16 -e ladder; } > bench/results/ladder.new
 	@mv bench/results/ladder.new bench/results/ladder.txt
 	@cat bench/results/ladder.txt
+endif
 mutate:
 	python3 tests/mutate.py
 
@@ -204,7 +208,7 @@ help:
 	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine'
 	@echo 'make pays          a mixture and its dense twin on a GPU: losses over time, and a picture (bench/pays.sh: its settings)'
-	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
+	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine, or on its CPU'
 	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
 	@echo 'make size          lines per folder'

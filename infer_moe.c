@@ -344,14 +344,18 @@ static void serve(Session *q, Options o) {
     Error e;
     size_t bytes;
     char *prompt = prompt_read(q->s.prompt, &bytes);
+    Chat chat = { 0 };
+    if (q->tokenizer && !chat_open(&chat, "", q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    chat.today = 1;
     open_generator(q, q->s.context);
     signal(SIGTERM, on_interrupt);
-    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .prompt = prompt, .g = &q->g,
-                    .verbose = q->s.verbose };
+    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .chat = &chat, .prompt = prompt,
+                    .g = &q->g, .verbose = q->s.verbose };
     message(q, "Ctrl-C ends the server\n");
     if (!web_serve(&w, &e)) fail(EXIT_USAGE, "%s (-wa, -wp)", e.text);
     interrupts = 0;
     generator_close(&q->g);
+    chat_close(&chat);
     free(prompt);
 }
 

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 
+CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 passed = failed = 0
 
@@ -31,9 +33,9 @@ def check(good, what):
 # ---- the server, and requests byte by byte
 
 class Server:
-    def __init__(self, folder, *arguments):
+    def __init__(self, folder, *arguments, model="model"):
         self.log = open(os.path.join(folder, "server.log"), "ab")
-        self.process = subprocess.Popen([ROOT / "infer_moe", os.path.join(folder, "model"), "-m", "web", "-wp", "0", *arguments], stdout=subprocess.PIPE,
+        self.process = subprocess.Popen([ROOT / "infer_moe", os.path.join(folder, model), "-m", "web", "-wp", "0", *arguments], stdout=subprocess.PIPE,
                                         stderr=self.log, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.link = self.process.stdout.readline().decode().strip()
         found = re.fullmatch(r"http://(.*):(\d+)/(?:#(\w+))?", self.link)
@@ -99,6 +101,34 @@ def events(body):
             return [json.loads(line) for line in text.splitlines()]
         text += body[:n]
         body = body[n + 2:]
+
+
+def test_chat(folder, server):
+    post = {"path": "/generate", "method": "POST"}
+    ask = lambda messages, **more: server.ask(**post, body={"messages": messages, **more})
+    check(json.loads(server.ask("/model")[2])["chat"] == "", "a folder without a template has no chat")
+    status, _, body = ask([{"role": "user", "content": "a"}])
+    check(status == 400 and b"template" in body, f"and is not asked for answers: {status} {body}")
+    talks = Server(folder, "-v", "0", model="chat")
+    check(json.loads(talks.ask("/model")[2])["chat"] == "chatml", "a folder with one")
+    ask = lambda messages, **more: talks.ask(**post, body={"messages": messages, **more})
+    said = events(ask([{"role": "user", "content": "Hi"}], tokens=30, seed=1, temperature=0.5)[2])
+    form = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    same = events(talks.ask(**post, body={"prompt": form, "tokens": 30, "seed": 1, "temperature": 0.5, "stop": "<|im_end|>"})[2])
+    answer = "".join(e["text"] for e in said if "text" in e)
+    whole = "".join(e["text"] for e in same if "text" in e)
+    check(whole == form + answer and answer, f"the answer is what follows the template: {answer!r} {whole!r}")
+    check(min(e["token"] for e in said if "text" in e) == len(form), "and has its own experts only")
+    long = [{"role": ("user", "assistant")[i % 2], "content": str(i) * 4} for i in range(21)]
+    said = events(ask([{"role": "system", "content": "S"}, *long], tokens=3)[2])
+    began = next(e for e in said if "dropped" in e)
+    check(began["dropped"] > 0 and began["prompt_tokens"] <= 96, f"of a long chat the oldest turns go: {began}")
+    for what, messages in (("no list", "a"), ("an empty list", []), ("another role", [{"role": "x", "content": "a"}]), ("no text", [{"role": "user"}]),
+                           ("a number for a message", [3])):
+        status, _, body = ask(messages)
+        check(status == 400, f"{what}: {status} {body}")
+    check(talks.ask(**post, body={"messages": long, "prompt": "a"})[0] == 400, "a prompt and messages")
+    return talks
 
 
 class Stream:
@@ -426,6 +456,35 @@ def test_page(browser, server):
     check(not said, f"the browser has nothing to complain about: {said[:1]}")
 
 
+def test_chat_page(browser, talks):
+    page = Page(browser, talks.link)
+    check(page.until("document.getElementById('mode-chat').checked && !document.getElementById('modes').hidden"), "a model with a template chats")
+    set_option(page, "tokens", 20)
+    said = "[...document.querySelectorAll('#text > div')].map(d => [d.className, d.textContent])"
+    for i, text in enumerate(("<b>Hi", "And now?")):
+        page.call("Input.insertText", text=text)
+        page.key("Enter", 13)
+        check(page.until(ENDED), "Enter sends")
+        turns = page.get(said)
+        check([t[0] for t in turns] == ["user", "answer"] * (i + 1) and turns[-2][1] == text and page.get("document.getElementById('prompt').value") == "",
+              f"question and answer: {turns}")
+    page.picture("chat")
+    check(page.get("[...document.querySelectorAll('.answer span')].some(s => s.style.background)"), "answers have colors")
+    page.click("#new")
+    check(page.get(said) == [] and page.get("document.getElementById('stop').disabled"), "a new chat is empty")
+    page.get("document.getElementById('mode-text').click()")
+    check(page.get("document.getElementById('go').textContent") == "Generate", "and texts can be continued, too")
+    phone = Page(browser, talks.link, 360, 740, phone=True)
+    phone.until("document.getElementById('mode-chat').checked")
+    phone.get("document.getElementById('prompt').value = 'Hi'")
+    phone.click("#go")
+    check(phone.until(ENDED) and phone.get("document.documentElement.scrollWidth") <= 360, "a chat on a phone")
+    phone.get("scrollTo(0, 0)")
+    phone.picture("chat-phone")
+    said = [m["params"] for m in browser.said if m.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")]
+    check(not said, f"the browser has nothing to complain about: {said[:1]}")
+
+
 def test_looks(browser, server):
     phone = Page(browser, server.link, 360, 740, phone=True, dark=True)
     phone.until("document.querySelectorAll('#bars button').length")
@@ -457,7 +516,7 @@ def find_browser():
     return None
 
 
-def test_browser(folder, server):
+def test_browser(folder, server, talks):
     name = find_browser()
     if not name:
         print("skip web       no chromium: the page was not driven (apt install chromium; BROWSER=name)")
@@ -470,6 +529,8 @@ def test_browser(folder, server):
         return
     test_page(browser, server)
     test_looks(browser, server)
+    if talks:
+        test_chat_page(browser, talks)
     browser.end()
 
 
@@ -481,16 +542,25 @@ def main():
         if model:
             os.symlink(os.path.abspath(model), os.path.join(folder, "model"))
         else:
-            subprocess.run([ROOT / "train_moe", "-i", "text.txt", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "64", "-x", "60", "-s", "0", "-o", "run"], cwd=folder,
-                           check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            train = lambda *a: subprocess.run([ROOT / "train_moe", *a], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+            train("-i", "text.txt", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "64", "-x", "60", "-s", "0", "-o", "run")
             os.symlink("run/best", os.path.join(folder, "model"))
+            lines = [json.dumps({"messages": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": str(i)}]}) for i in range(200)]
+            pathlib.Path(folder, "chats.jsonl").write_text("\n".join(lines) + "\n")
+            train("-i", "chats.jsonl", "-ct", "chatml", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "128", "-x", "30", "-s", "0", "-o", "run-chat")
+            pathlib.Path(folder, "run-chat", "chat_template.jinja").write_text(CHATML)
+            os.symlink("run-chat", os.path.join(folder, "chat"))
         server = Server(folder, "-v", "0")
         if not model:
             test_answers(server, folder)
             test_bounds(server)
             test_turns(server)
             test_token(folder)
-        test_browser(folder, server)
+        talks = test_chat(folder, server) if not model else None
+        test_browser(folder, server, talks)
+        if talks:
+            check(talks.end() == 0, "the other server ends, too")
         if not model:
             test_slow(server)
         endless = Stream(server, tokens=60000)

@@ -94,6 +94,8 @@ static const Option options[] = {
     { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens per sample" },
     { "reports",   "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
       "1: print the load of every expert at each validation" },
+    { "reports",   "tb", "tensorboard",      OPTION_INT,   AT(board),         "0",                   0,    1,     NULL,
+      "1: also write event files into the output folder, for tensorboard --logdir" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
       "steps between checkpoints; 0: not by steps. One is saved at the end, too, when stopped, and by -nt" },
     { "saving",    "nt", "save-seconds",     OPTION_FLOAT, AT(save_seconds),  "120",                 0,    1e9,   NULL,

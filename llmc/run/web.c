@@ -19,7 +19,7 @@ enum { CLIENTS = 32, QUEUE = 16, SLOTS = 2, AHEAD = 12, PENDING = 1 << 18, TOKEN
 /* Seconds: for a request to arrive; without a byte taken by a client; of a generation; until an answered client must have closed. */
 static const double ARRIVE = 10, SILENT = 30, LONGEST = 600, LINGER = 1;
 
-typedef struct {                        /* what a request sets */
+typedef struct {                        /* what a request sets; prompt NULL: it asks for an answer */
     const char *prompt, *stop;
     int     tokens, top_k;
     float   temperature, top_p, min_p;
@@ -119,6 +119,7 @@ static int ask_read(const Server *s, const JsonValue *body, Ask *ask, Error *e) 
     *ask = ask_default(s);
     for (const JsonValue *v = json_first(body); v; v = v->next) {
         int i = 0;
+        if (!strcmp(v->key, "messages")) continue;
         while (i < ASKED && strcmp(row_of(s, asked[i].letter)->name, v->key)) i++;
         if (i == ASKED) return error_set(e, "%.100s: no such option", v->key);
         Option own = *row_of(s, asked[i].letter);
@@ -127,6 +128,40 @@ static int ask_read(const Server *s, const JsonValue *body, Ask *ask, Error *e) 
     }
     if (ask->tokens < 0 || ask->tokens > TOKENS) return error_set(e, "tokens: expected 0 (until the context is full) to %d", TOKENS);
     return 1;
+}
+
+/* The tokens of a conversation, up to where the answer begins. With more than three quarters of the context, the oldest questions go with
+ * their answers. */
+static int conversation_read(const Server *s, Client *c, const JsonValue *list, size_t *count, Error *e) {
+    const size_t most = (size_t)s->slot[0].g->capacity * 3 / 4;
+    const Chat *chat = s->w->chat;
+    ChatMessage *m;
+    int64_t tokens, all = -1;
+    if (!chat || !*chat_name(chat)) return error_set(e, "messages: this model has no chat template that is known");
+    size_t n = json_is(list, JSON_ARRAY) ? chat_read(list, &m, e) : (size_t)error_set(e, "messages: expected a list");
+    if (!n) return 0;
+    const size_t system = m[0].role == CHAT_SYSTEM;
+    while ((tokens = chat_encode(chat, s->w->tokenizer, m, n, 1, &c->ids, NULL, e)) > (int64_t)most && n >= system + 3) {
+        const size_t gone = (n - system - 1) / 2 / 4 * 2 + 2;
+        memmove(m + system, m + system + gone, (n - system - gone) * sizeof *m);
+        n -= gone;
+        if (all < 0) all = tokens;
+        free(c->ids);
+        c->ids = NULL;
+    }
+    free(m);
+    if (tokens < 0) return 0;
+    c->dropped = all > tokens ? (size_t)(all - tokens) : 0;
+    *count = (size_t)tokens;
+    c->ask.prompt = NULL;
+    if (!*c->ask.stop) c->ask.stop = chat_end(chat);
+    return 1;
+}
+static int prompt_read_ids(const Server *s, Client *c, size_t *count, Error *e) {
+    const JsonValue *messages = json_get(json_root(c->json), "messages");
+    if (messages && *c->ask.prompt) return error_set(e, "expected prompt or messages, not both");
+    return messages ? conversation_read(s, c, messages, count, e)
+                    : prompt_tokens(s->w->tokenizer, s->vocab, c->ask.prompt, strlen(c->ask.prompt), 1, &c->ids, count, e);
 }
 
 /* A generation waits from now on. */
@@ -139,16 +174,14 @@ static void generation_ask(Server *s, Client *c, const HttpRequest *r) {
     for (const Client *o = s->client; o < s->client + CLIENTS; o++) waiting += o->state == WAITING;
     if (waiting == QUEUE) { refuse(c, 503, "too many wait already: try again later"); return; }
     c->json = json_parse(c->in.at + r->head, r->body, &e);
-    if (!c->json || !ask_read(s, json_root(c->json), &c->ask, &e)
-        || !prompt_tokens(s->w->tokenizer, s->vocab, c->ask.prompt, strlen(c->ask.prompt), 1, &c->ids, &count, &e)) {
+    if (!c->json || !ask_read(s, json_root(c->json), &c->ask, &e) || !prompt_read_ids(s, c, &count, &e)) {
         refuse(c, 400, e.text);
         return;
     }
-    if (count > (size_t)g->capacity) {
-        c->dropped = count - (size_t)g->capacity;
-        memmove(c->ids, c->ids + c->dropped, (size_t)g->capacity * sizeof *c->ids);
-    }
-    c->count = (int)(count - c->dropped);
+    const size_t beyond = count > (size_t)g->capacity ? count - (size_t)g->capacity : 0;
+    memmove(c->ids, c->ids + beyond, (count - beyond) * sizeof *c->ids);
+    c->dropped += beyond;
+    c->count = (int)(count - beyond);
     c->left = c->ask.tokens ? c->ask.tokens : g->capacity - c->count;
     if (c->ask.seed < 0 && random_bytes(&draw, sizeof draw)) c->ask.seed = (int64_t)(draw % 1000000000);
     if (c->ask.seed < 0) c->ask.seed = s->requests;
@@ -318,7 +351,7 @@ static void generation_end(const Server *s, Client *c, const char *why) {
 static void generation_turn(const Server *s, Client *c) {
     Generator *g = c->slot->g;
     const int most = g->dev->is_gpu && !g->view.main ? AHEAD : 1;
-    if (c->ids) generator_read(g, c->ids, c->count, c->ask.prompt, strlen(c->ask.prompt));
+    if (c->ids) generator_read(g, c->ids, c->count, c->ask.prompt, c->ask.prompt ? strlen(c->ask.prompt) : 0);
     else {
         const int n = c->left < most ? (int)c->left : most;
         generator_write(g, n, 1);
@@ -428,8 +461,9 @@ static void model_write(Server *s) {
     Text *t = &s->model;
     char name[128];
     config_descriptor(&m->config, name);
-    text_add(t, "{\"model\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"context\": %d, \"device\": \"%s\", \"version\": \"%s\", \"prompt\": ",
-             name, m->manifest.learnable, (size_t)config_active(&m->config, m->manifest.learnable), g->capacity, g->dev->name, MOE_VERSION);
+    text_add(t, "{\"model\": \"%s\", \"parameters\": %zu, \"active\": %zu, \"context\": %d, \"device\": \"%s\", \"version\": \"%s\", \"chat\": \"%s\", \"prompt\": ",
+             name, m->manifest.learnable, (size_t)config_active(&m->config, m->manifest.learnable), g->capacity, g->dev->name, MOE_VERSION,
+             s->w->chat ? chat_name(s->w->chat) : "");
     text_add_json(t, s->w->prompt, strlen(s->w->prompt));
     text_add_string(t, ", \"routers\": [");
     for (const Lens *o = g->view.lens; o < g->view.lens + g->view.lenses; o++)

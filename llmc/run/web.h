@@ -4,9 +4,11 @@
  *   GET  /           the page (llmc/run/web/), one file without references
  *   GET  /model      JSON: what the page must know of the model, and the options that a request may set
  *   POST /generate   JSON: {"prompt": "...", "temperature": 0.8, ...}, options by name; what is missing has infer_moe's value.
+ *                    Or {"messages": [{"role": "user", "content": "..."}], ...}, where the model has a chat template: the text is
+ *                    then the answer. Of a conversation that is too long, the oldest questions and answers are left out.
  *                    The answer comes as it is made, a JSON object in each line:
  *     {"queue": 2}                                       so many wait before this one; 0: none
- *     {"seed": 5, "prompt_tokens": 12, "dropped": 0}     it begins; dropped: tokens of the prompt that the context has no room for
+ *     {"seed": 5, "prompt_tokens": 12, "dropped": 0}     it begins; dropped: tokens that the context has no room for
  *     {"text": "The", "token": 3, "experts": [4, 1]}     of token 3 of prompt and text, whose experts are those of all routers of
  *                                                        /model in order; a token may come in several parts, or some together
  *     {"end": "stop", "tokens": 256, "seconds": 1.5}     or "length", "context", "time"
@@ -20,6 +22,7 @@
 #ifndef WEB_H
 #define WEB_H
 #include "generate.h"
+#include "llmc/data/chat.h"
 #include "options.h"
 
 typedef struct {
@@ -27,6 +30,7 @@ typedef struct {
     int         port;                   /* 0: any that is free */
     Options     options;                /* of infer_moe: what a request may set, and the values where it does not */
     const Tokenizer *tokenizer;         /* NULL: prompts are ids */
+    const Chat *chat;                   /* how conversations are written; NULL, or without a template: there are none */
     const char *prompt;                 /* in the page at first */
     Generator  *g;                      /* open, for one sequence, with weights; its style is replaced */
     int         verbose;                /* 1: a line on stderr for each generation */

@@ -4,7 +4,7 @@
 (function () {
 const $ = id => document.getElementById(id);
 const secret = location.hash.slice(1);
-const state = { model: null, abort: null, tokens: [], loads: [], router: 0, chosen: -1, theme: null };
+const state = { model: null, abort: null, tokens: [], loads: [], router: 0, chosen: -1, theme: null, last: null, target: null, messages: [] };
 
 function node(tag, attributes, ...children) {
     const e = document.createElement(tag);
@@ -105,9 +105,9 @@ function loads_show() {
           (100 / r.experts).toFixed(1) + ' %. Each token has ' + r.chosen + ' of ' + r.experts + ' experts. Press a bar to see its tokens.';
 }
 function token_add(event) {
-    let t = event.token == null ? null : state.tokens[state.tokens.length - 1];
+    let t = event.token == null ? null : state.last;
     if (!t || t.number !== event.token) {
-        t = { number: event.token, experts: event.experts, spans: [] };
+        t = state.last = { number: event.token, experts: event.experts, spans: [] };
         state.tokens.push(t);
         if (event.experts) state.model.routers.forEach((r, i) => {
             const load = state.loads[i] || (state.loads[i] = new Array(r.experts).fill(0));
@@ -117,7 +117,7 @@ function token_add(event) {
     const span = node('span', { class: event.token == null || event.token >= state.prompt ? null : 'prompt' }, event.text);
     span.token = t;
     t.spans.push(span);
-    $('text').append(span);
+    state.target.append(span);
     paint(t);
 }
 function tip_show(event) {
@@ -146,6 +146,51 @@ async function* lines_of(answer) {
         if (done) return;
     }
 }
+// A chat is a list of messages; the page asks for the answer to all of them.
+const chats = () => $('mode-chat').checked;
+function mode_show() {
+    const chat = chats();
+    document.querySelector('main').classList.toggle('chat', chat);
+    $('go').textContent = chat ? 'Send' : 'Generate';
+    $('go').title = chat ? 'Enter' : 'Ctrl+Enter';
+    $('prompt-label').textContent = chat ? 'Message' : 'Prompt';
+    $('prompt').rows = chat ? 2 : 4;
+    $('prompt').placeholder = chat ? 'Enter sends, Shift+Enter begins a new line.' : 'What the text begins with. Empty: the model begins.';
+    $('on').hidden = chat;
+    $('new').hidden = $('system').hidden = !chat;
+    chat_new();
+}
+function chat_new() {
+    stop();
+    state.messages = [];
+    text_new();
+    $('state').textContent = $('trouble').textContent = '';
+    busy(false);
+}
+function text_new() {
+    state.tokens = [];
+    state.loads = [];
+    state.target = $('text');
+    $('text').replaceChildren();
+    if (state.model) loads_show();
+}
+function question_add() {
+    const text = $('prompt').value.trim();
+    if (!text) return null;
+    state.messages.push({ role: 'user', content: text });
+    state.target = node('div', { class: 'answer' });
+    $('text').append(node('div', { class: 'user' }, text), state.target);
+    $('prompt').value = '';
+    const system = $('system-text').value.trim();
+    return system ? [{ role: 'system', content: system }, ...state.messages] : state.messages;
+}
+function answer_add(text) {                             // nothing was said: the question may be asked again
+    if (text) { state.messages.push({ role: 'assistant', content: text }); return; }
+    const question = state.messages.pop();
+    state.target.previousSibling.remove();
+    state.target.remove();
+    if (!$('prompt').value) $('prompt').value = question.content;
+}
 const says = { stop: 'ended', length: 'reached its length', context: 'the context is full', time: 'the time is over' };
 function busy(is) {
     $('go').disabled = is;
@@ -160,7 +205,8 @@ function take(event, run) {
         run.head = 'seed ' + event.seed + ', prompt of ' + count(event.prompt_tokens) + (event.prompt_tokens === 1 ? ' token' : ' tokens');
         state.prompt = event.prompt_tokens;
         $('state').textContent = run.head;
-        if (event.dropped) $('trouble').textContent = 'The prompt is longer than the context: its first ' + count(event.dropped) + ' tokens were left out.';
+        if (event.dropped) $('trouble').textContent = (chats() ? 'The chat' : 'The prompt') + ' is longer than the context: its first ' +
+            count(event.dropped) + ' tokens were left out.';
     }
     if ('text' in event) {
         token_add(event);
@@ -190,11 +236,12 @@ async function generate(event) {
     if (state.abort || !state.model) return;
     const body = options_read();
     if (!body) return;
-    const run = { times: [], head: '', abort: state.abort = new AbortController() };
-    body.prompt = $('prompt').value;
-    state.tokens = [];
-    state.loads = [];
-    $('text').replaceChildren();
+    const chat = chats();
+    if (chat) body.messages = question_add();
+    else { body.prompt = $('prompt').value; text_new(); }
+    if (chat && !body.messages) return;
+    const run = { times: [], head: '', abort: state.abort = new AbortController() }, target = state.target, messages = state.messages;
+    state.last = null;
     $('trouble').textContent = '';
     $('state').textContent = 'asking';
     $('tip').hidden = true;
@@ -206,7 +253,9 @@ async function generate(event) {
         if (e.name === 'AbortError') $('state').textContent = run.head + ', stopped';
         else { $('trouble').textContent = e.message; $('state').textContent = ''; }
     }
+    if (messages !== state.messages || state.abort !== run.abort) return;       // a new chat has begun meanwhile
     busy(false);
+    if (chat) answer_add(target.textContent);
 }
 function stop() { if (state.abort) state.abort.abort(); }
 
@@ -232,12 +281,14 @@ $('text').onpointermove = tip_show;
 $('text').onpointerleave = () => { $('tip').hidden = true; };
 addEventListener('keydown', e => {
     if (e.key === 'Escape') { if (state.abort) stop(); else choose(-1); }
-    if (e.key === 'Enter' && (e.ctrlKey || e.metaKey)) generate(e);
+    const sends = chats() && e.target === $('prompt') && !e.shiftKey && !e.isComposing;
+    if (e.key === 'Enter' && (e.ctrlKey || e.metaKey || sends)) generate(e);
 });
+$('mode-chat').onchange = $('mode-text').onchange = mode_show;
+$('new').onclick = () => { chat_new(); $('prompt').focus(); };
 if (innerWidth < 800) $('sampling').open = false;
 
 (async () => {
-    busy(false);
     try {
         const m = state.model = await (await ask('model')).json();
         document.title = m.model + ' · moe.c';
@@ -246,6 +297,9 @@ if (innerWidth < 800) $('sampling').open = false;
         $('prompt').value = m.prompt;
         options_make(m.options);
         layers_make(m.routers);
+        $('modes').hidden = !m.chat;
+        $('mode-chat').checked = m.chat && !m.prompt;
+        mode_show();
         $('prompt').focus();
     } catch (e) { $('trouble').textContent = e.message; $('go').disabled = true; }
 })();
