@@ -7,6 +7,7 @@
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
+#include "load.h"
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,9 +118,11 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
     if (n < capacity) snprintf(text + n, capacity - n, "]");
 }
 
-/* Elements of a piece that are moved at a time: whole heads where their rows have another order in files. */
+/* Elements of a head, whose rows may have another order in files; 1: they have not. */
+static size_t head_elements(const Piece *p) { return p->head ? (size_t)p->head * (p->count / (size_t)p->shape[0]) : 1; }
+/* Elements of a piece that are written at a time. */
 static size_t chunk_of(const Piece *p) {
-    const size_t head = p->head ? (size_t)p->head * (p->count / (size_t)p->shape[0]) : 1;
+    const size_t head = head_elements(p);
     return head > BUFFER ? head : BUFFER / head * head;
 }
 static size_t largest_chunk(const Model *m) {
@@ -144,25 +147,33 @@ static void turn_heads(const Config *c, const Piece *p, void *data, size_t n, si
     free(copy);
 }
 
-/* Copies a tensor of the file to the device, with conversion if the number types differ. */
-static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece *p, void *buffer, Error *e) {
-    const Device *dev = m->dev;
-    const size_t size = dev->floatX_size, chunk = chunk_of(p);
-    const int same = !strcmp(t->dtype, dev->dtype);
-    for (size_t i = 0; i < p->count; i += chunk) {
-        const size_t n = p->count - i < chunk ? p->count - i : chunk;
-        void *to = (char *)m->params + (p->offset + i) * size;
-        if (!(same ? safetensors_read(s, t, i * size, buffer, n * size, e)
-                   : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
-        const size_t bad = first_not_finite(same ? t->dtype : "F64", buffer, n);
-        if (bad < n)
-            return error_set(e, "tensor %s: element %zu is NaN or infinite",
-                             p->name, i + bad);
-        turn_heads(&m->config, p, buffer, n, same ? size : sizeof(double), 1);
-        if (same) dev->upload(to, buffer, n * size);
-        else dev->from_double(to, buffer, n);
-    }
+typedef struct { const Model *m; Piece piece; } LoadedPiece;
+static int check_piece(const Load *l, void *data, size_t first, size_t n, Error *e) {
+    const LoadedPiece *of = l->of;
+    const Device *dev = of->m->dev;
+    const size_t bad = first_not_finite(dev->dtype, data, n);
+    if (bad < n) return error_set(e, "tensor %s: element %zu is NaN or infinite", of->piece.name, first + bad);
+    turn_heads(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
+}
+/* All tensors of the file that are the model's, to the device. */
+static int load_pieces(Model *m, Safetensors *s, Error *e) {
+    size_t count = 0, k = 0;
+    for (int i = 0; i < m->manifest.count; i++) count += (size_t)manifest_piece_count(&m->manifest.at[i]);
+    LoadedPiece *pieces = mem_alloc(count * sizeof *pieces);
+    Load *loads = mem_alloc(count * sizeof *loads);
+    for (int i = 0; i < m->manifest.count; i++)
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++, k++) {
+            const Piece p = manifest_piece(&m->manifest.at[i], j);
+            pieces[k] = (LoadedPiece){ m, p };
+            loads[k] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p),
+                               .to = (char *)m->params + p.offset * m->dev->floatX_size, .type = FLOATX, .check = check_piece,
+                               .of = &pieces[k] };
+        }
+    const int ok = load_all(m->dev, s, loads, count, e);
+    free(pieces);
+    free(loads);
+    return ok;
 }
 
 /* ---- the routers' biases for choosing: part of a model that has them, but not learned, so not in its manifest ---------- */
@@ -277,20 +288,14 @@ int hf_load_weights(Model *m, const char *path, Error *e) {
     size_t used = 0;
     if (!s) return 0;
     Error why;
-    void *buffer = mem_alloc(largest_chunk(m) * sizeof(double));
     int n = find_problems(m, s, &problems, &used);
     used += m->config.tied && safetensors_find(s, "lm_head.weight");            /* a redundant copy of the embedding */
-    for (int i = 0; i < m->manifest.count && !n; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]) && !n; j++) {
-            const Piece p = manifest_piece(&m->manifest.at[i], j);
-            n = !load_piece(m, s, safetensors_find(s, p.name), &p, buffer, &why);
-        }
+    if (!n) n = !load_pieces(m, s, &why);
     for (int r = 0; r < bias_count(m) && !n; r++) n = !load_bias(m, s, r, &why);
     if (n && !problems.at) text_add(&problems, "\n  %s", why.text);
     if (!n && used < safetensors_count(s)) warn_of_unknown(m, s, path);
     report_problems(path, n, &problems, e);
     safetensors_close(s);
-    free(buffer);
     free(problems.at);
     return !n;
 }

@@ -18,31 +18,60 @@ enum { HEADER_MAX = 100000000 };                     /* the limit of the referen
 
 /* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
-static double from_f64(const void *p) { double x; memcpy(&x, p, 8); return x; }
-static double from_f32(const void *p) { float x; memcpy(&x, p, 4); return (double)x; }
-static double from_bf16(const void *p) {                /* the upper half of an f32 */
+static float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+static double f64_at(const unsigned char *p) { double x; memcpy(&x, p, 8); return x; }
+static double f32_at(const unsigned char *p) { float x; memcpy(&x, p, 4); return (double)x; }
+static double bf16_at(const unsigned char *p) {         /* the upper half of an f32 */
     uint16_t half;
     memcpy(&half, p, 2);
-    uint32_t bits = (uint32_t)half << 16;
-    return from_f32(&bits);
+    return (double)float_of((uint32_t)half << 16);
 }
-static double from_f16(const void *p) {                 /* 1 sign, 5 exponent (bias 15), 10 fraction bits */
+static double f16_at(const unsigned char *p) {          /* 1 sign, 5 exponent (bias 15), 10 fraction bits */
     uint16_t bits;
     memcpy(&bits, p, 2);
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    double size = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
-                : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
-    return bits >> 15 ? -size : size;
+    const uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023, sign = (uint32_t)(bits >> 15) << 31;
+    const float size = exponent == 31 ? float_of(0x7f800000u | fraction << 13)
+                     : exponent ? float_of((exponent + 112) << 23 | fraction << 13) : (float)fraction / (1 << 24);
+    return (double)(sign ? -size : size);
+}
+/* n elements to doubles. A loop for each type, so that the compiler makes vector code. */
+#define CONVERTER(type, bytes) \
+    static void from_##type(double *to, const unsigned char *from, size_t n) { \
+        for (size_t i = 0; i < n; i++) to[i] = type##_at(from + i * (bytes)); \
+    }
+CONVERTER(f64, 8)
+CONVERTER(f32, 4)
+CONVERTER(bf16, 2)
+CONVERTER(f16, 2)
+static void to_f64(void *to, const double *from, size_t n) { memcpy(to, from, n * sizeof *from); }
+static void to_f32(void *to, const double *from, size_t n) {
+    float *x = to;
+    for (size_t i = 0; i < n; i++) x[i] = (float)from[i];
+}
+static void to_bf16(void *to, const double *from, size_t n) {
+    uint16_t *x = to;
+    for (size_t i = 0; i < n; i++) {
+        const float f = (float)from[i];
+        uint32_t bits;
+        memcpy(&bits, &f, 4);
+        x[i] = f == f ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
+    }
 }
 
-/* All dtypes of the format; `read` converts an element, where this program reads them. */
-typedef struct { const char *name; int bits; double (*read)(const void *element); } FileDtype;
+/* All dtypes of the format; `read` converts elements, where this program reads them, and `write` where it makes them. */
+typedef struct {
+    const char *name;
+    int bits;
+    void (*read)(double *to, const unsigned char *from, size_t n);
+    void (*write)(void *to, const double *from, size_t n);
+} FileDtype;
 static const FileDtype dtypes[] = {
-    { "F32", 32, from_f32 }, { "BF16", 16, from_bf16 }, { "F16", 16, from_f16 }, { "F64", 64, from_f64 },
-    { "BOOL", 8, NULL }, { "U8", 8, NULL }, { "I8", 8, NULL }, { "I16", 16, NULL }, { "U16", 16, NULL },
-    { "I32", 32, NULL }, { "U32", 32, NULL }, { "I64", 64, NULL }, { "U64", 64, NULL }, { "C64", 64, NULL },
-    { "F8_E5M2", 8, NULL }, { "F8_E4M3", 8, NULL }, { "F8_E8M0", 8, NULL }, { "F8_E5M2FNUZ", 8, NULL },
-    { "F8_E4M3FNUZ", 8, NULL }, { "F6_E2M3", 6, NULL }, { "F6_E3M2", 6, NULL }, { "F4", 4, NULL },
+    { "F32", 32, from_f32, to_f32 }, { "BF16", 16, from_bf16, to_bf16 }, { "F16", 16, from_f16, NULL }, { "F64", 64, from_f64, to_f64 },
+#define OTHER(name, bits) { name, bits, NULL, NULL }
+    OTHER("BOOL", 8), OTHER("U8", 8), OTHER("I8", 8), OTHER("I16", 16), OTHER("U16", 16), OTHER("I32", 32), OTHER("U32", 32),
+    OTHER("I64", 64), OTHER("U64", 64), OTHER("C64", 64), OTHER("F8_E5M2", 8), OTHER("F8_E4M3", 8), OTHER("F8_E8M0", 8),
+    OTHER("F8_E5M2FNUZ", 8), OTHER("F8_E4M3FNUZ", 8), OTHER("F6_E2M3", 6), OTHER("F6_E3M2", 6), OTHER("F4", 4),
+#undef OTHER
 };
 static const FileDtype *dtype_named(const char *name) {
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) if (!strcmp(name, dtypes[i].name)) return &dtypes[i];
@@ -345,21 +374,33 @@ int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void 
     return read_at(f, f->data + t->begin + offset, data, bytes, e);
 }
 
-int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e) {
-    unsigned char piece[1 << 14];
-    const FileDtype *dtype = dtype_named(t->dtype);
-    if (!dtype->read) return error_set(e, "%s: tensor %.200s has dtype %s; it must be F16, BF16, F32 or F64",
-                                       s->shards[t->file].path, t->name, t->dtype);
+int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, const char *dtype, void *data, size_t n, Error *e) {
+    enum { SOME = 1 << 12 };
+    unsigned char piece[SOME * 8];
+    double values[SOME];
+    const FileDtype *from = dtype_named(t->dtype), *to = dtype_named(dtype);
+    if (!from->read) return error_set(e, "%s: tensor %.200s has dtype %s; it must be F16, BF16, F32 or F64",
+                                      s->shards[t->file].path, t->name, t->dtype);
     if (first > t->count || n > t->count - first)
         return error_set(e, "%s: tensor %.200s has %llu elements; cannot read %zu from element %llu",
                          s->shards[t->file].path, t->name, (unsigned long long)t->count, n, (unsigned long long)first);
-    const size_t width = (size_t)dtype->bits / 8;
-    for (size_t part; n; n -= part, first += part) {
-        part = n < sizeof piece / width ? n : sizeof piece / width;
+    const size_t width = (size_t)from->bits / 8, wide = (size_t)to->bits / 8;
+    if (from == to) return safetensors_read(s, t, first * width, data, n * width, e);
+    for (size_t part; n; n -= part, first += part, data = (char *)data + part * wide) {
+        part = n < SOME ? n : SOME;
         if (!safetensors_read(s, t, first * width, piece, part * width, e)) return 0;
-        for (size_t i = 0; i < part; i++) *data++ = dtype->read(piece + i * width);
+        from->read(values, piece, part);
+        to->write(data, values, part);
     }
     return 1;
+}
+double safetensors_value(const char *dtype, const void *element) {
+    double value;
+    dtype_named(dtype)->read(&value, element, 1);
+    return value;
+}
+int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e) {
+    return safetensors_read_as(s, t, first, "F64", data, n, e);
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
