@@ -31,11 +31,12 @@
  *
  * With few rows (decoding a token) a weight is used once or twice, and the time is that of reading it: forward then uses weights
  * without packing (few_rows). The choice depends on the number of rows alone. */
-#include "impl.h"
+#include "matmul.h"
 #if defined(_OPENMP)
 #include <omp.h>
 #else
 static int omp_get_max_threads(void) { return 1; }
+static int omp_in_parallel(void) { return 0; }
 #endif
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -134,6 +135,7 @@ typedef struct {
     real *dweight;                                              /* WEIGHT */
     Write how;
     const int *start; int E, C, O;
+    int symmetric;                                              /* c is, and only its panels that reach the diagonal are computed */
 } Product;
 typedef struct { size_t m, n, k, a, b, c; } Slice;              /* of one expert: sizes; its first row in a, b and c */
 
@@ -237,12 +239,13 @@ static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, s
             if (p->kind == FORWARD) pack_transposed(b, NR, p->b, s.b + n0 + n, nr, k0, kc);
             else pack(b, NR, p->b, s.b + k0, kc, n0 + n, nr);
         }
-        for (size_t m = 0; m < rows; m += MA) {
+        for (size_t m = 0; m < rows && !(p->symmetric && m0 + m >= n0 + columns); m += MA) {
             size_t ma = at_most(MA, rows - m);
             if (p->kind == WEIGHT) pack_transposed(x.a, KC, p->a, s.a + k0, kc, m0 + m, ma);
             else pack(x.a, KC, p->a, s.a + m0 + m, ma, k0, kc);
             for (size_t n = 0; n < columns; n += NR)
                 for (size_t i = m; i < m + ma; i += MR) {
+                    if (p->symmetric && m0 + i >= n0 + n + NR) break;
                     size_t mr = at_most(MR, m + ma - i);
                     int here = n < direct;
                     real *to[MR];
@@ -252,8 +255,10 @@ static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, s
                 }
         }
     }
-    if (direct < columns)
-        for (size_t m = 0; m < rows; m++) write(p, s, m0 + m, n0 + direct, columns - direct, x.c + m * NB + direct);
+    for (size_t m = 0; m < rows; m++) {
+        const size_t panel = p->symmetric && m0 + m > n0 ? (m0 + m - n0) / NR * NR : 0, from = direct > panel ? direct : panel;
+        if (from < columns) write(p, s, m0 + m, n0 + from, columns - from, x.c + m * NB + from);
+    }
 }
 
 /* ---- few rows, forward: LANES rows of weights at a time with one row of inp ---------------------------------------
@@ -310,7 +315,7 @@ static long next_job(long *next) {
 }
 
 static void run(const Product *p) {
-    int rows = p->start[p->E], parts = 2 * omp_get_max_threads();
+    int rows = p->start[p->E], parts = omp_in_parallel() ? 1 : 2 * omp_get_max_threads();
     double each = (double)p->C * p->O;                  /* FMAs of a row; 16 of them count as one operation */
     long next = 0;
 #pragma omp parallel PARALLEL_IF(rows * each / 16)
@@ -371,6 +376,36 @@ static void parallel_linear_backward_weight(void *dweight, const floatX *dout, c
                     .start = plan->start, .E = plan->E, .C = C, .O = O });
 }
 
+/* ---- symmetric products: an element and its mirror image are the same sum, in the same order ---------------------- */
+
+void DEVICE(complete_symmetric)(floatX *x, size_t k) {
+    for (size_t r = 0; r < k; r += LANES)               /* rows r.. of the upper half become columns of the lower */
+        for (size_t c = r; c < k; c += LANES) {
+            const size_t rows = at_most(LANES, k - r), columns = at_most(LANES, k - c);
+            if (sizeof(floatX) == sizeof(real) && rows == LANES && columns == LANES && c > r) {
+                vec v[LANES];
+                for (int i = 0; i < LANES; i++) v[i] = load(x + (r + (size_t)i) * k + c);
+                transpose(v);
+                for (int i = 0; i < LANES; i++) store((real *)x + (c + (size_t)i) * k + r, v[i]);
+            } else
+                for (size_t i = 0; i < rows; i++)
+                    for (size_t j = 0; j < columns; j++) if (c + j > r + i) x[(c + j) * k + r + i] = x[(r + i) * k + c + j];
+        }
+}
+
+void DEVICE(symmetric_product)(OUT floatX *out, const floatX *x, int rows, int columns, int transposed) {
+    const size_t k = (size_t)(transposed ? columns : rows);
+    const int start[2] = { 0, rows }, rounds = transposed && sizeof(floatX) != sizeof(real);
+    const Matrix all = { x, (size_t)columns, NULL };
+    real *sum = rounds ? scratch(k * k * sizeof *sum) : (real *)out;
+    if (transposed) memset(sum, 0, k * k * sizeof *sum);
+    run(&(Product){ .kind = transposed ? WEIGHT : FORWARD, .a = all, .b = all, .out = out, .dweight = sum, .how = transposed ? ADD : SET,
+                    .start = start, .E = 1, .C = columns, .O = transposed ? columns : rows, .symmetric = 1 });
+    for (size_t i = 0; i < (rounds ? k * k : 0); i++) out[i] = X(sum[i]);
+    if (rounds) free(sum);
+    DEVICE(complete_symmetric)(out, k);
+}
+
 /* ---- dense: one expert, with all rows in order ------------------------------------------------------------------ */
 
 static Plan one_expert(int *start, int N) {
@@ -391,6 +426,10 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
     int start[2] = { 0, N };
     run(&(Product){ .kind = INPUT, .a = { dout, (size_t)O, NULL }, .b = { weight, (size_t)C, NULL },
                     .out = dinp, .how = how, .start = start, .E = 1, .C = C, .O = O });
+}
+
+void DEVICE(product)(OUT floatX *out, const floatX *a, const floatX *b, int rows, int k, int columns) {
+    matmul_backward_input(out, a, b, rows, columns, k, SET);
 }
 
 /* dW = dout^T inp, or dW += dout^T inp */

@@ -5,10 +5,13 @@
  * coefficients have the largest slope at 0, 3.44, for which the values then do not converge, but wander between 0.68 and 1.13:
  * five steps bring there all that were above about 0.003. For the update that is as good as 1.
  *
- * The products are ParallelLinear's: matrix e is the weight of expert e, and the rows of the other factor are its tokens. With
- * fewer rows than columns X X^T is the smaller one; else it is X^T X, and the polynomial is multiplied from the right. */
-#include "impl.h"
+ * With fewer rows than columns X X^T is the smaller one; else it is X^T X, and the polynomial is multiplied from the right. Of X X^T
+ * and its square one half is computed (matmul.h). */
+#include "matmul.h"
 #include "kernels/random.h"
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
 static const real newton_schulz[3] = { (real)3.4445, (real)-4.7750, (real)2.0315 };
 
@@ -21,41 +24,38 @@ static void normalize(floatX *x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = X(R(x[i]) * scale);
 }
 
-/* square = a I + b gram + c square: k x k. */
+/* square = a I + b gram + c square: k x k, from its upper half. */
 static void polynomial(floatX *square, const floatX *gram, size_t k) {
     for (size_t i = 0; i < k; i++)
-        for (size_t j = 0; j < k; j++) {
+        for (size_t j = i; j < k; j++) {
             const size_t at = i * k + j;
             square[at] = X((i == j ? newton_schulz[0] : 0) + newton_schulz[1] * R(gram[at]) + newton_schulz[2] * R(square[at]));
         }
+    DEVICE(complete_symmetric)(square, k);
 }
 
-static Plan plan_of(int *start, int count, int rows) {
-    for (int e = 0; e <= count; e++) start[e] = e * rows;
-    return (Plan){ .N = count * rows, .E = count, .K = 1, .S = count * rows, .start = start };
-}
-
-static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
-    const size_t n = (size_t)rows * (size_t)columns;
+/* One matrix, x, to y, as MUON_STEPS is odd. gram, square (k,k). */
+static void orthogonalize_one(floatX *x, floatX *y, floatX *gram, floatX *square, int rows, int columns) {
     const int wide = rows <= columns, k = wide ? rows : columns;
-    const Plan plan = plan_of(b->start, count, rows), square = plan_of(b->start + count + 1, count, k);
-    floatX *x = b->x, *y = b->out;
-    #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * n)
-    for (int e = 0; e < count; e++) normalize(x + (size_t)e * n, n);
+    normalize(x, (size_t)rows * (size_t)columns);
     for (int step = 0; step < MUON_STEPS; step++) {
-        if (wide) d->parallel_linear_forward(b->gram, x, x, &plan, columns, rows, GROUPED, GROUPED);
-        else d->parallel_linear_backward_weight(b->gram, x, x, &plan, columns, columns, GROUPED, GROUPED, SET_ROUNDED);
-        d->parallel_linear_forward(b->square, b->gram, b->gram, &square, k, k, GROUPED, GROUPED);
-        #pragma omp parallel for PARALLEL_IF((size_t)count * n)
-        for (int e = 0; e < count; e++) {
-            const size_t at = (size_t)e * (size_t)k * (size_t)k;
-            polynomial(b->square + at, b->gram + at, (size_t)k);
-        }
-        if (wide) d->parallel_linear_backward_input(y, b->square, x, &plan, columns, rows, GROUPED, GROUPED);
-        else d->parallel_linear_forward(y, x, b->square, &plan, columns, columns, GROUPED, GROUPED);
+        DEVICE(symmetric_product)(gram, x, rows, columns, !wide);
+        DEVICE(symmetric_product)(square, gram, k, k, 0);
+        polynomial(square, gram, (size_t)k);
+        DEVICE(product)(y, wide ? square : x, wide ? x : square, rows, k, columns);
         floatX *t = x;
         x = y, y = t;
     }
+}
+
+/* Many matrices are shared out among threads, each of which then has what it needs in its cache; of few each product is. */
+static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
+    const size_t n = (size_t)rows * (size_t)columns, k = (size_t)(rows < columns ? rows : columns);
+    (void)d;
+    #pragma omp parallel for schedule(dynamic) if (2 * count >= omp_get_max_threads())
+    for (int e = 0; e < count; e++)
+        orthogonalize_one(b->x + (size_t)e * n, b->out + (size_t)e * n, b->gram + (size_t)e * k * k, b->square + (size_t)e * k * k,
+                          rows, columns);
 }
 
 /* How much of the gradient is taken; a negative number: nothing, its norm is NaN or infinite, and this step does not happen. */

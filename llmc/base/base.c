@@ -85,6 +85,7 @@ uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) {
     return h ^ h >> 32;
 }
 
+static const uint32_t crc_polynomial = 0x82f63b78;      /* Castagnoli's, the highest power in the lowest bit */
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
     static uint32_t table[8][256];                       /* slicing by eight: table[k][b] is the CRC of b and k zero bytes */
     const unsigned char *p = data;
@@ -96,7 +97,7 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
     if (!table[0][1]) {
         for (uint32_t i = 0; i < 256; i++) {
             uint32_t c = i;
-            for (int bit = 0; bit < 8; bit++) c = c >> 1 ^ (c & 1 ? 0x82f63b78u : 0);
+            for (int bit = 0; bit < 8; bit++) c = c >> 1 ^ (c & 1 ? crc_polynomial : 0);
             table[0][i] = c;
         }
         for (int k = 1; k < 8; k++)
@@ -110,4 +111,22 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
     }
     for (; bytes; p++, bytes--) crc = crc >> 8 ^ table[0][(crc ^ *p) & 255];
     return ~crc;
+}
+
+/* The product of two polynomials of bits, modulo that of the CRC. */
+static uint32_t crc_product(uint32_t a, uint32_t b) {
+    uint32_t p = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        if (a & bit) p ^= b;
+        b = b >> 1 ^ (b & 1 ? crc_polynomial : 0);
+    }
+    return p;
+}
+uint32_t crc32c_join(uint32_t a, uint32_t b, uint64_t bytes) {
+    uint32_t power = 1u << 23;                          /* x^8: what a byte multiplies by; squared for each bit of `bytes` */
+    for (; bytes; bytes >>= 1) {
+        if (bytes & 1) a = crc_product(a, power);
+        power = crc_product(power, power);
+    }
+    return a ^ b;
 }

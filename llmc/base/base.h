@@ -60,4 +60,6 @@ int   file_is_temporary(const char *name);                           /* is it a 
 
 uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);  /* FNV-1a over 8-byte words: not for security */
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */
+/* That of data whose first part has the CRC a, and the second, of so many bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
+uint32_t crc32c_join(uint32_t a, uint32_t b, uint64_t bytes);
 #endif

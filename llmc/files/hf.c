@@ -7,6 +7,7 @@
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include "families.h"
+#include "load.h"
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,9 +119,11 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
     if (n < capacity) snprintf(text + n, capacity - n, "]");
 }
 
-/* Elements of a piece that are moved at a time: whole heads where their rows have another order in files. */
+/* Elements of a head, whose rows may have another order in files; 1: they have not. */
+static size_t head_elements(const Piece *p) { return p->head ? (size_t)p->head * (p->count / (size_t)p->shape[0]) : 1; }
+/* Elements of a piece that are written at a time. */
 static size_t chunk_of(const Piece *p) {
-    const size_t head = p->head ? (size_t)p->head * (p->count / (size_t)p->shape[0]) : 1;
+    const size_t head = head_elements(p);
     return head > BUFFER ? head : BUFFER / head * head;
 }
 static size_t largest_chunk(const Model *m) {
@@ -155,27 +158,40 @@ static Place place_of(const Model *m, const Model *was, int i, const Piece *p) {
     return (Place){ to->offset + (p->offset - t->offset), t->count, to->count / t->count };
 }
 
-/* Copies a tensor of the file to the device, with conversion if the number types differ. */
-static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece *p, Place place, void *buffer, Error *e) {
-    const Device *dev = m->dev;
-    const size_t size = dev->floatX_size, chunk = chunk_of(p);
-    const int same = !strcmp(t->dtype, dev->dtype);
-    for (size_t i = 0; i < p->count; i += chunk) {
-        const size_t n = p->count - i < chunk ? p->count - i : chunk;
-        if (!(same ? safetensors_read(s, t, i * size, buffer, n * size, e)
-                   : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
-        const size_t bad = first_not_finite(same ? t->dtype : "F64", buffer, n);
-        if (bad < n)
-            return error_set(e, "tensor %s: element %zu is NaN or infinite",
-                             p->name, i + bad);
-        turn_heads(&m->config, p, buffer, n, same ? size : sizeof(double), 1);
-        for (size_t k = 0; k < place.copies; k++) {
-            void *to = (char *)m->params + (place.first + k * place.stride + i) * size;
-            if (same) dev->upload(to, buffer, n * size);
-            else dev->from_double(to, buffer, n);
-        }
-    }
+typedef struct { const Model *m; Piece piece; } LoadedPiece;
+static int check_piece(const Load *l, void *data, size_t first, size_t n, Error *e) {
+    const LoadedPiece *of = l->of;
+    const Device *dev = of->m->dev;
+    const size_t bad = first_not_finite(dev->dtype, data, n);
+    if (bad < n) return error_set(e, "tensor %s: element %zu is NaN or infinite", of->piece.name, first + bad);
+    turn_heads(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
+}
+/* The tensors of a file, which are the pieces of `was`, to their places in m; what has several places is read for each. */
+static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
+    const Manifest *f = &was->manifest;
+    size_t count = 0, all = 0, k = 0, l = 0;
+    for (int i = 0; i < f->count; i++) {
+        const Piece p = manifest_piece(&f->at[i], 0);
+        count += (size_t)manifest_piece_count(&f->at[i]);
+        all += (size_t)manifest_piece_count(&f->at[i]) * place_of(m, was, i, &p).copies;
+    }
+    LoadedPiece *pieces = mem_alloc(count * sizeof *pieces);
+    Load *loads = mem_alloc(all * sizeof *loads);
+    for (int i = 0; i < f->count; i++)
+        for (int j = 0; j < manifest_piece_count(&f->at[i]); j++, k++) {
+            const Piece p = manifest_piece(&f->at[i], j);
+            const Place to = place_of(m, was, i, &p);
+            pieces[k] = (LoadedPiece){ m, p };
+            for (size_t copy = 0; copy < to.copies; copy++)
+                loads[l++] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p), .type = FLOATX,
+                                     .to = (char *)m->params + (to.first + copy * to.stride) * m->dev->floatX_size,
+                                     .check = check_piece, .of = &pieces[k] };
+        }
+    const int ok = load_all(m->dev, s, loads, all, e);
+    free(pieces);
+    free(loads);
+    return ok;
 }
 
 /* ---- the routers' biases for choosing: part of a model that has them, but not learned, so not in its manifest ---------- */
@@ -291,20 +307,14 @@ static int load_weights(Model *m, const Model *was, const char *path, Error *e) 
     size_t used = 0;
     if (!s) return 0;
     Error why;
-    void *buffer = mem_alloc(largest_chunk(was) * sizeof(double));
     int n = find_problems(was, s, &problems, &used);
     used += m->config.tied && safetensors_find(s, "lm_head.weight");            /* a redundant copy of the embedding */
-    for (int i = 0; i < was->manifest.count && !n; i++)
-        for (int j = 0; j < manifest_piece_count(&was->manifest.at[i]) && !n; j++) {
-            const Piece p = manifest_piece(&was->manifest.at[i], j);
-            n = !load_piece(m, s, safetensors_find(s, p.name), &p, place_of(m, was, i, &p), buffer, &why);
-        }
+    if (!n) n = !load_pieces(m, was, s, &why);
     for (int r = 0; r < bias_count(was) && !n; r++) n = !load_bias(m, s, r, &why);
     if (n && !problems.at) text_add(&problems, "\n  %s", why.text);
     if (!n && used < safetensors_count(s)) warn_of_unknown(was, s, path);
     report_problems(path, n, &problems, e);
     safetensors_close(s);
-    free(buffer);
     free(problems.at);
     return !n;
 }

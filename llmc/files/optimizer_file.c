@@ -1,6 +1,6 @@
 /* optimizer_file.c: see optimizer_file.h. */
 #include "optimizer_file.h"
-#include "safetensors.h"
+#include "load.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/routers.h"
 #include <stdio.h>
@@ -10,9 +10,6 @@
 enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 
 static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
-static const char *dtype_of(const Device *dev, Dtype type) {
-    return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
-}
 
 size_t optimizer_bytes(const Model *m, const Optimizer *o) {
     size_t each = 0;
@@ -44,12 +41,12 @@ static StateFile state_file(const Model *m, const Optimizer *o) {
             if (!optimizer_has(o, m, kind, i)) continue;
             state_name(f.names[n], &m->manifest.at[i], kind);
             f.shapes[n] = m->manifest.at[i].count;
-            f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = dtype_of(m->dev, optimizer_type(o, kind)), .rank = 1,
+            f.entries[n] = (FileTensor){ .name = f.names[n], .dtype = load_dtype(m->dev, optimizer_type(o, kind)), .rank = 1,
                                          .shape = &f.shapes[n] };
             n++;
         }
     f.shapes[n] = f.bias_count;
-    f.entries[n] = (FileTensor){ .name = "router_bias", .dtype = dtype_of(m->dev, REAL), .rank = 1, .shape = &f.shapes[n] };
+    f.entries[n] = (FileTensor){ .name = "router_bias", .dtype = load_dtype(m->dev, REAL), .rank = 1, .shape = &f.shapes[n] };
     f.count = n + (f.bias_count > 0);
     return f;
 }
@@ -63,7 +60,7 @@ static void state_file_free(StateFile *f) {
 static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, int tensor, int kind, const char *state,
                         void *buffer, Error *e) {
     const Tensor *t = &m->manifest.at[tensor];
-    const char *dtype = dtype_of(m->dev, optimizer_type(o, kind));
+    const char *dtype = load_dtype(m->dev, optimizer_type(o, kind));
     const size_t size = optimizer_element(o, m, kind), offset = optimizer_offset(o, m, kind, tensor);
     for (size_t from = 0; from < t->count; from += BUFFER) {
         const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
@@ -88,7 +85,7 @@ int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum
     }
     if (ok && f.bias_count) {
         m->dev->download(buffer, m->bias, bias_bytes);
-        if (first_not_finite(dtype_of(m->dev, REAL), buffer, f.bias_count) < f.bias_count)
+        if (first_not_finite(load_dtype(m->dev, REAL), buffer, f.bias_count) < f.bias_count)
             ok = error_set(e, "the routers' biases are not finite: not saved");
         ok = ok && safetensors_append(w, buffer, bias_bytes, e);
     }
@@ -99,33 +96,32 @@ int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum
     return ok;
 }
 
-/* The index of the first element that is NaN, infinite or, in a second moment, negative; n: there is none. */
-static size_t first_impossible(const double *x, size_t n, int kind) {
-    const size_t finite = first_not_finite("F64", x, n);
-    uint64_t bits, signs = 0;
-    for (size_t i = 0; i < finite && kind == STATE_V; i++) { memcpy(&bits, &x[i], sizeof bits); signs |= bits; }
-    for (size_t i = 0; i < finite && signs >> 63; i++) if (x[i] < 0) return i;
-    return finite;
-}
-
-/* This rank's part of one tensor's state. */
-static int load_state(Safetensors *s, const FileTensor *f, Model *m, const Optimizer *o, int tensor, int kind,
-                      double *buffer, Error *e) {
-    const Tensor *t = &m->manifest.at[tensor];
-    const Segment own = optimizer_segment(o, m, tensor);
-    const size_t size = optimizer_element(o, m, kind), at = own.offset - own.shift - (kind == STATE_V ? own.without_v : 0);
-    char *state = (char *)optimizer_part(o, kind) + at * size;
-    for (size_t from = 0; from < own.count; from += BUFFER) {
-        const size_t n = own.count - from < BUFFER ? own.count - from : BUFFER;
-        const size_t first = own.offset - t->offset + from;
-        if (!safetensors_read_double(s, f, first, buffer, n, e)) return 0;
-        const size_t bad = first_impossible(buffer, n, kind);
-        if (bad < n) return error_set(e, "%s: element %zu is %g, which no optimizer leaves there", f->name, first + bad, buffer[bad]);
-        void *to = state + from * size;
-        if (optimizer_type(o, kind) == REAL) m->dev->reals_from_double(to, buffer, n);
-        else m->dev->from_double(to, buffer, n);
+/* Of a part of an optimizer's state. */
+typedef struct { const Device *dev; const char *name; int kind; } LoadedState;
+/* An element that is NaN, infinite or, in a second moment, negative is an error. */
+static int check_state(const Load *l, void *data, size_t first, size_t n, Error *e) {
+    const LoadedState *of = l->of;
+    const size_t size = dtype_size(of->dev, l->type), finite = first_not_finite(load_dtype(of->dev, l->type), data, n);
+    const unsigned char *const last = (const unsigned char *)data + size - 1;       /* little-endian: the byte with the sign */
+    unsigned char signs = 0;
+    size_t bad = finite;
+    for (size_t i = 0; i < finite && of->kind == STATE_V; i++) signs |= last[i * size];
+    for (size_t i = 0; i < finite && signs >> 7 && bad == finite; i++) {
+        const unsigned char *x = (const unsigned char *)data + i * size;
+        for (size_t k = 0; k < size && x[size - 1] >> 7; k++)                       /* -0 is none */
+            if (x[k] & (k + 1 < size ? 0xff : 0x7f)) bad = i;
     }
-    return 1;
+    if (bad == n) return 1;
+    const double value = safetensors_value(load_dtype(of->dev, l->type), (const char *)data + bad * size);
+    return error_set(e, "%s: element %zu is %g, which no optimizer leaves there", of->name, (size_t)l->first + first + bad, value);
+}
+/* This rank's part of one tensor's state. */
+static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
+    const Segment own = optimizer_segment(o, m, tensor);
+    const size_t at = own.offset - own.shift - (of->kind == STATE_V ? own.without_v : 0);
+    return (Load){ .tensor = f, .first = own.offset - m->manifest.at[tensor].offset, .count = own.count, .unit = 1,
+                   .to = (char *)optimizer_part(o, of->kind) + at * optimizer_element(o, m, of->kind), .type = optimizer_type(o, of->kind),
+                   .check = check_state, .of = of };
 }
 
 /* The routers' selection biases: their number must be the model's. */
@@ -146,31 +142,42 @@ static int load_bias(Safetensors *s, const Model *m, Error *e) {
 
 typedef struct { const char *converted; int no_master; } Missing;      /* converted: the dtype in the file, if it differs */
 
-static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, double *buffer, Missing *missing, Error *e) {
+static int load_kind(Safetensors *s, Model *m, const Optimizer *o, int kind, Missing *missing, Error *e) {
     char name[TENSOR_NAME + 16];
-    for (int i = 0; i < m->manifest.count; i++) {
+    const size_t most = (size_t)m->manifest.count;
+    Load *loads = mem_alloc(most * sizeof *loads);
+    LoadedState *of = mem_alloc(most * sizeof *of);
+    size_t n = 0;
+    int ok = 1;
+    for (int i = 0; i < m->manifest.count && ok; i++) {
         if (!optimizer_has(o, m, kind, i)) continue;
         state_name(name, &m->manifest.at[i], kind);
         const FileTensor *f = safetensors_find(s, name);
         if (!f && kind == STATE_KINDS - 1) { missing->no_master = 1; continue; }
         if (!f && kind == STATE_V)
-            return error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
-        if (!f || f->count != m->manifest.at[i].count) return error_set(e, "%s is missing or has another size", name);
-        if (!load_state(s, f, m, o, i, kind, buffer, e)) return 0;
-        if (strcmp(f->dtype, dtype_of(m->dev, optimizer_type(o, kind)))) missing->converted = f->dtype;
+            ok = error_set(e, "it has no v of %s: Muon trained it, which has none (-wo muon)", m->manifest.at[i].name);
+        else if (!f || f->count != m->manifest.at[i].count) ok = error_set(e, "%s is missing or has another size", name);
+        else {
+            of[n] = (LoadedState){ m->dev, f->name, kind };
+            loads[n] = state_part(f, m, o, i, &of[n]);
+            n++;
+            if (strcmp(f->dtype, load_dtype(m->dev, optimizer_type(o, kind)))) missing->converted = f->dtype;
+        }
     }
-    return 1;
+    ok = ok && load_all(m->dev, s, loads, n, e);
+    free(loads);
+    free(of);
+    return ok;
 }
 
 int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e) {
     Safetensors *s = safetensors_open(path, e);
     if (!s) return 0;
-    double *buffer = mem_alloc(BUFFER * sizeof *buffer);
     Missing missing = { 0 };
     Error why;
     char name[TENSOR_NAME + 16];
     int ok = 1;
-    for (int kind = 0; kind < state_kinds(o) && ok; kind++) ok = load_kind(s, m, o, kind, buffer, &missing, &why);
+    for (int kind = 0; kind < state_kinds(o) && ok; kind++) ok = load_kind(s, m, o, kind, &missing, &why);
     ok = ok && load_bias(s, m, &why);
     if (!ok) error_set(e, "%s: %.900s", path, why.text);
     if (ok && (!m->dp.parallel || m->dp.parallel->rank == 0)) {    /* one rank warns for all */
@@ -180,6 +187,5 @@ int optimizer_load(const char *path, Model *m, const Optimizer *o, Error *e) {
         if (!o->master && safetensors_find(s, name)) warn("%s has a master copy of the weights, which is dropped", path);
     }
     safetensors_close(s);
-    free(buffer);
     return ok;
 }

@@ -18,52 +18,73 @@ enum { HEADER_MAX = 100000000 };                     /* the limit of the referen
 
 /* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
-static double from_f64(const void *p) { double x; memcpy(&x, p, 8); return x; }
-static double from_f32(const void *p) { float x; memcpy(&x, p, 4); return (double)x; }
-static double from_bf16(const void *p) {                /* the upper half of an f32 */
+static float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+static double f64_at(const unsigned char *p) { double x; memcpy(&x, p, 8); return x; }
+static double f32_at(const unsigned char *p) { float x; memcpy(&x, p, 4); return (double)x; }
+static double bf16_at(const unsigned char *p) {         /* the upper half of an f32 */
     uint16_t half;
     memcpy(&half, p, 2);
-    uint32_t bits = (uint32_t)half << 16;
-    return from_f32(&bits);
+    return (double)float_of((uint32_t)half << 16);
 }
-static double from_f16(const void *p) {                 /* 1 sign, 5 exponent (bias 15), 10 fraction bits */
+static double f16_at(const unsigned char *p) {          /* 1 sign, 5 exponent (bias 15), 10 fraction bits */
     uint16_t bits;
     memcpy(&bits, p, 2);
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    double size = exponent == 31 ? (fraction ? (double)NAN : (double)INFINITY)
-                : exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
-    return bits >> 15 ? -size : size;
+    const uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023, sign = (uint32_t)(bits >> 15) << 31;
+    const float size = exponent == 31 ? float_of(0x7f800000u | fraction << 13)
+                     : exponent ? float_of((exponent + 112) << 23 | fraction << 13) : (float)fraction / (1 << 24);
+    return (double)(sign ? -size : size);
+}
+/* n elements to doubles. A loop for each type, so that the compiler makes vector code. */
+#define CONVERTER(type, bytes) \
+    static void from_##type(double *to, const unsigned char *from, size_t n) { \
+        for (size_t i = 0; i < n; i++) to[i] = type##_at(from + i * (bytes)); \
+    }
+CONVERTER(f64, 8)
+CONVERTER(f32, 4)
+CONVERTER(bf16, 2)
+CONVERTER(f16, 2)
+static void to_f64(void *to, const double *from, size_t n) { memcpy(to, from, n * sizeof *from); }
+static void to_f32(void *to, const double *from, size_t n) {
+    float *x = to;
+    for (size_t i = 0; i < n; i++) x[i] = (float)from[i];
+}
+static void to_bf16(void *to, const double *from, size_t n) {
+    uint16_t *x = to;
+    for (size_t i = 0; i < n; i++) {
+        const float f = (float)from[i];
+        uint32_t bits;
+        memcpy(&bits, &f, 4);
+        x[i] = f == f ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
+    }
+}
+static void to_f16(void *to, const double *from, size_t n) {
+    uint16_t *half = to;
+    for (size_t i = 0; i < n; i++) {
+        const double x = from[i];
+        int exponent;
+        frexp(x, &exponent);                            /* 2^(exponent-1) <= |x| < 2^exponent */
+        const int last = exponent - 11 > -24 ? exponent - 11 : -24;         /* its last binary place */
+        const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));      /* of that place; at most 2048 */
+        /* a normal number has 1024 units or more, of which the exponent field stands for the first 1024 */
+        const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
+        half[i] = (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
+    }
 }
 
-static void to_f64(void *p, double x) { memcpy(p, &x, 8); }
-static void to_f32(void *p, double x) { const float f = (float)x; memcpy(p, &f, 4); }
-static void to_bf16(void *p, double x) {
-    const float f = (float)x;
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    const uint16_t half = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    memcpy(p, &half, 2);
-}
-static void to_f16(void *p, double x) {
-    int exponent;
-    frexp(x, &exponent);                                /* 2^(exponent-1) <= |x| < 2^exponent */
-    const int last = exponent - 11 > -24 ? exponent - 11 : -24;             /* its last binary place */
-    const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));          /* of that place; at most 2048 */
-    /* a normal number has 1024 units or more, of which the exponent field stands for the first 1024 */
-    const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
-    const uint16_t half = (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
-    memcpy(p, &half, 2);
-}
-
-/* All dtypes of the format; `read` and `write` convert an element, where this program knows them. */
-typedef struct { const char *name; int bits; double (*read)(const void *element); void (*write)(void *element, double x); } FileDtype;
+/* All dtypes of the format; `read` and `write` convert elements, where this program knows them. */
+typedef struct {
+    const char *name;
+    int bits;
+    void (*read)(double *to, const unsigned char *from, size_t n);
+    void (*write)(void *to, const double *from, size_t n);
+} FileDtype;
 static const FileDtype dtypes[] = {
     { "F32", 32, from_f32, to_f32 }, { "BF16", 16, from_bf16, to_bf16 }, { "F16", 16, from_f16, to_f16 }, { "F64", 64, from_f64, to_f64 },
-    { .name = "BOOL", .bits = 8 }, { .name = "U8", .bits = 8 }, { .name = "I8", .bits = 8 }, { .name = "I16", .bits = 16 },
-    { .name = "U16", .bits = 16 }, { .name = "I32", .bits = 32 }, { .name = "U32", .bits = 32 }, { .name = "I64", .bits = 64 },
-    { .name = "U64", .bits = 64 }, { .name = "C64", .bits = 64 }, { .name = "F8_E5M2", .bits = 8 }, { .name = "F8_E4M3", .bits = 8 },
-    { .name = "F8_E8M0", .bits = 8 }, { .name = "F8_E5M2FNUZ", .bits = 8 }, { .name = "F8_E4M3FNUZ", .bits = 8 },
-    { .name = "F6_E2M3", .bits = 6 }, { .name = "F6_E3M2", .bits = 6 }, { .name = "F4", .bits = 4 },
+#define OTHER(name, bits) { name, bits, NULL, NULL }
+    OTHER("BOOL", 8), OTHER("U8", 8), OTHER("I8", 8), OTHER("I16", 16), OTHER("U16", 16), OTHER("I32", 32), OTHER("U32", 32),
+    OTHER("I64", 64), OTHER("U64", 64), OTHER("C64", 64), OTHER("F8_E5M2", 8), OTHER("F8_E4M3", 8), OTHER("F8_E8M0", 8),
+    OTHER("F8_E5M2FNUZ", 8), OTHER("F8_E4M3FNUZ", 8), OTHER("F6_E2M3", 6), OTHER("F6_E3M2", 6), OTHER("F4", 4),
+#undef OTHER
 };
 static const FileDtype *dtype_named(const char *name) {
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) if (!strcmp(name, dtypes[i].name)) return &dtypes[i];
@@ -366,21 +387,33 @@ int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void 
     return read_at(f, f->data + t->begin + offset, data, bytes, e);
 }
 
-int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e) {
-    unsigned char piece[1 << 14];
-    const FileDtype *dtype = dtype_named(t->dtype);
-    if (!dtype->read) return error_set(e, "%s: tensor %.200s has dtype %s; it must be F16, BF16, F32 or F64",
-                                       s->shards[t->file].path, t->name, t->dtype);
+int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, const char *dtype, void *data, size_t n, Error *e) {
+    enum { SOME = 1 << 12 };
+    unsigned char piece[SOME * 8];
+    double values[SOME];
+    const FileDtype *from = dtype_named(t->dtype), *to = dtype_named(dtype);
+    if (!from->read) return error_set(e, "%s: tensor %.200s has dtype %s; it must be F16, BF16, F32 or F64",
+                                      s->shards[t->file].path, t->name, t->dtype);
     if (first > t->count || n > t->count - first)
         return error_set(e, "%s: tensor %.200s has %llu elements; cannot read %zu from element %llu",
                          s->shards[t->file].path, t->name, (unsigned long long)t->count, n, (unsigned long long)first);
-    const size_t width = (size_t)dtype->bits / 8;
-    for (size_t part; n; n -= part, first += part) {
-        part = n < sizeof piece / width ? n : sizeof piece / width;
+    const size_t width = (size_t)from->bits / 8, wide = (size_t)to->bits / 8;
+    if (from == to) return safetensors_read(s, t, first * width, data, n * width, e);
+    for (size_t part; n; n -= part, first += part, data = (char *)data + part * wide) {
+        part = n < SOME ? n : SOME;
         if (!safetensors_read(s, t, first * width, piece, part * width, e)) return 0;
-        for (size_t i = 0; i < part; i++) *data++ = dtype->read(piece + i * width);
+        from->read(values, piece, part);
+        to->write(data, values, part);
     }
     return 1;
+}
+double safetensors_value(const char *dtype, const void *element) {
+    double value;
+    dtype_named(dtype)->read(&value, element, 1);
+    return value;
+}
+int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e) {
+    return safetensors_read_as(s, t, first, "F64", data, n, e);
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
@@ -466,17 +499,18 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
 }
 
 int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data, size_t n, Error *e) {
-    unsigned char piece[1 << 14];
+    enum { PART = 1 << 11 };
+    double piece[PART], again[PART];
     const FileDtype *dtype = dtype_named(type);
     if (!dtype || !dtype->write) return error_set(e, "%s: dtype %s is not written", w->path, type);
     const size_t width = (size_t)dtype->bits / 8;
-    for (size_t part; n; n -= part) {
-        part = n < sizeof piece / width ? n : sizeof piece / width;
-        for (size_t i = 0; i < part; i++, data++) {
-            dtype->write(piece + i * width, *data);
-            if (!isfinite(dtype->read(piece + i * width)))
-                return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path, name, *data, type);
-        }
+    for (size_t part; n; n -= part, data += part) {
+        part = n < PART ? n : PART;
+        dtype->write(piece, data, part);
+        dtype->read(again, (const unsigned char *)piece, part);
+        for (size_t i = 0; i < part; i++)
+            if (!isfinite(again[i]))
+                return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path, name, data[i], type);
         if (!safetensors_append(w, piece, part * width, e)) return 0;
     }
     return 1;

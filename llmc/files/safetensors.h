@@ -30,9 +30,11 @@ const FileTensor *safetensors_at(const Safetensors *s, size_t i);               
 const FileTensor *safetensors_find(const Safetensors *s, const char *name);     /* NULL if it is missing */
 const char       *safetensors_note(const Safetensors *s, const char *key);      /* NULL if it is missing */
 
-/* Reads `bytes` bytes from `offset` of the tensor's data; or n elements from element `first`, converted to double, if its
- * dtype is F16, BF16, F32 or F64. */
+/* Reads `bytes` bytes from `offset` of the tensor's data; or n elements from element `first`, converted to F64, F32 or BF16 (to nearest
+ * even, by way of F32) if its dtype is F16, BF16, F32 or F64. Several threads may read at a time. */
 int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e);
+int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, const char *dtype, void *data, size_t n, Error *e);
+double safetensors_value(const char *dtype, const void *element);      /* of one of these types */
 int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e);
 
 /* Writes directly to `path`: the caller picks a temporary name and renames the file. Data is appended in pieces of any

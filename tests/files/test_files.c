@@ -4,6 +4,7 @@
 #include "tests/test.h"
 #include "llmc/base/json.h"
 #include "llmc/files/safetensors.h"
+#include "kernels/kernels.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/base/text.h"
 #include <locale.h>
@@ -288,6 +289,8 @@ static void test_safetensors_round_trip(void) {
     check(file && size == bytes && crc == crc32c(0, file, size),
           "safetensors: finish returns the size and checksum of the file");
     check(crc32c(0, "123456789", 9) == 0xe3069283 && crc32c(crc32c(0, "123", 3), "456789", 6) == 0xe3069283, "CRC-32C of its usual example");
+    for (size_t n = 0; n <= 9; n++)
+        check(crc32c_join(crc32c(0, "123456789", n), crc32c(0, "123456789" + n, 9 - n), 9 - n) == 0xe3069283, "CRC-32C of two parts, joined");
     check(file && (size - sizeof data) % 8 == 0 && !memcmp(file + size - sizeof data, data, sizeof data),
           "safetensors: data aligned and in order");
     check(file && strstr(file + 8, "\"__metadata__\":{\"format\":\"pt\",\"odd\\n\":\"\\\"x\\\"\"}"), "safetensors: metadata");
@@ -917,7 +920,33 @@ static void fuzz_tokenizer(double seconds) {
     free(seed);
 }
 
+/* To other number types, to nearest even, as the devices round. */
+static void conversions(void) {
+    static const float x[] = { 1.00390625f, 1.01171875f, 1.005f, -2.71828f, 3e38f, 1e-40f, 0 };     /* the first two are ties */
+    enum { N = sizeof x / sizeof *x };
+    const Device *dev = device_find("cpu-bf16");
+    char *path = scratch_path("conversions.safetensors");
+    uint16_t got[N], expected[N];
+    double doubles[N], back[N];
+    float floats[N];
+    Error e;
+    SafetensorsWriter *w = safetensors_create(path, &(FileTensor){ .name = "x", .dtype = "F32", .rank = 1, .shape = (uint64_t[]){ N } }, 1,
+                                              NULL, 0, &e);
+    check(w && safetensors_append(w, x, sizeof x, &e) && safetensors_finish(w, &e, NULL, NULL), "safetensors: written");
+    for (int i = 0; i < N; i++) doubles[i] = (double)x[i];
+    dev->from_double((floatX *)expected, doubles, N);
+    Safetensors *s = safetensors_open(path, &e);
+    const FileTensor *t = s ? safetensors_find(s, "x") : NULL;
+    check(t && safetensors_read_as(s, t, 0, "BF16", got, N, &e) && !memcmp(got, expected, sizeof got), "safetensors: F32 as BF16");
+    check(t && safetensors_read_as(s, t, 1, "F32", floats, N - 1, &e) && !memcmp(floats, x + 1, sizeof x - sizeof *x), "safetensors: F32 as it is");
+    check(t && safetensors_read_as(s, t, 0, "F64", back, N, &e) && !memcmp(back, doubles, sizeof back), "safetensors: F32 as F64");
+    check(safetensors_value("BF16", &got[1]) == 1.015625 && safetensors_value("F32", &x[2]) == (double)x[2], "safetensors: one value");
+    safetensors_close(s);
+    free(path);
+}
+
 void test_files(void) {
+    conversions();
     test_json_values();
     test_json_refused();
     test_json_large();

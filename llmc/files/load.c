@@ -1,0 +1,81 @@
+/* load.c: see load.h. Parts of tensors are filled in batches: while one is filled by all threads, the calling thread sends the one before. */
+#include "load.h"
+#include <stdlib.h>
+#include <string.h>
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+static int omp_get_max_threads(void) { return 1; }
+#endif
+
+enum { MOST = 1 << 19 };               /* elements, unless a unit has more */
+
+typedef struct { const Load *load; size_t first, n, capacity; void *data; int ok; Error why; } Part;
+typedef struct { Part *parts; int count; } Batch;
+typedef struct { const Load *loads; size_t count, next, first; } Cursor;   /* the next part: of loads[next], from its element first on */
+
+const char *load_dtype(const Device *dev, Dtype type) {
+    return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
+}
+static char *place(const Device *dev, const Part *p) { return (char *)p->load->to + p->first * dtype_size(dev, p->load->type); }
+
+/* As many of the next parts as a batch has room for. */
+static void take(Batch *b, int most, Cursor *at) {
+    for (b->count = 0; b->count < most && at->next < at->count; ) {
+        const Load *l = &at->loads[at->next];
+        const size_t most_here = l->unit > MOST ? l->unit : MOST / l->unit * l->unit, left = l->count - at->first;
+        Part *p = &b->parts[b->count];
+        p->load = l, p->first = at->first, p->n = left < most_here ? left : most_here;
+        b->count += p->n > 0;
+        at->first += p->n;
+        if (at->first == l->count) at->next++, at->first = 0;
+    }
+}
+static void fill(const Device *dev, Safetensors *s, Part *p) {
+    const size_t bytes = p->n * dtype_size(dev, p->load->type);
+    void *data = place(dev, p);
+    if (dev->is_gpu) {
+        if (bytes > p->capacity) {
+            free(p->data);
+            p->data = mem_alloc(p->capacity = bytes);
+        }
+        data = p->data;
+    }
+    p->ok = safetensors_read_as(s, p->load->tensor, p->load->first + p->first, load_dtype(dev, p->load->type), data, p->n, &p->why)
+         && p->load->check(p->load, data, p->first, p->n, &p->why);
+    if (!p->ok) memset(data, 0, bytes);                     /* on a CPU it is the model's own memory */
+}
+/* What the last batch holds. 0: one of its parts is bad. */
+static int send(const Device *dev, const Batch *b, Error *e) {
+    for (int i = 0; i < b->count; i++) {
+        const Part *p = &b->parts[i];
+        if (!p->ok) return error_set(e, "%s", p->why.text);
+        if (dev->is_gpu) dev->upload(place(dev, p), p->data, p->n * dtype_size(dev, p->load->type));
+    }
+    return 1;
+}
+
+int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e) {
+    const int most = 2 * omp_get_max_threads();
+    Batch batches[2] = { { 0 } };
+    Cursor at = { loads, count, 0, 0 };
+    int ok = 1;
+    for (int i = 0; i < 2; i++) batches[i].parts = mem_alloc((size_t)most * sizeof(Part));
+    for (int turn = 0; ok; turn ^= 1) {
+        Batch *const now = &batches[turn], *const before = &batches[!turn];
+        take(now, most, &at);
+        if (!now->count && !before->count) break;
+        #pragma omp parallel if (now->count > 1)
+        {
+            #pragma omp master
+            ok = send(dev, before, e);
+            #pragma omp for schedule(dynamic, 1)
+            for (int i = 0; i < now->count; i++) fill(dev, s, &now->parts[i]);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < most; k++) free(batches[i].parts[k].data);
+        free(batches[i].parts);
+    }
+    return ok;
+}

@@ -1,0 +1,22 @@
+/* load.h: parts of files' tensors to the memory of a device. All threads of the host read, check and convert; on a GPU what is ready is
+ * sent meanwhile, by the calling thread, and only a few pieces are in the host's memory; on a CPU files are read to where they belong. */
+#ifndef LOAD_H
+#define LOAD_H
+#include "safetensors.h"
+#include "llmc/model/tensor.h"
+
+typedef struct Load Load;
+/* Checks, and may reorder, elements first .. first + n - 1 of a part, which are as the device stores them. Several threads call it. */
+typedef int (*LoadCheck)(const Load *l, void *data, size_t first, size_t n, Error *e);
+struct Load {
+    const FileTensor *tensor;
+    uint64_t first;                     /* of its elements, */
+    size_t   count, unit;               /* so many; a check gets whole units of them */
+    void    *to;                        /* in the device's memory */
+    Dtype    type;
+    LoadCheck check;
+    const void *of;                     /* for check */
+};
+const char *load_dtype(const Device *dev, Dtype type);      /* its name in files */
+int load_all(const Device *dev, Safetensors *s, const Load *loads, size_t count, Error *e);     /* 0: the first error, in their order */
+#endif
