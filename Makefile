@@ -75,7 +75,8 @@ PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
 CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
-# Pages that programs write: llmc/run/NAME/page.html, with page.css and page.js put in, becomes the array of its lines, NAME_page.
+# Pages that programs write or serve: llmc/run/NAME/page.html, with llmc/run/style.css, page.css and page.js put in, becomes the array of its
+# lines, NAME_page.
 PAGES   := $(patsubst llmc/run/%/page.html,%,$(wildcard llmc/run/*/page.html))
 LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(PAGES:%=$(B)/llmc/run/%_page.o) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
@@ -107,11 +108,11 @@ $(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
 
-$(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html llmc/run/%/page.css llmc/run/%/page.js Makefile
+$(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html llmc/run/style.css llmc/run/%/page.css llmc/run/%/page.js Makefile
 	@mkdir -p $(@D)
 	@echo "  page  $<"
 	$(Q)p=llmc/run/$*/page && { echo 'extern const char *const $*_page[];' && echo 'const char *const $*_page[] = {' && \
-	LC_ALL=C sed -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
+	LC_ALL=C sed -e "/^<style>/r llmc/run/style.css" -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
 $(B)/%.o: $(B)/%.c $(B)/made-by
 	$(Q)$(CC) $(FLAGS) -c $< -o $@
 $(B)/%.o: %.c Makefile $(B)/made-by
@@ -143,13 +144,13 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/faults.sh
+	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/web.sh && sh tests/faults.sh
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
 # On a machine with a GPU: every kernel of every device, and training steps against the CPU.
 test_gpu: run_tests train_moe infer_moe
-	@./run_tests kernels model comm gpu ladder soak large
+	@./run_tests kernels model comm gpu decoding ladder soak large
 # The same kernels under compute-sanitizer; racecheck has a build of its own (kernels/cuda/hopper/pipeline.cuh says why).
 sanitize: run_tests
 	@$(MAKE) -s RACECHECK=1 $(B)/race/run_tests

@@ -1,5 +1,5 @@
-/* infer_moe.c: generates text with a trained model. Also measures perplexity on a file, and shows which expert processes
- * which token.
+/* infer_moe.c: generates text with a trained model. Also measures perplexity on a file, answers multiple-choice questions, and shows
+ * which expert processes which token.
  *
  *   load -> prompt -> prefill -> loop { draw a token, read it, print } -> speed
  *
@@ -20,14 +20,16 @@
 #include "llmc/files/hf.h"
 #include "llmc/ranks/threads.h"
 #include "llmc/run/device.h"
+#include "llmc/run/evaluate.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/options.h"
+#include "llmc/run/web.h"
 
 /* ---- options: one table (llmc/run/options.h) --------------------------------------------------------------- */
 
 typedef struct {
-    const char *prompt, *mode, *stop, *tokenizer, *file, *device, *color;
-    int     tokens, sequences, context, echo, verbose, layer, top_k;
+    const char *prompt, *mode, *stop, *tokenizer, *file, *questions, *details, *device, *color, *address;
+    int     tokens, sequences, context, echo, verbose, layer, top_k, port;
     float   temperature, top_p, min_p;
     int64_t seed;
 } Settings;
@@ -37,7 +39,7 @@ static const Option table[] = {
     { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; -: read stdin; @name: read a file" },
     { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL, "tokens to generate; 0: until the context is full; -1: no limit" },
     { "text",     "r",  "sequences",   OPTION_INT,   FIELD(sequences),   "1",        1, 4096, NULL, "texts generated in parallel" },
-    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat", "chat continues every line of stdin; /reset, /quit" },
+    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat continues every line of stdin; /reset, /quit. web serves a page to talk to the model" },
     { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default in chat: an empty line" },
     { "text",     "e",  "echo",        OPTION_INT,   FIELD(echo),        "1",        0, 1, NULL, "1: print the prompt, too" },
     { "sampling", "t",  "temperature", OPTION_FLOAT, FIELD(temperature), "0.8",      0, 100, NULL, "0: always the most likely token" },
@@ -48,7 +50,11 @@ static const Option table[] = {
     { "model",    "c",  "context",     OPTION_INT,   FIELD(context),     "0",        0, 1 << 24, NULL, "tokens the model sees; 0: as many as in training" },
     { "model",    "z",  "tokenizer",   OPTION_TEXT,  FIELD(tokenizer),   "",         0, 0, NULL, "a tokenizer.json instead of the checkpoint's" },
     { "model",    "dv", "device",      OPTION_TEXT,  FIELD(device),      "auto",     0, 0, NULL, "auto, cpu, cuda, or a device by name: cpu-bf16" },
+    { "page",     "wa", "address",     OPTION_TEXT,  FIELD(address),     "127.0.0.1", 0, 0, NULL, "of this machine, for -m web; one that others can reach needs the token of the link that is printed" },
+    { "page",     "wp", "port",        OPTION_INT,   FIELD(port),        "8080",     0, 65535, NULL, "of the page; 0: any that is free" },
     { "views",    "x",  "perplexity",  OPTION_TEXT,  FIELD(file),        "",         0, 0, NULL, "instead of generating: perplexity and bits per byte of a file" },
+    { "views",    "ev", "evaluate",    OPTION_TEXT,  FIELD(questions),   "",         0, 0, NULL, "instead of generating: answer the multiple-choice questions of a file (HellaSwag, or JSONL of context, choices, answer)" },
+    { "views",    "eo", "details",     OPTION_TEXT,  FIELD(details),     "",         0, 0, NULL, "a file to write: for each question of -ev a line of JSON with the log-likelihood of every choice" },
     { "views",    "v",  "verbose",     OPTION_INT,   FIELD(verbose),     "1",        0, 3, NULL, "0 quiet, 1 speed, 2 text colored by MLP expert, 3 each expert's favourite tokens" },
     { "views",    "vl", "layer",       OPTION_INT,   FIELD(layer),       "-1",      -1, 10000, NULL, "the layer that -v 2 and -v 3 show, from 0; -1: the last" },
     { "views",    "co", "color",       OPTION_TEXT,  FIELD(color),       "auto",     0, 0, "auto|always|never", "auto: on a terminal, unless NO_COLOR is set; without color [3] marks expert 3" },
@@ -64,11 +70,19 @@ static const char usage[] =
 static void check_options(Options o) {
     static const char *const generating[] = { "i", "n", "r", "m", "st", "e", "t", "p", "mp", "k", "s" };
     const Settings *s = o.settings;
-    const int chat = !strcmp(s->mode, "chat");
-    for (size_t i = 0; *s->file && i < sizeof generating / sizeof *generating; i++)
+    const int chat = !strcmp(s->mode, "chat"), web = !strcmp(s->mode, "web");
+    const char *measures = *s->file ? "x" : *s->questions ? "ev" : NULL;
+    for (size_t i = 0; measures && i < sizeof generating / sizeof *generating; i++)
         if (option_given(o, generating[i]))
-            fail(EXIT_USAGE, "-x measures a file and generates nothing: it cannot be combined with -%s", generating[i]);
-    if (option_given(o, "x") && !*s->file) fail(EXIT_USAGE, "-x needs the name of a file");
+            fail(EXIT_USAGE, "-%s measures a file and generates nothing: it cannot be combined with -%s", measures, generating[i]);
+    for (int i = 0; i < 3; i++) {
+        static const char *const files[] = { "x", "ev", "eo" };
+        if (option_given(o, files[i]) && !*(i == 0 ? s->file : i == 1 ? s->questions : s->details))
+            fail(EXIT_USAGE, "-%s needs the name of a file", files[i]);
+    }
+    if (*s->file && *s->questions) fail(EXIT_USAGE, "-x and -ev measure different things: one at a time");
+    if (*s->details && !*s->questions) fail(EXIT_USAGE, "-eo is for the questions of -ev");
+    if (*s->questions && s->verbose > 1) fail(EXIT_USAGE, "-v %d shows the experts of a text: it cannot be combined with -ev", s->verbose);
     if (s->sequences > 1 && chat) fail(EXIT_USAGE, "a chat has one sequence: -m chat cannot be combined with -r");
     if (s->sequences > 1 && s->tokens < 0)
         fail(EXIT_USAGE, "sequences are printed one after another: with -n -1 the second (-r) would never be printed");
@@ -76,6 +90,9 @@ static void check_options(Options o) {
         fail(EXIT_USAGE, "-v %d shows the experts of one sequence: it cannot be combined with -r", s->verbose);
     if (chat && !strcmp(s->prompt, "-"))
         fail(EXIT_USAGE, "a chat reads its lines from stdin: -m chat cannot be combined with -i -");
+    if (web && s->sequences > 1) fail(EXIT_USAGE, "-m web serves one text to each request: it cannot be combined with -r");
+    if (web && s->verbose > 1) fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
+    if (!web && (option_given(o, "wa") || option_given(o, "wp"))) fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
     if (chat && option_given(o, "e")) fail(EXIT_USAGE, "a chat prints no prompt: -m chat cannot be combined with -e");
     if (*s->file && s->verbose == 2) fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
     if (option_given(o, "vl") && s->verbose < 2) fail(EXIT_USAGE, "-vl is for the expert views: -v 2 or -v 3");
@@ -106,6 +123,8 @@ static void message(const Session *q, const char *format, ...) {
     text_vprint(stderr, format, args);
     va_end(args);
 }
+
+enum { GPT2_TOKENS = 50257 };
 
 /* ---- load ---------------------------------------------------------------------------------------------- */
 
@@ -278,6 +297,23 @@ static void chat(Session *q) {
     free(prompt);
 }
 
+/* ---- web: a page to talk to the model ------------------------------------------------------------------- */
+
+static void serve(Session *q, Options o) {
+    Error e;
+    size_t bytes;
+    char *prompt = prompt_read(q->s.prompt, &bytes);
+    open_generator(q, q->s.context);
+    signal(SIGTERM, on_interrupt);
+    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .prompt = prompt, .g = &q->g,
+                    .verbose = q->s.verbose };
+    message(q, "Ctrl-C ends the server\n");
+    if (!web_serve(&w, &e)) fail(EXIT_USAGE, "%s (-wa, -wp)", e.text);
+    interrupts = 0;
+    generator_close(&q->g);
+    free(prompt);
+}
+
 /* ---- perplexity ----------------------------------------------------------------------------------------- *
  * The file is cut into consecutive windows of the model's context. Within a window every token is predicted from those
  * before it; the last one predicts the first token of the next window. The file's first token is not predicted. */
@@ -308,7 +344,7 @@ static void measure(Session *q) {
         n = b * t;
         model_batch(&m, ids + i, ids + i + 1, (int)b, (int)t);
         model_forward(&m);
-        model_loss(&m, 1, 0);
+        model_loss(&m, 0);
         dev->reals_to_double(&loss, m.loss_sum, 1);
         sum += loss;
         if (q->g.view.main) view_read(&q->g.view, ids + i, (int)n, NULL);
@@ -326,6 +362,48 @@ static void measure(Session *q) {
     free(text);
 }
 
+/* ---- questions ------------------------------------------------------------------------------------------- */
+
+static void print_evaluation(const Session *q, const Questions *all, const Evaluation *v) {
+    static const char *const names[MEASURES] = { "accuracy", "per token", "per character" };
+    text_print(stdout, "%s: questions %lld", q->s.questions, (long long)v->questions);
+    if (v->questions < (int64_t)all->count) printf(" of %zu, then interrupted", all->count);
+    for (int by = 0; by < MEASURES && v->questions; by++)
+        if (by != PER_CHARACTER || v->has_characters)
+            printf("  %s %.4f +- %.4f", names[by], (double)v->right[by] / (double)v->questions, evaluate_error(v->right[by], v->questions));
+    putchar('\n');
+}
+
+/* The file is read and checked before anything is allocated. */
+static void ask(Session *q) {
+    Error e;
+    Model m;
+    Questions all;
+    Evaluation v;
+    size_t cut;
+    FileWriter *details = NULL;
+    struct sigaction action = { .sa_handler = on_interrupt };
+    const Settings *s = &q->s;
+    if (!questions_read(&all, s->questions, q->tokenizer, q->config.vocab - q->config.padding, &e)
+        || !questions_cut(&all, s->questions, s->context, &cut, &e)) fail(EXIT_INPUT, "-ev %s", e.text);
+    if (cut) warn("%zu questions are longer than the %d tokens that the model sees (-c): the beginnings of their contexts are cut", cut, s->context);
+    if (all.binary && q->tokenizer && tokenizer_vocab(q->tokenizer) != GPT2_TOKENS)
+        warn("%s has tokens of GPT-2, but the model's tokenizer is another: the result means nothing", s->questions);
+    if (*s->details && !(details = file_create(s->details, &e))) fail(EXIT_DISK, "-eo %s", e.text);
+    evaluate_plan(&m, q->g.dev, &q->config, &all);
+    if (!model_allocate(&m)) out_of_memory(q, &m.arena);
+    load_weights(q, &m);
+    m.used_vocab = q->config.vocab - q->config.padding;     /* likelihoods of all ids that the file has, as in other programs */
+    sigaction(SIGINT, &action, NULL);
+    const double start = now();
+    if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);
+    if (details && !file_finish(details, &e)) fail(EXIT_DISK, "-eo %s", e.text);
+    print_evaluation(q, &all, &v);
+    message(q, "%.1f s, %.1f questions/s\n", now() - start, (double)v.questions / (now() - start));
+    model_free(&m);
+    questions_free(&all);
+}
+
 /* ---- main ---------------------------------------------------------------------------------------------- */
 
 /* What follows from the options and the terminal: the escapes of the stop string, a seed from the clock, colors. */
@@ -333,19 +411,14 @@ static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
     const char *stop = !strcmp(s->mode, "chat") && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
-    char *to = q->stop = mem_alloc(strlen(stop) + 1);
-    for (; *stop; stop++) {
-        const int escaped = *stop == '\\' && (stop[1] == 'n' || stop[1] == 't' || stop[1] == '\\');
-        if (escaped) stop++;
-        *to++ = (char)(escaped && *stop == 'n' ? '\n' : escaped && *stop == 't' ? '\t' : *stop);
-    }
-    const int from_clock = s->seed < 0;
+    q->stop = stop_string(stop);
+    const int web = !strcmp(s->mode, "web"), from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
     if (from_clock) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
         s->seed = (int64_t)(random_key((uint64_t)t.tv_sec, (uint64_t)t.tv_nsec) % 1000000000);
     }
-    if (!*s->file && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
+    if (!*s->file && !*s->questions && !web && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
     const int terminal = isatty(1), colors = terminal && !(none && *none);
     q->style = (TextStyle){ .tokenizer = q->tokenizer, .stop = q->stop, .marked = s->verbose == 2, .terminal = terminal,
                             .colored = !strcmp(s->color, "always") || (!strcmp(s->color, "auto") && colors) };
@@ -365,7 +438,9 @@ int main(int argc, char **argv) {
     prepare(q, options);
 
     if (*q->s.file) measure(q);
+    else if (*q->s.questions) ask(q);
     else if (!strcmp(q->s.mode, "chat")) chat(q);
+    else if (!strcmp(q->s.mode, "web")) serve(q, options);
     else generate(q);
 
     tokenizer_free(q->tokenizer);

@@ -34,17 +34,20 @@ static void send_step(Run *r) {
         const int64_t micro_index = (int64_t)micro * r->parallel.ranks + r->parallel.rank;      /* of the whole step */
         const size_t at = (size_t)micro * N;
         if (!data_batch(r->data, first + micro_index * s->batch, s->batch, s->seq, (uint64_t)s->seed,
-                        r->inputs + at, r->targets + at, &e))
+                        r->inputs + at, r->targets + at, r->positions + at, &e))
             fail(EXIT_DISK, "%s", e.text);
         r->keys[micro] = random_key((uint64_t)s->seed,
                                     (uint64_t)(step * r->micro_batches * r->parallel.ranks + micro_index));
     }
-    model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
+    r->counted = data_counted(r->data, first, (int)samples_per_step(r), s->seq, (uint64_t)s->seed, &e);
+    if (r->counted < 0) fail(EXIT_DISK, "%s", e.text);
+    model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys, s->batch, s->seq);
+    model_scale_loss(&r->model, (double)(1.0f / (float)r->counted));
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
 }
 static void micro_batch(void *run) {
     Run *r = run;
-    model_learn(&r->model, 1.0f / (float)tokens_per_step(r), 1.0f / (float)(r->micro_batches * r->parallel.ranks));
+    model_learn(&r->model, 1.0f / (float)(r->micro_batches * r->parallel.ranks));
 }
 static void update(void *run) {
     Run *r = run;
@@ -74,7 +77,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1, .steps = r->s.steps };
     StepResults f = model_results(m);
-    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += f.step_losses[i] / (double)r->counted;
     t.norm = optimizer_norm(&r->optimizer, f.grad_sq_norms, bad_tensor);
     for (int i = 0; i < 2 * m->routers && !m->dp.ordered; i++) f.losses[i] /= r->parallel.ranks;
     t.routers = router_stats(m, f.load, f.losses);

@@ -339,6 +339,8 @@ static const char *const usage =
     "                         ranks      collectives and training steps on several GPUs\n"
     "                         ladder     the rungs of kernels/ladder\n"
     "                         rounding   an MLP layer under each rule of train_moe -rt\n"
+    "                         decoding   models with random weights, published ones on a GPU: tokens per second\n"
+    "                         loading    reads the folder -o, to which it writes such a model first (FILTER: which)\n"
     "  -t, --time SECONDS     time for each operation (default 0.1; at least 7 batches). 0: one batch\n"
     "  -s, -step, --step      every operation of one training step of MODEL, for example m12, with SEQUENCES (default 16,\n"
     "                         on CPUs 1) of TOKENS (1024): share of the step's time, and of its limit; or of the layers\n"
@@ -347,13 +349,14 @@ static const char *const usage =
     "                         of that step, as for train_moe: recomputation (0), master weights (1), type of the moments\n"
     "                         (f32) and of the gradients (bf16), optimizer (adamw)\n"
     "  -w, --wait             layers, attention: measure again for each line of standard input (bench/peers.py)\n"
+    "  -o, --folder FOLDER    of loading\n"
     "  -l, --list             list the operations instead of timing them\n"
     "  FILTER                 only operations whose line contains this\n";
 
-static const char *const whole[] = { "layers", "heads", "attention", "steps", "ranks", "ladder", "rounding", NULL };
-typedef enum { LAYERS, HEADS, ATTENTION, STEPS, RANKS, RUNGS, ROUNDED, OPERATIONS, STEP, STEP_LAYERS } Subject;
+static const char *const whole[] = { "layers", "heads", "attention", "steps", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
+typedef enum { LAYERS, HEADS, ATTENTION, STEPS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP, STEP_LAYERS } Subject;
 typedef struct {
-    const char *device, *size, *step;
+    const char *device, *size, *step, *folder;
     int     wait;
     TraineeOptions training;
     Subject subject;
@@ -393,6 +396,7 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
         else if (is(argv[i], "-t", "--time")) b->seconds = seconds_of(value_of(argc, argv, &i));
         else if (is(argv[i], "-s", "--step") || is(argv[i], "-step", "-step")) r->step = value_of(argc, argv, &i);
         else if (is(argv[i], "-w", "--wait")) r->wait = 1;
+        else if (is(argv[i], "-o", "--folder")) r->folder = value_of(argc, argv, &i);
         else if (!strcmp(argv[i], "-r")) r->training.recompute = choice(argc, argv, &i, numbers);
         else if (!strcmp(argv[i], "-mw")) r->training.no_master = !choice(argc, argv, &i, yes);
         else if (!strcmp(argv[i], "-wo")) r->training.momentum = choice(argc, argv, &i, optimizers) ? 0.95f : 0;
@@ -407,6 +411,7 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
     for (int i = 0; i < SIZES; i++) known |= r->size && !strcmp(r->size, sizes[i].s.name);
     if (!known) fail(EXIT_USAGE, "size %s: unknown\n%s", r->size, usage);
     if (r->step && (r->size || (b->filter && !layers) || b->list)) fail(EXIT_USAGE, "-step goes with -d only\n%s", usage);
+    if (!r->folder != !(at == LOADING)) fail(EXIT_USAGE, "-e loading needs a folder, -o, and nothing else does\n%s", usage);
     r->subject = layers ? STEP_LAYERS : r->step ? STEP : at >= 0 ? (Subject)at : OPERATIONS;
 }
 
@@ -461,6 +466,8 @@ int main(int argc, char **argv) {
     case STEPS:              bench_steps(b.dev); break;
     case RUNGS:              bench_ladder(b.dev); break;
     case ROUNDED:            bench_rounding(b.dev); break;
+    case DECODING:           bench_decoding(b.dev, b.filter, &copies); break;
+    case LOADING:            bench_loading(b.dev, b.filter, r.folder); break;
     case STEP:               step_of(&r, &b, &copies); break;
     case STEP_LAYERS:        bench_layer_parts(b.dev, b.filter, shrink, b.flops_peak, &copies); break;
     default:                 bench_operations(&b, r.size);

@@ -8,7 +8,7 @@ export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 echo "# $(git describe --always --dirty 2> /dev/null), $(date -u +%Y-%m-%d)"
-./run_tests kernels model gpu ladder soak large > "$work/tests" 2>&1; code=$?
+./run_tests kernels model gpu decoding ladder soak large > "$work/tests" 2>&1; code=$?
 grep FAIL "$work/tests"; tail -1 "$work/tests"
 [ $code = 0 ] || exit 1
 

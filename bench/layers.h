@@ -27,6 +27,9 @@ void bench_attention(const Device *dev, const char *filter, int wait);
 void bench_steps(const Device *dev);
 void bench_rounding(const Device *dev);         /* rounding.c */
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
+/* decode.c: tokens per second of models with random weights; and how fast such a model's folder is read, which is written first. */
+void bench_decoding(const Device *dev, const char *filter, const Copies *copies);
+void bench_loading(const Device *dev, const char *filter, const char *folder);
 /* One training step, operation by operation. product_rate: flop/s. */
 void bench_step(const Device *dev, const char *descriptor, TraineeOptions o, double product_rate, const Copies *copies);
 

@@ -96,11 +96,21 @@ typedef enum {
 /* An RMSNorm: weight (C). */
 typedef struct { const floatX *weight; float eps; } Norm;
 
-/* A router: weight (E,C); bias (E) or NULL, added to the scores for choosing only. weight NULL: no router, E = K = 1. */
-typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; } Router;
+/* A router: weight (E,C); bias (E) or NULL, added to the scores for choosing only; scale: of the chosen experts' weights, 0: none.
+ * weight NULL: no router, E = K = 1. */
+typedef struct { const floatX *weight; const real *bias; Scores scores; int E, K; Groups groups; float scale; } Router;
 
 /* A router's choice for N tokens: (N,K) each. */
 typedef struct { int *expert; real *weight; } Choice;
+
+/* What happens to new queries (Q*G*D), keys and values (2,G,D) of a token before they are rotated, in this order. NULLs: nothing. */
+typedef struct {
+    const floatX *query_bias, *kv_bias;     /* (Q*G*D) (2,G,D) */
+    const floatX *value_embed;              /* (V, G*D)  row *token of it is added to the values */
+    const int *token;                       /* (B) */
+    Norm query_norm, key_norm;              /* (D) of every head, or, if whole, (Q*G*D) (G*D) of all heads together */
+    int  whole;
+} NewHeads;
 
 /* Dropout at one site of the model. p: in [0,1). key: of this batch, in device memory; NULL if p is 0. site: a different number
  * for each site. scale: what is kept is also multiplied by it; 0: it is not. */
@@ -385,11 +395,13 @@ struct Device {
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
      * A mixture of attention heads has Q = K: its slots are packed query heads; keys and values are not repeated.
+     * position (B,T): query t sees keys t - position[t] .. t, its own sample in a row of several; it counts up within a sample.
+     * NULL: a row is one sample, t = position[t].
      * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps + 8 eps_f32 forward, 32 eps backward */
-    void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv,
+    void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *position,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
-                               const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D);
+                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D);
     /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b attends to positions 0..position[b]. */
     void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position,
                                HeadOrder order, int B, int T, int G, int Q, int D);
@@ -402,21 +414,22 @@ struct Device {
      * experts of width F use these (all other widths must be multiples of F or C)? If not, call the operations they are made of.
      * Where decode_fits is always 0 the others are NULL.
      *
-     * decode_in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, router.bias);
+     * decode_in: x = rmsnorm_forward(inp, norm); choice = router_forward(x router.weight^T, ...), weights times router.scale;
      *   out (N,K,O) by slot = f(x w[expert]^T), w (E,O,C), or (E,2O,C) for a gated f;  plain (N,P) = x plain_w^T.
      *   plain_w NULL: P = 0. next: NULL, or the weights decode_out will read, next_size elements for each expert; those of
      *   the chosen experts are prefetched.
-     * decode_out: out (N,O) = residual + bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T.   inp (N*K,C)  w (E,O,C)
-     *   bias (O), or NULL. choice: that of the last decode_in, or NULLs: one expert. out may be residual.
-     * decode_attention: rope(q), rope of the keys in kv, cache_store(kv), attention_cached. kv (B,2,G,D)  row (B)
-     *   position, row and the cache must be complete before the PREVIOUS operation is queued: this one reads them early. */
+     * decode_out: out (N,O) = residual + scale (bias + sum_k weight[n,k] inp[slot n*K+k] w[expert]^T).   inp (N*K,C)  w (E,O,C)
+     *   bias (O), or NULL. scale 0: none. choice: that of the last decode_in, or NULLs: one expert. out may be residual.
+     * decode_attention: `heads`, as bias_forward, columns_add and the norms; rope(q), rope of the keys in kv, cache_store(kv),
+     *   attention_cached. kv (B,2,G,D)  row (B). position, row, token and the cache must be complete before the PREVIOUS operation is
+     *   queued: this one reads them early. */
     int  (*decode_fits)(int N, int C, int F, int E, int K);
     void (*decode_in )(OUT floatX *out, OUT floatX *plain, OUT Choice choice, const floatX *inp, Norm norm, Router router,
                        const floatX *w, const floatX *plain_w, const floatX *next, size_t next_size, Activation f,
                        int N, int C, int O, int P);
     void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
-                       const floatX *bias, int N, int E, int K, int C, int O);
-    void (*decode_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
+                       const floatX *bias, float scale, int N, int E, int K, int C, int O);
+    void (*decode_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *heads, const real *table,
                           const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D);
 
     /* ---- sample: the next token of each sequence -----------------------------------------------------------
@@ -432,10 +445,10 @@ struct Device {
     void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
-     * logits (N,V); with gradient they become scale * dloss/dlogits in place. Only the first `used` columns count: the rest is
+     * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1. Only the first `used` columns count: the rest is
      * padding of the vocabulary and gets gradient 0. target[n] < 0: loss and gradient 0. cap: 0, or that of the soft_cap that made
      * the logits, which the gradient then passes too.   error: 4 eps */
-    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N,
                           int V, int used);
     /* x = cap * tanh(x / cap), in place.   error: 4 eps.   Source: Gemma 2, arXiv 2408.00118 */
     void (*soft_cap)(floatX *x, float cap, size_t n);

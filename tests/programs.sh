@@ -284,6 +284,20 @@ done
 ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q '"our_own_key": {' on/config.json
 last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
 ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
+# A mixture of a dense model begins with its loss.
+expect 0 'fingerprint' $train -i text.txt -j val.txt -tk 300 -e d2:c32h2n1 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o plain
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e plain -b 2 -t 32 -d 128 -x 1 -v 20 -s 0 -o plain2
+expect 0 'every expert is a copy of an MLP of plain, a dense qwen3' $train -i text.txt -j val.txt -e plain -up e4k2 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o mixed
+first() { grep '"event": "step"' "$1/log.jsonl" | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/'; }
+dense=$(first plain2) mixed=$(first mixed)
+ok "-up: the first loss is the dense model's: $dense and $mixed" awk "BEGIN { d = $dense / $mixed - 1; exit !(d < 3e-7 && d > -3e-7) }"
+ok "-up: a qwen3_moe with the ids of its tokenizer" grep -q '"model_type": "qwen3_moe"' mixed/config.json
+ok "-up: and the tokenizer" cmp plain/tokenizer.json mixed/tokenizer.json
+expect 0 'bits/byte' $infer mixed -x val.txt
+expect 2 'has experts already' $train -i text.txt -j val.txt -e mixed -up e4k2 -o never
+expect 2 'needs a dense model in a folder' $train -i text.txt -j val.txt -e d2 -up e4k2 -o never
+expect 2 'width is ' $train -i text.txt -j val.txt -e plain -up e4k2f7 -o never
+expect 2 '-up makes the model of a new run' $train -o mixed -y 1 -up e4k2
 expect 0 'fingerprint' $plain -e folder -x 20 -o half
 rm -rf half/state/step-00000020 half/tokens.cache && rm -rf x1 && mv folder x1
 expect 0 'resuming' $train -o half -y 1
@@ -729,6 +743,18 @@ theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole
 ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
+
+# Multiple-choice questions. What is wrong with a file is said before the weights are read.
+printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl
+expect 0 'asked.jsonl: questions 2  accuracy [0-9.]* +- [0-9.]*  per token .*  per character ' $infer whole -ev asked.jsonl -eo answers.jsonl
+ok "a line of details for each question" [ "$(grep -c '"logprobs": \[-.*, -.*\], "tokens": \[' answers.jsonl)" = 2 ]
+expect 0 '1 questions are longer than the 3 tokens' $infer whole -ev asked.jsonl -c 3
+echo '{"context": "a", "choices": ["b", "c"], "answer": 2}' >> asked.jsonl
+expect 3 'asked.jsonl: line 4: "answer" is 2' $infer whole -ev asked.jsonl
+expect 3 'missing.jsonl: No such file' $infer whole -ev missing.jsonl
+expect 2 'cannot be combined with -n' $infer whole -ev asked.jsonl -n 3
+expect 2 'one at a time' $infer whole -ev asked.jsonl -x val.txt
+expect 2 '-eo is for' $infer whole -eo answers.jsonl
 
 # ---- scripts -----------------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ watch() {       # watch TOOL DEVICE LOG OPTIONS: of run_tests
 }
 for tool in $tools; do
     for device in cuda-bf16 cuda-bf16-portable cuda-f32; do
-        watch $tool $device gpu "gpu comm"
+        watch $tool $device gpu "gpu decoding comm"
         for part in $(seq $gpus); do watch $tool $device kernels-$part "-p $part/$gpus kernels ladder"; done
     done
 done

@@ -34,14 +34,17 @@ void test_texts(void);                                      /* raw text, part of
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);
 void test_reference(void);
+void test_evaluate(void);                                   /* questions, part of the group reference */
 void test_train(void);
 void test_state(void);                                      /* files/test_state.c: damaged and half-saved checkpoints */
 void test_parallel(void);
 void test_report(void);
+void test_web(void);                                        /* requests of infer_moe -m web */
 void test_comm(void);
 void test_messages(void);                                   /* bytes from strangers */
 void test_strangers(void);
 void test_gpu(void);
+void test_decoding(void);                                   /* on GPUs, model/test_gpu.c */
 void gpu_fault(void);                                       /* not a test: ends the process with an error of the GPU */
 void test_ladder(void);                                     /* ops/test_ops.c */
 void test_soak(void);                                       /* ops/test_large.c */

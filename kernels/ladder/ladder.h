@@ -5,12 +5,12 @@
 #define LADDER_H
 #include "kernels/kernels.h"
 
-/* The two operations that have ladders, as in kernels.h. */
+/* The two operations that have ladders, as in kernels.h; a row of attention is one sample: position is NULL. */
 #define PARALLEL_LINEAR(name) \
     void name(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, \
               int C, int O, Rows inp_rows, Rows out_rows)
 #define ATTENTION(name) \
-    void name(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, HeadOrder order, \
+    void name(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order, \
               int B, int T, int G, int Q, int D)
 
 PARALLEL_LINEAR(parallel_linear_naive);

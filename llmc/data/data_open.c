@@ -342,7 +342,7 @@ static void describe(Data *d) {
     char *to = !strcmp(first, last) ? text_format("%s", "") : text_format(" ... %s", base_name(last));
     d->description = text_format("%s%s%s: %s, %d file%s, %lld tokens for training, %lld for validation%s%s",
         d->is_fallback ? "NOT tinyshakespeare, which is missing, but " : "", first, to,
-        d->is_bytes && d->is_text ? "text as bytes" : d->format->name, d->files,
+        d->has_chats ? "conversations" : d->is_bytes && d->is_text ? "text as bytes" : d->format->name, d->files,
         d->files == 1 ? "" : "s", (long long)d->tokens[DATA_TRAIN], (long long)d->tokens[DATA_VALIDATION],
         held_out[d->held_out], d->cached ? ", as encoded before" : "");
     free(to);
@@ -375,7 +375,9 @@ static Data *open_all(const char *train, const char *validation, const DataReque
         for (int i = 0; i < d->segments[s]; i++) {
             d->tokens[s] += d->segment[s][i].tokens;
             if ((int)d->segment[s][i].max > d->max_id) d->max_id = (int)d->segment[s][i].max;
+            d->has_chats |= d->segment[s][i].is_chats;
         }
+    if (d->has_chats) d->fingerprint = hash_bytes(d->fingerprint, chat_name(&d->chat), strlen(chat_name(&d->chat)));
     describe(d);
     free_texts(d);
     return d;
@@ -402,11 +404,13 @@ void data_close(Data *d) {
         for (int i = 0; i < d->segments[s]; i++) {
             if (d->segment[s][i].fd >= 0) close(d->segment[s][i].fd);
             free(d->segment[s][i].memory);
+            packing_free(&d->segment[s][i].packing);
             free(d->segment[s][i].path);
         }
         free(d->segment[s]);
     }
     free_texts(d);
+    chat_close(&d->chat);
     free(d->description);
     free(d);
 }

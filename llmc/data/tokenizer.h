@@ -27,6 +27,7 @@ int    tokenizer_vocab(const Tokenizer *t);                              /* ids 
 int    tokenizer_eos(const Tokenizer *t);                                /* of a document, by its usual names; -1 if there is none */
 int    tokenizer_ends(const Tokenizer *t, int *ids, int most);           /* all that end a text or a turn; returns how many */
 int    tokenizer_bos(const Tokenizer *t);                                /* what the file adds in front of a text, or -1 */
+int    tokenizer_first(const Tokenizer *t);                              /* what begins a text without tokens: bos, else eos, else a newline */
 int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 if no token is exactly this */
 
 /* Returns the number of ids; free(*ids). */

@@ -501,6 +501,17 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
     return 1;
 }
 
+void config_add_ids(Text *config, const JsonValue *origin) {
+    static const char *const names[] = { "bos_token_id", "eos_token_id", "pad_token_id" };
+    config->length -= strlen("\n}\n");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (json_get(origin, names[i])) {
+            text_add(config, ",\n  \"%s\": ", names[i]);
+            json_write(config, json_get(origin, names[i]), 1);
+        }
+    text_add_string(config, "\n}\n");
+}
+
 int config_same(const Config *a, const Config *b, Error *difference) {
     int same = 1;
     size_t n = 0;

@@ -148,14 +148,23 @@ static void turn_heads(const Config *c, const Piece *p, void *data, size_t n, si
     free(copy);
 }
 
+/* Where a tensor of a file goes: element `first` of the weights, and again `stride` elements later, `copies` times in all. */
+typedef struct { size_t first, stride, copies; } Place;
+
+/* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of it. */
+static Place place_of(const Model *m, const Model *was, int i, const Piece *p) {
+    const Tensor *t = &was->manifest.at[i], *to = m->manifest.at;
+    while (to->layer != t->layer || to->field != t->field) to++;
+    return (Place){ to->offset + (p->offset - t->offset), t->count, to->count / t->count };
+}
+
 /* Copies a tensor of the file to the device, with conversion if the number types differ. */
-static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece *p, void *buffer, Error *e) {
+static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece *p, Place place, void *buffer, Error *e) {
     const Device *dev = m->dev;
     const size_t size = dev->floatX_size, chunk = chunk_of(p);
     const int same = !strcmp(t->dtype, dev->dtype);
     for (size_t i = 0; i < p->count; i += chunk) {
         const size_t n = p->count - i < chunk ? p->count - i : chunk;
-        void *to = (char *)m->params + (p->offset + i) * size;
         if (!(same ? safetensors_read(s, t, i * size, buffer, n * size, e)
                    : safetensors_read_double(s, t, i, buffer, n, e))) return 0;
         const size_t bad = first_not_finite(same ? t->dtype : "F64", buffer, n);
@@ -163,8 +172,11 @@ static int load_piece(Model *m, Safetensors *s, const FileTensor *t, const Piece
             return error_set(e, "tensor %s: element %zu is NaN or infinite",
                              p->name, i + bad);
         turn_heads(&m->config, p, buffer, n, same ? size : sizeof(double), 1);
-        if (same) dev->upload(to, buffer, n * size);
-        else dev->from_double(to, buffer, n);
+        for (size_t k = 0; k < place.copies; k++) {
+            void *to = (char *)m->params + (place.first + k * place.stride + i) * size;
+            if (same) dev->upload(to, buffer, n * size);
+            else dev->from_double(to, buffer, n);
+        }
     }
     return 1;
 }
@@ -275,28 +287,37 @@ int hf_check_weights(const Device *dev, const Config *c, const char *path, Error
     return ok;
 }
 
-int hf_load_weights(Model *m, const char *path, Error *e) {
+/* was: the model that the files have; m itself, or the dense one that it is a mixture of. */
+static int load_weights(Model *m, const Model *was, const char *path, Error *e) {
     Safetensors *s = safetensors_open(path, e);
     Text problems = { 0 };
     size_t used = 0;
     if (!s) return 0;
     Error why;
-    void *buffer = mem_alloc(largest_chunk(m) * sizeof(double));
-    int n = find_problems(m, s, &problems, &used);
+    void *buffer = mem_alloc(largest_chunk(was) * sizeof(double));
+    int n = find_problems(was, s, &problems, &used);
     used += m->config.tied && safetensors_find(s, "lm_head.weight");            /* a redundant copy of the embedding */
-    for (int i = 0; i < m->manifest.count && !n; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]) && !n; j++) {
-            const Piece p = manifest_piece(&m->manifest.at[i], j);
-            n = !load_piece(m, s, safetensors_find(s, p.name), &p, buffer, &why);
+    for (int i = 0; i < was->manifest.count && !n; i++)
+        for (int j = 0; j < manifest_piece_count(&was->manifest.at[i]) && !n; j++) {
+            const Piece p = manifest_piece(&was->manifest.at[i], j);
+            n = !load_piece(m, s, safetensors_find(s, p.name), &p, place_of(m, was, i, &p), buffer, &why);
         }
-    for (int r = 0; r < bias_count(m) && !n; r++) n = !load_bias(m, s, r, &why);
+    for (int r = 0; r < bias_count(was) && !n; r++) n = !load_bias(m, s, r, &why);
     if (n && !problems.at) text_add(&problems, "\n  %s", why.text);
-    if (!n && used < safetensors_count(s)) warn_of_unknown(m, s, path);
+    if (!n && used < safetensors_count(s)) warn_of_unknown(was, s, path);
     report_problems(path, n, &problems, e);
     safetensors_close(s);
     free(buffer);
     free(problems.at);
     return !n;
+}
+int hf_load_weights(Model *m, const char *path, Error *e) { return load_weights(m, m, path, e); }
+int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e) {
+    Model was;
+    model_plan_inference(&was, m->dev, dense, 1, 1, 0, NULL);
+    const int ok = load_weights(m, &was, path, e);
+    model_free(&was);
+    return ok;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
@@ -366,8 +387,10 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
     static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
     Text config = { 0 };
     const int keeps = keeps_tokenizer(origin, tokenizer);
-    if (!origin || !config_to_json_like(&m->config, m->dev->dtype, json_root(origin->config), &config))
+    if (!origin || !config_to_json_like(&m->config, m->dev->dtype, json_root(origin->config), &config)) {
         config_to_json(&m->config, m->dev->dtype, 0, &config);
+        if (origin) config_add_ids(&config, json_root(origin->config));
+    }
     int ok = write_file(folder, "config.json", config.at, config.length, e);
     for (int i = 0; i < COMPANIONS && ok && keeps; i++)
         if (origin->file[i].data) ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);

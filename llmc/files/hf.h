@@ -13,6 +13,9 @@ int hf_load_config(const char *folder, Config *c, Error *e);
 /* Loads all weights of an allocated model from a folder or one file. The error lists every missing, misshapen or
  * non-finite tensor. Tensors that the model does not have are ignored with a warning. */
 int hf_load_weights(Model *m, const char *path, Error *e);
+/* Upcycling: the weights of a dense model of configuration `dense`, of which m is the mixture (config_upcycle). Every expert is a copy
+ * of the dense MLP; routers are left as they are. */
+int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e);
 /* The same errors, as far as the heads of the files tell, before a model is allocated. */
 int hf_check_weights(const Device *dev, const Config *c, const char *path, Error *e);
 

@@ -15,6 +15,9 @@ static Sizes sizes_of(const Model *m) {
                     mixture ? HEADS_TILED : HEADS_GROUPED };
 }
 
+/* Where samples begin in the rows of a batch; NULL: every row is one. */
+static const int *samples(const Model *m) { return m->batch.packed ? m->batch.position : NULL; }
+
 /* Queries, and the keys in the first half of kv. Backward is the same rotation the other way. */
 static void rotate(Model *m, Sizes z, floatX *q, floatX *kv, int direction) {
     m->dev->rope(q,  m->rope, m->batch.position, direction, z.N, z.Q*z.G*z.D, z.Q*z.G, z.D);
@@ -114,7 +117,7 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
      * more than one token. */
     if (m->cache) dev->cache_store(m->cache[l], a->kv, m->cache_row, N, 2*G*D);
     if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], m->batch.position, z.order, B, m->cache_capacity, G, Q, D);
-    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, z.order, B, T, G, Q, D);
+    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, samples(m), z.order, B, T, G, Q, D);
 
     /* 6. Back to C channels by the same experts; 7. summed by the router's weights, in add_norm_forward. */
     if (!z.mixture) {
@@ -161,7 +164,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     Sum dx = { 0 };
 
     /* 5 */
-    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, z.order, m->batch.B, m->batch.T,
+    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, samples(m), z.order, m->batch.B, m->batch.T,
                             G, Q, D);
 
     /* 4 */
@@ -202,13 +205,15 @@ void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const int A = c->attention_experts, X = c->attention_topk, N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
     const int H = z.mixture ? G*D : Q*G*D;                  /* width of an expert's heads */
     const Norm norm = { p->att_norm, (float)c->norm_eps };
-    const Router router = { p->att_router, a->att.bias, (Scores)c->scores, A, X };
+    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = (Scores)c->scores, .E = A, .K = X };
     const Choice choice = { a->att.expert, a->att.weight };
+    const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, head_norm(m, p->query_norm),
+                             head_norm(m, p->key_norm), c->qk_norm > 1 };
 
     /* 1 to 3, 4 and 5, 6 and 7. */
     dev->decode_in(a->q, a->kv, choice, resid, norm, router, p->query, p->kv, p->output, (size_t)C * (size_t)H, IDENTITY,
                    N, C, H, 2*G*D);
-    dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, m->rope, m->batch.position, m->cache_row, z.order, m->batch.B,
+    dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row, z.order, m->batch.B,
                           m->cache_capacity, G, Q, D);
-    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, N, A, X, H, C);
+    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, A, X, H, C);
 }

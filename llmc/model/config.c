@@ -149,6 +149,24 @@ int config_parse(Config *c, const char *text, Error *e) {
     if (!choose_heads(c, text, value, small, e)) return 0;
     return config_check(c, &why) ? 1 : error_set(e, "model %s: %s", text, why.text);
 }
+
+int config_upcycle(Config *c, const char *given, Error *e) {
+    int value[26] = { 0 };
+    Error why;
+    if (!parse_fields(given, given, value, &why)) return error_set(e, "-up %.900s", why.text + strlen("model "));
+    for (const char *l = letters; *l; l++)
+        if (value[*l - 'a'] && !strchr("ekf", *l))
+            return error_set(e, "-up %s: experts are copies of the MLP, so only e, k and f can be given, not %c", given, *l);
+    if (c->experts > 1) return error_set(e, "-up %s: this model has experts already, %d of them; only a dense one can become a mixture", given, c->experts);
+    if (FIELD('f', c->width) != c->width)
+        return error_set(e, "-up %s: experts are copies of the MLP, whose width is %d", given, c->width);
+    c->experts = FIELD('e', 8);
+    c->topk = FIELD('k', 2);
+    if (c->experts < 2) return error_set(e, "-up %s: a mixture has at least two experts", given);
+    c->scores = TOPK_SOFTMAX;
+    if (c->family != FAMILY_SMOE) c->family = 0;
+    return config_check(c, &why) || error_set(e, "-up %s: %.900s", given, why.text);
+}
 #undef FIELD
 
 static int hundredths(double x) { return (int)(x * 100 + 0.5); }

@@ -26,11 +26,11 @@ static Dropout dropout_at(const Model *m, int site) {
     return (Dropout){ m->dropout, m->batch.key, site, site ? m->config.residual_scale : m->config.embed_scale };
 }
 static int drops(Dropout d) { return d.p > 0 || d.scale > 0; }
-/* x, (N,C), divided by what the logits are to be divided by. */
-static void divide_logits(Model *m, floatX *x) {
+/* x, (N,width), divided by what the logits are to be divided by: the logits, what they are made of, or its gradient. */
+static void divide_logits(const Model *m, floatX *x, int width) {
     if (!(m->config.logit_divisor > 0)) return;
     const Dropout d = { .scale = 1 / m->config.logit_divisor };
-    m->dev->dropout(x, x, d, (size_t)m->batch.N * (size_t)m->config.channels);
+    m->dev->dropout(x, x, d, (size_t)m->batch.N * (size_t)width);
 }
 
 /* The stream that enters block l. */
@@ -67,15 +67,16 @@ static void block_forward(Model *m, int l) {
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
 }
 
+/* Can the decode_* operations take these tokens? One of each of a few sequences, in a model whose layers are not too wide. */
 static int model_decode_path(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
-    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
-        && !c->qk_norm && !c->value_embeddings && !c->attention_always && !(c->route_scale > 0)
-        && !c->attention_bias && !c->shared_gate && c->groups < 2 && !(c->residual_scale > 0) && !(c->logit_divisor > 0)
-        && (c->experts == 1 || config_mixtures(c) == c->layers)
-        && dev->decode_fits(m->batch.N, c->channels, c->width, c->experts, c->topk)
-        && dev->decode_fits(m->batch.N, c->channels, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
+    const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
+    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced && !c->attention_always
+        && (c->experts > 1 ? !mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk) : dev->decode_fits(N, C, c->width, 1, 1))
+        && (c->experts == 1 || mixtures == c->layers || dev->decode_fits(N, C, c->dense_width, 1, 1))
+        && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))
+        && dev->decode_fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
 
 void model_forward(Model *m) {
@@ -93,7 +94,7 @@ void model_forward(Model *m) {
     else {
         attention_norm(m, 0);
         for (int l = 0; l < L; l++) block_forward(m, l);
-        divide_logits(m, m->final);
+        divide_logits(m, m->final, C);
     }
 }
 
@@ -114,29 +115,30 @@ void model_logits(Model *m, int first, int count) {
 void model_next(Model *m, floatX *logits) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
-    if (model_decode_path(m))
+    if (model_decode_path(m)) {
         dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out,
                        final_norm(m), (Router){ .E = 1, .K = 1 },
                        m->p.head, NULL, NULL, 0, IDENTITY, N, C, V, 0);
-    else dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
+        divide_logits(m, logits, V);
+    } else dev->matmul_forward(logits, m->final, m->p.head, N, C, V);
     model_cap(m, logits, N);
 }
 
 /* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */
-void model_loss(Model *m, float scale, int gradient) {
+void model_loss(Model *m, int gradient) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
     for (int n = 0; n < N; n += m->head_rows) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
+        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
                                     m->batch.phase & PHASE_FIRST && n == 0 ? SET : ADD);
     }
-    if (gradient) divide_logits(m, m->dfinal);
+    if (gradient) divide_logits(m, m->dfinal, C);
     dev->sum(m->loss_sum, m->loss, (size_t)N);
 }
 
@@ -215,11 +217,11 @@ void model_backward(Model *m, float scale) {
     parallel_gradients(m, 0);
 }
 
-void model_learn(Model *m, float loss_scale, float router_scale) {
+void model_learn(Model *m, float scale) {
     model_forward(m);
     if (!m->dp.ordered) parallel_sum_loads(m);
-    model_loss(m, loss_scale, 1);
+    model_loss(m, 1);
     parallel_wait_loads(m);
     model_router_losses(m);
-    model_backward(m, router_scale);
+    model_backward(m, scale);
 }

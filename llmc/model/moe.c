@@ -137,22 +137,35 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     return dx;
 }
 
-/* The forward pass for one token of each of a few sequences, from the residual stream to the residual stream. */
-void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
+/* The forward pass for one token of each of a few sequences, from the residual stream to the residual stream: a mixture, or, with
+ * router.weight NULL, one MLP. */
+static void mlp_decode(Model *m, floatX *out, const floatX *resid, const floatX *x, Norm norm, Router router, Choice choice,
+                       DenseMlp mlp, const floatX *bias) {
     const Device *dev = m->dev;
+    const int N = m->batch.N, C = m->config.channels, F = mlp.F;
+    dev->decode_in(m->s.act, NULL, choice, x, norm, router, mlp.up, NULL, mlp.down, (size_t)C * (size_t)F,
+                   (Activation)m->config.activation, N, C, F, 0);
+    dev->decode_out(out, resid, m->s.act, choice, mlp.down, bias, (float)m->config.residual_scale, N, router.E, router.K, F, C);
+}
+void moe_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const Config *c = &m->config;
     const LayerParams *p = &m->lp[l];
-    const Route *r = &m->acts[l].mlp;
-    const Activation f = (Activation)c->activation;
+    const Route *r = &m->acts[l].mlp, *gate = &m->acts[l].gate;
     const Norm norm = { p->mlp_norm, (float)c->norm_eps };
-    const Router router = { p->router, r->bias, (Scores)c->scores, c->experts, c->topk }, none = { .E = 1, .K = 1 };
-    const Choice choice = { r->expert, r->weight }, one = { 0 };
-    const int N = m->batch.N, C = c->channels, F = c->width, Fs = c->experts > 1 ? c->shared_width : 0;
+    const Router none = { .E = 1, .K = 1 };
+    DenseMlp experts = dense_mlp(m, l);
+    if (!config_has_experts(c, l)) {
+        mlp_decode(m, out, resid, resid, norm, none, (Choice){ 0 }, experts, NULL);
+        return;
+    }
 
-    /* 1 to 3; 3 and 4; 5. */
-    dev->decode_in(m->s.act, NULL, choice, resid, norm, router, p->up, NULL, p->down, (size_t)C * (size_t)F, f, N, C, F, 0);
-    dev->decode_out(out, resid, m->s.act, choice, p->down, p->mlp_bias, N, c->experts, c->topk, F, C);
-    if (!Fs) return;
-    dev->decode_in(m->s.act, NULL, one, resid, norm, none, p->shared_up, NULL, NULL, 0, f, N, C, Fs, 0);
-    dev->decode_out(out, out, m->s.act, one, p->shared_down, NULL, N, 1, 1, Fs, C);
+    /* 1 to 4. */
+    const Router router = { p->router, r->bias, (Scores)c->scores, r->E, r->K, r->groups, (float)c->route_scale };
+    mlp_decode(m, out, resid, resid, norm, router, (Choice){ r->expert, r->weight }, experts, p->mlp_bias);
+
+    /* 5. Its gate is a router that has one expert. */
+    if (!c->shared_width) return;
+    const Router gating = c->shared_gate ? (Router){ .weight = p->shared_gate, .scores = SIGMOID_EACH, .E = 1, .K = 1 } : none;
+    const Choice choice = c->shared_gate ? (Choice){ gate->expert, gate->weight } : (Choice){ 0 };
+    mlp_decode(m, out, out, resid, norm, gating, choice, shared_expert(m, l), NULL);
 }

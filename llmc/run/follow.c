@@ -218,12 +218,13 @@ static int validation_sums(Run *r, double *total, double *count) {
     const int N = s->batch * s->seq;
     meter_begin(&meter, r->leads, "validating", (batches - first + r->parallel.ranks - 1) / r->parallel.ranks, "batches");
     for (int64_t i = first; i < batches && !requests_stopping(); i += r->parallel.ranks) {
-        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
+        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, r->positions, &e))
             fail(EXIT_DISK, "%s", e.text);
         for (int n = 0; n < N; n++) *count += r->targets[n] >= 0;
         model_batch(m, r->inputs, r->targets, s->batch, s->seq);
+        if (data_has_chats(r->data)) model_pack(m, r->positions);
         model_forward(m);
-        model_loss(m, 1, 0);
+        model_loss(m, 0);
         m->dev->reals_to_double(&sum, m->loss_sum, 1);
         *total += sum;
         meter_add(&meter, 1);

@@ -136,8 +136,8 @@ void run_open_data(Run *r) {
     char *trained = text_format("%s/tokenizer.json", s->out), *own = own_tokenizer(r);
     Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
-                                  .pattern = s->pattern, .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL, .cache = s->out,
-                                  .show = r->leads, .any_bytes = s->any_bytes };
+                                  .pattern = s->pattern, .chat = s->chat, .cache = s->out, .show = r->leads, .any_bytes = s->any_bytes,
+                                  .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     if (own && !readable && data_is_text(r->data))
         fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
@@ -167,6 +167,7 @@ static void resume_config(Run *r, int given) {
     Config *c = &r->config, asked;
     const char *path = checkpoint_path(r->from);
     *c = checkpoint_config(r->from);
+    if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
     if (!given) return;
     describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
@@ -186,11 +187,15 @@ static void load_config(Run *r) {
     if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    r->dense = *c;
+    if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!*s->upcycle || data_has_chats(r->data))
+        settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
     if (*s->tokenizer && is_file(theirs) && r->leads)
         warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
     free(theirs);
-    if (s->bias_rate > 0 && !c->choice_bias && c->family != FAMILY_SMOE)
+    if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
              "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
 }
@@ -202,6 +207,7 @@ void run_choose_model(Run *r) {
     const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
         fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
+    if (!r->from && !is_model && *s->upcycle) fail(EXIT_USAGE, "-up %s needs a dense model in a folder: -e FOLDER", s->upcycle);
     if (r->from) resume_config(r, (kind_given || settings_given(s, "e")) && !is_model);
     else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
@@ -315,7 +321,7 @@ void run_plan(Run *r) {
         fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
     bound_validation(r);
-    if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
+    if (s->steps < 0 && !(s->steps = -s->steps * data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
         fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
              "Use smaller steps (-b, -t, -d), or set their number (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
@@ -423,6 +429,9 @@ void run_print_plan(const Run *r) {
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
     if (config_family(c) == FAMILY_SMOE)
         puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");
+    if (*r->s.upcycle && !r->from)
+        text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; routers are new\n", r->s.model,
+                   family_name(config_family(&r->dense)));
     printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
@@ -485,6 +494,7 @@ void run_allocate(Run *r) {
     r->model.forced = s->forced;
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
+    r->positions = mem_alloc(N * sizeof *r->positions);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
     for (int i = 0; i < PHASES; i++) r->replay_micro[i].off = !r->records;
     r->replay_update.off = !r->records;
@@ -509,6 +519,14 @@ static int publish_again(Run *r) {
     return 0;
 }
 
+/* Routers are new; all experts answer alike at first, so it does not matter whom they choose. */
+static void upcycle(Run *r) {
+    Error e;
+    config_pad_vocab(&r->dense);
+    model_initialize_kind(&r->model, TENSOR_ROUTER, (uint64_t)r->s.seed);
+    if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
+}
+
 void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
@@ -526,6 +544,7 @@ void run_start_or_resume(Run *r) {
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
+        else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */

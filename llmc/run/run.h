@@ -27,7 +27,7 @@ typedef struct {
     int           leads;                /* 1: rank 0; before there are ranks, process 0 */
     int           takes_signals;        /* 1: the rank that reports its process's signals */
     const Device *dev;
-    Config        config;
+    Config        config, dense;        /* dense: of the model in a folder whose MLPs became experts (-up); else unused */
     Model         model;
     Optimizer     optimizer;
     Decoder       decoder;              /* for samples; uses the model's weights */
@@ -39,7 +39,8 @@ typedef struct {
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           micro_batches;        /* of a step, on each rank */
-    int          *inputs, *targets;     /* (micro_batches,B,T) */
+    int          *inputs, *targets, *positions;     /* (micro_batches,B,T) */
+    int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */
     uint64_t     *keys;                 /* (micro_batches) of their dropout */
     char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */

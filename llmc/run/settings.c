@@ -2,6 +2,7 @@
 #include "settings.h"
 #include "device.h"
 #include "llmc/data/bpe.h"
+#include "llmc/data/chat.h"
 #include "llmc/data/data.h"
 #include "llmc/model/config.h"
 #include "llmc/model/schedule.h"
@@ -15,19 +16,23 @@
 static const Option options[] = {
     /* group       letter name               kind          field              default                low   high   choices      what it is */
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
-      "training data: text, JSONL, a folder of them, llm.c or nanoGPT tokens" },
+      "training data: text, JSONL of texts or conversations, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
       "validation data; none: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
       "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; none: every byte is a token" },
     { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0,    0,     BPE_PATTERNS,
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
+    { "data",      "ct", "chat-template",    OPTION_TEXT,  AT(chat),          "",                    0,    0,     NULL,
+      "how conversations are written; none: as the folder of -e says; else " CHAT_NAMES },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:a1n1z1",           0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
+    { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
+      "e8k2: make the dense model of -e FOLDER a mixture of 8 experts, 2 a token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
       "how a router turns logits into weights" },
     { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
@@ -41,11 +46,11 @@ static const Option options[] = {
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
-    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "300",                 -1,   1e12,  NULL,
-      "optimizer steps; -1: one epoch; 0: print the plan and exit" },
+    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "300",                 -1000, 1e12, NULL,
+      "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "4e-3",                0,    10,    NULL,
-      "peak learning rate; with -wo adamw 1e-3 is the default" },
+      "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
@@ -146,6 +151,7 @@ static const char usage[] =
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
     "  ./train_moe -i texts -tk 16384                a folder of texts, and a tokenizer trained on them\n"
+    "  ./train_moe -e FOLDER -i chats.jsonl -o tuned a model of Hugging Face's and conversations; then ./infer_moe tuned -m chat\n"
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
@@ -227,7 +233,8 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         options_default(table(s), defaults[i].letter,
                         !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);
     if (is_folder(s->model)) options_default(table(s), "wo", "adamw");
-    if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
+    if (is_folder(s->model) && *s->upcycle) options_default(table(s), "l", "3e-4");
+    else if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
 }
 
 /* --help -i DATA: the values that a run would have. */
@@ -263,6 +270,21 @@ static void explain(Options o, const char *topic) {
         options_help(o, text, 0);
         free(text);
     }
+}
+
+/* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv 2409.02060), in inverse proportion to
+ * the channels, as a matrix of more inputs needs smaller steps (arXiv 2203.03466). No weight decay and no dropout: the weights
+ * come from much more text. Conversations are not to be cut, so rows are long. */
+void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats) {
+    char rate[32], row[32];
+    const double best = 2e-5 * 2048 / channels;
+    const int wanted = gpu ? 2048 : 512;
+    snprintf(rate, sizeof rate, "%.2g", best < 1e-3 ? best : 1e-3);
+    snprintf(row, sizeof row, "%d", wanted < context ? wanted : context);
+    const char *const defaults[][2] = { { "l", rate }, { "u", "10" }, { "q", "0" }, { "c", "0" }, { "dr", "0" },
+                                        { "b", "8" }, { "t", row }, { "d", "0" }, { "x", "-2" }, { "v", "50" }, { "m", "-1" } };
+    const size_t all = sizeof defaults / sizeof *defaults, of_any = 5;      /* the others only for conversations */
+    for (size_t i = 0; i < (chats ? all : of_any); i++) options_default(table(s), defaults[i][0], defaults[i][1]);
 }
 
 float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }

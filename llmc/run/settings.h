@@ -7,9 +7,9 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 63 };
+enum { SETTINGS = 65 };
 typedef struct {
-    const char *train, *val, *tokenizer, *pattern, *model, *scores, *activation, *out, *schedule, *device, *moments,
+    const char *train, *val, *tokenizer, *pattern, *chat, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
                *gradients, *optimizer, *rounding, *bias_law, *address, *gpu_memory;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check,
@@ -24,6 +24,8 @@ int  settings_given(const Settings *s, const char *letter);
 /* Sets what the user did not give to defaults for this machine and so many tokens of training data. The table's defaults are for
  * little text on a CPU. */
 void settings_suit(Settings *s, int gpu, int64_t tokens);
+/* The same for a model of a folder, of so many channels, trained for a context of so many tokens; chats: on conversations. */
+void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
 void settings_print(const Settings *s);
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and restored on resuming unless
  * the user gives others. */

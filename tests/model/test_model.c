@@ -5,6 +5,7 @@
 #include "tests/test.h"
 #include "llmc/model/check.h"
 #include "llmc/model/decode.h"
+#include "llmc/model/routers.h"
 #include "llmc/base/random.h"
 #include "llmc/files/families.h"
 #include <math.h>
@@ -195,6 +196,21 @@ static void bad_gradient(void) {
     trainee_close(&t);
 }
 
+/* Norms and biases begin as ones and zeros, which hide what is not applied. */
+static void vary_vectors(const Model *m) {
+    const size_t biases = router_offset(m, m->routers);
+    double *values = mem_alloc(m->manifest.total * sizeof *values);
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        if (t->kind != TENSOR_NORM && t->kind != TENSOR_BIAS) continue;
+        for (size_t k = 0; k < t->count; k++) values[k] = (t->kind == TENSOR_NORM) + 0.3 * normal();
+        m->dev->from_double((floatX *)((char *)m->params + t->offset * m->dev->floatX_size), values, t->count);
+    }
+    for (size_t k = 0; k < biases; k++) values[k] = 0.1 * normal();
+    if (biases) m->dev->reals_from_double(m->bias, values, biases);
+    free(values);
+}
+
 double decoding_errors(const Device *dev, const Config *c, int B, int T, int first, double bound) {
     const size_t N = (size_t)(B * T), V = (size_t)c->vocab;
     int *tokens = mem_alloc(N * sizeof *tokens), *head = mem_alloc(N * sizeof *head);
@@ -206,6 +222,7 @@ double decoding_errors(const Device *dev, const Config *c, int B, int T, int fir
     model_plan_training(&m, dev, c, B, T, 0, 1, FLOATX, NULL);
     check(model_allocate(&m), "memory");
     model_initialize(&m, 9);
+    vary_vectors(&m);
     for (size_t i = 0; i < N; i++) tokens[i] = (int)(uniform() * c->vocab);
     model_batch(&m, tokens, NULL, B, T);
     model_forward(&m);
@@ -371,7 +388,8 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     for (int i = 0; i < micro_batches; i++) {
         model_set_phase(m, i == 0 ? PHASE_FIRST : PHASE_MIDDLE);
         model_batch(m, tokens, tokens + 1, B, T);
-        model_learn(m, 1.0f / (float)(N * micro_batches), 1.0f / (float)micro_batches);
+        model_scale_loss(m, (double)(1.0f / (float)(N * micro_batches)));
+        model_learn(m, 1.0f / (float)micro_batches);
     }
     double *grads = mem_alloc(m->manifest.total * sizeof *grads);
     model_gradients(m, grads);

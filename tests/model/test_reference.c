@@ -5,6 +5,7 @@
 #include "llmc/files/families.h"
 #include "llmc/model/decode.h"
 #include "llmc/model/rope.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,7 +152,8 @@ static void compare_model(Model *m, Safetensors *expected, const char *family, d
     model_logits(m, 0, N);
     dev->to_double(logits, m->s.logits, all);
     check_error(relative_error(logits, want, all), bound, "%s on %s: logits", family, dev->name);
-    model_loss(m, 1, 1);
+    model_scale_loss(m, 1);
+    model_loss(m, 1);
     dev->reals_to_double(&sum, m->loss_sum, 1);
     sum /= (double)used;
     check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);
@@ -207,7 +209,100 @@ static void family_on(const char *place, const char *family, const Device *dev, 
     free(folder), free(path), free(tokens), free(targets);
 }
 
+/* ---- upcycling: experts are copies of a dense MLP --------------------------------------------------------------- */
+
+/* Loss of a batch, and its gradient without that of the routers' losses. */
+static double loss_of(Model *m, const int *tokens, const int *targets, int B, int T, double *gradients) {
+    double sum;
+    model_batch(m, tokens, targets, B, T);
+    model_set_phase(m, PHASE_ONLY);
+    model_forward(m);
+    model_scale_loss(m, 1);
+    model_loss(m, 1);
+    m->dev->reals_to_double(&sum, m->loss_sum, 1);
+    model_router_losses(m);
+    model_backward(m, 1);
+    model_gradients(m, gradients);
+    return sum;
+}
+
+/* Every token's weights add to one, so the gradients of the copies add to that of the dense MLP. A router has a gradient only from its
+ * own losses, as long as all experts answer alike. */
+static void compare_copies(const Model *m, const double *g, const Model *was, const double *dense, const char *what, double bound) {
+    for (int i = 0; i < was->manifest.count; i++) {
+        const Tensor *t = &was->manifest.at[i], *u = m->manifest.at;
+        while (u->layer != t->layer || u->field != t->field) u++;
+        const size_t copies = u->count / t->count, experts = t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP ? (size_t)m->config.experts : 1;
+        double *sum = mem_alloc(t->count * sizeof *sum);
+        for (size_t k = 0; k < u->count; k++) sum[k % t->count] += g[u->offset + k];
+        check(copies == experts, "%s: %zu copies of %s", what, copies, t->name);
+        check_error(relative_error(sum, dense + t->offset, t->count), bound, "%s: gradients of the copies of %s", what, t->name);
+        free(sum);
+    }
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        double norm = 0;
+        for (size_t k = 0; k < t->count && t->kind == TENSOR_ROUTER; k++) norm += g[t->offset + k] * g[t->offset + k];
+        check(t->kind != TENSOR_ROUTER || norm > 1e-12, "%s: %s has a gradient", what, t->name);
+    }
+}
+
+static void upcycle_on(const char *place, const char *family, const Device *dev, double bound) {
+    enum { B = 2, T = 9 };
+    int tokens[B*T], targets[B*T];
+    char *folder = text_format("tests/reference/%s", place), *what = text_format("%s upcycled on %s", place, dev->name);
+    Error e = { "" };
+    Config dense, c;
+    Model was, m;
+    for (int i = 0; i < B*T; i++) tokens[i] = i * 7 % 23, targets[i] = (i * 5 + 2) % 23;
+    check(hf_load_config(folder, &dense, &e), "%s: %s", what, e.text);
+    c = dense;
+    check(config_upcycle(&c, "e3k2", &e) && !strcmp(family_name(config_family(&c)), family), "%s: is a %s, not a %s %s", what, family,
+          family_name(config_family(&c)), e.text);
+    model_plan_training(&was, dev, &dense, B, T, 0, 1, REAL, NULL);
+    model_plan_training(&m, dev, &c, B, T, 0, 1, REAL, NULL);
+    check(model_allocate(&was) && model_allocate(&m) && hf_load_weights(&was, folder, &e), "%s: %s", what, e.text);
+    model_initialize_kind(&m, TENSOR_ROUTER, 5);
+    check(hf_load_upcycled(&m, &dense, folder, &e), "%s: %s", what, e.text);
+    double *g = mem_alloc(m.manifest.total * sizeof *g), *h = mem_alloc(was.manifest.total * sizeof *h);
+    const double before = loss_of(&was, tokens, targets, B, T, h), after = loss_of(&m, tokens, targets, B, T, g);
+    check_error(fabs(after - before) / before, bound / 10, "%s: its loss is the dense model's", what);
+    double *with = mem_alloc(m.manifest.total * sizeof *with);
+    m.balance_coef = 0.01f;
+    loss_of(&m, tokens, targets, B, T, with);
+    for (int i = 0; i < m.manifest.count; i++) {
+        const Tensor *t = &m.manifest.at[i];
+        if (t->kind == TENSOR_ROUTER) memcpy(g + t->offset, with + t->offset, t->count * sizeof *g);
+    }
+    compare_copies(&m, g, &was, h, what, bound);
+    model_free(&m);
+    model_free(&was);
+    free(with), free(g), free(h), free(folder), free(what);
+}
+
+static void test_upcycling(void) {
+    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" }, { "families/llama_scaled", "granitemoe" } };
+    static const char *const wrong[][2] = {
+        { "e", "needs a whole number" }, { "e1k1", "at least two experts" }, { "e4k5", "5 of 4 experts" }, { "e4a2", "not a" },
+        { "e4k2f9", "whose width is 20" }, { "q8", "not q" },
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        upcycle_on(models[i][0], models[i][1], device_find("cpu-f64"), 1e-11);
+        upcycle_on(models[i][0], models[i][1], device_find("cpu-f32"), 1e-5);
+    }
+    Config c, full;
+    Error e;
+    check(hf_load_config("tests/reference/llama", &c, &e) && hf_load_config("tests/reference/mixtral", &full, &e), "configurations: %s", e.text);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        Config copy = c;
+        check(!config_upcycle(&copy, wrong[i][0], &e) && strstr(e.text, wrong[i][1]), "-up %s: %s", wrong[i][0], e.text);
+    }
+    check(!config_upcycle(&full, "e8k2", &e) && strstr(e.text, "has experts already"), "-up of a mixture: %s", e.text);
+}
+
 void test_reference(void) {
+    test_upcycling();
+    test_evaluate();
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
         { "families/llama_scaled", "llama" }, { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },

@@ -7,8 +7,8 @@
 //                           shared memory of its first block. The first keys and values of all warps are requested before the
 //                           kernel before has ended: where they are is known long before.
 //
-// For decode_attention both rotate the queries (rope), every block for itself, rotate the newest key, and store it and the newest
-// value; attention_cached finds all of that done.
+// For decode_attention both prepare the new rows, every block its queries for itself: biases, norms, rotation (NewHeads); and store the
+// newest key and value. attention_cached finds all of that done.
 //
 // Timeline of a block; W: wait_for_previous returns, T: let_next_start (decode/layer.cu):
 //
@@ -23,7 +23,7 @@
 #include "kernels/cuda/ptx.cuh"
 
 struct Shape { HeadOrder order; int T, G, Q, D; };
-struct Newest { const real *table; const floatX *kv; const int *row; };  // of decode_attention; table NULL: attention_cached
+struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; };  // table NULL: attention_cached, only queries
 
 enum {
     BATCH = 4,                              // keys that a lane has in flight
@@ -80,6 +80,61 @@ template <int HEADS> struct Softmax {
     }
 };
 
+// ---- new rows -----------------------------------------------------------------------------------------------------------
+
+// A new row (D) of a token: a query head, the newest key or the newest value, and what it gets. NULL: nothing.
+struct NewRow { const floatX *x, *bias, *added, *norm; };
+enum NewKind { QUERY, KEY, VALUE };
+// head: of the query heads of a token, or g.
+__device__ static inline NewRow new_row(const floatX *q, const Newest &newest, const Shape &h, int b, NewKind kind, int head) {
+    const NewHeads &n = newest.heads;
+    const size_t at = (size_t)head * h.D, keys = (size_t)h.G * h.D, in_kv = at + (kind == VALUE ? keys : 0);
+    if (kind == QUERY) {
+        const floatX *w = n.query_norm.weight;
+        return { q + (size_t)b * h.Q * keys + at, n.query_bias ? n.query_bias + at : NULL, NULL, w && n.whole ? w + at : w };
+    }
+    const floatX *w = kind == KEY ? n.key_norm.weight : NULL, *more = kind == VALUE ? n.value_embed : NULL;
+    return { newest.kv + b * 2 * keys + in_kv, n.kv_bias ? n.kv_bias + in_kv : NULL,
+             more ? more + (size_t)n.token[b] * keys + at : NULL, w && n.whole ? w + at : w };
+}
+// Elements d and d + D/2 of a row (D), or `none` if there is no row.
+__device__ static inline float2 pair_of(const floatX *row, int d, int half, real none) {
+    return row ? make_float2(R(row[d]), R(row[d + half])) : make_float2(none, none);
+}
+// An element with its bias, its addend, and as rmsnorm_forward.
+__device__ static inline floatX prepared(floatX x, real bias, real added, real rstd, real norm) {
+    return X(R(X(R(X(R(X(R(x) + bias)) + added)) * rstd)) * norm);
+}
+// The sum of the squares of elements first, first + step, ... of x (count) with its bias.
+__device__ static inline real squares(const floatX *x, const floatX *bias, int first, int step, int count) {
+    real sum = 0;
+    #pragma unroll 8
+    for (int i = first; i < count; i += step) {
+        const real v = R(X(R(x[i]) + (bias ? R(bias[i]) : 0)));
+        sum += v * v;
+    }
+    return sum;
+}
+// rstd[m] of the norm of query head(m), m < HEADS, and at HEADS of key g. By a block of WARPS warps. If there are norms.
+template <int WARPS, int HEADS, class Head> __device__ static inline void
+find_rstd(real *rstd, const floatX *q, const Newest &newest, const Shape &h, int b, int g, Head head) {
+    const NewHeads &n = newest.heads;
+    const int keys = h.G * h.D, queries = h.Q * keys, warp = threadIdx.x / 32;
+    if (n.whole) {
+        const real of_q = block_sum<WARPS>(squares(q + (size_t)b * queries, n.query_bias, threadIdx.x, 32 * WARPS, queries));
+        const real of_k = block_sum<WARPS>(squares(newest.kv + (size_t)b * 2 * keys, n.kv_bias, threadIdx.x, 32 * WARPS, keys));
+        if (threadIdx.x <= HEADS)
+            rstd[threadIdx.x] = 1 / sqrtf(threadIdx.x < HEADS ? of_q / queries + n.query_norm.eps : of_k / keys + n.key_norm.eps);
+    } else
+        #pragma unroll 1
+        for (int m = warp; m <= HEADS; m += WARPS) {
+            const NewRow r = new_row(q, newest, h, b, m < HEADS ? QUERY : KEY, m < HEADS ? head(m) : g);
+            const real sum = warp_sum(squares(r.x, r.bias, threadIdx.x % 32, 32, h.D));
+            if (threadIdx.x % 32 == 0) rstd[m] = 1 / sqrtf(sum / h.D + (m < HEADS ? n.query_norm.eps : n.key_norm.eps));
+        }
+    __syncthreads();
+}
+
 // A pair of elements rotated as by rope.
 __device__ static inline void rotate_pair(floatX &low, floatX &high, real cosine, real sine) {
     const real re = R(low), im = R(high);
@@ -107,11 +162,12 @@ template <int HEADS> struct SplitBlock {
         b = pair / h.G, g = pair % h.G;
         mine = threadIdx.x % 32 % t.lanes * VECTOR, at_once = 32 / t.lanes, key0 = threadIdx.x % 32 / t.lanes;
     }
-    // Query head m of the group, among those of all sequences. Past the last one: the last.
-    __device__ int head(int m) const {
+    // Query head m of the group, among those of a token, and among those of all sequences. Past the last one: the last.
+    __device__ int head_of_token(int m) const {
         const int j = min(head0 + m, h.Q - 1);
-        return b*h.Q*h.G + (h.order == HEADS_TILED ? j*h.G + g : g*h.Q + j);
+        return h.order == HEADS_TILED ? j*h.G + g : g*h.Q + j;
     }
+    __device__ int head(int m) const { return b*h.Q*h.G + head_of_token(m); }
     __device__ int64_t pitch(void) const { return (int64_t)2*h.G*h.D; }            // from key to key
     __device__ int64_t values(void) const { return (int64_t)h.G*h.D; }             // from a key to its value
     __device__ int key(int from, int i) const { return from + i*at_once + key0; }  // this lane's i-th of a batch
@@ -125,45 +181,35 @@ template <bool WIDE> __device__ static inline Vec load_some(const floatX *p, int
     return v;
 }
 
-// The queries, rotated if there is a table, to shared memory (HEADS,D); the newest key and value to the cache, if this block has
-// the last keys. An element's pair is D/2 elements behind it. A thread's first pair is requested by the constructor.
-template <int HEADS> struct NewRows {
-    const SplitBlock<HEADS> &at;
-    const floatX *q;
-    Newest newest;
-    int half, all;
-    floatX low = X(0), high = X(0);
-
-    __device__ NewRows(const SplitBlock<HEADS> &block, const floatX *q_, Newest newest_)
-        : at(block), q(q_), newest(newest_), half(block.h.D / 2), all((HEADS + (newest_.table ? 2 : 0)) * half) {
-        if (threadIdx.x < all) read(threadIdx.x);
-    }
-    __device__ int64_t in_cache(int m) const { return at.g*at.h.D + (m == HEADS ? 0 : at.values()); }     // m: key, value
-    __device__ void read(int i) {
-        const int m = i / half;
-        const floatX *from = i % half + (m < HEADS ? q + (size_t)at.head(m) * at.h.D : newest.kv + at.b*at.pitch() + in_cache(m));
-        low = from[0];
-        high = from[half];
-    }
-    __device__ void rotate(floatX *queries, floatX *cache, int position, bool has_newest) {
-        const int D = at.h.D;
-        #pragma unroll 1
-        for (int i = threadIdx.x; i < all; i += SPLIT_THREADS) {
-            const int m = i / half, d = i % half;
-            if (i != threadIdx.x) read(i);
-            if (newest.table && m <= HEADS) {
-                const real *rotation = newest.table + (size_t)position * D + 2*d;
-                rotate_pair(low, high, rotation[0], rotation[1]);
-            }
-            floatX *to = m < HEADS ? queries + m*D : cache + newest.row[at.b]*at.pitch() + in_cache(m);
-            if (m >= HEADS && !has_newest) continue;
-            to[d] = low;
-            to[half + d] = high;
+// The queries, prepared and rotated if there is a table, to shared memory (HEADS,D); the newest key and value to the cache, if this block
+// has the last keys. An element's pair is D/2 elements behind it.
+template <int HEADS> __device__ static inline void
+store_new_rows(floatX *queries, floatX *cache, const SplitBlock<HEADS> &at, const floatX *q, const Newest &newest, int position,
+               bool has_newest) {
+    __shared__ real rstd[HEADS + 1];
+    const int D = at.h.D, half = D / 2, rows = HEADS + (newest.table ? 2 : 0);
+    const bool norms = newest.heads.query_norm.weight;
+    if (norms) find_rstd<SPLIT_WARPS, HEADS>(rstd, q, newest, at.h, at.b, at.g, [&](int m) { return at.head_of_token(m); });
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < rows * half; i += SPLIT_THREADS) {
+        const int m = i / half, d = i % half;
+        const NewKind kind = m < HEADS ? QUERY : m == HEADS ? KEY : VALUE;
+        const NewRow r = new_row(q, newest, at.h, at.b, kind, kind == QUERY ? at.head_of_token(m) : at.g);
+        const float2 bias = pair_of(r.bias, d, half, 0), added = pair_of(r.added, d, half, 0), norm = pair_of(r.norm, d, half, 1);
+        const real scale = norms && kind != VALUE ? rstd[m] : 1;
+        floatX low = prepared(r.x[d], bias.x, added.x, scale, norm.x), high = prepared(r.x[d + half], bias.y, added.y, scale, norm.y);
+        if (newest.table && kind != VALUE) {
+            const real *rotation = newest.table + (size_t)position * D + 2*d;
+            rotate_pair(low, high, rotation[0], rotation[1]);
         }
-        if (D % 2 && threadIdx.x < HEADS)                               // the element without a pair
-            queries[threadIdx.x*D + D - 1] = q[(size_t)at.head(threadIdx.x) * D + D - 1];
+        if (kind != QUERY && !has_newest) continue;
+        floatX *to = kind == QUERY ? queries + m*D : cache + newest.row[at.b]*at.pitch() + at.g*D + (kind == KEY ? 0 : at.values());
+        to[d] = low;
+        to[half + d] = high;
     }
-};
+    if (D % 2 && threadIdx.x < HEADS)                                   // the element without a pair
+        queries[threadIdx.x*D + D - 1] = q[(size_t)at.head(threadIdx.x) * D + D - 1];
+}
 
 // Keys begin .. end-1. A warp takes BATCH * 32/lanes keys at a time; each group of lanes has a softmax of its own. 2*BATCH reads
 // are in flight at once.
@@ -278,7 +324,6 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
     wait_for_previous();
     let_next_start();                                                   // not earlier: decode_out reads the expert choice
     const int newest_at = position[at.b];
-    NewRows<HEADS> rows(at, q, newest);
     const int seen = newest_at + 1, each = seen / t.splits, more = seen % t.splits;
     const int begin = at.split * each + min(at.split, more), end = begin + each + (at.split < more);
     if (begin < end)
@@ -287,7 +332,7 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
             prefetch_line(key + min(at.mine, h.D - 1));
             prefetch_line(key + at.values() + min(at.column + at.mine, h.D - 1));
         }
-    rows.rotate(queries, cache, newest_at, begin < end && end == seen);
+    store_new_rows(queries, cache, at, q, newest, newest_at, begin < end && end == seen);
     __syncthreads();
 
     Softmax<HEADS> softmax;
@@ -304,6 +349,7 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
 template <int HEADS, int D> struct ClusterShared {
     enum { WARPS = CLUSTER_THREADS / 32, LANES = D / VECTOR, AT_ONCE = 32 / LANES };
     alignas(16) floatX rows[HEADS + 2][D];                              // queries, the newest key, the newest value
+    real rstd[HEADS + 1];
     float tops[WARPS][HEADS], sums[WARPS][HEADS], results[WARPS][HEADS][D];
     float split_tops[CLUSTER][HEADS], split_sums[CLUSTER][HEADS], split_results[CLUSTER][HEADS][D];      // in the first block
 };
@@ -415,8 +461,7 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     const int split = blockIdx.x, splits = gridDim.x, g = blockIdx.y;
     const int b = blockIdx.z / groups, head0 = blockIdx.z % groups * HEADS;
     const int tid = threadIdx.x, pitch = 2 * h.G * D;
-    auto head = [&](int m) { const int j = min(head0 + m, h.Q - 1);
-                             return (b * h.Q * h.G + (h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j)) * D; };
+    auto head = [&](int m) { const int j = min(head0 + m, h.Q - 1); return h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j; };
     cluster_arrive();
 
     const int seen = position[b] + 1, each = (seen + splits - 1) / splits;
@@ -425,24 +470,30 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     Vec key[BATCH], value[BATCH];
     if (j0 < end) keys.load(key, value, j0);
 
-    // A thread has a pair of elements of the queries, the newest key, or the newest value, which is not rotated.
+    // A thread has a pair of elements of the queries, the newest key, or the newest value, which is neither normalized nor rotated.
     const int m = tid / HALF, d = tid % HALF;
-    const bool rotated = m <= HEADS;
+    const NewKind kind = m < HEADS ? QUERY : m == HEADS ? KEY : VALUE;
+    const NewRow r = new_row(q, newest, h, b, kind, kind == QUERY ? head(m) : g);
+    const float2 bias = pair_of(r.bias, d, HALF, 0), added = pair_of(r.added, d, HALF, 0), norm = pair_of(r.norm, d, HALF, 1);
+    const bool norms = newest.heads.query_norm.weight;
     float2 rotation = { 1, 0 };
-    if (rotated) rotation = *(const float2 *)(newest.table + (size_t)(seen - 1) * D + 2*d);
+    if (kind != VALUE) rotation = *(const float2 *)(newest.table + (size_t)(seen - 1) * D + 2*d);
     const int64_t row = newest.row[b];
     wait_for_previous();
     let_next_start();                                                   // not earlier: decode_out reads the expert choice
+    floatX low = r.x[d], high = r.x[HALF + d];
+    if (norms) find_rstd<S::WARPS, HEADS>(s.rstd, q, newest, h, b, g, head);
     if (m < HEADS + 2) {
-        const int in_row = g * D + (m == HEADS ? 0 : pitch / 2);
-        const floatX *from = m < HEADS ? q + head(m) : newest.kv + b * pitch + in_row;
-        floatX low = from[d], high = from[HALF + d];
-        if (rotated) rotate_pair(low, high, rotation.x, rotation.y);
+        const real scale = norms && kind != VALUE ? s.rstd[m] : 1;
+        low = prepared(low, bias.x, added.x, scale, norm.x);
+        high = prepared(high, bias.y, added.y, scale, norm.y);
+        if (kind != VALUE) rotate_pair(low, high, rotation.x, rotation.y);
         s.rows[m][d] = low;
         s.rows[m][HALF + d] = high;
-        if (m >= HEADS && split == 0) {
-            cache[row * pitch + in_row + d] = low;
-            cache[row * pitch + in_row + HALF + d] = high;
+        if (kind != QUERY && split == 0) {
+            floatX *const to = cache + row * pitch + g * D + (kind == KEY ? 0 : pitch / 2);
+            to[d] = low;
+            to[HALF + d] = high;
         }
     }
     __syncthreads();
@@ -452,7 +503,7 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     merge_lanes(s, softmax);
     __syncthreads();
     const float x = merge_cluster(s, tid / D, tid % D, split, splits);
-    if (split == 0 && tid / D < HEADS && head0 + tid / D < h.Q) out[head(tid / D) + tid % D] = X(x);
+    if (split == 0 && tid / D < HEADS && head0 + tid / D < h.Q) out[(size_t)(b * h.Q * h.G + head(tid / D)) * D + tid % D] = X(x);
 }
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
@@ -495,18 +546,19 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
                              int B, int T, int G, int Q, int D) {
     decode_split(out, q, (floatX *)cache, position, {}, order, B, T, G, Q, D);
 }
-static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const real *table,
+static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *new_heads, const real *table,
                              const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D) {
+    const Newest newest = { table, kv, row, *new_heads };
     const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, splits = (T + 127) / 128;
     if (B && context()->arch >= 90 && (D == 64 || D == 128) && wide((size_t)D, cache) && T <= 1024 * CLUSTER) {
         auto kernel = D == 64 ? Q > 1 ? decode_cluster_kernel<2, 64>  : decode_cluster_kernel<1, 64>
                               : Q > 1 ? decode_cluster_kernel<2, 128> : decode_cluster_kernel<1, 128>;
         const int cluster = splits < CLUSTER ? splits : CLUSTER;
-        LAUNCH_CLUSTER(kernel, dim3(cluster, G, B * groups), cluster, CLUSTER_THREADS, 0, out, q, cache, position,
-                       (Newest{ table, kv, row }), (Shape{ order, T, G, Q, D }), groups);
+        LAUNCH_CLUSTER(kernel, dim3(cluster, G, B * groups), cluster, CLUSTER_THREADS, 0, out, q, cache, position, newest,
+                       (Shape{ order, T, G, Q, D }), groups);
         return;
     }
-    decode_split(out, q, cache, position, { table, kv, row }, order, B, T, G, Q, D);
+    decode_split(out, q, cache, position, newest, order, B, T, G, Q, D);
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     const bool w = wide((size_t)width, cache, kv);

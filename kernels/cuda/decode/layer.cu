@@ -2,6 +2,7 @@
 // early it requests its weights, and how many kernels run one after the other. A layer takes five:
 //
 //     decode_in               norm, router, choice of experts, product, activation; beside it a plain product (keys and values)
+//       (a large router first has a kernel of its own: decode_router)
 //     decode_attention        decode/attention.cu
 //     decode_out              product, weighted sum over experts, residual
 //     decode_in, decode_out   the same for the MLP
@@ -19,6 +20,8 @@
 //   decode_in of the MLP  | norm weights, a router row | W | norm, choice T | rows of chosen experts
 //   decode_out                                                              | T choice, rows of experts | W | sum
 //
+// decode_router: T at once | norm weights, rows of the router | W | norm | logits. Then decode_in has nothing to normalize.
+//
 // decode_out, and nothing else, reads before its wait what another kernel writes: the choice of experts. It is complete: decode_in
 // stores it before it triggers decode_out, or decode_attention in between triggers decode_out only after its own wait has returned;
 // by then decode_in has prefetched the rows. (For several tokens decode_out reads the choice after its wait, and decode_in triggers
@@ -27,10 +30,11 @@
 // Kernels for 2 to 4 tokens come first: they read each expert's rows once for all tokens. Those for one token, at the end, are
 // shorter on purpose: besides memory, they wait for one instruction after the other.
 //
-// Shared memory of a block, S = N*K slots; for one token only logits (32), since every warp keeps the token in registers:
+// Shared memory of a block, S = N*K slots. For one token decode_in leaves x out, since every warp keeps it in registers:
 //
-//   decode_in    x (N,C) | logits (N,E) | scores (N,E) | expert (S) | weight (S) | active (S) | slot (S,N)
-//   decode_out   products (rows,S) | weight (S) | expert (S) | active (S) | slot (S,N)
+//   decode_router  x (N,C)
+//   decode_in      x (N,C) | scores (N,E) | expert (S) | logits (N,E) | active (S) | slot (S,N)
+//   decode_out     products (rows,S) | weight (S) | expert (S) | active (S) | slot (S,N)
 #include "kernels/cuda/expert.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/route.cuh"
@@ -39,8 +43,11 @@ enum {
     MAX_TOKENS = 4,                 // with more, tensor cores are faster
     WARPS = 8, THREADS = 32 * WARPS,
     CHUNK = 32 * VECTOR,            // elements of a row that a warp reads at once, 16 bytes a lane
-    IN_CHUNKS = 3, OUT_CHUNKS = 4,  // of each row in flight at once: as registers allow
-    SHARED_LIMIT = 40 << 10         // bytes
+    IN_CHUNKS = 3, OUT_CHUNKS = 4, ROUTER_CHUNKS = 8,       // of each row in flight at once: as registers allow
+    SHARED_LIMIT = 40 << 10,        // bytes
+    ONE_ROUTER = 1 << 15,           // elements of a router that every block reads for itself
+    MAX_EXPERTS = 32,               // and its experts: one for each lane
+    MOST_EXPERTS = 512              // of any router: a rank is found by comparing with all
 };
 
 // ---- what all of them use -----------------------------------------------------------------------------------------------
@@ -53,13 +60,16 @@ struct InArgs {
     Router router;
     const floatX *w, *plain_w, *next;
     size_t next_size;                       // elements of an expert in next
+    const floatX *logits;                   // of decode_router, which has left x normalized in inp; NULL: there was none
     Activation f;
     int N, C, O, P;
+    int x_elements;                         // of InShared.x
 };
 struct OutArgs {
     floatX *out;
     const floatX *residual, *inp, *w, *bias;
     Choice choice;                          // of the last decode_in; NULLs: one expert
+    float scale;                            // of what is added to the residual
     int N, E, K, C, O, rows;                // rows: of w, that is, columns of the result, for each block
 };
 
@@ -168,48 +178,48 @@ dot_rows(float sum[ROWS][NT], Vec (&w)[ROWS][CHUNKS], const floatX *const row[RO
 // ---- 2 to 4 tokens: decode_in -------------------------------------------------------------------------------------------
 
 struct InShared {
-    floatX *x, *logits;
     unsigned *scores;
     int *expert;
-    real *weight;
+    floatX *logits, *x;
     short *active, *slot;
     __device__ InShared(unsigned char *shared, const InArgs &p) {
         const int S = p.N * p.router.K, NE = p.N * p.router.E;
-        x = (floatX *)shared, logits = x + p.N * p.C;
-        scores = (unsigned *)(logits + (NE + 7) / 8 * 8);
+        x = (floatX *)shared;                                           // first, as it is read 16 bytes at a time
+        scores = (unsigned *)(x + p.x_elements);
         expert = (int *)(scores + NE);
-        weight = (real *)(expert + S);
-        active = (short *)(weight + S), slot = active + S;
+        logits = (floatX *)(expert + S);
+        active = (short *)(logits + NE), slot = active + S;
     }
 };
-static size_t in_shared_bytes(int N, int C, int E, int K) {
-    const size_t S = (size_t)N * K, logits = divide_up((size_t)N * E, 8) * 8;
-    return ((size_t)N * C + logits) * sizeof(floatX) + 4 * (size_t)N * E + 8 * S + 2 * S * (N + 1);
+static size_t in_shared_bytes(int N, size_t x, int E, int K) {
+    const size_t S = (size_t)N * K, NE = (size_t)N * E;
+    return (x + NE) * sizeof(floatX) + 4 * (NE + S) + 2 * S * (N + 1);
 }
 
 // x = rmsnorm_forward(inp) of a token, by a warp. weight: the first chunks of norm.weight, already requested.
-__device__ static inline void normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[IN_CHUNKS], Norm norm, int C) {
+template <int CHUNKS> __device__ static inline void
+normalize_token(floatX *x, const floatX *inp, const Vec (&weight)[CHUNKS], Norm norm, int C) {
     const int first = threadIdx.x % 32 * VECTOR;
-    Vec v[IN_CHUNKS];
+    Vec v[CHUNKS];
     real sum = 0;
     auto add_squares = [&](const Vec &y) { for (int j = 0; j < VECTOR; j++) sum += element(y, j) * element(y, j); };
     load_chunks(v, inp, first, C);
     #pragma unroll
-    for (int i = 0; i < IN_CHUNKS; i++) if (first + i * CHUNK < C) add_squares(v[i]);
+    for (int i = 0; i < CHUNKS; i++) if (first + i * CHUNK < C) add_squares(v[i]);
     #pragma unroll 1
-    for (int c = first + IN_CHUNKS * CHUNK; c < C; c += CHUNK) add_squares(load_vec(inp + c));
+    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK) add_squares(load_vec(inp + c));
     const real rstd = 1 / sqrtf(warp_sum(sum) / C + norm.eps);
     #pragma unroll
-    for (int i = 0; i < IN_CHUNKS; i++)
+    for (int i = 0; i < CHUNKS; i++)
         if (first + i * CHUNK < C) store_vec(x + first + i * CHUNK, normalized(v[i], rstd, weight[i]));
     #pragma unroll 1
-    for (int c = first + IN_CHUNKS * CHUNK; c < C; c += CHUNK)
+    for (int c = first + CHUNKS * CHUNK; c < C; c += CHUNK)
         store_vec(x + c, normalized(load_vec(inp + c), rstd, load_vec(norm.weight + c)));
 }
-// The choice of experts for all tokens, by a block; block 0 stores it. A warp takes the logit of a (token, expert), then the choice
-// of a token. w: the first chunks of the warp's first row of the router, already requested.
-__device__ static inline void choose_for_tokens(const InShared &s, Vec (&w)[1][IN_CHUNKS], const InArgs &p) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E, K = p.router.K;
+// s.logits, by a block: a warp takes the logit of a (token, expert). w: the first chunks of the warp's first row of the router, already
+// requested.
+__device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN_CHUNKS], const InArgs &p) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.router.E;
     #pragma unroll 1
     for (int i = warp; i < p.N * E; i += WARPS) {
         const floatX *row[1] = { p.router.weight + (size_t)(i % E) * p.C };
@@ -219,20 +229,61 @@ __device__ static inline void choose_for_tokens(const InShared &s, Vec (&w)[1][I
         dot_rows<1, 1, false, IN_CHUNKS>(sum, w, row, s.x, token, p.C);
         if (lane == 0) s.logits[i] = X(sum[0][0]);
     }
-    __syncthreads();
-    #pragma unroll 1
-    for (int n = warp; n < p.N; n += WARPS) {
-        choose_experts(s.expert + n*K, s.weight + n*K, NULL, s.logits + n*E, p.router.bias, s.scores + n*E, p.router.scores, Groups{ 0, 0 }, 0,
-                       n, E, K);
-        __syncwarp();
+}
+// s.expert of all tokens, by a block, from s.logits, which __syncthreads has made visible. An expert's rank is the number of better
+// ones: those with a larger score, of equal ones with the larger logit, then the lower id. Up to 8 threads share an expert.
+__device__ static void rank_experts(const InShared &s, const InArgs &p) {
+    const Router &r = p.router;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = r.E, all = p.N * E;
+    if (warp < p.N) {
+        const floatX *logits = s.logits + warp * E;
+        unsigned *scores = s.scores + warp * E;
+        const real l = SCORES_ARE_P(r.scores) && (r.bias || r.groups.count > 1) ? log_sum(logits, E) : 0;
         #pragma unroll 1
-        for (int i = n*K + lane; i < (n + 1) * K && blockIdx.x == 0; i += 32) {
-            p.choice.expert[i] = s.expert[i];
-            p.choice.weight[i] = s.weight[i];
-            __threadfence();
-        }
+        for (int e = lane; e < E; e += 32)
+            scores[e] = r.bias ? biased_score(R(logits[e]), r.bias[e], r.scores, l) : ordered(R(logits[e]));
+        __syncwarp();
+        if (r.groups.count > 1) mask_groups(scores, logits, r.bias, r.scores, r.groups, l, E);
     }
     __syncthreads();
+    int parts = 1;
+    while (parts < 8 && 2 * parts * all <= THREADS) parts *= 2;
+    #pragma unroll 1
+    for (int from = 0; from < all * parts; from += THREADS) {
+        const int i = from + threadIdx.x, u = min(i / parts, all - 1), n = u / E, e = u - n * E;
+        const floatX *logits = s.logits + n * E;
+        const unsigned *scores = s.scores + n * E, mine = scores[e];
+        int rank = 0;
+        #pragma unroll 4
+        for (int j = i % parts; j < E; j += parts) {
+            const unsigned other = scores[j];
+            bool better = other > mine;
+            if (other == mine) {
+                const unsigned a = ordered(R(logits[j])), b = ordered(R(logits[e]));
+                better = a > b || (a == b && j < e);
+            }
+            rank += better;
+        }
+        #pragma unroll 1
+        for (int step = parts / 2; step; step /= 2) rank += __shfl_xor_sync(ALL, rank, step);
+        if (i < all * parts && i % parts == 0 && rank < r.K) s.expert[n * r.K + rank] = e;
+    }
+    __syncthreads();
+}
+// The choice for token n, by a warp: the experts, then their weights. By then decode_out may have started.
+__device__ static inline void store_choice(const InShared &s, const InArgs &p, int n, bool start_next) {
+    const Router &r = p.router;
+    const int lane = threadIdx.x % 32, *expert = s.expert + n * r.K;
+    const floatX *logits = s.logits + n * r.E;
+    real *weight = p.choice.weight + n * r.K;
+    #pragma unroll 1
+    for (int k = lane; k < r.K; k += 32) p.choice.expert[n * r.K + k] = expert[k];
+    __threadfence();
+    __syncwarp();
+    if (start_next) let_next_start();                                   // not earlier: decode_out reads the choice
+    weigh_experts(weight, expert, logits, r.scores, SCORES_ARE_P(r.scores) ? log_sum(logits, r.E) : 0, r.K);
+    #pragma unroll 1
+    for (int k = lane; k < r.K && r.scale > 0; k += 32) weight[k] *= r.scale;
 }
 // Pair `pair` of active expert a's rows, or of the plain product's, times all tokens that have the expert, by a warp.
 template <bool gated> __device__ static inline void multiply_pair(const InShared &s, const InArgs &p, int a, int pair, bool plain) {
@@ -259,6 +310,28 @@ template <bool gated> __device__ static inline void multiply_pair(const InShared
     }
 }
 
+// x (N,C), the normalized tokens, and logits (N,E), a warp for each. Moves (E + 2 N) C elements.
+static __global__ __launch_bounds__(THREADS) void decode_router_kernel(floatX *x, floatX *logits, const InArgs p) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    floatX *const normed = (floatX *)shared;
+    const int warp = threadIdx.x / 32, first = threadIdx.x % 32 * VECTOR, E = p.router.E, unit = blockIdx.x * WARPS + warp;
+    const floatX *row[1] = { p.router.weight + (size_t)(unit % E) * p.C };
+    Vec norm[ROUTER_CHUNKS], w[1][ROUTER_CHUNKS];
+    let_next_start();
+    load_chunks(norm, p.norm.weight, first, p.C);
+    load_chunks(w[0], row[0], first, p.C);
+    wait_for_previous();
+    if (warp < p.N) normalize_token(normed + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
+    __syncthreads();
+    #pragma unroll 1
+    for (int i = threadIdx.x * VECTOR; blockIdx.x == 0 && i < p.N * p.C; i += THREADS * VECTOR) store_vec(x + i, load_vec(normed + i));
+    if (unit >= p.N * E) return;
+    const int token[1] = { unit / E };
+    float sum[1][1];
+    dot_rows<1, 1, false, ROUTER_CHUNKS>(sum, w, row, normed, token, p.C);
+    if (first == 0) logits[unit] = X(sum[0][0]);
+}
+
 // Reads (rows of the active experts + P) * C elements once; every block reads norm and router, but from L2.
 template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decode_in_kernel(const InArgs p) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -268,18 +341,27 @@ template <bool gated> static __global__ __launch_bounds__(THREADS, 2) void decod
     // What does not depend on the kernel before: the norm's weights, and of every warp a row of the router.
     if (!p.router.weight) let_next_start();
     Vec norm[IN_CHUNKS], router[1][IN_CHUNKS];
-    load_chunks(norm, p.norm.weight, first, p.C);
-    if (p.router.weight) load_chunks(router[0], p.router.weight + (size_t)(warp % p.router.E) * p.C, first, p.C);
+    if (!p.logits) load_chunks(norm, p.norm.weight, first, p.C);
+    if (p.router.weight && !p.logits) load_chunks(router[0], p.router.weight + (size_t)(warp % p.router.E) * p.C, first, p.C);
     const unsigned index = (unsigned)global_index(), threads = gridDim.x * THREADS;
     prefetch(p.plain_w, (unsigned)divide_up((size_t)p.P * p.C * sizeof(floatX), 128), index, threads);
     wait_for_previous();
 
+    if (!p.logits && warp < p.N) normalize_token(s.x + warp * p.C, p.inp + (size_t)warp * p.C, norm, p.norm, p.C);
     #pragma unroll 1
-    for (int n = warp; n < p.N; n += WARPS) normalize_token(s.x + n * p.C, p.inp + (size_t)n * p.C, norm, p.norm, p.C);
+    for (int i = threadIdx.x * VECTOR; p.logits && i < p.N * p.C; i += THREADS * VECTOR) store_vec(s.x + i, load_vec(p.inp + i));
+    #pragma unroll 1
+    for (int i = threadIdx.x; p.logits && i < p.N * p.router.E; i += THREADS) s.logits[i] = p.logits[i];
     __syncthreads();
     int count = 1;
     if (p.router.weight) {
-        choose_for_tokens(s, router, p);
+        if (!p.logits) {
+            logits_of_tokens(s, router, p);
+            __syncthreads();
+        }
+        rank_experts(s, p);
+        if (blockIdx.x == 0 && warp < p.N) store_choice(s, p, warp, false);
+        __syncthreads();
         let_next_start();                                               // not earlier: decode_out reads the choice
         count = active_experts(s.active, s.slot, s.expert, p.N, p.router.K);
     }
@@ -351,7 +433,7 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
     real sum = bias;
     #pragma unroll 1
     for (int k = 0; k < p.K; k++) sum += weight[token * p.K + k] * products[mine * S + token * p.K + k];
-    p.out[to] = X(old + R(X(sum)));
+    p.out[to] = X(old + p.scale * R(X(sum)));
 }
 
 // ---- one token ----------------------------------------------------------------------------------------------------------
@@ -359,9 +441,9 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
 // Every warp keeps the whole token, CHUNKS * VECTOR elements of it in each lane, so that only the router's logits go from warp to
 // warp. Loads are unconditional where they can be, so that all of them are in flight before the first is used.
 
-enum { MAX_CHUNKS = 6, MAX_EXPERTS = 32, OUT_WARPS = 4 };               // an expert for each lane
+enum { MAX_CHUNKS = 8, REGISTER_CHUNKS = 5, OUT_WARPS = 4 };
 // Blocks on an SM, as registers allow.
-__host__ __device__ constexpr int one_token_blocks(int chunks) { return chunks < 4 ? 3 : chunks < 6 ? 2 : 1; }
+__host__ __device__ constexpr int one_token_blocks(int chunks) { return chunks < 4 ? 3 : 2; }
 
 template <int CHUNKS> __device__ static inline void load_row(Vec (&w)[CHUNKS], const floatX *row, int C) {
     #pragma unroll
@@ -370,32 +452,22 @@ template <int CHUNKS> __device__ static inline void load_row(Vec (&w)[CHUNKS], c
         if (i + 1 < CHUNKS || i * CHUNK + (int)threadIdx.x % 32 * VECTOR < C) w[i] = load_vec(row + i * CHUNK);
     }
 }
-template <int CHUNKS> __device__ static inline float dot(const Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]) {
+// x(i): the token's i-th chunk.
+template <int CHUNKS, class At> __device__ static inline float dot(const Vec (&w)[CHUNKS], At x) {
     float sum = 0;
     #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
+        const Vec v = x(i);
         float part = 0;                                                 // one chain of additions would be slow
-        for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * x[i][j];
+        for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * element(v, j);
         sum += part;
     }
     return sum;
 }
-// x = rmsnorm_forward(v), kept as floats.
-template <int CHUNKS> __device__ static inline void
-normalize_chunks(float (&x)[CHUNKS][VECTOR], const Vec (&v)[CHUNKS], const Vec (&weight)[CHUNKS], float eps, int C) {
-    float sum = 0;
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        float part = 0;
-        for (int j = 0; j < VECTOR; j++) part += element(v[i], j) * element(v[i], j);
-        sum += part;
-    }
-    const float rstd = rsqrtf(__fdividef(warp_sum(sum), (float)C) + eps);
-    #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const Vec y = normalized(v[i], rstd, weight[i]);
-        for (int j = 0; j < VECTOR; j++) x[i][j] = element(y, j);
-    }
+// 1 / sqrt(mean(x^2) + eps)
+template <int CHUNKS> __device__ static inline float rstd_of(const Vec (&x)[CHUNKS], float eps, int C) {
+    const float sum = dot(x, [&](int i) { return x[i]; });
+    return rsqrtf(__fdividef(warp_sum(sum), (float)C) + eps);
 }
 // Both sums over the lanes: lane 0 gets the first, lane 16 the second; half of the warp adds up each.
 __device__ static inline float two_warp_sums(float first, float second) {
@@ -407,8 +479,7 @@ __device__ static inline float two_warp_sums(float first, float second) {
 }
 
 // The router's logits of token x, by a block. w: the warp's first row of the router, already requested.
-template <int CHUNKS> __device__ static inline void
-router_logits(floatX *logits, Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR], const InArgs &p) {
+template <int CHUNKS, class At> __device__ static inline void router_logits(floatX *logits, Vec (&w)[CHUNKS], At x, const InArgs &p) {
     const int lane = threadIdx.x % 32;
     #pragma unroll 1
     for (int e = threadIdx.x / 32; e < p.router.E; ) {
@@ -418,87 +489,126 @@ router_logits(floatX *logits, Vec (&w)[CHUNKS], const float (&x)[CHUNKS][VECTOR]
     }
     __syncthreads();
 }
-// The best `count` experts, by every warp: returns the last of them; chosen: in lane k the k-th. l: log_sum, where scores are p.
-__device__ static inline int best_experts(int &chosen, real &l, const floatX *logits, const Router &router, int count) {
+// The best `count` of at most 32 experts, by every warp: returns the last of them; chosen: in lane k the k-th.
+__device__ static inline int best_experts(int &chosen, const floatX *logits, const Router &router, int count) {
     const int lane = threadIdx.x % 32;
     const real logit = lane < router.E ? R(logits[lane]) : 0;
-    l = SCORES_ARE_P(router.scores) ? log_sum(logits, router.E) : 0;
+    const real l = SCORES_ARE_P(router.scores) && router.bias ? log_sum(logits, router.E) : 0;
     int last = 0;
     chosen = 0;
     top_experts<false>(only_candidate(logit, router.bias, router.scores, l, router.E), NULL, NULL, router.E, count,
                        [&](int k, int e) { last = e; if (lane == k) chosen = e; });
     return last;
 }
-// One warp stores the choice: of lane k the k-th expert.
-__device__ static inline void store_choice(const InArgs &p, const floatX *logits, real l, int expert) {
-    if (threadIdx.x < p.router.K) p.choice.expert[threadIdx.x] = expert;
-    __threadfence();
+
+// What a block of decode_in_one_kernel works on: rows of one expert, the slot-th chosen one, or of the plain product; slot_blocks blocks
+// for each slot. If there is a router, block 0 has no rows: it stores the choice, which takes as long as the others' rows.
+struct InBlock {
+    bool stores_choice, plain, gated, routed;
+    int slot = 0, number, stride, width, pairs;                         // number: among those of its slot; stride: how many there are
+    __device__ InBlock(const InArgs &p, int slot_blocks) {
+        const int K = p.router.K, choosing = p.router.weight ? 1 : 0;
+        stores_choice = choosing && !blockIdx.x;
+        number = blockIdx.x - choosing;
+        #pragma unroll 1
+        while (slot < K && number >= slot_blocks) number -= slot_blocks, slot++;
+        plain = slot == K, gated = p.f == SWIGLU && !plain, routed = choosing && !plain;
+        width = plain ? p.P : p.O, pairs = pairs_of(width, gated);
+        stride = plain ? gridDim.x - choosing - K * slot_blocks : slot_blocks;
+    }
+};
+// The token, normalized unless decode_router has done that: to v of every warp, or, if its rows are longer than REGISTER_CHUNKS, to s.x, to
+// which each warp adds the chunk of its number, whose weight is then in norm[0].
+template <int CHUNKS> __device__ static inline void
+take_token(Vec (&v)[CHUNKS], const InShared &s, const Vec (&norm)[CHUNKS], const InArgs &p) {
+    const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * CHUNK + lane * VECTOR, C = p.C;
+    if (CHUNKS <= REGISTER_CHUNKS) {
+        load_row(v, p.inp + lane * VECTOR, C);
+        if (p.logits) return;
+        const float rstd = rstd_of(v, p.norm.eps, C);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) v[i] = normalized(v[i], rstd, norm[i]);
+        return;
+    }
+    Vec mine = load_vec(p.inp + min(own, C - VECTOR));
+    if (!p.logits) {
+        load_row(v, p.inp + lane * VECTOR, C);
+        mine = normalized(mine, rstd_of(v, p.norm.eps, C), norm[0]);
+    }
+    if (own < C) store_vec(s.x + own, mine);
+    __syncthreads();
+}
+// The expert of the block's slot. w: the warp's first row of the router, already requested, unless decode_router has read it.
+template <int CHUNKS, class At> __device__ static inline int
+expert_of(const InBlock &at, const InShared &s, Vec (&w)[CHUNKS], At x, const InArgs &p) {
+    const int lane = threadIdx.x % 32, E = p.router.E, K = p.router.K;
+    if (p.logits) {
+        #pragma unroll 1
+        for (int i = threadIdx.x; i < E; i += THREADS) s.logits[i] = p.logits[i];
+        __syncthreads();
+        rank_experts(s, p);
+        return s.expert[at.slot];
+    }
+    int chosen;
+    router_logits(s.logits, w, x, p);
+    const int e = best_experts(chosen, s.logits, p.router, at.stores_choice ? K : at.slot + 1);
+    if (at.stores_choice && threadIdx.x < K) s.expert[lane] = chosen;
     __syncwarp();
-    let_next_start();                                                   // not earlier: decode_out reads the choice
-    weigh_experts(p.choice.weight, p.choice.expert, logits, p.router.scores, l, p.router.K);
+    return e;
 }
 
-// A block has rows of one expert, the slot-th chosen one, or of the plain product: slot_blocks blocks for each slot. Every block
-// chooses for itself. Block 0 has no rows: it stores the choice, which takes as long as the others' rows. Reads what
-// decode_in_kernel reads.
+// Reads what decode_in_kernel reads. Every block chooses experts for itself.
 template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_token_blocks(CHUNKS))
 void decode_in_one_kernel(const InArgs p, int slot_blocks) {
-    __shared__ floatX logits[MAX_EXPERTS];
-    const Router &router = p.router;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C, K = router.K;
-    const bool stores_choice = router.weight && !blockIdx.x;
-    int slot = 0, block = blockIdx.x - (router.weight ? 1 : 0);
-    #pragma unroll 1
-    while (slot < K && block >= slot_blocks) block -= slot_blocks, slot++;
-    const bool plain = slot == K, gated = p.f == SWIGLU && !plain, routed = router.weight && !plain;
-    const int width = plain ? p.P : p.O, pairs = pairs_of(width, gated);
-    const floatX *from = (plain ? p.plain_w : p.w) + lane * VECTOR;
+    extern __shared__ __align__(16) unsigned char shared[];
+    constexpr bool together = CHUNKS > REGISTER_CHUNKS;
+    const InShared s(shared, p);
+    const InBlock at(p, slot_blocks);
+    const floatX *const router = p.router.weight;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
+    const floatX *from = (at.plain ? p.plain_w : p.w) + lane * VECTOR;
+    const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
     auto load_pair = [&](int i) {
-        const int o = first_row(min(i, pairs - 1), gated);
+        const int o = first_row(min(i, at.pairs - 1), at.gated);
         load_row(w[0], from + (size_t)o * C, C);
-        load_row(w[1], from + (size_t)second_row(o, width, gated) * C, C);
+        load_row(w[1], from + (size_t)second_row(o, at.width, at.gated) * C, C);
     };
-    int pair = block * WARPS + warp;
+    int pair = at.number * WARPS + warp;
 
     // What does not depend on the kernel before.
-    if (!stores_choice || p.P) let_next_start();                        // with P, decode_attention comes before decode_out
-    load_row(norm, p.norm.weight + lane * VECTOR, C);
-    if (routed) load_row(w[0], router.weight + (warp < router.E ? warp * C : 0) + lane * VECTOR, C);
-    else load_pair(pair);
+    if (!at.stores_choice || p.P) let_next_start();                     // with P, decode_attention comes before decode_out
+    if (!p.logits && together) norm[0] = load_vec(p.norm.weight + min(warp * CHUNK + lane * VECTOR, C - VECTOR));
+    else if (!p.logits) load_row(norm, p.norm.weight + lane * VECTOR, C);
+    if (!at.routed) load_pair(pair);
+    else if (!p.logits) load_row(w[0], router + (warp < p.router.E ? warp * C : 0) + lane * VECTOR, C);
     wait_for_previous();
 
-    load_row(v, p.inp + lane * VECTOR, C);
-    float x[CHUNKS][VECTOR];
-    normalize_chunks(x, v, norm, p.norm.eps, C);
-    if (routed) {
-        router_logits(logits, w[0], x, p);
-        real l;
-        int chosen;
-        const int e = best_experts(chosen, l, logits, router, stores_choice ? K : slot + 1);
-        if (stores_choice) {
-            if (warp == 0) store_choice(p, logits, l, chosen);
+    take_token(v, s, norm, p);
+    auto x = [&](int i) { return together ? load_vec(s.x + min(i * CHUNK + lane * VECTOR, C - VECTOR)) : v[i]; };
+    if (at.routed) {
+        const int e = expert_of(at, s, w[0], x, p);
+        if (at.stores_choice) {
+            if (warp == 0) store_choice(s, p, 0, true);
             return;
         }
-        from += (size_t)e * (gated ? 2 * width : width) * C;
+        from += (size_t)e * (at.gated ? 2 * at.width : at.width) * C;
         load_pair(pair);
-        if (p.next && p.P) {
-            const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
-            prefetch(p.next + e * p.next_size, lines, block * THREADS + threadIdx.x, slot_blocks * THREADS);
-        }
+        if (p.next && p.P) prefetch(p.next + e * p.next_size, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
     }
 
-    floatX *const out = plain ? p.plain : p.out + slot * width;
-    const int stride = (plain ? gridDim.x - (router.weight ? 1 : 0) - K * slot_blocks : slot_blocks) * WARPS;
+    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
     #pragma unroll 1
     for (;;) {
+        if (together) asm volatile("" ::: "memory");                    // else the compiler reads x once, to registers that are not there
         const real pre = R(X(two_warp_sums(dot(w[0], x), dot(w[1], x)))), up = __shfl_xor_sync(ALL, pre, 16);
-        const int o = gated ? pair : 2 * pair + lane / 16;
-        if (lane % 16 == 0 && pair < pairs && o < width && !(gated && lane))
-            out[o] = X(gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, plain ? IDENTITY : p.f));
-        if ((pair += stride) >= pairs) break;
+        const int o = at.gated ? pair : 2 * pair + lane / 16;
+        if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
+            out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
+        if ((pair += at.stride * WARPS) >= at.pairs) break;
         load_pair(pair);
     }
+    if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
 // A warp computes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, in which
@@ -540,15 +650,15 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
         }
     }
     sum = warp_sum(sum);
-    if (lane == 0) p.out[o] = X(R(old) + R(X(sum + R(bias))));
+    if (lane == 0) p.out[o] = X(R(old) + p.scale * R(X(sum + R(bias))));
 }
 
 // ---- the table's functions ----------------------------------------------------------------------------------------------
 
 // All widths must be whole vectors (experts' inputs as well), and what every block does for itself must be small.
 static int decode_fits(int N, int C, int F, int E, int K) {
-    return N <= MAX_TOKENS && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && (size_t)E * C <= 1 << 16
-        && in_shared_bytes(N, C, E, K) <= SHARED_LIMIT;
+    return N <= MAX_TOKENS && C % VECTOR == 0 && F % VECTOR == 0 && N * K <= THREADS && E <= MOST_EXPERTS
+        && in_shared_bytes(N, (size_t)N * C, E, K) <= SHARED_LIMIT;
 }
 
 static int most_active(int N, int E, int K) { return N * K < E ? N * K : E; }
@@ -559,30 +669,37 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
     typedef void Kernel(InArgs, int);
     static Kernel *const one_token[MAX_CHUNKS + 1] = {
         NULL, decode_in_one_kernel<1>, decode_in_one_kernel<2>, decode_in_one_kernel<3>, decode_in_one_kernel<4>,
-        decode_in_one_kernel<5>, decode_in_one_kernel<6>
+        decode_in_one_kernel<5>, decode_in_one_kernel<6>, decode_in_one_kernel<7>, decode_in_one_kernel<8>
     };
-    const InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, f, N, C, O, P };
+    InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, NULL, f, N, C, O, P, 0 };
     const int E = router.E, K = router.K;
-    const size_t pairs = pairs_of(O, f == SWIGLU), plain_pairs = pairs_of(P, false), chunks = divide_up(C, CHUNK);
+    const size_t pairs = pairs_of(O, f == SWIGLU), plain_pairs = pairs_of(P, false), chunks = divide_up(C, CHUNK), x = (size_t)N * C;
     const size_t most = (size_t)context()->sm_count * (N == 1 ? one_token_blocks((int)chunks) : 2);
     if (!N) return;
-    if (N == 1 && chunks <= MAX_CHUNKS && E <= MAX_EXPERTS) {
-        const size_t slot_blocks = min(divide_up(pairs, WARPS), divide_up(most, K));
+    if (router.weight && (E > MAX_EXPERTS || (size_t)E * C > ONE_ROUTER || router.groups.count > 1)) {
+        floatX *normed = (floatX *)workspace((x + (size_t)N * E) * sizeof(floatX)), *logits = normed + x;
+        LAUNCH_EARLY(decode_router_kernel, (unsigned)divide_up((size_t)N * E, WARPS), THREADS, x * sizeof(floatX), normed, logits, p);
+        p.inp = normed, p.logits = logits;
+    }
+    if (N == 1 && chunks <= MAX_CHUNKS) {
+        p.x_elements = chunks > REGISTER_CHUNKS ? C : 0;
+        const size_t slot_blocks = min(divide_up(pairs, WARPS), most / K > 1 ? most / K : 1);
         const size_t blocks = (router.weight ? 1 : 0) + K * slot_blocks + min(divide_up(plain_pairs, WARPS), most);
-        LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, 0, p, (int)slot_blocks);
+        LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, in_shared_bytes(N, (size_t)p.x_elements, E, K), p, (int)slot_blocks);
         return;
     }
     const size_t blocks = min(divide_up(most_active(N, E, K) * pairs + plain_pairs, WARPS), most);
+    p.x_elements = (int)x;
     LAUNCH_EARLY((f == SWIGLU ? decode_in_kernel<true> : decode_in_kernel<false>), (unsigned)blocks, THREADS,
-                 in_shared_bytes(N, C, E, K), p);
+                 in_shared_bytes(N, x, E, K), p);
 }
 
 static void decode_out(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
-                       const floatX *bias, int N, int E, int K, int C, int O) {
+                       const floatX *bias, float scale, int N, int E, int K, int C, int O) {
     const int active = most_active(N, E, K), rows = active < WARPS ? WARPS / active : 1;
     const size_t S = (size_t)N * K, shared = (rows * S + 2 * S) * 4 + 2 * S * (N + 1);
     const uint64_t vectors = C / VECTOR;
-    const OutArgs p = { out, residual, inp, w, bias, choice, N, E, K, C, O, rows };
+    const OutArgs p = { out, residual, inp, w, bias, choice, scale > 0 ? scale : 1, N, E, K, C, O, rows };
     if (!N) return;
     if (N == 1 && K <= 32 && vectors > 1 && K * vectors * vectors >> 32 == 0 && E * O * vectors >> 32 == 0)
         LAUNCH_EARLY((K * vectors > 4 * 32 ? decode_out_one_kernel<8> : decode_out_one_kernel<4>),
