@@ -14,11 +14,38 @@ ARCH = native
 NVCC = nvcc
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unversioned)
 
-# A probe compiles and links a two-line program with the flags in question: what it finds really works here.
-probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t -lm >/dev/null 2>&1 && echo yes; rm -f $$t)
-HAVE_ARCH := $(call probe,-march=$(ARCH),int main(void){return 0;})
-HAVE_WIDE := $(call probe,-mprefer-vector-width=512,int main(void){return 0;})
-HAVE_OMP  := $(if $(NO_OMP)$(filter thread,$(DEBUG)),,$(call probe,-fopenmp,int omp_get_max_threads(void);int main(void){return omp_get_max_threads()<1;}))
+# A probe compiles, links and runs a two-line program with the flags in question: what it finds really works here. If no program can be
+# run, because the compiler is for another machine, linking counts. Every flag that a compiler may lack has a probe.
+COMMA := ,
+NOTHING = int main(void){return 0;}
+probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t $(3) -lm >/dev/null 2>&1 && { $(RUNS) $$t >/dev/null 2>&1 && echo yes; }; rm -f $$t)
+RUNS := true
+HAVE_CC := $(call probe,,$(NOTHING))
+RUNS :=
+HAVE_HOST := $(call probe,,$(NOTHING))
+RUNS := $(if $(HAVE_HOST),,true)
+first = $(if $(1),$(if $(call probe,$(firstword $(1)),$(NOTHING)),$(firstword $(1)),$(call first,$(wordlist 2,9,$(1)))))
+ARCH_FLAG := $(call first,-march=$(ARCH) -mcpu=$(ARCH))
+WIDE  := $(if $(ARCH_FLAG),$(call first,-mprefer-vector-width=512))
+# 32-bit x86 computes in 80 bits unless it is told not to.
+SSE   := $(if $(call probe,-msse2 -mfpmath=sse,char four[sizeof(void *)==4?1:-1];$(NOTHING)),-msse2 -mfpmath=sse)
+FUSED := $(call first,-ffp-contract=fast)
+DEPS  := $(call first,-MMD)
+# clang says where it does not vectorize what OpenMP's simd asks for; that is known, and no fault.
+QUIET := $(if $(call first,-Werror=pass-failed),-Wno-pass-failed)
+# OpenMP: as gcc and clang know it, or Apple's clang with the libomp of Homebrew.
+OMP_USE = int omp_get_max_threads(void);int main(void){int n=0;_Pragma("omp parallel for reduction(+:n)")for(int i=0;i<9;i++)n+=i;return n!=36||omp_get_max_threads()<1;}
+OMP := $(if $(NO_OMP)$(filter thread,$(DEBUG)),,$(if $(call probe,-fopenmp,$(OMP_USE)),-fopenmp))
+OMP_LINK := $(OMP)
+HOMEBREW := $(if $(NO_OMP)$(OMP),,$(wildcard /opt/homebrew/opt/libomp /usr/local/opt/libomp))
+ifneq ($(HOMEBREW),)
+ifeq ($(call probe,-Xpreprocessor -fopenmp -I$(firstword $(HOMEBREW))/include,$(OMP_USE),-L$(firstword $(HOMEBREW))/lib -lomp),yes)
+OMP := -Xpreprocessor -fopenmp -I$(firstword $(HOMEBREW))/include
+OMP_LINK := -L$(firstword $(HOMEBREW))/lib -lomp
+endif
+endif
+# Without it the compiler still vectorizes the loops that ask for it (omp simd).
+SIMD := $(if $(OMP)$(filter thread,$(DEBUG)),,$(call first,-fopenmp-simd))
 
 # The GPU side is built when nvcc works and there is a GPU, or GPU_ARCH names some. 90 becomes 90a: Hopper's own instructions.
 HAVE_NVCC := $(if $(NO_CUDA),,$(shell t=$$(mktemp -d) && printf 'int main(){return 0;}' > $$t/a.cu && $(NVCC) $$t/a.cu -o $$t/a >/dev/null 2>&1 && echo yes; rm -rf $$t))
@@ -30,13 +57,18 @@ B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
 OPT   = $(if $(DEBUG),-O1 -g -fsanitize=$(if $(filter thread,$(DEBUG)),thread,address$(COMMA)undefined) -fno-omit-frame-pointer,-O3)
-COMMA := ,
-OMP   = $(if $(HAVE_OMP),-fopenmp)
-FLAGS = -std=c11 -I. $(OPT) -ffp-contract=fast $(if $(HAVE_ARCH),-march=$(ARCH) $(if $(HAVE_WIDE),-mprefer-vector-width=512)) $(OMP) $(WARN) -MMD -MP
+DARWIN := $(if $(filter Darwin,$(shell uname -s)),-D_DARWIN_C_SOURCE)
+BUILD = -std=c11 -I. $(DARWIN) $(OPT) $(FUSED) $(ARCH_FLAG) $(WIDE) $(SSE) $(OMP) $(SIMD)
+FLAGS = $(BUILD) $(WARN) $(if $(OMP),,-Wno-unknown-pragmas) $(QUIET) $(if $(DEPS),-MMD -MP)
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
 NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
 # Linked with the runtime inside, so that the program starts where there is no toolkit; cuBLASLt and NCCL are opened when used.
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
+# What objects are made with. If it changes (CC, ARCH, NO_OMP, DEBUG, ...), the file does, and everything is compiled again.
+MADE_BY = $(CC) $(BUILD) $(if $(CUDA),$(NVCC) $(GENCODE))
+ifneq ($(filter-out help size clean mutate platforms,$(or $(MAKECMDGOALS),all)),)
+$(shell mkdir -p $(B) && { printf '%s\n' '$(subst ','\'',$(MADE_BY))' | cmp -s - $(B)/made-by || printf '%s\n' '$(subst ','\'',$(MADE_BY))' > $(B)/made-by; })
+endif
 
 # kernels/cpu is compiled once for each number type; the rest once.
 PRECISIONS := F32 BF16 F64
@@ -56,7 +88,7 @@ LADDER  := $(B)/kernels/ladder/ladder.o $(patsubst %.c,$(B)/F32/%.o,$(wildcard k
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench pays ladder mutate fuzz fuzz_targets data help size clean found
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench pays ladder mutate fuzz fuzz_targets platforms data help size clean found
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -70,13 +102,13 @@ run_tests: $(B)/run_tests
 
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
+	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
 $(B)/bench/bench_moe: $(BENCH) $(SHARED) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
+	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
 $(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
+	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
 
 $(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html llmc/run/style.css llmc/run/%/page.css llmc/run/%/page.js Makefile
 	@mkdir -p $(@D)
@@ -88,23 +120,23 @@ $(SCRIPTS:%=$(B)/%.c): $(B)/%_py.c: %.py Makefile
 	@echo "  text  $<"
 	$(Q){ echo 'extern const char *const $(*F)_py[];' && echo 'const char *const $(*F)_py[] = {' && \
 	LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' $< && echo '0 };'; } > $@.new && mv $@.new $@
-$(B)/%.o: $(B)/%.c
+$(B)/%.o: $(B)/%.c $(B)/made-by
 	$(Q)$(CC) $(FLAGS) -c $< -o $@
-$(B)/%.o: %.c Makefile
+$(B)/%.o: %.c Makefile $(B)/made-by
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
-	$(Q)$(CC) $(FLAGS) -DMOE_VERSION='"$(VERSION)"' -DCOMPILER_FLAGS='"$(strip $(OPT) $(if $(HAVE_ARCH),-march=$(ARCH)) $(OMP))"' $(if $(CUDA),-DWITH_CUDA) -c $< -o $@
+	$(Q)$(CC) $(FLAGS) -DMOE_VERSION='"$(VERSION)"' -DCOMPILER_FLAGS='"$(strip $(OPT) $(ARCH_FLAG) $(OMP))"' $(if $(CUDA),-DWITH_CUDA) -c $< -o $@
 define precision
-$(B)/$1/%.o: %.c Makefile
+$(B)/$1/%.o: %.c Makefile $(B)/made-by
 	@mkdir -p $$(@D)
 	@echo "  cc    $$<, $1"
 	$(Q)$(CC) $(FLAGS) -DPRECISION_$1 -c $$< -o $$@
-$(B)/$1/%.o: %.cu Makefile
+$(B)/$1/%.o: %.cu Makefile $(B)/made-by
 	@mkdir -p $$(@D)
 	@echo "  nvcc  $$<, $1"
 	$(Q)$(NVCC) $(NVFLAGS) -DPRECISION_$1 -c $$< -o $$@
 endef
-$(CUDA_ONCE:%=$(B)/%.o): $(B)/%.o: %.cu Makefile
+$(CUDA_ONCE:%=$(B)/%.o): $(B)/%.o: %.cu Makefile $(B)/made-by
 	@mkdir -p $(@D)
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
@@ -112,7 +144,8 @@ $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
 -include $(patsubst %.o,%.d,$(LIBRARY) $(TESTS) $(LADDER) $(B)/train_moe.o $(B)/infer_moe.o $(BENCH))
 
 found:
-	@echo "compiler $(CC), $(if $(HAVE_ARCH),-march=$(ARCH),no -march=$(ARCH): generic code), OpenMP $(if $(HAVE_OMP),found,not found: one thread)"
+	@$(if $(HAVE_CC),,echo "$(CC) is not a C compiler that works here. Another one: make CC=clang" >&2; exit 1)
+	@echo "compiler $(CC), $(or $(ARCH_FLAG),no -march=$(ARCH): slower code for any processor of this kind; ARCH=... names one), OpenMP $(if $(OMP),found,$(if $(NO_OMP),left out,not found): one thread does all work)"
 	@echo "CUDA: $(if $(CUDA),for $(CUDA),$(if $(HAVE_NVCC),nvcc but no GPU: the CPU only (GPU_ARCH=90 builds for one elsewhere),no nvcc: the CPU only))"
 data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
@@ -164,6 +197,9 @@ else
 	@mv bench/results/ladder.new bench/results/ladder.txt
 	@cat bench/results/ladder.txt
 endif
+# Other compilers and machines, as far as they are installed.
+platforms:
+	@sh tests/platforms.sh
 mutate:
 	python3 tests/mutate.py
 
@@ -185,7 +221,7 @@ build/fuzz/libmoe.a: $(FUZZ_LIBRARY)
 	$(Q)ar rcs $@ $^
 $(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/libmoe.a
 	@echo "  link  $@"
-	$(Q)$(FUZZ_CC) -g -fsanitize=fuzzer $(FUZZ_CHECKS) $(FUZZ_WRAP) $^ -o $@ -lm -ldl -lpthread
+	$(Q)$(FUZZ_CC) -g -fsanitize=fuzzer $(FUZZ_CHECKS) $(FUZZ_WRAP) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
 build/fuzz/once/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  fuzz  $<"
@@ -210,6 +246,7 @@ help:
 	@echo 'make pays          a mixture and its dense twin on a GPU: losses over time, and a picture (bench/pays.sh: its settings)'
 	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine, or on its CPU'
 	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'
+	@echo 'make platforms     builds with clang, musl, for i686, aarch64 (qemu), without OpenMP, and trains a little with each'
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
 	@echo 'make size          lines per folder'
 	@echo 'make clean         removes what was built'

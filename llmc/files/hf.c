@@ -16,6 +16,10 @@
 
 enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#endif
+
 /* ---- finding a model --------------------------------------------------------------------------------------- */
 
 static int is_model(const char *folder) {

@@ -13,6 +13,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#ifndef MSG_NOSIGNAL                     /* macOS; SIGPIPE is ignored anyway (requests_protect) */
+#define MSG_NOSIGNAL 0
+#endif
+
 /* ---- addresses --------------------------------------------------------------------------------------------- */
 
 static int four_is_loopback(struct in_addr a) { return ntohl(a.s_addr) >> 24 == 127; }

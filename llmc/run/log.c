@@ -139,19 +139,26 @@ static void score_text(char text[16], double z) {
     if (isfinite(z)) snprintf(text, 16, "%+5.2fz", z);
     else snprintf(text, 16, " --- z");
 }
+/* "3:07" minutes and seconds, "5h03" hours and minutes, "2.4 days". */
+static void duration_text(char text[32], double seconds) {
+    const double minutes = seconds / 60;
+    if (minutes < 60) snprintf(text, 32, "%d:%02d", (int)(seconds + 0.5) / 60, (int)(seconds + 0.5) % 60);
+    else if (minutes < 48 * 60) snprintf(text, 32, "%dh%02d", (int)minutes / 60, (int)minutes % 60);
+    else snprintf(text, 32, "%.1f days", minutes / (24 * 60));
+}
 static void print_step(Log *l, const StepStats *s, int keep_line) {
     const RouterStats *r = &s->routers;
-    const int eta = (int)(s->eta + 0.5);
-    char loss_z[16], norm_z[16], balance[64] = "", attention[32] = "", line[400];
+    char loss_z[16], norm_z[16], eta[32], balance[64] = "", attention[32] = "", line[400];
     score_text(loss_z, s->loss_z);
     score_text(norm_z, s->norm_z);
+    duration_text(eta, s->eta);
     if (r->balance > 0 || r->att_balance > 0)
         snprintf(balance, sizeof balance, " | bal %.2f max %.1f dead %d/%d",
                  r->balance > 0 ? r->balance : r->att_balance, r->max_load, r->dead, r->experts);
     if (r->att_balance > 0) snprintf(attention, sizeof attention, " att %.2f", r->att_balance);
     snprintf(line, sizeof line, "step %4lld/%lld | loss %.6f (%s)| norm %.4f (%s)| lr %.2e | %.2f ms | %.0f "
-                                "tok/s%s%s | eta %d:%02d", (long long)s->step, (long long)s->steps, s->loss, loss_z,
-                                s->norm, norm_z, s->lr, s->ms, s->tok_s, balance, attention, eta / 60, eta % 60);
+                                "tok/s%s%s | eta %s", (long long)s->step, (long long)s->steps, s->loss, loss_z,
+                                s->norm, norm_z, s->lr, s->ms, s->tok_s, balance, attention, eta);
     if (!l->terminal) puts(line);
     else if (keep_line || now() - l->refreshed > 0.05) {    /* at most 20 times a second */
         printf("\r%s\033[K", line);

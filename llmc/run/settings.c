@@ -79,7 +79,7 @@ static const Option options[] = {
       "weight of the load-balance loss" },
     { "routing",   "rz", "zloss",            OPTION_FLOAT, AT(z),             "0.001",               0,    100,   NULL,        "weight of the router z-loss" },
     { "routing",   "rb", "bias-rate",        OPTION_FLOAT, AT(bias_rate),     "0",                   0,    1,     NULL,
-      "balance by a selection bias that moves so much a step (try 0.03 with -rl relative and -ra 0)" },
+      "balance by a selection bias that moves by this much per step (try 0.03 with -rl relative and -ra 0)" },
     { "routing",   "rl", "bias-law",         OPTION_TEXT,  AT(bias_law),      "sign",                0,    0,     "sign|relative",
       "the bias moves by the rate whatever the load, or in proportion to how far that is from the mean" },
     { "routing",   "rt", "rounding",         OPTION_TEXT,  AT(rounding),      "off",                 0,    0,     "off|nearest|stochastic|up|down",

@@ -2,6 +2,7 @@
  * and the cache of tokens. */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/test.h"
+#include "llmc/data/kinds.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
 #include "llmc/data/bpe.h"
@@ -458,7 +459,24 @@ static void test_cache(void) {
     for (size_t i = 0; i < COUNT(owned); i++) free(owned[i]);
 }
 
+static void test_kinds(void) {
+    static const struct { const char *bytes; size_t count; const char *what; } cases[] = {
+        { "\x1f\x8b\x08 text", 8, "gzip" },   { "%PDF-1.4\nabc", 12, "PDF" },        { "\xff\xfe" "a\0b\0", 6, "UTF-16" },
+        { "PK\3\4\0", 5, "zip" },             { "PAR1 is a word", 14, NULL },          { "PAR1\0", 5, "Parquet" },
+        { "a\0b", 3, "NUL" },                  { "plain", 5, NULL },                    { "", 0, NULL },
+        { "\x1f", 1, NULL },                   { "{\\rtf1 a", 8, "rich" },             { "BZh, a word", 11, NULL },
+    };
+    const char *remedy;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const char *what = kind_of_binary(cases[i].bytes, cases[i].count, &remedy);
+        check(cases[i].what ? what && strstr(what, cases[i].what) && *remedy : !what, "kind of file %zu: %s", i, what ? what : "text");
+    }
+    check(kind_is_json(" {\"a\": 1}\n", 11) && kind_is_json("[1]", 3) && !kind_is_json("{ x }", 5) && !kind_is_json("{\"a\": 1", 7)
+          && !kind_is_json("", 0) && !kind_is_json("}", 1), "JSON is told from text");
+}
+
 void test_texts(void) {
+    test_kinds();
     test_trained_as_reference();
     test_training();
     test_slots();

@@ -246,6 +246,35 @@ static void parse_line(void *line) {
     options_parse(o, split(line, argv), argv, "usage", &word, 1);
 }
 
+/* What -cf reads, after a command line that gave -c and -ra. */
+static void settings_files(Options o, Small *s) {
+    static const struct { const char *text, *says; } files[] = {
+        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "", "" },
+        { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },  { "colour = red", "line 1: colour: no such option" },
+        { "kind = step", "line 1: -k step: expected one of" },              { "kind\n", "line 1: -k : expected one of" },
+    };
+    Error e = { "" };
+    const Small before = *s;
+    char given[ROWS];
+    memcpy(given, o.given, sizeof given);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char text[128];
+        const size_t n = (size_t)snprintf(text, sizeof text, "%s", files[i].text);
+        const int ok = options_read(o, text, n, &e);
+        check(ok == !*files[i].says && (ok || strstr(e.text, files[i].says)), "settings file \"%s\": %s", files[i].text, e.text);
+        check(s->count == before.count && s->rate == before.rate, "the command line counts more than the file");
+        if (i == 0) check(!strcmp(s->kind, "wsd"), "the file is read, to the end of the value: \"%s\"", s->kind);
+        *s = before;
+        memcpy(o.given, given, sizeof given);
+    }
+    Text written = { 0 };
+    options_write(o, &written);
+    check(strstr(written.at, "\ncount             = 7\n") != NULL, "settings are written as name = value: %s", written.at);
+    char nul[] = "c 8\0x";
+    check(!options_read(o, nul, sizeof nul - 1, &e) && strstr(e.text, "binary"), "a binary file is refused: %s", e.text);
+    free(written.at);
+}
+
 static void options(void) {
     static const struct { const char *line, *says; } wrong[] = {
         { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" },
@@ -284,6 +313,7 @@ static void options(void) {
     options_default(o, "k", "wsd");
     check(s.count == 7 && !strcmp(s.kind, "wsd"), "a later default only fills what was not given");
 
+    settings_files(o, &s);
     Text json = { 0 };
     Error e;
     options_json(o, &json);
@@ -526,14 +556,16 @@ static int progress_usable(const JsonValue *run, Error *e) {
     Progress p;
     return progress_from_json(run, &p, e);
 }
-static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, int keep, int64_t major,
-                     Error *e) {
+static int save_kept(const char *folder, const Trainee *t, const Progress *p, const char *options, Keep keep, Error *e) {
     Text json = { 0 };
     progress_to_json(p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
-    const Saved saved = checkpoint_save(folder, &s, (Keep){ keep, 0, major }, e);
+    const Saved saved = checkpoint_save(folder, &s, keep, e);
     free(json.at);
     return saved == SAVED_ALL;
+}
+static int save_with(const char *folder, const Trainee *t, const Progress *p, const char *options, int keep, int64_t major, Error *e) {
+    return save_kept(folder, t, p, options, (Keep){ keep, 0, major }, e);
 }
 static int save(const char *folder, const Trainee *t, int64_t step, int keep, int64_t major) {
     Error e = { "" };
@@ -715,6 +747,15 @@ static void pruning(void) {
     check(checkpoint_save_best(folder, &t.m, 10, NULL, NULL, &e), "the best weights are saved");
     check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) != HOLDS_STATE && !is_file(top),
           "a run can be deleted");
+
+    for (int i = 1; i <= 9; i++) {                                   /* saved by time between steps that are multiples of 3 */
+        const Progress p = progress_at(i == 9 ? 10 : i);
+        check(save_kept(folder, &t, &p, "{}", (Keep){ 2, 3, 0 }, &e), "saved: %s", e.text);
+    }
+    right = 1;
+    for (int i = 1; i <= 10; i++) right &= has_step(folder, i) == (i == 3 || i == 6 || i == 10);
+    check(right, "the two newest multiples of -n stay, and of the others the newest alone");
+    checkpoint_clear(folder, &e);
 
     double bad = NAN;                                                /* weights that are not finite must replace nothing */
     save(folder, &t, 11, 2, 0);
