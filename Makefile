@@ -36,7 +36,7 @@ QUIET := $(if $(call first,-Werror=pass-failed),-Wno-pass-failed)
 # OpenMP: as gcc and clang know it, or Apple's clang with the libomp of Homebrew.
 OMP_USE = int omp_get_max_threads(void);int main(void){int n=0;_Pragma("omp parallel for reduction(+:n)")for(int i=0;i<9;i++)n+=i;return n!=36||omp_get_max_threads()<1;}
 OMP := $(if $(NO_OMP)$(filter thread,$(DEBUG)),,$(if $(call probe,-fopenmp,$(OMP_USE)),-fopenmp))
-OMP_LINK := $(OMP)
+OMP_LINK :=
 HOMEBREW := $(if $(NO_OMP)$(OMP),,$(wildcard /opt/homebrew/opt/libomp /usr/local/opt/libomp))
 ifneq ($(HOMEBREW),)
 ifeq ($(call probe,-Xpreprocessor -fopenmp -I$(firstword $(HOMEBREW))/include,$(OMP_USE),-L$(firstword $(HOMEBREW))/lib -lomp),yes)
@@ -221,7 +221,7 @@ build/fuzz/libmoe.a: $(FUZZ_LIBRARY)
 	$(Q)ar rcs $@ $^
 $(FUZZ_TARGETS): build/fuzz/%: build/fuzz/once/tests/fuzz/%.o build/fuzz/libmoe.a
 	@echo "  link  $@"
-	$(Q)$(FUZZ_CC) -g -fsanitize=fuzzer $(FUZZ_CHECKS) $(FUZZ_WRAP) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
+	$(Q)$(FUZZ_CC) -g -fsanitize=fuzzer $(FUZZ_CHECKS) $(FUZZ_WRAP) $^ -o $@ -lm -ldl -lpthread
 build/fuzz/once/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "  fuzz  $<"
