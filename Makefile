@@ -43,13 +43,16 @@ PRECISIONS := F32 BF16 F64
 KERNELS := $(foreach p,$(PRECISIONS),$(patsubst %.c,$(B)/$p/%.o,$(wildcard kernels/cpu/*.c)))
 CUDA_ONCE := kernels/cuda/context kernels/cuda/nccl kernels/cuda/copies
 CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(CUDA_ONCE:=.cu),$(wildcard kernels/cuda/*.cu kernels/cuda/*/*.cu)))) $(CUDA_ONCE:%=$(B)/%.o)
-# Pages that programs write: llmc/run/NAME/page.html, with page.css and page.js put in, becomes the array of its lines, NAME_page.
+# Pages that programs write or serve: llmc/run/NAME/page.html, with llmc/run/style.css, page.css and page.js put in, becomes the array of its
+# lines, NAME_page.
 PAGES   := $(patsubst llmc/run/%/page.html,%,$(wildcard llmc/run/*/page.html))
-LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(PAGES:%=$(B)/llmc/run/%_page.o) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
+# What is written beside models that only this project has, as text: llmc/files/NAME.py becomes the array of its lines, NAME_py.
+SCRIPTS := $(patsubst %.py,%_py,$(wildcard llmc/files/*.py))
+LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(SCRIPTS:%=$(B)/%.o) $(PAGES:%=$(B)/llmc/run/%_page.o) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/faults.c tests/fuzz/%,$(wildcard tests/*.c tests/*/*.c)))
 # kernels/ladder is for tests and benchmarks; the programs do without.
-LADDER  := $(if $(CUDA),$(B)/kernels/ladder/ladder.o $(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
+LADDER  := $(B)/kernels/ladder/ladder.o $(patsubst %.c,$(B)/F32/%.o,$(wildcard kernels/ladder/cpu/*.c)) $(if $(CUDA),$(patsubst %.cu,$(B)/BF16/%.o,$(wildcard kernels/ladder/*.cu kernels/ladder/*/*.cu)))
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
@@ -75,11 +78,16 @@ $(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
 	$(Q)$(LINKER) $^ -o $@ -lm -ldl -lpthread
 
-$(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html llmc/run/%/page.css llmc/run/%/page.js Makefile
+$(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html llmc/run/style.css llmc/run/%/page.css llmc/run/%/page.js Makefile
 	@mkdir -p $(@D)
 	@echo "  page  $<"
 	$(Q)p=llmc/run/$*/page && { echo 'extern const char *const $*_page[];' && echo 'const char *const $*_page[] = {' && \
-	LC_ALL=C sed -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
+	LC_ALL=C sed -e "/^<style>/r llmc/run/style.css" -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
+$(SCRIPTS:%=$(B)/%.c): $(B)/%_py.c: %.py Makefile
+	@mkdir -p $(@D)
+	@echo "  text  $<"
+	$(Q){ echo 'extern const char *const $(*F)_py[];' && echo 'const char *const $(*F)_py[] = {' && \
+	LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' $< && echo '0 };'; } > $@.new && mv $@.new $@
 $(B)/%.o: $(B)/%.c
 	$(Q)$(CC) $(FLAGS) -c $< -o $@
 $(B)/%.o: %.c Makefile
@@ -110,7 +118,7 @@ data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
 test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/faults.sh
+	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/web.sh && sh tests/tensorboard.sh && sh tests/faults.sh
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
@@ -146,12 +154,16 @@ bench: bench_moe
 	@./bench_moe
 pays: train_moe
 	@sh bench/pays.sh
-# Tests all rungs of kernels/ladder, then times them and keeps the table.
+# Tests all rungs of kernels/ladder, then times them and keeps the table; without a GPU those for CPUs.
 ladder: run_tests bench_moe
 	@./run_tests ladder
+ifeq ($(CUDA),)
+	@./bench_moe -d cpu-f32 -e ladder | tee bench/results/ladder-cpu.txt
+else
 	@{ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; ./bench_moe -d cuda-bf16 -e ladder; } > bench/results/ladder.new
 	@mv bench/results/ladder.new bench/results/ladder.txt
 	@cat bench/results/ladder.txt
+endif
 mutate:
 	python3 tests/mutate.py
 
@@ -162,7 +174,7 @@ FUZZ_FLAGS = -std=c11 -I. -O1 -g -fno-omit-frame-pointer $(WARN) -DMOE_VERSION='
 FUZZ_CHECKS = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_WRAP = -Wl$(subst $(SPACE),,$(addprefix $(COMMA)--wrap=,fail warn exit malloc calloc realloc free))
 FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
-FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
+FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(SCRIPTS:%=$(B)/%.c) $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
 fuzz:
 	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null; \
 	then $(MAKE) -s -j$(shell nproc) fuzz_targets && sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ); \
@@ -196,7 +208,7 @@ help:
 	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine'
 	@echo 'make pays          a mixture and its dense twin on a GPU: losses over time, and a picture (bench/pays.sh: its settings)'
-	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine'
+	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine, or on its CPU'
 	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'
 	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
 	@echo 'make size          lines per folder'

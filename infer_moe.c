@@ -1,5 +1,5 @@
-/* infer_moe.c: generates text with a trained model. Also measures perplexity on a file, and shows which expert processes
- * which token.
+/* infer_moe.c: generates text with a trained model. Also measures perplexity on a file, answers multiple-choice questions, and shows
+ * which expert processes which token.
  *
  *   load -> prompt -> prefill -> loop { draw a token, read it, print } -> speed
  *
@@ -19,26 +19,30 @@
 #include "llmc/base/random.h"
 #include "llmc/files/hf.h"
 #include "llmc/ranks/threads.h"
+#include "llmc/run/converse.h"
 #include "llmc/run/device.h"
+#include "llmc/run/evaluate.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/options.h"
+#include "llmc/run/web.h"
 
 /* ---- options: one table (llmc/run/options.h) --------------------------------------------------------------- */
 
 typedef struct {
-    const char *prompt, *mode, *stop, *tokenizer, *file, *device, *color;
-    int     tokens, sequences, context, echo, verbose, layer, top_k;
+    const char *prompt, *mode, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *color, *address;
+    int     tokens, sequences, context, echo, verbose, layer, top_k, port;
     float   temperature, top_p, min_p;
     int64_t seed;
 } Settings;
 
 static const Option table[] = {
 #define FIELD(name) offsetof(Settings, name)
-    { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; -: read stdin; @name: read a file" },
+    { "text",     "i",  "prompt",      OPTION_TEXT,  FIELD(prompt),      "",         0, 0, NULL, "prompt; -: read stdin; @name: read a file. In a chat: the system message" },
     { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL, "tokens to generate; 0: until the context is full; -1: no limit" },
     { "text",     "r",  "sequences",   OPTION_INT,   FIELD(sequences),   "1",        1, 4096, NULL, "texts generated in parallel" },
-    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat", "chat continues every line of stdin; /reset, /quit" },
-    { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default in chat: an empty line" },
+    { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
+    { "text",     "ct", "chat-template", OPTION_TEXT, FIELD(chat),       "",         0, 0, NULL, "how a chat is written; none: as the folder says, or, if it says nothing, each line is continued; else " CHAT_NAMES },
+    { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default where a chat continues lines: an empty line" },
     { "text",     "e",  "echo",        OPTION_INT,   FIELD(echo),        "1",        0, 1, NULL, "1: print the prompt, too" },
     { "sampling", "t",  "temperature", OPTION_FLOAT, FIELD(temperature), "0.8",      0, 100, NULL, "0: always the most likely token" },
     { "sampling", "p",  "top-p",       OPTION_FLOAT, FIELD(top_p),       "0.95",     0, 1, NULL, "draw from the most likely tokens with this total probability" },
@@ -48,7 +52,11 @@ static const Option table[] = {
     { "model",    "c",  "context",     OPTION_INT,   FIELD(context),     "0",        0, 1 << 24, NULL, "tokens the model sees; 0: as many as in training" },
     { "model",    "z",  "tokenizer",   OPTION_TEXT,  FIELD(tokenizer),   "",         0, 0, NULL, "a tokenizer.json instead of the checkpoint's" },
     { "model",    "dv", "device",      OPTION_TEXT,  FIELD(device),      "auto",     0, 0, NULL, "auto, cpu, cuda, or a device by name: cpu-bf16" },
+    { "page",     "wa", "address",     OPTION_TEXT,  FIELD(address),     "127.0.0.1", 0, 0, NULL, "of this machine, for -m web; one that others can reach needs the token of the link that is printed" },
+    { "page",     "wp", "port",        OPTION_INT,   FIELD(port),        "8080",     0, 65535, NULL, "of the page; 0: any that is free" },
     { "views",    "x",  "perplexity",  OPTION_TEXT,  FIELD(file),        "",         0, 0, NULL, "instead of generating: perplexity and bits per byte of a file" },
+    { "views",    "ev", "evaluate",    OPTION_TEXT,  FIELD(questions),   "",         0, 0, NULL, "instead of generating: answer the multiple-choice questions of a file (HellaSwag, or JSONL of context, choices, answer)" },
+    { "views",    "eo", "details",     OPTION_TEXT,  FIELD(details),     "",         0, 0, NULL, "a file to write: for each question of -ev a line of JSON with the log-likelihood of every choice" },
     { "views",    "v",  "verbose",     OPTION_INT,   FIELD(verbose),     "1",        0, 3, NULL, "0 quiet, 1 speed, 2 text colored by MLP expert, 3 each expert's favourite tokens" },
     { "views",    "vl", "layer",       OPTION_INT,   FIELD(layer),       "-1",      -1, 10000, NULL, "the layer that -v 2 and -v 3 show, from 0; -1: the last" },
     { "views",    "co", "color",       OPTION_TEXT,  FIELD(color),       "auto",     0, 0, "auto|always|never", "auto: on a terminal, unless NO_COLOR is set; without color [3] marks expert 3" },
@@ -62,13 +70,21 @@ static const char usage[] =
     "below this folder.";
 
 static void check_options(Options o) {
-    static const char *const generating[] = { "i", "n", "r", "m", "st", "e", "t", "p", "mp", "k", "s" };
+    static const char *const generating[] = { "i", "n", "r", "m", "ct", "st", "e", "t", "p", "mp", "k", "s" };
     const Settings *s = o.settings;
-    const int chat = !strcmp(s->mode, "chat");
-    for (size_t i = 0; *s->file && i < sizeof generating / sizeof *generating; i++)
+    const int chat = !strcmp(s->mode, "chat"), web = !strcmp(s->mode, "web");
+    const char *measures = *s->file ? "x" : *s->questions ? "ev" : NULL;
+    for (size_t i = 0; measures && i < sizeof generating / sizeof *generating; i++)
         if (option_given(o, generating[i]))
-            fail(EXIT_USAGE, "-x measures a file and generates nothing: it cannot be combined with -%s", generating[i]);
-    if (option_given(o, "x") && !*s->file) fail(EXIT_USAGE, "-x needs the name of a file");
+            fail(EXIT_USAGE, "-%s measures a file and generates nothing: it cannot be combined with -%s", measures, generating[i]);
+    for (int i = 0; i < 3; i++) {
+        static const char *const files[] = { "x", "ev", "eo" };
+        if (option_given(o, files[i]) && !*(i == 0 ? s->file : i == 1 ? s->questions : s->details))
+            fail(EXIT_USAGE, "-%s needs the name of a file", files[i]);
+    }
+    if (*s->file && *s->questions) fail(EXIT_USAGE, "-x and -ev measure different things: one at a time");
+    if (*s->details && !*s->questions) fail(EXIT_USAGE, "-eo is for the questions of -ev");
+    if (*s->questions && s->verbose > 1) fail(EXIT_USAGE, "-v %d shows the experts of a text: it cannot be combined with -ev", s->verbose);
     if (s->sequences > 1 && chat) fail(EXIT_USAGE, "a chat has one sequence: -m chat cannot be combined with -r");
     if (s->sequences > 1 && s->tokens < 0)
         fail(EXIT_USAGE, "sequences are printed one after another: with -n -1 the second (-r) would never be printed");
@@ -76,7 +92,11 @@ static void check_options(Options o) {
         fail(EXIT_USAGE, "-v %d shows the experts of one sequence: it cannot be combined with -r", s->verbose);
     if (chat && !strcmp(s->prompt, "-"))
         fail(EXIT_USAGE, "a chat reads its lines from stdin: -m chat cannot be combined with -i -");
+    if (web && s->sequences > 1) fail(EXIT_USAGE, "-m web serves one text to each request: it cannot be combined with -r");
+    if (web && s->verbose > 1) fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
+    if (!web && (option_given(o, "wa") || option_given(o, "wp"))) fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
     if (chat && option_given(o, "e")) fail(EXIT_USAGE, "a chat prints no prompt: -m chat cannot be combined with -e");
+    if (!chat && *s->chat) fail(EXIT_USAGE, "-ct %s is for chats: -m chat", s->chat);
     if (*s->file && s->verbose == 2) fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
     if (option_given(o, "vl") && s->verbose < 2) fail(EXIT_USAGE, "-vl is for the expert views: -v 2 or -v 3");
     if (option_given(o, "co") && s->verbose != 2) fail(EXIT_USAGE, "-co is for text colored by expert: -v 2");
@@ -89,6 +109,7 @@ typedef struct {
     Config     config;
     Tokenizer *tokenizer;               /* NULL: there is none, and text is ids */
     Generator  g;
+    Conversation talk;                  /* of -m chat; no template: lines are continued */
 } Session;
 
 static volatile sig_atomic_t interrupts;
@@ -106,6 +127,8 @@ static void message(const Session *q, const char *format, ...) {
     text_vprint(stderr, format, args);
     va_end(args);
 }
+
+enum { GPT2_TOKENS = 50257 };
 
 /* ---- load ---------------------------------------------------------------------------------------------- */
 
@@ -188,6 +211,10 @@ static void open_generator(Session *q, int capacity) {
     g->sampler = (Sampler){ .temperature = s->temperature, .top_p = s->top_p, .min_p = s->min_p, .top_k = s->top_k };
     g->seed = (uint64_t)s->seed;
     g->end_tokens = hf_end_tokens(q->folder, q->tokenizer, g->end_token);
+    if (q->talk.chat.form) {
+        const char *end = converse_end(&q->talk, q->tokenizer, g->end_token, &g->end_tokens);
+        if (!*q->style.stop) q->style.stop = end;
+    }
     g->sequences = s->sequences;
     g->interrupted = &interrupts;
     if (!generator_open(g, &q->config, capacity, &q->style)) out_of_memory(q, &g->d.model.arena);
@@ -222,7 +249,24 @@ static void generate(Session *q) {
     free(text);
 }
 
-/* ---- chat: a line of stdin is added to the context as it is, and the model continues it ---------------- */
+/* ---- chat: a line of stdin is said to the model as its chat template writes it; if it has none, the line is added to the context as it
+ * is, and the model continues it ------------------------------------------------------------------------ */
+
+static void end_answer(const Stream *o) {
+    if (o->last != '\n') putchar('\n');
+    if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+}
+
+static void say(Session *q, const char *line, size_t bytes) {
+    Error e;
+    const int forgotten = q->talk.forgotten;
+    while (bytes && (line[bytes - 1] == '\n' || line[bytes - 1] == '\r')) bytes--;
+    if (!bytes) return;
+    if (!converse_say(&q->talk, &q->g, line, bytes, q->s.tokens, &e)) { warn("%s", e.text); return; }
+    end_answer(&q->g.stream[0]);
+    if (q->talk.forgotten > forgotten)
+        message(q, "the context of %d tokens was full: the oldest %d messages are forgotten\n", q->g.capacity, q->talk.forgotten - forgotten);
+}
 
 static void answer(Session *q, const char *line, size_t bytes) {
     Generator *g = &q->g;
@@ -233,8 +277,7 @@ static void answer(Session *q, const char *line, size_t bytes) {
     if (count) generator_read(g, ids, count, NULL, bytes);
     generator_write(g, q->s.tokens, 1);
     stream_print(o, 1);
-    if (o->last != '\n') putchar('\n');
-    if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
+    end_answer(o);
     free(ids);
 }
 
@@ -243,15 +286,31 @@ static int is_command(const char *line, const char *command) {
     return !strncmp(line, command, n) && !line[n + strspn(line + n, " \r\n")];
 }
 
+/* The chat template of -ct or of the folder. One that is unknown is an error: without it the answers would be bad, and nobody told why. */
+static void find_talk(Session *q) {
+    Error e;
+    size_t bytes;
+    char *system = prompt_read(q->s.prompt, &bytes), *path = text_format("%s", *q->s.tokenizer ? q->s.tokenizer : q->folder);
+    char *slash = *q->s.tokenizer ? strrchr(path, '/') : NULL;
+    if (slash) *slash = 0;
+    if (!converse_open(&q->talk, q->s.chat, slash || !*q->s.tokenizer ? path : ".", system, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!q->talk.chat.form && q->talk.chat.unknown) fail(EXIT_INPUT, "%s; -ct NAME chooses one of " CHAT_NAMES, q->talk.chat.why);
+    if (q->talk.chat.form && !q->tokenizer) fail(EXIT_INPUT, "a chat needs a tokenizer (-z)");
+    free(system);
+    free(path);
+}
+
 static void chat(Session *q) {
     Generator *g = &q->g;
     size_t bytes, capacity = 0;
     int *ids = NULL;
     char *line = NULL, *prompt = prompt_read(q->s.prompt, &bytes);
-    const int count = bytes ? prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, prompt, bytes, 1, q->s.context, &ids) : 0;
+    const int talks = q->talk.chat.form != NULL;
+    const int count = bytes && !talks ? prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
-    if (interactive) message(q, "the model continues every line; /reset forgets all, /quit ends, Ctrl-C interrupts\n");
+    if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts\n"
+                                      : "the model%s continues every line; /reset forgets all, /quit ends, Ctrl-C interrupts\n", chat_name(&q->talk.chat));
     for (;;) {
         if (count && !g->d.length) generator_read(g, ids, count, NULL, bytes);
         if (interactive) fputs("> ", stderr);
@@ -266,7 +325,8 @@ static void chat(Session *q) {
         if (n < 0 && ferror(stdin)) fail(EXIT_DISK, "stdin cannot be read: %s", strerror(errno));
         if (n < 0 || is_command(line, "/quit")) break;
         interrupts = 0;
-        if (is_command(line, "/reset")) generator_reset(g);
+        if (is_command(line, "/reset")) { generator_reset(g); converse_reset(&q->talk); }
+        else if (talks) say(q, line, (size_t)n);
         else answer(q, line, (size_t)n);
     }
     if (interactive) fputc('\n', stderr);
@@ -275,6 +335,27 @@ static void chat(Session *q) {
     generator_close(g);
     free(line);
     free(ids);
+    free(prompt);
+}
+
+/* ---- web: a page to talk to the model ------------------------------------------------------------------- */
+
+static void serve(Session *q, Options o) {
+    Error e;
+    size_t bytes;
+    char *prompt = prompt_read(q->s.prompt, &bytes);
+    Chat chat = { 0 };
+    if (q->tokenizer && !chat_open(&chat, "", q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    chat.today = 1;
+    open_generator(q, q->s.context);
+    signal(SIGTERM, on_interrupt);
+    const Web w = { .address = q->s.address, .port = q->s.port, .options = o, .tokenizer = q->tokenizer, .chat = &chat, .prompt = prompt,
+                    .g = &q->g, .verbose = q->s.verbose };
+    message(q, "Ctrl-C ends the server\n");
+    if (!web_serve(&w, &e)) fail(EXIT_USAGE, "%s (-wa, -wp)", e.text);
+    interrupts = 0;
+    generator_close(&q->g);
+    chat_close(&chat);
     free(prompt);
 }
 
@@ -308,7 +389,7 @@ static void measure(Session *q) {
         n = b * t;
         model_batch(&m, ids + i, ids + i + 1, (int)b, (int)t);
         model_forward(&m);
-        model_loss(&m, 1, 0);
+        model_loss(&m, 0);
         dev->reals_to_double(&loss, m.loss_sum, 1);
         sum += loss;
         if (q->g.view.main) view_read(&q->g.view, ids + i, (int)n, NULL);
@@ -326,26 +407,64 @@ static void measure(Session *q) {
     free(text);
 }
 
+/* ---- questions ------------------------------------------------------------------------------------------- */
+
+static void print_evaluation(const Session *q, const Questions *all, const Evaluation *v) {
+    static const char *const names[MEASURES] = { "accuracy", "per token", "per character" };
+    text_print(stdout, "%s: questions %lld", q->s.questions, (long long)v->questions);
+    if (v->questions < (int64_t)all->count) printf(" of %zu, then interrupted", all->count);
+    for (int by = 0; by < MEASURES && v->questions; by++)
+        if (by != PER_CHARACTER || v->has_characters)
+            printf("  %s %.4f +- %.4f", names[by], (double)v->right[by] / (double)v->questions, evaluate_error(v->right[by], v->questions));
+    putchar('\n');
+}
+
+/* The file is read and checked before anything is allocated. */
+static void ask(Session *q) {
+    Error e;
+    Model m;
+    Questions all;
+    Evaluation v;
+    size_t cut;
+    FileWriter *details = NULL;
+    struct sigaction action = { .sa_handler = on_interrupt };
+    const Settings *s = &q->s;
+    if (!questions_read(&all, s->questions, q->tokenizer, q->config.vocab - q->config.padding, &e)
+        || !questions_cut(&all, s->questions, s->context, &cut, &e)) fail(EXIT_INPUT, "-ev %s", e.text);
+    if (cut) warn("%zu questions are longer than the %d tokens that the model sees (-c): the beginnings of their contexts are cut", cut, s->context);
+    if (all.binary && q->tokenizer && tokenizer_vocab(q->tokenizer) != GPT2_TOKENS)
+        warn("%s has tokens of GPT-2, but the model's tokenizer is another: the result means nothing", s->questions);
+    if (*s->details && !(details = file_create(s->details, &e))) fail(EXIT_DISK, "-eo %s", e.text);
+    evaluate_plan(&m, q->g.dev, &q->config, &all);
+    if (!model_allocate(&m)) out_of_memory(q, &m.arena);
+    load_weights(q, &m);
+    m.used_vocab = q->config.vocab - q->config.padding;     /* likelihoods of all ids that the file has, as in other programs */
+    sigaction(SIGINT, &action, NULL);
+    const double start = now();
+    if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);
+    if (details && !file_finish(details, &e)) fail(EXIT_DISK, "-eo %s", e.text);
+    print_evaluation(q, &all, &v);
+    message(q, "%.1f s, %.1f questions/s\n", now() - start, (double)v.questions / (now() - start));
+    model_free(&m);
+    questions_free(&all);
+}
+
 /* ---- main ---------------------------------------------------------------------------------------------- */
 
 /* What follows from the options and the terminal: the escapes of the stop string, a seed from the clock, colors. */
 static void prepare(Session *q, Options o) {
     Settings *s = &q->s;
-    const char *stop = !strcmp(s->mode, "chat") && !option_given(o, "st") ? "\\n\\n" : s->stop;
+    if (!strcmp(s->mode, "chat")) find_talk(q);
+    const char *stop = !strcmp(s->mode, "chat") && !q->talk.chat.form && !option_given(o, "st") ? "\\n\\n" : s->stop;
     const char *none = getenv("NO_COLOR");
-    char *to = q->stop = mem_alloc(strlen(stop) + 1);
-    for (; *stop; stop++) {
-        const int escaped = *stop == '\\' && (stop[1] == 'n' || stop[1] == 't' || stop[1] == '\\');
-        if (escaped) stop++;
-        *to++ = (char)(escaped && *stop == 'n' ? '\n' : escaped && *stop == 't' ? '\t' : *stop);
-    }
-    const int from_clock = s->seed < 0;
+    q->stop = stop_string(stop);
+    const int web = !strcmp(s->mode, "web"), from_clock = s->seed < 0 && !web;     /* the page: a new one for each text */
     if (from_clock) {
         struct timespec t;
         clock_gettime(CLOCK_REALTIME, &t);
         s->seed = (int64_t)(random_key((uint64_t)t.tv_sec, (uint64_t)t.tv_nsec) % 1000000000);
     }
-    if (!*s->file && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
+    if (!*s->file && !*s->questions && !web && (from_clock || s->verbose)) fprintf(stderr, "seed %lld\n", (long long)s->seed);
     const int terminal = isatty(1), colors = terminal && !(none && *none);
     q->style = (TextStyle){ .tokenizer = q->tokenizer, .stop = q->stop, .marked = s->verbose == 2, .terminal = terminal,
                             .colored = !strcmp(s->color, "always") || (!strcmp(s->color, "auto") && colors) };
@@ -355,7 +474,7 @@ int main(int argc, char **argv) {
     static Session session;
     Session *q = &session;
     char given[OPTIONS];
-    const Options options = { table, OPTIONS, &q->s, given };
+    const Options options = { table, OPTIONS, &q->s, given, NULL };
     const char *folder = NULL;
     threads_settle(argv);
     signal(SIGXFSZ, SIG_IGN);                               /* at a limit on file sizes write() fails instead */
@@ -365,9 +484,12 @@ int main(int argc, char **argv) {
     prepare(q, options);
 
     if (*q->s.file) measure(q);
+    else if (*q->s.questions) ask(q);
     else if (!strcmp(q->s.mode, "chat")) chat(q);
+    else if (!strcmp(q->s.mode, "web")) serve(q, options);
     else generate(q);
 
+    converse_close(&q->talk);
     tokenizer_free(q->tokenizer);
     free(q->folder);
     free(q->stop);

@@ -34,17 +34,20 @@ static void send_step(Run *r) {
         const int64_t micro_index = (int64_t)micro * r->parallel.ranks + r->parallel.rank;      /* of the whole step */
         const size_t at = (size_t)micro * N;
         if (!data_batch(r->data, first + micro_index * s->batch, s->batch, s->seq, (uint64_t)s->seed,
-                        r->inputs + at, r->targets + at, &e))
+                        r->inputs + at, r->targets + at, r->positions + at, &e))
             fail(EXIT_DISK, "%s", e.text);
         r->keys[micro] = random_key((uint64_t)s->seed,
                                     (uint64_t)(step * r->micro_batches * r->parallel.ranks + micro_index));
     }
-    model_send(&r->model, r->inputs, r->targets, r->keys, s->batch, s->seq);
+    r->counted = data_counted(r->data, first, (int)samples_per_step(r), s->seq, (uint64_t)s->seed, &e);
+    if (r->counted < 0) fail(EXIT_DISK, "%s", e.text);
+    model_send(&r->model, r->inputs, r->targets, data_has_chats(r->data) ? r->positions : NULL, r->keys, s->batch, s->seq);
+    model_scale_loss(&r->model, (double)(1.0f / (float)r->counted));
     optimizer_set(&r->optimizer, &r->model, adamw(s, step));
 }
 static void micro_batch(void *run) {
     Run *r = run;
-    model_learn(&r->model, 1.0f / (float)tokens_per_step(r), 1.0f / (float)(r->micro_batches * r->parallel.ranks));
+    model_learn(&r->model, 1.0f / (float)(r->micro_batches * r->parallel.ranks));
 }
 static void update(void *run) {
     Run *r = run;
@@ -74,7 +77,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     Model *m = &r->model;
     StepStats t = { .step = r->progress.step + 1, .steps = r->s.steps };
     StepResults f = model_results(m);
-    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += f.step_losses[i] / (double)tokens_per_step(r);
+    for (int i = 0; i < m->batch.all_micro_batches; i++) t.loss += f.step_losses[i] / (double)r->counted;
     t.norm = optimizer_norm(&r->optimizer, f.grad_sq_norms, bad_tensor);
     for (int i = 0; i < 2 * m->routers && !m->dp.ordered; i++) f.losses[i] /= r->parallel.ranks;
     t.routers = router_stats(m, f.load, f.losses);
@@ -84,7 +87,7 @@ static StepStats step_stats(Run *r, double start, int *bad_tensor) {
     t.lr = (double)adamw(&r->s, r->progress.step).lr;
     t.ms = 1e3 * seconds;
     t.tok_s = (double)tokens_per_step(r) / seconds;
-    t.eta = r->session / (double)(t.step - r->first_step) * (double)(t.steps - t.step);
+    t.eta = run_seconds_left(r, t.step);
     t.loss_z = window_score(&r->progress.loss, t.loss);
     t.norm_z = window_score(&r->progress.norm, t.norm);
     return t;
@@ -103,13 +106,34 @@ static int is_due(const Run *r, int64_t step, int64_t every) { return step == r-
 static int validates(const Run *r, int64_t step) { return is_due(r, step, r->s.val_every); }
 static int shows_sample(const Run *r, int64_t step) { return r->shows_samples && is_due(r, step, r->s.sample_every); }
 
+/* What is due or asked for after a step. 0: stop. */
+static int between_steps(Run *r) {
+    const Settings *s = &r->s;
+    Progress *p = &r->progress;
+    group_phase(r->parallel.group, "work between steps", 0);
+    p->unvalidated = validates(r, p->step) && !run_validate(r);
+    if (shows_sample(r, p->step) && !p->unvalidated && r->leads) run_show_sample(r);
+    run_report(r);
+    const double taken = r->takes_signals && !r->dev->is_gpu ? threads_follow_load() : 0;
+    if (taken > 0)
+        log_line(&r->log, "other programs are using this machine: its threads wait %.0f %% of their time for a core; they spin less from now on",
+                 100 * taken);
+    const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL,
+                                          run_save_due(r) ? REQUEST_TIMED_SAVE : 0);
+    const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;
+    if (last || requests || by_step) run_save(r, !last && !by_step && requests == REQUEST_TIMED_SAVE);
+    if (!(requests & REQUEST_STOP) || last) return 1;
+    if (r->saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
+    return 0;
+}
+
 /* 1: ran to the end; 0: stopped on request. */
 static int train(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
-    int64_t saved_step = -1;
-    Saved saved = SAVED_ALL;
+    if (p->step >= s->steps && !p->unvalidated) return 1;
     if (r->takes_signals) requests_listen();
+    if (p->unvalidated && !between_steps(r)) return 0;
     while (p->step < s->steps) {
         const double start = now();
         int bad_tensor;
@@ -125,23 +149,10 @@ static int train(Run *r) {
         p->samples += samples_per_step(r);
         p->tokens += tokens_per_step(r);
         p->seconds += now() - start;
-
-        group_phase(r->parallel.group, "work between steps", 0);
-        if (validates(r, p->step)) run_validate(r);
-        if (shows_sample(r, p->step) && r->leads) run_show_sample(r);
-        run_report(r);
-        const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL);
-        const int last = p->step == s->steps;
-        if (last || requests || (s->save_every && p->step % s->save_every == 0))
-            if ((saved = run_save(r)) != SAVED_NOTHING) saved_step = p->step;
-        if (requests & REQUEST_STOP && !last) {
-            if (saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
-            return 0;
-        }
+        if (!between_steps(r)) return 0;
     }
-    if (r->first_step >= s->steps) return 1;
-    if (saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
-    if (saved != SAVED_ALL)
+    if (r->saved_step != p->step) fail(EXIT_DISK, "the last checkpoint could not be saved in %s", s->out);
+    if (r->saved != SAVED_ALL)
         fail(EXIT_DISK, "all %lld steps are saved in %s/state, but what else a save does failed; to repeat it: ./train_moe -o %s -y 1",
              (long long)p->step, s->out, s->out);
     return 1;

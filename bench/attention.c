@@ -40,11 +40,11 @@ static int heads_open(Heads *h, const Device *dev, Size z) {
 }
 static void forward(void *heads) {
     const Heads *h = heads;
-    h->dev->attention_forward(h->out, h->lse, h->q, h->kv, HEADS_TILED, h->z.B, h->z.T, h->z.G, h->z.Q, h->z.D);
+    h->dev->attention_forward(h->out, h->lse, h->q, h->kv, NULL, HEADS_TILED, h->z.B, h->z.T, h->z.G, h->z.Q, h->z.D);
 }
 static void backward(void *heads) {
     const Heads *h = heads;
-    h->dev->attention_backward(h->dq, h->dkv, h->dout, h->out, h->lse, h->q, h->kv, HEADS_TILED, h->z.B, h->z.T, h->z.G,
+    h->dev->attention_backward(h->dq, h->dkv, h->dout, h->out, h->lse, h->q, h->kv, NULL, HEADS_TILED, h->z.B, h->z.T, h->z.G,
                                h->z.Q, h->z.D);
 }
 

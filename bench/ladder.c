@@ -5,10 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#ifndef WITH_CUDA
-void bench_ladder(const Device *dev) { (void)dev; puts("the rungs run on GPUs, and this build has no CUDA"); }
-#else
-static const Shape shape = { "ladder", 4, 4096, 1536, 64, 128, 8, 256, 4, 2, 128, MIXED };
+static const Shape shape = { "ladder", 4, 4096, 1536, 64, 128, 8, 256, 4, 2, 128, MIXED },         /* for a GPU, and for a CPU */
+                   little = { "ladder", 1, 512, 2048, 64, 8, 2, 256, 1, 1, 64, MIXED };
 
 /* Seconds of a call: the median of 5 batches of at least 5 ms. */
 static double seconds_of(const Device *dev, const Case *c) {
@@ -31,30 +29,31 @@ static double seconds_of(const Device *dev, const Case *c) {
 
 static void climb(Case *c, void *device) {
     const Rung *rung;
-    const double flop = case_cost(c, device).flop;
+    const Device *base = device;
+    const double flop = case_cost(c, device).flop, unit = base->is_gpu ? 1e12 : 1e9;
     double before = 0;
     /* Only the up projection: rows gathered from tokens, written sorted. */
     if (!strcmp(c->op, "parallel_linear_forward") && (c->from != BY_TOKEN || c->to != GROUPED)) return;
     for (int i = 0; (rung = ladder_list(i)); i++) {
-        if (strcmp(c->op, rung->op)) continue;
+        if (strcmp(c->op, rung->op) || strcmp(base->name, rung->base)) continue;
         const Device dev = ladder_device(device, rung);
         const double time = seconds_of(&dev, c);
-        if (!(before > 0)) printf("\n%s\n%10s %9s %8s\n", c->what, "ms", "TFLOP/s", "gain");
-        printf("%10.3f %9.1f ", 1e3 * time, flop / time / 1e12);
+        if (!(before > 0)) printf("\n%s\n%10s %9s %8s\n", c->what, "ms", base->is_gpu ? "TFLOP/s" : "GFLOP/s", "gain");
+        printf("%10.3f %9.1f ", 1e3 * time, flop / time / unit);
         if (before > 0) printf("%7.2fx", before / time); else printf("%8s", "");
         printf("   %-40s %s\n", rung->file, rung->idea);
         fflush(stdout);
         before = time;
     }
-    if (before > 0 && c->dense) {
+    if (before > 0 && c->dense && base->is_gpu) {
         const double time = seconds_of(device, c->dense);
         printf("%10.3f %9.1f %8s   (one dense product of that size, by cuBLAS)\n", 1e3 * time, flop / time / 1e12, "");
     }
 }
 
 void bench_ladder(const Device *dev) {
-    Device gpu = *dev;
-    if (strcmp(dev->name, "cuda-bf16")) fail(EXIT_USAGE, "the rungs are for cuda-bf16: -d cuda-bf16 -e ladder");
-    each_case(&shape, 0, climb, &gpu);
+    Device base = *dev;
+    if (strcmp(dev->name, "cuda-bf16") && strcmp(dev->name, "cpu-f32"))
+        fail(EXIT_USAGE, "the rungs are for cuda-bf16 and cpu-f32: -d cpu-f32 -e ladder");
+    each_case(dev->is_gpu ? &shape : &little, 0, climb, &base);
 }
-#endif

@@ -161,7 +161,7 @@ static void attention_forward(Layer *l) {
     d->matmul_forward(l->kv, l->x, l->to_kv, N, C, 2*F);
     d->rope(l->pre, l->rope, l->position, +1, N, K*F, K*G, D);
     d->rope(l->kv, l->rope, l->position, +1, N, 2*F, G, D);
-    d->attention_forward(l->act, l->lse, l->pre, l->kv, HEADS_TILED, l->B, l->T, G, K, D);
+    d->attention_forward(l->act, l->lse, l->pre, l->kv, NULL, HEADS_TILED, l->B, l->T, G, K, D);
     d->parallel_linear_forward(l->rows, l->act, l->down, &l->plan, F, C, BY_SLOT, GROUPED);
     d->combine_forward(l->out, l->rows, l->weight, NULL, &l->plan, C, GROUPED);
 }
@@ -171,7 +171,7 @@ static void attention_backward(Layer *l) {
     d->parallel_linear_backward_input(l->dact, l->dout, l->down, &l->plan, F, C, BY_SLOT, BY_TOKEN);
     d->activation_backward(l->dact, l->wact, l->dweight, l->dact, l->act, l->weight, &l->plan, BY_SLOT, IDENTITY, l->S, F);
     d->parallel_linear_backward_weight(l->ddown, l->dout, l->wact, &l->plan, F, C, BY_SLOT, BY_TOKEN, SET_ROUNDED);
-    d->attention_backward(l->dpre, l->dkv, l->dact, l->act, l->lse, l->pre, l->kv, HEADS_TILED, l->B, l->T, G, K, D);
+    d->attention_backward(l->dpre, l->dkv, l->dact, l->act, l->lse, l->pre, l->kv, NULL, HEADS_TILED, l->B, l->T, G, K, D);
     d->rope(l->dpre, l->rope, l->position, -1, N, K*F, K*G, D);
     d->rope(l->dkv, l->rope, l->position, -1, N, 2*F, G, D);
     d->parallel_linear_backward_input(l->rows, l->dpre, l->up, &l->plan, C, F, GROUPED, BY_SLOT);

@@ -395,11 +395,13 @@ struct Device {
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
      * A mixture of attention heads has Q = K: its slots are packed query heads; keys and values are not repeated.
+     * position (B,T): query t sees keys t - position[t] .. t, its own sample in a row of several; it counts up within a sample.
+     * NULL: a row is one sample, t = position[t].
      * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps + 8 eps_f32 forward, 32 eps backward */
-    void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv,
+    void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *position,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
-                               const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D);
+                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D);
     /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b attends to positions 0..position[b]. */
     void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position,
                                HeadOrder order, int B, int T, int G, int Q, int D);
@@ -443,10 +445,10 @@ struct Device {
     void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
-     * logits (N,V); with gradient they become scale * dloss/dlogits in place. Only the first `used` columns count: the rest is
+     * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1. Only the first `used` columns count: the rest is
      * padding of the vocabulary and gets gradient 0. target[n] < 0: loss and gradient 0. cap: 0, or that of the soft_cap that made
      * the logits, which the gradient then passes too.   error: 4 eps */
-    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
+    void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N,
                           int V, int used);
     /* x = cap * tanh(x / cap), in place.   error: 4 eps.   Source: Gemma 2, arXiv 2408.00118 */
     void (*soft_cap)(floatX *x, float cap, size_t n);

@@ -87,8 +87,9 @@ char *scratch_path(const char *name) { return text_format("%s/%s", folder, name)
 
 static const struct { const char *name; void (*run)(void); } groups[] = {
     { "house", test_house }, { "files", test_files }, { "data", test_data }, { "kernels", test_kernels }, { "model", test_model },
-    { "reference", test_reference }, { "train", test_train }, { "state", test_state }, { "report", test_report },
-    { "messages", test_messages }, { "strangers", test_strangers }, { "comm", test_comm }, { "parallel", test_parallel }, { "gpu", test_gpu }, { "decoding", test_decoding },
+    { "reference", test_reference }, { "train", test_train }, { "state", test_state }, { "report", test_report }, { "web", test_web },
+    { "messages", test_messages }, { "strangers", test_strangers }, { "comm", test_comm }, { "parallel", test_parallel },
+    { "gpu", test_gpu }, { "decoding", test_decoding },
     { "ladder", test_ladder }, { "soak", test_soak }, { "large", test_large },
 };
 enum { GROUPS = sizeof groups / sizeof *groups };

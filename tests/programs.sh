@@ -138,6 +138,41 @@ for wrong in m0 x4 m2:z4 m2:c32c32 m2:c m2:e4k5 m2:a4x5 m2:c30h4 m2:c32h4d7 m2:c
 done
 expect 2 'config.json defines' $train $data -o new -e whole -fa gelu
 expect 0 'usage\|--help' $train --help
+expect 0 'channels, the width' $train --help model
+expect 2 'no such topic' $train --help weather
+expect 0 '--batch .*\[32\]' $train -h
+expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --help -i text.txt
+expect 0 '--tokens .*\[256\]' $infer -h
+for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
+for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do
+    expect 2 "nearest is ${near##*=} " $run -o new "${near%=*}" 1
+done
+
+# A file of settings. Every run writes its own, which repeats it.
+ok "a run leaves its settings" grep -q '^batch  *= 2$' whole/settings.txt
+expect 0 fingerprint $train -cf whole/settings.txt -o repeated
+same_run whole repeated "repeated from its settings.txt"
+ok "with the same settings.txt" cmp -s whole/settings.txt repeated/settings.txt
+printf '# mine\r\n\n-i text.txt\r\nval=val.txt\n  --seq = 16\nb 4\n' > mine.txt
+expect 0 '= 8 x 16 x 1 micro' $train --config=mine.txt -b 8 -d 128 $model -x 0
+expect 0 '= 4 x 16 x 1 micro' $train $model -cf mine.txt -x 0
+for wrong in 'colour = red=colour: no such option' 'b = many=-b many: expected a whole number' 'b 4\nbatch 4=line 2: batch (-b) is given twice' 'b 4\000=binary'; do
+    printf "${wrong%=*}" > wrong.txt
+    expect 2 "wrong.txt: .*${wrong##*=}" $train -cf wrong.txt -o new
+done
+expect 2 'nowhere.txt: No such file' $train -cf nowhere.txt -o new
+expect 2 'needs a value' $train -o new -cf
+expect 2 'given twice' $train -cf mine.txt -cf mine.txt -o new
+
+# Plans for a GPU that is not here.
+expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
+expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
+expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
+expect 0 'DOES NOT FIT. This would fit: .*-mw 0 -mo bf16: .*-b ' $train $data -x 0 -gm 1 -e m6
+expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm h1000
+expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
+expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
+[ -e /dev/nvidiactl ] || expect 2 'To plan for a GPU that is not here: -x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
 expect 0 'moe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------
@@ -178,6 +213,17 @@ mkdir documents && cp page.txt documents/b.txt && cp broken.jsonl documents/
 expect 3 'documents/broken.jsonl: line 2' $train -i documents -tk 300 -o new
 expect 3 'good.bin: .*expected text' $train -i good.bin -tk 300 -o new
 expect 3 'config.json' $train $data -e void -o new
+
+# Files that are no text are named, with what to do.
+for kind in '\037\213\010\000=a gzip archive.* gunzip -k odd.dat' '\3757zXZ\000=an xz archive.* xz -dk odd.dat' 'PK\003\004\000=a zip archive.* unzip' \
+    '%%PDF-1.7\n=a PDF.* pdftotext odd.dat' '\211PNG\r\n=a picture' '\377\376a\000=text in UTF-16.* iconv' 'ab\000c=NUL bytes' 'PAR1\000=Parquet.*JSONL'; do
+    { printf "${kind%%=*}"; cat page.txt; } > odd.dat
+    expect 3 "odd.dat is .*${kind##*=}" $train -i odd.dat -o new
+done
+expect 0 'text as bytes' $train -i odd.dat -ab 1 -t 16 -x 0
+for plain in 'PAR1' 'RIFF' 'SQLite format' 'BZh'; do { printf "$plain"; cat page.txt; } > odd.dat; expect 0 'text as bytes' $train -i odd.dat -t 16 -x 0; done
+{ printf '{"text": "'; tr -d '"\n\\' < page.txt; printf '"}\n'; } > odd.json
+expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
 
 # ---- the output folder -------------------------------------------------------------------------------------------------------
 
@@ -238,6 +284,40 @@ done
 ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q '"our_own_key": {' on/config.json
 last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
 ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
+# The form in which weights are left: as they came, or as -sw and -ss say; what is resumed is exact.
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -o exact
+expect 0 'saved as  .*| llama, in [3-9] files' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -sw bf16 -ss 0.00001 -o small
+ok "-ss: an index, shards, and no single file" [ -f small/model.safetensors.index.json -a -f small/best/model-00001-of-*.safetensors -a ! -f small/model.safetensors ]
+ok "-sw: config.json says bfloat16" grep -q '"dtype": "bfloat16"' small/config.json
+same_run exact small "-sw and -ss change nothing but the model's files"
+expect 0 'bits/byte' $infer exact -x val.txt
+theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said")
+expect 0 'bits/byte' $infer small -x val.txt
+ours=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said")
+ok "infer_moe opens shards of bf16: $ours and $theirs" awk "BEGIN { d = $theirs - $ours; exit !(d < 5e-3 && d > -5e-3) }"
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e small/best -b 2 -t 32 -d 128 -x 2 -v 3 -s 0 -o onward
+ok "a model of bf16 is left in bf16" grep -q '"dtype": "bfloat16"' onward/config.json
+ok "and takes half the bytes" [ $(($(wc -c < onward/model.safetensors) * 18)) -lt $(($(wc -c < exact/model.safetensors) * 10)) ]
+expect 0 'fingerprint' $train -o small -y 1 -ss 0
+ok "resuming finds the best weights in their shards" [ -z "$(grep 'best weights are lost' "$said")" ]
+ok "-ss 0: one file again" [ -f small/model.safetensors -a ! -f small/model.safetensors.index.json -a -z "$(ls small | grep model-0)" ]
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 3 -v 3 -s 0 -ss 0.00003 -o small -y 0
+rm small/model-00002-of-*.safetensors small/best/model-00002-of-*.safetensors
+expect 4 'small/best/model-00002-of-.*: No such file' $infer small/best -x val.txt
+# A mixture of a dense model begins with its loss.
+expect 0 'fingerprint' $train -i text.txt -j val.txt -tk 300 -e d2:c32h2n1 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o plain
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e plain -b 2 -t 32 -d 128 -x 1 -v 20 -s 0 -o plain2
+expect 0 'every expert is a copy of an MLP of plain, a dense qwen3' $train -i text.txt -j val.txt -e plain -up e4k2 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o mixed
+first() { grep '"event": "step"' "$1/log.jsonl" | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/'; }
+dense=$(first plain2) mixed=$(first mixed)
+ok "-up: the first loss is the dense model's: $dense and $mixed" awk "BEGIN { d = $dense / $mixed - 1; exit !(d < 3e-7 && d > -3e-7) }"
+ok "-up: a qwen3_moe with the ids of its tokenizer" grep -q '"model_type": "qwen3_moe"' mixed/config.json
+ok "-up: and the tokenizer" cmp plain/tokenizer.json mixed/tokenizer.json
+expect 0 'bits/byte' $infer mixed -x val.txt
+expect 2 'has experts already' $train -i text.txt -j val.txt -e mixed -up e4k2 -o never
+expect 2 'needs a dense model in a folder' $train -i text.txt -j val.txt -e d2 -up e4k2 -o never
+expect 2 'width is ' $train -i text.txt -j val.txt -e plain -up e4k2f7 -o never
+expect 2 '-up makes the model of a new run' $train -o mixed -y 1 -up e4k2
 expect 0 'fingerprint' $plain -e folder -x 20 -o half
 rm -rf half/state/step-00000020 half/tokens.cache && rm -rf x1 && mv folder x1
 expect 0 'resuming' $train -o half -y 1
@@ -262,10 +342,55 @@ expect 3 'model.layers.2.* is missing' $train -i 'ids_train.bin' -j 'ids_val.bin
 expect 2 'no bias for choosing' $train -i 'ids_train.bin' -j 'ids_val.bin' -e "$root/tests/reference/families/olmoe" -rb 0.1 -b 2 -t 32 -x 5 -o never
 
 # What is validated is what is saved: biases for choosing experts, too.
-expect 0 'Transformers cannot' $some -d 256 -x 40 -rb 0.3 -o biased
+expect 0 'smoe, which Transformers opens with trust_remote_code' $some -d 256 -x 40 -rb 0.3 -o biased
 expect 0 'bits/byte' $infer biased -x val.txt
 theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 biased/main.log | sed 's/.*tel://')
 ok "infer_moe -x has the loss of a trainer with -rb: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
+ok "a model of no other family has its PyTorch beside it" cmp "$root/llmc/files/modeling_smoe.py" biased/best/modeling_smoe.py
+python=${PYTHON:-python3}
+if "$python" -c 'import torch, tokenizers, transformers' 2> /dev/null; then
+    expect 0 'agrees with' env HF_HOME="$work/hf" "$python" "$root/tests/check_export.py" biased val.txt --loss "$theirs" -n 5
+    $infer mixed -x val.txt > loss.txt 2> /dev/null
+    expect 0 'agrees with' env HF_HOME="$work/hf" "$python" "$root/tests/check_export.py" mixed val.txt --loss "$(sed 's/.*loss \([0-9.]*\) nats.*/\1/' loss.txt)" -n 5
+else skipped "$python has no torch, tokenizers and transformers (PYTHON names another): Transformers opened no model"; fi
+
+# ---- conversations ---------------------------------------------------------------------------------------------------------------
+
+i=0; while [ $i -lt 60 ]; do i=$((i + 1))
+    echo '{"messages": [{"role": "user", "content": "say '$i'"}, {"role": "assistant", "content": "it is '$((i % 7))' or '$i'"}]}'; done > chats.jsonl
+expect 0 'mixtral' $train -i text.txt -e m2:c32h4e4k2f32a1 -tk 333 -b 2 -t 128 -d 256 -x 5 -v 5 -s 5 -o base
+printf '{"eos_token": "<|endoftext|>", "chat_template": "{%%- for m in messages %%}<|turn|>{{ m.content }}{%% endfor %%}"}' > base/tokenizer_config.json
+expect 3 'none that this program knows' $train -i chats.jsonl -e base -o never
+expect 3 'none that this program knows' $infer base -m chat
+printf '{"eos_token": "<|endoftext|>", "chat_template": "%s%s"}' "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\\\n' + message['content'] + '<|im_end|>'" \
+    " + '\\\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\\\n' }}{% endif %}" > base/tokenizer_config.json
+(head -1 chats.jsonl; echo '{"messages": [{"role": "robot", "content": "x"}]}') > bad.jsonl
+expect 3 'bad.jsonl: line 2: .*robot' $train -i bad.jsonl -e base -o never
+expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1 -o never
+expect 3 'nonesuch.*chatml' $train -i chats.jsonl -ct nonesuch -e base -o never
+tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
+rows="-t 128 -d 512"
+expect 0 'conversations, 1 file.*every tenth' $tune $rows -o tuned
+ok "it says how to talk to the model" grep -q 'infer_moe tuned.* -m chat' "$said"
+for name in tokenizer.json tokenizer_config.json generation_config.json; do ok "fine-tuning keeps $name" cmp base/$name tuned/$name; done
+rm -rf x2 && cp -r tuned x2 && rm -rf x2/state/step-00000010
+expect 0 'as encoded before' $train -o x2 -y 1
+same_run tuned x2 "conversations: resumed"
+rm -rf x2/state/step-00000010 x2/tokens.cache
+expect 0 'conversations' $train -o x2 -y 1
+same_run tuned x2 "conversations: resumed, encoded again"
+expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
+expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
+same_run ranks1 ranks2 "conversations on two ranks"
+expect 0 'are longer than -t 64' $tune -t 64 -o short
+expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2 -s 0 -o named
+ok "-ct leaves the template of a folder as it is" [ ! -e named/chat_template.jinja ]
+expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours
+ok "-ct saves the template with a model that had none" [ -s ours/chat_template.jinja -a -s ours/best/chat_template.jinja ]
+expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer tuned -m chat -t 0 -n 12"
+expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
+expect 2 'for chats' $infer tuned -ct chatml
+expect 0 'forgotten' sh -c "printf 'one\ntwo\nthree\nfour\nfive\nsix\n' | $infer tuned -m chat -c 64 -n 20"
 
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -367,6 +492,13 @@ endless="$train $data $model -b 2 -t 32 -d 256 -u 10 -x 1000000 -v 1000000 -s 0"
 moving=busy
 start $endless -o busy
 await grep -q 'step    2/' "$work/log"
+if [ -r /proc/$background/comm ]; then ok "the process is called train_moe" [ "$(cat /proc/$background/comm)" = train_moe ]
+else skipped "no /proc/PID/comm: the name of the process"; fi
+if [ -r /proc/$background/schedstat ]; then
+    for i in $(seq $((2 * $(nproc)))); do (ulimit -t 20; while :; do :; done) & task="$task $!"; done
+    await grep -q 'other programs are using this machine' "$work/log" && verdict 0 "a busy machine is noticed"
+    kill $task; wait $task 2> /dev/null; task=
+else skipped "no /proc/PID/schedstat: a busy machine"; fi
 expect 2 'another run' $run -o busy
 expect 2 'in use by another trainer (process' $run -o busy -y 1
 expect 2 'in use by another trainer (process' $run -o busy -y 0
@@ -440,6 +572,42 @@ ok "temporary files of the killed runs are deleted" [ -z "$(find killed -name '*
 seq 60 > a; sed -n 's/^s:\([0-9]*\) trl.*/\1/p' killed/main.log > b
 ok "every step is in main.log once" cmp -s a b
 
+# ---- checkpoints by time, long validations ----------------------------------------------------------------------------------
+
+# The interval is short here; by default it is two minutes, and half of it before the first.
+start $slow -nt 0.05 -o timed
+await grep -q '^saved step' "$work/log" && await grep -q 'step *[1-5][0-9]/' "$work/log"
+kill -9 $background; ends 137 "a run that saves by time is killed"
+at=$(steps_of timed | tr ' ' '\n' | tail -2 | head -1)
+ok "what it saved by time is there: step $at" [ "$at" -ge 1 ]
+ok "and that one alone" [ "$(steps_of timed | wc -w)" -le 2 ]
+resume 0 'resuming .*step' timed
+same_run long timed "killed between checkpoints by time"
+expect 0 fingerprint $slow -nt 0.05 -n 20 -nk 1 -o timed -y 0
+ok "by steps and by time: of the latter only the newest stays" [ "$(steps_of timed)" = "60 " ]
+same_run long timed "saved by time"
+expect 0 'kill -9 would lose .* at most 7 s of work (-nt), 3.5 s before the first checkpoint, or 20 steps (-n)' $some -nt 7 -n 20 -x 0
+expect 0 'kill -9 would lose .* all work' $some -nt 0 -x 0
+expect 0 'kill -9 would lose .* at most 120 s' $some -x 0
+
+# A stop request ends a long validation, which the resumed run repeats.
+cat "$root"/llmc/*/*.c "$root"/kernels/*/*.c "$root"/tests/*/*.c | head -c 1500000 > much.txt
+patient="$train -i much.txt $model -b 2 -t 32 -d 256 -u 10 -v 20 -s 20 -g 20"
+expect 0 'validation reads .* the first 131072 of its 150000 tokens (-m -1: all)' $patient -x 0
+ok "a short split is validated as a whole" [ -z "$($some -x 0 | grep 'validation reads')" ]
+expect 0 fingerprint $patient -x 40 -m 1500 -o long2
+for step in 20 40; do
+    start $patient -x 40 -m 1500 -o patient
+    await grep -q "step   $step/" "$work/log" && kill -INT $background
+    ends 75 "SIGINT stops a run in the validation of step $step"
+    ok "which was not completed" grep -q '"unvalidated": 1' patient/state/step-000000$step/run.json
+    resume 0 fingerprint patient
+    same_run long2 patient "stopped in the validation of step $step and resumed"
+    ok "with the same best weights" same_weights long2/best patient/best
+    rm -rf patient
+done
+expect 0 'eta 0:0[1-9]' $patient -m 1500 -x 1 -o patient
+
 # ---- several ranks: threads and processes ------------------------------------------------------------------------------------
 
 # alike A B WHAT: every loss agrees within 1e-5.
@@ -469,7 +637,8 @@ ok "without -rp 1 the bits differ" [ "$(fingerprint o4plain)" != "$(fingerprint 
 expect 2 'depends on positions in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
 rm -rf r4/state/step-00000040 && cp -r r4 r43 && cp -r r4 r41
 expect 0 'step-00000020 at step 20' $train -o r4 -y 1 -ng 4
-expect 0 '-b 2 instead of 3' $train -o r43 -y 1 -ng 3
+expect 0 '-b 2 instead of 3: the steps of this run have 384 tokens' $train -o r43 -y 1 -ng 3
+expect 2 'steps of this run have 384 tokens.*-b 4 would do' $train -o r41 -y 1 -b 5
 expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
@@ -639,6 +808,18 @@ theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 whole
 ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
+
+# Multiple-choice questions. What is wrong with a file is said before the weights are read.
+printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl
+expect 0 'asked.jsonl: questions 2  accuracy [0-9.]* +- [0-9.]*  per token .*  per character ' $infer whole -ev asked.jsonl -eo answers.jsonl
+ok "a line of details for each question" [ "$(grep -c '"logprobs": \[-.*, -.*\], "tokens": \[' answers.jsonl)" = 2 ]
+expect 0 '1 questions are longer than the 3 tokens' $infer whole -ev asked.jsonl -c 3
+echo '{"context": "a", "choices": ["b", "c"], "answer": 2}' >> asked.jsonl
+expect 3 'asked.jsonl: line 4: "answer" is 2' $infer whole -ev asked.jsonl
+expect 3 'missing.jsonl: No such file' $infer whole -ev missing.jsonl
+expect 2 'cannot be combined with -n' $infer whole -ev asked.jsonl -n 3
+expect 2 'one at a time' $infer whole -ev asked.jsonl -x val.txt
+expect 2 '-eo is for' $infer whole -eo answers.jsonl
 
 # ---- scripts -----------------------------------------------------------------------------------------------------------------
 

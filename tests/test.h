@@ -31,13 +31,17 @@ void test_files(void);                                      /* json, safetensors
 void test_outside(void);                                    /* part of the group files */
 void test_data(void);
 void test_texts(void);                                      /* raw text, part of the group data */
+void test_chats(void);                                      /* conversations, part of the group data */
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);
 void test_reference(void);
+void test_evaluate(void);                                   /* questions, part of the group reference */
 void test_train(void);
 void test_state(void);                                      /* files/test_state.c: damaged and half-saved checkpoints */
 void test_parallel(void);
 void test_report(void);
+void test_tensorboard(void);                                /* part of the group report */
+void test_web(void);                                        /* requests of infer_moe -m web */
 void test_comm(void);
 void test_messages(void);                                   /* bytes from strangers */
 void test_strangers(void);

@@ -20,7 +20,7 @@ static const struct { const char *files, *may; } rows[] = {
     { "llmc/ranks/",    "llmc/ranks/ llmc/base/ kernels/comm.h" },
     { "llmc/data/",     "llmc/data/ llmc/base/" },
     { "llmc/base/",     "llmc/base/ kernels/*.h" },
-    { "kernels/ladder/", "kernels/ladder/ kernels/cuda/*.cuh kernels/*.h" },
+    { "kernels/ladder/", "kernels/ladder/ kernels/cuda/*.cuh kernels/cpu/impl.h kernels/*.h" },
     { "kernels/cuda/",  "kernels/cuda/ kernels/*.h" },
     { "kernels/cpu/",   "kernels/cpu/ kernels/*.h" },
     { "kernels/",       "kernels/*.h" },
@@ -271,9 +271,16 @@ static void finds_faults(void) {
     free(root);
 }
 
+/* The figures of the documents are what their script makes. */
+static void figures_are_drawn(void) {
+    if (system("command -v python3 > /dev/null")) { skip("no python3: the figures of the documents were not compared"); return; }
+    check(!system("python3 docs/figures/figures.py -check"), "house: docs/figures/*.svg are what docs/figures/figures.py makes");
+}
+
 void test_house(void) {
     Tree t;
     finds_faults();
+    figures_are_drawn();
     tree_read(&t, ".");
     for (char *line = t.says.at ? strtok(t.says.at, "\n") : NULL; line; line = strtok(NULL, "\n")) check(0, "house: %s", line);
     check(t.count > 100 && t.includes > 300 && t.functions > 1000, "house: read %d files, %d includes, %d functions and macros "

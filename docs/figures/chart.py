@@ -42,6 +42,21 @@ def ranges(curves, level):
     return longest or 1, low - room, high + room
 
 
+def begin(title, width, height, style=""):
+    """The lines that every picture begins with: size, colors (c0 to c5 of lines, f0 to f5 of areas) for light and dark pages, background,
+    title. style: more rules."""
+    colors = lambda palette: "".join(f".c{i}{{stroke:{c}}}.f{i}{{fill:{c}}}" for i, c in enumerate(palette))
+    return [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+            f'aria-label="{escape(title, {chr(34): "&quot;"})}">',
+            "<style>text{font:15px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}.title{font-size:18px;"
+            "font-weight:600}.back{fill:#fff}.grid{stroke:#d8dee4}.level{stroke:#57606a;stroke-dasharray:6 5}path,line{fill:none}"
+            f".strong{{stroke-width:3;stroke-linejoin:round}}.thin{{stroke-width:1.3;opacity:.55}}{colors(LIGHT)}{style}"
+            "@media (prefers-color-scheme:dark){text{fill:#e6edf3}.back{fill:#0d1117}.grid{stroke:#30363d}.level{stroke:#9aa4af}"
+            f"{colors(DARK)}}}</style>",
+            f'<rect class="back" width="{width}" height="{height}" rx="6"/>',
+            f'<text class="title" x="{LEFT}" y="32">{escape(title)}</text>']
+
+
 def chart(title, x_label, y_label, curves, level=None, level_name="", marks=()):
     """The SVG as a string. level: a dashed horizontal line; marks: [(x, text, color)], dots on it."""
     curves = [c for c in curves if c.points]
@@ -50,18 +65,8 @@ def chart(title, x_label, y_label, curves, level=None, level_name="", marks=()):
     longest, low, high = ranges(curves, level)
     across = lambda x: LEFT + (WIDTH - LEFT - RIGHT) * x / longest
     down = lambda y: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
-    rules = "".join(f".c{i}{{stroke:{c}}}.f{i}{{fill:{c}}}" for i, c in enumerate(LIGHT))
-    dark = "".join(f".c{i}{{stroke:{c}}}.f{i}{{fill:{c}}}" for i, c in enumerate(DARK))
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
-           f'aria-label="{escape(title, {chr(34): "&quot;"})}">',
-           "<style>text{font:15px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}.title{font-size:18px;"
-           "font-weight:600}.back{fill:#fff}.grid{stroke:#d8dee4}.level{stroke:#57606a;stroke-dasharray:6 5}path,line{fill:none}"
-           f".strong{{stroke-width:3;stroke-linejoin:round}}.thin{{stroke-width:1.3;opacity:.55}}{rules}"
-           "@media (prefers-color-scheme:dark){text{fill:#e6edf3}.back{fill:#0d1117}.grid{stroke:#30363d}.level{stroke:#9aa4af}"
-           f"{dark}}}</style>",
-           f'<clipPath id="inside"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
-           f'<rect class="back" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
-           f'<text class="title" x="{LEFT}" y="32">{escape(title)}</text>']
+    out = begin(title, WIDTH, HEIGHT) + [
+        f'<clipPath id="inside"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}"/></clipPath>']
     for y in ticks(low, high, 6):
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{down(y):.1f}" y2="{down(y):.1f}"/>'
                    f'<text x="{LEFT - 8}" y="{down(y) + 5:.1f}" text-anchor="end">{number(y)}</text>')

@@ -8,6 +8,9 @@
  *     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
  * Source: Dao et al. 2022, FlashAttention, arXiv 2205.14135.
  *
+ * In a row of several samples a query sees only keys of its own, j >= t - position[t]. Samples lie one after another, so the
+ * first key that a block of queries needs is that of its first query.
+ *
  * A thread processes one (sequence, key/value head) pair at a time: all Q query heads of the pair add to its dk and dv, so
  * threads share no sum. Keys and values are converted to real once for the Q heads. Queries are processed in blocks of BLOCK
  * rows, so the largest intermediate is a (BLOCK, T) matrix of scores. All products are one small routine. */
@@ -67,7 +70,10 @@ static void transpose(real *to, const real *from, int count, int D, int ld) {
         for (int d = 0; d < D; d++) to[(size_t)d*ld + t] = from[(size_t)t*D + d];
 }
 
-static void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *kv,
+/* The first key that query t of sequence b sees. */
+static inline int first_key(const int *position, int b, int T, int t) { return position ? t - position[(size_t)b*T + t] : 0; }
+
+static void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *kv, const int *position,
                               HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
@@ -84,24 +90,25 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
             transpose(keys_t, keys, T, D, T);
             for (int r = 0; r < Q; r++)
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
-                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count;
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(position, b, T, t0);
                     const size_t h = head(order, r, g, G, Q);
                     convert(queries, q + ((size_t)b*T + t0)*row + h*D, row, count, D, 1 / sqrt((real)D));
-                    product(scores, T, queries, D, 1, keys_t, T, count, seen, D, SET);
+                    product(scores + from, T, queries, D, 1, keys_t + from, T, count, seen - from, D, SET);
                     for (int i = 0; i < count; i++) {
-                        real *s = scores + (size_t)i*T, max = s[0], sum = 0;
-                        const int last = t0 + i;
+                        real *s = scores + (size_t)i*T, max = s[t0 + i], sum = 0;
+                        const int last = t0 + i, first = first_key(position, b, T, last);
                         /* So that all loops run to `seen`, which is a multiple of BLOCK except at the end. */
                         for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;
+                        for (int j = from; j < first; j++) s[j] = -(real)INFINITY;
                         #pragma omp simd reduction(max:max)
-                        for (int j = 0; j < seen; j++) max = s[j] > max ? s[j] : max;
+                        for (int j = from; j < seen; j++) max = s[j] > max ? s[j] : max;
                         #pragma omp simd reduction(+:sum)
-                        for (int j = 0; j < seen; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
+                        for (int j = from; j < seen; j++) { s[j] = fast_exp(s[j] - max); sum += s[j]; }
                         const real scale = 1 / sum;
-                        for (int j = 0; j < seen; j++) s[j] *= scale;
+                        for (int j = from; j < seen; j++) s[j] *= scale;
                         lse[((size_t)b*T + last)*Q*G + h] = max + log(sum);
                     }
-                    product(result, D, scores, T, 1, values, D, count, D, seen, SET);
+                    product(result, D, scores + from, T, 1, values + (size_t)from*D, D, count, D, seen - from, SET);
                     for (int i = 0; i < count; i++)
                         for (int d = 0; d < D; d++) out[((size_t)b*T + t0 + i)*row + h*D + d] = X(result[i*D + d]);
                 }
@@ -111,7 +118,7 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
 }
 
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
-                               const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D) {
+                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
     const real scale = 1 / sqrt((real)D);
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
@@ -133,26 +140,28 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
             memset(dkeys, 0, (size_t)2*T*D * sizeof *dkeys);
             for (int r = 0; r < Q; r++)
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
-                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count;
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(position, b, T, t0);
+                    const int keys_seen = seen - from;
                     const size_t h = head(order, r, g, G, Q), at = ((size_t)b*T + t0)*row + h*D;
                     convert(queries, q + at, row, count, D, scale);
                     convert(dresult, dout + at, row, count, D, 1);
-                    product(p, T, queries, D, 1, keys_t, T, count, seen, D, SET);
-                    product(ds, T, dresult, D, 1, values_t, T, count, seen, D, SET);
+                    product(p + from, T, queries, D, 1, keys_t + from, T, count, keys_seen, D, SET);
+                    product(ds + from, T, dresult, D, 1, values_t + from, T, count, keys_seen, D, SET);
                     for (int i = 0; i < count; i++) {
                         real *pi = p + (size_t)i*T, *di = ds + (size_t)i*T, delta = 0;
-                        const int last = t0 + i;
+                        const int last = t0 + i, first = first_key(position, b, T, last);
                         const real l = lse[((size_t)b*T + last)*Q*G + h];
                         for (int d = 0; d < D; d++) delta += dresult[i*D + d] * R(out[at + (size_t)i*row + d]);
                         for (int j = last + 1; j < seen; j++) pi[j] = -(real)INFINITY;
-                        for (int j = 0; j < seen; j++) {
+                        for (int j = from; j < first; j++) pi[j] = -(real)INFINITY;
+                        for (int j = from; j < seen; j++) {
                             pi[j] = fast_exp(pi[j] - l);
                             di[j] = pi[j] * (di[j] - delta);
                         }
                     }
-                    product(dqueries, D, ds, T, 1, keys, D, count, D, seen, SET);
-                    product(dkeys, D, ds, 1, T, queries, D, seen, D, count, ADD);       /* queries include the scale */
-                    product(dvalues, D, p, 1, T, dresult, D, seen, D, count, ADD);
+                    product(dqueries, D, ds + from, T, 1, keys + (size_t)from*D, D, count, D, keys_seen, SET);
+                    product(dkeys + (size_t)from*D, D, ds + from, 1, T, queries, D, keys_seen, D, count, ADD);       /* queries include the scale */
+                    product(dvalues + (size_t)from*D, D, p + from, 1, T, dresult, D, keys_seen, D, count, ADD);
                     for (int i = 0; i < count; i++)
                         for (int d = 0; d < D; d++) dq[at + (size_t)i*row + d] = X(dqueries[i*D + d] * scale);
                 }

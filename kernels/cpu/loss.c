@@ -22,9 +22,9 @@ static void soft_cap(floatX *x, float cap, size_t n) {
     #pragma omp parallel for PARALLEL_IF(n * 16)
     for (size_t i = 0; i < n; i++) x[i] = X((real)cap * tanh(R(x[i]) / (real)cap));
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
+static void cross_entropy(real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N,
                           int V, int used) {
-    const real steep = cap > 0 ? 1 / ((real)cap * (real)cap) : 0;
+    const real factor = scale ? *scale : 1, steep = cap > 0 ? 1 / ((real)cap * (real)cap) : 0;
     #pragma omp parallel for PARALLEL_IF((size_t)N*V*8)
     for (int n = 0; n < N; n++) {
         floatX *x = logits + (size_t)n*V;
@@ -39,10 +39,10 @@ static void cross_entropy(real *loss, floatX *logits, const int *target, float s
         const real sum = sum_of_exp(x, used, max);
         loss[n] = log(sum) + max - R(x[target[n]]);
         if (!gradient) continue;
-        real norm = (real)scale / sum, hit = R(x[target[n]]);
+        real norm = factor / sum, hit = R(x[target[n]]);
         if (cap > 0) for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm * (1 - R(x[v]) * R(x[v]) * steep));
         else for (int v = 0; v < used; v++) x[v] = X(fast_exp(R(x[v]) - max) * norm);
-        x[target[n]] = X((fast_exp(hit - max) * norm - (real)scale) * (1 - hit * hit * steep));
+        x[target[n]] = X((fast_exp(hit - max) * norm - factor) * (1 - hit * hit * steep));
         for (int v = used; v < V; v++) x[v] = X((real)0);
     }
 }

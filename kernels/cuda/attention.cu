@@ -15,6 +15,10 @@
 // rows, r = t*Q + j for query head j of token t. So every tile of keys is read once for all of them, and the sums over heads
 // that dk and dv need are part of their accumulation. Row r sees key j if j <= r / Q, that is j*Q <= r.
 //
+// In a row of several samples (position) a query sees only keys of its own, from t - position[t] on. Samples lie one after another,
+// so the first key that a tile of rows needs is that of its first row. PACKED kernels are instances of their own: the others do
+// without the masks.
+//
 // Backward has two kernels. In one a block has a tile of keys and goes through the queries, for dk and dv; in the other it has
 // a tile of queries and goes through the keys, for dq. Scores are computed twice: 7 products instead of 5. In return every sum
 // belongs to one block: no atomics, the same bits every time, and p and ds stay in registers.
@@ -27,7 +31,7 @@
 // registers. The kernels on tensor cores have no others to spare.
 __device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
 
-struct HeadLayout { HeadOrder order; int T, G, Q, D; };
+struct HeadLayout { HeadOrder order; int T, G, Q, D; const int *position; };    // position (B,T) or NULL
 
 // A (sequence, key/value head) pair. i: its number.
 struct Pair { int i, b, g; };
@@ -41,10 +45,10 @@ __device__ static inline Pair pair_at(HeadLayout h, int i) {
 struct RowLayout {
     size_t base;
     int pitch, skip, count, per_token;
-    unsigned inverse;                   // 2^32 / per_token, rounded up
-    __device__ int token(int r) const {                                 // r / per_token; t is at most 1 too large
+    unsigned inverse;                   // (2^32 - 1) / per_token, rounded down
+    __device__ int token(int r) const {                                 // r / per_token; t is at most 1 too small
         const int t = (int)__umulhi((unsigned)r, inverse);
-        return t - (t*per_token > r);
+        return t + ((t + 1)*per_token <= r);
     }
     __device__ size_t at(int r) const { return base + (int64_t)r*pitch + (skip ? (int64_t)token(r)*skip : 0); }
 };
@@ -52,7 +56,7 @@ struct RowLayout {
 __device__ static inline RowLayout query_rows(HeadLayout h, Pair p, int size) {
     const bool even = h.order == HEADS_TILED || h.Q == 1;
     const size_t start = (size_t)p.b*h.T*h.Q*h.G + (even ? p.g : p.g*h.Q);
-    return { start*size, even ? h.G*size : size, even ? 0 : (h.G - 1)*h.Q*size, h.T*h.Q, h.Q, 0xffffffffu / h.Q + 1 };
+    return { start*size, even ? h.G*size : size, even ? 0 : (h.G - 1)*h.Q*size, h.T*h.Q, h.Q, 0xffffffffu / h.Q };
 }
 // The keys of a pair. A key's value is G*D elements after it.
 __device__ static inline RowLayout key_rows(HeadLayout h, Pair p) {
@@ -60,6 +64,17 @@ __device__ static inline RowLayout key_rows(HeadLayout h, Pair p) {
     return { start*h.D, 2*h.G*h.D, 0, h.T, 1, 0 };
 }
 __device__ static inline size_t to_values(HeadLayout h) { return (size_t)h.G*h.D; }
+
+// The first key that packed row r of a pair sees. Rows past the last one are like it.
+__device__ static inline int first_key(HeadLayout h, Pair p, const RowLayout &rows, int r) {
+    const int t = rows.token(min(r, rows.count - 1));
+    return h.position ? t - h.position[(size_t)p.b*h.T + t] : 0;
+}
+
+// A score of a key of another sample: what is summed up with it is scaled to zero when a key comes that the row does see. With
+// -infinity it would be NaN where such a key is the first that the row meets. A power of two, so that times any c it is exact: the
+// fused x * c - top of such a row is 0, not the rounding error of a large number.
+static constexpr float UNSEEN = -0x1p100f;
 
 // What backward needs of each query, in packed order; the rows of a pair are padded to a multiple of PADDING.
 struct Stats { float lse, delta; };
@@ -189,6 +204,24 @@ mask_keys(float (&s)[MB][NB][4], float value, int row, int k0, int Q) {
         }
 }
 
+// The same for keys before the first that a row sees.
+template <int NB> __device__ static inline void
+mask_other_samples(float (&s)[2][NB][4], float value, HeadLayout h, int pair, int row, int k0) {
+    const Pair p = pair_at(h, pair);
+    const RowLayout rows = query_rows(h, p, h.D);
+    #pragma unroll
+    for (int m = 0; m < 2; m++)
+        #pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const int first = first_key(h, p, rows, row + m*16 + i*4) - k0 - (int)threadIdx.x%4*2;
+            #pragma unroll
+            for (int n = 0; n < NB; n++) {
+                if (n*8     < first) s[m][n][i]     = value;
+                if (n*8 + 1 < first) s[m][n][i + 1] = value;
+            }
+        }
+}
+
 // A warp stores its 16*MB rows, the first of which is `first`. In registers a row is scattered over 4 lanes; to store 16 bytes at a
 // time it goes through the warp's rows (from `mine` on) of a tile that is no longer used.
 template <int W, int MB> __device__ static inline void
@@ -239,11 +272,12 @@ raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float
 // diagonal are masked. Keys are copied while the previous values are used, and values while scores are computed: one buffer each is
 // enough, and two blocks fit on a multiprocessor to fill each other's waits. The last tiles of rows, which have the most keys, come
 // first.   4*D flop per visible (row, key) pair; at most 64 KiB of shared memory.
-enum { ROWS = 128, KEYS = 64 };
-template <int W> static constexpr size_t forward_shared() { return (size_t)(ROWS + 2*KEYS) * W * sizeof(floatX); }
-template <int W> __global__ static void __launch_bounds__(THREADS, 2)
+enum { ROWS = 128, MOST_KEYS = 64 };
+template <int W> static constexpr size_t forward_shared() { return (size_t)(ROWS + 2*MOST_KEYS) * W * sizeof(floatX); }
+template <int W, bool PACKED> __global__ static void __launch_bounds__(THREADS, 2)
 flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLayout h) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    enum { KEYS = PACKED && W == 128 ? MOST_KEYS / 2 : MOST_KEYS };     // fewer where registers are short
     const int tiles = (h.T*h.Q + ROWS - 1) / ROWS;
     const Pair pair = pair_at(h, blockIdx.x / tiles);
     const int r0 = ((pair.i + 1)*tiles - 1 - (int)blockIdx.x) * ROWS;
@@ -254,11 +288,13 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
     const float c = LOG2E / sqrtf((float)h.D);
     float result[2][W/8][4] = {}, top[4], sum[4];
     for (int i = 0; i < 4; i++) { top[i] = -INFINITY; sum[i] = 0; }
+    const int begin = PACKED ? uniform(first_key(h, pair, rows, r0)) / KEYS * KEYS : 0;
+    const int latest = PACKED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;      // the first key of the warp's last row
 
     load_tile<ROWS, W>(q_tile, q, rows, r0, h.D);
-    load_tile<KEYS, W>(k_tile, kv, keys, 0, h.D);
+    load_tile<KEYS, W>(k_tile, kv, keys, begin, h.D);
     cp_async_commit();
-    for (int k0 = 0; k0 < end; k0 += KEYS) {
+    for (int k0 = begin; k0 < end; k0 += KEYS) {
         cp_async_wait<0>();
         __syncthreads();                                                // the keys have arrived, the previous values are used up
         load_tile<KEYS, W>(v_tile, kv + to_values(h), keys, k0, h.D);
@@ -267,6 +303,7 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
         scores<W>(s, q_tile + down_first<W>(mine), k_tile + across_first<W>(0));
         if ((k0 + KEYS - 1) * h.Q > r0 + mine)                          // the first row does not see the last key
             mask_keys(s, -INFINITY, row, k0, h.Q);
+        if (PACKED && latest > k0) mask_other_samples(s, UNSEEN, h, pair.i, row, k0);
         raise_top<W>(top, sum, result, s, c);
         cp_async_wait<0>();
         __syncthreads();                                                // the values have arrived, the keys are used up
@@ -309,7 +346,7 @@ template <int W> struct KeyTile {
 template <int W> static constexpr size_t keys_shared() {
     return (size_t)2 * KeyTile<W>::COUNT * W * 2 + 2 * KeyTile<W>::STAGE;
 }
-template <int W> __global__ static void __launch_bounds__(THREADS, 2)
+template <int W, bool PACKED> __global__ static void __launch_bounds__(THREADS, 2)
 flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
                     HeadLayout h, int padded) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -336,10 +373,11 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     int r0 = k0*h.Q / QUERIES * QUERIES, stage = 0;                     // the first tile with a query that sees a key
     load_stage(r0, stage);
     cp_async_commit();
-    for (; r0 < rows.count; r0 += QUERIES, stage ^= 1) {
+    for (bool more = true; more; r0 += QUERIES, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads();                                                // this stage has arrived, and the other one is used up
-        if (r0 + QUERIES < rows.count) load_stage(r0 + QUERIES, stage ^ 1);
+        more = r0 + QUERIES < rows.count && (!PACKED || first_key(h, pair, rows, r0 + QUERIES) < k0 + COUNT);
+        if (more) load_stage(r0 + QUERIES, stage ^ 1);
         cp_async_commit();
         const uint32_t q_tile = stages + stage*STAGE, do_tile = q_tile + QUERIES*W*2;
         const Stats *of = (const Stats *)(shared + 2*COUNT*W*2 + stage*STAGE + 2*QUERIES*W*2) + lane%4*2;
@@ -350,6 +388,9 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
             EACH_ELEMENT(MB, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[from + n*8 + i%2].lse);
             if ((k0 + COUNT - 1) * h.Q > r0 + from)                     // the first query does not see the last key
                 EACH_ELEMENT(MB, STEP/8) if ((key + m*16 + i/2*8) * h.Q > r0 + from + n*8 + lane%4*2 + i%2) p[m][n][i] = 0;
+            if (PACKED && first_key(h, pair, rows, r0 + from + STEP - 1) > k0)          // the last query does not see the first key
+                EACH_ELEMENT(MB, STEP/8)
+                    if (key + m*16 + i/2*8 < first_key(h, pair, rows, r0 + from + n*8 + lane%4*2 + i%2)) p[m][n][i] = 0;
             accumulate<W>(dv, p, do_tile + down_first<W>(from));
             scores<W>(ds, v_tile + down_first<W>(mine), do_tile + across_first<W>(from));
             EACH_ELEMENT(MB, STEP/8) ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - of[from + n*8 + i%2].delta);
@@ -366,7 +407,7 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
 // memory.
 template <int W> struct QueryTile { enum { STEP = W == 128 ? 32 : 64 }; };
 template <int W> static constexpr size_t queries_shared() { return (size_t)(2*ROWS + 4*QueryTile<W>::STEP) * W * 2; }
-template <int W> __global__ static void __launch_bounds__(THREADS, 2)
+template <int W, bool PACKED> __global__ static void __launch_bounds__(THREADS, 2)
 flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
                        HeadLayout h, int padded) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -382,6 +423,8 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     float result[2][W/8][4] = {};
     Stats of[4];
     for (int i = 0; i < 4; i++) of[i] = stats[(size_t)pair.i*padded + row + i*8];
+    const int begin = PACKED ? uniform(first_key(h, pair, rows, r0)) / STEP * STEP : 0;
+    const int latest = PACKED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;
 
     auto load_stage = [&](int key, int stage) {
         load_tile<STEP, W>(stages + stage*STAGE, kv, keys, key, h.D);
@@ -389,9 +432,9 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     };
     load_tile<ROWS, W>(q_tile, q, rows, r0, h.D);
     load_tile<ROWS, W>(do_tile, dout, rows, r0, h.D);
-    load_stage(0, 0);
+    load_stage(begin, 0);
     cp_async_commit();
-    for (int k0 = 0, stage = 0; k0 < end; k0 += STEP, stage ^= 1) {
+    for (int k0 = begin, stage = 0; k0 < end; k0 += STEP, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads();                                                // this stage has arrived, and the other one is used up
         if (k0 + STEP < end) load_stage(k0 + STEP, stage ^ 1);
@@ -403,6 +446,7 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
         EACH_ELEMENT(2, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[m*2 + i/2].lse);
         if ((k0 + STEP - 1) * h.Q > r0 + mine)
             mask_keys(p, 0, row, k0, h.Q);
+        if (PACKED && latest > k0) mask_other_samples(p, 0, h, pair.i, row, k0);
         EACH_ELEMENT(2, STEP/8) ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - of[m*2 + i/2].delta);
         accumulate<W>(result, ds, k_tile + down_first<W>(0));
     }
@@ -416,31 +460,35 @@ static int  flash_width(int D) { return D <= 32 ? 0 : D <= 64 ? 1 : 2; }
 
 static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, int B, HeadLayout h) {
     typedef void Kernel(floatX *, float *, const floatX *, const floatX *, HeadLayout);
-    static const struct { Kernel *kernel; size_t shared; } table[] = {
-        { flash_forward<32>, forward_shared<32>() }, { flash_forward<64>, forward_shared<64>() },
-        { flash_forward<128>, forward_shared<128>() } };
+    static const struct { Kernel *kernel[2]; size_t shared; } table[] = {               // kernel: not packed, packed
+        { { flash_forward<32, false>, flash_forward<32, true> }, forward_shared<32>() },
+        { { flash_forward<64, false>, flash_forward<64, true> }, forward_shared<64>() },
+        { { flash_forward<128, false>, flash_forward<128, true> }, forward_shared<128>() } };
     const auto &at = table[flash_width(h.D)];
-    CUDA_CHECK(cudaFuncSetAttribute(at.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)at.shared));
-    LAUNCH(at.kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, at.shared, out, lse, q, kv, h);
+    Kernel *const kernel = at.kernel[h.position != NULL];
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)at.shared));
+    LAUNCH(kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, at.shared, out, lse, q, kv, h);
 }
 static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, const Stats *stats,
                                   const floatX *q, const floatX *kv, int B, HeadLayout h) {
     typedef void Kernel(floatX *, const floatX *, const Stats *, const floatX *, const floatX *, HeadLayout, int);
-    static const struct { Kernel *kernel; size_t shared; int keys; } of_keys[] = {
-        { flash_backward_keys<32>, keys_shared<32>(), KeyTile<32>::COUNT },
-        { flash_backward_keys<64>, keys_shared<64>(), KeyTile<64>::COUNT },
-        { flash_backward_keys<128>, keys_shared<128>(), KeyTile<128>::COUNT } };
-    static const struct { Kernel *kernel; size_t shared; } of_queries[] = {
-        { flash_backward_queries<32>, queries_shared<32>() }, { flash_backward_queries<64>, queries_shared<64>() },
-        { flash_backward_queries<128>, queries_shared<128>() } };
+    static const struct { Kernel *kernel[2]; size_t shared; int keys; } of_keys[] = {
+        { { flash_backward_keys<32, false>, flash_backward_keys<32, true> }, keys_shared<32>(), KeyTile<32>::COUNT },
+        { { flash_backward_keys<64, false>, flash_backward_keys<64, true> }, keys_shared<64>(), KeyTile<64>::COUNT },
+        { { flash_backward_keys<128, false>, flash_backward_keys<128, true> }, keys_shared<128>(), KeyTile<128>::COUNT } };
+    static const struct { Kernel *kernel[2]; size_t shared; } of_queries[] = {
+        { { flash_backward_queries<32, false>, flash_backward_queries<32, true> }, queries_shared<32>() },
+        { { flash_backward_queries<64, false>, flash_backward_queries<64, true> }, queries_shared<64>() },
+        { { flash_backward_queries<128, false>, flash_backward_queries<128, true> }, queries_shared<128>() } };
     const auto &k = of_keys[flash_width(h.D)];
     const auto &r = of_queries[flash_width(h.D)];
+    Kernel *const for_keys = k.kernel[h.position != NULL], *const for_queries = r.kernel[h.position != NULL];
     const int padded = (int)padded_rows(h);
-    CUDA_CHECK(cudaFuncSetAttribute(k.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k.shared));
-    CUDA_CHECK(cudaFuncSetAttribute(r.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)r.shared));
-    LAUNCH(k.kernel, (unsigned)(divide_up((size_t)h.T, (size_t)k.keys) * B*h.G), THREADS, k.shared,
+    CUDA_CHECK(cudaFuncSetAttribute(for_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k.shared));
+    CUDA_CHECK(cudaFuncSetAttribute(for_queries, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)r.shared));
+    LAUNCH(for_keys, (unsigned)(divide_up((size_t)h.T, (size_t)k.keys) * B*h.G), THREADS, k.shared,
            dkv, dout, stats, q, kv, h, padded);
-    LAUNCH(r.kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, r.shared,
+    LAUNCH(for_queries, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, r.shared,
            dq, dout, stats, q, kv, h, padded);
 }
 #else
@@ -546,13 +594,14 @@ plain_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
     float result[SPAN][4][4] = {}, top[4], sum[4], s[4][4];
     for (int i = 0; i < 4; i++) { top[i] = -INFINITY; sum[i] = 0; }
 
-    for (int k0 = 0; k0 < end; k0 += SIDE) {
+    for (int k0 = first_key(h, slice.pair, rows, r0) / SIDE * SIDE; k0 < end; k0 += SIDE) {
         dots(s, a, b, q, rows, r0, kv, keys, k0, h.D);
         for (int i = 0; i < 4; i++) {
-            const int r = r0 + y + 16*i;
+            const int r = r0 + y + 16*i, first = first_key(h, slice.pair, rows, r);
             float max = -INFINITY, total = 0;
             for (int j = 0; j < 4; j++) {
-                s[i][j] = (k0 + x + 16*j) * h.Q <= r ? s[i][j] * scale : -INFINITY;
+                const int key = k0 + x + 16*j;
+                s[i][j] = key * h.Q > r ? -INFINITY : key < first ? UNSEEN : s[i][j] * scale;
                 max = fmaxf(max, s[i][j]);
             }
             max = warp_max<16>(max);
@@ -584,11 +633,11 @@ __device__ static inline void recompute_weights(float (&p)[4][4], float (&ds)[4]
     dots(p, a, b, q, rows, r0, kv, key_rows(h, pair), k0, h.D);
     dots(ds, a, b, dout, rows, r0, kv + to_values(h), key_rows(h, pair), k0, h.D);
     for (int i = 0; i < 4; i++) {
-        const int r = r0 + threadIdx.x/16 + 16*i;
+        const int r = r0 + threadIdx.x/16 + 16*i, first = first_key(h, pair, rows, r);
         const Stats of = stats[(size_t)pair.i*padded + r];
         for (int j = 0; j < 4; j++) {
             const int key = k0 + threadIdx.x%16 + 16*j;
-            p[i][j] = key*h.Q <= r ? expf(p[i][j] * scale - of.lse) : 0;
+            p[i][j] = key*h.Q <= r && key >= first ? expf(p[i][j] * scale - of.lse) : 0;
             ds[i][j] = p[i][j] * (ds[i][j] - of.delta) * scale;
         }
     }
@@ -602,7 +651,7 @@ plain_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     const RowLayout rows = query_rows(h, slice.pair, h.D);
     const int k0 = slice.tile*SIDE;
     float dk[SPAN][4][4] = {}, dv[SPAN][4][4] = {}, p[4][4], ds[4][4];
-    for (int r0 = k0*h.Q / SIDE * SIDE; r0 < rows.count; r0 += SIDE) {
+    for (int r0 = k0*h.Q / SIDE * SIDE; r0 < rows.count && first_key(h, slice.pair, rows, r0) < k0 + SIDE; r0 += SIDE) {
         recompute_weights(p, ds, a, b, dout, stats, q, kv, h, padded, slice.pair, r0, k0);
         add_products(dv, a, b, p, true, dout, rows, r0, slice.column, h.D);
         add_products(dk, a, b, ds, true, q, rows, r0, slice.column, h.D);
@@ -621,7 +670,7 @@ plain_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     const RowLayout rows = query_rows(h, slice.pair, h.D), keys = key_rows(h, slice.pair);
     const int r0 = slice.tile*SIDE, end = (min(r0 + SIDE, rows.count) - 1) / h.Q + 1;
     float result[SPAN][4][4] = {}, p[4][4], ds[4][4];
-    for (int k0 = 0; k0 < end; k0 += SIDE) {
+    for (int k0 = first_key(h, slice.pair, rows, r0) / SIDE * SIDE; k0 < end; k0 += SIDE) {
         recompute_weights(p, ds, a, b, dout, stats, q, kv, h, padded, slice.pair, r0, k0);
         add_products(result, a, b, ds, false, kv, keys, k0, slice.column, h.D);
     }
@@ -631,15 +680,15 @@ plain_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
 
 // ==== the operations =====================================================================================================
 
-static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadOrder order,
+static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order,
                               int B, int T, int G, int Q, int D) {
-    const HeadLayout h = { order, T, G, Q, D };
+    const HeadLayout h = { order, T, G, Q, D, position };
     if (flash_can(D, wide(D, out, q, kv))) flash_launch_forward(out, lse, q, kv, B, h);
     else LAUNCH(plain_forward, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, out, lse, q, kv, h);
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
-                               const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D) {
-    const HeadLayout h = { order, T, G, Q, D };
+                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D) {
+    const HeadLayout h = { order, T, G, Q, D, position };
     const bool vectors = wide(D, dout, out), flash = flash_can(D, vectors && wide(D, dq, dkv, q, kv));
     const size_t padded = padded_rows(h), count = padded * B*G;
     Stats *stats = (Stats *)workspace(count * sizeof *stats);

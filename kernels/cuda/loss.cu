@@ -69,7 +69,7 @@ __device__ static inline LogSum block_log_sum(LogSum s) {
 // kept: how many elements of the row are copied to shared memory.
 // steep: 1/cap^2. With CAP the gradient passes y = cap tanh(x / cap) too, dy/dx = 1 - y^2 steep.
 template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(real *loss,
-        floatX *logits, const int *target, real scale, real steep, int gradient, int V, int used, int kept) {
+        floatX *logits, const int *target, const real *scale_at, real steep, int gradient, int V, int used, int kept) {
     extern __shared__ uint4 shared_row[];                   // (kept) elements
     const size_t n = blockIdx.x;
     const int goal = target[n], first = threadIdx.x * W, step = blockDim.x * W, whole = used / W * W;
@@ -110,7 +110,7 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
     if (threadIdx.x == 0) loss[n] = goal < 0 ? 0 : logf(s.sum) + s.max - hit;
     if (!gradient) return;
 
-    const real norm = scale / s.sum;
+    const real scale = scale_at ? *scale_at : 1, norm = scale / s.sum;
     auto derive = [&](int v, const Pack<W> &a) {
         Reals<W> d = unpack(a);
         #pragma unroll
@@ -123,7 +123,7 @@ template<int W, bool CAP> static __global__ void __launch_bounds__(ROW_THREADS) 
     each_pack<W>(row, first, kept, step, derive);
     each_pack<W>(x, far, V, step, derive);
 }
-static void cross_entropy(real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N,
+static void cross_entropy(real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N,
         int V, int used) {
     const bool w = wide(V, logits);
     const int units = w ? V / VECTOR : V, capacity = (context()->max_shared / 2 - 1024) / (int)sizeof(floatX);

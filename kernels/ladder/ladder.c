@@ -2,11 +2,17 @@
 #include "ladder.h"
 #include <stddef.h>
 
-#define LINEAR(function, file, idea) { "parallel_linear_forward", file, idea, function, NULL, NULL }
-#define ATTEND(function, file, idea) { "attention_forward", file, idea, NULL, function, NULL }
-#define LINEAR_OF(device, file, idea) { "parallel_linear_forward", file, idea, NULL, NULL, device }
-#define ATTEND_OF(device, file, idea) { "attention_forward", file, idea, NULL, NULL, device }
+#define CPU(function, file, idea) { "cpu-f32", "parallel_linear_forward", file, idea, function, NULL, NULL }
+#define LINEAR(function, file, idea) { "cuda-bf16", "parallel_linear_forward", file, idea, function, NULL, NULL }
+#define ATTEND(function, file, idea) { "cuda-bf16", "attention_forward", file, idea, NULL, function, NULL }
+#define LINEAR_OF(device, file, idea) { "cuda-bf16", "parallel_linear_forward", file, idea, NULL, NULL, device }
+#define ATTEND_OF(device, file, idea) { "cuda-bf16", "attention_forward", file, idea, NULL, NULL, device }
 static const Rung rungs[] = {
+    CPU(cpu_parallel_linear_naive, "ladder/cpu/1_naive.c", "three plain loops"),
+    CPU(cpu_parallel_linear_vectors, "ladder/cpu/2_vectors.c", "vectors along the sum, four sums at a time"),
+    CPU(cpu_parallel_linear_registers, "ladder/cpu/3_registers.c", "a tile of 4 x 4 sums in registers"),
+    { "cpu-f32", "parallel_linear_forward", "cpu/matmul.c", "panels in the order of use, for L1 and L2", NULL, NULL, "cpu-f32" },
+#ifdef WITH_CUDA
     LINEAR(parallel_linear_naive, "ladder/parallel_linear/1_naive.cu", "one thread for each element of out"),
     LINEAR(parallel_linear_tiled, "ladder/parallel_linear/2_tiled.cu", "tiles in shared memory and registers"),
     LINEAR(parallel_linear_tensor_cores, "ladder/parallel_linear/3_tensor_cores.cu", "mma: a warp multiplies matrices"),
@@ -18,6 +24,7 @@ static const Rung rungs[] = {
     ATTEND(attention_tensor_cores, "ladder/attention/3_tensor_cores.cu", "mma for both products, weights in registers"),
     ATTEND_OF("cuda-bf16-portable", "cuda/attention.cu", "query heads packed, cp.async, longest tiles first"),
     ATTEND_OF("cuda-bf16", "cuda/hopper/attention.cu", "on sm_90: wgmma and bulk copies"),
+#endif
 };
 
 const Rung *ladder_list(int i) { return i >= 0 && i < (int)(sizeof rungs / sizeof *rungs) ? &rungs[i] : NULL; }

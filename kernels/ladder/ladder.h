@@ -1,18 +1,22 @@
 /* ladder.h: how the fast kernels came about. For two operations of the Device table, a ladder of implementations. Each rung
- * adds one idea to the one before; the last is what kernels/cuda/ runs. A rung has the arguments of its operation, for bf16,
- * and must pass the same cases (run_tests ladder). README.md has the ideas; `make ladder` measures the times. */
+ * adds one idea to the one before; the last is what kernels/cuda/ or kernels/cpu/ runs. A rung has the arguments of its operation, for
+ * bf16 on GPUs and f32 on CPUs, and must pass the same cases (run_tests ladder). README.md has the ideas; `make ladder` measures the
+ * times. */
 #ifndef LADDER_H
 #define LADDER_H
 #include "kernels/kernels.h"
 
-/* The two operations that have ladders, as in kernels.h. */
+/* The two operations that have ladders, as in kernels.h; a row of attention is one sample: position is NULL. */
 #define PARALLEL_LINEAR(name) \
     void name(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, \
               int C, int O, Rows inp_rows, Rows out_rows)
 #define ATTENTION(name) \
-    void name(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, HeadOrder order, \
+    void name(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order, \
               int B, int T, int G, int Q, int D)
 
+PARALLEL_LINEAR(cpu_parallel_linear_naive);
+PARALLEL_LINEAR(cpu_parallel_linear_vectors);
+PARALLEL_LINEAR(cpu_parallel_linear_registers);
 PARALLEL_LINEAR(parallel_linear_naive);
 PARALLEL_LINEAR(parallel_linear_tiled);
 PARALLEL_LINEAR(parallel_linear_tensor_cores);
@@ -22,13 +26,13 @@ ATTENTION(attention_tiled);
 ATTENTION(attention_tensor_cores);
 
 typedef struct {
-    const char *op, *file, *idea;           /* op: the field of Device */
+    const char *base, *op, *file, *idea;    /* base: the device that it is for; op: the field of Device */
     PARALLEL_LINEAR((*parallel_linear));    /* one of the two, */
     ATTENTION((*attention));
     const char *device;                     /* or this device's own implementation */
 } Rung;
 
-const Rung *ladder_list(int i);             /* the i-th rung, grouped by operation, in order; NULL past the end */
+const Rung *ladder_list(int i);             /* the i-th rung, grouped by base and operation, in order; NULL past the end */
 Device ladder_device(const Device *base, const Rung *rung);     /* base, with this rung for its operation */
 
 /* An upper limit for ParallelLinear, for timing only: base (cuda-bf16) with products by cuBLASLt as one strided batch of E equal

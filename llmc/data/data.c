@@ -54,6 +54,12 @@ static uint32_t token(const void *tokens, int width, int64_t i) {
          : ((const uint32_t *)tokens)[i];
 }
 
+int data_read_raw(const Segment *p, int64_t first, int64_t count, uint32_t *out, Error *e) {
+    const void *tokens = stored(p, first, count, out, e);
+    for (int64_t i = tokens ? count : 0; i-- > 0; ) out[i] = token(tokens, p->width, i);       /* backwards: in place */
+    return tokens != NULL;
+}
+
 /* Checks ids against the largest one found when the file was opened, so that no id exceeds the model's embedding. */
 static int read_tokens(const Segment *p, int64_t first, int64_t count, int *out, Error *e) {
     uint32_t buffer[2048];
@@ -77,14 +83,17 @@ static int read_tokens(const Segment *p, int64_t first, int64_t count, int *out,
     return 1;
 }
 
-static uint32_t largest(const void *tokens, int width, int64_t n) {
+/* What of a stored token is its id. */
+static uint32_t id_bits(const Segment *p) { return p->is_chats ? TOKEN_ID : UINT32_MAX; }
+
+static uint32_t largest(const void *tokens, int width, uint32_t bits, int64_t n) {
     uint16_t lane[16] = { 0 };                                  /* vectors of uint16, because shards are large */
     uint32_t max = 0;
     int64_t i = 0;
     for (const uint16_t *two = tokens; width == 2 && i + 16 <= n; i += 16)
         for (int j = 0; j < 16; j++) lane[j] = two[i + j] > lane[j] ? two[i + j] : lane[j];
     for (int j = 0; j < 16; j++) max = lane[j] > max ? lane[j] : max;
-    for (; i < n; i++) { uint32_t id = token(tokens, width, i); max = id > max ? id : max; }
+    for (; i < n; i++) { uint32_t id = token(tokens, width, i) & bits; max = id > max ? id : max; }
     return max;
 }
 
@@ -96,10 +105,10 @@ int data_scan(Segment *p, Error *e) {
         int64_t n = step < p->tokens - first ? step : p->tokens - first;
         const void *tokens = stored(p, first, n, buffer, e);
         ok = tokens != NULL;
-        uint32_t max = ok ? largest(tokens, p->width, n) : 0;
+        uint32_t max = ok ? largest(tokens, p->width, id_bits(p), n) : 0;
         if (!ok || (first && max <= p->max)) continue;
         p->max = max;
-        for (p->max_at = 0; token(tokens, p->width, p->max_at) != max; ) p->max_at++;
+        for (p->max_at = 0; (token(tokens, p->width, p->max_at) & id_bits(p)) != max; ) p->max_at++;
         p->max_at += first;
     }
     free(buffer);
@@ -116,6 +125,8 @@ int64_t     data_bytes(const Data *d, Split split)  { return d->bytes[split]; }
 int         data_max_id(const Data *d)              { return d->max_id; }
 int         data_is_text(const Data *d)             { return d->is_text; }
 int         data_is_fallback(const Data *d)         { return d->is_fallback; }
+int         data_has_chats(const Data *d)           { return d->has_chats; }
+const Chat *data_chat(const Data *d)                { return &d->chat; }
 const char *data_description(const Data *d)         { return d->description; }
 uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }
 
@@ -123,26 +134,40 @@ uint64_t    data_fingerprint(const Data *d)         { return d->fingerprint; }
 
 /* Windows of a segment in an epoch: as many as fit at every phase from 0 to T-1, and one if only one fits at phase 0. */
 static int64_t windows(const Segment *p, int T) {
+    if (p->is_chats) return p->packing.T == T ? p->packing.rows : 0;
     return T < 1 || p->tokens <= T ? 0 : p->tokens < 2 * (int64_t)T ? 1 : p->tokens / T - 1;
 }
 
-static int64_t validation_windows(const Segment *p, int T) { return T < 1 ? 0 : (p->tokens - 1 + T - 1) / T; }
+static int64_t validation_windows(const Segment *p, int T) {
+    return p->is_chats ? windows(p, T) : T < 1 ? 0 : (p->tokens - 1 + T - 1) / T;
+}
 
-int data_check(const Data *d, int T, int vocab, Error *e) {
+static int check_packing(Segment *p, int T, Error *e) {
+    if (T < 1 || !packing_make(p, T, e)) return 0;
+    if (p->packing.cut)
+        warn("%s: %lld conversations are longer than -t %d tokens: their ends are cut off", p->path, (long long)p->packing.cut, T);
+    if (p->packing.unanswered)
+        warn("%s: %lld conversations without an answer of the assistant in their first %lld tokens are left out", p->path,
+             (long long)p->packing.unanswered, (long long)T + 1);
+    return 1;
+}
+
+int data_check(Data *d, int T, int vocab, Error *e) {
     static const char *const names[] = { "training", "validation" };
     for (int s = 0; s < 2; s++) {
         const Segment *longest = d->segment[s];
         for (int i = 0; i < d->segments[s]; i++) {
-            const Segment *p = &d->segment[s][i];
+            Segment *p = &d->segment[s][i];
             if (p->max >= (uint32_t)vocab)
                 return error_set(e, "%s: token id %lu at %s %lld, expected ids below the vocabulary of %d; "
                                     "the data are for another tokenizer", p->path, (unsigned long)p->max,
                                     p->memory ? "token" : "byte",
                                     (long long)(p->memory ? p->max_at : p->start + p->max_at * p->width),
                                     vocab);
-            if (p->tokens > longest->tokens) longest = p;
+            if (p->is_chats && !check_packing(p, T, e)) return 0;
+            if (p->is_chats || (p->tokens > longest->tokens && !longest->is_chats)) longest = p;
         }
-        if (longest->tokens <= T)
+        if (longest->tokens <= T && !longest->is_chats)
             return error_set(e, "%s: found %lld tokens for %s, expected at least %lld, one window of T+1; "
                                 "use a shorter context or more data", longest->path,
                                 (long long)longest->tokens, names[s], (long long)T + 1);
@@ -177,15 +202,27 @@ int64_t data_epoch_samples(const Data *d, int T) {
     return sum;
 }
 
-int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *inputs, int *targets, Error *e) {
+/* The positions of row b of a batch: those of a window, which no other text shares. NULL is fine. */
+static int *count_up(int *positions, int b, int T) {
+    int *row = positions ? positions + (size_t)b * (size_t)T : NULL;
+    for (int t = 0; t < T && row; t++) row[t] = t;
+    return row;
+}
+
+int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *inputs, int *targets, int *positions, Error *e) {
     const int64_t epoch_samples = data_epoch_samples(d, T);
     if (!epoch_samples) return error_set(e, "the training data hold no window of %lld tokens", (long long)T + 1);
     for (int b = 0; b < B; b++, inputs += T, targets += T) {
+        int *const row = count_up(positions, b, T);
         const uint64_t key = random_key(seed, (uint64_t)((first + b) / epoch_samples));
         int64_t w = (int64_t)permute((uint64_t)((first + b) % epoch_samples), (uint64_t)epoch_samples,
                                      random_key(key, 0));
         const Segment *p = d->segment[DATA_TRAIN];
         for (; w >= windows(p, T); p++) w -= windows(p, T);
+        if (p->is_chats) {
+            if (!packing_row(p, w, T, inputs, targets, row, e)) return 0;
+            continue;
+        }
         const int64_t slack = p->tokens - 1 - windows(p, T) * T;
         const uint64_t phase = random_bits(random_key(key, 1),
                                            (uint64_t)(p - d->segment[DATA_TRAIN])) % (uint64_t)(slack + 1);
@@ -195,18 +232,35 @@ int data_batch(const Data *d, int64_t first, int B, int T, uint64_t seed, int *i
     return 1;
 }
 
+int64_t data_counted(const Data *d, int64_t first, int B, int T, uint64_t seed, Error *e) {
+    int64_t counted = 0;
+    if (!data_has_chats(d)) return (int64_t)B * T;
+    int *row = mem_alloc(3 * (size_t)T * sizeof *row);
+    for (int b = 0; b < B; b++) {
+        if (!data_batch(d, first + b, 1, T, seed, row, row + T, row + 2 * (size_t)T, e)) { free(row); return -1; }
+        for (int t = 0; t < T; t++) counted += row[T + t] >= 0;
+    }
+    free(row);
+    return counted;
+}
+
 int64_t data_validation_batches(const Data *d, int B, int T) {
     int64_t sum = 0;
     for (int i = 0; i < d->segments[DATA_VALIDATION]; i++) sum += validation_windows(&d->segment[DATA_VALIDATION][i], T);
     return (sum + B - 1) / B;
 }
 
-int data_validation(const Data *d, int64_t first, int B, int T, int *inputs, int *targets, Error *e) {
+int data_validation(const Data *d, int64_t first, int B, int T, int *inputs, int *targets, int *positions, Error *e) {
     const Segment *end = d->segment[DATA_VALIDATION] + d->segments[DATA_VALIDATION];
     for (int b = 0; b < B; b++, inputs += T, targets += T) {
+        int *const row = count_up(positions, b, T);
         const Segment *p = d->segment[DATA_VALIDATION];
         int64_t w = first + b, n = 0;
         for (; p < end && w >= validation_windows(p, T); p++) w -= validation_windows(p, T);
+        if (p < end && p->is_chats) {
+            if (!packing_row(p, w, T, inputs, targets, row, e)) return 0;
+            continue;
+        }
         if (p < end) {
             n = p->tokens - 1 - w * T < T ? p->tokens - 1 - w * T : T;
             if (!read_tokens(p, w * T, n, inputs, e) || !read_tokens(p, w * T + 1, n, targets, e)) return 0;

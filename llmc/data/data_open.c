@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
+#include "kinds.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -115,6 +116,17 @@ static void fingerprint(Data *d, int use, const char *name, int64_t size, const 
     d->fingerprint = hash_bytes(hash_bytes(h, head, bytes), tail, bytes);
 }
 
+/* 0: it is another kind of file, whose bytes nobody wants to train on. */
+static int is_text(const Data *d, const Source *s, Error *e) {
+    const char *remedy, *what = d->any_bytes ? NULL : kind_of_binary(s->text, s->bytes, &remedy), *name = strstr(what ? remedy : "", "%s");
+    if (what)
+        return error_set(e, "%s is %s, not plain text. %.*s%s%s. To train on its bytes as they are: -ab 1", s->path, what,
+                         name ? (int)(name - remedy) : (int)strlen(remedy), remedy, name ? s->path : "", name ? name + 2 : "");
+    if (!d->any_bytes && !s->separate && kind_is_json(s->text, s->bytes))
+        warn("%s looks like JSON, and is read as plain text. Of files called *.jsonl, a document is read from each line: {\"text\": \"...\"}", s->path);
+    return 1;
+}
+
 static int use_open_file(Data *d, int use, const char *path, int fd, int64_t size, Error *e) {
     const Segment whole = { .path = (char *)path, .fd = fd };
     uint32_t header[3] = { 0, 0, 0 };
@@ -135,7 +147,7 @@ static int use_open_file(Data *d, int use, const char *path, int fd, int64_t siz
 
     if (format == &formats[TEXT]) {
         Source *text = add_source(d, use);
-        return source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path));
+        return source_read_file(text, path, e) && (text->bytes || error_set(e, "%s: became empty", path)) && is_text(d, text, e);
     }
     int64_t tokens = (size - format->header) / format->width, at = use == BOTH ? cut(d, path, tokens, e) : tokens;
     if (!at) return 0;
@@ -330,7 +342,7 @@ static void describe(Data *d) {
     char *to = !strcmp(first, last) ? text_format("%s", "") : text_format(" ... %s", base_name(last));
     d->description = text_format("%s%s%s: %s, %d file%s, %lld tokens for training, %lld for validation%s%s",
         d->is_fallback ? "NOT tinyshakespeare, which is missing, but " : "", first, to,
-        d->is_bytes && d->is_text ? "text as bytes" : d->format->name, d->files,
+        d->has_chats ? "conversations" : d->is_bytes && d->is_text ? "text as bytes" : d->format->name, d->files,
         d->files == 1 ? "" : "s", (long long)d->tokens[DATA_TRAIN], (long long)d->tokens[DATA_VALIDATION],
         held_out[d->held_out], d->cached ? ", as encoded before" : "");
     free(to);
@@ -348,6 +360,7 @@ static Data *open_all(const char *train, const char *validation, const DataReque
                       Error *e) {
     Data *d = mem_alloc(sizeof *d);
     const int apart = validation && validation[0];
+    d->any_bytes = !request || request->any_bytes;
     int ok = use_path(d, apart ? DATA_TRAIN : BOTH, train, e) && (!apart || use_path(d, DATA_VALIDATION, validation, e));
     d->is_text = d->format == &formats[TEXT];
     if (ok && d->is_text) ok = data_encode_texts(d, request, tokenizer, e);
@@ -362,7 +375,9 @@ static Data *open_all(const char *train, const char *validation, const DataReque
         for (int i = 0; i < d->segments[s]; i++) {
             d->tokens[s] += d->segment[s][i].tokens;
             if ((int)d->segment[s][i].max > d->max_id) d->max_id = (int)d->segment[s][i].max;
+            d->has_chats |= d->segment[s][i].is_chats;
         }
+    if (d->has_chats) d->fingerprint = hash_bytes(d->fingerprint, chat_name(&d->chat), strlen(chat_name(&d->chat)));
     describe(d);
     free_texts(d);
     return d;
@@ -389,11 +404,13 @@ void data_close(Data *d) {
         for (int i = 0; i < d->segments[s]; i++) {
             if (d->segment[s][i].fd >= 0) close(d->segment[s][i].fd);
             free(d->segment[s][i].memory);
+            packing_free(&d->segment[s][i].packing);
             free(d->segment[s][i].path);
         }
         free(d->segment[s]);
     }
     free_texts(d);
+    chat_close(&d->chat);
     free(d->description);
     free(d);
 }

@@ -1,4 +1,4 @@
-/* data_text.c: from texts to segments of tokens. Finds the documents, holds some out, trains a tokenizer if asked to, and
+/* data_text.c: from texts and conversations to segments of tokens. Finds the documents, holds some out, trains a tokenizer if asked to, and
  * encodes; or reads the tokens that an earlier start has written (token_cache.c). */
 #include "data_impl.h"
 #include "bpe.h"
@@ -16,12 +16,14 @@ static void add_portion(Portions *p, Split split, const Source *source, Document
 }
 
 static int find_documents(Data *d, Portions *p, Error *e) {
+    int has_chats = 0;
     p->at = mem_alloc(2 * (size_t)d->texts.count * sizeof *p->at);
     for (int i = 0; i < d->texts.count; i++) {
         Source *s = &d->texts.at[i];
         const int use = d->texts.use[i];
         Documents train, held_out;
-        if (!source_parse(s, e)) return 0;
+        if (!source_parse(s, &d->chat, e)) return 0;
+        has_chats |= s->has_chats;
         if (use != BOTH) {
             Documents all = { mem_alloc(s->documents * sizeof(Document)), s->documents };
             memcpy(all.at, s->document, s->documents * sizeof(Document));
@@ -31,9 +33,13 @@ static int find_documents(Data *d, Portions *p, Error *e) {
         const int two = source_hold_out(s, &train, &held_out);
         add_portion(p, DATA_TRAIN, s, train);
         add_portion(p, DATA_VALIDATION, s, held_out);
+        if (!two && s->has_chats)
+            return error_set(e, "%s: found one conversation, expected at least 2 to hold one out for validation; or give "
+                             "validation data of its own (-j)", s->path);
         if (!two) return data_too_small(s->path, (int64_t)s->bytes, e);
         d->held_out = s->documents > 1 ? HELD_OUT_DOCUMENTS : HELD_OUT_TENTH;
     }
+    d->has_chats = has_chats;
     return 1;
 }
 
@@ -44,7 +50,29 @@ static int tokens_wanted(const char *name) {
     return n > INT_MAX ? INT_MAX : (int)n;
 }
 
-static Tokenizer *train_tokenizer(const Portions *p, const DataRequest *r, Error *e) {
+/* The messages of a document that source_parse has found to be a conversation. json_free(*json) and free them. */
+static size_t read_chat(const Document *d, Json **json, ChatMessage **messages, Error *e) {
+    *json = json_parse(d->at, d->bytes, e);
+    *messages = NULL;
+    return *json ? chat_read(chat_list(json_root(*json)), messages, e) : 0;
+}
+
+/* A conversation as text. NULL: it is no conversation. */
+static char *write_chat(const Chat *chat, const Document *d, size_t *bytes) {
+    Error e;
+    Json *json;
+    ChatMessage *messages;
+    Text text = { 0 };
+    if (!d->is_chat) return NULL;
+    const size_t n = read_chat(d, &json, &messages, &e);
+    if (!n || !chat_write(chat, messages, n, 0, &text, NULL, &e)) fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
+    free(messages);
+    json_free(json);
+    *bytes = text.length;
+    return text.at;
+}
+
+static Tokenizer *train_tokenizer(const Data *data, const Portions *p, const DataRequest *r, Error *e) {
     size_t count = 0;
     Document *all = NULL;
     for (int i = 0; i < p->count; i++) {
@@ -54,15 +82,81 @@ static Tokenizer *train_tokenizer(const Portions *p, const DataRequest *r, Error
         memcpy(all + count, d->at, d->count * sizeof *all);
         count += d->count;
     }
+    char **written = mem_alloc((count + 1) * sizeof *written);
+    for (size_t i = 0; i < count; i++)
+        if ((written[i] = write_chat(&data->chat, &all[i], &all[i].bytes))) all[i].at = written[i];
     Tokenizer *t = bpe_train(all, count, tokens_wanted(r->tokenizer), r->pattern, r->show, e);
+    for (size_t i = 0; i < count; i++) free(written[i]);
+    free(written);
     free(all);
     return t;
 }
 
+/* ---- samples --------------------------------------------------------------------------------------------- */
+
+/* A conversation, or a text with the token that ends it, as tokens with flags; free(*tokens). */
+static size_t encode_sample(const Chat *chat, const Tokenizer *t, const Document *d, uint32_t **tokens) {
+    Error e;
+    Json *json = NULL;
+    ChatMessage *messages = NULL;
+    int *ids = NULL;
+    unsigned char *counts = NULL;
+    const size_t n = d->is_chat ? read_chat(d, &json, &messages, &e) : 0;
+    const int64_t made = !d->is_chat ? (int64_t)tokenizer_encode(t, d->at, d->bytes, &ids)
+                       : n ? chat_encode(chat, t, messages, n, 0, &ids, &counts, &e) : -1;
+    if (made < 0) fail(EXIT_INPUT, "a conversation that was accepted: %s", e.text);
+    const size_t ends = !d->is_chat && tokenizer_eos(t) >= 0, count = (size_t)made + ends;
+    *tokens = mem_alloc((count + 1) * sizeof **tokens);
+    for (size_t i = 0; i < count; i++)
+        (*tokens)[i] = (uint32_t)(i < (size_t)made ? ids[i] : tokenizer_eos(t)) | (counts && !counts[i] ? 0 : TOKEN_COUNTS);
+    (*tokens)[0] |= TOKEN_FIRST;
+    free(ids);
+    free(counts);
+    free(messages);
+    json_free(json);
+    return count;
+}
+
+static size_t encode_samples(const Chat *chat, const Tokenizer *t, const Documents *documents, Meter *meter, void **to) {
+    const int64_t n = (int64_t)documents->count;
+    struct { uint32_t *tokens; size_t count; } *done = mem_alloc(((size_t)n + 1) * sizeof *done);
+    size_t all = 0;
+#ifdef _OPENMP
+    #pragma omp parallel for schedule(dynamic, 16)
+#endif
+    for (int64_t i = 0; i < n; i++) {
+        done[i].count = encode_sample(chat, t, &documents->at[i], &done[i].tokens);
+        meter_add(meter, (int64_t)documents->at[i].bytes);
+    }
+    for (int64_t i = 0; i < n; i++) all += done[i].count;
+    uint32_t *next = *to = mem_alloc((all + 1) * sizeof *next);
+    for (int64_t i = 0; i < n; next += done[i++].count) {
+        memcpy(next, done[i].tokens, done[i].count * sizeof *next);
+        free(done[i].tokens);
+    }
+    free(done);
+    return all;
+}
+
+/* Tokens of 16 bits as 32: all segments of a cache have one width. */
+static void widen(Segment *s) {
+    uint32_t *wide = mem_alloc((size_t)s->tokens * sizeof *wide);
+    for (int64_t i = 0; i < s->tokens; i++) wide[i] = ((const uint16_t *)s->memory)[i];
+    free(s->memory);
+    s->memory = wide;
+    s->width = 4;
+}
+
 static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *meter, Error *e) {
-    Segment *s = data_add_segment(d, p->split, p->source->path, d->is_bytes ? 1 : tokenizer_width(t));
-    d->bytes[p->split] += s->bytes = (int64_t)p->bytes;
-    if (d->is_bytes) {
+    const int chats = p->source->has_chats;
+    Segment *s = data_add_segment(d, p->split, p->source->path, chats ? 4 : d->is_bytes ? 1 : tokenizer_width(t));
+    s->is_chats = chats;
+    if (!chats) d->bytes[p->split] += s->bytes = (int64_t)p->bytes;
+    if (chats) {
+        Tokenizer *bytes = t ? NULL : tokenizer_bytes();
+        s->tokens = (int64_t)encode_samples(&d->chat, t ? t : bytes, &p->documents, meter, &s->memory);
+        tokenizer_free(bytes);
+    } else if (d->is_bytes) {
         char *next = s->memory = mem_alloc(p->bytes);
         for (size_t i = 0; i < p->documents.count; next += p->documents.at[i++].bytes)
             memcpy(next, p->documents.at[i].at, p->documents.at[i].bytes);
@@ -70,6 +164,7 @@ static int encode_portion(Data *d, const Portion *p, const Tokenizer *t, Meter *
     } else
         s->tokens = (int64_t)tokenizer_encode_documents(t, p->documents.at, p->documents.count,
                                                         p->source->separate ? tokenizer_eos(t) : -1, meter, &s->memory);
+    if (d->has_chats && s->width == 2) widen(s);
     return s->tokens > 0 || error_set(e, "%s: the tokenizer makes no tokens of its %zu bytes", p->source->path, p->bytes);
 }
 
@@ -78,7 +173,7 @@ static int encode(Data *d, const DataRequest *r, Tokenizer **tokenizer, const Po
     int ok = 1;
     Meter meter;
     if (!*tokenizer && r && data_trains_tokenizer(r)) {
-        if (!(*tokenizer = train_tokenizer(p, r, e))) return 0;
+        if (!(*tokenizer = train_tokenizer(d, p, r, e))) return 0;
         d->is_bytes = 0;
     }
     for (int i = 0; i < p->count; i++) bytes += (int64_t)p->at[i].bytes;
@@ -88,16 +183,27 @@ static int encode(Data *d, const DataRequest *r, Tokenizer **tokenizer, const Po
     return ok;
 }
 
+/* -ct, or the template of the folder that the tokenizer is in. */
+static int open_chat(Data *d, const DataRequest *r, Error *e) {
+    const char *path = r && tokens_wanted(r->tokenizer) < 0 && *r->tokenizer ? r->tokenizer : NULL, *slash = path ? strrchr(path, '/') : NULL;
+    char *folder = !path ? NULL : slash ? text_format("%.*s", (int)(slash - path), path) : text_format(".");
+    const int ok = chat_open(&d->chat, r && r->chat ? r->chat : "", folder, e);
+    free(folder);
+    return ok;
+}
+
 int data_encode_texts(Data *d, const DataRequest *r, Tokenizer **tokenizer, Error *e) {
     const int wanted = r ? tokens_wanted(r->tokenizer) : -1;
     Portions p = { 0 };
     d->is_bytes = !*tokenizer || tokenizer_is_bytes(*tokenizer);
+    if (!open_chat(d, r, e)) return 0;
     if (r && (wanted >= 0 || !d->is_bytes)) {
         d->text_hash = 1;
         for (int i = 0; i < d->texts.count; i++)
             d->text_hash = source_hash(&d->texts.at[i], d->text_hash + (uint64_t)d->texts.use[i]);
         if (wanted >= 0) d->recipe_hash = hash_bytes((uint64_t)wanted, r->pattern, strlen(r->pattern));
         if (*tokenizer) d->tokenizer_hash = tokenizer_hash(*tokenizer);
+        if (*chat_name(&d->chat)) d->text_hash = chat_hash(&d->chat, d->text_hash);
         if (r->cache && cache_read(d, r->cache, tokenizer)) return 1;
     }
     const int ok = find_documents(d, &p, e) && encode(d, r, tokenizer, &p, e);

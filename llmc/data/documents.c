@@ -1,7 +1,8 @@
 /* documents.c: see documents.h. */
 #define _POSIX_C_SOURCE 200809L
+#include "chat.h"
 #include "documents.h"
-#include "llmc/base/json.h"
+#include "kinds.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -68,7 +69,7 @@ static int by_name(const void *a, const void *b) { return strcmp(*(char *const *
 int source_read_folder(Source *s, const char *folder, Error *e) {
     Paths paths = { 0 };
     size_t binary = 0, capacity = 0;
-    const char *first_binary = "";
+    const char *first_binary = "", *remedy;
     int ok = list_files(folder, &paths, e);
     s->path = text_format("%s", folder);
     s->separate = 1;
@@ -77,7 +78,7 @@ int source_read_folder(Source *s, const char *folder, Error *e) {
         size_t bytes = 0;
         char *text = file_read(paths.at[i], &bytes, e);
         ok = text != NULL;
-        if (ok && memchr(text, 0, bytes)) { if (!binary++) first_binary = paths.at[i]; }
+        if (ok && kind_of_binary(text, bytes, &remedy)) { if (!binary++) first_binary = paths.at[i]; }
         else if (ok && bytes) {
             if (s->bytes + bytes > capacity) s->text = mem_grow(s->text, capacity = 2 * capacity + bytes);
             memcpy(s->text + s->bytes, text, bytes);
@@ -86,7 +87,7 @@ int source_read_folder(Source *s, const char *folder, Error *e) {
         free(text);
     }
     if (ok && binary)
-        warn("%s: %zu file%s with NUL bytes %s not text and left out, %s%s", folder, binary, binary > 1 ? "s" : "",
+        warn("%s: %zu binary file%s %s not text and left out, %s%s", folder, binary, binary > 1 ? "s" : "",
              binary > 1 ? "are" : "is", binary > 1 ? "the first " : "", first_binary);
     if (ok && !s->files) ok = error_set(e, "%s: no text in any of its %zu files", folder, paths.count);
     for (size_t i = 0; i < paths.count; i++) free(paths.at[i]);
@@ -117,20 +118,31 @@ uint64_t source_hash(const Source *s, uint64_t seed) {
 static void add_document(Source *s, size_t *capacity, const char *at, size_t bytes) {
     if (s->documents == *capacity)
         s->document = mem_grow(s->document, (*capacity = 2 * *capacity + 16) * sizeof *s->document);
-    s->document[s->documents++] = (Document){ at, bytes };
+    s->document[s->documents++] = (Document){ at, bytes, 0 };
 }
 
-/* Decodes a line in place: a string is never longer than its JSON. */
-static int parse_line(Document *line, Error *e) {
+static int check_chat(const JsonValue *list, const Chat *chat, Error *e) {
+    ChatMessage *messages;
+    Text text = { 0 };
+    const size_t n = chat_read(list, &messages, e);
+    const int ok = n && chat_write(chat, messages, n, 0, &text, NULL, e);
+    free(text.at);
+    free(messages);
+    return ok;
+}
+
+/* Decodes a line in place: a string is never longer than its JSON. A conversation stays as it is. */
+static int parse_line(Document *line, const Chat *chat, Error *e) {
     Json *json = json_parse(line->at, line->bytes, e);
     if (!json) return 0;
-    const JsonValue *root = json_root(json), *text = json_get(root, "text");
+    const JsonValue *root = json_root(json), *text = json_get(root, "text"), *list = chat_list(root);
     static const char *const names[] = { "null", "true or false", "a number", "a number", "a string", "an array",
                                          "an object" };
-    int ok = json_is(text, JSON_STRING);
-    if (ok) memmove((char *)line->at, text->is.string, line->bytes = text->length);
+    int ok = list ? line->is_chat = check_chat(list, chat, e) : json_is(text, JSON_STRING);
+    if (list) {}
+    else if (ok) memmove((char *)line->at, text->is.string, line->bytes = text->length);
     else if (!json_is(root, JSON_OBJECT)) error_set(e, "found %s", names[root->type]);
-    else if (!text) error_set(e, "found an object without \"text\"");
+    else if (!text) error_set(e, "found an object without \"text\" and \"messages\"");
     else error_set(e, "found %s as \"text\"", names[text->type]);
     json_free(json);
     return ok;
@@ -142,7 +154,7 @@ static int is_blank(const char *s, size_t n) {
 }
 
 /* Documents first ... are the lines of a JSONL file. The message is about the first line that is wrong. */
-static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path, Error *e) {
+static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path, const Chat *chat, Error *e) {
     const int64_t n = (int64_t)(s->documents - first);
     int64_t bad = n;
     Error why = { "" };
@@ -152,7 +164,7 @@ static int parse_lines(Source *s, size_t first, const size_t *line_number, const
     for (int64_t i = 0; i < n; i++) {
         Error mine;
         Document line = s->document[first + (size_t)i];
-        if (parse_line(&line, &mine)) { s->document[first + (size_t)i] = line; continue; }
+        if (parse_line(&line, chat, &mine)) { s->document[first + (size_t)i] = line; continue; }
 #ifdef _OPENMP
         #pragma omp critical
 #endif
@@ -163,11 +175,11 @@ static int parse_lines(Source *s, size_t first, const size_t *line_number, const
     const Document *line = &s->document[first + (size_t)bad];
     snprintf(found, sizeof found, "%.*s", (int)(line->bytes < 60 ? line->bytes : 60), line->at);
     const char *text = strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8;         /* of the parser: of one line */
-    return error_set(e, "%s: line %zu: expected {\"text\": \"...\"}: %.300s: %s%s", path, line_number[bad], text, found,
-                     line->bytes > 60 ? "..." : "");
+    return error_set(e, "%s: line %zu: expected {\"text\": \"...\"} or {\"messages\": [{\"role\": \"...\", \"content\": \"...\"}, ...]}: %.500s: %s%s",
+                     path, line_number[bad], text, found, line->bytes > 60 ? "..." : "");
 }
 
-static int parse_file(Source *s, const TextFile *f, size_t *capacity, Error *e) {
+static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Chat *chat, Error *e) {
     const char *at = s->text + f->from, *end = s->text + f->to;
     size_t first = s->documents, *number = NULL, numbers = 0;
     if (!is_jsonl(f->path)) { add_document(s, capacity, at, (size_t)(end - at)); return 1; }
@@ -182,36 +194,37 @@ static int parse_file(Source *s, const TextFile *f, size_t *capacity, Error *e) 
         }
         at += bytes + 1;
     }
-    const int ok = s->documents > first ? parse_lines(s, first, number, f->path, e)
-                 : error_set(e, "%s: found no lines, expected {\"text\": \"...\"} in each", f->path);
+    const int ok = s->documents > first ? parse_lines(s, first, number, f->path, chat, e)
+                 : error_set(e, "%s: found no lines, expected {\"text\": \"...\"} or {\"messages\": [...]} in each", f->path);
     free(number);
     return ok;
 }
 
-int source_parse(Source *s, Error *e) {
+int source_parse(Source *s, const Chat *chat, Error *e) {
     size_t capacity = 0, kept = 0;
-    for (size_t i = 0; i < s->files; i++) if (!parse_file(s, &s->file[i], &capacity, e)) return 0;
+    for (size_t i = 0; i < s->files; i++) if (!parse_file(s, &s->file[i], &capacity, chat, e)) return 0;
     for (size_t i = 0; i < s->documents; i++) if (s->document[i].bytes) s->document[kept++] = s->document[i];
     s->documents = kept;
+    for (size_t i = 0; i < kept; i++) s->has_chats |= s->document[i].is_chat;
     return kept > 0 || error_set(e, "%s: all its documents are empty", s->path);
 }
 
 int source_hold_out(const Source *s, Documents *train, Documents *held_out) {
     *train = (Documents){ mem_alloc(s->documents * sizeof(Document)), 0 };
     *held_out = (Documents){ mem_alloc(s->documents * sizeof(Document)), 0 };
-    if (s->documents == 1) {            /* cut before a byte that does not continue a UTF-8 character: 10xxxxxx does */
+    if (s->documents == 1 && !s->has_chats) {           /* cut before a byte that does not continue a UTF-8 character: 10xxxxxx does */
         const Document d = s->document[0];
         size_t at = d.bytes / 10 * 9 + d.bytes % 10 * 9 / 10;
         for (int i = 0; i < 3 && at > 1 && ((unsigned char)d.at[at] & 0xC0) == 0x80; i++) at--;
-        train->at[train->count++] = (Document){ d.at, at };
-        held_out->at[held_out->count++] = (Document){ d.at + at, d.bytes - at };
+        train->at[train->count++] = (Document){ d.at, at, 0 };
+        held_out->at[held_out->count++] = (Document){ d.at + at, d.bytes - at, 0 };
         return at > 0;
     }
     for (size_t i = 0; i < s->documents; i++) {
         Documents *to = i % 10 == 9 || (s->documents < 10 && i + 1 == s->documents) ? held_out : train;
         to->at[to->count++] = s->document[i];
     }
-    return 1;
+    return train->count > 0;
 }
 
 /* ---- jobs ---------------------------------------------------------------------------------------------- */
@@ -248,5 +261,5 @@ Document job_piece(const Job *job, size_t i, int *last) {
     const Document *d = &job->first[i];
     const size_t from = i ? 0 : job->from, to = i + 1 < job->count ? d->bytes : job->to;
     *last = to == d->bytes;
-    return (Document){ d->at + from, to - from };
+    return (Document){ d->at + from, to - from, 0 };
 }

@@ -4,7 +4,8 @@
 #define DOCUMENTS_H
 #include "llmc/base/base.h"
 
-typedef struct { const char *at; size_t bytes; } Document;
+typedef struct Chat Chat;               /* chat.h */
+typedef struct { const char *at; size_t bytes; int is_chat; } Document;     /* is_chat: the JSON of a conversation */
 typedef struct { char *path; size_t from, to; } TextFile;       /* its bytes in the text of its Source */
 
 typedef struct {
@@ -13,10 +14,11 @@ typedef struct {
     TextFile *file;  size_t files;
     int  separate;                      /* documents that an end-of-text token separates: a folder, JSONL */
     Document *document;  size_t documents;      /* after source_parse */
+    int  has_chats;                     /* one of them is a conversation */
 } Source;
 
 /* All take a Source that is {0}; 0 on error. A file that ends in .jsonl has a document in each line, the string "text" of a
- * JSON object. A folder: all files in it and below, sorted by name, without hidden, empty and binary
+ * JSON object, or a conversation (chat.h). A folder: all files in it and below, sorted by name, without hidden, empty and binary
  * ones (NUL bytes; with a warning). */
 int  source_read_file(Source *s, const char *path, Error *e);
 int  source_read_folder(Source *s, const char *folder, Error *e);
@@ -25,8 +27,8 @@ void source_free(Source *s);
 
 uint64_t source_hash(const Source *s, uint64_t seed);       /* of all bytes, and where files begin */
 
-/* Finds the documents. JSONL is decoded in place, on all cores. */
-int  source_parse(Source *s, Error *e);
+/* Finds the documents. JSONL is decoded in place, on all cores; conversations are checked to be what chat can write. */
+int  source_parse(Source *s, const Chat *chat, Error *e);
 
 /* Splits the documents for training and validation: the last tenth of a single text, cut at a character; every tenth of
  * several documents, or the last one of fewer than ten. 0 if there is nothing to split. Free both. */

@@ -20,6 +20,7 @@ static void show(Meter *m, double at, int last) {
 void meter_begin(Meter *m, int visible, const char *what, int64_t all, const char *unit) {
     *m = (Meter){ .what = what, .unit = unit, .all = all, .began = now(), .visible = visible && all > 0,
                   .on_terminal = isatty(2) };
+    if (!m->on_terminal) m->shown = m->began;
 }
 
 void meter_add(Meter *m, int64_t done) {
@@ -31,6 +32,12 @@ void meter_add(Meter *m, int64_t done) {
         m->done += done;
         if (m->visible && at - m->began > 1 && at - m->shown > (m->on_terminal ? 0.25 : 10)) show(m, at, 0);
     }
+}
+
+void meter_clear(Meter *m) {
+    if (!m->visible || !m->on_terminal || m->shown <= 0) return;
+    fputs("\r\33[K", stderr);
+    fflush(stderr);
 }
 
 void meter_end(Meter *m) {

@@ -9,4 +9,5 @@ typedef struct { const char *what, *unit; int64_t all, done; double began, shown
 void meter_begin(Meter *m, int visible, const char *what, int64_t all, const char *unit);   /* unit: "MB" counts bytes */
 void meter_add(Meter *m, int64_t done);                 /* from any thread */
 void meter_end(Meter *m);
+void meter_clear(Meter *m);                             /* instead: the line on a terminal is erased */
 #endif

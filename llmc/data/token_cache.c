@@ -20,7 +20,8 @@ typedef struct {
     uint64_t hash;                                      /* of this header with hash = 0, and of all that follows */
     uint32_t width, rows, held_out, json_bytes;
 } Header;
-typedef struct { int64_t split, tokens, bytes; } Row;
+typedef struct { int64_t split, tokens, bytes; } Row;           /* split: a Split, plus CHATS if tokens are of conversations */
+enum { CHATS = 2 };
 
 static size_t padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 static char *cache_path(const char *folder) { return text_format("%s/tokens.cache", folder); }
@@ -64,7 +65,8 @@ static int cache_load(Cache *c, Error *e) {
     if (!data_read_at(&c->file, c->json, h->json_bytes, at, e)) return 0;
     c->tokens_at = at += (int64_t)padded(h->json_bytes);
     for (uint32_t i = 0; i < h->rows; i++) {
-        if (c->rows[i].tokens < 1 || c->rows[i].tokens > s.st_size || c->rows[i].split < 0 || c->rows[i].split > 1)
+        if (c->rows[i].tokens < 1 || c->rows[i].tokens > s.st_size || c->rows[i].split < 0 || c->rows[i].split >= 2 * CHATS
+            || (c->rows[i].split & CHATS && h->width != 4))
             return error_set(e, "%s: damaged", c->file.path);
         tokens += c->rows[i].tokens;
     }
@@ -75,8 +77,10 @@ static void add_segments(Data *d, const Cache *c) {
     int64_t at = c->tokens_at;
     for (uint32_t i = 0; i < c->header.rows; i++) {
         const Row *row = &c->rows[i];
-        data_add_tokens(d, (Split)row->split, c->file.path, c->file.fd, (int)c->header.width, at, row->tokens);
-        d->bytes[row->split] += row->bytes;
+        const Split split = (Split)(row->split % CHATS);
+        data_add_tokens(d, split, c->file.path, c->file.fd, (int)c->header.width, at, row->tokens);
+        d->segment[split][d->segments[split] - 1].is_chats = row->split >= CHATS;
+        d->bytes[split] += row->bytes;
         at += row->tokens * c->header.width;
     }
     d->held_out = (int)c->header.held_out;
@@ -124,10 +128,17 @@ static void sink_put(Sink *s, const void *data, size_t bytes) {
 
 typedef struct { const Data *data; const Tokenizer *tokenizer; } Kept;
 
+/* All segments have one width. */
+static int width_of(const Data *d) {
+    int width = 0;
+    for (int k = 0; k < 2; k++) for (int i = 0; i < d->segments[k]; i++) width = d->segment[k][i].width > width ? d->segment[k][i].width : width;
+    return width;
+}
+
 static Header header_of(const Data *d, const Tokenizer *t, size_t json_bytes) {
     size_t tokens = 0;
     Header h = { .magic = MAGIC, .text = d->text_hash, .recipe = d->recipe_hash, .tokenizer = tokenizer_hash(t),
-                 .width = (uint32_t)tokenizer_width(t), .rows = (uint32_t)(d->segments[0] + d->segments[1]),
+                 .width = (uint32_t)width_of(d), .rows = (uint32_t)(d->segments[0] + d->segments[1]),
                  .held_out = (uint32_t)d->held_out, .json_bytes = (uint32_t)json_bytes };
     for (int k = 0; k < 2; k++) for (int i = 0; i < d->segments[k]; i++) tokens += (size_t)d->segment[k][i].tokens;
     h.size = sizeof h + h.rows * sizeof(Row) + padded(json_bytes) + tokens * h.width;
@@ -144,7 +155,7 @@ static int put_all(FileWriter *f, const Data *d, const Tokenizer *t, Error *e) {
     Sink s = { .file = f, .e = e, .hash = hash_header(h), .chunk = mem_alloc(CHUNK), .ok = 1 };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < d->segments[k]; i++) {
-            const Row row = { k, d->segment[k][i].tokens, d->segment[k][i].bytes };
+            const Row row = { k + CHATS * d->segment[k][i].is_chats, d->segment[k][i].tokens, d->segment[k][i].bytes };
             sink_put(&s, &row, sizeof row);
         }
     sink_put(&s, json, json_bytes);

@@ -166,7 +166,7 @@ static void slot_key(const Encoder *e, const char *s, size_t n, uint64_t key[2])
 
 static void word(Encoder *e, const char *s, size_t n) {
     uint64_t key[2];
-    if (n > 15) { merge_word(e, s, n); return; }
+    if (n > 15 || !e->slots) { merge_word(e, s, n); return; }
     slot_key(e, s, n, key);
     const uint64_t mixed = (key[0] ^ key[1] * 0xC2B2AE3D27D4EB4Fu) * 0x9E3779B97F4A7C15u;
     Slot *slot = &e->slots[(mixed ^ mixed >> 32) % SLOTS];
@@ -253,8 +253,9 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
     if (n > from) between(e, s + from, n - from, normalized, first && !from);
 }
 
-static Encoder encoder_begin(const Tokenizer *t) {
-    return (Encoder){ .t = t, .slots = mem_alloc(SLOTS * sizeof(Slot)) };
+/* A short text is encoded sooner than the slots are cleared. */
+static Encoder encoder_begin(const Tokenizer *t, size_t bytes) {
+    return (Encoder){ .t = t, .slots = bytes < SLOTS ? NULL : mem_alloc(SLOTS * sizeof(Slot)) };
 }
 static void encoder_end(Encoder *e) {
     free(e->slots);
@@ -263,7 +264,7 @@ static void encoder_end(Encoder *e) {
 }
 
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids) {
-    Encoder e = encoder_begin(t);
+    Encoder e = encoder_begin(t, bytes);
     encode(&e, text, bytes, 0, 1);
     encoder_end(&e);
     *ids = e.ids ? e.ids : mem_alloc(sizeof **ids);
@@ -309,7 +310,7 @@ size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents,
     #pragma omp parallel
 #endif
     {
-        Encoder e = encoder_begin(t);
+        Encoder e = encoder_begin(t, SLOTS);
 #ifdef _OPENMP
         #pragma omp for schedule(dynamic)
 #endif
@@ -354,6 +355,13 @@ char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t n, size_t *byt
     return out.at;
 }
 
+int tokenizer_first(const Tokenizer *t) {
+    int *newline = NULL, first = tokenizer_bos(t) >= 0 ? tokenizer_bos(t) : tokenizer_eos(t);
+    if (first < 0) first = tokenizer_encode(t, "\n", 1, &newline) ? newline[0] : 0;
+    free(newline);
+    return first;
+}
+
 int tokenizer_ends(const Tokenizer *t, int *ids, int most) {
     static const char *const names[] = { "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>" };
     int n = 0;
@@ -365,6 +373,8 @@ int tokenizer_vocab(const Tokenizer *t)    { return t->vocab; }
 int tokenizer_eos(const Tokenizer *t)      { return t->eos; }
 int tokenizer_bos(const Tokenizer *t)      { return t->bos; }
 int tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
+void tokenizer_set_chat(Tokenizer *t, char *jinja) { free(t->chat); t->chat = jinja; }
+const char *tokenizer_chat(const Tokenizer *t) { return t->chat; }
 uint64_t tokenizer_hash(const Tokenizer *t) { return hash_bytes(0, t->json, t->json_bytes); }
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes) { *bytes = t->json_bytes; return t->json; }
 

@@ -21,12 +21,15 @@ Tokenizer *tokenizer_load_text(const char *json, size_t bytes, Error *e);       
 void       tokenizer_free(Tokenizer *t);
 
 const char *tokenizer_json(const Tokenizer *t, size_t *bytes);           /* what to save as tokenizer.json */
+void   tokenizer_set_chat(Tokenizer *t, char *jinja);                    /* a chat template to be saved beside it; NULL: none. It takes it */
+const char *tokenizer_chat(const Tokenizer *t);
 uint64_t tokenizer_hash(const Tokenizer *t);                             /* of that text */
 int    tokenizer_is_bytes(const Tokenizer *t);
 int    tokenizer_vocab(const Tokenizer *t);                              /* ids are 0 .. vocab-1 */
 int    tokenizer_eos(const Tokenizer *t);                                /* of a document, by its usual names; -1 if there is none */
 int    tokenizer_ends(const Tokenizer *t, int *ids, int most);           /* all that end a text or a turn; returns how many */
 int    tokenizer_bos(const Tokenizer *t);                                /* what the file adds in front of a text, or -1 */
+int    tokenizer_first(const Tokenizer *t);                              /* what begins a text without tokens: bos, else eos, else a newline */
 int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 if no token is exactly this */
 
 /* Returns the number of ids; free(*ids). */

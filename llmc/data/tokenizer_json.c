@@ -416,6 +416,6 @@ Tokenizer *tokenizer_bytes(void) {
 void tokenizer_free(Tokenizer *t) {
     if (!t) return;
     for (int i = 0; i < t->added_count; i++) free(t->added[i].at);
-    void *owned[] = { t->json, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t };
+    void *owned[] = { t->json, t->chat, t->arena, t->symbol, t->piece, t->words, t->merges, t->added, t };
     for (size_t i = 0; i < COUNT(owned); i++) free(owned[i]);
 }

@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
 #include "checkpoint.h"
-#include "hf.h"
+#include "export.h"
 #include "optimizer_file.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/routers.h"
@@ -151,8 +151,21 @@ Holding checkpoint_exists(const char *folder, Error *e) {
     free(steps);
     return found;
 }
+/* What -tb 1 wrote: their number is not known. */
+static int clear_events(const char *folder, Error *e) {
+    DIR *d = opendir(folder);
+    int ok = 1;
+    for (const struct dirent *entry; d && (entry = readdir(d)); ) {
+        if (strncmp(entry->d_name, "events.out.tfevents.", 20) || !strstr(entry->d_name, ".moe")) continue;
+        char *path = text_format("%s/%s", folder, entry->d_name);
+        if (unlink(path)) ok = error_set(e, "%s: %s", path, strerror(errno));
+        free(path);
+    }
+    if (d) closedir(d);
+    return ok;
+}
 int checkpoint_clear(const char *folder, Error *e) {
-    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "model.safetensors",
+    static const char *const files[] = { "main.log", "log.jsonl", "report.html", "settings.txt", "model.safetensors",
                                          "best/model.safetensors" };
     int64_t *steps;
     const int n = list_steps(folder, &steps, e);
@@ -166,7 +179,10 @@ int checkpoint_clear(const char *folder, Error *e) {
         if (unlink(path) && errno != ENOENT && errno != ENOTDIR) ok = error_set(e, "%s: %s", path, strerror(errno));
         free(path);
     }
-    return ok;
+    char *best = text_format("%s/best", folder);
+    ok = export_remove_shards(folder, 0, e) && export_remove_shards(best, 0, e) && ok;
+    free(best);
+    return clear_events(folder, e) && ok;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------------- */
@@ -218,12 +234,16 @@ static int write_state(const char *folder, const Snapshot *s, Error *e) {
     return ok;
 }
 
-static void remove_old_steps(const char *folder, int64_t step, int keep, int64_t major) {
+static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
     int64_t *steps;
     Error e;
     int n = list_steps(folder, &steps, &e), kept = 0;
-    for (int i = 0; i < n; i++)
-        if (steps[i] <= step && kept++ >= keep && !(major > 0 && steps[i] % major == 0)) remove_step(folder, steps[i]);
+    for (int i = 0; i < n; i++) {
+        if (steps[i] > step) continue;
+        const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step || (counts && kept < keep.newest);
+        kept += counts;
+        if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
+    }
     free(steps);
 }
 
@@ -252,7 +272,7 @@ static int place(const char *folder, int64_t step, const char *temporary, int *p
     return ok;
 }
 
-Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e) {
+Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e) {
     const size_t each = s->model->dev->floatX_size + optimizer_bytes(s->model, s->optimizer);      /* per parameter */
     char *state = text_format("%s/state", folder), *final = step_path(folder, s->step);
     char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)s->step), *weights = top_weights(final);
@@ -263,7 +283,7 @@ Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t m
     ok = ok && place(folder, s->step, temporary, &placed, e);
     if (!placed) remove_folder(temporary);
     ok = ok && publish(weights, folder, s->model, s->tokenizer, s->origin, e);
-    if (ok) remove_old_steps(folder, s->step, keep, major);
+    if (ok) remove_old_steps(folder, s->step, keep);
     free(state); free(final); free(temporary); free(weights);
     return ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
 }
@@ -464,10 +484,10 @@ int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tok
     return ok;
 }
 
-/* The step in the metadata of a file of weights; -1: there is none, or the file is damaged. */
-static int64_t step_of(const char *weights) {
+/* The step in the metadata of a folder's weights; -1: there is none, or a file is damaged. */
+static int64_t step_of(const char *folder) {
     Error e;
-    Safetensors *s = is_file(weights) ? safetensors_open(weights, &e) : NULL;
+    Safetensors *s = is_folder(folder) ? safetensors_open(folder, &e) : NULL;
     const char *note = s ? safetensors_note(s, "step") : NULL;
     char *end = NULL;
     const long long step = note ? strtoll(note, &end, 10) : -1;
@@ -477,8 +497,8 @@ static int64_t step_of(const char *weights) {
 }
 
 int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
-    char *folder = text_format("%s/best", c->folder), *weights = top_weights(folder);
-    const int64_t held = step_of(weights);
+    char *folder = text_format("%s/best", c->folder);
+    const int64_t held = step_of(folder);
     char *state = step_path(c->folder, best);
     int ok = held == best || held > c->step;
     if (!ok && !is_folder(state))
@@ -492,6 +512,5 @@ int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tok
     }
     free(state);
     free(folder);
-    free(weights);
     return ok;
 }

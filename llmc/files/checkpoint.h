@@ -32,11 +32,14 @@ typedef struct {                        /* what is saved */
     const char      *options;           /* the settings, a JSON object */
 } Snapshot;
 
-/* Called by rank 0, while the other ranks call optimizer_lend. keep: the number of step folders kept, at least 1. major:
- * folders whose step is a multiple of it are kept, too; 0: none. SAVED_STATE: the step folder is in place and can be
- * resumed from, but a later part of the save failed, as e says; no older folder was removed. */
+/* Which step folders stay: the newest, the `newest` newest of those whose step is a multiple of `every` (0: of all; at least 1), and
+ * those whose step is a multiple of `major` (0: none). */
+typedef struct { int newest; int64_t every, major; } Keep;
+
+/* Called by rank 0, while the other ranks call optimizer_lend. SAVED_STATE: the step folder is in place and can be resumed
+ * from, but a later part of the save failed, as e says; no older folder was removed. */
 typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
-Saved checkpoint_save(const char *folder, const Snapshot *s, int keep, int64_t major, Error *e);
+Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e);
 int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
                            Error *e);
 

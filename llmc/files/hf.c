@@ -49,10 +49,11 @@ static int later(struct timespec a, struct timespec b) {
 }
 
 static char *newest_model(void) {
-    static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors" };
+    static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors", "*/model.safetensors.index.json",
+                                            "*/best/model.safetensors.index.json" };
     struct timespec latest = { 0 };
     char *folder = NULL;
-    for (int k = 0; k < 2; k++) {
+    for (size_t k = 0; k < sizeof patterns / sizeof *patterns; k++) {
         glob_t found;
         struct stat s;
         const int none = glob(patterns[k], 0, NULL, &found);
@@ -60,7 +61,7 @@ static char *newest_model(void) {
         if (none) continue;
         for (size_t i = 0; i < found.gl_pathc; i++) {
             char *path = text_format("%s", found.gl_pathv[i]);
-            path[strlen(path) - strlen("/model.safetensors")] = 0;
+            *strrchr(path, '/') = 0;
             if (is_model(path) && !stat(found.gl_pathv[i], &s) && (!folder || later(s.st_mtim, latest))) {
                 free(folder);
                 folder = path;
@@ -147,6 +148,16 @@ static void turn_heads(const Config *c, const Piece *p, void *data, size_t n, si
     free(copy);
 }
 
+/* Where a tensor of a file goes: element `first` of the weights, and again `stride` elements later, `copies` times in all. */
+typedef struct { size_t first, stride, copies; } Place;
+
+/* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of it. */
+static Place place_of(const Model *m, const Model *was, int i, const Piece *p) {
+    const Tensor *t = &was->manifest.at[i], *to = m->manifest.at;
+    while (to->layer != t->layer || to->field != t->field) to++;
+    return (Place){ to->offset + (p->offset - t->offset), t->count, to->count / t->count };
+}
+
 typedef struct { const Model *m; Piece piece; } LoadedPiece;
 static int check_piece(const Load *l, void *data, size_t first, size_t n, Error *e) {
     const LoadedPiece *of = l->of;
@@ -156,19 +167,21 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     turn_heads(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
-/* All tensors of the file that are the model's, to the device. */
-static int load_pieces(Model *m, Safetensors *s, Error *e) {
+/* All tensors of the file that are those of the model `was`, to the device. */
+static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
+    const Manifest *f = &was->manifest;
     size_t count = 0, k = 0;
-    for (int i = 0; i < m->manifest.count; i++) count += (size_t)manifest_piece_count(&m->manifest.at[i]);
+    for (int i = 0; i < f->count; i++) count += (size_t)manifest_piece_count(&f->at[i]);
     LoadedPiece *pieces = mem_alloc(count * sizeof *pieces);
     Load *loads = mem_alloc(count * sizeof *loads);
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++, k++) {
-            const Piece p = manifest_piece(&m->manifest.at[i], j);
+    for (int i = 0; i < f->count; i++)
+        for (int j = 0; j < manifest_piece_count(&f->at[i]); j++, k++) {
+            const Piece p = manifest_piece(&f->at[i], j);
+            const Place place = place_of(m, was, i, &p);
             pieces[k] = (LoadedPiece){ m, p };
             loads[k] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p),
-                               .to = (char *)m->params + p.offset * m->dev->floatX_size, .type = FLOATX, .check = check_piece,
-                               .of = &pieces[k] };
+                               .to = (char *)m->params + place.first * m->dev->floatX_size, .copies = place.copies,
+                               .stride = place.stride, .type = FLOATX, .check = check_piece, .of = &pieces[k] };
         }
     const int ok = load_all(m->dev, s, loads, count, e);
     free(pieces);
@@ -282,22 +295,31 @@ int hf_check_weights(const Device *dev, const Config *c, const char *path, Error
     return ok;
 }
 
-int hf_load_weights(Model *m, const char *path, Error *e) {
+/* was: the model that the files have; m itself, or the dense one that it is a mixture of. */
+static int load_weights(Model *m, const Model *was, const char *path, Error *e) {
     Safetensors *s = safetensors_open(path, e);
     Text problems = { 0 };
     size_t used = 0;
     if (!s) return 0;
     Error why;
-    int n = find_problems(m, s, &problems, &used);
+    int n = find_problems(was, s, &problems, &used);
     used += m->config.tied && safetensors_find(s, "lm_head.weight");            /* a redundant copy of the embedding */
-    if (!n) n = !load_pieces(m, s, &why);
-    for (int r = 0; r < bias_count(m) && !n; r++) n = !load_bias(m, s, r, &why);
+    if (!n) n = !load_pieces(m, was, s, &why);
+    for (int r = 0; r < bias_count(was) && !n; r++) n = !load_bias(m, s, r, &why);
     if (n && !problems.at) text_add(&problems, "\n  %s", why.text);
-    if (!n && used < safetensors_count(s)) warn_of_unknown(m, s, path);
+    if (!n && used < safetensors_count(s)) warn_of_unknown(was, s, path);
     report_problems(path, n, &problems, e);
     safetensors_close(s);
     free(problems.at);
     return !n;
+}
+int hf_load_weights(Model *m, const char *path, Error *e) { return load_weights(m, m, path, e); }
+int hf_load_upcycled(Model *m, const Config *dense, const char *path, Error *e) {
+    Model was;
+    model_plan_inference(&was, m->dev, dense, 1, 1, 0, NULL);
+    const int ok = load_weights(m, &was, path, e);
+    model_free(&was);
+    return ok;
 }
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
@@ -319,9 +341,35 @@ static const char *const companions[] = {
     "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
 };
 enum { COMPANIONS = sizeof companions / sizeof *companions };
-struct HfOrigin { Json *config; struct { char *data; size_t bytes; } file[COMPANIONS]; };
+struct HfOrigin {
+    Json *config;
+    Safetensors *weights;               /* for their types; NULL: they are not there any more */
+    const char *type;                   /* of most of them */
+    struct { char *data; size_t bytes; } file[COMPANIONS];
+};
 
-HfOrigin *hf_origin_open(const char *folder) {
+static const char *const types[] = { "F32", "BF16", "F16", "F64" };
+enum { TYPES = sizeof types / sizeof *types };
+
+static const char *type_of_most(const HfOrigin *o) {
+    uint64_t count[TYPES] = { 0 };
+    const JsonValue *root = json_root(o->config);
+    const char *named = json_string(json_get(root, "dtype"), json_string(json_get(root, "torch_dtype"), ""));
+    int best = 0;
+    for (size_t i = 0; o->weights && i < safetensors_count(o->weights); i++)
+        for (int k = 0; k < TYPES; k++)
+            if (!strcmp(safetensors_at(o->weights, i)->dtype, types[k])) count[k] += safetensors_at(o->weights, i)->count;
+    for (int k = 0; k < TYPES; k++)
+        if (o->weights ? count[k] > count[best] : !strcmp(named, config_type(types[k]))) best = k;
+    return types[best];
+}
+const char *hf_origin_type(const HfOrigin *o, const char *tensor) {
+    const FileTensor *t = o->weights && tensor ? safetensors_find(o->weights, tensor) : NULL;
+    for (int k = 0; t && k < TYPES; k++) if (!strcmp(t->dtype, types[k])) return types[k];
+    return o->type;
+}
+
+HfOrigin *hf_origin_open(const char *folder, const char *weights) {
     Error e;
     size_t bytes;
     char *path = text_format("%s/config.json", folder), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
@@ -331,6 +379,8 @@ HfOrigin *hf_origin_open(const char *folder) {
     free(text);
     if (!o) return NULL;
     o->config = config;
+    o->weights = is_folder(weights) ? safetensors_open(weights, &e) : NULL;
+    o->type = type_of_most(o);
     for (int i = 0; i < COMPANIONS; i++) {
         path = text_format("%s/%s", folder, companions[i]);
         if (is_file(path)) o->file[i].data = file_read(path, &o->file[i].bytes, &e);
@@ -341,6 +391,7 @@ HfOrigin *hf_origin_open(const char *folder) {
 void hf_origin_free(HfOrigin *o) {
     for (int i = 0; o && i < COMPANIONS; i++) free(o->file[i].data);
     if (o) json_free(o->config);
+    if (o) safetensors_close(o->weights);
     free(o);
 }
 
@@ -363,18 +414,34 @@ static int save_tokenizer(const char *folder, const Model *m, const Tokenizer *t
     return ok;
 }
 
+/* Of a family that only this project has: its model in PyTorch, for Transformers. */
+extern const char *const modeling_smoe_py[];                /* llmc/files/modeling_smoe.py, line by line; NULL at the end */
+static int save_modeling(const char *folder, Error *e) {
+    Text text = { 0 };
+    for (int i = 0; modeling_smoe_py[i]; i++) text_add_string(&text, modeling_smoe_py[i]);
+    const int ok = write_file(folder, "modeling_smoe.py", text.at, text.length, e);
+    free(text.at);
+    return ok;
+}
+
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
     Text config = { 0 };
     const int keeps = keeps_tokenizer(origin, tokenizer);
-    if (!origin || !config_to_json_like(&m->config, m->dev->dtype, json_root(origin->config), &config))
-        config_to_json(&m->config, m->dev->dtype, 0, &config);
+    const char *type = origin ? origin->type : m->dev->dtype;              /* that of the files at the end (export.h) */
+    if (!origin || !config_to_json_like(&m->config, type, json_root(origin->config), &config)) {
+        config_to_json(&m->config, type, 0, &config);
+        if (origin) config_add_ids(&config, json_root(origin->config));
+    }
     int ok = write_file(folder, "config.json", config.at, config.length, e);
+    if (ok && config_family(&m->config) == FAMILY_SMOE) ok = save_modeling(folder, e);
     for (int i = 0; i < COMPANIONS && ok && keeps; i++)
         if (origin->file[i].data) ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);
     if (ok && !(keeps && origin->file[COMPANIONS - 1].data))
         ok = write_file(folder, companions[COMPANIONS - 1], generation, sizeof generation - 1, e);
     if (ok && tokenizer && !keeps) ok = save_tokenizer(folder, m, tokenizer, e);
+    const char *chat = tokenizer ? tokenizer_chat(tokenizer) : NULL;
+    if (ok && chat) ok = write_file(folder, "chat_template.jinja", chat, strlen(chat), e);
     free(config.at);
     return ok;
 }

@@ -57,8 +57,21 @@ static void to_bf16(void *to, const double *from, size_t n) {
         x[i] = f == f ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
     }
 }
+static uint16_t f16_of(double x) {
+    int exponent;
+    frexp(x, &exponent);                                /* 2^(exponent-1) <= |x| < 2^exponent */
+    const int last = exponent - 11 > -24 ? exponent - 11 : -24;             /* its last binary place */
+    const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));          /* of that place; at most 2048 */
+    /* a normal number has 1024 units or more, of which the exponent field stands for the first 1024 */
+    const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
+    return (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
+}
+static void to_f16(void *to, const double *from, size_t n) {
+    uint16_t *x = to;
+    for (size_t i = 0; i < n; i++) x[i] = f16_of(from[i]);
+}
 
-/* All dtypes of the format; `read` converts elements, where this program reads them, and `write` where it makes them. */
+/* All dtypes of the format; `read` and `write` convert elements, where this program knows them. */
 typedef struct {
     const char *name;
     int bits;
@@ -66,7 +79,7 @@ typedef struct {
     void (*write)(void *to, const double *from, size_t n);
 } FileDtype;
 static const FileDtype dtypes[] = {
-    { "F32", 32, from_f32, to_f32 }, { "BF16", 16, from_bf16, to_bf16 }, { "F16", 16, from_f16, NULL }, { "F64", 64, from_f64, to_f64 },
+    { "F32", 32, from_f32, to_f32 }, { "BF16", 16, from_bf16, to_bf16 }, { "F16", 16, from_f16, to_f16 }, { "F64", 64, from_f64, to_f64 },
 #define OTHER(name, bits) { name, bits, NULL, NULL }
     OTHER("BOOL", 8), OTHER("U8", 8), OTHER("I8", 8), OTHER("I16", 16), OTHER("U16", 16), OTHER("I32", 32), OTHER("U32", 32),
     OTHER("I64", 64), OTHER("U64", 64), OTHER("C64", 64), OTHER("F8_E5M2", 8), OTHER("F8_E4M3", 8), OTHER("F8_E8M0", 8),
@@ -483,6 +496,23 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
     }
     w->left -= bytes;
     return put(w, data, bytes, e);
+}
+
+int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data, size_t n, Error *e) {
+    enum { SOME = 1 << 12 };
+    double piece[SOME], back[SOME];                     /* piece: elements of any type */
+    const FileDtype *dtype = dtype_named(type);
+    if (!dtype || !dtype->write) return error_set(e, "%s: dtype %s is not written", w->path, type);
+    for (size_t part; n; n -= part, data += part) {
+        part = n < SOME ? n : SOME;
+        dtype->write(piece, data, part);
+        dtype->read(back, (const unsigned char *)piece, part);
+        for (size_t i = 0; i < part; i++)
+            if (!isfinite(back[i]))
+                return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path, name, data[i], type);
+        if (!safetensors_append(w, piece, part * ((size_t)dtype->bits / 8), e)) return 0;
+    }
+    return 1;
 }
 
 int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc) {

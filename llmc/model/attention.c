@@ -15,6 +15,9 @@ static Sizes sizes_of(const Model *m) {
                     mixture ? HEADS_TILED : HEADS_GROUPED };
 }
 
+/* Where samples begin in the rows of a batch; NULL: every row is one. */
+static const int *samples(const Model *m) { return m->batch.packed ? m->batch.position : NULL; }
+
 /* Queries, and the keys in the first half of kv. Backward is the same rotation the other way. */
 static void rotate(Model *m, Sizes z, floatX *q, floatX *kv, int direction) {
     m->dev->rope(q,  m->rope, m->batch.position, direction, z.N, z.Q*z.G*z.D, z.Q*z.G, z.D);
@@ -114,7 +117,7 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
      * more than one token. */
     if (m->cache) dev->cache_store(m->cache[l], a->kv, m->cache_row, N, 2*G*D);
     if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], m->batch.position, z.order, B, m->cache_capacity, G, Q, D);
-    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, z.order, B, T, G, Q, D);
+    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, samples(m), z.order, B, T, G, Q, D);
 
     /* 6. Back to C channels by the same experts; 7. summed by the router's weights, in add_norm_forward. */
     if (!z.mixture) {
@@ -161,7 +164,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     Sum dx = { 0 };
 
     /* 5 */
-    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, z.order, m->batch.B, m->batch.T,
+    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, samples(m), z.order, m->batch.B, m->batch.T,
                             G, Q, D);
 
     /* 4 */

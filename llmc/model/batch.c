@@ -10,6 +10,7 @@ static void set_shape(Model *m, int B, int T) {
     m->batch.B = B;
     m->batch.T = T;
     m->batch.N = B * T;
+    m->batch.packed = 0;
     for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
     m->dev->upload(m->batch.position, position, N * sizeof *position);
     free(position);
@@ -19,12 +20,20 @@ void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) 
     m->dev->upload(m->batch.tokens, tokens, (size_t)m->batch.N * sizeof *tokens);
     if (targets) m->dev->upload(m->batch.targets, targets, (size_t)m->batch.N * sizeof *targets);
 }
-void model_send(Model *m, const int *tokens, const int *targets, const uint64_t *keys, int B, int T) {
+void model_pack(Model *m, const int *position) {
+    m->batch.packed = 1;
+    m->dev->upload(m->batch.position, position, (size_t)m->batch.N * sizeof *position);
+}
+void model_scale_loss(Model *m, double scale) { m->dev->reals_from_double(m->batch.loss_scale, &scale, 1); }
+
+void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B, int T) {
     Batch *b = &m->batch;
     set_shape(m, B, T);
     const size_t all = (size_t)b->micro_batches * (size_t)b->N;
     m->dev->upload(b->step_tokens, tokens, all * sizeof *tokens);
     m->dev->upload(b->step_targets, targets, all * sizeof *targets);
+    b->packed = positions != NULL;
+    if (positions) m->dev->upload(b->step_positions, positions, all * sizeof *positions);
     m->dev->upload(b->step_keys, keys, (size_t)b->micro_batches * sizeof *keys);
 }
 
@@ -45,6 +54,7 @@ void model_begin_micro(Model *m, int micro) {
     const size_t N = (size_t)b->N, first = (size_t)micro * N;
     m->dev->copy(b->tokens, b->step_tokens + first, N * sizeof *b->tokens);
     m->dev->copy(b->targets, b->step_targets + first, N * sizeof *b->targets);
+    if (b->packed) m->dev->copy(b->position, b->step_positions + first, N * sizeof *b->position);
     m->dev->copy(b->key, b->step_keys + micro, sizeof *b->key);
     if (micro == 0 && m->dp.ranks > 1) m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
     if (micro == 0 && m->dp.ordered) m->dev->zero(m->dp.sums, m->manifest.total * m->dev->real_size);
@@ -84,7 +94,7 @@ void model_gradients(const Model *m, double *host) {
 }
 
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->used_vocab, m->batch.phase,
+    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->used_vocab, m->batch.phase, m->batch.packed,
                            (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }

@@ -57,10 +57,11 @@ static void probe_close(Probe *b) {
 static double loss(Probe *b, int gradient) {
     Model *m = &b->m;
     const float scale = 1 / (float)(b->c->B * b->c->T);
+    model_scale_loss(m, (double)scale);
     double sum, total, *routers = mem_alloc((size_t)(2 * m->routers + 1) * sizeof *routers);
     model_batch(m, b->tokens, b->targets, b->c->B, b->c->T);
     model_forward(m);
-    model_loss(m, scale, gradient);
+    model_loss(m, gradient);
     model_router_losses(m);
     m->dev->reals_to_double(&sum, m->loss_sum, 1);
     m->dev->reals_to_double(routers, m->results.losses, (size_t)(2 * m->routers));

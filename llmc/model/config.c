@@ -32,6 +32,38 @@ int activation_by_name(const char *name) {
 /* In the order in which config_descriptor prints them. Those from s on may be 0, which is not printed. */
 static const char letters[] = "chdqaxekfsbnzuvliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
+static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
+    { "channels, the width of the residual stream",                  "128 with 4 layers, else 64 per layer" },
+    { "query heads of a token, in all",                              "4 below 128 channels or with 4 layers, else one per 64 channels" },
+    { "size of a head",                                              "channels / heads" },
+    { "kv heads (= heads of an attention expert)",                   "as many as heads; with attention experts heads / (x + b)" },
+    { "attention experts; 1: plain attention",                       "m, u: 8; d: 1" },
+    { "attention experts per token",                                 "2" },
+    { "experts of the MLP; 1: a dense MLP",                          "m, u: 8; d: 1" },
+    { "experts per token",                                           "2" },
+    { "width of an expert, or of the dense MLP",                     "128 channels: 128 (d: 256), else channels * 4/3 (d: 8/3)" },
+    { "shared experts, which every token has",                       "0" },
+    { "attention experts that every token has",                      "0" },
+    { "norm of queries and keys: 1 of each head, 2 of all together", "0: none" },
+    { "matrices that start at zero: 1 outputs of layers, 2 head, too", "0: none" },
+    { "1: a head of its own",                                        "0: the head is the embedding" },
+    { "value embeddings in every v-th layer, from the last on",      "0: none" },
+    { "cap of the logits: l tanh(x / l)",                            "0: none" },
+    { "initial scale of matrices over sqrt(inputs), in hundredths",  "0: all 0.02" },
+    { "initial scale of the embedding, in hundredths",               "0: 0.02" },
+    { "scale of the routed experts' weights, in hundredths",         "0: 1" },
+};
+_Static_assert(sizeof fields / sizeof *fields == sizeof letters - 1, "a row for each letter");
+
+void config_explain(Text *out) {
+    text_add_string(out, "A model is described in one word: kind, layers, and fields after a colon: m12:c768e64k8f256a8x2\n\n"
+        "  m12   a mixture of experts with 12 layers;   d12   dense;   u6   one block that is used 6 times\n\n"
+        "  field  what it is                                                        if it is not given\n");
+    for (size_t i = 0; letters[i]; i++) text_add(out, "  %c      %-66s%s\n", letters[i], fields[i].what, fields[i].otherwise);
+    text_add_string(out, "\nThe start-up table shows what a word stands for, with all its fields, and what it takes: ./train_moe -x 0 -e m12:e64k8f256\n"
+        "Saved as a family that Transformers knows if there is one: m4:a1 Mixtral, m4:a1n1 Qwen3-MoE, m4:a1n2 OLMoE, d4 Llama, m4 JetMoE\n"
+        "(docs/families.md). A folder with a model of these or other families can stand here, too: it is trained further.\n");
+}
 
 static int divides(int a, int b) { return a > 0 && b % a == 0; }
 static int nearest64(double x) { return x < 64 ? 64 : (int)(x / 64 + 0.5) * 64; }
@@ -41,12 +73,7 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
     while (*at) {
         const char letter = *at++, *digits = at;
         if (!strchr(letters, letter))
-            return error_set(e, "model %s: no field %c; there are c channels, h heads, d head size, q kv "
-                                "heads, a attention experts, x of them per token, e experts, k per token, f "
-                                "expert width, s shared experts, b always-on attention experts, n query and key "
-                                "norm, z zero output matrices, u untied head, v value embeddings every v layers, "
-                                "l cap of logits, i initial scale by fan-in (%%), y of the embedding (%%), w scale of "
-                                "routed weights (%%)", text, letter);
+            return error_set(e, "model %s: no field %c; there are %s. ./train_moe --help model explains them", text, letter, letters);
         char *end;
         const long v = strtol(digits, &end, 10);
         if (end == digits || *digits == '-' || *digits == '+' || v < 0 || v > SIZE_LIMIT)
@@ -121,6 +148,24 @@ int config_parse(Config *c, const char *text, Error *e) {
     Error why;
     if (!choose_heads(c, text, value, small, e)) return 0;
     return config_check(c, &why) ? 1 : error_set(e, "model %s: %s", text, why.text);
+}
+
+int config_upcycle(Config *c, const char *given, Error *e) {
+    int value[26] = { 0 };
+    Error why;
+    if (!parse_fields(given, given, value, &why)) return error_set(e, "-up %.900s", why.text + strlen("model "));
+    for (const char *l = letters; *l; l++)
+        if (value[*l - 'a'] && !strchr("ekf", *l))
+            return error_set(e, "-up %s: experts are copies of the MLP, so only e, k and f can be given, not %c", given, *l);
+    if (c->experts > 1) return error_set(e, "-up %s: this model has experts already, %d of them; only a dense one can become a mixture", given, c->experts);
+    if (FIELD('f', c->width) != c->width)
+        return error_set(e, "-up %s: experts are copies of the MLP, whose width is %d", given, c->width);
+    c->experts = FIELD('e', 8);
+    c->topk = FIELD('k', 2);
+    if (c->experts < 2) return error_set(e, "-up %s: a mixture has at least two experts", given);
+    c->scores = TOPK_SOFTMAX;
+    if (c->family != FAMILY_SMOE) c->family = 0;
+    return config_check(c, &why) || error_set(e, "-up %s: %.900s", given, why.text);
 }
 #undef FIELD
 

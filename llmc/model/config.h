@@ -3,6 +3,7 @@
 #ifndef CONFIG_H
 #define CONFIG_H
 #include "llmc/base/base.h"
+#include "llmc/base/text.h"
 #include "kernels/kernels.h"
 
 /* Model families that other tools know by name. What none of them can express is FAMILY_SMOE, ours alone. */
@@ -77,6 +78,10 @@ typedef struct {
  * untied head, v value embeddings every v layers, l cap of logits; in hundredths: i initial scale by fan-in, y of the
  * embedding, w scale of the routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);
+void config_explain(Text *out);                             /* descriptors, for people: a table of the fields */
+/* A dense model becomes a mixture of e experts, k a token, as wide as its MLP: "e8k2", also with f, which must be that width. Of a
+ * family that expresses it. 0 and a message if it cannot be. */
+int  config_upcycle(Config *c, const char *fields, Error *e);
 void config_descriptor(const Config *c, char text[128]);    /* the other way; complete, so parsing it gives c again */
 /* 1, or 0 with the rule that is broken. The memory plan of an accepted configuration cannot overflow. */
 int  config_check(const Config *c, Error *e);

@@ -125,14 +125,14 @@ void model_next(Model *m, floatX *logits) {
 }
 
 /* The (N,V) logits never exist: a chunk of tokens at a time is turned into its own gradient and used up at once. */
-void model_loss(Model *m, float scale, int gradient) {
+void model_loss(Model *m, int gradient) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
     for (int n = 0; n < N; n += m->head_rows) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
+        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
@@ -217,11 +217,11 @@ void model_backward(Model *m, float scale) {
     parallel_gradients(m, 0);
 }
 
-void model_learn(Model *m, float loss_scale, float router_scale) {
+void model_learn(Model *m, float scale) {
     model_forward(m);
     if (!m->dp.ordered) parallel_sum_loads(m);
-    model_loss(m, loss_scale, 1);
+    model_loss(m, 1);
     parallel_wait_loads(m);
     model_router_losses(m);
-    model_backward(m, router_scale);
+    model_backward(m, scale);
 }

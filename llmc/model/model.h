@@ -102,11 +102,13 @@ typedef enum { PHASE_MIDDLE = 0, PHASE_FIRST = 1, PHASE_LAST = 2, PHASE_ONLY = P
 typedef struct {                        /* what the model reads */
     int  B, T, N;                       /* sequences, tokens in each, B*T; at most what was planned for */
     int *tokens, *targets, *position;   /* (N) */
+    int  packed;                        /* 1: sequences are rows of several samples, whose positions begin at 0 */
+    real *loss_scale;                   /* (1) of gradients of the loss */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
     int  micro_batches, all_micro_batches;  /* of a step, on this rank and on all of them. Micro-batch m of rank r has the
                                              * index m * ranks + r */
-    int *step_tokens, *step_targets;    /* (micro_batches, N) */
+    int *step_tokens, *step_targets, *step_positions;       /* (micro_batches, N); positions only if packed */
     uint64_t *step_keys;                /* (micro_batches) */
 } Batch;
 
@@ -186,6 +188,7 @@ void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, i
                           const Model *weights_of);
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
+void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* only tensors of this kind, with the same values */
 void model_free(Model *m);
 void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
@@ -193,11 +196,13 @@ int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N t
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+void model_pack(Model *m, const int *position);     /* then: the sequences are rows of several samples, (N): 0, 1, ... in each */
+void model_scale_loss(Model *m, double scale);      /* what gradients of the loss are multiplied by from now on */
 /* Before the backward of a batch that model_batch has uploaded. FIRST: prepares the gradients to be overwritten. */
 void model_set_phase(Model *m, Phase phase);
-/* Or all micro-batches of a step at once, (micro_batches, B, T) and their dropout keys. Then each is made the batch, with its
+/* Or all micro-batches of a step at once, (micro_batches, B, T) and their dropout keys; positions: NULL, or as for model_pack. Then each is made the batch, with its
  * phase, and its loss is kept for model_results. Between the two nothing comes from the host. */
-void model_send(Model *m, const int *tokens, const int *targets, const uint64_t *keys, int B, int T);
+void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B, int T);
 void model_begin_micro(Model *m, int micro);
 void model_end_micro(Model *m, int micro);
 
@@ -214,15 +219,15 @@ void model_forget(Model *m);
 
 void model_forward(Model *m);                               /* up to m->final */
 /* The head and the cross entropy, in chunks of tokens: *loss_sum = sum of -log p(target). gradient: also m->dfinal and
- * the head's gradient, both times scale. */
-void model_loss(Model *m, float scale, int gradient);
+ * the head's gradient, both times the scale of model_scale_loss. */
+void model_loss(Model *m, int gradient);
 void model_router_losses(Model *m);              /* of every router; after parallel_sum_loads, if there are other ranks */
 /* From m->dfinal; scale: of the routers' losses, 1 / micro-batches of all ranks. After the last micro-batch of a step m->grads
  * is the sum over the ranks, or this rank's shard of it (parallel.h). */
 void model_backward(Model *m, float scale);
-/* All of these for one batch of training, in the order in which ranks need them; the arguments are those of model_loss and
+/* All of these for one batch of training, in the order in which ranks need them; scale: that of
  * model_backward. */
-void model_learn(Model *m, float loss_scale, float router_scale);
+void model_learn(Model *m, float scale);
 void model_logits(Model *m, int first, int count);          /* of tokens first.. into m->s.logits; count <= head_rows */
 void model_next(Model *m, OUT floatX *logits);              /* decoding: of the one token of each sequence, (B,V) */
 void model_cap(const Model *m, floatX *logits, int rows);   /* of the head's products: the soft cap, if there is one */

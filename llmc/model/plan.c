@@ -331,8 +331,10 @@ static void plan_batch(Model *m) {
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &b->key, sizeof *b->key);
     if (m->mode == MODEL_TRAIN) {
+        arena_add(a, MEM_DATA, "loss scale", &b->loss_scale, Re);
         arena_add(a, MEM_DATA, "tokens of a step", &b->step_tokens, M*N*I);
         arena_add(a, MEM_DATA, "targets of a step", &b->step_targets, M*N*I);
+        arena_add(a, MEM_DATA, "positions of a step", &b->step_positions, M*N*I);
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
     }
     arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);
@@ -438,11 +440,12 @@ int model_allocate(Model *m) {
 }
 
 /* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
-void model_initialize(Model *m, uint64_t seed) {
+static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
     double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
+        if (!(kinds >> t->kind & 1)) continue;
         for (size_t from = 0; from < t->count; from += PART) {
             const size_t n = t->count - from < PART ? t->count - from : PART;
             manifest_initial(t, seed, from, n, values);
@@ -451,6 +454,8 @@ void model_initialize(Model *m, uint64_t seed) {
     }
     free(values);
 }
+void model_initialize(Model *m, uint64_t seed) { initialize(m, ~0u, seed); }
+void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed) { initialize(m, 1u << kind, seed); }
 
 void model_free(Model *m) {
     arena_free(&m->arena, m->dev);

@@ -90,7 +90,7 @@ int net_listen(const char *address, int port, int for_others, int fd[NET_LISTENE
         error_set(e, "%s stands for a loopback address here, to which other machines cannot connect: give process 0's address in the "
                   "network with -ps or MASTER_ADDR (or -ps 0.0.0.0 to process 0 alone, to listen on all of its addresses)", address);
     else if (why == EADDRNOTAVAIL)
-        error_set(e, "%s is no address of this machine, where process 0 runs: -ps or MASTER_ADDR must name this machine", address);
+        error_set(e, "%s is no address of this machine: choose one that it has (of several processes, -ps or MASTER_ADDR names the machine of process 0)", address);
     else error_set(e, "cannot listen at %s port %d: %s", address, port, strerror(why));
     while (count) close(fd[--count]);
     return 0;
@@ -179,6 +179,17 @@ long net_read(int fd, void *data, size_t most) {
     const ssize_t n = recv(fd, data, most, MSG_DONTWAIT);
     if (n > 0) return (long)n;
     return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) ? 0 : -1;
+}
+
+long net_write(int fd, const void *data, size_t bytes) {
+    const ssize_t n = send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n >= 0 ? (long)n : errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
+}
+int net_port(int listener) {
+    union { struct sockaddr any; struct sockaddr_in four; struct sockaddr_in6 six; } a = { .six = { 0 } };
+    socklen_t size = sizeof a;
+    if (getsockname(listener, &a.any, &size)) return 0;
+    return ntohs(a.any.sa_family == AF_INET6 ? a.six.sin6_port : a.four.sin_port);
 }
 
 void net_linger(const int *fd, int count, double seconds) {

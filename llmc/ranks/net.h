@@ -15,8 +15,11 @@ int  net_accept(int listener);                              /* -1: none, or it i
 /* All of it, or 0; errno is EAGAIN if the deadline has passed, 0 if the other side has closed. */
 int  net_send(int fd, const void *data, size_t bytes, double deadline);
 int  net_receive(int fd, void *data, size_t bytes, double deadline);
-/* What has arrived, at most `most` bytes, without waiting: how many, 0: nothing yet; -1: the connection has ended. */
+/* What has arrived, at most `most` bytes, without waiting: how many, 0: nothing yet; -1: the connection has ended. net_write: what can
+ * be sent without waiting. */
 long net_read(int fd, void *data, size_t most);
+long net_write(int fd, const void *data, size_t bytes);
+int  net_port(int listener);                                /* the port on which it listens; 0 was asked for: which one that is */
 /* Ends connections whose last message should still be delivered: sends no more, and reads until the other sides have closed, all of
  * them at once and for at most `seconds`. Closing while unread data is pending would destroy the message. -1 in fd: none. */
 void net_linger(const int *fd, int count, double seconds);

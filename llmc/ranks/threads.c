@@ -2,7 +2,10 @@
 #define _POSIX_C_SOURCE 200809L
 #include "threads.h"
 #include "llmc/base/base.h"
+#include <dirent.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,14 +13,92 @@
 #include <omp.h>
 #endif
 
+#define SPINS "10000"
+
 void threads_settle(char **argv) {
 #if defined(_OPENMP) && defined(__linux__)
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY") || setenv("GOMP_SPINCOUNT", "10000", 1)) return;
+    char path[PATH_MAX];
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY") || setenv("GOMP_SPINCOUNT", SPINS, 1)) return;
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n > 0) {                                            /* by its own path: the kernel names the process after it */
+        path[n] = 0;
+        execv(path, argv);
+    }
     execv("/proc/self/exe", argv);                          /* returns only on failure, which is harmless */
 #else
     (void)argv;
 #endif
 }
+
+/* ---- a busy machine -------------------------------------------------------------------------------------- */
+
+/* Seconds that the threads of this process ran, and that they were ready to run but had to wait for a core. 0: unknown here. */
+static int processor_seconds(double *ran, double *waited) {
+    DIR *tasks = opendir("/proc/self/task");
+    int known = 0;
+    *ran = *waited = 0;
+    for (const struct dirent *d; tasks && (d = readdir(tasks)); ) {
+        char path[300];
+        double a, b;
+        snprintf(path, sizeof path, "/proc/self/task/%.200s/schedstat", d->d_name);
+        FILE *f = fopen(path, "r");
+        if (f && fscanf(f, "%lf %lf", &a, &b) == 2) { *ran += 1e-9 * a; *waited += 1e-9 * b; known = 1; }
+        if (f) fclose(f);
+    }
+    if (tasks) closedir(tasks);
+    return known;
+}
+
+#ifdef _OPENMP
+/* libgomp spins a hundred times at most while the process has more OpenMP threads than the machine has cores. This thread holds a
+ * team that never works, so that it has. */
+static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t idle_change = PTHREAD_COND_INITIALIZER;
+static int idle_wanted;
+static void *hold_idle_team(void *threads) {
+    int started = 0;
+    #pragma omp parallel num_threads(*(int *)threads) reduction(+:started)
+    started++;
+    pthread_mutex_lock(&idle_lock);
+    while (idle_wanted && started) pthread_cond_wait(&idle_change, &idle_lock);
+    pthread_mutex_unlock(&idle_lock);
+    return NULL;
+}
+static void spin_less(int less) {
+    static pthread_t holder;
+    static int threads;
+    const char *spins = getenv("GOMP_SPINCOUNT");
+    if (!spins || strcmp(spins, SPINS) || less == idle_wanted) return;      /* not ours: the user's word counts */
+    pthread_mutex_lock(&idle_lock);
+    idle_wanted = less;
+    pthread_cond_signal(&idle_change);
+    pthread_mutex_unlock(&idle_lock);
+    threads = omp_get_num_procs() - omp_get_max_threads() + 2;
+    if (threads < 2) threads = 2;
+    if (!less) pthread_join(holder, NULL);
+    else if (pthread_create(&holder, NULL, hold_idle_team, &threads)) idle_wanted = 0;
+}
+#else
+static void spin_less(int less) { (void)less; }
+#endif
+
+double threads_follow_load(void) {
+    enum { PERIOD = 2, CALM = 5 };                          /* seconds; calm periods before threads spin again */
+    static double at, ran, waited;
+    static int busy, calm, told;
+    double r, w;
+    const double t = now(), before = at;
+    if (t - at < PERIOD || !processor_seconds(&r, &w)) return 0;
+    const double more = r - ran + w - waited, share = before > 0 && more > 0 ? (w - waited) / more : 0;
+    at = t, ran = r, waited = w;
+    calm = share < 0.05 ? calm + 1 : 0;
+    if (!busy && share > 0.2) busy = 1;
+    if (busy && calm >= CALM) busy = 0;
+    spin_less(busy);
+    return busy && !told++ ? share : 0;
+}
+
+/* ---- ranks --------------------------------------------------------------------------------------------------- */
 
 typedef struct { void (*work)(void *run, int local); void *run; int local, threads; } Job;
 

@@ -31,10 +31,51 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
         if (why && !*why_cpu) snprintf(why_cpu, 256, "%s", why);
         text_add(&names, "%s %s", d->is_gpu && !gpus++ ? " cuda" : "", d->name);
     }
-    if (!d) fail(EXIT_USAGE, "-dv %s: no such device in this build. It has: auto cpu%s", name, names.at);
+    if (!d) fail(EXIT_USAGE, "-dv %s: no such device in this build. It has: auto cpu%s%s", name, names.at,
+                 strncmp(name, "cuda", 4) ? "" : ". To plan for a GPU that is not here: -x 0 -gm h100");
     if (d->is_gpu) *why_cpu = 0;
     free(names.at);
     return d;
+}
+
+int device_usable(const char *name) {
+    const Device *d;
+    for (int i = 0; (d = device_list(i)); i++)
+        if ((!strcmp(name, d->is_gpu ? "cuda" : "cpu") || !strcmp(name, d->name)) && !d->open(0)) return 1;
+    return 0;
+}
+
+static size_t imagined_bytes;
+static int imagined_gpus;
+static size_t imagined_memory(void) { return imagined_bytes; }
+static int imagined_count(void) { return imagined_gpus; }
+
+const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e) {
+    static const struct { const char *name; int gigabytes; } known[] = {
+        { "a10", 24 }, { "a30", 24 }, { "a40", 48 }, { "a6000", 48 }, { "a100", 80 }, { "l4", 24 }, { "l40", 48 }, { "l40s", 48 },
+        { "rtx3060", 12 }, { "rtx3090", 24 }, { "rtx4090", 24 }, { "rtx5090", 32 }, { "h100", 80 }, { "h200", 141 }, { "b200", 180 },
+    };
+    static Device d;
+    char *end;
+    double gigabytes = strtod(memory, &end);
+    int i = 0;
+    while (i < (int)(sizeof known / sizeof *known) && strcmp(memory, known[i].name)) i++;
+    if (i < (int)(sizeof known / sizeof *known)) gigabytes = known[i].gigabytes;
+    else if (*memory && (*end || !(gigabytes > 0 && gigabytes < 1e6))) {
+        Text names = { 0 };
+        for (i = 0; i < (int)(sizeof known / sizeof *known); i++) text_add(&names, " %s", known[i].name);
+        error_set(e, "-gm %s: expected the memory of a GPU in GB, or one of%s", memory, names.at);
+        free(names.at);
+        return NULL;
+    }
+    d = *device_find(strstr(name, "f32") ? "cpu-f32" : "cpu-bf16");
+    d.name = strstr(name, "f32") ? "cuda-f32" : "cuda-bf16";
+    d.is_gpu = 1;
+    d.memory = imagined_memory;
+    d.count = imagined_count;
+    imagined_bytes = (size_t)(1e9 * gigabytes);
+    imagined_gpus = gpus > 0 ? gpus : 1;
+    return &d;
 }
 
 double device_copy_rate(const Device *dev) {

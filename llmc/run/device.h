@@ -2,6 +2,7 @@
 #ifndef DEVICE_H
 #define DEVICE_H
 #include "kernels/kernels.h"
+#include "llmc/base/base.h"
 
 /* The GPUs that this process drives, one thread each: `count` of the machine's GPUs from number `first`. The machine runs
  * `locals` processes of the run, of which this is number `local`. A CPU counts as one device. */
@@ -12,6 +13,11 @@ typedef struct { int local, locals, count, first; } LocalDevices;
  * return, count and first. Fails with EXIT_USAGE (not in this build, or too few GPUs) or EXIT_CUDA (this GPU cannot be
  * used). why_cpu: the reason if auto finds no usable GPU in a build for GPUs; else "". */
 const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[256]);
+
+/* A device with the sizes of a GPU that is not here, for plans: nothing can be computed on it. name: cuda, or the name of a device
+ * for GPUs; memory: of the GPU, as a name (h100) or in GB (80), "" if it is not known. NULL if the memory is neither. */
+const Device *device_imagine(const char *name, const char *memory, int gpus, Error *e);
+int           device_usable(const char *name);              /* would device_choose find it? */
 
 /* Bytes per second, read plus written, of large copies in the device's memory. 0: it has no 512 MB left. */
 double device_copy_rate(const Device *dev);

@@ -1,8 +1,11 @@
 /* follow.c: what a run reports: its log, validation, samples, checkpoints. */
 #define _DEFAULT_SOURCE
 #include "run.h"
+#include "requests.h"
+#include "llmc/files/export.h"
 #include "llmc/base/random.h"
 #include "llmc/base/text.h"
+#include "llmc/data/meter.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,6 +101,18 @@ static void log_resume(Run *r) {
     log_event(&r->log, &e);
 }
 
+/* OUT/settings.txt: what -cf reads to repeat this run. */
+static void write_settings(const Run *r) {
+    Error e;
+    Text t = { 0 };
+    text_add(&t, "# settings of the run in this folder, written when it starts. To repeat it: ./train_moe -cf settings.txt -o ANOTHER\n");
+    settings_write(&r->s, &t);
+    char *path = text_format("%s/settings.txt", r->s.out);
+    if (!file_write(path, t.at, t.length, &e)) warn("%s", e.text);
+    free(path);
+    free(t.at);
+}
+
 void run_begin_log(Run *r) {
     Error e;
     Text json = { 0 };
@@ -108,8 +123,13 @@ void run_begin_log(Run *r) {
     if (!log_open(&r->log, r->s.out, r->first_step > 0 ? r->first_step : -1, start.at, &e)) fail(EXIT_DISK, "%s", e.text);
     free(start.at);
     if (r->first_step) log_resume(r);
+    if (r->s.board && !(r->log.board = board_open(r->s.out, r->first_step, &e))) warn("-tb: %s: nothing is written for TensorBoard", e.text);
+    write_settings(r);
     r->report = report_open(r->s.out);
-    if (r->progress.step >= r->s.steps)
+    r->saved_at = now();
+    r->saved_step = -1;
+    r->saved = SAVED_ALL;
+    if (r->progress.step >= r->s.steps && !r->progress.unvalidated)
         log_line(&r->log, "this run of %lld steps is complete; -x with more steps continues it", (long long)r->s.steps);
 }
 
@@ -174,35 +194,63 @@ static void show_tile_waste(Run *r) {
     log_event(&r->log, &e);
 }
 
-/* The mean loss per token over the validation batches, which are split across the ranks; 0 if there are no tokens. Leaves
- * the loads of all these tokens in Model.load. */
-static int validation_loss(Run *r, double *loss) {
+/* Batches of a validation, on all ranks together. */
+static int64_t validation_batches(const Run *r) {
+    const int64_t all = data_validation_batches(r->data, r->s.batch, r->s.seq);
+    return r->s.val_batches >= 0 && r->s.val_batches < all ? r->s.val_batches : all;
+}
+
+double run_seconds_left(const Run *r, int64_t step) {
+    const int64_t steps = r->s.steps, every = r->s.val_every;
+    const int64_t validations = steps / every - (step - 1) / every + (steps % every != 0);         /* that of `step` included */
+    const double each = r->session / (double)(step - r->first_step);
+    /* Before the first: a batch is a third of a micro-batch's work. */
+    const double one = r->validated > 0 ? r->validated : each / 3 * (double)validation_batches(r) / r->parallel.ranks / r->micro_batches;
+    return each * (double)(steps - step) + one * (double)validations;
+}
+
+/* Sums the losses and the targets over this rank's share of the validation batches. 0: a request to stop came before the end. */
+static int validation_sums(Run *r, double *total, double *count) {
     const Settings *s = &r->s;
     Model *m = &r->model;
     Error e;
-    double total = 0, count = 0, sum;
-    int64_t batches = data_validation_batches(r->data, s->batch, s->seq);
-    if (s->val_batches >= 0 && s->val_batches < batches) batches = s->val_batches;
+    Meter meter;
+    double sum;
+    const int64_t batches = validation_batches(r), first = r->parallel.rank;
     const int N = s->batch * s->seq;
+    meter_begin(&meter, r->leads, "validating", (batches - first + r->parallel.ranks - 1) / r->parallel.ranks, "batches");
+    for (int64_t i = first; i < batches && !requests_stopping(); i += r->parallel.ranks) {
+        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, r->positions, &e))
+            fail(EXIT_DISK, "%s", e.text);
+        for (int n = 0; n < N; n++) *count += r->targets[n] >= 0;
+        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
+        if (data_has_chats(r->data)) model_pack(m, r->positions);
+        model_forward(m);
+        model_loss(m, 0);
+        m->dev->reals_to_double(&sum, m->loss_sum, 1);
+        *total += sum;
+        meter_add(&meter, 1);
+    }
+    meter_clear(&meter);
+    return !requests_stopping();
+}
+
+/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all these tokens in
+ * Model.load. 0: interrupted. */
+static int validation_loss(Run *r, double *loss, double *tokens) {
+    Model *m = &r->model;
+    double total = 0, count = 0;
     m->dropout = 0;
     m->rounds = 0;
     if (m->routers) m->dev->zero(m->dp.own_load, router_offset(m, m->routers) * sizeof(int));
-    for (int64_t i = r->parallel.rank; i < batches; i += r->parallel.ranks) {
-        if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, &e))
-            fail(EXIT_DISK, "%s", e.text);
-        for (int n = 0; n < N; n++) count += r->targets[n] >= 0;
-        model_batch(m, r->inputs, r->targets, s->batch, s->seq);
-        model_forward(m);
-        model_loss(m, 1, 0);
-        m->dev->reals_to_double(&sum, m->loss_sum, 1);
-        total += sum;
-    }
+    const int stopped = !validation_sums(r, &total, &count);
     parallel_sum_loads(m);
     parallel_wait_loads(m);
     total = parallel_sum(&r->parallel, total);
     count = parallel_sum(&r->parallel, count);
     *loss = total / count;
-    return count > 0;
+    *tokens = count;
+    return !group_max(r->parallel.group, stopped);
 }
 
 /* Saves the weights as the best. The next step changes them, so a failed attempt is repeated at once. 0: both failed; best/ keeps the
@@ -229,13 +277,15 @@ static void log_usage(Run *r, double validation_seconds) {
     log_event(&r->log, &e);
 }
 
-void run_validate(Run *r) {
+int run_validate(Run *r) {
     const double start = now();
     Model *m = &r->model;
     Progress *p = &r->progress;
-    if (r->config.rounding) show_tile_waste(r);
-    double loss;
-    if (!validation_loss(r, &loss)) return;
+    if (r->config.rounding && p->step > r->first_step) show_tile_waste(r);
+    double loss, used;
+    if (!validation_loss(r, &loss, &used)) return 0;
+    r->validated = now() - start;
+    if (used <= 0) return 1;
     const double bytes = (double)data_bytes(r->data, DATA_VALIDATION);
     const double tokens = (double)data_tokens(r->data, DATA_VALIDATION);
     if (isfinite(loss) && (loss < p->best_loss || p->best_step < 0) && keep_best(r)) { p->best_loss = loss; p->best_step = p->step; }
@@ -250,6 +300,7 @@ void run_validate(Run *r) {
         log_loads(&r->log, p->step, m, load, r->s.show_loads);
         free(load);
     }
+    return 1;
 }
 
 void run_show_sample(Run *r) {
@@ -291,7 +342,14 @@ void run_report(Run *r) {
     if (r->leads && report_due(r->report)) report_update(r->report, 1, &e);
 }
 
-static Saved save_here(Run *r) {
+/* Saves by time cost at most a hundredth of the run. */
+static double save_period(const Run *r) {
+    const double wanted = (double)r->s.save_seconds;
+    return r->saved_in <= 0 ? wanted / 2 : wanted > 100 * r->saved_in ? wanted : 100 * r->saved_in;
+}
+int run_save_due(const Run *r) { return r->leads && r->s.save_seconds > 0 && now() - r->saved_at >= save_period(r); }
+
+static Saved save_here(Run *r, int timed) {
     Error e;
     const Settings *s = &r->s;
     Progress *p = &r->progress;
@@ -301,7 +359,7 @@ static Saved save_here(Run *r) {
     progress_to_json(p, r->dev->name, &progress);
     const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
                                 .step = p->step, .progress = progress.at, .options = r->options_json };
-    const Saved saved = checkpoint_save(s->out, &snapshot, s->keep, s->major, &e);
+    const Saved saved = checkpoint_save(s->out, &snapshot, (Keep){ s->keep, s->save_every, s->major }, &e);
     free(progress.at);
     if (saved != SAVED_NOTHING) r->failed_saves = 0;
     if (saved == SAVED_ALL) log_line(&r->log, "saved step %lld in %s", (long long)p->step, s->out);
@@ -312,11 +370,22 @@ static Saved save_here(Run *r) {
         char newest[64];
         name_newest(r, newest);
         warn("checkpoint of step %lld was not saved; %s holds %s: %s", (long long)p->step, s->out, newest, e.text);
-        if (++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
+        if (!timed && ++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
     }
     return saved;
 }
-Saved run_save(Run *r) { return (Saved)group_min(r->parallel.group, save_here(r)); }
+Saved run_save(Run *r, int timed) {
+    const double start = now();
+    const Saved saved = (Saved)group_min(r->parallel.group, save_here(r, timed));
+    const int first = r->saved_in <= 0;
+    r->saved_at = now();
+    r->saved_in = r->saved_at - start;
+    if (saved != SAVED_NOTHING) { r->saved = saved; r->saved_step = r->progress.step; }
+    if (timed && first && save_period(r) > (double)r->s.save_seconds)
+        log_line(&r->log, "a checkpoint takes %.2g s to save: by time, one every %.0f s instead of %.0f s, a hundredth of the run (-nt)",
+                 r->saved_in, save_period(r), (double)r->s.save_seconds);
+    return saved;
+}
 
 /* ---- the end ------------------------------------------------------------------------------------------------- */
 
@@ -357,14 +426,33 @@ static void log_summary(Run *r) {
                  "these losses are not tinyshakespeare's");
 }
 
+/* The form in which the model is left; of a resumed run, a checkpoint's is exact. */
+static void export_model(Run *r) {
+    static const char *const types[][2] = { { "f32", "F32" }, { "bf16", "BF16" }, { "f16", "F16" }, { "f64", "F64" } };
+    ExportForm form = { .shard = (uint64_t)((double)r->s.shard * 1e9) };
+    Error e;
+    int files, of_best;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) if (!strcmp(r->s.saved_type, types[i][0])) form.type = types[i][1];
+    char *best = text_format("%s/best", r->s.out);
+    if (!export_weights(r->s.out, form, r->origin, &files, &e) || !export_weights(best, form, r->origin, &of_best, &e))
+        fail(EXIT_DISK, "the model is saved in %s, but not as -sw and -ss ask: %s", r->s.out, e.text);
+    const Family family = config_family(&r->config);
+    log_line(&r->log, "saved as         | %s%s%.0d%s", family_name(family), files > 1 ? ", in " : "", files > 1 ? files : 0,
+             files > 1 ? " files and their index" : family == FAMILY_SMOE ? ", which Transformers opens with trust_remote_code=True" : "");
+    free(best);
+}
+
 void run_end_log(Run *r) {
     Error e;
     if (!r->leads) return;
+    export_model(r);
     log_summary(r);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
     const int best = r->s.keep_best && r->progress.best_step >= 0;
-    if (r->finished)
+    if (r->finished && data_has_chats(r->data))
+        log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s%s -m chat", r->s.out, best ? "/best" : "");
+    else if (r->finished)
         log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i %s%s", r->s.out, best ? "/best" : "",
                  r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     else

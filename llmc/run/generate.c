@@ -11,7 +11,7 @@ int generator_open(Generator *g, const Config *c, int capacity, const TextStyle 
     g->stream = mem_alloc(B * sizeof *g->stream);
     g->window = mem_alloc(B * (size_t)capacity * sizeof *g->window);
     for (size_t b = 0; b < B; b++) stream_open(&g->stream[b], style);
-    return decoder_open(&g->d, g->dev, c, g->sequences, capacity, NULL);
+    return decoder_open(&g->d, g->dev, c, g->sequences, capacity, g->weights_of);
 }
 void generator_close(Generator *g) {
     for (int b = 0; b < g->sequences; b++) stream_close(&g->stream[b]);
@@ -23,6 +23,14 @@ void generator_close(Generator *g) {
 void generator_reset(Generator *g) {
     decoder_reset(&g->d);
     g->rounds++;
+}
+void generator_restart(Generator *g) {
+    decoder_reset(&g->d);
+    g->rounds = g->slides = g->full = 0;
+    g->prompt_tokens = g->steps = g->tokens = g->positions = 0;
+    g->prompt_time = g->time = 0;
+    g->view.record.length = 0;
+    for (int b = 0; b < g->sequences; b++) stream_restart(&g->stream[b]);
 }
 
 /* ---- reading tokens ------------------------------------------------------------------------------------------ */
@@ -158,7 +166,7 @@ void generator_write(Generator *g, int limit, int ends) {
         }
         count[older] = 0;
         if (!ahead) check_logits(g);
-        stream_print(&g->stream[0], 0);
+        if (!g->silent) stream_print(&g->stream[0], 0);
     }
     g->time += now() - start;
     check_logits(g);

@@ -19,6 +19,8 @@ typedef struct {
     int      end_token[MOST_ENDS], end_tokens; /* those that end a text, and how many they are */
     int      sequences;
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
+    int      silent;                    /* 1: nothing is printed: the caller takes the text from the stream */
+    const Model *weights_of;            /* a model with weights loaded, which this one uses, too; NULL: it has its own */
     View     view;                      /* opened after generator_open; main NULL: no experts are watched */
 
     Decoder  d;
@@ -33,10 +35,11 @@ typedef struct {
     double   prompt_time, time;         /* seconds of prefill and of decoding */
 } Generator;
 
-/* 0: the device does not have d.model.arena.total bytes. Weights must then be loaded into d.model. */
+/* 0: the device does not have d.model.arena.total bytes. Weights of its own must then be loaded into d.model. */
 int  generator_open(Generator *g, const Config *c, int capacity, const TextStyle *style);
 void generator_close(Generator *g);
 void generator_reset(Generator *g);     /* forgets what was read */
+void generator_restart(Generator *g);   /* and is as if just opened: the next text depends on no text before */
 
 /* Reads the prompt in every sequence. text (bytes): what to print of it; NULL: nothing. */
 void generator_read(Generator *g, const int *ids, int count, const char *text, size_t bytes);

@@ -32,14 +32,17 @@ static int accept(const Option *o, void *settings, const char *text, int is_numb
     return 1;
 }
 
-/* A number must use the whole text; one that overflows is out of range. */
-static void set(const Option *o, void *settings, const char *text) {
-    Error e;
+/* A value as the user wrote it. A number must use the whole text; one that overflows is out of range. */
+static int set(const Option *o, void *settings, const char *text, Error *e) {
     char *end = NULL;
     errno = 0;
     const double v = o->kind == OPTION_FLOAT ? strtod(text, &end) : (double)strtoll(text, &end, 10);
     const int is_number = end > text && !*end && (!errno || (errno == ERANGE && fabs(v) < 1));
-    if (!accept(o, settings, text, is_number, 1, v, &e)) fail(EXIT_USAGE, "%s", e.text);
+    return accept(o, settings, text, is_number, 1, v, e);
+}
+static void must_set(const Option *o, void *settings, const char *text) {
+    Error e;
+    if (!set(o, settings, text, &e)) fail(EXIT_USAGE, "%s", e.text);
 }
 
 int option_read(const Option *o, void *settings, const JsonValue *value, Error *e) {
@@ -64,16 +67,22 @@ void option_value(const Option *o, const void *settings, char *text, size_t capa
     if (o->kind == OPTION_TEXT)  snprintf(text, capacity, "%s", *(const char *const *)field);
 }
 
-static void help(Options o, const char *usage) {
+void options_help(Options o, const char *usage, int as_set) {
     const char *group = "";
     puts(usage);
-    for (const Option *row = o.rows; row < o.rows + o.count; row++) {
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
+        char value[256];
         if (strcmp(group, row->group)) printf("\n%s\n", group = row->group);
         printf("  -%-3s --%-15s %s", row->letter, row->name, row->help);
         if (row->choices) printf(": %s", row->choices);
-        printf(*row->init ? " [%s]\n" : "\n", row->init);
+        option_value(row, o.settings, value, sizeof value);
+        if (!as_set) snprintf(value, sizeof value, "%s", row->init);
+        text_print(stdout, *value ? " [%s]%s\n" : "%s%s\n", value, as_set && o.given[i] ? " (given)" : "");
     }
-    printf("\n  -?   --help            this text\n       --version         the version\n");
+    printf("\n  -cf  --config          a file of settings, a line \"name = value\" for each, names as here, long or short; # begins a comment.\n"
+           "                         What the command line gives counts more\n"
+           "  -h   --help            this text\n       --version         the version\n");
 }
 
 /* Levenshtein distance, for "did you mean". */
@@ -94,19 +103,31 @@ static int edits(const char *a, const char *b) {
     }
     return row[n];
 }
+/* Does the text contain the word, with blanks for its hyphens? */
+static int mentions(const char *text, const char *word) {
+    char blank[64];
+    snprintf(blank, sizeof blank, "%s", word);
+    for (char *c = blank; (c = strchr(c, '-')); ) *c = ' ';
+    return strlen(blank) > 2 && strstr(text, blank) != NULL;
+}
 static _Noreturn void unknown(Options o, const char *flag) {
-    const int is_name = !strncmp(flag, "--", 2);
-    const Option *best = o.rows;
-    int fewest = 99;
+    const char *word = flag + strspn(flag, "-");
+    const Option *best = NULL;
+    int fewest = (int)strcspn(word, "=") / 3 + 1;           /* more edits than this, and it is another word */
+    char bare[64];
+    snprintf(bare, sizeof bare, "%.*s", (int)strcspn(word, "="), word);
     for (const Option *row = o.rows; row < o.rows + o.count; row++) {
-        const int d = edits(flag + 1 + is_name, is_name ? row->name : row->letter);
-        if (d < fewest) { fewest = d; best = row; }
+        const int d = strlen(bare) < 3 ? 99 : edits(bare, row->name);
+        const int begins = strlen(row->name) > 3 && !strncmp(bare, row->name, strlen(row->name));
+        if (begins || d < fewest || (d == fewest && !best)) { fewest = begins ? 0 : d; best = row; }
     }
+    for (const Option *row = o.rows; row < o.rows + o.count && !best; row++) if (mentions(row->help, bare)) best = row;
+    if (!best) fail(EXIT_USAGE, "%s: no such option. --help lists all", flag);
     fail(EXIT_USAGE, "%s: no such option. The nearest is -%s (--%s): %s. --help lists all", flag,
          best->letter, best->name, best->help);
 }
 
-/* The row of -letter, --name or --name=value; value: after '=', or NULL. */
+/* The row of -letter, --name or --name=value, or -1; value: after '=', or NULL. */
 static int find_flag(Options o, const char *flag, const char **value) {
     const int is_name = !strncmp(flag, "--", 2);
     const char *equals = is_name ? strchr(flag, '=') : NULL;
@@ -117,15 +138,94 @@ static int find_flag(Options o, const char *flag, const char **value) {
         if (!strcmp(flag + 1, row->letter)) return i;
         if (is_name && !strncmp(flag + 2, row->name, equals ? n : n + 1) && (!equals || !row->name[n])) return i;
     }
-    unknown(o, flag);
+    return -1;
+}
+
+/* ---- a file of settings -------------------------------------------------------------------------------------- */
+
+enum { BY_USER = 1, BY_FILE };          /* Options.given */
+
+static char *trim(char *text) {
+    static const char blank[] = " \t\r";
+    text += strspn(text, blank);
+    for (size_t n = strlen(text); n && strchr(blank, text[n - 1]); ) text[--n] = 0;
+    return text;
+}
+
+static int read_setting(Options o, char *line, Error *e) {
+    char *name = trim(line), *rest = name + strcspn(name, " \t=");
+    if (!*name || *name == '#') return 1;
+    char *value = trim(rest);
+    if (*value == '=') value = trim(value + 1);
+    *rest = 0;
+    name += strspn(name, "-");
+    int i = 0;
+    while (i < o.count && strcmp(name, o.rows[i].letter) && strcmp(name, o.rows[i].name)) i++;
+    if (i == o.count) return error_set(e, "%.100s: no such option. --help lists all", name);
+    if (o.given[i] == BY_FILE) return error_set(e, "%s (-%s) is given twice", o.rows[i].name, o.rows[i].letter);
+    if (o.given[i] == BY_USER) return 1;
+    o.given[i] = BY_FILE;
+    return set(&o.rows[i], o.settings, value, e);
+}
+
+int options_read(Options o, char *text, size_t bytes, Error *e) {
+    int number = 1;
+    if (memchr(text, 0, bytes)) return error_set(e, "this is not a file of settings, but binary");
+    for (char *line = text, *end; line < text + bytes; line = end + 1, number++) {
+        Error why;
+        end = line + strcspn(line, "\n");
+        *end = 0;
+        if (!read_setting(o, line, &why)) return error_set(e, "line %d: %s", number, why.text);
+    }
+    return 1;
+}
+
+static void read_file(Options o, const char *path) {
+    Error e;
+    size_t bytes;
+    char *text = file_read(path, &bytes, &e);               /* stays: texts of settings are in it */
+    if (!text) fail(EXIT_USAGE, "-cf: %s", e.text);
+    if (!options_read(o, text, bytes, &e)) fail(EXIT_USAGE, "-cf %s: %s", path, e.text);
+}
+
+void options_write(Options o, Text *out) {
+    const char *group = "";
+    for (int i = 0; i < o.count; i++) {
+        const Option *row = &o.rows[i];
+        char value[4096];
+        if (strcmp(group, row->group)) text_add(out, "\n# %s\n", group = row->group);
+        option_value(row, o.settings, value, sizeof value);
+        const size_t n = strlen(value);
+        const int simple = !n || (!strpbrk(value, "\r\n") && !strchr(" \t=", value[0]) && !strchr(" \t", value[n - 1]));
+        if (simple) text_add(out, "%-17s = %s\n", row->name, value);
+        else text_add(out, "# %s cannot be written here: to be given on the command line (-%s)\n", row->name, row->letter);
+    }
+}
+
+/* ---- the command line ---------------------------------------------------------------------------------------- */
+
+static int is_help(const char *flag) { return !strcmp(flag, "--help") || !strcmp(flag, "-h") || !strcmp(flag, "-?"); }
+
+/* -cf FILE, --config FILE or --config=FILE: its value, and *a advances to it; else NULL. */
+static const char *config_flag(int argc, char **argv, int *a) {
+    const char *flag = argv[*a];
+    if (!strncmp(flag, "--config=", 9)) return flag + 9;
+    if (strcmp(flag, "-cf") && strcmp(flag, "--config")) return NULL;
+    if (*a + 1 == argc) fail(EXIT_USAGE, "%s needs a value: a file of settings", flag);
+    return argv[++*a];
 }
 
 void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words) {
-    int word = 0;
-    for (int i = 0; i < o.count; i++) { set(&o.rows[i], o.settings, o.rows[i].init); o.given[i] = 0; }
+    int word = 0, help = 0;
+    const char *file = NULL, *topic = "";
+    for (int i = 0; i < o.count; i++) { must_set(&o.rows[i], o.settings, o.rows[i].init); o.given[i] = 0; }
     for (int a = 1; a < argc; a++) {
-        const char *flag = argv[a], *value;
-        if (!strcmp(flag, "--help") || !strcmp(flag, "-?")) { help(o, usage); exit(EXIT_DONE); }
+        const char *flag = argv[a], *value, *settings;
+        if (is_help(flag)) {
+            help = 1;
+            if (a + 1 < argc && argv[a + 1][0] != '-') topic = argv[++a];
+            continue;
+        }
         if (!strcmp(flag, "--version")) { printf("moe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
             if (word == max_words)
@@ -133,13 +233,25 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
             words[word++] = flag;
             continue;
         }
+        if ((settings = config_flag(argc, argv, &a))) {
+            if (file) fail(EXIT_USAGE, "-cf (--config) is given twice");
+            file = settings;
+            continue;
+        }
         const int i = find_flag(o, flag, &value);
+        if (i < 0) unknown(o, flag);
         const Option *row = &o.rows[i];
         if (o.given[i]) fail(EXIT_USAGE, "-%s (--%s) is given twice", row->letter, row->name);
         if (!value && a + 1 == argc) fail(EXIT_USAGE, "%s needs a value (--%s: %s)", flag, row->name, row->help);
-        o.given[i] = 1;
-        set(row, o.settings, value ? value : argv[++a]);
+        o.given[i] = BY_USER;
+        must_set(row, o.settings, value ? value : argv[++a]);
     }
+    if (file) read_file(o, file);
+    if (!help) return;
+    if (o.help) o.help(o, topic);
+    else if (*topic) fail(EXIT_USAGE, "--help %s: there is no such topic", topic);
+    else options_help(o, usage, 0);
+    exit(EXIT_DONE);
 }
 
 static int find(Options o, const char *letter) {
@@ -148,7 +260,7 @@ static int find(Options o, const char *letter) {
 }
 void options_default(Options o, const char *letter, const char *value) {
     const int i = find(o, letter);
-    if (!o.given[i]) set(&o.rows[i], o.settings, value);
+    if (!o.given[i]) must_set(&o.rows[i], o.settings, value);
 }
 int option_given(Options o, const char *letter) { return o.given[find(o, letter)]; }
 

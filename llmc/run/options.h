@@ -4,6 +4,7 @@
 #define OPTIONS_H
 #include "llmc/base/base.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text.h"
 
 typedef enum { OPTION_INT, OPTION_LONG, OPTION_FLOAT, OPTION_TEXT } OptionKind;
 typedef struct {
@@ -16,16 +17,26 @@ typedef struct {
     const char *help;
 } Option;
 
-typedef struct {
+typedef struct Options {
     const Option *rows;
     int   count;
     void *settings;                     /* the program's struct */
-    char *given;                        /* (count) 1: given by the user */
+    char *given;                        /* (count) not 0: given by the user */
+    void (*help)(struct Options o, const char *topic);      /* prints --help [TOPIC], "" for none; NULL: options_help */
 } Options;
 
-/* Sets every field to its default, then reads the command line. words: takes up to max_words arguments that are not
- * options. Errors end the program with EXIT_USAGE and a message; --help and --version print and exit with 0. */
+/* Sets every field to its default, then reads the command line and the file of settings that it names (-cf). words: takes up to
+ * max_words arguments that are not options. Errors end the program with EXIT_USAGE and a message; --help and --version print and
+ * exit with 0. */
 void options_parse(Options o, int argc, char **argv, const char *usage, const char **words, int max_words);
+/* The list of all options. as_set: brackets contain what is set now, instead of the defaults of the table. */
+void options_help(Options o, const char *usage, int as_set);
+
+/* A file of settings: lines "name = value" with long or short names, lines that begin with #, empty lines. read: the text has a NUL
+ * behind its last byte, is changed, and must stay, for settings point into it; what the command line has given is kept; 0 and the line
+ * that is wrong. write: all settings in this form. */
+int  options_read(Options o, char *text, size_t bytes, Error *e);
+void options_write(Options o, Text *out);
 
 /* Sets an option that the user did not give: a default that depends on the machine or the data. */
 void options_default(Options o, const char *letter, const char *value);

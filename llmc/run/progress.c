@@ -51,13 +51,14 @@ void progress_to_json(const Progress *p, const char *device, Text *out) {
     window_to_json(out, &p->loss);
     text_add(out, ",\n  \"norm_window\": ");
     window_to_json(out, &p->norm);
+    if (p->unvalidated) text_add(out, ",\n  \"unvalidated\": 1");
 }
 
 /* Members of run.json. The last row is read by llmc/files/checkpoint.c, settings.c, and people. */
 static int is_known(const char *key) {
     static const char *const members[] = {
         "step", "samples", "tokens", "updates", "bad_steps", "seed", "data", "seconds", "best_loss", "best_step",
-        "loss_window", "norm_window",
+        "loss_window", "norm_window", "unvalidated",
         "format", "device", "files", "config", "options", "crc32c",
     };
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) if (!strcmp(key, members[i])) return 1;
@@ -66,7 +67,7 @@ static int is_known(const char *key) {
 
 int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
     const int64_t most = (int64_t)9e15;                     /* below 2^53; far beyond any run */
-    int64_t updates, bad_steps;
+    int64_t updates, bad_steps, unvalidated = 0;
     *p = (Progress){ 0 };
 #define GET(key) json_get(run, key), key
     if (!json_read_int(GET("step"), 0, (int64_t)1e12, &p->step, e)
@@ -80,11 +81,13 @@ int progress_from_json(const JsonValue *run, Progress *p, Error *e) {
         || !json_read_hex(GET("seed"), &p->seed, e)
         || !json_read_hex(GET("data"), &p->data, e)
         || !window_from_json(GET("loss_window"), &p->loss, e)
-        || !window_from_json(GET("norm_window"), &p->norm, e)) return 0;
+        || !window_from_json(GET("norm_window"), &p->norm, e)
+        || (json_get(run, "unvalidated") && !json_read_int(GET("unvalidated"), 0, 1, &unvalidated, e))) return 0;
 #undef GET
     for (const JsonValue *v = json_first(run); v; v = v->next)
         if (!is_known(v->key)) return error_set(e, "\"%.100s\": no such member is known; is it of a newer program?", v->key);
     p->updates = (int)updates;
     p->bad_steps = (int)bad_steps;
+    p->unvalidated = (int)unvalidated;
     return 1;
 }

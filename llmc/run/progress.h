@@ -11,6 +11,7 @@ typedef struct { double x[WINDOW]; int count, next; } Window;    /* the latest v
 typedef struct {
     int64_t  step, samples, tokens;     /* optimizer steps done, training samples and tokens used */
     int      updates, bad_steps;        /* steps that changed the weights; consecutive steps without a finite gradient */
+    int      unvalidated;               /* 1: stopped in the validation of `step`, which the resumed run repeats */
     double   seconds;                   /* of training, over all sessions */
     double   best_loss;  int64_t best_step;     /* of validation; best_step -1: none yet */
     uint64_t seed, data;                /* data: its fingerprint */

@@ -94,7 +94,17 @@ static void claim_folder(Run *r) {
 
 void run_choose_device(Run *r) {
     char why_cpu[256];
+    Error e;
+    const int plans = r->s.steps == 0 && settings_given(&r->s, "x"), names = *r->s.gpu_memory != 0;
+    const int gpu = !strncmp(r->s.device, "cuda", 4), automatic = !strcmp(r->s.device, "auto");
     r->local_devices = (LocalDevices){ .local = r->launch.local, .locals = r->launch.locals, .count = r->s.ranks };
+    if (names && (!plans || !(gpu || automatic)))
+        fail(EXIT_USAGE, "-gm is for the plan of a run on a GPU: it needs -x 0, and -dv cuda or none");
+    if (plans && (names || (gpu && !device_usable(r->s.device)))) {
+        if (!(r->dev = device_imagine(r->s.device, r->s.gpu_memory, r->s.ranks, &e))) fail(EXIT_USAGE, "%s", e.text);
+        r->local_devices.count = r->dev->count();
+        return;
+    }
     r->dev = device_choose(r->s.device, &r->local_devices, why_cpu);
     if (*why_cpu && r->leads) printf("training on the CPU: %s\n", why_cpu);
 }
@@ -120,14 +130,23 @@ static char *own_tokenizer(const Run *r) {
     return path;
 }
 
+/* The template that -ct names is saved with a model that came with none. */
+static void keep_chat_template(Run *r) {
+    Error e;
+    Chat own;
+    if (!*r->s.chat || !data_has_chats(r->data) || !chat_open(&own, "", r->from ? r->s.out : is_folder(r->s.model) ? r->s.model : NULL, &e)) return;
+    if (own.ours || (!own.form && !own.unknown)) tokenizer_set_chat(r->tokenizer, chat_jinja(data_chat(r->data)));
+    chat_close(&own);
+}
+
 void run_open_data(Run *r) {
     Error e, why;
     Settings *s = &r->s;
     char *trained = text_format("%s/tokenizer.json", s->out), *own = own_tokenizer(r);
     Tokenizer *readable = own ? tokenizer_load(own, &why) : NULL;
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
-                                  .pattern = s->pattern, .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL, .cache = s->out,
-                                  .show = r->leads };
+                                  .pattern = s->pattern, .chat = s->chat, .cache = s->out, .show = r->leads, .any_bytes = s->any_bytes,
+                                  .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
     if (own && !readable && data_is_text(r->data))
         fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
@@ -135,8 +154,9 @@ void run_open_data(Run *r) {
     tokenizer_free(readable);
     free(trained);
     free(own);
-    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model) : NULL;
+    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
+    keep_chat_template(r);
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
     if (data_is_fallback(r->data))
         warn("tinyshakespeare is missing: training on this project's own text instead. "
@@ -157,6 +177,7 @@ static void resume_config(Run *r, int given) {
     Config *c = &r->config, asked;
     const char *path = checkpoint_path(r->from);
     *c = checkpoint_config(r->from);
+    if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
     if (!given) return;
     describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
@@ -176,11 +197,15 @@ static void load_config(Run *r) {
     if (r->tokenizer && tokenizer_vocab(r->tokenizer) > c->vocab)
         fail(EXIT_INPUT, "%s: its vocabulary has %d tokens, the data need %d", s->model, c->vocab, tokenizer_vocab(r->tokenizer));
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
+    r->dense = *c;
+    if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!*s->upcycle || data_has_chats(r->data))
+        settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
     if (*s->tokenizer && is_file(theirs) && r->leads)
         warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
     free(theirs);
-    if (s->bias_rate > 0 && !c->choice_bias && c->family != FAMILY_SMOE)
+    if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
              "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
 }
@@ -192,6 +217,7 @@ void run_choose_model(Run *r) {
     const int is_model = is_folder(s->model), kind_given = settings_given(s, "rs") || settings_given(s, "fa");
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
         fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
+    if (!r->from && !is_model && *s->upcycle) fail(EXIT_USAGE, "-up %s needs a dense model in a folder: -e FOLDER", s->upcycle);
     if (r->from) resume_config(r, (kind_given || settings_given(s, "e")) && !is_model);
     else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
@@ -266,8 +292,16 @@ static void fit_batch(Run *r) {
     if (!r->restored || settings_given(s, "b") || s->total % unit) return;
     while (s->total / unit % s->batch) s->batch--;
     if (s->batch < before && r->leads)
-        printf("-b %d instead of %d: steps of %lld tokens on %d ranks\n", s->batch, before, (long long)s->total,
-               r->parallel.ranks);
+        printf("-b %d instead of %d: the steps of this run have %lld tokens (-d), of sequences of %d on %d rank%s\n", s->batch, before,
+               (long long)s->total, s->seq, r->parallel.ranks, r->parallel.ranks > 1 ? "s" : "");
+}
+
+/* A validation that the user did not set reads at most this many tokens of the split. */
+enum { VALIDATED_CPU = 1 << 17, VALIDATED_GPU = 20 << 16 };
+static void bound_validation(Run *r) {
+    const int64_t all = data_validation_batches(r->data, r->s.batch, r->s.seq);
+    const int64_t most = (r->dev->is_gpu ? VALIDATED_GPU : VALIDATED_CPU) / ((int64_t)r->s.batch * r->s.seq);
+    if (!r->restored && !settings_given(&r->s, "m")) r->s.val_batches = all <= most ? -1 : most > 1 ? most : 1;
 }
 
 void run_plan(Run *r) {
@@ -282,13 +316,22 @@ void run_plan(Run *r) {
     if (s->total == 0) s->total = micro;
     if (!r->restored && !settings_given(s, "d"))
         s->total = s->total < micro ? micro : s->total / micro * micro;
+    if (s->total % micro && r->restored && !settings_given(s, "d")) {
+        int b = s->batch;
+        while (b > 1 && s->total % ((int64_t)b * s->seq * ranks)) b--;
+        fail(EXIT_USAGE, "the steps of this run have %lld tokens (-d), which must be a multiple of B*T = %d*%d%s. %s%d%s",
+             (long long)s->total, s->batch, s->seq, ranks > 1 ? ", times the ranks" : "",
+             s->total % ((int64_t)b * s->seq * ranks) ? "Give other sequences than -t " : "-b ",
+             s->total % ((int64_t)b * s->seq * ranks) ? s->seq : b, s->total % ((int64_t)b * s->seq * ranks) ? ", or -d" : " would do; or give another -d");
+    }
     if (s->total % micro)
         fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
              ranks > 1 ? ", times the ranks," : "", (long long)micro);
     if (s->total / micro > 1 << 20)
         fail(EXIT_USAGE, "-d %lld: more than %d micro-batches a step", (long long)s->total, 1 << 20);
     r->micro_batches = (int)(s->total / micro);
-    if (s->steps < 0 && !(s->steps = data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
+    bound_validation(r);
+    if (s->steps < 0 && !(s->steps = -s->steps * data_epoch_samples(r->data, s->seq) / samples_per_step(r)))
         fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
              "Use smaller steps (-b, -t, -d), or set their number (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
@@ -316,51 +359,9 @@ static size_t memory_with(const Run *r, int batch, int recompute, int master, Dt
     return total;
 }
 
-void run_print_plan(const Run *r) {
-    const Config *c = &r->config;
-    const Arena *a = &r->model.arena;
-    const size_t total = r->model.manifest.learnable, active = config_active(c, total);
-    const int ranks = r->parallel.ranks;
-    char descriptor[128];
-    config_descriptor(c, descriptor);
-    puts("+--------------------------------------------------------------------");
-    settings_print(&r->s);
-    text_print(stdout, "| data: %s\n", data_description(r->data));
-    printf("|   training tokens     | %lld   validation tokens %lld\n",
-           (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
-    printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
-    if (config_family(c) == FAMILY_SMOE)
-        puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");
-    printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
-           total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
-    printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
-           c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
-    printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
-           c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
-    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
-           (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
-           config_flops(c, r->s.seq) / 1e6);
-    if (ranks > 1)
-        printf("| ranks: %d in %d process%s (launcher: %s)\n", ranks, r->launch.processes,
-               r->launch.processes > 1 ? "es" : "", r->launch.launcher);
-    printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", per rank" : "");
-    for (int i = 0; i < MEM_CATEGORIES; i++)
-        if (a->category[i])
-            printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
-    if (r->parallel.sharded)
-        printf("|   (optimizer state sharded over %d ranks: %.2f MB less on each)\n", ranks,
-               (double)a->category[MEM_OPTIMIZER] * (ranks - 1) / 1e6);
-    printf("|   %-27s | %10.2f MB", "total", (double)a->total / 1e6);
-    const size_t free_memory = r->dev->memory();
-    if (free_memory) printf(" of %.0f MB free", (double)free_memory / 1e6);
-    puts("\n+--------------------------------------------------------------------");
-    fflush(stdout);
-}
-
-/* Ends the program with the options with which the run would fit, the largest saving first. lean: -mw 0 -mo bf16. */
-static _Noreturn void out_of_memory(const Run *r) {
+/* The options with which the run would fit, the largest saving first. lean: -mw 0 -mo bf16. free() it. */
+static char *would_fit(const Run *r, size_t capacity) {
     enum { REMEDIES = 4 };
-    const size_t capacity = r->dev->memory(), need = r->model.arena.total;
     const Settings *s = &r->s;
     int b = s->batch / 2;
     while (b > 1 && memory_with(r, b, s->recompute, s->master, dtype_by_name(s->moments)) > capacity) b /= 2;
@@ -381,9 +382,88 @@ static _Noreturn void out_of_memory(const Run *r) {
         text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
                  (double)remedy[best].bytes / 1e6);
     }
+    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
+    return hint.at;
+}
+static _Noreturn void out_of_memory(const Run *r) {
+    const size_t need = r->model.arena.total;
     fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
-         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
-         hint.at ? hint.at : "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
+         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", would_fit(r, r->dev->memory()));
+}
+/* Ranks of this process that use the memory of one device. */
+static size_t ranks_on_device(const Run *r) { return r->dev->is_gpu ? 1 : (size_t)r->local_devices.count; }
+
+/* The end of the plan: does it fit? */
+static void print_fit(const Run *r) {
+    const size_t total = r->model.arena.total, capacity = r->dev->memory() / ranks_on_device(r);
+    const int plans = r->s.steps == 0 && settings_given(&r->s, "x");
+    printf("|   %-27s | %10.2f MB", "total", (double)total / 1e6);
+    if (capacity) printf(" of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
+    else if (plans && r->dev->is_gpu) printf("; for which GPU? -gm h100, or -gm 80 (GB), says whether it fits");
+    if (plans && capacity && total > capacity) {
+        char *const hint = would_fit(r, capacity);
+        printf("\n|   DOES NOT FIT. %s", hint);
+        free(hint);
+    }
+    putchar('\n');
+}
+
+/* How much of the validation split is read, and how much work a kill loses. */
+static void print_intervals(const Run *r) {
+    const Settings *s = &r->s;
+    const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
+    if (s->val_batches > 0 && used < all)
+        printf("|   validation reads    | the first %lld of its %lld tokens (-m -1: all)\n", (long long)used, (long long)all);
+    Text t = { 0 };
+    if (s->save_seconds > 0)
+        text_add(&t, "%g s of work (-nt), %g s before the first checkpoint", (double)s->save_seconds, (double)s->save_seconds / 2);
+    if (s->save_every) text_add(&t, "%s%lld steps (-n)", t.at ? ", or " : "", (long long)s->save_every);
+    if (!t.at) text_add(&t, "all work: checkpoints are saved only at the end and when stopped (-nt, -n)");
+    printf("|   kill -9 would lose  | %s%s\n", s->save_seconds > 0 || s->save_every ? "at most " : "", t.at);
+    free(t.at);
+}
+
+void run_print_plan(const Run *r) {
+    const Config *c = &r->config;
+    const Arena *a = &r->model.arena;
+    const size_t total = r->model.manifest.learnable, active = config_active(c, total);
+    const int ranks = r->parallel.ranks;
+    char descriptor[128];
+    config_descriptor(c, descriptor);
+    puts("+--------------------------------------------------------------------");
+    settings_print(&r->s);
+    text_print(stdout, "| data: %s\n", data_description(r->data));
+    printf("|   training tokens     | %lld   validation tokens %lld\n",
+           (long long)data_tokens(r->data, DATA_TRAIN), (long long)data_tokens(r->data, DATA_VALIDATION));
+    print_intervals(r);
+    printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
+    if (config_family(c) == FAMILY_SMOE)
+        puts("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True (modeling_smoe.py)");
+    if (*r->s.upcycle && !r->from)
+        text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; routers are new\n", r->s.model,
+                   family_name(config_family(&r->dense)));
+    printf("|   parameters          | %zu in %d tensors, %zu active per token (%.0f %%)\n",
+           total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
+    printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
+           c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
+    printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
+           c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
+    printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
+           (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
+           config_flops(c, r->s.seq) / 1e6);
+    if (ranks > 1)
+        printf("| ranks: %d in %d process%s (launcher: %s)\n", ranks, r->launch.processes,
+               r->launch.processes > 1 ? "es" : "", r->launch.launcher);
+    printf("| memory on %s%s\n", r->dev->name, ranks > 1 ? ", per rank" : "");
+    for (int i = 0; i < MEM_CATEGORIES; i++)
+        if (a->category[i])
+            printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
+    if (r->parallel.sharded)
+        printf("|   (optimizer state sharded over %d ranks: %.2f MB less on each)\n", ranks,
+               (double)a->category[MEM_OPTIMIZER] * (ranks - 1) / 1e6);
+    print_fit(r);
+    puts("+--------------------------------------------------------------------");
+    fflush(stdout);
 }
 
 /* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. */
@@ -414,8 +494,7 @@ int run_check_gradients(const Run *r) {
 void run_allocate(Run *r) {
     const Settings *s = &r->s;
     const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks), capacity = r->dev->memory();
-    const size_t on_device = r->dev->is_gpu ? 1 : (size_t)r->local_devices.count;         /* ranks that use its memory */
-    if ((capacity && r->model.arena.total > capacity / on_device) || !model_allocate(&r->model)) out_of_memory(r);
+    if ((capacity && r->model.arena.total > capacity / ranks_on_device(r)) || !model_allocate(&r->model)) out_of_memory(r);
     r->shows_samples = s->sample_every > 0;
     if (r->shows_samples && r->leads
         && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
@@ -425,6 +504,7 @@ void run_allocate(Run *r) {
     r->model.forced = s->forced;
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
+    r->positions = mem_alloc(N * sizeof *r->positions);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
     for (int i = 0; i < PHASES; i++) r->replay_micro[i].off = !r->records;
     r->replay_update.off = !r->records;
@@ -449,6 +529,14 @@ static int publish_again(Run *r) {
     return 0;
 }
 
+/* Routers are new; all experts answer alike at first, so it does not matter whom they choose. */
+static void upcycle(Run *r) {
+    Error e;
+    config_pad_vocab(&r->dense);
+    model_initialize_kind(&r->model, TENSOR_ROUTER, (uint64_t)r->s.seed);
+    if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
+}
+
 void run_start_or_resume(Run *r) {
     const Settings *s = &r->s;
     Progress *p = &r->progress;
@@ -466,6 +554,7 @@ void run_start_or_resume(Run *r) {
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
         if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
+        else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */

@@ -27,7 +27,7 @@ typedef struct {
     int           leads;                /* 1: rank 0; before there are ranks, process 0 */
     int           takes_signals;        /* 1: the rank that reports its process's signals */
     const Device *dev;
-    Config        config;
+    Config        config, dense;        /* dense: of the model in a folder whose MLPs became experts (-up); else unused */
     Model         model;
     Optimizer     optimizer;
     Decoder       decoder;              /* for samples; uses the model's weights */
@@ -39,10 +39,15 @@ typedef struct {
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
     int           micro_batches;        /* of a step, on each rank */
-    int          *inputs, *targets;     /* (micro_batches,B,T) */
+    int          *inputs, *targets, *positions;     /* (micro_batches,B,T) */
+    int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */
     uint64_t     *keys;                 /* (micro_batches) of their dropout */
     char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */
+    double        validated;            /* seconds that the last validation took; 0: none yet */
+    double        saved_at, saved_in;   /* time of the last save, or of the first step; seconds that it took, 0: none yet */
+    int64_t       saved_step;           /* of this session; -1: none */
+    Saved         saved;                /* what the last save has saved */
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
     int64_t       lost_best;            /* the step of the best weights, if they could not be saved; else -1 */
     int           shows_samples, failed_saves;
@@ -70,9 +75,12 @@ void run_start_or_resume(Run *r);       /* weights, state and progress; from her
 /* Reports. */
 void run_begin_log(Run *r);
 void run_bad_step(Run *r, const StepStats *t, int tensor);  /* its gradient is not finite; fails after too many in a row */
-void run_validate(Run *r);                                  /* saves the best weights */
+double run_seconds_left(const Run *r, int64_t step);        /* after `step`: of the steps and the validations that are left */
+int  run_validate(Run *r);                                  /* saves the best weights; 0: a request to stop came before the end */
 void run_show_sample(Run *r);
 void run_report(Run *r);                                    /* renews report.html every few seconds */
-Saved run_save(Run *r);                                     /* a checkpoint; the same result on all ranks */
+int  run_save_due(const Run *r);                            /* 1: rank 0's clock asks for a checkpoint (-nt) */
+/* A checkpoint; the same result on all ranks. timed: it may fail without consequences. */
+Saved run_save(Run *r, int timed);
 void run_end_log(Run *r);
 #endif

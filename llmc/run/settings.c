@@ -1,27 +1,38 @@
 /* settings.c: see settings.h. */
 #include "settings.h"
+#include "device.h"
 #include "llmc/data/bpe.h"
+#include "llmc/data/chat.h"
+#include "llmc/data/data.h"
+#include "llmc/model/config.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
 #include "llmc/base/json.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define AT(field) offsetof(Settings, field)
 static const Option options[] = {
     /* group       letter name               kind          field              default                low   high   choices      what it is */
     { "data",      "i",  "train",            OPTION_TEXT,  AT(train),         "data/tinyshakespeare", 0,    0,     NULL,
-      "training data: text, JSONL, a folder of them, llm.c or nanoGPT tokens" },
+      "training data: text, JSONL of texts or conversations, a folder of them, llm.c or nanoGPT tokens" },
     { "data",      "j",  "val",              OPTION_TEXT,  AT(val),           "",                    0,    0,     NULL,
       "validation data; none: a tenth of the training data" },
     { "data",      "tk", "tokenizer",        OPTION_TEXT,  AT(tokenizer),     "",                    0,    0,     NULL,
       "for text: a tokenizer.json, or a number: train a BPE of that many tokens on it; none: every byte is a token" },
     { "data",      "tp", "token-pattern",    OPTION_TEXT,  AT(pattern),       "cl100k",              0,    0,     BPE_PATTERNS,
       "how the BPE of -tk NUMBER cuts text into words: as GPT-4 or as GPT-2" },
+    { "data",      "ct", "chat-template",    OPTION_TEXT,  AT(chat),          "",                    0,    0,     NULL,
+      "how conversations are written; none: as the folder of -e says; else " CHAT_NAMES },
     { "data",      "ad", "allow-data-change", OPTION_INT,  AT(allow_data),    "0",                   0,    1,     NULL,
       "1: resume even if the data changed" },
+    { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
+      "1: train on the bytes of files that are no text: archives, pictures, binaries" },
     { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:a1n1z1",           0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
+    { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
+      "e8k2: make the dense model of -e FOLDER a mixture of 8 experts, 2 a token, each a copy of its MLP" },
     { "model",     "rs", "router-scores",    OPTION_TEXT,  AT(scores),        "topk-softmax",        0,    0,     "topk-softmax|softmax-topk|sigmoid|sigmoid-each",
       "how a router turns logits into weights" },
     { "model",     "fa", "activation",       OPTION_TEXT,  AT(activation),    "swiglu",              0,    0,     "swiglu|gelu|relu2",
@@ -35,11 +46,11 @@ static const Option options[] = {
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
-    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "300",                 -1,   1e12,  NULL,
-      "optimizer steps; -1: one epoch; 0: print the plan and exit" },
+    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "300",                 -1000, 1e12, NULL,
+      "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
     { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "4e-3",                0,    10,    NULL,
-      "peak learning rate; with -wo adamw 1e-3 is the default" },
+      "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * 2048 / channels" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
@@ -77,19 +88,27 @@ static const Option options[] = {
       "benchmark only: 1 forces round-robin routing" },
     { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "100",                 1,    1e12,  NULL,        "steps between validations" },
     { "reports",   "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
-      "batches per validation; -1: the whole split" },
+      "batches per validation, from the beginning of the split; -1: the whole split, the default unless it is long" },
     { "reports",   "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "150",                 0,    1e12,  NULL,
       "steps between text samples; 0: none" },
     { "reports",   "g",  "sample-length",    OPTION_INT,   AT(sample_length), "256",                 1,    1e6,   NULL,        "tokens per sample" },
     { "reports",   "vt", "load-table",       OPTION_INT,   AT(show_loads),    "0",                   0,    1,     NULL,
       "1: print the load of every expert at each validation" },
+    { "reports",   "tb", "tensorboard",      OPTION_INT,   AT(board),         "0",                   0,    1,     NULL,
+      "1: also write event files into the output folder, for tensorboard --logdir" },
     { "saving",    "n",  "save-every",       OPTION_LONG,  AT(save_every),    "0",                   0,    1e12,  NULL,
-      "steps between checkpoints; 0: only at the end and when stopped" },
+      "steps between checkpoints; 0: not by steps. One is saved at the end, too, when stopped, and by -nt" },
+    { "saving",    "nt", "save-seconds",     OPTION_FLOAT, AT(save_seconds),  "120",                 0,    1e9,   NULL,
+      "seconds between checkpoints, half of that before the first; such a one is removed when the next is saved; 0: not by time" },
     { "saving",    "nk", "keep",             OPTION_INT,   AT(keep),          "2",                   1,    1e6,   NULL,        "how many of the newest checkpoints to keep" },
     { "saving",    "nm", "major",            OPTION_LONG,  AT(major),         "0",                   0,    1e12,  NULL,
       "also keep every N-th step's checkpoint permanently; 0: none" },
     { "saving",    "nb", "best",             OPTION_INT,   AT(keep_best),     "1",                   0,    1,     NULL,
       "1: keep the weights with the best validation loss in OUT/best" },
+    { "saving",    "sw", "save-type",    OPTION_TEXT,  AT(saved_type),    "auto",                0,    0,     "auto|f32|bf16|f16|f64",
+      "number type of the model in OUT and OUT/best at the end; auto: as in the folder of -e, else the device's" },
+    { "saving",    "ss", "shard-size",   OPTION_FLOAT, AT(shard),         "50",                  0,    1e6,   NULL,
+      "gigabytes of the largest file of weights at the end; a larger model has several and an index; 0: always one file" },
     { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
@@ -123,6 +142,8 @@ static const Option options[] = {
       "how long to wait for all processes to start" },
     { "ranks",     "pt", "silence-seconds",  OPTION_INT,   AT(silence_seconds), "10",                1,    1e6,   NULL,
       "a process that is silent for longer is lost" },
+    { "planning",  "gm", "gpu-memory",       OPTION_TEXT,  AT(gpu_memory),    "",                    0,    0,     NULL,
+      "with -x 0: plan for a GPU that is not here, by its name (h100) or memory in GB (80)" },
 };
 _Static_assert(sizeof options / sizeof *options == SETTINGS, "SETTINGS in settings.h is the number of rows");
 static int kept_options(void) {
@@ -136,13 +157,19 @@ static const char usage[] =
     "  ./train_moe                                   tinyshakespeare, a small model, into out/\n"
     "  ./train_moe -i book.txt -e m6 -x 2000         another text, a larger model\n"
     "  ./train_moe -i texts -tk 16384                a folder of texts, and a tokenizer trained on them\n"
+    "  ./train_moe -e FOLDER -i chats.jsonl -o tuned a model of Hugging Face's and conversations; then ./infer_moe tuned -m chat\n"
     "  ./train_moe -y 1                              continue after an interruption, with the same settings\n"
     "  ./train_moe -ng 4                             on four GPUs (without -ng: on all of them)\n"
     "  ./train_moe -x 0 -e m12:e64k8f256             the plan: parameters and memory; trains nothing\n"
-    "Defaults in brackets are for less than 10 million tokens on a CPU. On a GPU, or for more text, some differ: the start-up table\n"
-    "shows them.";
+    "  ./train_moe -x 0 -e m12 -gm h100              the plan for a GPU that is not here\n"
+    "  ./train_moe -cf out/settings.txt -o again     repeats a run: every run writes its settings to this file\n"
+    "  ./train_moe --help model                      how -e describes a model\n"
+    "  ./train_moe --help -i book.txt                this text, with the values that hold for this data on this machine";
+static const char defaults_of[] =
+    "Defaults in brackets are for less than 10 million tokens on a CPU. On a GPU, or for more text, some differ.";
 
-static Options table(const Settings *s) { return (Options){ options, SETTINGS, (void *)s, (char *)s->given }; }
+static void explain(Options o, const char *topic);
+static Options table(const Settings *s) { return (Options){ options, SETTINGS, (void *)s, (char *)s->given, explain }; }
 
 void settings_parse(Settings *s, int argc, char **argv) { options_parse(table(s), argc, argv, usage, NULL, 0); }
 int  settings_given(const Settings *s, const char *letter) { return option_given(table(s), letter); }
@@ -151,6 +178,17 @@ void settings_json(const Settings *s, Text *out) {
     Options kept = table(s);
     kept.count = kept_options();
     options_json(kept, out);
+}
+static int is_restored(const char *name);
+void settings_write(const Settings *s, Text *out) {
+    Option kept[SETTINGS];
+    int n = 0;
+    for (int i = 0; i < kept_options(); i++) {
+        /* a model of a folder says itself what its routers and activation are */
+        const int of_model = !strcmp(options[i].letter, "rs") || !strcmp(options[i].letter, "fa");
+        if (is_restored(options[i].name) && !(of_model && is_folder(s->model))) kept[n++] = options[i];
+    }
+    options_write((Options){ kept, n, (void *)s, NULL, NULL }, out);
 }
 void settings_given_json(const Settings *s, Text *out) { options_given_json(table(s), out); }
 
@@ -194,14 +232,65 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         { "wo", "adamw", "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
         { "c",  "1",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
         { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
-        { "m",  "-1",    "20",    "20" },       { "s",  "400",   "400",   "1000" },
+        { "s",  "400",   "400",   "1000" },
     };
     const int large = tokens >= LARGE_TEXT;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)
         options_default(table(s), defaults[i].letter,
                         !large ? defaults[i].small_gpu : gpu ? defaults[i].large_gpu : defaults[i].large_cpu);
     if (is_folder(s->model)) options_default(table(s), "wo", "adamw");
-    if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
+    if (is_folder(s->model) && *s->upcycle) options_default(table(s), "l", "3e-4");
+    else if (strcmp(s->optimizer, "muon")) options_default(table(s), "l", !gpu ? "1e-3" : large ? "6e-4" : "2e-3");
+}
+
+/* --help -i DATA: the values that a run would have. */
+static void explain_here(Options o) {
+    Settings *s = o.settings;
+    Error e;
+    char why_cpu[256];
+    LocalDevices local = { .count = 1 };
+    const Device *dev = device_choose(s->device, &local, why_cpu);
+    Data *data = data_open(s->train, s->val, NULL, &e);
+    if (!data) fail(EXIT_INPUT, "%s", e.text);
+    /* -tk: a token of a BPE is about four bytes */
+    const int64_t tokens = data_tokens(data, DATA_TRAIN) / (*s->tokenizer && data_is_text(data) ? 4 : 1);
+    settings_suit(s, dev->is_gpu, tokens);
+    char *text = text_format("%s\nBrackets contain what holds here: for %s: about %lld training tokens (%s), on %s%s%s.", usage, s->train,
+                             (long long)tokens, tokens < LARGE_TEXT ? "less than 10 million, which are seen many times: a small model"
+                             : "10 million or more, which are seen about once: a larger model, shorter validations", dev->name,
+                             *why_cpu ? ", because " : "", why_cpu);
+    options_help(o, text, 1);
+    data_close(data);
+    free(text);
+}
+static void explain(Options o, const char *topic) {
+    if (!strcmp(topic, "model")) {
+        Text t = { 0 };
+        config_explain(&t);
+        fputs(t.at, stdout);
+        free(t.at);
+    } else if (*topic) fail(EXIT_USAGE, "--help %s: there is no such topic; there is: model", topic);
+    else if (settings_given(o.settings, "i")) explain_here(o);
+    else {
+        char *text = text_format("%s\n%s", usage, defaults_of);
+        options_help(o, text, 0);
+        free(text);
+    }
+}
+
+/* The rate is that of OLMoE's instruction tuning, 2e-5 at 2048 channels, two epochs (arXiv 2409.02060), in inverse proportion to
+ * the channels, as a matrix of more inputs needs smaller steps (arXiv 2203.03466). No weight decay and no dropout: the weights
+ * come from much more text. Conversations are not to be cut, so rows are long. */
+void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats) {
+    char rate[32], row[32];
+    const double best = 2e-5 * 2048 / channels;
+    const int wanted = gpu ? 2048 : 512;
+    snprintf(rate, sizeof rate, "%.2g", best < 1e-3 ? best : 1e-3);
+    snprintf(row, sizeof row, "%d", wanted < context ? wanted : context);
+    const char *const defaults[][2] = { { "l", rate }, { "u", "10" }, { "q", "0" }, { "c", "0" }, { "dr", "0" },
+                                        { "b", "8" }, { "t", row }, { "d", "0" }, { "x", "-2" }, { "v", "50" }, { "m", "-1" } };
+    const size_t all = sizeof defaults / sizeof *defaults, of_any = 5;      /* the others only for conversations */
+    for (size_t i = 0; i < (chats ? all : of_any); i++) options_default(table(s), defaults[i][0], defaults[i][1]);
 }
 
 float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }

@@ -7,14 +7,14 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 60 };
+enum { SETTINGS = 68 };
 typedef struct {
-    const char *train, *val, *tokenizer, *pattern, *model, *scores, *activation, *out, *schedule, *device, *moments,
-               *gradients, *optimizer, *rounding, *bias_law, *address;
+    const char *train, *val, *tokenizer, *pattern, *chat, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
+               *gradients, *optimizer, *rounding, *bias_law, *saved_type, *address, *gpu_memory;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
-    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, recompute, record, forced, overfit, check,
-          max_bad, show_loads, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
-    float lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate;
+    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check,
+          max_bad, show_loads, board, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
+    float save_seconds, lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate, shard;
     char given[SETTINGS];               /* 1: given by the user */
 } Settings;
 
@@ -24,10 +24,14 @@ int  settings_given(const Settings *s, const char *letter);
 /* Sets what the user did not give to defaults for this machine and so many tokens of training data. The table's defaults are for
  * little text on a CPU. */
 void settings_suit(Settings *s, int gpu, int64_t tokens);
+/* The same for a model of a folder, of so many channels, trained for a context of so many tokens; chats: on conversations. */
+void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
 void settings_print(const Settings *s);
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and restored on resuming unless
  * the user gives others. */
 void settings_json(const Settings *s, Text *out);
+/* The same settings as a file that -cf reads, less those of one invocation (-o, -y, ...). */
+void settings_write(const Settings *s, Text *out);
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e);     /* 0: one is unknown or invalid; s is unchanged */
 float muon_momentum(const Settings *s);                         /* of -wo and -wm; 0: AdamW updates all tensors */

@@ -65,9 +65,20 @@ static void set_color(Stream *o, int expert) {
     o->color = expert;
 }
 
+size_t stream_ready(const Stream *o, int end) { return utf8_complete(o->text.at, o->text.length - (end ? 0 : kept_back(o))); }
+void stream_drop(Stream *o, size_t bytes) {
+    const int marked = o->style->marked;
+    o->text.length -= bytes;
+    o->prompt -= o->prompt < bytes ? o->prompt : bytes;
+    if (o->text.length) memmove(o->text.at, o->text.at + bytes, o->text.length);
+    if (marked && o->text.length)
+        memmove(o->experts.at, o->experts.at + bytes * sizeof(int), o->text.length * sizeof(int));
+    o->experts.length = marked ? o->text.length * sizeof(int) : 0;
+}
+
 void stream_print(Stream *o, int end) {
     const int marked = o->style->marked;
-    const size_t certain = o->text.length - (end ? 0 : kept_back(o)), ready = utf8_complete(o->text.at, certain);
+    const size_t ready = stream_ready(o, end);
     for (size_t i = 0, n; i < ready; i += n) {
         char shown[5];
         int expert;
@@ -82,12 +93,17 @@ void stream_print(Stream *o, int end) {
     }
     if (end) set_color(o, -1);
     if (fflush(stdout) && errno != EINTR) fail(EXIT_DISK, "cannot write the text: %s", strerror(errno));
-    o->text.length -= ready;
-    o->prompt -= o->prompt < ready ? o->prompt : ready;
-    if (o->text.length) memmove(o->text.at, o->text.at + ready, o->text.length);
-    if (marked && o->text.length)
-        memmove(o->experts.at, o->experts.at + ready * sizeof(int), o->text.length * sizeof(int));
-    o->experts.length = marked ? o->text.length * sizeof(int) : 0;
+    stream_drop(o, ready);
+}
+
+char *stop_string(const char *text) {
+    char *stop = mem_alloc(strlen(text) + 1), *to = stop;
+    for (; *text; text++) {
+        const int escaped = *text == '\\' && (text[1] == 'n' || text[1] == 't' || text[1] == '\\');
+        if (escaped) text++;
+        *to++ = (char)(escaped && *text == 'n' ? '\n' : escaped && *text == 't' ? '\t' : *text);
+    }
+    return stop;
 }
 
 /* ---- text to tokens ------------------------------------------------------------------------------------------ */
@@ -108,34 +124,32 @@ char *prompt_read(const char *prompt, size_t *bytes) {
     return text.at;
 }
 
-static size_t parse_ids(const char *text, size_t bytes, int vocab, int **ids) {
-    size_t count = 0;
+static int parse_ids(const char *text, size_t bytes, int vocab, int **ids, size_t *count, Error *e) {
+    *count = 0;
     *ids = mem_alloc((bytes + 1) * sizeof **ids);
     for (char *end; text += strspn(text, " \t\r\n"), *text; text = end) {
         const long id = strtol(text, &end, 10);
         if (end == text || id < 0 || id >= vocab)
-            fail(EXIT_INPUT, "without a tokenizer the prompt must be numbers from 0 to %d", vocab - 1);
-        (*ids)[count++] = (int)id;
+            return error_set(e, "without a tokenizer the prompt must be numbers from 0 to %d", vocab - 1);
+        (*ids)[(*count)++] = (int)id;
     }
-    return count;
+    return 1;
 }
 
-/* A text begins with the tokenizer's beginning-of-text token. If there is none, an empty text begins with the end-of-text
- * token, or else a newline. */
-static int first_token(const Tokenizer *t) {
-    int *newline = NULL, first = !t ? 0 : tokenizer_bos(t) >= 0 ? tokenizer_bos(t) : tokenizer_eos(t);
-    if (first < 0) first = tokenizer_encode(t, "\n", 1, &newline) ? newline[0] : 0;
-    free(newline);
-    return first;
+int prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids, size_t *count, Error *e) {
+    if (t) *count = tokenizer_encode(t, text, bytes, ids);
+    else if (!parse_ids(text, bytes, vocab, ids, count, e)) { free(*ids); return 0; }
+    if (begin && (!*count || (t && tokenizer_bos(t) >= 0))) {
+        *ids = mem_grow(*ids, (*count + 1) * sizeof **ids);
+        memmove(*ids + 1, *ids, (*count)++ * sizeof **ids);
+        (*ids)[0] = t ? tokenizer_first(t) : 0;
+    }
+    return 1;
 }
-
 int prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids) {
-    size_t count = t ? tokenizer_encode(t, text, bytes, ids) : parse_ids(text, bytes, vocab, ids);
-    if (begin && (!count || (t && tokenizer_bos(t) >= 0))) {
-        *ids = mem_grow(*ids, (count + 1) * sizeof **ids);
-        memmove(*ids + 1, *ids, count++ * sizeof **ids);
-        (*ids)[0] = first_token(t);
-    }
+    size_t count;
+    Error e;
+    if (!prompt_tokens(t, vocab, text, bytes, begin, ids, &count, &e)) fail(EXIT_INPUT, "%s", e.text);
     if (count > (size_t)most) {
         warn("the prompt has %zu tokens, too many for the context: only the last %d are read", count, most);
         memmove(*ids, *ids + (count - (size_t)most), (size_t)most * sizeof **ids);

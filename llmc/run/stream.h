@@ -17,7 +17,7 @@ typedef struct {                        /* how texts are written */
 
 typedef struct {                        /* one text on its way out */
     const TextStyle *style;
-    Text   text, experts;               /* bytes not yet printed; if marked, (int) the expert of each byte */
+    Text   text, experts;               /* bytes not yet printed; if marked, (int) the expert of each byte, or its token (View) */
     size_t prompt;                      /* how many of them are prompt, in which no stop string is searched */
     int    strip;                       /* 1: at the start of a text, where some tokenizers add a space */
     int    ended, color;                /* color: the expert whose color is on; -1: none */
@@ -33,13 +33,19 @@ void stream_restart(Stream *o);         /* for another text; what was not printe
 void stream_prompt(Stream *o, const char *text, size_t bytes, const int *ids, const int *experts, int count);
 void stream_generated(Stream *o, int token, int expert);
 
-/* Prints everything that later tokens cannot change. end: the text is complete. Fails with EXIT_DISK if stdout does. */
-void stream_print(Stream *o, int end);
+/* How many bytes of the text later tokens cannot change; end: the text is complete. stream_drop removes so many, once they are written. */
+size_t stream_ready(const Stream *o, int end);
+void stream_drop(Stream *o, size_t bytes);
+void stream_print(Stream *o, int end);  /* writes and drops them. Fails with EXIT_DISK if stdout does */
+
+/* The stop string as a user wrote it, with \n, \t and \\ for a new line, a tab and a backslash; free() it. */
+char *stop_string(const char *text);
 
 /* The prompt of -i: the text itself; - is stdin, @name a file. free() it. */
 char *prompt_read(const char *prompt, size_t *bytes);
-/* The tokens of a text, at most `most`: of a longer one the last, with a warning; free(*ids). begin: 1: the text begins a
- * context: adds the token with which the model's texts begin, and makes sure that there is at least one token. Without a
- * tokenizer, the text must be numbers below vocab. */
+/* The tokens of a text; free(*ids). begin: 1: the text begins a context: adds the token with which the model's texts begin, and makes
+ * sure that there is at least one token. Without a tokenizer, the text must be numbers below vocab: 0 and e if it is not. */
+int   prompt_tokens(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int **ids, size_t *count, Error *e);
+/* The same, at most `most`: of a longer one the last, with a warning; returns how many. Ends the program on an error. */
 int   prompt_encode(const Tokenizer *t, int vocab, const char *text, size_t bytes, int begin, int most, int **ids);
 #endif

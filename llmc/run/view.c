@@ -8,42 +8,59 @@
 #include <string.h>
 #include <unistd.h>
 
-static void lens_open(Lens *o, const View *v, Route *route, const char *name, const Model *m) {
+static void lens_open(View *v, int layer, Route *route, const char *name, const Model *m) {
     const size_t slots = (size_t)m->batch.N * (size_t)route->plan.K, E = (size_t)route->plan.E;
-    *o = (Lens){ .name = name, .route = route, .own = v->dev->alloc(slots * sizeof(int)),
-                 .host = mem_alloc(slots * sizeof(int)),
-                 .count = mem_alloc(E * (size_t)v->V * sizeof(unsigned)), .first = mem_alloc(E * sizeof(unsigned)) };
-    if (!o->own) fail(EXIT_MEMORY, "%s has not enough memory left for the expert views (-v)", v->dev->name);
+    Lens *o = v->main = &v->lens[v->lenses++];
+    *o = (Lens){ .name = name, .layer = layer, .route = route, .own = v->dev->alloc(slots * sizeof(int)), .host = mem_alloc(slots * sizeof(int)) };
+    if (!o->own) fail(EXIT_MEMORY, "%s has not enough memory left to watch the experts", v->dev->name);
     route->expert = o->own;
+    v->width += route->K;
+    if (v->layer == VIEW_ALL) return;
+    o->count = mem_alloc(E * (size_t)v->V * sizeof(unsigned));
+    o->first = mem_alloc(E * sizeof(unsigned));
 }
 void view_open(View *v, const Device *dev, Model *m, int layer) {
     const Config *c = &m->config;
-    *v = (View){ .layer = layer, .V = c->vocab, .dev = dev };
-    LayerActs *a = &m->acts[layer];
-    if (c->attention_experts > 1) lens_open(v->main = &v->lens[0], v, &a->att, "attention", m);
-    if (config_has_experts(c, layer)) lens_open(v->main = &v->lens[1], v, &a->mlp, "MLP", m);
-}
-void view_close(View *v) {
-    for (int i = 0; i < 2; i++) {
-        if (v->lens[i].own) v->dev->release(v->lens[i].own);
-        free(v->lens[i].host);
-        free(v->lens[i].count);
-        free(v->lens[i].first);
+    const int from = layer == VIEW_ALL ? 0 : layer, to = layer == VIEW_ALL ? c->layers : layer + 1;
+    *v = (View){ .layer = layer, .V = c->vocab, .dev = dev, .lens = mem_alloc((size_t)(to - from) * 2 * sizeof(Lens)) };
+    for (int l = from; l < to; l++) {
+        if (c->attention_experts > 1) lens_open(v, l, &m->acts[l].att, "attention", m);
+        if (config_has_experts(c, l)) lens_open(v, l, &m->acts[l].mlp, "MLP", m);
     }
 }
+void view_close(View *v) {
+    for (Lens *o = v->lens; o < v->lens + v->lenses; o++) {
+        v->dev->release(o->own);
+        free(o->host);
+        free(o->count);
+        free(o->first);
+    }
+    free(v->lens);
+    free(v->record.at);
+}
 
+/* Of the plan's choices those that the router made; experts are counted from its first one. */
+static void record(View *v, int N, int *number) {
+    for (int n = 0; n < N; n++) {
+        if (number) number[n] = (int)(v->record.length / ((size_t)v->width * sizeof(int)));
+        for (const Lens *o = v->lens; o < v->lens + v->lenses; o++)
+            for (int k = o->route->always; k < o->route->plan.K; k++) {
+                const int e = o->host[n * o->route->plan.K + k] - o->route->always;
+                text_add_bytes(&v->record, &e, sizeof e);
+            }
+    }
+}
 void view_read(View *v, const int *tokens, int N, int *expert) {
-    for (int i = 0; i < 2; i++) {
-        Lens *o = &v->lens[i];
-        if (!o->route) continue;
+    for (Lens *o = v->lens; o < v->lens + v->lenses; o++) {
         const int K = o->route->plan.K;
         v->dev->download(o->host, o->own, (size_t)N * (size_t)K * sizeof(int));
-        for (int n = 0; n < N; n++) {
+        for (int n = 0; n < N && o->count; n++) {
             for (int k = 0; k < K; k++) o->count[(size_t)o->host[n*K + k] * (size_t)v->V + (size_t)tokens[n]]++;
             o->first[o->host[n*K]]++;
             if (expert && o == v->main) expert[n] = o->host[n*K];
         }
     }
+    if (v->layer == VIEW_ALL) record(v, N, expert);
 }
 
 int view_color(int e) {
@@ -123,6 +140,5 @@ static void print_favourites(const View *v, const Lens *o, const Tokenizer *t) {
 }
 
 void view_favourites(const View *v, const Tokenizer *t) {
-    for (int i = 0; i < 2; i++)
-        if (v->lens[i].route) print_favourites(v, &v->lens[i], t);
+    for (const Lens *o = v->lens; o < v->lens + v->lenses; o++) print_favourites(v, o, t);
 }

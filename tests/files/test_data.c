@@ -83,7 +83,7 @@ static void refused(const char *what, const char *train, const char *validation,
 static int starts_with(const Data *d, int first) {              /* of the validation split */
     Error e;
     int in[4], out[4];
-    return data_validation(d, 0, 1, 4, in, out, &e) && in[0] == first;
+    return data_validation(d, 0, 1, 4, in, out, NULL, &e) && in[0] == first;
 }
 static void opens(const char *what, const char *train, const char *validation, int64_t tokens, int64_t held,
                   int first, int max) {
@@ -206,9 +206,9 @@ static void test_tokenized(void) {
         check(data_tokens(d, DATA_TRAIN) == n && data_tokens(d, DATA_VALIDATION) == m && data_max_id(d) == 257 + unused,
               "BPE: %d + %d tokens up to %d", n, m, data_max_id(d));
         check(data_bytes(d, DATA_TRAIN) == cut && data_bytes(d, DATA_VALIDATION) == bytes - cut, "BPE: bytes of text");
-        check(data_batch(d, 0, 1, n - 1, 1, in, out, &e) && !memcmp(in, train, (size_t)(n - 1) * sizeof *in)
+        check(data_batch(d, 0, 1, n - 1, 1, in, out, NULL, &e) && !memcmp(in, train, (size_t)(n - 1) * sizeof *in)
               && !memcmp(out, train + 1, (size_t)(n - 1) * sizeof *in), "BPE: the tokens for training");
-        check(data_validation(d, 0, 1, m - 1, in, out, &e) && !memcmp(in, held, (size_t)(m - 1) * sizeof *in)
+        check(data_validation(d, 0, 1, m - 1, in, out, NULL, &e) && !memcmp(in, held, (size_t)(m - 1) * sizeof *in)
               && !memcmp(out, held + 1, (size_t)(m - 1) * sizeof *in), "BPE: the tokens for validation");
         free(train);
         free(held);
@@ -257,7 +257,7 @@ static void test_fallback(void) {
     int in[200] = { 0 }, out[200], same = 0;
     check(data_is_fallback(d) && is_bytes(d) && strstr(data_description(d), "NOT tinyshakespeare"),
           "fallback: %s", data_description(d));
-    check(all == (int)strlen(whole) && data_batch(d, 0, 1, n - 1, 1, in, out, &e), "fallback: %d bytes", all);
+    check(all == (int)strlen(whole) && data_batch(d, 0, 1, n - 1, 1, in, out, NULL, &e), "fallback: %d bytes", all);
     for (int i = 0; i < n - 1; i++) same += in[i] == whole[i] && out[i] == whole[i + 1];
     check(same == n - 1, "fallback: the project's files in order");
     data_close(d);
@@ -275,7 +275,7 @@ static int starts(const Data *d, int64_t first, int count, int T, uint64_t seed,
     Error e;
     int *in = mem_alloc((size_t)count * (size_t)T * sizeof *in);
     int *out = mem_alloc((size_t)count * (size_t)T * sizeof *out), ok = 1;
-    if (!data_batch(d, first, count, T, seed, in, out, &e)) ok = 0;
+    if (!data_batch(d, first, count, T, seed, in, out, NULL, &e)) ok = 0;
     for (int i = 0; ok && i < count; i++) {
         start[i] = in[i * T];
         for (int t = 0; t < T; t++) ok &= in[i * T + t] == start[i] + t && out[i * T + t] == start[i] + t + 1;
@@ -408,7 +408,7 @@ static void test_validation(void) {
             int64_t batches = data_validation_batches(d, B, T);
             for (int64_t i = 0; i < batches; i++) {
                 int real = 0;
-                ok &= data_validation(d, i * B, B, T, in, out, &e);
+                ok &= data_validation(d, i * B, B, T, in, out, NULL, &e);
                 for (int t = 0; t < B * T; t++) {
                     if (out[t] < 0) { ok &= out[t] == -1 && in[t] == 0; continue; }
                     ok &= out[t] == in[t] + 1;
@@ -423,7 +423,7 @@ static void test_validation(void) {
                 once &= seen[i] == expected;
             }
             check(ok && once, "B=%d T=%d: every token but the first of each file is a target once", B, T);
-            ok = data_validation(d, batches * B, B, T, in, out, &e);
+            ok = data_validation(d, batches * B, B, T, in, out, NULL, &e);
             for (int t = 0; t < B * T; t++) ok &= in[t] == 0 && out[t] == -1;
             check(ok, "B=%d T=%d: past the last batch everything is padding", B, T);
             free(in);
@@ -537,7 +537,7 @@ static void test_check(void) {
     check(!data_check(d, INT_MAX, 1100, &e), "windows of 2^31 tokens do not fit");
     check_message(&e, "hundred.bin|training|100 tokens|2147483648", "training data too short");
     int token;
-    check(!data_batch(d, 0, 1, 100, 1, &token, &token, &e), "a batch of windows that do not fit is refused");
+    check(!data_batch(d, 0, 1, 100, 1, &token, &token, NULL, &e), "a batch of windows that do not fit is refused");
     data_close(d);
     d = must_open(put_text("tab.txt", "abcdefghijklmnopqrst~"), NULL, NULL);
     check(!data_check(d, 1, 126, &e), "text beyond the vocabulary");
@@ -551,21 +551,21 @@ static void test_changes(void) {
     int in[64], out[64];
     char *path = put_tokens("changes.bin", GPT2, 0, 20000);
     Data *d = must_open(path, at("one.bin"), NULL);
-    check(data_batch(d, 0, 1, 64, 1, in, out, &e), "before the change: %s", e.text);
+    check(data_batch(d, 0, 1, 64, 1, in, out, NULL, &e), "before the change: %s", e.text);
     put_tokens("changes.bin", GPT2, 30000, 20000);          /* rewritten in place */
-    check(!data_batch(d, 0, 1, 64, 1, in, out, &e), "rewritten with larger ids");
+    check(!data_batch(d, 0, 1, 64, 1, in, out, NULL, &e), "rewritten with larger ids");
     check_message(&e, "changes.bin|19999|rewritten|token id 3", "rewritten");
     if (truncate(path, 1024)) skip("cannot truncate");
-    check(!data_batch(d, 0, 1, 64, 1, in, out, &e), "truncated");
+    check(!data_batch(d, 0, 1, 64, 1, in, out, NULL, &e), "truncated");
     check_message(&e, "changes.bin|1024 bytes|shortened", "truncated");
     put_tokens("changes.bin", GPT2, 0, 20000);
     unlink(path);
-    check(data_batch(d, 0, 1, 64, 1, in, out, &e) && out[0] == in[0] + 1, "an unlinked file can still be read");
+    check(data_batch(d, 0, 1, 64, 1, in, out, NULL, &e) && out[0] == in[0] + 1, "an unlinked file can still be read");
     data_close(d);
     put_tokens("changes.bin", GPT2, 0, 20000);
     d = must_open(at("one.bin"), path, NULL);
     if (truncate(path, 1024 + 2 * 50)) skip("cannot truncate");
-    check(!data_validation(d, 0, 1, 64, in, out, &e), "validation data truncated");
+    check(!data_validation(d, 0, 1, 64, in, out, NULL, &e), "validation data truncated");
     check_message(&e, "changes.bin|1124 bytes|shortened", "validation data truncated");
     data_close(d);
 }
@@ -597,7 +597,7 @@ static void test_many_files(void) {
     check(left == 20, "20 descriptors are left for others");
     unlink(at("many/399.bin"));
     for (int i = 0; i < FILES; i++)
-        if (!data_batch(d, i, 1, T, 3, in, out, &e)) vanished++;
+        if (!data_batch(d, i, 1, T, 3, in, out, NULL, &e)) vanished++;
     check(vanished == 1, "one of %d files vanished: %d errors", FILES, vanished);
     check_message(&e, "many/399.bin|No such file", "vanished");
     data_close(d);
@@ -631,13 +631,13 @@ static void test_large_file(void) {
         check(data_epoch_samples(d, 1) == train - 1 && data_epoch_samples(d, T) == train / T - 1,
               "more than 2^31 samples");
         check(data_validation_batches(d, 1, T) == (held - 1 + T - 1) / T, "windows of the last tenth");
-        check(data_validation(d, (held - 1) / T - 1, 2, T, in, out, &e), "the last two windows: %s", e.text);
+        check(data_validation(d, (held - 1) / T - 1, 2, T, in, out, NULL, &e), "the last two windows: %s", e.text);
         for (int i = 0; i < 2 * T; i++) {                       /* target i is `back` tokens before the end */
             int back = T + last - i, expected = back < 1 ? -1 : back <= MARKS ? 1000 + MARKS - back : 0;
             ok &= out[i] == expected;
         }
         check(ok && last > 0, "the last tokens are the ones that were written");
-        for (int i = 0; i < 200; i++) ok &= data_batch(d, i * INT64_C(99999999), 1, T, 1, in, out, &e);
+        for (int i = 0; i < 200; i++) ok &= data_batch(d, i * INT64_C(99999999), 1, T, 1, in, out, NULL, &e);
         check(ok, "200 samples from the whole file: %s", e.text);
         check(!data_check(d, T, 1050, &e), "an id at the end is beyond a vocabulary of 1050");
         check_message(&e, "train.bin|1099|4772319998", "id beyond the vocabulary at 4.8 GB");  /* 2 * (tokens - 1) */
@@ -723,6 +723,7 @@ void test_data(void) {
     test_layouts();
     test_text();
     test_texts();
+    test_chats();
     test_tokenized();
     test_tinyshakespeare();
     test_fallback();

@@ -46,7 +46,7 @@ static void options_of(int i) {                         /* a setting restored fr
     const char *text = NULL;
     char given[1];
     static const Option row = { "group", "i", "name", OPTION_TEXT, 0, "", 0, 0, NULL, "" };
-    const Options o = { &row, 1, &text, given };
+    const Options o = { &row, 1, &text, given, NULL };
     options_parse(o, 1, NULL, "", NULL, 0);
     options_default(o, "i", outside[i].text);
     options_print(o);

@@ -501,4 +501,5 @@ void test_report(void) {
     test_damage();
     test_bounds();
     test_terminal();
+    test_tensorboard();
 }

@@ -133,7 +133,7 @@ static Saved save(const char *folder, const Trainee *t, int64_t step, int64_t be
     Text json = { 0 };
     progress_to_json(&p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = step, .progress = json.at, .options = "{}" };
-    const Saved saved = checkpoint_save(folder, &s, keep, 0, e);
+    const Saved saved = checkpoint_save(folder, &s, (Keep){ keep, 0, 0 }, e);
     free(json.at);
     return saved;
 }
@@ -270,7 +270,7 @@ static void tokenizer(Trainee *t) {
     size_t n;
     progress_to_json(&p, "cpu-f32", &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .tokenizer = bytes, .step = 1, .progress = json.at, .options = "{}" };
-    check(checkpoint_save(folder, &s, 1, 0, &e) == SAVED_ALL, "saved with a tokenizer: %s", e.text);
+    check(checkpoint_save(folder, &s, (Keep){ 1, 0, 0 }, &e) == SAVED_ALL, "saved with a tokenizer: %s", e.text);
     Checkpoint *c = checkpoint_open(folder, NULL, &e);
     check(c && checkpoint_has_tokenizer(c, path), "its tokenizer.json is the run's");
     char *text = file_read(path, &n, &e);

@@ -52,7 +52,7 @@ static Text random_text(size_t bytes) {
 }
 
 static Tokenizer *train(const char *text, size_t bytes, int tokens, const char *pattern, Error *e) {
-    const Document d = { text, bytes };
+    const Document d = { .at = text, .bytes = bytes };
     return bpe_train(&d, 1, tokens, pattern, 0, e);
 }
 
@@ -178,7 +178,7 @@ static void test_threads(void) {
         char *path = i < COUNT(names) ? text_format("%s/%s.json", GOLDENS, names[i]) : NULL;
         Tokenizer *t = path ? tokenizer_load(path, &e) : first;
         if (!t) { skip("not run in the repository: %s", e.text); free(path); continue; }
-        const Document d[] = { { text.at, text.length }, { "a b", 3 }, { text.at, 1000 } };
+        const Document d[] = { { text.at, text.length, 0 }, { "a b", 3, 0 }, { text.at, 1000, 0 } };
         int *ids;
         void *many;
         const size_t one = tokenizer_encode(t, text.at, text.length, &ids);
@@ -230,8 +230,8 @@ static void test_jobs(void) {
     enum { N = 5 << 20 };
     char *text = mem_alloc(N);
     for (size_t i = 0; i < N; i++) text[i] = "a  ,.\n\n-1"[(int)(uniform() * 9)];
-    const Document d[] = { { text, 3 << 20 }, { text, 0 }, { text + (3 << 20), 1000 }, { text + (3 << 20) + 1000, 100000 },
-                           { text, N } };
+    const Document d[] = { { text, 3 << 20, 0 }, { text, 0, 0 }, { text + (3 << 20), 1000, 0 }, { text + (3 << 20) + 1000, 100000, 0 },
+                           { text, N, 0 } };
     for (int divisible = 0; divisible < 2; divisible++) {
         Job *jobs;
         size_t at[COUNT(d)] = { 0 }, ends = 0, cuts = 0, bad = 0;
@@ -271,8 +271,8 @@ static char *all_text(const Data *d, Split split, const Tokenizer *t) {
     Text text = { 0 };
     Error e;
     text_add(&text, "%s", "");
-    if (n < 2 || !(split == DATA_TRAIN ? data_batch(d, 0, 1, n - 1, 1, in, out, &e)
-                                       : data_validation(d, 0, 1, n - 1, in, out, &e))) return text.at;
+    if (n < 2 || !(split == DATA_TRAIN ? data_batch(d, 0, 1, n - 1, 1, in, out, NULL, &e)
+                                       : data_validation(d, 0, 1, n - 1, in, out, NULL, &e))) return text.at;
     for (int i = 0; i < n; i++) {
         size_t bytes = 1;
         const int id = i ? out[i - 1] : in[0];

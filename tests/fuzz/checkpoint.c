@@ -47,7 +47,7 @@ static void seed(const char *folder) {
     model_initialize(&m, 1);
     optimizer_start(&o, &m);
     const Snapshot all = { .model = &m, .optimizer = &o, .step = 1, .progress = progress.at, .options = options.at };
-    if (checkpoint_save(fuzz_folder(), &all, 1, 0, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
+    if (checkpoint_save(fuzz_folder(), &all, (Keep){ 1, 0, 0 }, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
     char *path = text_format("%s/state/step-00000001/run.json", fuzz_folder()), *to = text_format("%s/checkpoint", folder);
     size_t bytes;
     char *run = file_read(path, &bytes, &e);

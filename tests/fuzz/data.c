@@ -3,6 +3,7 @@
  * are read: every id is at most the largest, every target the id that follows. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/data.h"
+#include <limits.h>
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,24 +41,24 @@ static void write_files(unsigned form, Part rest) {
     } else fuzz_file(names[form], first.at, first.bytes);
 }
 
-static void read_all(const Data *d) {
+static void read_all(Data *d) {
     enum { B = 2, T = 3 };
     int inputs[B * T], targets[B * T];
     const int most = data_max_id(d);
     Error e;
-    if (!data_check(d, T, most + 1, &e)) return;
+    if (most == INT_MAX || !data_check(d, T, most + 1, &e)) return;       /* run.c refuses such ids */
     fuzz_check(most == 0 || !data_check(d, T, most, &e));
     const int64_t samples = data_epoch_samples(d, T), batches = data_validation_batches(d, B, T);
     for (int64_t first = 0; first < samples + 3 && first < 200; first += B) {
-        fuzz_check(data_batch(d, first, B, T, 7, inputs, targets, &e));
+        fuzz_check(data_batch(d, first, B, T, 7, inputs, targets, NULL, &e));
         for (int i = 0; i < B * T; i++) fuzz_check(inputs[i] >= 0 && inputs[i] <= most && targets[i] >= 0 && targets[i] <= most);
         for (int i = 0; i < B * T; i++) fuzz_check(i % T == T - 1 || targets[i] == inputs[i + 1]);
     }
     for (int64_t first = 0; first < batches && first < 100; first++) {
-        fuzz_check(data_validation(d, first, B, T, inputs, targets, &e));
+        fuzz_check(data_validation(d, first, B, T, inputs, targets, NULL, &e));
         for (int i = 0; i < B * T; i++) fuzz_check(inputs[i] >= 0 && inputs[i] <= most && targets[i] >= -1 && targets[i] <= most);
     }
-    fuzz_check(data_batch(d, INT64_C(1) << 40, B, T, 7, inputs, targets, &e));
+    fuzz_check(data_batch(d, INT64_C(1) << 40, B, T, 7, inputs, targets, NULL, &e));
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {

@@ -1,11 +1,16 @@
 /* documents.c: JSONL. Documents lie one after another in the text, in the order of their lines; holding some out and cutting all of
  * them into jobs loses no byte. */
 #include "tests/fuzz/support/fuzz.h"
-#include "llmc/data/documents.h"
+#include "llmc/data/chat.h"
 #include <stdlib.h>
 #include <string.h>
 
 const int fuzz_is_json = 1;
+static Chat chat;
+void fuzz_start(void) {
+    Error e;
+    if (!chat_open(&chat, "chatml", NULL, &e)) abort();
+}
 
 static void check_jobs(const Source *s, int divisible) {
     Job *jobs;
@@ -43,7 +48,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     if (size) memcpy(text, data, size);
     source_take_text(&s, "x.jsonl", text, size);
     source_hash(&s, 1);
-    if (source_parse(&s, &e)) {
+    if (source_parse(&s, &chat, &e)) {
         const char *before = s.text;
         for (size_t i = 0; i < s.documents; i++) {
             const Document d = s.document[i];

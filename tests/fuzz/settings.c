@@ -1,5 +1,6 @@
-/* settings.c: the command line, settings restored from a file, and the launcher's environment. The first byte says which; the rest is
- * arguments, JSON, or NAME=VALUE, each in a line. Settings that were read are written as JSON, which restores the same. */
+/* settings.c: the command line, settings restored from a checkpoint, the launcher's environment, and a file of settings (-cf). The first
+ * byte says which; the rest is arguments, JSON, or NAME=VALUE, each in a line. Settings that were read are written as JSON, which
+ * restores the same, and as a file, which reads the same. */
 #define _GNU_SOURCE
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/ranks/launch.h"
@@ -64,14 +65,31 @@ static void check_restored(const Settings *s) {
     free(twice.at);
 }
 
+static void read_as_file(Settings *s, const char *text, size_t bytes) {
+    char path[300], *arguments[] = { "train_moe", "-cf", path, NULL };
+    snprintf(path, sizeof path, "%s", fuzz_file("settings.txt", text, bytes));
+    settings_parse(s, 3, arguments);
+}
+/* What is written reads as the same, once more. */
+static void check_file(const Settings *s) {
+    Text once = { 0 }, twice = { 0 };
+    Settings again;
+    settings_write(s, &once);
+    read_as_file(&again, once.at, once.length);
+    settings_write(&again, &twice);
+    if (once.length < 4000 && !strstr(once.at, "cannot be written")) fuzz_check(!strcmp(once.at, twice.at));
+    free(once.at);
+    free(twice.at);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     Part rest = { (const char *)data, size };
-    const unsigned form = fuzz_choice(&rest, 3);
+    const unsigned form = fuzz_choice(&rest, 4);
     char *text = fuzz_text(rest), *arguments[MOST + 2] = { "train_moe" };
     Settings s;
     Error e = { "" };
     fuzz_may_leave_memory();                                    /* texts of restored settings live as long as the program */
-    cut(form == 1 ? NULL : text);
+    cut(form == 1 || form == 3 ? NULL : text);
     if (form == 2) {
         Launch l, flags = { .launcher = "flags", .process = -1 };
         if (!launch_find(&l, &flags, get, &e)) fuzz_check(*e.text);
@@ -79,7 +97,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
         return;
     }
     memcpy(arguments + 1, lines.at, (size_t)lines.count * sizeof *arguments);
-    settings_parse(&s, lines.count + 1, arguments);
+    if (form == 3) read_as_file(&s, rest.at, rest.bytes);
+    else settings_parse(&s, lines.count + 1, arguments);
     if (form == 1) {
         Json *json = json_parse(rest.at, rest.bytes, &e);
         if (json && !settings_restore(&s, json_root(json), &e)) fuzz_check(*e.text);
@@ -87,4 +106,5 @@ void fuzz_one(const uint8_t *data, size_t size) {
     }
     check_printed(&s);
     check_restored(&s);
+    check_file(&s);
 }

@@ -55,6 +55,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     m.balance_coef = 0.01f;
     m.z_coef = 0.01f;
     model_set_phase(&m, PHASE_ONLY);
-    model_learn(&m, 0.25f, 1);
+    model_scale_loss(&m, 0.25);
+    model_learn(&m, 1);
     model_logits(&m, 0, 1);
 }

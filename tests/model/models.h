@@ -22,6 +22,9 @@ double decoding_errors(const Device *dev, const Config *c, int B, int T, int fir
  * a rewind. */
 int steps_agree(const Device *dev, const Config *c, int B, Sampler s);
 
+/* The error of the gradients of two rows of several samples against the sum of those of each sample alone. *loss: of the loss. */
+double packing_error(const Device *dev, const Config *c, double *loss);
+
 /* 1: after model_forget a batch has the same gradients bit for bit, whatever the buffers held. */
 int forgets(const Device *dev, const Config *c, int B);
 #endif

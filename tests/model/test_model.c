@@ -376,6 +376,49 @@ static void memory_promise(void) {
     }
 }
 
+double packing_error(const Device *dev, const Config *c, double *loss) {
+    enum { T = 24, N = 2 * T };
+    static const int lengths[] = { 9, 1, 14, 5, 19 };           /* of the first row, and of the second */
+    int tokens[N], targets[N], position[N];
+    double sums[2] = { 0, 0 }, one, *grads[2];
+    Model m;
+    model_plan_training(&m, dev, c, 2, T, 0, 1, REAL, NULL);
+    check(model_allocate(&m), "memory");
+    model_initialize(&m, 4);
+    model_scale_loss(&m, 1.0 / N);
+    for (int n = 0; n < N; n++) {
+        tokens[n] = (int)(random_uniform(6, (uint64_t)n) * c->vocab);
+        targets[n] = random_uniform(7, (uint64_t)n) < 0.3f ? -1 : (int)(random_uniform(8, (uint64_t)n) * c->vocab);
+    }
+    for (int i = 0, n = 0; i < (int)(sizeof lengths / sizeof *lengths); i++) for (int t = 0; t < lengths[i]; t++) position[n++] = t;
+    for (int packed = 0; packed < 2; packed++) {
+        for (int i = 0, at = 0; at < N; at += packed ? N : lengths[i++]) {
+            model_set_phase(&m, at ? PHASE_MIDDLE : PHASE_FIRST);
+            model_batch(&m, tokens + at, targets + at, packed ? 2 : 1, packed ? T : lengths[i]);
+            if (packed) model_pack(&m, position);
+            model_learn(&m, 0);
+            dev->reals_to_double(&one, m.loss_sum, 1);
+            sums[packed] += one;
+        }
+        model_gradients(&m, grads[packed] = mem_alloc(m.manifest.total * sizeof **grads));
+    }
+    const double error = relative_error(grads[1], grads[0], m.manifest.total);
+    *loss = fabs(sums[1] / sums[0] - 1);
+    free(grads[0]);
+    free(grads[1]);
+    model_free(&m);
+    return error;
+}
+static void packing(const char *model) {
+    static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
+    for (int i = 0; i < 2; i++) {
+        const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
+        double loss;
+        check_error(packing_error(device_find(devices[i].device), &c, &loss), devices[i].bound, "%s on %s: gradients of packed samples", model, devices[i].device);
+        check_error(loss, devices[i].bound, "%s on %s: their loss", model, devices[i].device);
+    }
+}
+
 /* Gradients of a model that stores those of matrices as `dtype`; every micro-batch has the same random tokens. */
 static double *gradients_stored(Model *m, const char *model, Dtype dtype, int micro_batches) {
     const int B = 2, T = 16, N = B * T;
@@ -388,7 +431,8 @@ static double *gradients_stored(Model *m, const char *model, Dtype dtype, int mi
     for (int i = 0; i < micro_batches; i++) {
         model_set_phase(m, i == 0 ? PHASE_FIRST : PHASE_MIDDLE);
         model_batch(m, tokens, tokens + 1, B, T);
-        model_learn(m, 1.0f / (float)(N * micro_batches), 1.0f / (float)micro_batches);
+        model_scale_loss(m, (double)(1.0f / (float)(N * micro_batches)));
+        model_learn(m, 1.0f / (float)micro_batches);
     }
     double *grads = mem_alloc(m->manifest.total * sizeof *grads);
     model_gradients(m, grads);
@@ -508,6 +552,9 @@ void test_model(void) {
     decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
     decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX);
     decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX);
+    packing("m2:c32h4e4k2f32a4x2");
+    packing("m2:c32h6d8q2e4k2f32a4x2b1n1l3v1");
+    packing("u2:c32h4q2e4k2f32a1s1");
     bad_gradient();
     training();
 }

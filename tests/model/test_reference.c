@@ -1,10 +1,11 @@
 /* test_reference.c: does the model compute the published mathematics? Tiny models of Hugging Face Transformers, with the logits,
  * the loss and all gradients that PyTorch computed (reference.py), are compared with ours; then saved and read again. */
 #include "tests/test.h"
-#include "llmc/files/hf.h"
+#include "llmc/files/export.h"
 #include "llmc/files/families.h"
 #include "llmc/model/decode.h"
 #include "llmc/model/rope.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,8 +68,8 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
     free(all);
 }
 
-/* Every key of their config.json with its value, but for the number type, in the order of theirs; and nothing else. */
-static void compare_configs(const char *folder, const char *family) {
+/* Every key of their config.json with its value, in the order of theirs; and nothing else. typed: also the number type. */
+static void compare_configs(const char *folder, const char *family, int typed) {
     char *path[2] = { text_format("%s/config.json", folder), scratch_path("config.json") }, *text[2];
     Json *json[2];
     Error e;
@@ -83,7 +84,7 @@ static void compare_configs(const char *folder, const char *family) {
         Text x = { 0 }, y = { 0 };
         json_write(&x, a, 0);
         json_write(&y, b, 0);
-        check(!strcmp(a->key, b->key) && (!strcmp(a->key, "dtype") || !strcmp(x.at, y.at)), "%s: config.json has \"%s\": %s, not \"%s\": %s",
+        check(!strcmp(a->key, b->key) && ((!typed && !strcmp(a->key, "dtype")) || !strcmp(x.at, y.at)), "%s: config.json has \"%s\": %s, not \"%s\": %s",
               family, a->key, x.at, b->key, y.at);
         free(x.at), free(y.at);
     }
@@ -107,12 +108,48 @@ static void compare_tensors(Safetensors *theirs, Safetensors *ours, const char *
     }
 }
 
+/* Saved in the number types of their files, and in several files: every tensor has the bytes it had, config.json every key and value. */
+static void export_and_read(const Model *m, const char *family, const char *folder, const HfOrigin *origin) {
+    Error e = { "" };
+    Model again;
+    const size_t weights = m->manifest.total * m->dev->floatX_size;
+    uint64_t largest = 0;
+    int files = 0;
+    check(export_weights(scratch(), (ExportForm){ .shard = 3000 }, origin, &files, &e) && files > 2, "%s: %d files %s", family, files, e.text);
+    char *single = scratch_path("model.safetensors");
+    check(!is_file(single), "%s: shards replace the single file", family);
+    Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
+    check(ours != NULL, "%s: shards open: %s", family, e.text);
+    for (size_t i = 0; ours && i < safetensors_count(theirs); i++) {
+        const FileTensor *a = safetensors_at(theirs, i), *b = safetensors_find(ours, a->name);
+        char *x = mem_alloc(a->bytes), *y = mem_alloc(a->bytes);
+        const int same = b && !strcmp(a->dtype, b->dtype) && a->bytes == b->bytes;
+        check(same && safetensors_read(theirs, a, 0, x, a->bytes, &e) && safetensors_read(ours, b, 0, y, a->bytes, &e) && !memcmp(x, y, a->bytes),
+              "%s: %s has the type and the bytes it had", family, a->name);
+        if (b && b->begin + b->bytes > largest && b->begin) largest = b->begin + b->bytes;
+        free(x), free(y);
+    }
+    check(largest <= 3000, "%s: no file of several tensors is larger than asked: %llu", family, (unsigned long long)largest);
+    safetensors_close(theirs);
+    safetensors_close(ours);
+    compare_configs(folder, family, 1);
+    model_plan_inference(&again, m->dev, &m->config, 1, 1, 0, NULL);
+    check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: shards load: %s", family, e.text);
+    void *a = mem_alloc(weights), *b = mem_alloc(weights);
+    m->dev->download(a, m->params, weights);
+    m->dev->download(b, again.params, weights);
+    check(!memcmp(a, b, weights), "%s: and give the same weights", family);
+    model_free(&again);
+    check(export_remove_shards(scratch(), 0, &e) && !safetensors_open(scratch(), &e), "shards are removed: %s", e.text);
+    free(a), free(b), free(single);
+}
+
 /* Saved and read again: the same names, shapes and bits, and the same configuration. */
 static void save_and_read(const Model *m, const char *family, const char *folder) {
     const Device *dev = m->dev;
     const size_t weights = m->manifest.total * dev->floatX_size;
     char *file = scratch_path("model.safetensors");
-    HfOrigin *origin = hf_origin_open(folder);
+    HfOrigin *origin = hf_origin_open(folder, folder);
     Error e;
     Config c;
     Model again;
@@ -120,7 +157,7 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     uint32_t crc;
     check(hf_save_small(scratch(), m, NULL, origin, &e) && hf_save_weights(m, file, 7, &e, &bytes, &crc), "%s: saves", family);
     check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
-    compare_configs(folder, family);
+    compare_configs(folder, family, 0);
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
     check(theirs && ours, "%s: both files open", family);
     if (theirs && ours) compare_tensors(theirs, ours, family);
@@ -133,6 +170,7 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     dev->download(b, again.params, weights);
     check(!memcmp(a, b, weights), "%s on %s: weights are the same bit for bit", family, dev->name);
     model_free(&again);
+    export_and_read(m, family, folder, origin);
     hf_origin_free(origin);
     free(a), free(b), free(file);
 }
@@ -151,7 +189,8 @@ static void compare_model(Model *m, Safetensors *expected, const char *family, d
     model_logits(m, 0, N);
     dev->to_double(logits, m->s.logits, all);
     check_error(relative_error(logits, want, all), bound, "%s on %s: logits", family, dev->name);
-    model_loss(m, 1, 1);
+    model_scale_loss(m, 1);
+    model_loss(m, 1);
     dev->reals_to_double(&sum, m->loss_sum, 1);
     sum /= (double)used;
     check_error(relative_error(&sum, loss, 1), bound, "%s on %s: loss", family, dev->name);
@@ -207,13 +246,108 @@ static void family_on(const char *place, const char *family, const Device *dev, 
     free(folder), free(path), free(tokens), free(targets);
 }
 
+/* ---- upcycling: experts are copies of a dense MLP --------------------------------------------------------------- */
+
+/* Loss of a batch, and its gradient without that of the routers' losses. */
+static double loss_of(Model *m, const int *tokens, const int *targets, int B, int T, double *gradients) {
+    double sum;
+    model_batch(m, tokens, targets, B, T);
+    model_set_phase(m, PHASE_ONLY);
+    model_forward(m);
+    model_scale_loss(m, 1);
+    model_loss(m, 1);
+    m->dev->reals_to_double(&sum, m->loss_sum, 1);
+    model_router_losses(m);
+    model_backward(m, 1);
+    model_gradients(m, gradients);
+    return sum;
+}
+
+/* Every token's weights add to one, so the gradients of the copies add to that of the dense MLP. A router has a gradient only from its
+ * own losses, as long as all experts answer alike. */
+static void compare_copies(const Model *m, const double *g, const Model *was, const double *dense, const char *what, double bound) {
+    for (int i = 0; i < was->manifest.count; i++) {
+        const Tensor *t = &was->manifest.at[i], *u = m->manifest.at;
+        while (u->layer != t->layer || u->field != t->field) u++;
+        const size_t copies = u->count / t->count, experts = t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP ? (size_t)m->config.experts : 1;
+        double *sum = mem_alloc(t->count * sizeof *sum);
+        for (size_t k = 0; k < u->count; k++) sum[k % t->count] += g[u->offset + k];
+        check(copies == experts, "%s: %zu copies of %s", what, copies, t->name);
+        check_error(relative_error(sum, dense + t->offset, t->count), bound, "%s: gradients of the copies of %s", what, t->name);
+        free(sum);
+    }
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        double norm = 0;
+        for (size_t k = 0; k < t->count && t->kind == TENSOR_ROUTER; k++) norm += g[t->offset + k] * g[t->offset + k];
+        check(t->kind != TENSOR_ROUTER || norm > 1e-12, "%s: %s has a gradient", what, t->name);
+    }
+}
+
+static void upcycle_on(const char *place, const char *family, const Device *dev, double bound) {
+    enum { B = 2, T = 9 };
+    int tokens[B*T], targets[B*T];
+    char *folder = text_format("tests/reference/%s", place), *what = text_format("%s upcycled on %s", place, dev->name);
+    Error e = { "" };
+    Config dense, c;
+    Model was, m;
+    for (int i = 0; i < B*T; i++) tokens[i] = i * 7 % 23, targets[i] = (i * 5 + 2) % 23;
+    check(hf_load_config(folder, &dense, &e), "%s: %s", what, e.text);
+    c = dense;
+    check(config_upcycle(&c, "e3k2", &e) && !strcmp(family_name(config_family(&c)), family), "%s: is a %s, not a %s %s", what, family,
+          family_name(config_family(&c)), e.text);
+    model_plan_training(&was, dev, &dense, B, T, 0, 1, REAL, NULL);
+    model_plan_training(&m, dev, &c, B, T, 0, 1, REAL, NULL);
+    check(model_allocate(&was) && model_allocate(&m) && hf_load_weights(&was, folder, &e), "%s: %s", what, e.text);
+    model_initialize_kind(&m, TENSOR_ROUTER, 5);
+    check(hf_load_upcycled(&m, &dense, folder, &e), "%s: %s", what, e.text);
+    double *g = mem_alloc(m.manifest.total * sizeof *g), *h = mem_alloc(was.manifest.total * sizeof *h);
+    const double before = loss_of(&was, tokens, targets, B, T, h), after = loss_of(&m, tokens, targets, B, T, g);
+    check_error(fabs(after - before) / before, bound / 10, "%s: its loss is the dense model's", what);
+    double *with = mem_alloc(m.manifest.total * sizeof *with);
+    m.balance_coef = 0.01f;
+    loss_of(&m, tokens, targets, B, T, with);
+    for (int i = 0; i < m.manifest.count; i++) {
+        const Tensor *t = &m.manifest.at[i];
+        if (t->kind == TENSOR_ROUTER) memcpy(g + t->offset, with + t->offset, t->count * sizeof *g);
+    }
+    compare_copies(&m, g, &was, h, what, bound);
+    model_free(&m);
+    model_free(&was);
+    free(with), free(g), free(h), free(folder), free(what);
+}
+
+static void test_upcycling(void) {
+    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" }, { "families/llama_scaled", "granitemoe" } };
+    static const char *const wrong[][2] = {
+        { "e", "needs a whole number" }, { "e1k1", "at least two experts" }, { "e4k5", "5 of 4 experts" }, { "e4a2", "not a" },
+        { "e4k2f9", "whose width is 20" }, { "q8", "not q" },
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        upcycle_on(models[i][0], models[i][1], device_find("cpu-f64"), 1e-11);
+        upcycle_on(models[i][0], models[i][1], device_find("cpu-f32"), 1e-5);
+    }
+    Config c, full;
+    Error e;
+    check(hf_load_config("tests/reference/llama", &c, &e) && hf_load_config("tests/reference/mixtral", &full, &e), "configurations: %s", e.text);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        Config copy = c;
+        check(!config_upcycle(&copy, wrong[i][0], &e) && strstr(e.text, wrong[i][1]), "-up %s: %s", wrong[i][0], e.text);
+    }
+    check(!config_upcycle(&full, "e8k2", &e) && strstr(e.text, "has experts already"), "-up of a mixture: %s", e.text);
+}
+
 void test_reference(void) {
+    test_upcycling();
+    test_evaluate();
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
         { "families/llama_scaled", "llama" }, { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },
         { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
         { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
         { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
+        { "families/smoe_heads", "smoe" }, { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
+        { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" },
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const int in_f64 = models[i][0][0] == 'f';              /* of the first three the expected values are f32 */

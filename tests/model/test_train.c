@@ -242,7 +242,7 @@ static void parse_line(void *line) {
     Small s;
     char given[ROWS], *argv[16];
     const char *word;
-    const Options o = { table, ROWS, &s, given };
+    const Options o = { table, ROWS, &s, given, NULL };
     options_parse(o, split(line, argv), argv, "usage", &word, 1);
 }
 
@@ -274,7 +274,7 @@ static void options(void) {
     char given[ROWS], value[64], *argv[16];
     const char *word = NULL;
     const int n = split("-c 7 out --rate=0.00123456789 -l 9000000000000000", argv);
-    const Options o = { table, ROWS, &s, given }, other = { table, ROWS, &again, given };
+    const Options o = { table, ROWS, &s, given, NULL }, other = { table, ROWS, &again, given, NULL };
     options_parse(o, n, argv, "usage", &word, 1);
     check(s.count == 7 && s.large == 9000000000000000 && s.rate == 0.00123456789f && !strcmp(s.kind, "cosine")
           && word && !strcmp(word, "out"), "good options are read");
@@ -531,7 +531,7 @@ static int save_with(const char *folder, const Trainee *t, const Progress *p, co
     Text json = { 0 };
     progress_to_json(p, t->m.dev->name, &json);
     const Snapshot s = { .model = &t->m, .optimizer = &t->o, .step = p->step, .progress = json.at, .options = options };
-    const Saved saved = checkpoint_save(folder, &s, keep, major, e);
+    const Saved saved = checkpoint_save(folder, &s, (Keep){ keep, 0, major }, e);
     free(json.at);
     return saved == SAVED_ALL;
 }

@@ -74,14 +74,15 @@ static void draw(Trainee *t, int number) {
 }
 void trainee_send(Trainee *t, int number) {
     if (number != t->drawn) draw(t, number);
-    model_send(&t->m, t->tokens, t->targets, t->keys, t->options.B, t->options.T);
+    model_send(&t->m, t->tokens, t->targets, NULL, t->keys, t->options.B, t->options.T);
+    model_scale_loss(&t->m, (double)(t->loss_factor / ((float)t->m.batch.all_micro_batches * (float)t->m.batch.N)));
     optimizer_set(&t->o, &t->m, t->adamw);
 }
 
 static void learn(void *trainee) {
     Trainee *t = trainee;
     const float batches = (float)t->m.batch.all_micro_batches;
-    model_learn(&t->m, t->loss_factor / (batches * (float)t->m.batch.N), 1 / batches);
+    model_learn(&t->m, 1 / batches);
 }
 static void update(void *trainee) {
     Trainee *t = trainee;

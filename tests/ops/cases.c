@@ -705,20 +705,34 @@ static const char *const order_name[] = { "tiled", "grouped" };
 #define HEADS "%s B=%d T=%d G=%d Q=%d D=%d"
 #define HEADS_OF(s, order) order_name[order], (s)->B, (s)->T, (s)->G, (s)->Q, (s)->D
 
-CALL(attention_forward, b[0], b[1], b[2], b[3], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
-static Case *attention_forward(const Shape *s, HeadOrder order) {
-    Case *c = BEGIN(attention_forward, s, 0, HEADS, HEADS_OF(s, order));
+/* Rows of several samples, of 1 to about T/2 tokens. */
+static void positions(Case *c) {
+    double *position = mem_alloc((size_t)c->N * sizeof *position);
+    const uint64_t key = key_of(c, "position");
+    for (int n = 0, left = 0; n < c->N; n++, left--) {
+        const int begins = n % c->s.T == 0 || left <= 0;
+        if (begins) left = 1 + (int)(random_bits(key, (uint64_t)n) % (uint64_t)(random_bits(key, ~(uint64_t)n) % 4 ? c->s.T / 2 + 1 : 3));
+        position[n] = begins ? 0 : position[n - 1] + 1;
+    }
+    add(c, INPUT, INTEGER, "position", (size_t)c->N, position);
+}
+#define POSITIONS_OF(c) (case_find(c, "position") < 0 ? NULL : b[case_find(c, "position")])
+
+CALL(attention_forward, b[0], b[1], b[2], b[3], POSITIONS_OF(c), c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_forward(const Shape *s, HeadOrder order, int packed) {
+    Case *c = BEGIN(attention_forward, s, 0, "%s" HEADS, packed ? "packed " : "", HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
     out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* the weights are rounded, then the sum */
     out(c, REAL, "lse", times(c->N, H), 0, 8);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
+    if (packed) positions(c);
     return c;
 }
-CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
-static Case *attention_backward(const Shape *s, HeadOrder order) {
-    Case *c = BEGIN(attention_backward, s, 0, HEADS, HEADS_OF(s, order));
+CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], POSITIONS_OF(c), c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_backward(const Shape *s, HeadOrder order, int packed) {
+    Case *c = BEGIN(attention_backward, s, 0, "%s" HEADS, packed ? "packed " : "", HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
     out(c, FLOATX, "dq", times(c->N, H * s->D), 32, 0);
@@ -728,7 +742,8 @@ static Case *attention_backward(const Shape *s, HeadOrder order) {
     in(c, REAL, "lse", times(c->N, H), 0.5 + log(s->T), 0.1);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
-    c->forward[0] = attention_forward(s, order);
+    if (packed) positions(c);
+    c->forward[0] = attention_forward(s, order, packed);
     return c;
 }
 CALL(attention_cached, b[0], b[1], b[2], b[3], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
@@ -786,7 +801,7 @@ static Case *advance(const Shape *s) {
 
 /* ---- loss and optimizer -------------------------------------------------------------------------------- */
 
-CALL(cross_entropy, b[0], b[1], b[2], c->scale, c->cap, c->gradient, c->N, c->s.V, c->used)
+CALL(cross_entropy, b[0], b[1], b[2], b[3], c->cap, c->gradient, c->N, c->s.V, c->used)
 static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int capped, int ignored) {
     Case *c = BEGIN(cross_entropy, s, 0, "%s%s%sN=%d V=%d", gradient ? "gradient " : "", wide ? "wide " : "",
                     capped ? "capped " : "", rows, s->V);
@@ -799,6 +814,7 @@ static Case *cross_entropy(const Shape *s, int rows, int gradient, int wide, int
     else          in(c, FLOATX, "logits", times(rows, s->V), 0, spread);
     double *target = integers(c, "target", (size_t)rows, c->used);
     for (int n = 3; ignored && n < rows; n += 5) target[n] = -1;
+    in(c, REAL, "scale", 1, (double)c->scale, 0);
     return c;
 }
 CALL(soft_cap, b[0], c->cap, c->buffer[0].n)
@@ -1118,8 +1134,10 @@ static void each_sum_and_norm(const Visit *v) {
 }
 static void each_of_attention(const Visit *v) {
     for (HeadOrder order = HEADS_TILED; order <= (v->all ? HEADS_GROUPED : HEADS_TILED); order++) {
-        V(v, attention_forward(v->s, order));
-        V(v, attention_backward(v->s, order));
+        for (int packed = 0; packed <= v->all; packed++) {
+            V(v, attention_forward(v->s, order, packed));
+            V(v, attention_backward(v->s, order, packed));
+        }
         V(v, attention_cached(v->s, order));
     }
     V(v, cache_store(v->s));

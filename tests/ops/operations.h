@@ -169,12 +169,13 @@ OPERATION(add_norm_backward,
 
 /* attention */
 OPERATION(attention_forward,
-    (floatX *out, real *lse, const floatX *q, const floatX *kv, HeadOrder order, int B, int T, int G, int Q, int D),
-    (out, lse, q, kv, order, B, T, G, Q, D), 4 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (2 * Q + 2) * unit.fx,
+    (floatX *out, real *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q,
+     int D), (out, lse, q, kv, position, order, B, T, G, Q, D), 4 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (2 * Q + 2) * unit.fx,
     "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
 OPERATION(attention_backward,
     (floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse, const floatX *q, const floatX *kv,
-     HeadOrder order, int B, int T, int G, int Q, int D), (dq, dkv, dout, out, lse, q, kv, order, B, T, G, Q, D),
+     const int *position, HeadOrder order, int B, int T, int G, int Q, int D),
+    (dq, dkv, dout, out, lse, q, kv, position, order, B, T, G, Q, D),
     10 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (4 * Q + 4) * unit.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
 OPERATION(attention_cached,
     (floatX *out, const floatX *q, const floatX *cache, const int *position, HeadOrder order, int B, int T, int G, int Q,
@@ -192,7 +193,7 @@ OPERATION(advance, (int *position, int *row, int *log, const int *token, int N),
 
 /* loss and optimizer */
 OPERATION(cross_entropy,
-    (real *loss, floatX *logits, const int *target, float scale, float cap, int gradient, int N, int V, int used),
+    (real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N, int V, int used),
     (loss, logits, target, scale, cap, gradient, N, V, used), 0, times(N, V) * (gradient ? 2 : 1) * unit.fx, "N=%d V=%d", N, V)
 OPERATION(soft_cap, (floatX *x, float cap, size_t n), (x, cap, n), 0, 2 * (double)n * unit.fx, "n=%zu", n)
 OPERATION(sum, (real *out, const real *inp, size_t n), (out, inp, n), 0, (double)n * unit.re, "n=%zu", n)

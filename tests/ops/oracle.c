@@ -297,12 +297,12 @@ static void naive_activation_backward(const Case *c, double **v) {        /* onl
             v[1][m*c->F + i] = act * (v[5] ? v[5][grouped ? (int)v[c->plan + 1][m] : m] : 1);
         }
 }
-/* One query (D) over the first `seen` positions of the keys and values of head h; returns the log of the sum. */
-static double attend(const Case *c, double *y, const double *q, const double *kv, int h, int seen) {
+/* One query (D) over the positions first ... seen-1 of the keys and values of head h; returns the log of the sum. */
+static double attend(const Case *c, double *y, const double *q, const double *kv, int h, int first, int seen) {
     const int G = c->s.G, D = c->s.D, g = c->order == HEADS_TILED ? h % G : h / c->s.Q;
     double total = 0;
     for (int pass = 0; pass < 2; pass++)
-        for (int j = 0; j < seen; j++) {
+        for (int j = first; j < seen; j++) {
             const double *k = kv + j*2*G*D + g*D, *value = k + G*D;
             double dot = 0;
             for (int d = 0; d < D; d++) dot += q[d] * k[d] / sqrt(D);
@@ -312,19 +312,19 @@ static double attend(const Case *c, double *y, const double *q, const double *kv
     return log(total);
 }
 static void naive_attention_forward(const Case *c, double **v) {
-    const int H = c->s.Q * c->s.G, D = c->s.D;
+    const int H = c->s.Q * c->s.G, D = c->s.D, packed = case_find(c, "position");
     for (int b = 0; b < c->s.B; b++)
         for (int t = 0; t < c->s.T; t++)
             for (int h = 0; h < H; h++) {
-                int at = (b*c->s.T + t)*H + h;
-                v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, h, t + 1);
+                const int n = b*c->s.T + t, at = n*H + h, first = packed < 0 ? 0 : t - (int)v[packed][n];
+                v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, h, first, t + 1);
             }
 }
 static void naive_attention_cached(const Case *c, double **v) {
     const int H = c->s.Q * c->s.G, D = c->s.D;
     for (int b = 0; b < c->s.B; b++)
         for (int h = 0; h < H; h++)
-            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, h, (int)v[3][b] + 1);
+            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, h, 0, (int)v[3][b] + 1);
 }
 static void naive_cache_store(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];

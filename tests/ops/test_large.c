@@ -292,7 +292,7 @@ enum { HEAD_C = 64, HEAD_V = 50304, HEAD_USED = 50257 };
 enum { HX, HEAD, TARGET, LOGITS, LOSS, HDX, DHEAD };
 static void run_head(const Device *d, int N, void *const *b) {
     d->matmul_forward(b[LOGITS], b[HX], b[HEAD], N, HEAD_C, HEAD_V);
-    d->cross_entropy(b[LOSS], b[LOGITS], b[TARGET], 1, 0, 1, N, HEAD_V, HEAD_USED);
+    d->cross_entropy(b[LOSS], b[LOGITS], b[TARGET], NULL, 0, 1, N, HEAD_V, HEAD_USED);
     d->matmul_backward_input(b[HDX], b[LOGITS], b[HEAD], N, HEAD_C, HEAD_V, SET);
     d->matmul_backward_weight(b[DHEAD], b[LOGITS], b[HX], N, HEAD_C, HEAD_V, SET);
 }
@@ -315,8 +315,8 @@ enum { SEQUENCE = 128, WIDTH = 4096, SHARING = 4 };         /* positions; Q*G*D;
 enum { AQ, AKV, ADOUT, AOUT, LSE, DQ, DKV };
 static void attend(const Device *d, int B, void *const *b, int D) {
     const int G = WIDTH / SHARING / D;
-    d->attention_forward(b[AOUT], b[LSE], b[AQ], b[AKV], HEADS_TILED, B, SEQUENCE, G, SHARING, D);
-    d->attention_backward(b[DQ], b[DKV], b[ADOUT], b[AOUT], b[LSE], b[AQ], b[AKV], HEADS_TILED, B, SEQUENCE, G, SHARING, D);
+    d->attention_forward(b[AOUT], b[LSE], b[AQ], b[AKV], NULL, HEADS_TILED, B, SEQUENCE, G, SHARING, D);
+    d->attention_backward(b[DQ], b[DKV], b[ADOUT], b[AOUT], b[LSE], b[AQ], b[AKV], NULL, HEADS_TILED, B, SEQUENCE, G, SHARING, D);
 }
 static void run_attention_64(const Device *d, int B, void *const *b)  { attend(d, B, b, 64); }
 static void run_attention_128(const Device *d, int B, void *const *b) { attend(d, B, b, 128); }

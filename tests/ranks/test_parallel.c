@@ -90,7 +90,7 @@ static void save(const Team *t, Trainee *m, int rank) {
     if (rank) { optimizer_lend(&m->o, &m->m); return; }
     char *progress = text_format("\"step\": %d, \"updates\": %d", t->steps, m->o.updates);
     const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = t->steps, .progress = progress, .options = "{}" };
-    check(checkpoint_save(t->to, &s, 2, 0, &e), "%d ranks save: %s", t->ranks, e.text);
+    check(checkpoint_save(t->to, &s, (Keep){ 2, 0, 0 }, &e), "%d ranks save: %s", t->ranks, e.text);
     free(progress);
 }
 /* Every rank has the same weights, and rank 0 can have the state of all. */

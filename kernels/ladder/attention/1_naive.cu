@@ -39,6 +39,7 @@ static __global__ void weighted_values(const float *p, const Attention a, Head a
 }
 
 ATTENTION(attention_naive) {
+    (void)position;
     const Attention a = attention(out, lse, q, kv, order, B, T, G, Q, D);
     float *s = (float *)workspace((size_t)T * T * sizeof(float));
     for (int b = 0; b < B; b++)

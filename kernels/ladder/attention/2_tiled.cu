@@ -67,5 +67,5 @@ ATTENTION(attention_tiled) {
     const Attention a = attention(out, lse, q, kv, order, B, T, G, Q, D);
     if (D <= 64) LAUNCH(tiled<16>, tiles<QUERIES>(a), THREADS, 0, a);
     else if (D <= 128) LAUNCH(tiled<32>, tiles<QUERIES>(a), THREADS, 0, a);
-    else attention_naive(out, lse, q, kv, order, B, T, G, Q, D);
+    else attention_naive(out, lse, q, kv, position, order, B, T, G, Q, D);
 }

@@ -123,5 +123,5 @@ ATTENTION(attention_tensor_cores) {
     const Attention a = attention(out, lse, q, kv, order, B, T, G, Q, D);
     if (D <= 64) LAUNCH(tensor_cores<64>, tiles<QUERIES>(a), THREADS, 0, a);
     else if (D <= 128) LAUNCH(tensor_cores<128>, tiles<QUERIES>(a), THREADS, 0, a);
-    else attention_naive(out, lse, q, kv, order, B, T, G, Q, D);
+    else attention_naive(out, lse, q, kv, position, order, B, T, G, Q, D);
 }

@@ -1,0 +1,514 @@
+/* chat.c: see chat.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "chat.h"
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- the table ------------------------------------------------------------------------------------------- */
+
+/* before and after: of the content of a message. In all strings of a row {bos}, {eos} and {date FORMAT} stand for the token that
+ * begins a text, the one that ends it, and the date as strftime formats it. before NULL: the template has no such role. */
+typedef struct { const char *before, *after; } Turn;
+enum {
+    TRIMS = 1,                          /* white space around contents is dropped */
+    BARE_END = 2,                       /* after the last message, if it is an answer, nothing follows what ends it */
+    SYSTEM_IN_USER = 4,                 /* the system message, first of all, is written in front of the first user's content */
+    ALTERNATES = 8,                     /* user and assistant take turns, the user first */
+    THINKS = 16                         /* answers after the last user's message begin with a thought, others have none (Qwen3) */
+};
+enum { MARKS = 4 };
+struct ChatTemplate {
+    const char *name, *models;
+    const char *marks[MARKS], *lacks[MARKS];    /* strings that its Jinja, without optional spaces (tidy), has and lacks */
+    int flags;
+    const char *start;                  /* before everything */
+    Turn turn[CHAT_ROLES];              /* a run of tool messages is one turn, around each of which is tool */
+    Turn tool;
+    const char *prompt;                 /* where the assistant's turn begins: the beginning of its `before` */
+    const char *end;                    /* what ends an answer: the beginning of `after` of the assistant */
+    const char *system;                 /* of conversations without a system message; NULL: nothing is written */
+};
+
+#define CHATML(before, after) { { "<|im_start|>system\n" before, after }, { "<|im_start|>user\n", after }, \
+                                { "<|im_start|>assistant\n", after }, { "<|im_start|>tool\n", after } }
+#define QWEN { { "<|im_start|>system\n", "<|im_end|>\n" }, { "<|im_start|>user\n", "<|im_end|>\n" }, \
+               { "<|im_start|>assistant\n", "<|im_end|>\n" }, { "<|im_start|>user", "<|im_end|>\n" } }
+#define QWEN_TOOL { "\n<tool_response>\n", "\n</tool_response>" }
+#define TO_QWEN "<|im_start|>assistant\n"
+#define ROLES(between, after) { { "<|system|>" between, after }, { "<|user|>" between, after }, { "<|assistant|>" between, "{eos}" "\n" } }
+#define LLAMA3(before) { { "<|start_header_id|>system<|end_header_id|>\n\n" before, "<|eot_id|>" }, \
+                         { "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>" }, \
+                         { "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>" } }
+#define GRANITE(role) { "<|start_of_role|>" role "<|end_of_role|>", "<|end_of_text|>\n" }
+#define IBM "Knowledge Cutoff Date: April 2024.\nToday's Date: {date %B %d, %Y}.\nYou are Granite, developed by IBM. You are a helpful AI assistant."
+#define ALIBABA "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+#define HELPFUL "You are a helpful assistant"
+/* In marks \1 stands for any letter. */
+#define SPEAKS "<|im_start|>system\n\1"
+
+static const ChatTemplate templates[] = {
+    { "chatml", "many models, and those that have none", { "<|im_start|>", "<|im_end|>" }, { SPEAKS, "<tool_response>", "|trim" },
+      0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", NULL },
+    { "qwen1.5", "Qwen1.5", { "<|im_start|>system\n" HELPFUL "<|im_end|>" }, { "|trim" },
+      0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", HELPFUL },
+    { "qwen2", "Qwen1.5-MoE, Qwen2", { "<|im_start|>system\n" HELPFUL ".<|im_end|>" }, { "<tool_response>", "|trim" },
+      0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", HELPFUL "." },
+    { "qwen2.5", "Qwen2.5", { "<|im_start|>system\n" ALIBABA "<|im_end|>", "<tool_response>" }, { NULL },
+      0, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", ALIBABA },
+    { "qwen3", "Qwen3", { "last_query_index", "<think>", "<tool_response>", "<|im_start|>" }, { SPEAKS, "<|im_start|>assistant\n<think>" },
+      THINKS, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", NULL },
+    { "qwen3-instruct", "Qwen3-2507-Instruct", { "<|im_start|>", "<tool_response>", "<|im_end|>" },
+      { SPEAKS, "last_query_index", "<think>", "|trim" }, 0, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", NULL },
+    { "llama3", "Llama 3", { "'<|start_header_id|>'+", "<|end_header_id|>\n\n'", "|trim+'<|eot_id|>'" }, { "Knowledge Date" },
+      TRIMS, "{bos}", LLAMA3(""), { "", "" }, "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", NULL },
+    { "llama3.1", "Llama 3.1, 3.2, 3.3", { "Cutting Knowledge Date: December 2023\n", "'Today Date: '+date_string+'\n\n'",
+      "<|end_header_id|>\n\n'", "|trim+'<|eot_id|>'" }, { NULL }, TRIMS, "{bos}",
+      LLAMA3("Cutting Knowledge Date: December 2023\nToday Date: {date %d %b %Y}\n\n"), { "", "" },
+      "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", "" },
+    { "olmoe", "OLMoE, Tulu 2 and 3", { "'<|user|>\n'+message['content']+'\n'", "'<|assistant|>\n'+message['content']+eos_token+'\n'" },
+      { "<|im_start|>" }, BARE_END, "{bos}", ROLES("\n", "\n"), { "", "" }, "<|assistant|>\n", "{eos}", NULL },
+    { "olmo", "OLMo", { "'<|user|>\n'+message['content']}}\n", "'<|assistant|>\n'+message['content']+eos_token}}\n" }, { NULL },
+      0, "{bos}", ROLES("\n", "\n"), { "", "" }, "<|assistant|>\n", "{eos}", NULL },
+    { "zephyr", "JetMoE-chat, Zephyr", { "'<|user|>\n'+message['content']+eos_token}}\n", "'<|assistant|>\n'+message['content']+eos_token}}\n" },
+      { NULL }, 0, "", ROLES("\n", "{eos}\n"), { "", "" }, "<|assistant|>\n", "{eos}", NULL },
+    { "granite", "Granite 3.0", { "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\n" }, { "Knowledge Cutoff", "You are Granite" },
+      0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
+      "<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>", NULL },
+    { "granite3.1", "Granite 3.1 and later", { "<|start_of_role|>", "Knowledge Cutoff Date: April 2024.", "You are Granite, developed by IBM.",
+      "You are a helpful AI assistant." }, { NULL }, 0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
+      "<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>", IBM },
+    { "mixtral", "Mixtral", { "' [INST] '+system_message+'\n\n'+message['content']+' [/INST]'", "' '+message['content']+eos_token" },
+      { NULL }, SYSTEM_IN_USER | ALTERNATES, "{bos}", { { "", "\n\n" }, { " [INST] ", " [/INST]" }, { " ", "{eos}" } }, { "", "" },
+      "", "{eos}", NULL },
+    { "mistral", "Mistral and Mixtral of 2023", { "'[INST] '+message['content']+' [/INST]'", "message['content']+eos_token" },
+      { "' '+message['content']+eos_token", "system_message" }, ALTERNATES, "{bos}", { { NULL }, { "[INST] ", " [/INST]" }, { "", "{eos}" } },
+      { "", "" }, "", "{eos}", NULL },
+    { "llama2", "Llama 2", { "bos_token+'[INST] '+content.strip()+' [/INST]'", "'<<SYS>>\n'+system_message+'\n<</SYS>>\n\n'+message['content']",
+      "' '+content.strip()+' '+eos_token", "setsystem_message=false" }, { "You are", "always" }, TRIMS | SYSTEM_IN_USER | ALTERNATES, "",
+      { { "<<SYS>>\n", "\n<</SYS>>\n\n" }, { "{bos}[INST] ", " [/INST]" }, { " ", " {eos}" } }, { "", "" }, "", " {eos}", NULL },
+    { "dots1", "dots.llm1", { "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|system|>Youareahelpfulassistant.<|endofsystem|>" },
+      { NULL }, 0, "", { { "<|system|>", "<|endofsystem|>" }, { "<|userprompt|>", "<|endofuserprompt|>" }, { "<|response|>", "<|endofresponse|>" } },
+      { "", "" }, "<|response|>", "<|endofresponse|>", HELPFUL "." },
+};
+enum { TEMPLATES = sizeof templates / sizeof *templates };
+
+static const char *const role_names[] = { "system", "user", "assistant", "tool" };
+
+/* ---- which template a folder has ------------------------------------------------------------------------- */
+
+/* Is there a place in text where mark matches? \1 in the mark: any letter. */
+static int has_mark(const char *text, const char *mark) {
+    for (; *text; text++) {
+        size_t i = 0;
+        for (; mark[i]; i++) {
+            const char c = text[i];
+            if (mark[i] == '\1' ? !((c | 32) >= 'a' && (c | 32) <= 'z') : c != mark[i]) break;
+        }
+        if (!mark[i]) return 1;
+    }
+    return 0;
+}
+
+/* A Jinja string from its opening quote on, with single quotes and without escapes. Returns the position after it. */
+static const char *tidy_string(const char *at, Text *out) {
+    const char quote = *at++;
+    text_add_bytes(out, "'", 1);
+    for (; *at && *at != quote; at++) {
+        if (*at == '\\' && at[1]) {
+            at++;
+            text_add_bytes(out, *at == 'n' ? "\n" : *at == 't' ? "\t" : at, 1);
+        } else text_add_bytes(out, at, 1);
+    }
+    text_add_bytes(out, "'", 1);
+    return *at ? at + 1 : at;
+}
+
+/* A Jinja program in one spelling: no comments, in {{ }} and {% %} no white space outside strings and no minus signs at the ends;
+ * outside of them no white space but a new line after }}, which is text. Then marks can be searched in it. */
+static char *tidy(const char *at) {
+    Text out = { 0 };
+    int inside = 0;
+    text_add_bytes(&out, "", 0);
+    while (*at) {
+        const char *comment_end = !strncmp(at, "{#", 2) ? strstr(at, "#}") : NULL;
+        if (comment_end) at = comment_end + 2;
+        else if (!inside && (!strncmp(at, "{{", 2) || !strncmp(at, "{%", 2))) {
+            text_add_bytes(&out, at, 2);
+            at += 2;
+            at += *at == '-';
+            inside = 1;
+        } else if (inside && !strncmp(at + (*at == '-'), "}}", 2)) { at += 2 + (*at == '-'); text_add_bytes(&out, "}}", 2); inside = 0;
+            if (*at == '\n') text_add_bytes(&out, at++, 1);
+        } else if (inside && !strncmp(at + (*at == '-'), "%}", 2)) { at += 2 + (*at == '-'); text_add_bytes(&out, "%}", 2); inside = 0; }
+        else if (inside && (*at == '\'' || *at == '"')) at = tidy_string(at, &out);
+        else if (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r') at++;
+        else text_add_bytes(&out, at++, 1);
+    }
+    return out.at;
+}
+
+static const ChatTemplate *recognize(const char *jinja) {
+    for (int i = 0; i < TEMPLATES; i++) {
+        const ChatTemplate *t = &templates[i];
+        int same = 1;
+        for (int k = 0; k < MARKS && t->marks[k] && same; k++) same = has_mark(jinja, t->marks[k]);
+        for (int k = 0; k < MARKS && t->lacks[k] && same; k++) same = !has_mark(jinja, t->lacks[k]);
+        if (same) return t;
+    }
+    return NULL;
+}
+
+/* A string of a row as a Jinja expression. */
+static void add_expression(Text *out, const char *s) {
+    text_add_string(out, "'");
+    for (; *s; s++) {
+        const int token = !strncmp(s, "{bos}", 5) || !strncmp(s, "{eos}", 5);
+        if (token) { text_add(out, "' + %.3s_token + '", s + 1); s += 4; }
+        else if (*s == '\n') text_add_string(out, "\\n");
+        else if (*s == '\'' || *s == '\\') text_add(out, "\\%c", *s);
+        else text_add_bytes(out, s, 1);
+    }
+    text_add_string(out, "'");
+}
+
+char *chat_jinja(const Chat *c) {
+    const ChatTemplate *f = c->form;
+    Text out = { 0 };
+    if (!f || f->flags & (THINKS | SYSTEM_IN_USER) || *f->tool.before || (f->system && strstr(f->system, "{date"))
+        || (f->turn[CHAT_SYSTEM].before && strstr(f->turn[CHAT_SYSTEM].before, "{date"))) return NULL;
+    text_add(&out, "{# %s #}", f->name);
+    if (*f->start) { text_add_string(&out, "{{ "); add_expression(&out, f->start); text_add_string(&out, " }}"); }
+    if (f->system) {
+        text_add_string(&out, "{% if messages[0]['role'] != 'system' %}{{ ");
+        add_expression(&out, f->turn[CHAT_SYSTEM].before);
+        text_add_string(&out, " + ");
+        add_expression(&out, f->system);
+        text_add_string(&out, " + ");
+        add_expression(&out, f->turn[CHAT_SYSTEM].after);
+        text_add_string(&out, " }}{% endif %}");
+    }
+    text_add_string(&out, "{% for message in messages %}");
+    for (int i = 0; i < CHAT_ROLES; i++) {
+        if (!f->turn[i].before) continue;
+        text_add(&out, "{%% if message['role'] == '%s' %%}{{ ", role_names[i]);
+        add_expression(&out, f->turn[i].before);
+        text_add(&out, " + message['content']%s + ", f->flags & TRIMS ? ".strip()" : "");
+        add_expression(&out, i == CHAT_ASSISTANT ? f->end : f->turn[i].after);
+        if (i == CHAT_ASSISTANT && strcmp(f->end, f->turn[i].after)) {
+            text_add_string(&out, f->flags & BARE_END ? " + ('' if loop.last else " : " + (");
+            add_expression(&out, f->turn[i].after + strlen(f->end));
+            text_add_string(&out, ")");
+        }
+        text_add_string(&out, " }}{% endif %}");
+    }
+    text_add_string(&out, "{% endfor %}{% if add_generation_prompt %}{{ ");
+    add_expression(&out, f->prompt);
+    text_add_string(&out, " }}{% endif %}");
+    return out.at;
+}
+
+/* One that chat_jinja wrote. */
+static const ChatTemplate *recognize_own(const char *jinja) {
+    for (int i = 0; i < TEMPLATES && !strncmp(jinja, "{# ", 3); i++) {
+        char *own = chat_jinja(&(Chat){ .form = &templates[i] });
+        const int same = own && !strcmp(own, jinja);
+        free(own);
+        if (same) return &templates[i];
+    }
+    return NULL;
+}
+
+static char *read_small(const char *folder, const char *name, size_t *bytes) {
+    Error e;
+    char *path = text_format("%s/%s", folder, name), *text = is_file(path) ? file_read(path, bytes, &e) : NULL;
+    free(path);
+    return text;
+}
+
+/* The text of a token in tokenizer_config.json, a string or {"content": a string}. */
+static char *token_text(const JsonValue *config, const char *key) {
+    const JsonValue *v = json_get(config, key);
+    return text_format("%s", json_string(json_is(v, JSON_OBJECT) ? json_get(v, "content") : v, ""));
+}
+
+/* The Jinja program of a folder, of chat_template.jinja or tokenizer_config.json, where it may be a list of named ones; NULL:
+ * none. */
+static char *find_jinja(const char *folder, const JsonValue *config) {
+    size_t bytes;
+    const JsonValue *v = json_get(config, "chat_template");
+    char *file = read_small(folder, "chat_template.jinja", &bytes);
+    if (file) return file;
+    for (const JsonValue *one = json_is(v, JSON_ARRAY) ? json_first(v) : NULL; one; one = one->next)
+        if (!strcmp(json_string(json_get(one, "name"), ""), "default")) v = json_get(one, "template");
+    return json_string(v, NULL) ? text_format("%s", json_string(v, "")) : NULL;
+}
+
+static void find_template(Chat *c, const char *folder, const JsonValue *config) {
+    char *jinja = find_jinja(folder, config), *text = jinja ? tidy(jinja) : NULL;
+    c->form = text ? recognize_own(jinja) : NULL;
+    c->ours = c->form != NULL;
+    if (text && !c->form) c->form = recognize(text);
+    if (!text) c->why = text_format("%s has no chat template", folder);
+    else if (!c->form) c->why = text_format("%s: its chat template is none that this program knows; it begins %.60s%s", folder, jinja,
+                                            strlen(jinja) > 60 ? "..." : "");
+    c->unknown = text && !c->form;
+    c->has_bos = text && strstr(text, "bos_token");
+    c->has_date = text && strstr(text, "strftime_now");
+    free(jinja);
+    free(text);
+}
+
+int chat_open(Chat *c, const char *name, const char *folder, Error *e) {
+    size_t bytes;
+    char *text = folder ? read_small(folder, "tokenizer_config.json", &bytes) : NULL;
+    Json *json = text ? json_parse(text, bytes, e) : NULL;
+    const JsonValue *config = json ? json_root(json) : NULL;
+    *c = (Chat){ .bos = token_text(config, "bos_token"), .eos = token_text(config, "eos_token"), .has_bos = -1, .has_date = -1 };
+    if (!*name && folder) find_template(c, folder, config);
+    else if (!*name) c->why = text_format("a model that is not from a folder has no chat template");
+    for (int i = 0; i < TEMPLATES && *name; i++) if (!strcmp(name, templates[i].name)) c->form = &templates[i];
+    json_free(json);
+    free(text);
+    if (c->form || !*name) return 1;
+    chat_close(c);
+    return error_set(e, "-ct %s: no chat template has this name; known are %s", name, CHAT_NAMES);
+}
+void chat_close(Chat *c) {
+    free(c->why);
+    free(c->bos);
+    free(c->eos);
+    *c = (Chat){ 0 };
+}
+const char *chat_name(const Chat *c) { return c->form ? c->form->name : ""; }
+
+const char *chat_end(const Chat *c) {
+    return !c->form ? "" : !strncmp(c->form->end, "{eos}", 5) || !strncmp(c->form->end, " {eos}", 6) ? c->eos : c->form->end;
+}
+uint64_t chat_hash(const Chat *c, uint64_t seed) {
+    const int written[] = { c->has_bos, c->has_date };
+    uint64_t h = hash_bytes(seed, chat_name(c), strlen(chat_name(c)));
+    h = hash_bytes(hash_bytes(h, c->bos, strlen(c->bos)), c->eos, strlen(c->eos));
+    return hash_bytes(h, written, sizeof written);
+}
+
+/* ---- messages of a line ---------------------------------------------------------------------------------- */
+
+const JsonValue *chat_list(const JsonValue *line) {
+    const JsonValue *list = json_get(line, "messages");
+    return list ? list : json_get(line, "conversations");
+}
+
+static int role_of(const char *name) {
+    static const struct { const char *name; ChatRole role; } others[] = {
+        { "human", CHAT_USER }, { "gpt", CHAT_ASSISTANT }, { "model", CHAT_ASSISTANT }, { "bot", CHAT_ASSISTANT },
+    };
+    for (int i = 0; i < CHAT_ROLES; i++) if (!strcmp(name, role_names[i])) return i;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) if (!strcmp(name, others[i].name)) return (int)others[i].role;
+    return -1;
+}
+
+static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error *e) {
+    const JsonValue *from = json_get(v, "role"), *text = json_get(v, "content");
+    if (!from) from = json_get(v, "from");
+    if (!text) text = json_get(v, "value");
+    const int role = from ? role_of(json_string(from, "")) : -1;
+    if (!json_is(v, JSON_OBJECT)) return error_set(e, "message %zu is no object", number);
+    if (!from) return error_set(e, "message %zu has no \"role\"", number);
+    if (role < 0)
+        return error_set(e, "message %zu has the role \"%.40s\", expected system, user, assistant or tool", number, json_string(from, "?"));
+    if (json_get(v, "tool_calls") && !json_is(json_get(v, "tool_calls"), JSON_NULL))
+        return error_set(e, "message %zu has \"tool_calls\", which are not implemented; write them as its \"content\"", number);
+    if (!text || json_is(text, JSON_NULL)) return error_set(e, "message %zu has no \"content\"", number);
+    if (!json_is(text, JSON_STRING)) return error_set(e, "message %zu has a \"content\" that is no string", number);
+    *m = (ChatMessage){ (ChatRole)role, text->is.string, text->length };
+    return 1;
+}
+
+size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e) {
+    size_t n = 0;
+    *messages = NULL;
+    if (!json_is(list, JSON_ARRAY)) return (size_t)error_set(e, "its messages are no list");
+    if (!list->length) return (size_t)error_set(e, "its list of messages is empty");
+    *messages = mem_alloc(list->length * sizeof **messages);
+    for (const JsonValue *v = json_first(list); v; v = v->next, n++)
+        if (!read_message(v, n + 1, &(*messages)[n], e)) { free(*messages); *messages = NULL; return 0; }
+    return n;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------- */
+
+static void add_date(const Chat *c, const char *format, Text *out) {
+    char shown[64];
+    struct tm date = { .tm_year = 124, .tm_mon = 6, .tm_mday = 26 };
+    const time_t clock = time(NULL);
+    if (c->today && c->has_date) localtime_r(&clock, &date);
+    text_add_bytes(out, shown, strftime(shown, sizeof shown, format, &date));
+}
+/* A string of a row. */
+static void add_row(const Chat *c, const char *s, Text *out) {
+    while (*s) {
+        const char *end = *s == '{' ? strchr(s, '}') : NULL;
+        if (!end) { text_add_bytes(out, s++, 1); continue; }
+        if (!strncmp(s, "{bos}", 5)) { if (c->has_bos) text_add_string(out, c->bos); }
+        else if (!strncmp(s, "{eos}", 5)) text_add_string(out, c->eos);
+        else {
+            char format[32];
+            snprintf(format, sizeof format, "%.*s", (int)(end - s - 6), s + 6);         /* {date FORMAT} */
+            add_date(c, format, out);
+        }
+        s = end + 1;
+    }
+}
+
+typedef struct { const char *at; size_t bytes; } Part;
+static Part strip(Part p, const char *what, int left, int right) {
+    while (left && p.bytes && strchr(what, *p.at) && *p.at) p.at++, p.bytes--;
+    while (right && p.bytes && strchr(what, p.at[p.bytes - 1]) && p.at[p.bytes - 1]) p.bytes--;
+    return p;
+}
+static const char white[] = " \t\n\r\v\f";
+
+/* An answer of Qwen3: what it thought, between <think> and </think>, is written in answers after the last question only, where an
+ * empty thought stands for none in the last message. */
+static void add_answer(Part content, int recent, int last, Text *out) {
+    static const char close[] = "</think>", open[] = "<think>";
+    Part thought = { "", 0 };
+    int thinks = 0;
+    for (size_t i = content.bytes; i-- > 0; ) {             /* the last one: what follows it is said */
+        if (content.bytes - i < 8 || memcmp(content.at + i, close, 8)) continue;
+        size_t first = 0, from = 0;
+        while (memcmp(content.at + first, close, 8)) first++;
+        thought = strip((Part){ content.at, first }, "\n", 0, 1);
+        for (size_t k = 0; k + 7 <= thought.bytes; k++) if (!memcmp(thought.at + k, open, 7)) from = k + 7;
+        thought = strip((Part){ thought.at + from, thought.bytes - from }, "\n", 1, 0);
+        content = strip((Part){ content.at + i + 8, content.bytes - i - 8 }, "\n", 1, 0);
+        thinks = thought.bytes > 0;
+        break;
+    }
+    if (recent && (last || thinks)) {
+        thought = strip(thought, "\n", 1, 1);
+        content = strip(content, "\n", 1, 0);
+        text_add_string(out, "<think>\n");
+        text_add_bytes(out, thought.at, thought.bytes);
+        text_add_string(out, "\n</think>\n\n");
+    }
+    text_add_bytes(out, content.at, content.bytes);
+}
+
+static void add_turn(Text *turns, size_t at) { if (turns) text_add_bytes(turns, &at, sizeof at); }
+
+typedef struct { const Chat *c; const ChatMessage *m; size_t count, query; Text *text, *turns; } Writer;   /* query: the last question */
+
+static void write_message(const Writer *w, size_t i, Part content) {
+    const ChatTemplate *f = w->c->form;
+    const ChatMessage *m = &w->m[i];
+    const int first = !i || m[-1].role != CHAT_TOOL, last = i + 1 == w->count || m[1].role != CHAT_TOOL;
+    const Turn *turn = &f->turn[m->role];
+    if (f->flags & TRIMS) content = strip(content, white, 1, 1);
+    const char *before = turn->before;
+    if (m->role == CHAT_ASSISTANT) {                        /* what follows the prompt is the model's to say, be it a space */
+        add_row(w->c, f->prompt, w->text);
+        add_turn(w->turns, w->text->length);
+        before += strlen(f->prompt);
+    }
+    if (m->role != CHAT_TOOL || first) add_row(w->c, before, w->text);
+    if (m->role == CHAT_TOOL) add_row(w->c, f->tool.before, w->text);
+    if (m->role == CHAT_ASSISTANT && f->flags & THINKS) add_answer(content, i > w->query, i + 1 == w->count, w->text);
+    else text_add_bytes(w->text, content.at, content.bytes);
+    if (m->role == CHAT_TOOL) add_row(w->c, f->tool.after, w->text);
+    if (m->role == CHAT_ASSISTANT) {
+        add_row(w->c, f->end, w->text);
+        add_turn(w->turns, w->text->length);
+        if (!(f->flags & BARE_END && i + 1 == w->count)) add_row(w->c, turn->after + strlen(f->end), w->text);
+    } else if (m->role != CHAT_TOOL || last) add_row(w->c, turn->after, w->text);
+}
+
+static int check_order(const Chat *c, const ChatMessage *m, size_t count, Error *e) {
+    const ChatTemplate *f = c->form;
+    const int in_user = f->flags & SYSTEM_IN_USER, first = in_user && count && m->role == CHAT_SYSTEM;
+    for (size_t i = 0; i < count; i++) {
+        if (!f->turn[m[i].role].before)
+            return error_set(e, "message %zu has the role %s, which the chat template %s has not", i + 1, role_names[m[i].role], f->name);
+        if (in_user && m[i].role == CHAT_SYSTEM && i)
+            return error_set(e, "message %zu has the role system, which in the chat template %s only the first may have", i + 1, f->name);
+        if (f->flags & ALTERNATES && (int)i >= first && (m[i].role == CHAT_USER) != ((i - (size_t)first) % 2 == 0))
+            return error_set(e, "message %zu has the role %s, but in the chat template %s user and assistant take turns", i + 1,
+                             role_names[m[i].role], f->name);
+    }
+    return count > (size_t)first || error_set(e, "it has no message but that of the system");
+}
+
+/* The last message of the user that is not the answer of a tool; past the end if there is none. */
+static size_t last_query(const ChatMessage *m, size_t count) {
+    for (size_t i = count; i-- > 0; )
+        if (m[i].role == CHAT_USER && !(m[i].bytes >= 31 && !memcmp(m[i].text, "<tool_response>", 15)
+                                        && !memcmp(m[i].text + m[i].bytes - 16, "</tool_response>", 16))) return i;
+    return count ? count - 1 : 0;
+}
+
+int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Text *text, Text *turns, Error *e) {
+    const ChatTemplate *f = c->form;
+    const Writer w = { c, m, count, f ? last_query(m, count) : 0, text, turns };
+    const int has_system = count && m->role == CHAT_SYSTEM, joins = f && has_system && f->flags & SYSTEM_IN_USER;
+    if (!f) return error_set(e, "%s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
+    if (strstr(f->end, "{eos}") && !*c->eos)
+        return error_set(e, "the chat template %s ends answers with the eos_token of tokenizer_config.json, which is not there; chatml needs none", f->name);
+    if (!check_order(c, m, count, e)) return 0;
+    add_row(c, f->start, text);
+    if (!has_system && f->system) {
+        add_row(c, f->turn[CHAT_SYSTEM].before, text);
+        add_row(c, f->system, text);
+        add_row(c, f->turn[CHAT_SYSTEM].after, text);
+    }
+    for (size_t i = (size_t)joins; i < count; i++) {
+        Text both = { 0 };
+        Part content = { m[i].text, m[i].bytes };
+        if (joins && i == 1) {
+            add_row(c, f->turn[CHAT_SYSTEM].before, &both);
+            text_add_bytes(&both, m->text, m->bytes);
+            add_row(c, f->turn[CHAT_SYSTEM].after, &both);
+            text_add_bytes(&both, content.at, content.bytes);
+            content = (Part){ both.at, both.length };
+        }
+        write_message(&w, i, content);
+        free(both.at);
+    }
+    if (prompt) add_row(c, f->prompt, text);
+    return 1;
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------------------- */
+
+/* How many of the first tokens are those of the first `bytes` bytes of the text. The token in which this prefix ends, if it ends
+ * within one, belongs to what follows. */
+static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count) {
+    int *of_prefix;
+    const size_t n = tokenizer_encode(t, text, bytes, &of_prefix);
+    size_t same = 0;
+    while (same < n && same < count && of_prefix[same] == ids[same]) same++;
+    free(of_prefix);
+    return same;
+}
+
+int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, size_t count, int prompt, int **ids,
+                    unsigned char **counts, Error *e) {
+    Text text = { 0 }, turns = { 0 };
+    int64_t tokens = -1;
+    text_add_bytes(&text, "", 0);
+    if (chat_write(c, m, count, prompt, &text, counts ? &turns : NULL, e)) {
+        const size_t n = tokenizer_encode(t, text.at, text.length, ids), ends = turns.length / sizeof(size_t);
+        tokens = (int64_t)n;
+        if (counts) *counts = mem_alloc(n + 1);
+        for (size_t i = 0; i + 1 < ends; i += 2) {
+            size_t at[2];
+            memcpy(at, turns.at + i * sizeof *at, sizeof at);
+            const size_t from = tokens_before(t, text.at, at[0], *ids, n);
+            const size_t to = at[1] == text.length ? n : tokens_before(t, text.at, at[1], *ids, n);
+            if (to > from) memset(*counts + from, 1, to - from);
+        }
+    }
+    free(text.at);
+    free(turns.at);
+    return tokens;
+}

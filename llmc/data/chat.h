@@ -1,0 +1,55 @@
+/* chat.h: conversations as the text that a model reads: who speaks, and when a turn ends, is written as its chat template says.
+ *
+ * A template is a row of strings in chat.c; the Jinja programs of Hugging Face folders are not run. That of a folder is found by
+ * strings that only this template has, and one that is not in the table is refused where a conversation needs it. The text,
+ * and its tokens, are those of Transformers' apply_chat_template; tests/check_chat.py compares them. Differences:
+ * - Where a template writes today's date, training writes 26 Jul 2024, so that data do not change from day to day.
+ * - Calls of tools are not rendered; a message of the role tool is, where a template knows it. */
+#ifndef CHAT_H
+#define CHAT_H
+#include "llmc/base/json.h"
+#include "tokenizer.h"
+
+typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES } ChatRole;
+typedef struct { ChatRole role; const char *text; size_t bytes; } ChatMessage;
+
+typedef struct ChatTemplate ChatTemplate;
+struct Chat {
+    const ChatTemplate *form;           /* NULL: none is known, */
+    char *why;                          /* and why; free by chat_close */
+    int  ours;                          /* 1: chat_jinja wrote the folder's */
+    int  unknown;                       /* 1: the folder has one, which is not in the table */
+    char *bos, *eos;                    /* the tokens that a text begins and ends with, of tokenizer_config.json; "" if it has none */
+    int  has_bos, has_date;             /* does the folder's template write them? -1: it is not the folder's: as the row does */
+    int  today;                         /* 1: dates are today's, as for a chat; 0: as for training */
+};
+
+#define CHAT_NAMES "chatml, qwen1.5, qwen2, qwen2.5, qwen3, qwen3-instruct, llama3, llama3.1, olmoe, olmo, zephyr, granite, granite3.1, " \
+                   "mixtral, mistral, llama2, dots1"
+/* name: of the table, or "": the template of a folder (NULL: none), if it is known. 0: no template has that name. */
+int  chat_open(Chat *c, const char *name, const char *folder, Error *e);
+void chat_close(Chat *c);
+const char *chat_name(const Chat *c);   /* "" if no template is known */
+const char *chat_end(const Chat *c);    /* the string that ends a turn of the assistant; it may be eos */
+uint64_t chat_hash(const Chat *c, uint64_t seed);       /* of all that the text of a conversation depends on besides it */
+/* The template as a Jinja program that Transformers can run, for a folder that has none; free() it. NULL: this one does more than put
+ * strings around messages. */
+char *chat_jinja(const Chat *c);
+
+/* Does a line of JSONL hold a conversation, {"messages": [{"role", "content"}...]} or {"conversations": [{"from", "value"}...]}?
+ * NULL: no; else its list. */
+const JsonValue *chat_list(const JsonValue *line);
+/* The messages of such a list, whose texts live as long as the JSON; free() them. 0 and a message: a role or content is missing
+ * or unknown. */
+size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e);
+
+/* The text of a conversation. prompt: 1: it ends where the assistant's turn begins. turns: NULL, or where the answers of the
+ * assistant, with the string that ends them, begin and end in the text, (2 * answers) size_t. 0 and a message: the template
+ * has no such role, or not in this order. */
+int  chat_write(const Chat *c, const ChatMessage *messages, size_t count, int prompt, Text *text, Text *turns, Error *e);
+
+/* The tokens of a conversation; free(*ids). counts: NULL, or *counts (tokens): 1 for tokens of the assistant's answers; free it. t may
+ * not be NULL. -1 and a message on error. */
+int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *messages, size_t count, int prompt, int **ids,
+                    unsigned char **counts, Error *e);
+#endif

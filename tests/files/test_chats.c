@@ -1,0 +1,372 @@
+/* test_chats.c: conversations. Chat templates and their tokens against Transformers (tests/reference/make_chats.py); JSONL of
+ * messages; samples in rows (packing.c). */
+#include "tests/test.h"
+#include "llmc/data/chat.h"
+#include "llmc/data/data.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define GOLDENS "tests/reference/chats.json"
+
+/* ---- templates ------------------------------------------------------------------------------------------- */
+
+static char *write_scratch(const char *name, const char *text, size_t bytes) {
+    Error e;
+    char *path = scratch_path(name);
+    if (!file_write(path, text, bytes, &e)) fail(EXIT_DISK, "%s", e.text);
+    return path;
+}
+
+/* The tokenizer of a golden template: one of tests/reference/tokenizers with more added tokens. */
+static Tokenizer *golden_tokenizer(const JsonValue *golden) {
+    static const char list[] = "\"added_tokens\":[";
+    Error e;
+    size_t bytes;
+    const char *added = json_string(json_get(golden, "added"), "");
+    char *path = text_format("tests/reference/tokenizers/%s.json", json_string(json_get(golden, "tokenizer"), "")), *text = file_read(path, &bytes, &e);
+    char *at = text ? strstr(text, list) : NULL;
+    Text all = { 0 };
+    if (!at) fail(EXIT_INPUT, "%s has no list of added tokens", path);
+    at += strlen(list);
+    text_add_bytes(&all, text, (size_t)(at - text));
+    if (*added) text_add(&all, "%s,", added);
+    text_add_string(&all, at);
+    Tokenizer *t = tokenizer_load_text(all.at, all.length, &e);
+    if (!t) fail(EXIT_INPUT, "%s: %s", path, e.text);
+    free(all.at);
+    free(text);
+    free(path);
+    return t;
+}
+
+static int same_ints(const JsonValue *list, const int *x, const unsigned char *bytes, int64_t n) {
+    int64_t i = 0;
+    for (const JsonValue *v = json_first(list); v; v = v->next, i++)
+        if (i >= n || json_int(v, -1) != (x ? x[i] : bytes[i])) return 0;
+    return i == n;
+}
+
+static void test_case(const Chat *c, const Tokenizer *t, const char *name, const JsonValue *golden) {
+    Error e = { "" };
+    ChatMessage *messages;
+    Text text = { 0 };
+    int *ids = NULL;
+    unsigned char *counts = NULL;
+    const JsonValue *expected = json_get(golden, "text"), *mask = json_get(golden, "counts");
+    const int prompt = (int)json_int(json_get(golden, "prompt"), 0);
+    const size_t n = chat_read(json_get(golden, "messages"), &messages, &e);
+    const int written = n && chat_write(c, messages, n, prompt, &text, NULL, &e);
+    check(written && text.length == expected->length && !memcmp(text.at, expected->is.string, text.length),
+          "%s: wrote %s%.300s, expected %.300s", name, e.text, text.at ? text.at : "", expected->is.string);
+    const int64_t made = n ? chat_encode(c, t, messages, n, prompt, &ids, &counts, &e) : -1;
+    check(same_ints(json_get(golden, "ids"), ids, NULL, made), "%s: other tokens of %.200s", name, expected->is.string);
+    if (json_is(mask, JSON_ARRAY)) check(same_ints(mask, NULL, counts, made), "%s: other tokens count of %.200s", name, expected->is.string);
+    free(ids);
+    free(counts);
+    free(messages);
+    free(text.at);
+}
+
+static void test_template(const JsonValue *golden) {
+    Error e;
+    Chat found, named;
+    Text config = { 0 };
+    const char *name = json_string(json_get(golden, "name"), "");
+    json_write(&config, json_get(golden, "config"), 0);
+    free(write_scratch("tokenizer_config.json", config.at, config.length));
+    free(config.at);
+    check(chat_open(&found, "", scratch(), &e) && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found),
+          found.why ? found.why : "");
+    check(chat_open(&named, name, scratch(), &e) && named.form && named.form == found.form, "-ct %s", name);
+    Tokenizer *t = golden_tokenizer(golden);
+    for (const JsonValue *one = json_first(json_get(golden, "cases")); one && found.form; one = one->next) test_case(&found, t, name, one);
+    tokenizer_free(t);
+    chat_close(&found);
+    chat_close(&named);
+}
+
+static void test_goldens(void) {
+    Error e;
+    size_t bytes;
+    char *text = file_read(GOLDENS, &bytes, &e);
+    Json *json = text ? json_parse(text, bytes, &e) : NULL;
+    int n = 0;
+    if (!json) fail(EXIT_INPUT, "%s", e.text);
+    for (const JsonValue *one = json_first(json_get(json_root(json), "templates")); one; one = one->next, n++) test_template(one);
+    check(n == 17, "%d templates in %s", n, GOLDENS);
+    json_free(json);
+    free(text);
+}
+
+/* What chat_jinja writes into a folder is recognized there. */
+static void test_own_templates(void) {
+    static char names[] = CHAT_NAMES;
+    int own = 0;
+    for (char *name = strtok(names, ", "); name; name = strtok(NULL, ", ")) {
+        Error e;
+        Chat named, found;
+        check(chat_open(&named, name, NULL, &e), "-ct %s: %s", name, e.text);
+        char *jinja = chat_jinja(&named);
+        if (jinja) {
+            free(write_scratch("chat_template.jinja", jinja, strlen(jinja)));
+            check(chat_open(&found, "", scratch(), &e) && found.form == named.form && found.ours, "%s: its own Jinja is recognized", name);
+            jinja[strlen(jinja) - 1] = '!';
+            free(write_scratch("chat_template.jinja", jinja, strlen(jinja)));
+            chat_close(&found);
+            check(chat_open(&found, "", scratch(), &e) && !found.ours, "%s: not if it was changed", name);
+            chat_close(&found);
+            own++;
+        }
+        free(jinja);
+        chat_close(&named);
+    }
+    check(own == 10, "%d templates as Jinja", own);
+}
+
+static void test_unknown(void) {
+    static const char jinja[] = "{% for m in messages %}<|turn|>{{ m['role'] }}: {{ m['content'] }}{% endfor %}";
+    Error e;
+    Chat c;
+    Text text = { 0 };
+    const ChatMessage hi = { CHAT_USER, "hi", 2 };
+    check(!chat_open(&c, "nonesuch", NULL, &e) && strstr(e.text, "nonesuch") && strstr(e.text, "granite"), "-ct of an unknown name: %s", e.text);
+    free(write_scratch("chat_template.jinja", jinja, strlen(jinja)));
+    check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
+          && strstr(e.text, "<|turn|>") && strstr(e.text, "-ct"), "an unknown template is named: %s", e.text);
+    chat_close(&c);
+    check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, &hi, 1, 1, &text, NULL, &e) && strstr(e.text, "eos_token"), "no eos: %s", e.text);
+    chat_close(&c);
+    free(text.at);
+    char *path = scratch_path("chat_template.jinja");
+    remove(path);
+    free(path);
+}
+
+/* Where templates write dates, training has one and a chat today's. */
+static void test_dates(void) {
+    Error e;
+    Chat c;
+    Text one = { 0 }, other = { 0 };
+    const ChatMessage hi = { CHAT_USER, "hi", 2 };
+    check(chat_open(&c, "granite3.1", NULL, &e) && chat_write(&c, &hi, 1, 1, &one, NULL, &e) && strstr(one.at, "Date: July 26, 2024."), "the date in training");
+    c.today = 1;
+    check(chat_write(&c, &hi, 1, 1, &other, NULL, &e) && !strstr(other.at, "2024.\nYou") && strstr(other.at, "Today's Date: "), "the date in a chat");
+    free(one.at);
+    free(other.at);
+    chat_close(&c);
+}
+
+/* ---- JSONL ----------------------------------------------------------------------------------------------- */
+
+static Data *open_chats(const char *text, size_t bytes, const char *tokenizer, const char *chat, const char *cache, Tokenizer **t, Error *e) {
+    char *path = write_scratch("chats.jsonl", text, bytes);
+    const DataRequest request = { .train = path, .tokenizer = tokenizer, .pattern = "cl100k", .chat = chat, .cache = cache };
+    Data *d = data_open_text(&request, t, e);
+    free(path);
+    return d;
+}
+
+static void test_bad_lines(void) {
+    static const struct { const char *chat, *line, *says; } bad[] = {
+        { "chatml", "{\"messages\": [{\"role\": \"robot\", \"content\": \"x\"}]}", "role \"robot\"" },
+        { "chatml", "{\"messages\": [{\"role\": \"user\"}]}", "no \"content\"" },
+        { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": null}]}", "no \"content\"" },
+        { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}", "no string" },
+        { "chatml", "{\"messages\": [{\"content\": \"x\"}]}", "no \"role\"" },
+        { "chatml", "{\"messages\": [3]}", "no object" },
+        { "chatml", "{\"messages\": []}", "empty" },
+        { "chatml", "{\"messages\": {}}", "no list" },
+        { "chatml", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [1]}]}", "tool_calls" },
+        { "chatml", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}", "messages" },
+        { "chatml", "{\"prompt\": \"x\"}", "without \"text\" and \"messages\"" },
+        { "chatml", "{\"conversations\": [{\"from\": \"alien\", \"value\": \"x\"}]}", "role \"alien\"" },
+        { "llama3", "{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}", "role tool" },
+        { "mistral", "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}]}", "eos_token" },
+        { "", "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", "-ct NAME" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Error e = { "" };
+        Tokenizer *t;
+        Text text = { 0 };
+        text_add(&text, "{\"text\": \"a\"}\n\n%s\n{\"text\": \"b\"}\n", bad[i].line);
+        Data *d = open_chats(text.at, text.length, "", bad[i].chat, NULL, &t, &e);
+        check(!d && strstr(e.text, "chats.jsonl: line 3: ") && strstr(e.text, bad[i].says), "%s: %s", bad[i].line, e.text);
+        data_close(d);
+        free(text.at);
+    }
+}
+
+static void test_lone(void) {
+    static const char line[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}, {\"role\": \"assistant\", \"content\": \"y\"}]}\n";
+    Error e = { "" };
+    Tokenizer *t;
+    check(!open_chats(line, strlen(line), "", "chatml", NULL, &t, &e) && strstr(e.text, "one conversation"), "one conversation: %s", e.text);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------ */
+
+enum { SAMPLES = 230 };
+static size_t random_length(void) { return (size_t)(uniform() * uniform() * 120); }
+
+/* A conversation of one to three rounds; some without an answer, some as ShareGPT has them, some plain texts. */
+static void add_line(Text *out, int number) {
+    const int kind = number % 5, rounds = 1 + number % 3;
+    if (kind == 4) { text_add(out, "{\"text\": \"text %d\"}\n", number); return; }
+    text_add(out, kind == 3 ? "{\"conversations\": [" : "{\"messages\": [");
+    for (int r = 0; r < rounds; r++) {
+        const int open = number % 11 == 7 && r == rounds - 1;                /* ends with the user */
+        text_add(out, kind == 3 ? "%s{\"from\": \"human\", \"value\": \"" : "%s{\"role\": \"user\", \"content\": \"", r ? ", " : "");
+        for (size_t n = random_length(); n--; ) text_add(out, "%c", 'a' + (int)(uniform() * 26));
+        if (open) { text_add(out, "\"}"); break; }
+        text_add(out, kind == 3 ? "\"}, {\"from\": \"gpt\", \"value\": \"" : "\"}, {\"role\": \"assistant\", \"content\": \"");
+        for (size_t n = random_length() + 1; n--; ) text_add(out, "%c", 'a' + (int)(uniform() * 26));
+        text_add(out, "\"}");
+    }
+    text_add(out, "]}\n");
+}
+
+typedef struct { int *ids; unsigned char *counts; int64_t n; int held_out, seen; } Expected;
+
+static Expected expect(const Chat *c, const Tokenizer *t, const char *line, size_t bytes) {
+    Error e;
+    Expected x = { 0 };
+    Json *json = json_parse(line, bytes, &e);
+    const JsonValue *root = json_root(json), *list = chat_list(root), *text = json_get(root, "text");
+    ChatMessage *m = NULL;
+    if (list) {
+        const size_t count = chat_read(list, &m, &e);
+        x.n = chat_encode(c, t, m, count, 0, &x.ids, &x.counts, &e);
+    } else {
+        x.n = (int64_t)tokenizer_encode(t, text->is.string, text->length, &x.ids);
+        if (tokenizer_eos(t) >= 0) { x.ids = mem_grow(x.ids, (size_t)(x.n + 1) * sizeof *x.ids); x.ids[x.n++] = tokenizer_eos(t); }
+        memset(x.counts = mem_alloc((size_t)x.n + 1), 1, (size_t)x.n);
+    }
+    free(m);
+    json_free(json);
+    return x;
+}
+
+/* The sample that begins in a row at `at`, `n` tokens long, is which of those expected? */
+static Expected *find_sample(Expected *all, int T, const int *in, const int *out, int n, int held_out) {
+    for (int i = 0; i < SAMPLES; i++) {
+        Expected *x = &all[i];
+        int same = x->held_out == held_out && !x->seen && n == (x->n - 1 < T ? x->n - 1 : T);
+        for (int k = 0; same && k < n; k++) same = in[k] == x->ids[k] && out[k] == (x->counts[k + 1] ? x->ids[k + 1] : -1);
+        if (same) return x;
+    }
+    return NULL;
+}
+
+/* Takes a row apart; 0 if something in it is not expected. */
+static int take_row(Expected *all, int T, const int *in, const int *out, const int *position, int held_out) {
+    for (int at = 0, n; at < T; at += n) {
+        int counted = 0;
+        for (n = 1; at + n < T && position[at + n] == n; n++) {}
+        for (int k = 0; k < n; k++) counted |= out[at + k] >= 0;
+        Expected *x = find_sample(all, T, in + at, out + at, n, held_out);
+        if (position[at] || (!x && (counted || at + n < T)) || (x && !counted)) return 0;   /* the rest of a row may be empty */
+        if (x) x->seen = 1;
+    }
+    return 1;
+}
+
+static void check_rows(const Data *d, Expected *all, int T, const char *what) {
+    Error e;
+    int in[512], out[512], position[512], ok = 1, answered = 0, seen = 0;
+    int64_t counted = 0;
+    const int64_t rows = data_epoch_samples(d, T), held = data_validation_batches(d, 1, T);
+    for (int i = 0; i < SAMPLES; i++) all[i].seen = 0;
+    for (int64_t r = 0; r < rows + held; r++) {
+        ok &= r < rows ? data_batch(d, r, 1, T, 5, in, out, position, &e) : data_validation(d, r - rows, 1, T, in, out, position, &e);
+        ok &= take_row(all, T, in, out, position, r >= rows);
+        for (int t = 0; t < T && r < rows; t++) counted += out[t] >= 0;
+    }
+    for (int i = 0; i < SAMPLES; i++) {
+        int has = 0;
+        for (int64_t k = 1; k < all[i].n && k <= T; k++) has |= all[i].counts[k];
+        answered += has;
+        seen += all[i].seen;
+    }
+    check(ok && seen == answered, "%s, T %d: every sample once: %d of %d in %lld rows", what, T, seen, answered, (long long)rows);
+    check(data_counted(d, 0, (int)rows, T, 5, &e) == counted && counted > 0, "%s, T %d: targets that count", what, T);
+}
+
+static void test_rows(const char *tokenizer, const char *what) {
+    Error e = { "" };
+    Tokenizer *t;
+    Text text = { 0 };
+    Expected all[SAMPLES];
+    Chat c;
+    const char *cache = scratch(), *line;
+    for (int i = 0; i < SAMPLES; i++) add_line(&text, i);
+    Data *d = open_chats(text.at, text.length, tokenizer, "chatml", cache, &t, &e);
+    if (!d) { check(0, "%s: %s", what, e.text); free(text.at); return; }
+    Tokenizer *bytes = t ? NULL : tokenizer_bytes();
+    chat_open(&c, "chatml", NULL, &e);
+    line = text.at;
+    for (int i = 0; i < SAMPLES; i++, line = strchr(line, '\n') + 1) {
+        all[i] = expect(&c, t ? t : bytes, line, strcspn(line, "\n"));
+        all[i].held_out = i % 10 == 9;
+    }
+    static const int lengths[] = { 512, 100, 33 };
+    for (int i = 0; i < 3; i++) {
+        check(data_check(d, lengths[i], 1 << 20, &e), "%s: %s", what, e.text);
+        check_rows(d, all, lengths[i], what);
+    }
+    check(data_has_chats(d) && !data_bytes(d, DATA_TRAIN), "%s: are conversations", what);
+    if (t) {
+        const uint64_t print = data_fingerprint(d);
+        Tokenizer *again;
+        check(data_keep(d, t, cache, &e), "%s: %s", what, e.text);
+        data_close(d);
+        d = open_chats(text.at, text.length, tokenizer, "chatml", cache, &again, &e);
+        check(d && strstr(data_description(d), "as encoded before") && data_fingerprint(d) == print && data_check(d, 100, 1 << 20, &e),
+              "%s: the cache is used", what);
+        if (d) check_rows(d, all, 100, "from the cache");
+        data_close(d);
+        tokenizer_free(again);
+        d = open_chats(text.at, text.length, tokenizer, "llama3", cache, &again, &e);
+        check(d && !strstr(data_description(d), "as encoded before") && data_fingerprint(d) != print, "%s: not by another template", what);
+        tokenizer_free(again);
+    }
+    data_close(d);
+    for (int i = 0; i < SAMPLES; i++) { free(all[i].ids); free(all[i].counts); }
+    chat_close(&c);
+    tokenizer_free(t);
+    tokenizer_free(bytes);
+    free(text.at);
+}
+
+/* Rows are nearly full. */
+static void test_density(void) {
+    enum { T = 256 };
+    Error e;
+    Tokenizer *t;
+    Text text = { 0 };
+    int in[T], out[T], position[T], filled = 0;
+    for (int i = 0; i < SAMPLES; i++) if (i % 5 != 4) add_line(&text, i);
+    Data *d = open_chats(text.at, text.length, "", "chatml", NULL, &t, &e);
+    check(data_check(d, T, 256, &e), "%s", e.text);
+    const int64_t rows = data_epoch_samples(d, T);
+    for (int64_t r = 0; r < rows; r++) {
+        data_batch(d, r, 1, T, 1, in, out, position, &e);
+        for (int i = 0; i < T; i++) filled += in[i] != 0;
+    }
+    check((double)filled > 0.9 * (double)rows * T, "%d of %d tokens are used", filled, (int)rows * T);
+    data_close(d);
+    tokenizer_free(t);
+    free(text.at);
+}
+
+void test_chats(void) {
+    test_goldens();
+    test_own_templates();
+    test_unknown();
+    test_dates();
+    test_bad_lines();
+    test_lone();
+    test_rows("", "bytes");
+    test_rows("tests/reference/tokenizers/qwen2.json", "qwen2");
+    test_rows("tests/reference/tokenizers/llama2.json", "llama2");
+    test_density();
+}

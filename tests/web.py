@@ -1,0 +1,582 @@
+"""web.py: tests of infer_moe -m web; see web.sh. Standard library only."""
+import argparse
+import base64
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+passed = failed = 0
+
+
+def check(good, what):
+    global passed, failed
+    if good:
+        passed += 1
+    else:
+        failed += 1
+    if options.v or not good:
+        print(("ok   " if good else "FAIL ") + "web       " + what, flush=True)
+
+
+# ---- the server, and requests byte by byte
+
+class Server:
+    def __init__(self, folder, *arguments, model="model"):
+        self.log = open(os.path.join(folder, "server.log"), "ab")
+        self.process = subprocess.Popen([ROOT / "infer_moe", os.path.join(folder, model), "-m", "web", "-wp", "0", *arguments], stdout=subprocess.PIPE,
+                                        stderr=self.log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.link = self.process.stdout.readline().decode().strip()
+        found = re.fullmatch(r"http://(.*):(\d+)/(?:#(\w+))?", self.link)
+        self.port, self.token = (int(found[2]), found[3]) if found else (0, None)
+
+    def connect(self):
+        s = socket.create_connection(("127.0.0.1", self.port), 20)
+        s.settimeout(20)
+        return s
+
+    def send(self, data):
+        """The status of the answer and what follows its head."""
+        with self.connect() as s:
+            try:
+                s.sendall(data)
+            except OSError:
+                pass                                    # refused before all was sent
+            return split(receive(s))
+
+    def ask(self, path="/", method="GET", body=None, **fields):
+        return self.send(request(path, method, body, self.port, **fields))
+
+    def end(self, number=signal.SIGINT):
+        self.process.send_signal(number)
+        code = self.process.wait(10)
+        self.process.stdout.close()
+        self.log.close()
+        return code
+
+
+def request(path, method, body, port, **fields):
+    fields = {"Host": f"127.0.0.1:{port}", **{k.replace("_", "-"): v for k, v in fields.items()}}
+    if body is not None:
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), **fields}
+    head = "".join(f"{k}: {v}\r\n" for k, v in fields.items() if v is not None)
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + (body or b"")
+
+
+def receive(s):
+    data = b""
+    try:
+        while part := s.recv(65536):
+            data += part
+    except OSError:
+        pass
+    return data
+
+
+def split(data):
+    head, _, body = data.partition(b"\r\n\r\n")
+    found = re.match(rb"HTTP/1.1 (\d+) ", head)
+    return (int(found[1]) if found else 0), head.decode("latin-1"), body
+
+
+def events(body):
+    """Those of a chunked answer; the last chunk must be there."""
+    text = b""
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        n = int(size or b"0", 16)
+        if not n:
+            return [json.loads(line) for line in text.splitlines()]
+        text += body[:n]
+        body = body[n + 2:]
+
+
+def test_chat(folder, server):
+    post = {"path": "/generate", "method": "POST"}
+    ask = lambda messages, **more: server.ask(**post, body={"messages": messages, **more})
+    check(json.loads(server.ask("/model")[2])["chat"] == "", "a folder without a template has no chat")
+    status, _, body = ask([{"role": "user", "content": "a"}])
+    check(status == 400 and b"template" in body, f"and is not asked for answers: {status} {body}")
+    talks = Server(folder, "-v", "0", model="chat")
+    check(json.loads(talks.ask("/model")[2])["chat"] == "chatml", "a folder with one")
+    ask = lambda messages, **more: talks.ask(**post, body={"messages": messages, **more})
+    said = events(ask([{"role": "user", "content": "Hi"}], tokens=30, seed=1, temperature=0.5)[2])
+    form = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    same = events(talks.ask(**post, body={"prompt": form, "tokens": 30, "seed": 1, "temperature": 0.5, "stop": "<|im_end|>"})[2])
+    answer = "".join(e["text"] for e in said if "text" in e)
+    whole = "".join(e["text"] for e in same if "text" in e)
+    check(whole == form + answer and answer, f"the answer is what follows the template: {answer!r} {whole!r}")
+    check(min(e["token"] for e in said if "text" in e) == len(form), "and has its own experts only")
+    long = [{"role": ("user", "assistant")[i % 2], "content": str(i) * 4} for i in range(21)]
+    said = events(ask([{"role": "system", "content": "S"}, *long], tokens=3)[2])
+    began = next(e for e in said if "dropped" in e)
+    check(began["dropped"] > 0 and began["prompt_tokens"] <= 96, f"of a long chat the oldest turns go: {began}")
+    for what, messages in (("no list", "a"), ("an empty list", []), ("another role", [{"role": "x", "content": "a"}]), ("no text", [{"role": "user"}]),
+                           ("a number for a message", [3])):
+        status, _, body = ask(messages)
+        check(status == 400, f"{what}: {status} {body}")
+    check(talks.ask(**post, body={"messages": long, "prompt": "a"})[0] == 400, "a prompt and messages")
+    return talks
+
+
+class Stream:
+    """A generation that goes on."""
+    def __init__(self, server, **body):
+        self.socket = server.connect()
+        self.socket.sendall(request("/generate", "POST", body, server.port))
+        self.rest = b""
+        self.events = []
+
+    def wait(self, key, count=1, seconds=20):
+        """Until `count` events have this key."""
+        end = time.time() + seconds
+        self.socket.settimeout(0.2)
+        while sum(key in e for e in self.events) < count and time.time() < end:
+            try:
+                part = self.socket.recv(65536)
+            except TimeoutError:
+                continue
+            self.rest += part
+            *lines, self.rest = self.rest.split(b"\n")
+            self.events += [json.loads(line) for line in lines if line.startswith(b"{")]
+            if not part:
+                break
+        return sum(key in e for e in self.events) >= count
+
+    def text(self):
+        return "".join(e.get("text", "") for e in self.events)
+
+
+def test_answers(server, folder):
+    status, head, page = server.ask()
+    check(status == 200 and b"<title>moe.c" in page, f"the page: {status}")
+    script = re.search(rb"<script>(.*?)</script>", page, re.S)[1]
+    style = re.search(rb"<style>(.*?)</style>", page, re.S)[1]
+    for part in script, style:
+        check("'sha256-" + base64.b64encode(hashlib.sha256(part).digest()).decode() + "'" in head, "the policy allows this script and style only")
+    check("default-src 'none'" in head and "frame-ancestors 'none'" in head and "unsafe" not in head, "a strict policy")
+    check(b"http:" not in page.replace(b"http://www.w3.org", b"") and b"https:" not in page, "the page refers to nothing")
+    status, _, body = server.ask("/model")
+    model = json.loads(body)
+    check(status == 200 and model["context"] == 64 and [r["experts"] for r in model["routers"]] == [4, 4], "what the page must know")
+    status, _, body = server.ask("/generate", "POST", {"prompt": "The ", "tokens": 40, "seed": 7, "temperature": 0.7})
+    said = events(body)
+    text = "".join(e.get("text", "") for e in said)
+    there = subprocess.run([ROOT / "infer_moe", os.path.join(folder, "model"), "-i", "The ", "-n", "40", "-s", "7", "-t", "0.7", "-v", "0"],
+                           capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.decode(errors="replace")
+    check(text == there and len(text) > 20, f"the text is that of infer_moe -i: {text!r} {there!r}")
+    check(said[-1]["end"] == "length" and said[-1]["tokens"] == 40, "it ends at its length")
+    tokens = [e for e in said if "text" in e]
+    check(all(len(e["experts"]) == 4 and all(0 <= x < 4 for x in e["experts"]) for e in tokens) and
+          sorted({e["token"] for e in tokens}) == list(range(44)), "every token of prompt and text has its experts")
+    said = events(server.ask("/generate", "POST", {"prompt": "The ", "tokens": 40, "seed": 7, "temperature": 0.7, "stop": text[12:14]})[2])
+    check("".join(e.get("text", "") for e in said) == text[:12] and said[-1]["end"] == "stop", "a stop string ends it")
+    said = events(server.ask("/generate", "POST", {"prompt": "x" * 100, "tokens": 0})[2])
+    check([e["dropped"] for e in said if "seed" in e] == [36] and said[-1] | {"seconds": 0, "prompt_seconds": 0} ==
+          {"end": "context", "tokens": 0, "seconds": 0, "prompt_seconds": 0}, "a prompt longer than the context")
+    said = events(server.ask("/generate", "POST", {"prompt": "", "tokens": 80})[2])
+    check(said[-1]["end"] in ("length", "stop") and said[-1]["tokens"] > 64, "a text longer than the context")
+
+
+def test_bounds(server):
+    host = f"Host: 127.0.0.1:{server.port}\r\n".encode()
+    post = {"path": "/generate", "method": "POST"}
+    for what, expected, data in (
+            ("a bare line feed", 400, b"GET / HTTP/1.1\n" + host + b"\n"),
+            ("no host", 400, b"GET / HTTP/1.1\r\n\r\n"),
+            ("two hosts", 400, b"GET / HTTP/1.1\r\n" + host + host + b"\r\n"),
+            ("a folded field", 400, b"GET / HTTP/1.1\r\n" + host + b" more: 1\r\n\r\n"),
+            ("a control character", 400, b"GET /\x01 HTTP/1.1\r\n" + host + b"\r\n"),
+            ("no HTTP", 400, b"hello\r\n\r\n"),
+            ("another version", 505, b"GET / HTTP/2.0\r\n" + host + b"\r\n"),
+            ("a head without end", 431, b"GET / HTTP/1.1\r\n" + host + b"X: " + b"a" * 20000),
+            ("too many fields", 431, b"GET / HTTP/1.1\r\n" + host + b"X: a\r\n" * 100 + b"\r\n"),
+            ("a body in chunks", 501, b"POST /generate HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+            ("a body that is too long", 413, b"POST /generate HTTP/1.1\r\n" + host + b"Content-Length: 262145\r\n\r\n" + b" " * 262145),
+            ("a length that is none", 400, b"POST /generate HTTP/1.1\r\n" + host + b"Content-Length: -1\r\n\r\n"),
+            ("no such page", 404, request("/etc/passwd", "GET", None, server.port)),
+            ("a path out of here", 404, request("/../../etc/passwd", "GET", None, server.port)),
+            ("another method", 405, request("/", "DELETE", None, server.port)),
+            ("POST to the page", 405, request("/", "POST", {}, server.port)),
+            ("GET of a text", 405, request("/generate", "GET", None, server.port)),
+            ("another type", 415, request(**post, body={}, port=server.port, Content_Type="text/plain")),
+            ("no JSON", 400, request(**post, body=b"{\"prompt\": ", port=server.port)),
+            ("JSON that is deep", 400, request(**post, body=b"[" * 1000, port=server.port)),
+            ("an option that is none", 400, request(**post, body={"context": 3}, port=server.port)),
+            ("a number out of range", 400, request(**post, body={"top-p": 2}, port=server.port)),
+            ("a number that is none", 400, request(**post, body={"tokens": "many"}, port=server.port)),
+            ("text without end", 400, request(**post, body={"tokens": -1}, port=server.port)),
+            ("too much text", 400, request(**post, body={"tokens": 1 << 20}, port=server.port)),
+            ("another name of this host", 421, request("/", "GET", None, server.port, Host=f"evil.example:{server.port}")),
+            ("a name that begins like it", 421, request("/model", "GET", None, server.port, Host="127.0.0.1.evil.example")),
+            ("another port of it", 200, request("/", "GET", None, server.port, Host="localhost:9")),
+            ("its address in the other way", 200, request("/", "GET", None, server.port, Host=f"[::1]:{server.port}")),
+            ("another origin", 403, request(**post, body={}, port=server.port, Origin="http://evil.example")),
+            ("no origin at all", 403, request(**post, body={}, port=server.port, Origin="null")),
+            ("another site", 403, request("/model", "GET", None, server.port, Sec_Fetch_Site="cross-site")),
+            ("its own origin", 200, request(**post, body={"tokens": 1}, port=server.port, Origin=f"http://127.0.0.1:{server.port}",
+                                            Sec_Fetch_Site="same-origin"))):
+        status = server.send(data)[0]
+        check(status == expected, f"{what}: {status}, expected {expected}")
+    whole = request("/model", "GET", None, server.port)
+    with server.connect() as s:
+        for i in range(len(whole)):
+            s.sendall(whole[i:i + 1])
+        check(split(receive(s))[0] == 200, "a request in single bytes")
+
+
+def test_slow(server):
+    """As many connections as there may be, each of which sends a byte now and then."""
+    start = time.time()
+    slow = [server.connect() for _ in range(32)]
+    for s in slow:
+        s.sendall(b"GET / HT")
+    time.sleep(5)
+    for s in slow:
+        s.sendall(b"T")
+    status = server.ask()[0]
+    check(status == 200 and time.time() - start < 15, f"slow requests end after ten seconds: {time.time() - start:.1f} s, {status}")
+    check(split(receive(slow[0]))[0] == 408, "and are told so")
+    for s in slow:
+        s.close()
+
+
+def test_turns(server):
+    alone = Stream(server, prompt="One ", tokens=200, seed=3)
+    alone.wait("end")
+    a = Stream(server, prompt="One ", tokens=60000, seed=3)
+    check(a.wait("text", 20), "a long text begins")
+    b = Stream(server, prompt="Two ", tokens=200, seed=4)
+    check(b.wait("end") and not a.wait("end", seconds=0.01), "a second one is made beside it")
+    a.wait("token", 205)
+    check(a.text().startswith(alone.text()), "and changes nothing in the first")
+    b = Stream(server, prompt="Two ", tokens=60000, seed=4)
+    b.wait("text", 20)
+    before = [len(x.events) for x in (a, b)]
+    for x in (a, b):
+        x.wait("text", len(x.events) + 500)
+    c = Stream(server, prompt="Three ", tokens=20)
+    check(c.wait("queue") and c.events[-1]["queue"] == 0 and not c.wait("seed", seconds=0.5), f"a third one waits: {c.events}")
+    d = Stream(server, prompt="Four ", tokens=20)
+    check(d.wait("queue") and d.events[-1]["queue"] == 1, "a fourth is behind it")
+    c.socket.close()
+    check(d.wait("queue", 2) and d.events[-1]["queue"] == 0, "and moves up if the third goes away")
+    b.socket.close()
+    check(d.wait("end"), "a client that goes away ends its text, and the next begins")
+    e = Stream(server, prompt="Five ", tokens=2000, seed=1)
+    e.wait("text", 20)
+    n = [sum("text" in v for v in x.events) for x in (a, e)]
+    a.events, e.events = [], []
+    check(e.wait("text", 400) and a.wait("text", 300), f"two take turns {before} {n}")
+    many = [Stream(server, prompt="", tokens=5) for _ in range(17)]
+    time.sleep(0.5)
+    refused = [split(s.socket.recv(4096))[0] for s in many[-1:]]
+    check(refused == [503] or many[-1].wait("end"), f"too many are refused: {refused}")
+    for x in [a, e, *many]:
+        x.socket.close()
+    check(server.ask("/generate", "POST", {"tokens": 3})[0] == 200, "and it goes on")
+
+
+def test_token(folder):
+    server = Server(folder, "-wa", "0.0.0.0")
+    check(server.token is not None and len(server.token) == 32, f"an address for others has a token: {server.link}")
+    wrong = "0" * 31 + ("1" if server.token[-1] == "0" else "0")
+    right = "Bearer " + server.token
+    check(server.ask()[0] == 200, "the page itself needs none")
+    for what, expected, given in (("no token", 401, None), ("another token", 401, "Bearer " + wrong), ("part of it", 401, right[:-1]),
+                                  ("more of it", 401, right + "0"), ("the token", 200, right)):
+        status = server.ask("/model", Authorization=given)[0]
+        check(status == expected, f"{what}: {status}")
+        status = server.ask("/generate", "POST", {"tokens": 1}, Authorization=given)[0]
+        check(status == expected, f"{what}, of a text: {status}")
+    check(server.ask("/model", Host="my.machine", Authorization=right)[0] == 200, "with a token any name will do")
+    check(server.end(signal.SIGTERM) == 0, "SIGTERM ends it")
+
+
+# ---- the page in a browser, by its debugging protocol over a pipe
+
+class Browser:
+    def __init__(self, program, folder):
+        there, here = os.pipe(), os.pipe()
+        wires = [os.dup2(there[0], 60), os.dup2(here[1], 61)]
+
+        def wire():
+            os.dup2(60, 3)
+            os.dup2(61, 4)
+        self.process = subprocess.Popen([program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+                                         f"--user-data-dir={folder}/profile", "about:blank"], preexec_fn=wire, close_fds=False, stderr=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL)
+        for fd in wires + [there[0], here[1]]:
+            os.close(fd)
+        self.out, self.into = there[1], here[0]
+        self.buffer, self.number, self.said = b"", 0, []
+
+    def call(self, method, session=None, **parameters):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
+        os.write(self.out, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.buffer:
+                part = os.read(self.into, 1 << 20)
+                if not part:
+                    raise OSError("the browser has ended")
+                self.buffer += part
+            text, _, self.buffer = self.buffer.partition(b"\0")
+            answer = json.loads(text)
+            if answer.get("id") == self.number:
+                return answer.get("result", answer.get("error"))
+            self.said.append(answer)
+
+    def end(self):
+        self.call("Browser.close")
+        self.process.wait(20)
+
+
+class Page:
+    def __init__(self, browser, link, width=1200, height=850, phone=False, dark=False):
+        self.browser = browser
+        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in "Runtime", "Log", "Page":
+            self.call(domain + ".enable")
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call("Page.navigate", url=link)
+
+    def call(self, method, **parameters):
+        return self.browser.call(method, self.session, **parameters)
+
+    def get(self, expression):
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)["result"].get("value")
+
+    def until(self, expression, seconds=20):
+        end = time.time() + seconds
+        while not (value := self.get(expression)) and time.time() < end:
+            time.sleep(0.05)
+        return value
+
+    def key(self, key, code, modifiers=0):
+        for kind in "keyDown", "keyUp":
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, modifiers=modifiers)
+
+    def click(self, selector):
+        x, y = self.get(f"(r => [r.left + r.width / 2, r.top + r.height / 2])(document.querySelector({json.dumps(selector)}).getBoundingClientRect())")
+        for kind in "mousePressed", "mouseReleased":
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def hover(self, selector):
+        x, y = self.get(f"(r => [r.left + r.width / 2, r.top + r.height / 2])(document.querySelector({json.dumps(selector)}).getBoundingClientRect())")
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def picture(self, name):
+        if options.p:
+            os.makedirs(options.p, exist_ok=True)
+            data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)["data"]
+            pathlib.Path(options.p, name + ".png").write_bytes(base64.b64decode(data))
+
+
+def set_option(page, name, value):
+    page.get(f"document.getElementById('option-{name}').value = {json.dumps(value)}")
+
+
+ENDED = "/, (ended|reached its length)/.test(document.getElementById('state').textContent) && !document.getElementById('go').disabled"
+TEXT = "document.getElementById('text').textContent"
+BACKGROUNDS = "[...document.querySelectorAll('#text span')].map(s => s.style.background).join()"
+
+
+def test_page(browser, server):
+    page = Page(browser, server.link)
+    check(page.until("document.querySelectorAll('#bars button').length") > 3, "the page loads, with a bar for each expert")
+    check("parameters" in page.get("document.getElementById('model').textContent"), "and the name of the model")
+    names = page.get("[...document.querySelectorAll('#options label')].map(l => l.textContent)")
+    check(names == ["tokens", "temperature", "top-p", "min-p", "top-k", "seed", "stop"], f"options: {names}")
+    evil = "<img src=x onerror=alert(1)> The "
+    page.call("Input.insertText", text=evil)
+    set_option(page, "tokens", 25)
+    set_option(page, "seed", 11)
+    page.key("Enter", 13, modifiers=2)
+    check(page.until(ENDED), "Ctrl and Enter generate: " + page.get("document.getElementById('state').textContent"))
+    text = page.get(TEXT)
+    check(text.startswith(evil) and len(text) > len(evil) + 10 and page.get("document.querySelectorAll('#text img').length") == 0,
+          f"prompt and text, as text: {text!r}")
+    check(re.search(r"seed 11, prompt of \d+ tokens, \d+ tokens, [\d,]+ tokens/s", page.get("document.getElementById('state').textContent")),
+          "seed and speed: " + page.get("document.getElementById('state').textContent"))
+    before = page.get(BACKGROUNDS)
+    check(len(set(re.findall(r"hsl\S+|rgb[^)]+\)", before))) > 1, "tokens have the colors of experts: " + before[:80])
+    page.get("(l => { l.value = '0'; l.dispatchEvent(new Event('change')); })(document.getElementById('layer'))")
+    check(page.get(BACKGROUNDS) != before, "another layer, other colors")
+    heights = page.get("[...document.querySelectorAll('#bars i')].map(i => parseFloat(i.style.height))")
+    check(len(heights) >= 4 and sum(heights) > 0, f"loads: {heights}")
+    page.hover("#text span:nth-child(3)")
+    tip = page.until("!document.getElementById('tip').hidden && document.getElementById('tip').textContent")
+    check(tip and "layer 0 MLP: " in tip and "layer 1 MLP: " in tip, f"a token tells its experts: {tip!r}")
+    page.click("#bars button:nth-child(2)")
+    chosen = page.get("document.querySelectorAll('#text .chosen').length")
+    check(0 < chosen < len(text) and page.get("document.querySelector('#bars button:nth-child(2)').getAttribute('aria-pressed')") == "true",
+          f"a bar shows its tokens: {chosen}")
+    page.picture("chosen")
+    page.key("Escape", 27)
+    check(page.get("document.querySelectorAll('#text .chosen').length") == 0, "Escape shows all again")
+    page.picture("desktop")
+    page.click("#on")
+    check(page.until(ENDED) and page.get(TEXT).startswith(text), "Continue goes on from the text")
+    set_option(page, "tokens", 60000)
+    page.click("#go")
+    check(page.until(TEXT + ".length > 300"), "a long text streams")
+    check(re.search(r"tokens/s$", page.until("/tokens.s$/.test(document.getElementById('state').textContent) && document.getElementById('state').textContent") or ""),
+          "with its speed")
+    other = Page(browser, server.link)
+    other.until("document.querySelectorAll('#bars button').length")
+    set_option(other, "tokens", 30)
+    other.click("#go")
+    check(other.until(ENDED), "another client is served meanwhile")
+    page.get("document.getElementById('stop').click()")
+    check(page.until("/stopped/.test(document.getElementById('state').textContent)"), "Stop stops")
+    n = page.get(TEXT + ".length")
+    time.sleep(0.3)
+    check(page.get(TEXT + ".length") == n and not page.get("document.getElementById('go').disabled"), "and nothing more comes")
+    set_option(page, "top-p", 3)
+    page.get("document.getElementById('go').click()")
+    check(page.get("!document.getElementById('option-top-p').checkValidity() && document.getElementById('stop').disabled"), "an option out of range is not sent")
+    said = [m["params"] for m in browser.said if m.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")]
+    check(not said, f"the browser has nothing to complain about: {said[:1]}")
+
+
+def test_chat_page(browser, talks):
+    page = Page(browser, talks.link)
+    check(page.until("document.getElementById('mode-chat').checked && !document.getElementById('modes').hidden"), "a model with a template chats")
+    set_option(page, "tokens", 20)
+    said = "[...document.querySelectorAll('#text > div')].map(d => [d.className, d.textContent])"
+    for i, text in enumerate(("<b>Hi", "And now?")):
+        page.call("Input.insertText", text=text)
+        page.key("Enter", 13)
+        check(page.until(ENDED), "Enter sends")
+        turns = page.get(said)
+        check([t[0] for t in turns] == ["user", "answer"] * (i + 1) and turns[-2][1] == text and page.get("document.getElementById('prompt').value") == "",
+              f"question and answer: {turns}")
+    page.picture("chat")
+    check(page.get("[...document.querySelectorAll('.answer span')].some(s => s.style.background)"), "answers have colors")
+    page.click("#new")
+    check(page.get(said) == [] and page.get("document.getElementById('stop').disabled"), "a new chat is empty")
+    page.get("document.getElementById('mode-text').click()")
+    check(page.get("document.getElementById('go').textContent") == "Generate", "and texts can be continued, too")
+    phone = Page(browser, talks.link, 360, 740, phone=True)
+    phone.until("document.getElementById('mode-chat').checked")
+    phone.get("document.getElementById('prompt').value = 'Hi'")
+    phone.click("#go")
+    check(phone.until(ENDED) and phone.get("document.documentElement.scrollWidth") <= 360, "a chat on a phone")
+    phone.get("scrollTo(0, 0)")
+    phone.picture("chat-phone")
+    said = [m["params"] for m in browser.said if m.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")]
+    check(not said, f"the browser has nothing to complain about: {said[:1]}")
+
+
+def test_looks(browser, server):
+    phone = Page(browser, server.link, 360, 740, phone=True, dark=True)
+    phone.until("document.querySelectorAll('#bars button').length")
+    check(phone.get("document.documentElement.scrollWidth") <= 360, "a phone of 360 pixels is wide enough")
+    phone.get("document.getElementById('prompt').value = 'A phone '")
+    set_option(phone, "tokens", 120)
+    phone.click("#go")
+    check(phone.until(ENDED) and phone.get("document.documentElement.scrollWidth") <= 360, "also for a text")
+    dark = phone.get("getComputedStyle(document.body).backgroundColor")
+    phone.get("scrollTo(0, 0)")
+    phone.picture("phone")
+    phone.get("scrollTo(0, 1e6)")
+    phone.picture("phone-end")
+    phone.get("document.getElementById('theme').click()")
+    check(phone.get("getComputedStyle(document.body).backgroundColor") != dark, "light and dark")
+    wide = Page(browser, server.link, 1200, 850, dark=True)
+    wide.until("document.querySelectorAll('#bars button').length")
+    set_option(wide, "tokens", 400)
+    wide.click("#go")
+    wide.until(ENDED)
+    wide.get("scrollTo(0, 0)")
+    wide.picture("dark")
+
+
+def find_browser():
+    for name in ([os.environ["BROWSER"]] if "BROWSER" in os.environ else ["chromium", "chromium-browser", "google-chrome"]):
+        if shutil.which(name):
+            return name
+    return None
+
+
+def test_browser(folder, server, talks):
+    name = find_browser()
+    if not name:
+        print("skip web       no chromium: the page was not driven (apt install chromium; BROWSER=name)")
+        return
+    browser = Browser(name, folder)
+    try:
+        browser.call("Browser.getVersion")
+    except OSError as e:
+        print(f"skip web       {name} does not start here: {e}")
+        return
+    test_page(browser, server)
+    test_looks(browser, server)
+    if talks:
+        test_chat_page(browser, talks)
+    browser.end()
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        text = b"".join(p.read_bytes() for p in sorted((ROOT / "llmc/base").glob("*.c")))[:60000]
+        pathlib.Path(folder, "text.txt").write_bytes(text)
+        model = options.m
+        if model:
+            os.symlink(os.path.abspath(model), os.path.join(folder, "model"))
+        else:
+            train = lambda *a: subprocess.run([ROOT / "train_moe", *a], cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+            train("-i", "text.txt", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "64", "-x", "60", "-s", "0", "-o", "run")
+            os.symlink("run/best", os.path.join(folder, "model"))
+            lines = [json.dumps({"messages": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": str(i)}]}) for i in range(200)]
+            pathlib.Path(folder, "chats.jsonl").write_text("\n".join(lines) + "\n")
+            train("-i", "chats.jsonl", "-ct", "chatml", "-e", "m2:c32h2e4k2f32a1x1", "-b", "4", "-t", "128", "-x", "30", "-s", "0", "-o", "run-chat")
+            pathlib.Path(folder, "run-chat", "chat_template.jinja").write_text(CHATML)
+            os.symlink("run-chat", os.path.join(folder, "chat"))
+        server = Server(folder, "-v", "0")
+        if not model:
+            test_answers(server, folder)
+            test_bounds(server)
+            test_turns(server)
+            test_token(folder)
+        talks = test_chat(folder, server) if not model else None
+        test_browser(folder, server, talks)
+        if talks:
+            check(talks.end() == 0, "the other server ends, too")
+        if not model:
+            test_slow(server)
+        endless = Stream(server, tokens=60000)
+        endless.wait("text", 5)
+        check(server.end() == 0, "Ctrl-C ends it, also while it generates")
+        said = pathlib.Path(folder, "server.log").read_text()
+        check("rror" not in said, "it says nothing else: " + said[-300:])
+    print(f"ok   web       the server and its page: {passed} checks" if not failed else "")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("-v", action="store_true")
+parser.add_argument("-p", metavar="FOLDER", help="keep pictures of the page there")
+parser.add_argument("-m", metavar="MODEL", help="the page with this model only")
+options = parser.parse_args()
+if __name__ == "__main__":
+    sys.exit(main())
