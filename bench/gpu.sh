@@ -44,5 +44,7 @@ echo; echo "## decoding m12"
 ./train_moe $tokens -e m12 -x 1 -b 2 -t 1024 -d 2048 -o "$work/m12" > "$work/said" 2>&1 || tail -2 "$work/said"
 for n in 1 2 4 8 16; do printf '%2d sequences: ' $n; ./infer_moe "$work/m12" -i "1 2 3" -n 600 -t 0 -s 1 -r $n 2>&1 > /dev/null | tail -1; done
 
+echo; echo "## ./bench_moe -d cuda-bf16 -e decoding"; ./bench_moe -d cuda-bf16 -e decoding | tail -n +7
+
 echo; echo "## the default run, three seeds"
 for seed in 1337 1 2; do ./train_moe -ng 1 -sd $seed -o "$work/default$seed" 2>&1 | grep -E 'best val|^time|fingerprint' | sed "s/^/seed $seed: /"; done

@@ -16,10 +16,6 @@
 
 enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 
-#ifdef __APPLE__
-#define st_mtim st_mtimespec
-#endif
-
 /* ---- finding a model --------------------------------------------------------------------------------------- */
 
 static int is_model(const char *folder) {
@@ -171,28 +167,23 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     turn_heads(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
-/* The tensors of a file, which are the pieces of `was`, to their places in m; what has several places is read for each. */
+/* All tensors of the file that are those of the model `was`, to the device. */
 static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     const Manifest *f = &was->manifest;
-    size_t count = 0, all = 0, k = 0, l = 0;
-    for (int i = 0; i < f->count; i++) {
-        const Piece p = manifest_piece(&f->at[i], 0);
-        count += (size_t)manifest_piece_count(&f->at[i]);
-        all += (size_t)manifest_piece_count(&f->at[i]) * place_of(m, was, i, &p).copies;
-    }
+    size_t count = 0, k = 0;
+    for (int i = 0; i < f->count; i++) count += (size_t)manifest_piece_count(&f->at[i]);
     LoadedPiece *pieces = mem_alloc(count * sizeof *pieces);
-    Load *loads = mem_alloc(all * sizeof *loads);
+    Load *loads = mem_alloc(count * sizeof *loads);
     for (int i = 0; i < f->count; i++)
         for (int j = 0; j < manifest_piece_count(&f->at[i]); j++, k++) {
             const Piece p = manifest_piece(&f->at[i], j);
-            const Place to = place_of(m, was, i, &p);
+            const Place place = place_of(m, was, i, &p);
             pieces[k] = (LoadedPiece){ m, p };
-            for (size_t copy = 0; copy < to.copies; copy++)
-                loads[l++] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p), .type = FLOATX,
-                                     .to = (char *)m->params + (to.first + copy * to.stride) * m->dev->floatX_size,
-                                     .check = check_piece, .of = &pieces[k] };
+            loads[k] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p),
+                               .to = (char *)m->params + place.first * m->dev->floatX_size, .copies = place.copies,
+                               .stride = place.stride, .type = FLOATX, .check = check_piece, .of = &pieces[k] };
         }
-    const int ok = load_all(m->dev, s, loads, all, e);
+    const int ok = load_all(m->dev, s, loads, count, e);
     free(pieces);
     free(loads);
     return ok;

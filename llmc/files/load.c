@@ -17,7 +17,9 @@ typedef struct { const Load *loads; size_t count, next, first; } Cursor;   /* th
 const char *load_dtype(const Device *dev, Dtype type) {
     return type == FLOATX ? dev->dtype : dev->real_size == 8 ? "F64" : "F32";
 }
-static char *place(const Device *dev, const Part *p) { return (char *)p->load->to + p->first * dtype_size(dev, p->load->type); }
+static char *place(const Device *dev, const Part *p, size_t copy) {
+    return (char *)p->load->to + (p->first + copy * p->load->stride) * dtype_size(dev, p->load->type);
+}
 
 /* As many of the next parts as a batch has room for. */
 static void take(Batch *b, int most, Cursor *at) {
@@ -33,7 +35,7 @@ static void take(Batch *b, int most, Cursor *at) {
 }
 static void fill(const Device *dev, Safetensors *s, Part *p) {
     const size_t bytes = p->n * dtype_size(dev, p->load->type);
-    void *data = place(dev, p);
+    void *data = place(dev, p, 0);
     if (dev->is_gpu) {
         if (bytes > p->capacity) {
             free(p->data);
@@ -44,13 +46,15 @@ static void fill(const Device *dev, Safetensors *s, Part *p) {
     p->ok = safetensors_read_as(s, p->load->tensor, p->load->first + p->first, load_dtype(dev, p->load->type), data, p->n, &p->why)
          && p->load->check(p->load, data, p->first, p->n, &p->why);
     if (!p->ok) memset(data, 0, bytes);                     /* on a CPU it is the model's own memory */
+    for (size_t k = 1; k < p->load->copies && !dev->is_gpu; k++) memcpy(place(dev, p, k), data, bytes);
 }
 /* What the last batch holds. 0: one of its parts is bad. */
 static int send(const Device *dev, const Batch *b, Error *e) {
     for (int i = 0; i < b->count; i++) {
         const Part *p = &b->parts[i];
         if (!p->ok) return error_set(e, "%s", p->why.text);
-        if (dev->is_gpu) dev->upload(place(dev, p), p->data, p->n * dtype_size(dev, p->load->type));
+        for (size_t k = 0; dev->is_gpu && (!k || k < p->load->copies); k++)
+            dev->upload(place(dev, p, k), p->data, p->n * dtype_size(dev, p->load->type));
     }
     return 1;
 }

@@ -13,6 +13,7 @@ struct Load {
     uint64_t first;                     /* of its elements, */
     size_t   count, unit;               /* so many; a check gets whole units of them */
     void    *to;                        /* in the device's memory */
+    size_t   copies, stride;            /* it goes there `copies` times, each `stride` elements after the last; 0: once */
     Dtype    type;
     LoadCheck check;
     const void *of;                     /* for check */

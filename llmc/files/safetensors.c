@@ -57,18 +57,18 @@ static void to_bf16(void *to, const double *from, size_t n) {
         x[i] = f == f ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
     }
 }
+static uint16_t f16_of(double x) {
+    int exponent;
+    frexp(x, &exponent);                                /* 2^(exponent-1) <= |x| < 2^exponent */
+    const int last = exponent - 11 > -24 ? exponent - 11 : -24;             /* its last binary place */
+    const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));          /* of that place; at most 2048 */
+    /* a normal number has 1024 units or more, of which the exponent field stands for the first 1024 */
+    const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
+    return (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
+}
 static void to_f16(void *to, const double *from, size_t n) {
-    uint16_t *half = to;
-    for (size_t i = 0; i < n; i++) {
-        const double x = from[i];
-        int exponent;
-        frexp(x, &exponent);                            /* 2^(exponent-1) <= |x| < 2^exponent */
-        const int last = exponent - 11 > -24 ? exponent - 11 : -24;         /* its last binary place */
-        const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));      /* of that place; at most 2048 */
-        /* a normal number has 1024 units or more, of which the exponent field stands for the first 1024 */
-        const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
-        half[i] = (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
-    }
+    uint16_t *x = to;
+    for (size_t i = 0; i < n; i++) x[i] = f16_of(from[i]);
 }
 
 /* All dtypes of the format; `read` and `write` convert elements, where this program knows them. */
@@ -499,19 +499,18 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
 }
 
 int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data, size_t n, Error *e) {
-    enum { PART = 1 << 11 };
-    double piece[PART], again[PART];
+    enum { SOME = 1 << 12 };
+    double piece[SOME], back[SOME];                     /* piece: elements of any type */
     const FileDtype *dtype = dtype_named(type);
     if (!dtype || !dtype->write) return error_set(e, "%s: dtype %s is not written", w->path, type);
-    const size_t width = (size_t)dtype->bits / 8;
     for (size_t part; n; n -= part, data += part) {
-        part = n < PART ? n : PART;
+        part = n < SOME ? n : SOME;
         dtype->write(piece, data, part);
-        dtype->read(again, (const unsigned char *)piece, part);
+        dtype->read(back, (const unsigned char *)piece, part);
         for (size_t i = 0; i < part; i++)
-            if (!isfinite(again[i]))
+            if (!isfinite(back[i]))
                 return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path, name, data[i], type);
-        if (!safetensors_append(w, piece, part * width, e)) return 0;
+        if (!safetensors_append(w, piece, part * ((size_t)dtype->bits / 8), e)) return 0;
     }
     return 1;
 }
