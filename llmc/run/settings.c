@@ -226,10 +226,10 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
 enum { LARGE_TEXT = 10000000 };
 void settings_suit(Settings *s, int gpu, int64_t tokens) {
     static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
-        { "e",  "m6",    "m4:a1n1z1", "m6:c512a1e128k6f256n1z1" },
+        { "e",  "m6:a1n1z1", "m4:a1n1z1", "m6:c512a1e128k6f256n1z1" },
         { "b",  "64",    "32",    "64" },       { "t",  "256",   "128",   "1024" },
         { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1000",  "-1" },
-        { "wo", "adamw", "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
+        { "wo", "muon",  "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
         { "c",  "1",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
         { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
         { "s",  "400",   "400",   "1000" },

@@ -343,11 +343,11 @@ static void defaults(void) {
     static const struct { const char *arguments; int gpu; int64_t tokens; const char *model, *optimizer; float lr; int batch; } cases[] = {
         { "",                   0, 1000000,   "m4:a1n1z1", "muon", 4e-3f, 32 },
         { "",                   0, 100000000, "m4:a1n1z1", "muon", 4e-3f, 32 },
-        { "",                   1, 1000000,   "m6", "adamw", 2e-3f, 64 },
+        { "",                   1, 1000000,   "m6:a1n1z1", "muon", 4e-3f, 64 },
         { "",                   1, 100000000, "m6:c512a1e128k6f256n1z1", "muon", 4e-3f, 64 },
         { "-wo adamw -e d12",   1, 100000000, "d12", "adamw", 6e-4f, 64 },
         { "-wo adamw -b 3",     0, 1000000,   "m4:a1n1z1", "adamw", 1e-3f, 3 },
-        { "-wo muon",           1, 1000000,   "m6", "muon", 4e-3f, 64 },
+        { "-wo adamw",          1, 1000000,   "m6:a1n1z1", "adamw", 2e-3f, 64 },
         { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512a1e128k6f256n1z1", "muon", 1e-4f, 64 },
         { "-e tests",           0, 1000000,   "tests", "adamw", 1e-3f, 32 },
         { "-e tests",           1, 100000000, "tests", "adamw", 6e-4f, 64 },
