@@ -46,7 +46,9 @@ CUDA_KERNELS := $(foreach p,F32 BF16,$(patsubst %.cu,$(B)/$p/%.o,$(filter-out $(
 # Pages that programs write or serve: llmc/run/NAME/page.html, with llmc/run/style.css, page.css and page.js put in, becomes the array of its
 # lines, NAME_page.
 PAGES   := $(patsubst llmc/run/%/page.html,%,$(wildcard llmc/run/*/page.html))
-LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(PAGES:%=$(B)/llmc/run/%_page.o) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
+# What is written beside models that only this project has, as text: llmc/files/NAME.py becomes the array of its lines, NAME_py.
+SCRIPTS := $(patsubst %.py,%_py,$(wildcard llmc/files/*.py))
+LIBRARY := $(patsubst %.c,$(B)/%.o,$(wildcard llmc/*/*.c) kernels/devices.c kernels/compound.c) $(SCRIPTS:%=$(B)/%.o) $(PAGES:%=$(B)/llmc/run/%_page.o) $(KERNELS) $(if $(CUDA),$(CUDA_KERNELS))
 BENCH   := $(patsubst %.c,$(B)/%.o,$(wildcard bench/*.c))
 TESTS   := $(patsubst %.c,$(B)/%.o,$(filter-out tests/faults.c tests/fuzz/%,$(wildcard tests/*.c tests/*/*.c)))
 # kernels/ladder is for tests and benchmarks; the programs do without.
@@ -81,6 +83,11 @@ $(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html 
 	@echo "  page  $<"
 	$(Q)p=llmc/run/$*/page && { echo 'extern const char *const $*_page[];' && echo 'const char *const $*_page[] = {' && \
 	LC_ALL=C sed -e "/^<style>/r llmc/run/style.css" -e "/^<style>/r $$p.css" -e "/^<script>/r $$p.js" $$p.html | LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' && echo '0 };'; } > $@.new && mv $@.new $@
+$(SCRIPTS:%=$(B)/%.c): $(B)/%_py.c: %.py Makefile
+	@mkdir -p $(@D)
+	@echo "  text  $<"
+	$(Q){ echo 'extern const char *const $(*F)_py[];' && echo 'const char *const $(*F)_py[] = {' && \
+	LC_ALL=C sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' $< && echo '0 };'; } > $@.new && mv $@.new $@
 $(B)/%.o: $(B)/%.c
 	$(Q)$(CC) $(FLAGS) -c $< -o $@
 $(B)/%.o: %.c Makefile
@@ -163,7 +170,7 @@ FUZZ_FLAGS = -std=c11 -I. -O1 -g -fno-omit-frame-pointer $(WARN) -DMOE_VERSION='
 FUZZ_CHECKS = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 FUZZ_WRAP = -Wl$(subst $(SPACE),,$(addprefix $(COMMA)--wrap=,fail warn exit malloc calloc realloc free))
 FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
-FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
+FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(SCRIPTS:%=$(B)/%.c) $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
 fuzz:
 	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null; \
 	then $(MAKE) -s -j$(shell nproc) fuzz_targets && sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ); \

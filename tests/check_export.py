@@ -32,7 +32,7 @@ def require(ok, what):
 
 def load_model(folder):
     auto = transformers.AutoModelForCausalLM
-    model, info = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, info = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True, output_loading_info=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         require(not info.get(problem), f"{folder}: {problem.replace('_', ' ')}: {info.get(problem)}")
     return model.eval()
@@ -41,7 +41,7 @@ def load_model(folder):
 def load_tokenizer(folder):
     """As users would, if the folder says how; else from tokenizer.json alone."""
     if (folder / "tokenizer_config.json").exists():
-        return transformers.AutoTokenizer.from_pretrained(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
 
 

@@ -284,6 +284,26 @@ done
 ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q '"our_own_key": {' on/config.json
 last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
 ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
+# The form in which weights are left: as they came, or as -sw and -ss say; what is resumed is exact.
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -o exact
+expect 0 'saved as  .*| llama, in [3-9] files' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -sw bf16 -ss 0.00001 -o small
+ok "-ss: an index, shards, and no single file" [ -f small/model.safetensors.index.json -a -f small/best/model-00001-of-*.safetensors -a ! -f small/model.safetensors ]
+ok "-sw: config.json says bfloat16" grep -q '"dtype": "bfloat16"' small/config.json
+same_run exact small "-sw and -ss change nothing but the model's files"
+expect 0 'bits/byte' $infer exact -x val.txt
+theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said")
+expect 0 'bits/byte' $infer small -x val.txt
+ours=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said")
+ok "infer_moe opens shards of bf16: $ours and $theirs" awk "BEGIN { d = $theirs - $ours; exit !(d < 5e-3 && d > -5e-3) }"
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e small/best -b 2 -t 32 -d 128 -x 2 -v 3 -s 0 -o onward
+ok "a model of bf16 is left in bf16" grep -q '"dtype": "bfloat16"' onward/config.json
+ok "and takes half the bytes" [ $(($(wc -c < onward/model.safetensors) * 18)) -lt $(($(wc -c < exact/model.safetensors) * 10)) ]
+expect 0 'fingerprint' $train -o small -y 1 -ss 0
+ok "resuming finds the best weights in their shards" [ -z "$(grep 'best weights are lost' "$said")" ]
+ok "-ss 0: one file again" [ -f small/model.safetensors -a ! -f small/model.safetensors.index.json -a -z "$(ls small | grep model-0)" ]
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 3 -v 3 -s 0 -ss 0.00003 -o small -y 0
+rm small/model-00002-of-*.safetensors small/best/model-00002-of-*.safetensors
+expect 4 'small/best/model-00002-of-.*: No such file' $infer small/best -x val.txt
 # A mixture of a dense model begins with its loss.
 expect 0 'fingerprint' $train -i text.txt -j val.txt -tk 300 -e d2:c32h2n1 -b 2 -t 32 -d 128 -x 20 -v 20 -s 0 -o plain
 expect 0 'fingerprint' $train -i text.txt -j val.txt -e plain -b 2 -t 32 -d 128 -x 1 -v 20 -s 0 -o plain2
@@ -322,10 +342,17 @@ expect 3 'model.layers.2.* is missing' $train -i 'ids_train.bin' -j 'ids_val.bin
 expect 2 'no bias for choosing' $train -i 'ids_train.bin' -j 'ids_val.bin' -e "$root/tests/reference/families/olmoe" -rb 0.1 -b 2 -t 32 -x 5 -o never
 
 # What is validated is what is saved: biases for choosing experts, too.
-expect 0 'Transformers cannot' $some -d 256 -x 40 -rb 0.3 -o biased
+expect 0 'smoe, which Transformers opens with trust_remote_code' $some -d 256 -x 40 -rb 0.3 -o biased
 expect 0 'bits/byte' $infer biased -x val.txt
 theirs=$(sed -n 's/.*loss \([0-9.]*\) nats.*/\1/p' "$said") ours=$(tail -1 biased/main.log | sed 's/.*tel://')
 ok "infer_moe -x has the loss of a trainer with -rb: $theirs and $ours" awk "BEGIN { d = $theirs - $ours; exit !(d < 2e-5 && d > -2e-5) }"
+ok "a model of no other family has its PyTorch beside it" cmp "$root/llmc/files/modeling_smoe.py" biased/best/modeling_smoe.py
+python=${PYTHON:-python3}
+if "$python" -c 'import torch, tokenizers, transformers' 2> /dev/null; then
+    expect 0 'agrees with' env HF_HOME="$work/hf" "$python" "$root/tests/check_export.py" biased val.txt --loss "$theirs" -n 5
+    $infer mixed -x val.txt > loss.txt 2> /dev/null
+    expect 0 'agrees with' env HF_HOME="$work/hf" "$python" "$root/tests/check_export.py" mixed val.txt --loss "$(sed 's/.*loss \([0-9.]*\) nats.*/\1/' loss.txt)" -n 5
+else skipped "$python has no torch, tokenizers and transformers (PYTHON names another): Transformers opened no model"; fi
 
 # ---- conversations ---------------------------------------------------------------------------------------------------------------
 

@@ -45,10 +45,10 @@ __device__ static inline Pair pair_at(HeadLayout h, int i) {
 struct RowLayout {
     size_t base;
     int pitch, skip, count, per_token;
-    unsigned inverse;                   // 2^32 / per_token, rounded up
-    __device__ int token(int r) const {                                 // r / per_token; t is at most 1 too large
+    unsigned inverse;                   // (2^32 - 1) / per_token, rounded down
+    __device__ int token(int r) const {                                 // r / per_token; t is at most 1 too small
         const int t = (int)__umulhi((unsigned)r, inverse);
-        return t - (t*per_token > r);
+        return t + ((t + 1)*per_token <= r);
     }
     __device__ size_t at(int r) const { return base + (int64_t)r*pitch + (skip ? (int64_t)token(r)*skip : 0); }
 };
@@ -56,7 +56,7 @@ struct RowLayout {
 __device__ static inline RowLayout query_rows(HeadLayout h, Pair p, int size) {
     const bool even = h.order == HEADS_TILED || h.Q == 1;
     const size_t start = (size_t)p.b*h.T*h.Q*h.G + (even ? p.g : p.g*h.Q);
-    return { start*size, even ? h.G*size : size, even ? 0 : (h.G - 1)*h.Q*size, h.T*h.Q, h.Q, 0xffffffffu / h.Q + 1 };
+    return { start*size, even ? h.G*size : size, even ? 0 : (h.G - 1)*h.Q*size, h.T*h.Q, h.Q, 0xffffffffu / h.Q };
 }
 // The keys of a pair. A key's value is G*D elements after it.
 __device__ static inline RowLayout key_rows(HeadLayout h, Pair p) {
@@ -72,8 +72,9 @@ __device__ static inline int first_key(HeadLayout h, Pair p, const RowLayout &ro
 }
 
 // A score of a key of another sample: what is summed up with it is scaled to zero when a key comes that the row does see. With
-// -infinity it would be NaN where such a key is the first that the row meets.
-static constexpr float UNSEEN = -1e30f;
+// -infinity it would be NaN where such a key is the first that the row meets. A power of two, so that times any c it is exact: the
+// fused x * c - top of such a row is 0, not the rounding error of a large number.
+static constexpr float UNSEEN = -0x1p100f;
 
 // What backward needs of each query, in packed order; the rows of a pair are padded to a multiple of PADDING.
 struct Stats { float lse, delta; };

@@ -2,7 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
 #include "checkpoint.h"
-#include "hf.h"
+#include "export.h"
 #include "optimizer_file.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/routers.h"
@@ -166,6 +166,9 @@ int checkpoint_clear(const char *folder, Error *e) {
         if (unlink(path) && errno != ENOENT && errno != ENOTDIR) ok = error_set(e, "%s: %s", path, strerror(errno));
         free(path);
     }
+    char *best = text_format("%s/best", folder);
+    ok = export_remove_shards(folder, 0, e) && export_remove_shards(best, 0, e) && ok;
+    free(best);
     return ok;
 }
 
@@ -444,10 +447,10 @@ int checkpoint_publish(const Checkpoint *c, const Model *m, const Tokenizer *tok
     return ok;
 }
 
-/* The step in the metadata of a file of weights; -1: there is none, or the file is damaged. */
-static int64_t step_of(const char *weights) {
+/* The step in the metadata of a folder's weights; -1: there is none, or a file is damaged. */
+static int64_t step_of(const char *folder) {
     Error e;
-    Safetensors *s = is_file(weights) ? safetensors_open(weights, &e) : NULL;
+    Safetensors *s = is_folder(folder) ? safetensors_open(folder, &e) : NULL;
     const char *note = s ? safetensors_note(s, "step") : NULL;
     char *end = NULL;
     const long long step = note ? strtoll(note, &end, 10) : -1;
@@ -457,8 +460,8 @@ static int64_t step_of(const char *weights) {
 }
 
 int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
-    char *folder = text_format("%s/best", c->folder), *weights = top_weights(folder);
-    const int64_t held = step_of(weights);
+    char *folder = text_format("%s/best", c->folder);
+    const int64_t held = step_of(folder);
     char *state = step_path(c->folder, best);
     int ok = held == best || held > c->step;
     if (!ok && !is_folder(state))
@@ -472,6 +475,5 @@ int checkpoint_best(const Checkpoint *c, int64_t best, const Model *m, const Tok
     }
     free(state);
     free(folder);
-    free(weights);
     return ok;
 }

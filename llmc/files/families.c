@@ -415,8 +415,8 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
 
 /* ---- writing --------------------------------------------------------------------------------------------------- */
 
-static const char *dtype_in_config(const char *dtype) {
-    return !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F64") ? "float64" : "float32";
+const char *config_type(const char *dtype) {
+    return !strcmp(dtype, "BF16") ? "bfloat16" : !strcmp(dtype, "F16") ? "float16" : !strcmp(dtype, "F64") ? "float64" : "float32";
 }
 static double value_of(const Config *c, int i) {
     const char *field = (const char *)c + keys[i].field;
@@ -445,11 +445,16 @@ static void write_value(const Config *c, int i, Text *out) {
     }
 }
 
+/* Which classes of modeling_smoe.py (hf.c writes it) Transformers is to use for a family that it does not know. */
+#define AUTO_MAP "\"auto_map\": {\n    \"AutoConfig\": \"modeling_smoe.SmoeConfig\",\n" \
+                 "    \"AutoModelForCausalLM\": \"modeling_smoe.SmoeForCausalLM\"\n  }"
+
 void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out) {
     const Family f = config_family(c);
     char descriptor[128];
     config_descriptor(c, descriptor);
     text_add(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"", family_architecture(f), family_name(f));
+    if (f == FAMILY_SMOE && !in_memory) text_add(out, ",\n  " AUTO_MAP);
     for (int i = 0; i < KEYS; i++) {
         if (!is_written(c, i) || (keys[i].kind == PADDED && !in_memory)) continue;
         text_add(out, ",\n  \"%s\": ", keys[i].key);
@@ -459,7 +464,7 @@ void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out
     if (f == FAMILY_MISTRAL) text_add(out, ",\n  \"sliding_window\": null");
     write_layers(c, out);
     write_rope(c, out);
-    text_add(out, ",\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n", dtype_in_config(dtype), descriptor);
+    text_add(out, ",\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n", config_type(dtype), descriptor);
 }
 
 /* The row of a key in the file of a family; -1: it is not in the table. */
@@ -486,11 +491,12 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
         text_add_string(out, separator);
         text_add_json(out, v->key, v->key_length);
         text_add_string(out, ": ");
-        if (is_dtype) text_add(out, "\"%s\"", dtype_in_config(dtype));
+        if (is_dtype) text_add(out, "\"%s\"", config_type(dtype));
         else if (row < 0 || is_kept(c, &was, row)) json_write(out, v, 1);
         else write_value(c, row, out);
         separator = ",\n  ";
     }
+    if (f == FAMILY_SMOE && !json_get(origin, "auto_map")) text_add(out, "%s" AUTO_MAP, separator);
     for (int i = 0; i < KEYS; i++) {
         if (!is_written(c, i) || is_kept(c, &was, i) || keys[i].kind == PADDED) continue;
         if (json_get(origin, keys[i].key) || (keys[i].alias && json_get(origin, keys[i].alias))) continue;
@@ -499,6 +505,19 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
     }
     text_add_string(out, "\n}\n");
     return 1;
+}
+
+void config_with_type(const JsonValue *config, const char *dtype, Text *out) {
+    const char *separator = "{\n  ";
+    for (const JsonValue *v = json_first(config); v; v = v->next) {
+        text_add_string(out, separator);
+        text_add_json(out, v->key, v->key_length);
+        text_add_string(out, ": ");
+        if (!strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype")) text_add(out, "\"%s\"", config_type(dtype));
+        else json_write(out, v, 1);
+        separator = ",\n  ";
+    }
+    text_add_string(out, "\n}\n");
 }
 
 void config_add_ids(Text *config, const JsonValue *origin) {

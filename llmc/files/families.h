@@ -14,6 +14,9 @@ void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out
 int  config_to_json_like(const Config *c, const char *dtype, const JsonValue *origin, Text *out);
 /* Adds what belongs to the tokenizer, ids of special tokens, to a config.json that config_to_json made: after a change of the family. */
 void config_add_ids(Text *config, const JsonValue *origin);
+const char *config_type(const char *dtype);                 /* "bfloat16", what config.json calls "BF16", and so on */
+/* A config.json with another number type, "F32", "BF16", "F16" or "F64". */
+void config_with_type(const JsonValue *config, const char *dtype, Text *out);
 /* 1, or 0 and the keys that differ with both values. */
 int  config_same(const Config *a, const Config *b, Error *difference);
 #endif

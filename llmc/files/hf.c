@@ -48,10 +48,11 @@ static int later(struct timespec a, struct timespec b) {
 }
 
 static char *newest_model(void) {
-    static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors" };
+    static const char *const patterns[] = { "*/model.safetensors", "*/best/model.safetensors", "*/model.safetensors.index.json",
+                                            "*/best/model.safetensors.index.json" };
     struct timespec latest = { 0 };
     char *folder = NULL;
-    for (int k = 0; k < 2; k++) {
+    for (size_t k = 0; k < sizeof patterns / sizeof *patterns; k++) {
         glob_t found;
         struct stat s;
         const int none = glob(patterns[k], 0, NULL, &found);
@@ -59,7 +60,7 @@ static char *newest_model(void) {
         if (none) continue;
         for (size_t i = 0; i < found.gl_pathc; i++) {
             char *path = text_format("%s", found.gl_pathv[i]);
-            path[strlen(path) - strlen("/model.safetensors")] = 0;
+            *strrchr(path, '/') = 0;
             if (is_model(path) && !stat(found.gl_pathv[i], &s) && (!folder || later(s.st_mtim, latest))) {
                 free(folder);
                 folder = path;
@@ -335,9 +336,35 @@ static const char *const companions[] = {
     "tokenizer.model", "chat_template.jinja", "chat_template.json", "generation_config.json",
 };
 enum { COMPANIONS = sizeof companions / sizeof *companions };
-struct HfOrigin { Json *config; struct { char *data; size_t bytes; } file[COMPANIONS]; };
+struct HfOrigin {
+    Json *config;
+    Safetensors *weights;               /* for their types; NULL: they are not there any more */
+    const char *type;                   /* of most of them */
+    struct { char *data; size_t bytes; } file[COMPANIONS];
+};
 
-HfOrigin *hf_origin_open(const char *folder) {
+static const char *const types[] = { "F32", "BF16", "F16", "F64" };
+enum { TYPES = sizeof types / sizeof *types };
+
+static const char *type_of_most(const HfOrigin *o) {
+    uint64_t count[TYPES] = { 0 };
+    const JsonValue *root = json_root(o->config);
+    const char *named = json_string(json_get(root, "dtype"), json_string(json_get(root, "torch_dtype"), ""));
+    int best = 0;
+    for (size_t i = 0; o->weights && i < safetensors_count(o->weights); i++)
+        for (int k = 0; k < TYPES; k++)
+            if (!strcmp(safetensors_at(o->weights, i)->dtype, types[k])) count[k] += safetensors_at(o->weights, i)->count;
+    for (int k = 0; k < TYPES; k++)
+        if (o->weights ? count[k] > count[best] : !strcmp(named, config_type(types[k]))) best = k;
+    return types[best];
+}
+const char *hf_origin_type(const HfOrigin *o, const char *tensor) {
+    const FileTensor *t = o->weights && tensor ? safetensors_find(o->weights, tensor) : NULL;
+    for (int k = 0; t && k < TYPES; k++) if (!strcmp(t->dtype, types[k])) return types[k];
+    return o->type;
+}
+
+HfOrigin *hf_origin_open(const char *folder, const char *weights) {
     Error e;
     size_t bytes;
     char *path = text_format("%s/config.json", folder), *text = is_file(path) ? file_read(path, &bytes, &e) : NULL;
@@ -347,6 +374,8 @@ HfOrigin *hf_origin_open(const char *folder) {
     free(text);
     if (!o) return NULL;
     o->config = config;
+    o->weights = is_folder(weights) ? safetensors_open(weights, &e) : NULL;
+    o->type = type_of_most(o);
     for (int i = 0; i < COMPANIONS; i++) {
         path = text_format("%s/%s", folder, companions[i]);
         if (is_file(path)) o->file[i].data = file_read(path, &o->file[i].bytes, &e);
@@ -357,6 +386,7 @@ HfOrigin *hf_origin_open(const char *folder) {
 void hf_origin_free(HfOrigin *o) {
     for (int i = 0; o && i < COMPANIONS; i++) free(o->file[i].data);
     if (o) json_free(o->config);
+    if (o) safetensors_close(o->weights);
     free(o);
 }
 
@@ -379,15 +409,27 @@ static int save_tokenizer(const char *folder, const Model *m, const Tokenizer *t
     return ok;
 }
 
+/* Of a family that only this project has: its model in PyTorch, for Transformers. */
+extern const char *const modeling_smoe_py[];                /* llmc/files/modeling_smoe.py, line by line; NULL at the end */
+static int save_modeling(const char *folder, Error *e) {
+    Text text = { 0 };
+    for (int i = 0; modeling_smoe_py[i]; i++) text_add_string(&text, modeling_smoe_py[i]);
+    const int ok = write_file(folder, "modeling_smoe.py", text.at, text.length, e);
+    free(text.at);
+    return ok;
+}
+
 int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
     static const char generation[] = "{\n  \"do_sample\": true,\n  \"temperature\": 0.8,\n  \"top_p\": 0.95\n}\n";
     Text config = { 0 };
     const int keeps = keeps_tokenizer(origin, tokenizer);
-    if (!origin || !config_to_json_like(&m->config, m->dev->dtype, json_root(origin->config), &config)) {
-        config_to_json(&m->config, m->dev->dtype, 0, &config);
+    const char *type = origin ? origin->type : m->dev->dtype;              /* that of the files at the end (export.h) */
+    if (!origin || !config_to_json_like(&m->config, type, json_root(origin->config), &config)) {
+        config_to_json(&m->config, type, 0, &config);
         if (origin) config_add_ids(&config, json_root(origin->config));
     }
     int ok = write_file(folder, "config.json", config.at, config.length, e);
+    if (ok && config_family(&m->config) == FAMILY_SMOE) ok = save_modeling(folder, e);
     for (int i = 0; i < COMPANIONS && ok && keeps; i++)
         if (origin->file[i].data) ok = write_file(folder, companions[i], origin->file[i].data, origin->file[i].bytes, e);
     if (ok && !(keeps && origin->file[COMPANIONS - 1].data))

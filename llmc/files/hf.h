@@ -22,8 +22,12 @@ int hf_check_weights(const Device *dev, const Config *c, const char *path, Error
 /* What came with a model and belongs to it: its config.json, of which this program knows a part; the files of its tokenizer, with
  * special tokens and chat template; its generation settings. They are kept in memory as they are. */
 typedef struct HfOrigin HfOrigin;
-HfOrigin *hf_origin_open(const char *folder);               /* NULL: this folder has no config.json that can be read */
+/* weights: the folder whose number types the model's files have at the end; the same one, or where it came from before it was trained.
+ * NULL: this folder has no config.json that can be read. */
+HfOrigin *hf_origin_open(const char *folder, const char *weights);
 void      hf_origin_free(HfOrigin *o);
+/* The number type of a tensor, "F32", "BF16", "F16" or "F64"; of one that is not there, or NULL, the most frequent one. */
+const char *hf_origin_type(const HfOrigin *o, const char *tensor);
 
 /* Writes the small files of a folder, each replaced as a whole if it is not there as it should be. tokenizer: may be NULL. origin: NULL, or what the model came with:
  * its config.json keeps all keys, and its other files are written as they were unless the tokenizer is another. */

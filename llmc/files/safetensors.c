@@ -35,14 +35,35 @@ static double from_f16(const void *p) {                 /* 1 sign, 5 exponent (b
     return bits >> 15 ? -size : size;
 }
 
-/* All dtypes of the format; `read` converts an element, where this program reads them. */
-typedef struct { const char *name; int bits; double (*read)(const void *element); } FileDtype;
+static void to_f64(void *p, double x) { memcpy(p, &x, 8); }
+static void to_f32(void *p, double x) { const float f = (float)x; memcpy(p, &f, 4); }
+static void to_bf16(void *p, double x) {
+    const float f = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    const uint16_t half = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    memcpy(p, &half, 2);
+}
+static void to_f16(void *p, double x) {
+    int exponent;
+    frexp(x, &exponent);                                /* 2^(exponent-1) <= |x| < 2^exponent */
+    const int last = exponent - 11 > -24 ? exponent - 11 : -24;             /* its last binary place */
+    const int units = (int)nearbyint(ldexp(fabs(x), -last < 1000 ? -last : 1000));          /* of that place; at most 2048 */
+    /* a normal number has 1024 units or more, of which the exponent field stands for the first 1024 */
+    const int bits = exponent > 16 ? 31 << 10 : x == 0 ? 0 : ((last + 24) << 10) + units;
+    const uint16_t half = (uint16_t)((bits < 31 << 10 ? bits : 31 << 10) | (signbit(x) ? 1 << 15 : 0));
+    memcpy(p, &half, 2);
+}
+
+/* All dtypes of the format; `read` and `write` convert an element, where this program knows them. */
+typedef struct { const char *name; int bits; double (*read)(const void *element); void (*write)(void *element, double x); } FileDtype;
 static const FileDtype dtypes[] = {
-    { "F32", 32, from_f32 }, { "BF16", 16, from_bf16 }, { "F16", 16, from_f16 }, { "F64", 64, from_f64 },
-    { "BOOL", 8, NULL }, { "U8", 8, NULL }, { "I8", 8, NULL }, { "I16", 16, NULL }, { "U16", 16, NULL },
-    { "I32", 32, NULL }, { "U32", 32, NULL }, { "I64", 64, NULL }, { "U64", 64, NULL }, { "C64", 64, NULL },
-    { "F8_E5M2", 8, NULL }, { "F8_E4M3", 8, NULL }, { "F8_E8M0", 8, NULL }, { "F8_E5M2FNUZ", 8, NULL },
-    { "F8_E4M3FNUZ", 8, NULL }, { "F6_E2M3", 6, NULL }, { "F6_E3M2", 6, NULL }, { "F4", 4, NULL },
+    { "F32", 32, from_f32, to_f32 }, { "BF16", 16, from_bf16, to_bf16 }, { "F16", 16, from_f16, to_f16 }, { "F64", 64, from_f64, to_f64 },
+    { .name = "BOOL", .bits = 8 }, { .name = "U8", .bits = 8 }, { .name = "I8", .bits = 8 }, { .name = "I16", .bits = 16 },
+    { .name = "U16", .bits = 16 }, { .name = "I32", .bits = 32 }, { .name = "U32", .bits = 32 }, { .name = "I64", .bits = 64 },
+    { .name = "U64", .bits = 64 }, { .name = "C64", .bits = 64 }, { .name = "F8_E5M2", .bits = 8 }, { .name = "F8_E4M3", .bits = 8 },
+    { .name = "F8_E8M0", .bits = 8 }, { .name = "F8_E5M2FNUZ", .bits = 8 }, { .name = "F8_E4M3FNUZ", .bits = 8 },
+    { .name = "F6_E2M3", .bits = 6 }, { .name = "F6_E3M2", .bits = 6 }, { .name = "F4", .bits = 4 },
 };
 static const FileDtype *dtype_named(const char *name) {
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) if (!strcmp(name, dtypes[i].name)) return &dtypes[i];
@@ -442,6 +463,23 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
     }
     w->left -= bytes;
     return put(w, data, bytes, e);
+}
+
+int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data, size_t n, Error *e) {
+    unsigned char piece[1 << 14];
+    const FileDtype *dtype = dtype_named(type);
+    if (!dtype || !dtype->write) return error_set(e, "%s: dtype %s is not written", w->path, type);
+    const size_t width = (size_t)dtype->bits / 8;
+    for (size_t part; n; n -= part) {
+        part = n < sizeof piece / width ? n : sizeof piece / width;
+        for (size_t i = 0; i < part; i++, data++) {
+            dtype->write(piece + i * width, *data);
+            if (!isfinite(dtype->read(piece + i * width)))
+                return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path, name, *data, type);
+        }
+        if (!safetensors_append(w, piece, part * width, e)) return 0;
+    }
+    return 1;
 }
 
 int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc) {

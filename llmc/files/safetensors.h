@@ -42,6 +42,9 @@ typedef struct SafetensorsWriter SafetensorsWriter;
 SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
                                       size_t note_count, Error *e);
 int  safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *e);
+/* n elements, converted to a dtype that this program reads: to the nearest number, of two the even one. 0 and an error if one is beyond
+ * its range; name: of the tensor, for that message. */
+int  safetensors_append_double(SafetensorsWriter *w, const char *name, const char *dtype, const double *data, size_t n, Error *e);
 int  safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc);
 void safetensors_abandon(SafetensorsWriter *w);
 #endif

@@ -2,6 +2,7 @@
 #define _DEFAULT_SOURCE
 #include "run.h"
 #include "requests.h"
+#include "llmc/files/export.h"
 #include "llmc/base/random.h"
 #include "llmc/base/text.h"
 #include "llmc/data/meter.h"
@@ -424,9 +425,26 @@ static void log_summary(Run *r) {
                  "these losses are not tinyshakespeare's");
 }
 
+/* The form in which the model is left; of a resumed run, a checkpoint's is exact. */
+static void export_model(Run *r) {
+    static const char *const types[][2] = { { "f32", "F32" }, { "bf16", "BF16" }, { "f16", "F16" }, { "f64", "F64" } };
+    ExportForm form = { .shard = (uint64_t)((double)r->s.shard * 1e9) };
+    Error e;
+    int files, of_best;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) if (!strcmp(r->s.saved_type, types[i][0])) form.type = types[i][1];
+    char *best = text_format("%s/best", r->s.out);
+    if (!export_weights(r->s.out, form, r->origin, &files, &e) || !export_weights(best, form, r->origin, &of_best, &e))
+        fail(EXIT_DISK, "the model is saved in %s, but not as -sw and -ss ask: %s", r->s.out, e.text);
+    const Family family = config_family(&r->config);
+    log_line(&r->log, "saved as         | %s%s%.0d%s", family_name(family), files > 1 ? ", in " : "", files > 1 ? files : 0,
+             files > 1 ? " files and their index" : family == FAMILY_SMOE ? ", which Transformers opens with trust_remote_code=True" : "");
+    free(best);
+}
+
 void run_end_log(Run *r) {
     Error e;
     if (!r->leads) return;
+    export_model(r);
     log_summary(r);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);

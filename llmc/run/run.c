@@ -154,7 +154,7 @@ void run_open_data(Run *r) {
     tokenizer_free(readable);
     free(trained);
     free(own);
-    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model) : NULL;
+    r->origin = starts_from_model(r) ? hf_origin_open(r->from ? s->out : s->model, is_folder(s->model) ? s->model : s->out) : NULL;
     if (!r->tokenizer && data_is_text(r->data)) r->tokenizer = tokenizer_bytes();
     keep_chat_template(r);
     if (!r->restored) settings_suit(&r->s, r->dev->is_gpu, data_tokens(r->data, DATA_TRAIN));
@@ -439,7 +439,7 @@ void run_print_plan(const Run *r) {
     print_intervals(r);
     printf("| model: %s, %s\n", descriptor, family_name(config_family(c)));
     if (config_family(c) == FAMILY_SMOE)
-        puts("|   form                | smoe, of this project alone: infer_moe opens what is saved, Transformers cannot");
+        puts("|   form                | smoe, of this project: Transformers opens it with trust_remote_code=True (modeling_smoe.py)");
     if (*r->s.upcycle && !r->from)
         text_print(stdout, "|   upcycled            | every expert is a copy of an MLP of %s, a dense %s; routers are new\n", r->s.model,
                    family_name(config_family(&r->dense)));

@@ -217,6 +217,37 @@ static void write_tensors(const char *path, uint64_t length, const char *header,
     free(t.at);
 }
 
+/* Numbers as other types hold them: the nearest, of two the even one. */
+static void test_conversion(void) {
+    static const struct { const char *type; double x; unsigned bits; } good[] = {
+        { "F16", 0, 0 }, { "F16", -0.0, 0x8000 }, { "F16", 1, 0x3c00 }, { "F16", -2, 0xc000 }, { "F16", 65504, 0x7bff }, { "F16", 65519, 0x7bff },
+        { "F16", 0x1p-14, 0x0400 }, { "F16", 0x1p-24, 1 }, { "F16", 0x1p-25, 0 }, { "F16", 0x1.8p-24, 2 }, { "F16", 0x1.01p-25, 1 },
+        { "F16", 0x1.ffep-15, 0x0400 }, { "F16", 1 + 0x1p-11, 0x3c00 }, { "F16", 1 + 0x3p-11, 0x3c02 }, { "F16", 2 - 0x1p-12, 0x4000 }, { "F16", 1e-300, 0 },
+        { "BF16", 0, 0 }, { "BF16", 1, 0x3f80 }, { "BF16", -1.5, 0xbfc0 }, { "BF16", 1 + 0x1p-8, 0x3f80 }, { "BF16", 1 + 0x3p-8, 0x3f82 },
+        { "BF16", 1 + 0x1.1p-8, 0x3f81 }, { "BF16", 3e38, 0x7f62 },
+    };
+    static const struct { const char *type; double x; } bad[] = { { "F16", 65520 }, { "F16", -1e30 }, { "BF16", 3.4e38 }, { "F32", 1e39 }, { "I32", 1 } };
+    static const uint64_t shape[1] = { 1 };
+    char *path = scratch_path("converted.safetensors");
+    for (size_t i = 0; i < sizeof good / sizeof *good + sizeof bad / sizeof *bad; i++) {
+        const size_t k = i - sizeof good / sizeof *good;
+        const int is_good = i < sizeof good / sizeof *good;
+        const char *type = is_good ? good[i].type : bad[k].type;
+        const double x = is_good ? good[i].x : bad[k].x;
+        const FileTensor t = { .name = "t", .dtype = type, .rank = 1, .shape = shape };
+        Error e = { "" };
+        uint16_t bits = 0;
+        SafetensorsWriter *w = safetensors_create(path, &t, 1, NULL, 0, &e);
+        const int ok = safetensors_append_double(w, "t", type, &x, 1, &e);
+        if (!is_good) { check(!ok && *e.text, "%g is no %s: %s", x, type, e.text); safetensors_abandon(w); continue; }
+        check(ok && safetensors_finish(w, &e, NULL, NULL), "%g as %s %s", x, type, e.text);
+        Safetensors *s = safetensors_open(path, &e);
+        check(s && safetensors_read(s, safetensors_at(s, 0), 0, &bits, 2, &e) && bits == good[i].bits, "%a as %s is %04x, not %04x", x, type, good[i].bits, bits);
+        safetensors_close(s);
+    }
+    free(path);
+}
+
 static void test_safetensors_round_trip(void) {
     static const uint64_t shapes[] = { 3, 5, 2, 0, 7, 4 };
     const FileTensor list[] = {
@@ -894,6 +925,7 @@ void test_files(void) {
     test_utf8();
     test_safetensors_round_trip();
     test_safetensors_large();
+    test_conversion();
     test_safetensors_writer_errors();
     test_safetensors_refused();
     test_safetensors_folder();

@@ -3,6 +3,7 @@
  * are read: every id is at most the largest, every target the id that follows. */
 #include "tests/fuzz/support/fuzz.h"
 #include "llmc/data/data.h"
+#include <limits.h>
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +46,7 @@ static void read_all(Data *d) {
     int inputs[B * T], targets[B * T];
     const int most = data_max_id(d);
     Error e;
-    if (!data_check(d, T, most + 1, &e)) return;
+    if (most == INT_MAX || !data_check(d, T, most + 1, &e)) return;       /* run.c refuses such ids */
     fuzz_check(most == 0 || !data_check(d, T, most, &e));
     const int64_t samples = data_epoch_samples(d, T), batches = data_validation_batches(d, B, T);
     for (int64_t first = 0; first < samples + 3 && first < 200; first += B) {

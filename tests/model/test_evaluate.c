@@ -65,7 +65,7 @@ static void compare(const Questions *q, const Evaluation *v, const char *path, c
         for (int by = 0; by < MEASURES; by++, p = p->next) right[by] += json_int(p, -1) == json_int(json_get(one, "answer"), -2);
     }
     check(n == q->count, "%s: a line of details for each question", what);
-    check_error(worst, 1e-4, "%s: log-likelihoods as PyTorch's", what);
+    check_error(worst, 3e-4, "%s: log-likelihoods as PyTorch's", what);         /* sums of up to hundreds, in f32 */
     for (int by = 0; by < MEASURES; by++) check(v->right[by] == right[by], "%s: measure %d has the answers of PyTorch", what, by);
     free(text);
 }

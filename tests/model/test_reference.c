@@ -1,7 +1,7 @@
 /* test_reference.c: does the model compute the published mathematics? Tiny models of Hugging Face Transformers, with the logits,
  * the loss and all gradients that PyTorch computed (reference.py), are compared with ours; then saved and read again. */
 #include "tests/test.h"
-#include "llmc/files/hf.h"
+#include "llmc/files/export.h"
 #include "llmc/files/families.h"
 #include "llmc/model/decode.h"
 #include "llmc/model/rope.h"
@@ -68,8 +68,8 @@ static void compare_gradients(const Model *m, Safetensors *expected, const char 
     free(all);
 }
 
-/* Every key of their config.json with its value, but for the number type, in the order of theirs; and nothing else. */
-static void compare_configs(const char *folder, const char *family) {
+/* Every key of their config.json with its value, in the order of theirs; and nothing else. typed: also the number type. */
+static void compare_configs(const char *folder, const char *family, int typed) {
     char *path[2] = { text_format("%s/config.json", folder), scratch_path("config.json") }, *text[2];
     Json *json[2];
     Error e;
@@ -84,7 +84,7 @@ static void compare_configs(const char *folder, const char *family) {
         Text x = { 0 }, y = { 0 };
         json_write(&x, a, 0);
         json_write(&y, b, 0);
-        check(!strcmp(a->key, b->key) && (!strcmp(a->key, "dtype") || !strcmp(x.at, y.at)), "%s: config.json has \"%s\": %s, not \"%s\": %s",
+        check(!strcmp(a->key, b->key) && ((!typed && !strcmp(a->key, "dtype")) || !strcmp(x.at, y.at)), "%s: config.json has \"%s\": %s, not \"%s\": %s",
               family, a->key, x.at, b->key, y.at);
         free(x.at), free(y.at);
     }
@@ -108,12 +108,48 @@ static void compare_tensors(Safetensors *theirs, Safetensors *ours, const char *
     }
 }
 
+/* Saved in the number types of their files, and in several files: every tensor has the bytes it had, config.json every key and value. */
+static void export_and_read(const Model *m, const char *family, const char *folder, const HfOrigin *origin) {
+    Error e = { "" };
+    Model again;
+    const size_t weights = m->manifest.total * m->dev->floatX_size;
+    uint64_t largest = 0;
+    int files = 0;
+    check(export_weights(scratch(), (ExportForm){ .shard = 3000 }, origin, &files, &e) && files > 2, "%s: %d files %s", family, files, e.text);
+    char *single = scratch_path("model.safetensors");
+    check(!is_file(single), "%s: shards replace the single file", family);
+    Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
+    check(ours != NULL, "%s: shards open: %s", family, e.text);
+    for (size_t i = 0; ours && i < safetensors_count(theirs); i++) {
+        const FileTensor *a = safetensors_at(theirs, i), *b = safetensors_find(ours, a->name);
+        char *x = mem_alloc(a->bytes), *y = mem_alloc(a->bytes);
+        const int same = b && !strcmp(a->dtype, b->dtype) && a->bytes == b->bytes;
+        check(same && safetensors_read(theirs, a, 0, x, a->bytes, &e) && safetensors_read(ours, b, 0, y, a->bytes, &e) && !memcmp(x, y, a->bytes),
+              "%s: %s has the type and the bytes it had", family, a->name);
+        if (b && b->begin + b->bytes > largest && b->begin) largest = b->begin + b->bytes;
+        free(x), free(y);
+    }
+    check(largest <= 3000, "%s: no file of several tensors is larger than asked: %llu", family, (unsigned long long)largest);
+    safetensors_close(theirs);
+    safetensors_close(ours);
+    compare_configs(folder, family, 1);
+    model_plan_inference(&again, m->dev, &m->config, 1, 1, 0, NULL);
+    check(model_allocate(&again) && hf_load_weights(&again, scratch(), &e), "%s: shards load: %s", family, e.text);
+    void *a = mem_alloc(weights), *b = mem_alloc(weights);
+    m->dev->download(a, m->params, weights);
+    m->dev->download(b, again.params, weights);
+    check(!memcmp(a, b, weights), "%s: and give the same weights", family);
+    model_free(&again);
+    check(export_remove_shards(scratch(), 0, &e) && !safetensors_open(scratch(), &e), "shards are removed: %s", e.text);
+    free(a), free(b), free(single);
+}
+
 /* Saved and read again: the same names, shapes and bits, and the same configuration. */
 static void save_and_read(const Model *m, const char *family, const char *folder) {
     const Device *dev = m->dev;
     const size_t weights = m->manifest.total * dev->floatX_size;
     char *file = scratch_path("model.safetensors");
-    HfOrigin *origin = hf_origin_open(folder);
+    HfOrigin *origin = hf_origin_open(folder, folder);
     Error e;
     Config c;
     Model again;
@@ -121,7 +157,7 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     uint32_t crc;
     check(hf_save_small(scratch(), m, NULL, origin, &e) && hf_save_weights(m, file, 7, &e, &bytes, &crc), "%s: saves", family);
     check(hf_load_config(scratch(), &c, &e) && config_same(&m->config, &c, &e), "%s: config.json is the same: %s", family, e.text);
-    compare_configs(folder, family);
+    compare_configs(folder, family, 0);
     Safetensors *theirs = safetensors_open(folder, &e), *ours = safetensors_open(scratch(), &e);
     check(theirs && ours, "%s: both files open", family);
     if (theirs && ours) compare_tensors(theirs, ours, family);
@@ -134,6 +170,7 @@ static void save_and_read(const Model *m, const char *family, const char *folder
     dev->download(b, again.params, weights);
     check(!memcmp(a, b, weights), "%s on %s: weights are the same bit for bit", family, dev->name);
     model_free(&again);
+    export_and_read(m, family, folder, origin);
     hf_origin_free(origin);
     free(a), free(b), free(file);
 }
@@ -309,6 +346,8 @@ void test_reference(void) {
         { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
         { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
         { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
+        { "families/smoe_heads", "smoe" }, { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
+        { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" },
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const int in_f64 = models[i][0][0] == 'f';              /* of the first three the expected values are f32 */

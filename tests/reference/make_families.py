@@ -25,6 +25,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import modeling_rope_utils
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "llmc" / "files"))
+from modeling_smoe import SmoeConfig, SmoeForCausalLM
+
+transformers.AutoConfig.register("smoe", SmoeConfig)
+transformers.AutoModelForCausalLM.register(SmoeConfig, SmoeForCausalLM)
+AUTO_MAP = {"AutoConfig": "modeling_smoe.SmoeConfig", "AutoModelForCausalLM": "modeling_smoe.SmoeForCausalLM"}
 OUT = pathlib.Path(__file__).resolve().parent / "families"
 COMMON = dict(max_position_embeddings=96, bos_token_id=1, eos_token_id=2, pad_token_id=0, vocab_size=29)
 THETA = dict(rope_type="default", rope_theta=1e4)
@@ -73,6 +79,29 @@ MODELS = {
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig(
         **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, moe_num_experts=6,
         moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, rope_parameters=THETA), torch.bfloat16, None),
+    # what no published family has, by llmc/files/modeling_smoe.py
+    "smoe_heads": (SmoeConfig(
+        **COMMON, hidden_size=20, num_hidden_layers=3, intermediate_size=7, num_attention_heads=6, num_key_value_heads=2, head_dim=6,
+        num_attention_experts=4, num_attention_experts_per_tok=2, num_always_on_attention_experts=1, num_local_experts=5,
+        num_experts_per_tok=2, shared_intermediate_size=9, router_scores="sigmoid", router_choice_bias=1, routed_scaling_factor=1.5,
+        qk_norm=1, value_embedding_interval=2, final_logit_softcapping=4.0, block_norm_eps=1e-4, rope_theta=300.0,
+        tie_word_embeddings=True), torch.bfloat16, None),
+    "smoe_universal": (SmoeConfig(
+        **COMMON, hidden_size=20, num_hidden_layers=3, intermediate_size=7, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        num_attention_experts=5, num_attention_experts_per_tok=2, num_local_experts=4, num_experts_per_tok=2, hidden_act="relu2",
+        router_scores="sigmoid-each", universal=True, output_bias=True, tie_word_embeddings=True), torch.float32, None),
+    "smoe_whole": (SmoeConfig(
+        **COMMON, hidden_size=20, num_hidden_layers=2, intermediate_size=7, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        num_local_experts=5, num_experts_per_tok=2, hidden_act="gelu_pytorch_tanh", router_scores="softmax-topk", qk_norm=2,
+        router_choice_bias=1, tie_word_embeddings=False), torch.float32, None),
+    "smoe_renormalized": (SmoeConfig(
+        **COMMON, hidden_size=20, num_hidden_layers=2, intermediate_size=7, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        num_local_experts=5, num_experts_per_tok=2, router_scores="softmax-renorm", value_embedding_interval=1, shared_intermediate_size=8,
+        tie_word_embeddings=False), torch.float32, None),
+    "smoe_dense": (SmoeConfig(
+        **COMMON, hidden_size=20, num_hidden_layers=2, intermediate_size=11, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        num_local_experts=1, num_experts_per_tok=1, hidden_act="relu2", qk_norm=1, final_logit_softcapping=6.0,
+        tie_word_embeddings=True), torch.float64, None),
 }
 TOKENS = 64
 
@@ -111,7 +140,7 @@ def routers(model):
 def chosen(model, tokens):
     """The sorted experts of every token at every router, and the logits."""
     seen = []
-    hooks = [m.register_forward_hook(lambda m, i, o: seen.append(o[2].sort(-1).values)) for m in routers(model)]
+    hooks = [m.register_forward_hook(lambda m, i, o: seen.append(o[-1 if len(o) > 2 else 0].sort(-1).values)) for m in routers(model)]
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
     for h in hooks:
@@ -131,8 +160,8 @@ def robust(model, tokens, text):
     """Do slightly different weights choose the same experts and tokens? Has every expert work?"""
     state = {n: t.clone() for n, t in model.state_dict().items()}
     first = [chosen(model, x)[0] for x in (tokens, text)]
-    most = max((int(m.weight.shape[0]) for m in routers(model)), default=0)
-    if any(torch.bincount(c.flatten(), minlength=most).min() < 2 for c in first[0]):
+    experts = [int(getattr(m, "layer", m).weight.shape[0]) for m in routers(model)]
+    if any(torch.bincount(c.flatten(), minlength=E).min() < 2 for c, E in zip(first[0], experts * len(first[0]))):
         return False
     rng, good = torch.Generator().manual_seed(5), True
     for _ in range(3):
@@ -183,9 +212,17 @@ def write(name, config, dtype, shard):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EXACT)
     model.load_state_dict(stock.state_dict())
     model.to(dtype).save_pretrained(folder, **(dict(max_shard_size=shard) if shard else {}))
-    grads = {n: g for n, g in gradients_of(exact).items() if "correction" not in n}
+    grads = {n: g for n, g in gradients_of(exact).items() if "correction" not in n and "choice_bias" not in n}
+    if config.model_type == "smoe":             # as the trainer writes it
+        saved = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(saved | {"auto_map": AUTO_MAP}, indent=2, sort_keys=True) + "\n")
+        shutil.copy(sys.modules[SmoeConfig.__module__].__file__, folder)
+        EXACT_OPEN = dict(trust_remote_code=True)
+    else:
+        EXACT_OPEN = EXACT
     with torch.no_grad():
-        opened = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EXACT).eval()(tokens).logits
+        opened = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EXACT_OPEN).eval()(tokens).logits
+    (folder / "modeling_smoe.py").unlink(missing_ok=True)
     require(difference(opened, logits) <= 2e-5, f"{name}: opened as users do, the logits differ by {difference(opened, logits):.1e}")
     require(all(g.norm() > 1e-6 for g in grads.values()), f"{name}: a gradient is zero")
     expected = dict(tokens=tokens.int(), targets=targets.int(), logits=logits.detach(), loss=loss.detach().view(1),
