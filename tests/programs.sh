@@ -373,24 +373,25 @@ rows="-t 128 -d 512"
 expect 0 'conversations, 1 file.*every tenth' $tune $rows -o tuned
 ok "it says how to talk to the model" grep -q 'infer_moe tuned.* -m chat' "$said"
 for name in tokenizer.json tokenizer_config.json generation_config.json; do ok "fine-tuning keeps $name" cmp base/$name tuned/$name; done
-rm -rf x2 && cp -r tuned x2 && rm -rf x2/state/step-00000010
-expect 0 'as encoded before' $train -o x2 -y 1
-same_run tuned x2 "conversations: resumed"
-rm -rf x2/state/step-00000010 x2/tokens.cache
-expect 0 'conversations' $train -o x2 -y 1
-same_run tuned x2 "conversations: resumed, encoded again"
+rm -rf chatted && cp -r tuned chatted && rm -rf chatted/state/step-00000010
+expect 0 'as encoded before' $train -o chatted -y 1
+same_run tuned chatted "conversations: resumed"
+rm -rf chatted/state/step-00000010 chatted/tokens.cache
+expect 0 'conversations' $train -o chatted -y 1
+same_run tuned chatted "conversations: resumed, encoded again"
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
 same_run ranks1 ranks2 "conversations on two ranks"
 expect 0 'are longer than -t 64' $tune -t 64 -o short
-expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2 -s 0 -o named
-ok "-ct leaves the template of a folder as it is" [ ! -e named/chat_template.jinja ]
+expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2 -s 0 -o chosen
+ok "-ct leaves the template of a folder as it is" [ ! -e chosen/chat_template.jinja ]
 expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours
 ok "-ct saves the template with a model that had none" [ -s ours/chat_template.jinja -a -s ours/best/chat_template.jinja ]
 expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer tuned -m chat -t 0 -n 12"
 expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
 expect 2 'for chats' $infer tuned -ct chatml
 expect 0 'forgotten' sh -c "printf 'one\ntwo\nthree\nfour\nfive\nsix\n' | $infer tuned -m chat -c 64 -n 20"
+rm -rf chatted chosen ours base short ranks1 ranks2
 
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 

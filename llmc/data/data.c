@@ -145,7 +145,7 @@ static int64_t validation_windows(const Segment *p, int T) {
 static int check_packing(Segment *p, int T, Error *e) {
     if (T < 1 || !packing_make(p, T, e)) return 0;
     if (p->packing.cut)
-        warn("%s: %lld conversations are longer than -t %d tokens: their ends are cut off", p->path, (long long)p->packing.cut, T);
+        warn("%s: %lld conversations are longer than -t %d tokens: their ends are cut off; a larger -t keeps them", p->path, (long long)p->packing.cut, T);
     if (p->packing.unanswered)
         warn("%s: %lld conversations without an answer of the assistant in their first %lld tokens are left out", p->path,
              (long long)p->packing.unanswered, (long long)T + 1);

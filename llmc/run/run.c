@@ -239,6 +239,7 @@ void run_choose_model(Run *r) {
     c->rounding = rounding_by_name(s->rounding);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (is_model && !r->from && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */

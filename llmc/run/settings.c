@@ -288,9 +288,18 @@ void settings_fine_tune(Settings *s, int gpu, int channels, int context, int cha
     snprintf(rate, sizeof rate, "%.2g", best < 1e-3 ? best : 1e-3);
     snprintf(row, sizeof row, "%d", wanted < context ? wanted : context);
     const char *const defaults[][2] = { { "l", rate }, { "u", "10" }, { "q", "0" }, { "c", "0" }, { "dr", "0" },
-                                        { "b", "8" }, { "t", row }, { "d", "0" }, { "x", "-2" }, { "v", "50" }, { "m", "-1" } };
+                                        { "t", row }, { "d", "0" }, { "x", "-2" }, { "v", "50" }, { "m", "-1" } };
     const size_t all = sizeof defaults / sizeof *defaults, of_any = 5;      /* the others only for conversations */
     for (size_t i = 0; i < (chats ? all : of_any); i++) options_default(table(s), defaults[i][0], defaults[i][1]);
+}
+/* Of few rows 20 steps an epoch and less warm-up. */
+void settings_fit_rows(Settings *s, int64_t rows) {
+    char text[32];
+    snprintf(text, sizeof text, "%d", rows < 40 ? 1 : rows < 160 ? (int)rows / 20 : 8);
+    options_default(table(s), "b", text);
+    const int64_t steps = s->steps > 0 ? s->steps : -s->steps * rows / s->batch;
+    snprintf(text, sizeof text, "%d", steps && steps < 100 ? (int)steps / 10 : 10);
+    options_default(table(s), "u", text);
 }
 
 float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }

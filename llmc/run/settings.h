@@ -26,6 +26,7 @@ int  settings_given(const Settings *s, const char *letter);
 void settings_suit(Settings *s, int gpu, int64_t tokens);
 /* The same for a model of a folder, of so many channels, trained for a context of so many tokens; chats: on conversations. */
 void settings_fine_tune(Settings *s, int gpu, int channels, int context, int chats);
+void settings_fit_rows(Settings *s, int64_t rows);              /* then, of conversations: these fill so many rows of -t tokens */
 void settings_print(const Settings *s);
 /* The settings that describe the run, as JSON: stored in checkpoints, equal in all processes, and restored on resuming unless
  * the user gives others. */

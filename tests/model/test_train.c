@@ -366,6 +366,29 @@ static void defaults(void) {
     }
 }
 
+/* Of a model of a folder: rate and rows follow the model, batch and warm-up the conversations. What is given stays. */
+static void fine_tuning_defaults(void) {
+    static const struct { const char *argument; int gpu, channels, context, chats; int64_t rows; float lr; int batch, seq; int64_t steps, warmup; } cases[] = {
+        { "-v=9",   1, 2048, 4096,  1, 10000, 2e-5f, 8, 2048, -2, 10 },  { "-v=9",   1, 1024, 1000, 1, 100, 4e-5f, 5, 1000, -2, 4 },
+        { "-v=9",   0, 64,   128,   1, 3,     6.4e-4f, 1, 128, -2, 0 },  { "-b=3",   0, 8,    4096, 1, 600, 1e-3f, 3, 512, -2, 10 },
+        { "-l=0.5", 1, 2048, 4096,  0, 0,     0.5f, 64, 256, 800, 10 },  { "-x=50",  1, 4096, 4096, 1, 1000, 1e-5f, 8, 2048, 50, 5 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[16], *argv[] = { "train_moe", text, NULL };
+        Settings s;
+        strcpy(text, cases[i].argument);
+        argv[2] = strchr(text, '=') + 1;
+        argv[2][-1] = 0;
+        settings_parse(&s, 3, argv);
+        settings_suit(&s, cases[i].gpu, 1000);
+        settings_fine_tune(&s, cases[i].gpu, cases[i].channels, cases[i].context, cases[i].chats);
+        if (cases[i].chats) settings_fit_rows(&s, cases[i].rows);
+        check(s.lr == cases[i].lr && s.batch == cases[i].batch && s.seq == cases[i].seq && s.steps == cases[i].steps
+              && s.warmup == cases[i].warmup && !(s.decay > 0) && !(s.dropout > 0),
+              "fine-tuning case %zu: -l %g -b %d -t %d -x %lld -u %lld", i, (double)s.lr, s.batch, s.seq, (long long)s.steps, (long long)s.warmup);
+    }
+}
+
 /* ---- training: what must not change a gradient --------------------------------------------------------- */
 
 static Config config_of(const char *descriptor) { return trainee_config(descriptor, 40, 32); }
@@ -1049,6 +1072,7 @@ void test_train(void) {
     windows();
     options();
     defaults();
+    fine_tuning_defaults();
     accumulation();
     muon_and_adamw();
     threads(0);
