@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from chart import begin, WIDTH, LEFT  # noqa: E402
+from chart import begin, chart, Curve, WIDTH, LEFT  # noqa: E402
 
 STYLE = (".box{stroke-width:1.5;fill-opacity:.16}.plain{fill:none;stroke:#57606a;stroke-width:1.5}.dashed{fill:none;stroke:#57606a;stroke-width:1.5;"
          "stroke-dasharray:6 5}.arrow{stroke:#57606a;stroke-width:1.5}.head{fill:#57606a}.faint{opacity:.3}.small{font-size:13px}.bold{font-weight:600}"
@@ -248,7 +248,21 @@ def tiles():
     return f.svg()
 
 
-FIGURES = {"block": block, "slots": slots, "kept": kept, "backward": backward, "tiles": tiles}
+def pays():
+    """Losses of bench/results/pays-h200.txt over training time."""
+    points = {"mixture": [], "twin": []}
+    for line in (HERE / "../../bench/results/pays-h200.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            name, x, y = line.split()
+            points[name].append((float(x), float(y)))
+    last = points["twin"][-1]
+    names = {"mixture": "mixture: 128 experts, 6 a token", "twin": "dense twin: as many active"}
+    return chart("Kernel sources, one H200", "seconds of training", "validation loss, nats a token",
+                       [Curve(names[n], points[n], i) for i, n in enumerate(points)], last[1], "the twin's last loss",
+                       [(points["mixture"][-1][0], f"{points['mixture'][-1][0]:.0f} s", 0), (last[0], f"{last[0]:.0f} s", 1)])
+
+
+FIGURES = {"pays": pays, "block": block, "slots": slots, "kept": kept, "backward": backward, "tiles": tiles}
 
 
 def main():
