@@ -464,7 +464,7 @@ static void test_kinds(void) {
         { "\x1f\x8b\x08 text", 8, "gzip" },   { "%PDF-1.4\nabc", 12, "PDF" },        { "\xff\xfe" "a\0b\0", 6, "UTF-16" },
         { "PK\3\4\0", 5, "zip" },             { "PAR1 is a word", 14, NULL },          { "PAR1\0", 5, "Parquet" },
         { "a\0b", 3, "NUL" },                  { "plain", 5, NULL },                    { "", 0, NULL },
-        { "\x1f", 1, NULL },                   { "{\\rtf1 a", 8, "rich" },             { "BZh, a word", 11, NULL },
+        { "\x1f\x8b", 1, NULL },               { "{\\rtf1 a", 8, "rich" },             { "BZh, a word", 11, NULL },
     };
     const char *remedy;
     for (size_t i = 0; i < COUNT(cases); i++) {
