@@ -96,7 +96,7 @@ static void check_options(Options o) {
     if (web && s->verbose > 1) fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
     if (!web && (option_given(o, "wa") || option_given(o, "wp"))) fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
     if (chat && option_given(o, "e")) fail(EXIT_USAGE, "a chat prints no prompt: -m chat cannot be combined with -e");
-    if (!chat && *s->chat) fail(EXIT_USAGE, "-ct %s is for chats: -m chat", s->chat);
+    if (!chat && !web && *s->chat) fail(EXIT_USAGE, "-ct %s is for chats: -m chat or -m web", s->chat);
     if (*s->file && s->verbose == 2) fail(EXIT_USAGE, "-x prints no text to color: use -v 3, or -i @file -v 2");
     if (option_given(o, "vl") && s->verbose < 2) fail(EXIT_USAGE, "-vl is for the expert views: -v 2 or -v 3");
     if (option_given(o, "co") && s->verbose != 2) fail(EXIT_USAGE, "-co is for text colored by expert: -v 2");
@@ -345,7 +345,8 @@ static void serve(Session *q, Options o) {
     size_t bytes;
     char *prompt = prompt_read(q->s.prompt, &bytes);
     Chat chat = { 0 };
-    if (q->tokenizer && !chat_open(&chat, "", q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    if (q->tokenizer && !chat_open(&chat, q->s.chat, q->folder, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!chat.form && chat.unknown) warn("%s; -ct NAME chooses one of " CHAT_NAMES ". The page continues texts only", chat.why);
     chat.today = 1;
     open_generator(q, q->s.context);
     signal(SIGTERM, on_interrupt);

@@ -128,6 +128,8 @@ def test_chat(folder, server):
         status, _, body = ask(messages)
         check(status == 400, f"{what}: {status} {body}")
     check(talks.ask(**post, body={"messages": long, "prompt": "a"})[0] == 400, "a prompt and messages")
+    named = Server(folder, "-v", "0", "-ct", "zephyr")
+    check(json.loads(named.ask("/model")[2])["chat"] == "zephyr" and named.end() == 0, "-ct names a template")
     return talks
 
 

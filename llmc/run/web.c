@@ -1,6 +1,7 @@
 /* web.c: see web.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "web.h"
+#include "converse.h"
 #include "http.h"
 #include "llmc/base/sha256.h"
 #include "llmc/model/routers.h"
@@ -53,7 +54,7 @@ typedef struct {
 
 typedef struct {
     const Web *w;
-    int    listener[NET_LISTENERS], listeners, slots, vocab;
+    int    listener[NET_LISTENERS], listeners, slots, vocab, ends;      /* ends: tokens that end every text */
     Slot   slot[SLOTS];
     Generator second;
     Client client[CLIENTS];
@@ -154,7 +155,6 @@ static int conversation_read(const Server *s, Client *c, const JsonValue *list, 
     c->dropped = all > tokens ? (size_t)(all - tokens) : 0;
     *count = (size_t)tokens;
     c->ask.prompt = NULL;
-    if (!*c->ask.stop) c->ask.stop = chat_end(chat);
     return 1;
 }
 static int prompt_read_ids(const Server *s, Client *c, size_t *count, Error *e) {
@@ -279,8 +279,15 @@ static void queue_tell(Server *s) {
     }
 }
 
-static void generation_begin(Slot *slot, Client *c) {
+/* An answer also ends where its template says: at a token, or, if that is none, at a string unless the request names another. */
+static void generation_begin(const Server *s, Slot *slot, Client *c) {
     Generator *g = slot->g;
+    g->end_tokens = s->ends;
+    if (!c->ask.prompt) {
+        const Conversation v = { .chat = *s->w->chat };
+        const char *end = converse_end(&v, s->w->tokenizer, g->end_token, &g->end_tokens);
+        if (!*c->ask.stop) c->ask.stop = end;
+    }
     free(slot->stop);
     slot->style.stop = slot->stop = stop_string(c->ask.stop);
     g->sampler = (Sampler){ .temperature = c->ask.temperature, .top_p = c->ask.top_p, .min_p = c->ask.min_p, .top_k = c->ask.top_k };
@@ -299,7 +306,7 @@ static void generations_begin(Server *s) {
         Client *first = NULL;
         for (Client *c = s->client; c < s->client + CLIENTS; c++)
             if (c->state == WAITING && (!first || c->order < first->order)) first = c;
-        if (first && !s->slot[i].busy) generation_begin(&s->slot[i], first);
+        if (first && !s->slot[i].busy) generation_begin(s, &s->slot[i], first);
     }
 }
 
@@ -519,6 +526,7 @@ int web_serve(const Web *w, Error *e) {
     Server *s = mem_alloc(sizeof *s);
     s->w = w;
     s->vocab = w->g->d.model.config.vocab - w->g->d.model.config.padding;
+    s->ends = w->g->end_tokens;
     int ok = net_is_loopback(w->address) || token_make(s, e);
     if (ok) ok = s->listeners = net_listen(w->address, w->port, 0, s->listener, e);
     if (ok) {
