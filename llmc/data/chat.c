@@ -82,7 +82,7 @@ static const ChatTemplate templates[] = {
       { NULL }, SYSTEM_IN_USER | ALTERNATES, "{bos}", { { "", "\n\n" }, { " [INST] ", " [/INST]" }, { " ", "{eos}" } }, { "", "" },
       "", "{eos}", NULL },
     { "mistral", "Mistral and Mixtral of 2023", { "'[INST] '+message['content']+' [/INST]'", "message['content']+eos_token" },
-      { "' '+message['content']+eos_token", "system_message" }, ALTERNATES, "{bos}", { { NULL }, { "[INST] ", " [/INST]" }, { "", "{eos}" } },
+      { "' '+message['content']+eos_token", "system_message" }, ALTERNATES, "{bos}", { { NULL, NULL }, { "[INST] ", " [/INST]" }, { "", "{eos}" } },
       { "", "" }, "", "{eos}", NULL },
     { "llama2", "Llama 2", { "bos_token+'[INST] '+content.strip()+' [/INST]'", "'<<SYS>>\n'+system_message+'\n<</SYS>>\n\n'+message['content']",
       "' '+content.strip()+' '+eos_token", "setsystem_message=false" }, { "You are", "always" }, TRIMS | SYSTEM_IN_USER | ALTERNATES, "",

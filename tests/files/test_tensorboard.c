@@ -4,6 +4,7 @@
 #include "tests/test.h"
 #include "llmc/run/tensorboard.h"
 #include <dirent.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -173,13 +174,14 @@ static void test_full(void) {
     warn_hook(on_warning);
     signal(SIGXFSZ, SIG_IGN);
     fflush(NULL);
-    const int saved = dup(2);
-    FILE *const none = freopen("/dev/null", "w", stderr);
+    const int saved = dup(STDERR_FILENO), none = open("/dev/null", O_WRONLY);
+    dup2(none, STDERR_FILENO);                  /* freopen would leave stderr with a buffer, which children that _exit never write */
+    close(none);
     setrlimit(RLIMIT_FSIZE, &limit);
     for (int i = 0; i < 50; i++) { board_begin(b, i); board_scalar(b, "loss", i); board_end(b); }
     setrlimit(RLIMIT_FSIZE, &was);
     fflush(stderr);
-    dup2(saved, 2);
+    dup2(saved, STDERR_FILENO);
     close(saved);
     warn_hook(NULL);
     board_begin(b, 1000);
@@ -189,7 +191,7 @@ static void test_full(void) {
     char *text = newest(folder, &files, &bytes);
     Bytes file = { (const unsigned char *)text, bytes }, record, last = { 0 };
     while ((record = next_record(&file)).at) { last = record; records++; }
-    check(none && warned == 1, "tensorboard: a full disk is told once: %d", warned);
+    check(none >= 0 && warned == 1, "tensorboard: a full disk is told once: %d", warned);
     check(records > 4 && records < 40 && !file.bytes && number_of(last, 2) == 1000, "tensorboard: of a full disk %d records, all whole", records);
     free(text);
     free(folder);

@@ -52,7 +52,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     const int plain = !has_added(t, ids, n);
     if (plain && expected(t, ids, n, text.at, text.bytes, &wanted))
         fuzz_check(wanted.length == bytes && !memcmp(wanted.at, back, bytes));
-    Document document = { text.at, text.bytes };
+    Document document = { .at = text.at, .bytes = text.bytes };
     void *wide;
     Meter meter = { 0 };
     if (text.bytes % 8 == 0) {

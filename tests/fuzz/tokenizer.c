@@ -14,7 +14,7 @@ static void encode(const Tokenizer *t, const char *text, size_t bytes) {
     for (size_t i = 0; i < n; i++) fuzz_check(ids[i] >= 0 && ids[i] < tokenizer_vocab(t));
     free(tokenizer_decode(t, ids, n, &length));
     if (bytes % 8) { free(ids); return; }
-    const Document document = { text, bytes };
+    const Document document = { .at = text, .bytes = bytes };
     void *wide;
     Meter meter = { 0 };
     const size_t again = tokenizer_encode_documents(t, &document, bytes > 0, -1, &meter, &wide);
