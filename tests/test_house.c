@@ -273,7 +273,10 @@ static void finds_faults(void) {
 
 /* The figures of the documents are what their script makes. */
 static void figures_are_drawn(void) {
-    if (system("command -v python3 > /dev/null")) { skip("no python3: the figures of the documents were not compared"); return; }
+    if (system("command -v python3 > /dev/null && test -f docs/figures/figures.py")) {
+        skip("no python3 or no documents here: the figures were not compared");
+        return;
+    }
     check(!system("python3 docs/figures/figures.py -check"), "house: docs/figures/*.svg are what docs/figures/figures.py makes");
 }
 
