@@ -305,18 +305,21 @@ int run_validate(Run *r) {
 
 void run_show_sample(Run *r) {
     Decoder *d = &r->decoder;
-    const uint64_t key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
+    const Sampler sampler = { .temperature = 0.8f, .top_p = 0.95f };
+    uint64_t key = random_key((uint64_t)r->s.seed, (uint64_t)r->progress.step);
     const int capacity = d->model.cache_capacity, newline = r->tokenizer ? tokenizer_id(r->tokenizer, "\n") : 0;
     const int eos = r->tokenizer ? tokenizer_eos(r->tokenizer) : -1;
     int *tokens = mem_alloc((size_t)r->s.sample_length * sizeof *tokens);
     int count = 0, token = eos >= 0 ? eos : newline >= 0 ? newline : 0;
     parallel_wait_all_weights(&r->model);
     decoder_reset(d);
-    decoder_draw(d, (Sampler){ .temperature = 0.8f, .top_p = 0.95f }, &key);
+    decoder_draw(d, sampler, &key);
     while (count < r->s.sample_length) {
         if (d->length == capacity) {                                     /* the context is full: its last half is read again */
             const int half = capacity / 2;
             decoder_reset(d);
+            key = random_key(key, 1);                                    /* the same positions draw other numbers */
+            decoder_draw(d, sampler, &key);
             decoder_feed(d, tokens + count - half, half);
         } else decoder_feed(d, &token, 1);
         decoder_sample(d, &token);
