@@ -41,8 +41,6 @@ int export_remove_shards(const char *folder, int keep, Error *e) {
 
 /* ---- what is written where ------------------------------------------------------------------------------------- */
 
-static uint64_t element_bytes(const char *type) { return !strcmp(type, "F64") ? 8 : !strcmp(type, "F32") ? 4 : 2; }
-
 /* 1: some tensor changes its type. */
 static int plan(Layout *p, ExportForm form, const HfOrigin *origin) {
     uint64_t in_file = 0;
@@ -57,7 +55,7 @@ static int plan(Layout *p, ExportForm form, const HfOrigin *origin) {
         const char *type = form.type ? form.type : origin ? hf_origin_type(origin, t->name) : NULL;
         changes |= type && strcmp(type, t->dtype);
         if (type) t->dtype = type;
-        const uint64_t bytes = t->count * element_bytes(t->dtype);
+        const uint64_t bytes = t->count * safetensors_width(t->dtype);
         if (form.shard && in_file && in_file + bytes > form.shard) p->files++, in_file = 0;
         in_file += bytes;
         p->file[i] = p->files - 1;
@@ -83,7 +81,7 @@ static const char *most_frequent(const Layout *p) {
 
 static int copy_tensor(SafetensorsWriter *w, Safetensors *from, const FileTensor *was, const char *type, double *values, Error *e) {
     int ok = 1;
-    const size_t width = (size_t)element_bytes(type);
+    const size_t width = safetensors_width(type);
     for (uint64_t i = 0; i < was->count && ok; i += PART) {
         const size_t n = was->count - i < PART ? (size_t)(was->count - i) : PART;
         if (!strcmp(type, was->dtype))

@@ -498,6 +498,11 @@ int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Err
     return put(w, data, bytes, e);
 }
 
+size_t safetensors_width(const char *dtype) {
+    const FileDtype *known = dtype_named(dtype);
+    return known ? (size_t)known->bits / 8 : 0;
+}
+
 int safetensors_append_double(SafetensorsWriter *w, const char *name, const char *type, const double *data, size_t n, Error *e) {
     enum { SOME = 1 << 12 };
     double piece[SOME], back[SOME];                     /* piece: elements of any type */
@@ -510,7 +515,7 @@ int safetensors_append_double(SafetensorsWriter *w, const char *name, const char
         for (size_t i = 0; i < part; i++)
             if (!isfinite(back[i]))
                 return error_set(e, "%s: tensor %.200s has the number %g, which is beyond the range of %s", w->path, name, data[i], type);
-        if (!safetensors_append(w, piece, part * ((size_t)dtype->bits / 8), e)) return 0;
+        if (!safetensors_append(w, piece, part * safetensors_width(type), e)) return 0;
     }
     return 1;
 }

@@ -44,6 +44,7 @@ typedef struct SafetensorsWriter SafetensorsWriter;
 SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
                                       size_t note_count, Error *e);
 int  safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *e);
+size_t safetensors_width(const char *dtype);                /* bytes of an element of a dtype that this program reads */
 /* n elements, converted to a dtype that this program reads: to the nearest number, of two the even one. 0 and an error if one is beyond
  * its range; name: of the tensor, for that message. */
 int  safetensors_append_double(SafetensorsWriter *w, const char *name, const char *dtype, const double *data, size_t n, Error *e);

@@ -320,10 +320,10 @@ void run_plan(Run *r) {
     if (s->total % micro && r->restored && !settings_given(s, "d")) {
         int b = s->batch;
         while (b > 1 && s->total % ((int64_t)b * s->seq * ranks)) b--;
+        const int fits = s->total % ((int64_t)b * s->seq * ranks) == 0;
         fail(EXIT_USAGE, "the steps of this run have %lld tokens (-d), which must be a multiple of B*T = %d*%d%s. %s%d%s",
-             (long long)s->total, s->batch, s->seq, ranks > 1 ? ", times the ranks" : "",
-             s->total % ((int64_t)b * s->seq * ranks) ? "Give other sequences than -t " : "-b ",
-             s->total % ((int64_t)b * s->seq * ranks) ? s->seq : b, s->total % ((int64_t)b * s->seq * ranks) ? ", or -d" : " would do; or give another -d");
+             (long long)s->total, s->batch, s->seq, ranks > 1 ? ", times the ranks" : "", fits ? "-b " : "Give other sequences than -t ",
+             fits ? b : s->seq, fits ? " would do; or give another -d" : ", or -d");
     }
     if (s->total % micro)
         fail(EXIT_USAGE, "-d %lld: must be a multiple of B*T = %d*%d%s = %lld", (long long)s->total, s->batch, s->seq,
