@@ -26,6 +26,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROUNDS = "kernels/cpu/optimizer.c"      # rounds stochastically, in bf16 only
 # At the level of optimization for which building and running together take the least time.
 MAKE = ["make", "-s", "-j2", "NO_CUDA=1", "OPT=-O2", "WARN=", "VERSION=mutant"]
+# The jobs share the cores. Of a make that started this nothing is passed on.
+ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}, "OMP_NUM_THREADS": "1"}
 COMMANDS = {}                           # of files that were compiled again
 BUILD_SECONDS, TEST_SECONDS = 600, 120
 CPU_SECONDS = 30                        # of a group of tests: what a mutant that never ends may burn; unbroken, none takes ten
@@ -91,7 +93,7 @@ class Builder:
         """(exit code, output) of a command. What it leaves running is ended with it."""
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                                       env={**os.environ, "OMP_NUM_THREADS": "1"})                  # the jobs share the cores
+                                       env=ENVIRONMENT)
             try:
                 code = process.wait(seconds)
             except subprocess.TimeoutExpired:
