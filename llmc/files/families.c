@@ -417,8 +417,17 @@ static int complete(Config *c, const Reader *r) {
     return 1;
 }
 
+/* What other families would take. */
+static const struct { const char *type, *takes; } others[] = {
+    { "gpt_oss",     "attention sinks, biases of experts and routers, a clamped SwiGLU, and reading weights in MXFP4" },
+    { "deepseek_v2", "latent attention (MLA)" }, { "deepseek_v3", "latent attention (MLA)" }, { "kimi_k2", "latent attention (MLA)" },
+    { "qwen3_next",  "linear attention (gated delta rule)" }, { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
+    { "llama4_text", "attention in chunks and layers without positions" },
+};
 static int known_names(Error *e, const char *type) {
     Text names = { 0 };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strcmp(type, others[i].type)) return error_set(e, "config.json: model_type \"%s\" is not implemented. It would take %s", type, others[i].takes);
     for (int f = 1; f < FAMILIES_END; f *= 2) text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name((Family)f));
     error_set(e, "config.json: model_type \"%.100s\"; known are %s", type, names.at);
     free(names.at);

@@ -910,6 +910,8 @@ static void refused_configs(void) {
         { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
         { "smoe",    "\"router_scores\": \"softmax\"",                    "router_scores" },
         { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
+        { "gpt_oss", "\"num_local_experts\": 4",                          "sinks" },
+        { "deepseek_v3", "\"n_group\": 1",                                "latent" },
         { "llama",   "\"num_key_value_heads\": 3",                        "3" },
         { "llama",   "\"head_dim\": 5",                                   "5" },
         { "mixtral", "\"num_key_value_heads\": 4, \"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
