@@ -227,7 +227,7 @@ FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c)
 FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(SCRIPTS:%=$(B)/%.c) $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
 HAVE_FUZZER = $(shell printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null && echo yes)
 fuzz:
-	$(if $(HAVE_FUZZER),@$(MAKE) -s -j$(JOBS) fuzz_targets)
+	$(if $(HAVE_FUZZER),@$(MAKE) -s $(if $(filter 1,$(JOBS)),,-j$(JOBS)) fuzz_targets)
 	@$(if $(HAVE_FUZZER),FUZZ_JOBS=$(JOBS) sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ),echo "skip fuzz: no $(FUZZ_CC) with libFuzzer (FUZZ_CC names another)")
 fuzz_targets: $(if $(FUZZ),$(addprefix build/fuzz/,$(FUZZ)),$(FUZZ_TARGETS))
 build/fuzz/libmoe.a: $(FUZZ_LIBRARY)

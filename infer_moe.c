@@ -286,14 +286,19 @@ static int is_command(const char *line, const char *command) {
     return !strncmp(line, command, n) && !line[n + strspn(line + n, " \r\n")];
 }
 
+/* The folder whose chat template holds: that of the tokenizer of -z, else the model's. free() it. */
+static char *template_folder(const Session *q) {
+    char *path = text_format("%s", *q->s.tokenizer ? q->s.tokenizer : q->folder), *slash = *q->s.tokenizer ? strrchr(path, '/') : NULL;
+    if (slash) *slash = 0;
+    else if (*q->s.tokenizer) strcpy(path, ".");
+    return path;
+}
 /* The chat template of -ct or of the folder. One that is unknown is an error: without it the answers would be bad, and nobody told why. */
 static void find_talk(Session *q) {
     Error e;
     size_t bytes;
-    char *system = prompt_read(q->s.prompt, &bytes), *path = text_format("%s", *q->s.tokenizer ? q->s.tokenizer : q->folder);
-    char *slash = *q->s.tokenizer ? strrchr(path, '/') : NULL;
-    if (slash) *slash = 0;
-    if (!converse_open(&q->talk, q->s.chat, slash || !*q->s.tokenizer ? path : ".", system, &e)) fail(EXIT_USAGE, "%s", e.text);
+    char *system = prompt_read(q->s.prompt, &bytes), *path = template_folder(q);
+    if (!converse_open(&q->talk, q->s.chat, path, system, &e)) fail(EXIT_USAGE, "%s", e.text);
     if (!q->talk.chat.form && q->talk.chat.unknown) fail(EXIT_INPUT, "%s; -ct NAME chooses one of " CHAT_NAMES, q->talk.chat.why);
     if (q->talk.chat.form && !q->tokenizer) fail(EXIT_INPUT, "a chat needs a tokenizer (-z)");
     free(system);
@@ -343,9 +348,10 @@ static void chat(Session *q) {
 static void serve(Session *q, Options o) {
     Error e;
     size_t bytes;
-    char *prompt = prompt_read(q->s.prompt, &bytes);
+    char *prompt = prompt_read(q->s.prompt, &bytes), *path = template_folder(q);
     Chat chat = { 0 };
-    if (q->tokenizer && !chat_open(&chat, q->s.chat, q->folder, &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (q->tokenizer && !chat_open(&chat, q->s.chat, path, &e)) fail(EXIT_USAGE, "%s", e.text);
+    free(path);
     if (!chat.form && chat.unknown) warn("%s; -ct NAME chooses one of " CHAT_NAMES ". The page continues texts only", chat.why);
     chat.today = 1;
     open_generator(q, q->s.context);

@@ -276,7 +276,7 @@ ok "the vocabulary is saved without its padding" grep -q '"vocab_size": 333,' fo
 ok "its config.json does not mention the padding" [ -z "$(grep padded folder/config.json)" ]
 printf '{"eos_token_id": [1, 2, 3], "temperature": 0.6}' > folder/generation_config.json
 printf '{{ messages }}' > folder/chat_template.jinja
-sed -i 's/"vocab_size"/"our_own_key": {"a": [1, 2.0]},\n  "vocab_size"/' folder/config.json
+sed 's/"vocab_size"/"our_own_key": {"a": [1, 2.0]}, "vocab_size"/' folder/config.json > edited && mv edited folder/config.json
 expect 0 'encoding\|333\|text' $plain -e folder -x 20 -o on
 for name in tokenizer.json tokenizer_config.json generation_config.json chat_template.jinja; do
     ok "-e FOLDER keeps its $name" cmp folder/$name on/$name
@@ -329,7 +329,7 @@ expect 0 'fingerprint' $train -i 'ids_train.bin' -j 'ids_val.bin' -e folder -b 2
 ok "a run on tokens keeps the tokenizer of its folder" cmp folder/tokenizer.json named/tokenizer.json
 expect 0 '1 2 3' $train -i 'ids_train.bin' -j 'ids_val.bin' -e m2:c32h4e4k2f32a1 -b 2 -t 32 -d 128 -x 5 -v 5 -s 5 -o unnamed
 ok "without a tokenizer no text is suggested" [ -z "$(grep ROMEO unnamed/main.log)" ]
-cp -r "$root/tests/reference/families/olmoe" ends && printf '{"eos_token_id": [%s]}' "$(seq -s, 0 28)" > ends/generation_config.json
+cp -r "$root/tests/reference/families/olmoe" ends && printf '{"eos_token_id": [%s]}' "$(seq 0 28 | paste -s -d , -)" > ends/generation_config.json
 expect 0 'generated 1 tokens' $infer ends -i '1 2 3' -n 20
 rm -rf folder/best folder/model.safetensors && touch folder/pytorch_model.bin
 expect 3 'save_pretrained' $plain -e folder -x 20 -o never
@@ -496,7 +496,7 @@ await grep -q 'step    2/' "$work/log"
 if [ -r /proc/$background/comm ]; then ok "the process is called train_moe" [ "$(cat /proc/$background/comm)" = train_moe ]
 else skipped "no /proc/PID/comm: the name of the process"; fi
 if [ -r /proc/$background/schedstat ]; then
-    for i in $(seq $((2 * $(nproc)))); do (ulimit -t 20; while :; do :; done) & task="$task $!"; done
+    for i in $(seq $((2 * $(getconf _NPROCESSORS_ONLN)))); do (ulimit -t 20; while :; do :; done) & task="$task $!"; done
     await grep -q 'other programs are using this machine' "$work/log" && verdict 0 "a busy machine is noticed"
     kill $task; wait $task 2> /dev/null; task=
 else skipped "no /proc/PID/schedstat: a busy machine"; fi

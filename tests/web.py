@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -41,9 +42,12 @@ class Server:
         found = re.fullmatch(r"http://(.*):(\d+)/(?:#(\w+))?", self.link)
         self.port, self.token = (int(found[2]), found[3]) if found else (0, None)
 
-    def connect(self):
-        s = socket.create_connection(("127.0.0.1", self.port), 20)
+    def connect(self, buffer=0):
+        s = socket.socket()
+        if buffer:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         s.settimeout(20)
+        s.connect(("127.0.0.1", self.port))
         return s
 
     def send(self, data):
@@ -130,13 +134,15 @@ def test_chat(folder, server):
     check(talks.ask(**post, body={"messages": long, "prompt": "a"})[0] == 400, "a prompt and messages")
     named = Server(folder, "-v", "0", "-ct", "zephyr")
     check(json.loads(named.ask("/model")[2])["chat"] == "zephyr" and named.end() == 0, "-ct names a template")
+    other = Server(folder, "-v", "0", "-z", os.path.join(folder, "chat/tokenizer.json"))
+    check(json.loads(other.ask("/model")[2])["chat"] == "chatml" and other.end() == 0, "-z brings the template of its folder")
     return talks
 
 
 class Stream:
     """A generation that goes on."""
-    def __init__(self, server, **body):
-        self.socket = server.connect()
+    def __init__(self, server, buffer=0, **body):
+        self.socket = server.connect(buffer)
         self.socket.sendall(request("/generate", "POST", body, server.port))
         self.rest = b""
         self.events = []
@@ -253,6 +259,29 @@ def test_slow(server):
     check(split(receive(slow[0]))[0] == 408, "and are told so")
     for s in slow:
         s.close()
+
+
+class Silence:
+    """Two clients that take nothing of long texts, and one that waits for a place: it gets one when they have been silent for 30 s. The
+    other tests run meanwhile."""
+    def __init__(self, folder):
+        self.server = Server(folder, "-v", "0")
+        self.start = time.time()
+        self.silent = [Stream(self.server, buffer=2048, tokens=60000) for _ in range(2)]
+        self.waits = Stream(self.server, tokens=3)
+        self.seconds = 0
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+
+    def watch(self):
+        if self.waits.wait("end", seconds=90):
+            self.seconds = time.time() - self.start
+
+    def end(self):
+        self.thread.join()
+        check(28 < self.seconds < 75, f"clients that take nothing are closed after 30 s: {self.seconds:.1f} s, {self.waits.events}")
+        check(all(b'"end"' not in receive(s.socket) for s in self.silent), "and do not get the rest")
+        check(self.server.end() == 0, "their server ends")
 
 
 def test_turns(server):
@@ -554,6 +583,7 @@ def main():
             pathlib.Path(folder, "run-chat", "chat_template.jinja").write_text(CHATML)
             os.symlink("run-chat", os.path.join(folder, "chat"))
         server = Server(folder, "-v", "0")
+        silence = Silence(folder) if not model else None
         if not model:
             test_answers(server, folder)
             test_bounds(server)
@@ -565,6 +595,7 @@ def main():
             check(talks.end() == 0, "the other server ends, too")
         if not model:
             test_slow(server)
+            silence.end()
         endless = Stream(server, tokens=60000)
         endless.wait("text", 5)
         check(server.end() == 0, "Ctrl-C ends it, also while it generates")

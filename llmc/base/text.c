@@ -61,6 +61,12 @@ size_t utf8_complete(const char *text, size_t bytes) {
 
 /* ---- text from outside --------------------------------------------------------------------------------------------- */
 
+int text_is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+int text_is_blank(const char *text, size_t bytes) {
+    while (bytes && text_is_white(text[bytes - 1])) bytes--;
+    return !bytes;
+}
+
 size_t text_show(const char *text, size_t bytes, char shown[5]) {
     uint32_t code;
     const size_t n = utf8_decode(text, bytes, &code);

@@ -25,6 +25,10 @@ size_t utf8_complete(const char *text, size_t bytes);                   /* lengt
  * character, NUL-terminated, or what stands for it: pictures (U+2400 to U+2421) for control characters but new line and tab,
  * U+FFFD for U+0080 to U+009F, U+FFFE, U+FFFF and a byte that is not UTF-8. The others write whole texts so; text_print: printf. */
 size_t text_show(const char *text, size_t bytes, char shown[5]);
+
+/* White space: blanks, tabs, ends of lines and pages. */
+int text_is_white(char c);
+int text_is_blank(const char *text, size_t bytes);          /* nothing else is in it */
 void text_write(FILE *to, const char *text, size_t bytes);
 void text_print(FILE *to, const char *format, ...) PRINTF(2, 3);
 void text_vprint(FILE *to, const char *format, va_list args);

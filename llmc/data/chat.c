@@ -540,3 +540,11 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, siz
     free(turns.at);
     return tokens;
 }
+
+size_t chat_oldest(const ChatMessage *m, size_t count, size_t *first) {
+    *first = count && m->role == CHAT_SYSTEM;
+    if (count < *first + 2) return 0;
+    size_t gone = (count - *first - 1) / 2 / 4 * 2 + 1;
+    while (*first + gone < count - 1 && m[*first + gone].role != CHAT_USER) gone++;
+    return gone;
+}

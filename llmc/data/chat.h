@@ -53,4 +53,9 @@ int  chat_write(const Chat *c, const ChatMessage *messages, size_t count, int pr
  * one. t may not be NULL. -1 and a message on error. */
 int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *messages, size_t count, int prompt, int **ids,
                     unsigned char **counts, Error *e);
+
+/* Which messages to leave out of a conversation that is too long: the oldest questions with their answers, a quarter of them and one more, so that
+ * what remains begins in the same way for some turns and a cache can keep it. A first system message stays, and so does the last question.
+ * Sets *first; returns how many, 0 if none can go. */
+size_t chat_oldest(const ChatMessage *messages, size_t count, size_t *first);
 #endif

@@ -3,6 +3,7 @@
 #include "chat.h"
 #include "documents.h"
 #include "kinds.h"
+#include "llmc/base/text.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -148,11 +149,6 @@ static int parse_line(Document *line, const Chat *chat, Error *e) {
     return ok;
 }
 
-static int is_blank(const char *s, size_t n) {
-    while (n && (s[n - 1] == ' ' || s[n - 1] == '\t' || s[n - 1] == '\r')) n--;
-    return !n;
-}
-
 /* Documents first ... are the lines of a JSONL file. The message is about the first line that is wrong. */
 static int parse_lines(Source *s, size_t first, const size_t *line_number, const char *path, const Chat *chat, Error *e) {
     const int64_t n = (int64_t)(s->documents - first);
@@ -186,7 +182,7 @@ static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Chat
     for (size_t line = 1; at < end; line++) {
         const char *next = memchr(at, '\n', (size_t)(end - at));
         const size_t bytes = (size_t)((next ? next : end) - at);
-        if (!is_blank(at, bytes)) {
+        if (!text_is_blank(at, bytes)) {
             const size_t n = s->documents - first;
             if (n == numbers) number = mem_grow(number, (numbers = 2 * numbers + 16) * sizeof *number);
             number[n] = line;

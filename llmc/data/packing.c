@@ -105,7 +105,7 @@ int packing_make(Segment *s, int T, Error *e) {
     packing_free(p);
     p->T = T;
     if (!find_samples(s, p, &n, e)) return 0;
-    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer of the assistant within the first %d tokens (-t)",
+    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer of the assistant within the first %d tokens: a larger -t would do",
                              s->path, (long long)p->unanswered, T + 1);
     make_rows(p, n);
     return 1;

@@ -1,6 +1,7 @@
 /* questions.c: see questions.h. */
 #include "questions.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,6 @@ void questions_free(Questions *q) {
     *q = (Questions){ 0 };
 }
 
-static int is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 static int characters(const char *text, size_t bytes) {
     size_t n = 0;
     for (size_t i = 0; i < bytes; i++) n += ((unsigned char)text[i] & 0xC0) != 0x80;
@@ -33,11 +33,11 @@ static const struct { const char *context, *choices, *answer; } forms[] = {
 /* White space at the end of the context belongs to the choice. 0: the choice has no tokens. */
 static int encode_choice(Candidate *c, const Tokenizer *t, const JsonValue *context, const JsonValue *choice) {
     size_t n = context->length;
-    while (n && is_white(context->is.string[n - 1])) n--;
+    while (n && text_is_white(context->is.string[n - 1])) n--;
     Text whole = { 0 };
     int *ids;
     text_add_bytes(&whole, context->is.string, context->length);
-    if (n == context->length && !is_white(choice->is.string[0])) text_add_string(&whole, " ");
+    if (n == context->length && !text_is_white(choice->is.string[0])) text_add_string(&whole, " ");
     text_add_bytes(&whole, choice->is.string, choice->length);
     size_t before = tokenizer_encode(t, context->is.string, n, &ids);
     free(ids);
@@ -55,18 +55,13 @@ static int encode_choice(Candidate *c, const Tokenizer *t, const JsonValue *cont
     return count > 1;
 }
 
-static int is_blank(const char *s, size_t n) {
-    while (n && is_white(s[n - 1])) n--;
-    return !n;
-}
-
 static int check_choices(const JsonValue *choices, const char *key, Error *e) {
     int k = 0;
     if (!json_is(choices, JSON_ARRAY)) return error_set(e, "\"%s\" is not a list", key);
     if (choices->length < 2 || choices->length > MOST_CHOICES)
         return error_set(e, "\"%s\" has %zu choices; it has 2 to %d", key, choices->length, MOST_CHOICES);
     for (const JsonValue *v = json_first(choices); v; v = v->next, k++)
-        if (!json_is(v, JSON_STRING) || is_blank(v->is.string, v->length))
+        if (!json_is(v, JSON_STRING) || text_is_blank(v->is.string, v->length))
             return error_set(e, "choice %d of \"%s\" is %s", k, key, json_is(v, JSON_STRING) ? "empty" : "not a string");
     return 1;
 }
@@ -124,7 +119,7 @@ static int parse_lines(Questions *q, const char *path, const char *text, size_t 
     for (int64_t i = 0; i < (int64_t)lines; i++) {
         Error mine;
         const size_t n = (size_t)(at[i + 1] - at[i]) - 1;
-        if (is_blank(at[i], n) || read_line(&all[i], at[i], n, t, &mine)) continue;
+        if (text_is_blank(at[i], n) || read_line(&all[i], at[i], n, t, &mine)) continue;
 #ifdef _OPENMP
         #pragma omp critical(questions)
 #endif

@@ -41,7 +41,7 @@ const char *converse_end(const Conversation *v, const Tokenizer *t, int *ids, in
     return "";
 }
 
-/* The tokens of the conversation up to the answer, at most `most`: drops the oldest messages, by turns, until it fits. -1 and a message if
+/* The tokens of the conversation up to the answer, at most `most`: drops the oldest messages (chat_oldest) until it fits. -1 and a message if
  * the last one alone does not. */
 static int64_t encode(Conversation *v, const Tokenizer *t, int most, int **ids, Error *e) {
     for (;;) {
@@ -49,10 +49,11 @@ static int64_t encode(Conversation *v, const Tokenizer *t, int most, int **ids, 
         if (n < 0 || n <= most) return n;
         free(*ids);
         *ids = NULL;
-        if (v->count <= kept(v) + 1)
+        size_t first, gone = chat_oldest(v->message, v->count, &first);
+        if (!gone)
             return error_set(e, "the message has %lld tokens with all that is around it; %d fit into the context and leave room for an answer",
                              (long long)n, most) - 1;
-        do { drop(v, kept(v)); v->forgotten++; } while (v->count > kept(v) + 1 && v->message[kept(v)].role != CHAT_USER);
+        for (; gone; gone--, v->forgotten++) drop(v, first);
     }
 }
 

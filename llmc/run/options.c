@@ -254,15 +254,14 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
     exit(EXIT_DONE);
 }
 
-static int find(Options o, const char *letter) {
-    for (int i = 0; i < o.count; i++) if (!strcmp(o.rows[i].letter, letter)) return i;
+const Option *option_row(Options o, const char *letter) {
+    for (int i = 0; i < o.count; i++) if (!strcmp(o.rows[i].letter, letter)) return &o.rows[i];
     fail(EXIT_USAGE, "no option -%s in the table", letter);
 }
 void options_default(Options o, const char *letter, const char *value) {
-    const int i = find(o, letter);
-    if (!o.given[i]) must_set(&o.rows[i], o.settings, value);
+    if (!option_given(o, letter)) must_set(option_row(o, letter), o.settings, value);
 }
-int option_given(Options o, const char *letter) { return o.given[find(o, letter)]; }
+int option_given(Options o, const char *letter) { return o.given[option_row(o, letter) - o.rows]; }
 
 void options_print(Options o) {
     const char *group = "";

@@ -44,6 +44,8 @@ void options_default(Options o, const char *letter, const char *value);
 /* Sets an option from JSON: type, range and choices are checked. A text is not copied. */
 int  option_read(const Option *option, void *settings, const JsonValue *value, Error *e);
 
+/* The row of an option by its letter, which the table has. */
+const Option *option_row(Options o, const char *letter);
 int  option_given(Options o, const char *letter);
 void options_print(Options o);                       /* the start-up table */
 void options_json(Options o, Text *out);             /* {"name": value, ...} */

@@ -96,18 +96,13 @@ static void send_event(Client *c, Text *event) {
 
 /* ---- requests ------------------------------------------------------------------------------------------------------- */
 
-static const Option *row_of(const Server *s, const char *letter) {
-    const Option *o = s->w->options.rows;
-    while (strcmp(o->letter, letter)) o++;
-    return o;
-}
 static const void *setting(const Server *s, const Option *o) { return (const char *)s->w->options.settings + o->field; }
 
 /* What the command line says. */
 static Ask ask_default(const Server *s) {
     Ask ask;
     for (int i = 0; i < ASKED; i++) {
-        const Option *o = row_of(s, asked[i].letter);
+        const Option *o = option_row(s->w->options, asked[i].letter);
         memcpy((char *)&ask + asked[i].field, setting(s, o), o->kind == OPTION_TEXT ? sizeof(char *) : o->kind == OPTION_LONG
                ? sizeof(int64_t) : o->kind == OPTION_INT ? sizeof(int) : sizeof(float));
     }
@@ -121,9 +116,9 @@ static int ask_read(const Server *s, const JsonValue *body, Ask *ask, Error *e) 
     for (const JsonValue *v = json_first(body); v; v = v->next) {
         int i = 0;
         if (!strcmp(v->key, "messages")) continue;
-        while (i < ASKED && strcmp(row_of(s, asked[i].letter)->name, v->key)) i++;
+        while (i < ASKED && strcmp(option_row(s->w->options, asked[i].letter)->name, v->key)) i++;
         if (i == ASKED) return error_set(e, "%.100s: no such option", v->key);
-        Option own = *row_of(s, asked[i].letter);
+        Option own = *option_row(s->w->options, asked[i].letter);
         own.field = asked[i].field;
         if (!option_read(&own, ask, v, e)) return 0;
     }
@@ -141,11 +136,10 @@ static int conversation_read(const Server *s, Client *c, const JsonValue *list, 
     if (!chat || !*chat_name(chat)) return error_set(e, "messages: this model has no chat template that is known");
     size_t n = json_is(list, JSON_ARRAY) ? chat_read(list, &m, e) : (size_t)error_set(e, "messages: expected a list");
     if (!n) return 0;
-    const size_t system = m[0].role == CHAT_SYSTEM;
-    while ((tokens = chat_encode(chat, s->w->tokenizer, m, n, 1, &c->ids, NULL, e)) > (int64_t)most && n >= system + 3) {
-        const size_t gone = (n - system - 1) / 2 / 4 * 2 + 2;
-        memmove(m + system, m + system + gone, (n - system - gone) * sizeof *m);
+    size_t first, gone;
+    while ((tokens = chat_encode(chat, s->w->tokenizer, m, n, 1, &c->ids, NULL, e)) > (int64_t)most && (gone = chat_oldest(m, n, &first))) {
         n -= gone;
+        memmove(m + first, m + first + gone, (n - first) * sizeof *m);
         if (all < 0) all = tokens;
         free(c->ids);
         c->ids = NULL;
@@ -451,7 +445,7 @@ static void page_write(Server *s) {
 
 static void option_write(const Server *s, Text *t, const char *letter) {
     static const char *const kinds[] = { "int", "int", "float", "text" };
-    const Option *o = row_of(s, letter);
+    const Option *o = option_row(s->w->options, letter);
     char value[256];
     option_value(o, s->w->options.settings, value, sizeof value);
     text_add(t, "{\"name\": \"%s\", \"kind\": \"%s\", \"value\": ", o->name, kinds[o->kind]);

@@ -370,7 +370,24 @@ static void test_density(void) {
     free(text.at);
 }
 
+/* What goes of a conversation that is too long: pairs from the oldest on, a quarter and one more at once, never the system message or the last. */
+static void test_oldest(void) {
+    static const struct { const char *roles; size_t first, gone; } is[] = {
+        { "u", 0, 0 }, { "su", 1, 0 }, { "uau", 0, 2 }, { "suau", 1, 2 }, { "uauauauau", 0, 4 }, { "suauauauauauauauau", 1, 6 },
+        { "uuu", 0, 1 }, { "uu", 0, 1 }, { "uaaau", 0, 4 }, { "", 0, 0 },
+    };
+    for (size_t i = 0; i < sizeof is / sizeof *is; i++) {
+        const size_t n = strlen(is[i].roles);
+        ChatMessage m[32] = { { 0 } };
+        size_t first, gone;
+        for (size_t j = 0; j < n; j++) m[j].role = is[i].roles[j] == 's' ? CHAT_SYSTEM : is[i].roles[j] == 'u' ? CHAT_USER : CHAT_ASSISTANT;
+        gone = chat_oldest(m, n, &first);
+        check(gone == is[i].gone && first == is[i].first, "chats: of the messages %s those from %zu go, %zu", is[i].roles, first, gone);
+    }
+}
+
 void test_chats(void) {
+    test_oldest();
     test_goldens();
     test_own_templates();
     test_unknown();
