@@ -10,8 +10,9 @@ for b in ${BROWSER:-chromium chromium-browser google-chrome}; do browser=$(comma
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
+limit=$(command -v timeout > /dev/null && echo "timeout 120")
 browse() {                              # browse MILLISECONDS FILE: the page as it is after so much time of its own
-    timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --virtual-time-budget="$1" --dump-dom "file://$2" 2> "$work/browser.log"
+    $limit "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --virtual-time-budget="$1" --dump-dom "file://$2" 2> "$work/browser.log"
 }
 echo '<p id=a></p><script>a.textContent=6*7</script>' > "$work/try.html"
 browse 100 "$work/try.html" | grep -q '>42<' || skipped "$browser does not start here: $(grep -v dbus "$work/browser.log" | tail -1)"
