@@ -459,7 +459,7 @@ int main(int argc, char **argv) {
     if (r.subject == RANKS) { bench_ranks(b.dev, b.seconds); return EXIT_DONE; }    /* its threads open the devices */
     if (b.dev->open(0)) fail(EXIT_USAGE, "device %s: %s", r.device, b.dev->open(0));
     if (!find_ceiling(&b.even, b.dev)) b.even.name = NULL;
-    if (!b.list && !b.dev->is_gpu && !r.subject && !r.size && !r.step && !b.filter)
+    if (!b.list && !b.dev->is_gpu && r.subject == OPERATIONS && !r.size && !r.step && !b.filter)
         fprintf(stderr, "m4 and m12, every operation: some eight minutes on two cores (-e m4: two; -t 0: one batch of each)\n");
     if (!b.list && !r.wait) measure_limits(&b, &copies, argc, argv);
     const int shrink = b.dev->is_gpu ? 1 : 64;                  /* a CPU gets a 64th of a layer's tokens */
