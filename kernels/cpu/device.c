@@ -90,7 +90,7 @@ PART(device) {
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,
         .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,
-        .decode_fits = compound_decode_fits,
+        .decode_fits = compound_decode_fits, .fp8_fits = compound_fp8_fits,
     };
     DEVICE(embed)(d);
     DEVICE(norm)(d);

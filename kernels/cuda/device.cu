@@ -148,6 +148,7 @@ PART(device) {
     d->set_activity = cuda_set_activity;
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
+    d->fp8_fits = compound_fp8_fits;
     DEVICE(embed)(d);
     DEVICE(norm)(d);
     DEVICE(rope)(d);
@@ -181,5 +182,6 @@ PART(portable) {
     DEVICE(muon_portable)(d);
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
+    d->fp8_fits = compound_fp8_fits;
 }
 #endif
