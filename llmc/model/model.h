@@ -77,6 +77,8 @@ typedef struct {                        /* what a layer's forward leaves for its
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
+typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;       /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
+
 typedef struct {                        /* used by one layer at a time */
     floatX *branch;                     /* (N,C)   what a sub-layer adds to the residual stream; in backward, its gradient */
     floatX *rows;                       /* (S,C)   expert outputs; in backward, gradients of expert inputs */
@@ -91,6 +93,8 @@ typedef struct {                        /* used by one layer at a time */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
     floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the gradient of the residual stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
+    Fp8     x8, act8, dpre8;            /* (N,C) (S,F) (S,2F) where experts are in 8 bits: of the input or the gradient of the output */
+    Fp8     columns_C, columns_F;       /* columns of x8, and of act8 or dpre8 */
 } Scratch;
 
 /* ---- the model -------------------------------------------------------------------------------------------- */
@@ -143,6 +147,7 @@ struct Model {
     int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
+    int       fp8;                      /* 1: experts compute in 8 bits if the config says so: in training. 0: they do not */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
@@ -157,6 +162,7 @@ struct Model {
     real     *bias;                     /* (routers, E) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
     ModelGrads  g;  LayerGrads  *lg;
+    ExpertCodes *codes;                 /* L, or NULL: of experts' weights, made anew in the first micro-batch of a step */
 
     Batch         batch;
     ResultBuffers results;
@@ -243,6 +249,7 @@ Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);   
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
+void moe_encode_weights(Model *m, int l);           /* in 8 bits, if they are to be used so and are new */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
 void route_losses  (Model *m, Route *r);
