@@ -557,4 +557,5 @@ void test_model(void) {
     packing("u2:c32h4q2e4k2f32a1s1");
     bad_gradient();
     training();
+    test_fp8();
 }
