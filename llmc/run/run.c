@@ -216,7 +216,8 @@ static void check_precision(const Run *r) {
     const int C = (c->channels + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK, F = (c->width + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK;
     if (!c->fp8) return;
     if (c->experts == 1 || c->activation != SWIGLU)
-        fail(EXIT_USAGE, "-pe fp8: for swiglu experts, and the MLP of this model has %s. -pe bf16", c->experts == 1 ? "no experts" : "others");
+        fail(EXIT_USAGE, "-pe fp8: the MLP of this model has %s, and only swiglu experts can compute in 8 bits. -pe bf16",
+             c->experts == 1 ? "no experts" : "experts of another kind (-fa)");
     if (!r->dev->fp8_fits(FP8_BLOCK, FP8_BLOCK))
         fail(EXIT_USAGE, "-pe fp8: %s has no products of 8 bits; GPUs since Hopper have, and, slowly, CPUs (-dv cpu). -pe bf16", r->dev->name);
     if (C != c->channels || F != c->width || !r->dev->fp8_fits(C, F))
