@@ -112,7 +112,7 @@ static int between_steps(Run *r) {
     Progress *p = &r->progress;
     group_phase(r->parallel.group, "work between steps", 0);
     p->unvalidated = validates(r, p->step) && !run_validate(r);
-    if (shows_sample(r, p->step) && !p->unvalidated && r->leads) run_show_sample(r);
+    if (shows_sample(r, p->step) && !p->unvalidated) run_show_sample(r);
     run_report(r);
     const double taken = r->takes_signals && !r->dev->is_gpu ? threads_follow_load() : 0;
     if (taken > 0)

@@ -27,7 +27,7 @@ typedef struct {                            /* one rank */
 static void reduce_scatter(Bench *b) {
     b->comm->reduce_scatter(b->comm, b->x, b->bytes / b->dev->real_size / (size_t)b->comm->size);
 }
-static void all_gather(Bench *b) { b->comm->all_gather(b->comm, b->x, b->bytes / (size_t)b->comm->size); }
+static void all_gather(Bench *b) { const size_t n = b->bytes / (size_t)b->comm->size; b->comm->all_gather(b->comm, b->x, (char *)b->x + (size_t)b->comm->rank * n, n); }
 static void all_reduce(Bench *b) { b->comm->all_reduce(b->comm, b->x, b->bytes / b->dev->real_size); }
 static void both(Bench *b) {
     if (b->reduction) reduce_scatter(b);
@@ -142,7 +142,7 @@ static void train_rank(void *setup, int local) {
     const int ranks = group_size(s->processes), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
     const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
     const Config c = trainee_config(descriptor, gpu ? 50304 : 256, T);
-    Parallel p = { .ranks = ranks, .sharded = ranks > 1, .one_process = gpu };
+    Parallel p = { .ranks = ranks, .level = 1, .one_process = gpu };
     Trainee t;
     double ms[STEPS];
     parallel_connect(&p, s->dev, local % s->dev->count(), s->processes, local);

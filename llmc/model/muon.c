@@ -137,6 +137,7 @@ void muon_start(Optimizer *o, const Model *m) {
         const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->whole + shared[which]++ : whole[which]++;
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
+        s = optimizer_stored(m, s);
         s.at = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
         matrices[shape->first + i] = s;
         if (!is_shared(&x)) continue;
@@ -193,7 +194,7 @@ void muon_update(Optimizer *o, const Model *m) {
         m->dev->muon_momentum((floatX *)at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
                               real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count, u->part_elements,
                               u->settings);
-        c->all_gather(c, u->shared, u->part_elements * m->dev->floatX_size);
+        c->all_gather(c, u->shared, at(m, u->shared, (size_t)o->shard * u->part_elements), u->part_elements * m->dev->floatX_size);
         c->wait_all(c);
     }
     for (int i = 0; i < u->shape_count; i++) {

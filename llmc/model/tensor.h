@@ -55,11 +55,6 @@ size_t manifest_largest(const Manifest *m);                 /* elements of the l
 void manifest_place_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
 
-/* Points every field of layer `layer` (or -1) in a struct of pointers into an arena of elements of `element` bytes, or into
- * that of the gradients. */
-void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
-void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients);
-
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
 
 /* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
