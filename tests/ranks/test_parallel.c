@@ -266,7 +266,7 @@ static void same_bits_as(const Team *one, int ranks, int level, int late) {
 static void same_bits(void) {
     static const struct { const char *device, *model; int recompute; float dropout, momentum; } runs[] = {
         { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0 },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f, 0 },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2", 0, 0.1f, 0 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f, 0 },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2u1", 0, 0.1f, 0 },
         { "cpu-f32",  "d2:c16h4f20",           0, 0, 0 },
         { "cpu-f32",  "d2:c16h4f20",           0, 0, 0.95f },  { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0.95f },
         { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", 1, 0, 0.95f },       /* a head of its own; more layers than buffers for them */
