@@ -152,22 +152,28 @@ static void decoding(const Device *dev) {
 
     /* Heads of 64 and 128, for which decode_attention has kernels; one and several blocks of keys; rows of many chunks. All experts
      * are chosen, so that bf16 can be compared. */
-    static const struct { const char *descriptor; int batch, context, first; } large[] = {
-        { "m2:c768h12e2k2f512a2x2",    1, 300,  9    },
-        { "m1:c512h8e4k4f96a4x4",      1, 1100, 1070 },     /* four queries per key */
-        { "d2:c512h4f320",             1, 1100, 1070 },
-        { "d1:c640h5q1f1024",          2, 200,  180  },
-        { "m1:c1280h20e3k3f64a2x2s1",  1, 150,  120  },
-        { "m1:c256h4e33k33f64a2x2",    1, 150,  120  },     /* more experts than lanes: decode_router */
-        { "m2:c2048h16d128e20k20f128a1n2u1", 1, 300, 280 }, /* rows of eight chunks; as OLMoE, one norm of all heads */
-        { "m1:c2048h32d128q4e24k24f96a1n1u1", 1, 200, 170 },   /* as Qwen3-MoE */
-        { "m2:c1792h14q2e4k4f64a1n1s1", 1, 150, 120 },
-        { "m2:c256h4e40k40f64a2x2n1v1w150", 1, 150, 120 },
-        { "m1:c512h8q2e34k34f64a1n1u1", 3, 150, 120 },
-        { "d2:c2304h8q2f320n1",        1, 150,  120  },     /* too long for the kernels of one token */
+    static const struct { const char *descriptor; int batch, context, first, window; } large[] = {
+        { "m2:c768h12e2k2f512a2x2",    1, 300,  9, 0    },
+        { "m1:c512h8e4k4f96a4x4",      1, 1100, 1070, 0 },     /* four queries per key */
+        { "d2:c512h4f320",             1, 1100, 1070, 0 },
+        { "d1:c640h5q1f1024",          2, 200,  180, 0  },
+        { "m1:c1280h20e3k3f64a2x2s1",  1, 150,  120, 0  },
+        { "m1:c256h4e33k33f64a2x2",    1, 150,  120, 0  },     /* more experts than lanes: decode_router */
+        { "m2:c2048h16d128e20k20f128a1n2u1", 1, 300, 280, 0 }, /* rows of eight chunks; as OLMoE, one norm of all heads */
+        { "m1:c2048h32d128q4e24k24f96a1n1u1", 1, 200, 170, 0 },   /* as Qwen3-MoE */
+        { "m2:c1792h14q2e4k4f64a1n1s1", 1, 150, 120, 0 },
+        { "m2:c256h4e40k40f64a2x2n1v1w150", 1, 150, 120, 0 },
+        { "m1:c512h8q2e34k34f64a1n1u1", 3, 150, 120, 0 },
+        { "d2:c2304h8q2f320n1",        1, 150,  120, 0  },     /* too long for the kernels of one token */
+        { "d2:c512h8f320",             1, 1100, 1070, 300 },   /* windows in the first layer: heads of 64, */
+        { "m1:c512h4q2e4k4f96a1",      2, 1100, 1070, 33 },    /* of 128, */
+        { "d1:c640h8q2f1024",          2, 600,  580,  130 },   /* and of 80 */
+        { "d1:c512h8f320",             1, 8400, 8390, 100 },   /* a longer cache than the clusters' without a window */
     };
     for (size_t i = 0; i < (quick ? 2 : sizeof large / sizeof *large); i++) {
         Config c = small(large[i].descriptor, large[i].context);
+        c.window = large[i].window;
+        if (c.window) layers_add(&c.windowed, 0);
         check_error(decoding_errors(dev, &c, large[i].batch, large[i].context, large[i].first, bf16 ? 5e-2 : 1e-4), 0,
                     "%s %s: decoding %d of %d, fraction that differs from a full pass", dev->name, large[i].descriptor, large[i].batch, large[i].context);
     }
