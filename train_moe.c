@@ -55,6 +55,11 @@ static void update(void *run) {
     if (r->records) parallel_gather_weights(&r->model, 0);
     if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate, !strcmp(r->s.bias_law, "relative"));
 }
+/* What the first step of a session does cannot be replayed where ranks wait for each other in it (shards.c). */
+static void run_work(Run *r, Replay *replay, uint64_t state, void (*work)(void *run)) {
+    if (r->model.dp.level >= 2 && !r->model.dp.overlaps) work(r);
+    else replay_run(replay, r->dev, state, work, r);
+}
 static void train_step(Run *r) {
     Model *m = &r->model;
     char activity[64];
@@ -63,12 +68,13 @@ static void train_step(Run *r) {
     send_step(r);
     m->dropout = r->s.dropout;
     m->rounds = 1;
+    m->dp.overlaps = r->progress.step > r->first_step;
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        replay_run(&r->replay_micro[m->batch.phase], m->dev, model_state(m), micro_batch, r);
+        run_work(r, &r->replay_micro[m->batch.phase], model_state(m), micro_batch);
         model_end_micro(m, micro);
     }
-    replay_run(&r->replay_update, m->dev, 0, update, r);
+    run_work(r, &r->replay_update, 0, update);
     if (!r->records) parallel_gather_weights(m, 1);
 }
 
@@ -142,7 +148,7 @@ static int train(Run *r) {
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
         const Waits after = r->dev->waits();
-        r->waits += after.syncs - before.syncs + after.reads - before.reads;
+        r->waits += r->model.dp.level >= 2 && !r->model.dp.overlaps ? 1 : after.syncs - before.syncs + after.reads - before.reads;
         log_step(&r->log, &t, t.step == r->first_step + 1 || validates(r, t.step) || shows_sample(r, t.step));
         if (bad_tensor >= 0) run_bad_step(r, &t, bad_tensor); else p->bad_steps = 0;
         p->step = t.step;

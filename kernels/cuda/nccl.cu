@@ -195,6 +195,10 @@ static void wait(Comm *c, int i) {
     CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->recorded[i].event, 0));
     if (g->pending.number <= g->recorded[i].sums) finish(g);
 }
+static void join(Comm *c, int i) {
+    Nccl *g = (Nccl *)c;
+    if (i < g->events && !context()->recording) CUDA_CHECK(cudaEventSynchronize(g->recorded[i].event));
+}
 static const char *error(Comm *c) {
     Nccl *g = (Nccl *)c;
     int state = NCCL_SUCCESS;
@@ -254,7 +258,8 @@ static Nccl *comm_new(Group *group) {
     n->all_gather = all_gather;               n->register_memory = register_memory;
     n->wait_all = wait_all;                   n->error = error;
     n->record = record;                       n->wait = wait;
-    n->close = leave;                         n->name = n->label;
+    n->join = join;                           n->close = leave;
+    n->name = n->label;
     strcpy(n->label, "alone");
     return n;
 }

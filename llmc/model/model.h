@@ -140,6 +140,7 @@ typedef struct {                        /* what other ranks add to a model */
     real *sums, *gathered;              /* if ordered and below level 2: (manifest.total), (ranks, GATHERED) */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
+    int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */
     int  *own_load;                     /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
 } DataParallel;
 enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */

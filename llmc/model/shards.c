@@ -47,6 +47,24 @@ void *model_gradient(const Model *m, const Tensor *t) {
     return real_at(m, buffer(m, &m->dp.gradients, t->range), t->offset - m->manifest.ranges[t->range].offset);
 }
 
+/* ---- transfers ----------------------------------------------------------------------------------------------- */
+
+/* When a GPU does some work for the first time, the library loads kernels and allocates memory. Such a call may wait for all that the
+ * GPU has queued, or for a lock that another thread's call holds; the GPU would be waiting for what the other rank has not queued,
+ * whose thread waits for the lock. So at first nothing else happens while ranks exchange something. */
+static int is_first(const Model *m) { return m->dev->is_gpu && !m->dp.overlaps; }
+static void begin(const Model *m) {
+    if (!is_first(m)) return;
+    m->dev->sync();
+    group_barrier(m->dp.parallel->group);
+}
+static void end(const Model *m) {
+    if (!is_first(m)) return;
+    comm_of(m)->wait_all(comm_of(m));
+    m->dev->sync();
+    group_barrier(m->dp.parallel->group);
+}
+
 /* ---- weights ------------------------------------------------------------------------------------------------- */
 
 void shards_forget(Model *m) {
@@ -58,8 +76,10 @@ static void gather(Model *m, int range) {
     const size_t X = m->dev->floatX_size;
     const int b = buffer_of(m, w, range);
     if (w->held[b] == range + 1) return;
+    begin(m);
     c->all_gather(c, w->at[b], own(m, m->params, range, X), own_count(m, range) * X);
     c->record(c, range);
+    end(m);
     w->held[b] = range + 1;
     w->moving[b] = 1;
 }
@@ -78,7 +98,10 @@ void shards_wait(Model *m, int range, int way) {
         const int next = range + way * i;
         if (next >= 1 && next <= last_range(m) && is_free(m, range, next, way)) gather(m, next);
     }
-    if (w->moving[b]) comm_of(m)->wait(comm_of(m), range);
+    if (w->moving[b]) {
+        comm_of(m)->wait(comm_of(m), range);
+        comm_of(m)->join(comm_of(m), range);
+    }
     w->moving[b] = 0;
 }
 void shards_keep(Model *m, int range) {
@@ -103,8 +126,10 @@ void shards_send(Model *m, int range) {
     Ranges *g = &m->dp.gradients;
     Comm *c = comm_of(m);
     const int b = buffer_of(m, g, range);
+    begin(m);
     c->scatter_add(c, (real *)own(m, m->grads, range, m->dev->real_size), g->at[b], own_count(m, range));
     c->record(c, event_of(m, b));
+    end(m);
     g->moving[b] = 1;
     if (range > 0) return;
     c->wait_all(c);
@@ -114,7 +139,9 @@ const real *shards_gather_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
     const size_t Re = m->dev->real_size;
     real *whole = buffer(m, &m->dp.gradients, range);
+    begin(m);
     c->all_gather(c, whole, own(m, m->grads, range, Re), own_count(m, range) * Re);
     c->wait_all(c);
+    end(m);
     return whole;
 }

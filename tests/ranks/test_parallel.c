@@ -87,7 +87,7 @@ static Comm *late(Comm *prompt) {
     *l = (Late){ .comm = *prompt, .prompt = prompt };
     l->comm.all_reduce = late_sum, l->comm.all_reduce_ints = late_sum_ints, l->comm.reduce_scatter = late_scatter;
     l->comm.all_gather = late_gather, l->comm.scatter_add = late_add, l->comm.record = late_record;
-    l->comm.wait = late_wait, l->comm.wait_all = late_wait_all, l->comm.close = late_close;
+    l->comm.wait = l->comm.join = late_wait, l->comm.wait_all = late_wait_all, l->comm.close = late_close;
     return &l->comm;
 }
 
