@@ -32,7 +32,10 @@ typedef struct {
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
  * opposite order, so that one is reduced while the next is computed. Ranges fill the arena without gaps, and each is padded
  * so that it divides into `shards` equal pieces: rank r updates piece r of every range. */
-typedef struct { size_t offset, count; } Range;
+typedef struct {
+    size_t offset, count;
+    size_t parts_at, parts;             /* muon.c: where it has parts of matrices that pieces of this range share, and room for so many */
+} Range;
 typedef struct {
     Tensor *at;
     int     count, capacity;
