@@ -418,7 +418,8 @@ static char *would_fit(const Run *r, size_t capacity) {
         text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
                  (double)remedy[best].bytes / 1e6);
     }
-    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
+    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), -r 2, %sor a smaller model (-e)",
+                           r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
     return hint.at;
 }
 /* rank: the one that does not have it, of several; capacity: what it has. */
@@ -426,7 +427,7 @@ static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
     const size_t need = r->model.arena.total;
     char where[96] = "", has[64] = "";
     if (r->parallel.ranks > 1) snprintf(where, sizeof where, "rank %d of %d: ", rank, r->parallel.ranks);
-    if (r->parallel.ranks > 1 && capacity > 0) snprintf(has, sizeof has, " with -z %d, but %.1f MB", r->parallel.level, capacity / 1e6);
+    if (r->parallel.ranks > 1 && capacity > 0) snprintf(has, sizeof has, " with -z %d; it has %.1f MB", r->parallel.level, capacity / 1e6);
     fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s", where, r->dev->name, (double)need / 1e6, has,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", would_fit(r, (size_t)capacity));
 }
