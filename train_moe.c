@@ -180,6 +180,8 @@ static void run_rank(void *all, int local) {
     run_end_log(r);
     if (r->finished && r->lost_best >= 0)
         fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->lost_best);
+    for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
+    replay_free(&r->replay_update, r->dev);                 /* NCCL does not close while a recording holds its operations */
     parallel_disconnect(&r->parallel);
 }
 
