@@ -14,6 +14,7 @@ enum { SEQUENCES = 12, T = 8, STEPS = 30, KEPT = 1 + 3 };          /* KEPT: weig
 
 typedef struct {                        /* ranks that train one model, and their results */
     const char *device, *model;
+    int by_kernels;                     /* 1: GPUs exchange by NCCL */
     int ranks, level, ordered, late, micro_batches, recompute, steps;       /* late: nothing arrives before it is waited for */
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
@@ -173,8 +174,9 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
 static void member(void *team, int local) {
     Team *t = team;
     Trainee m;
-    Parallel p = { .ranks = t->ranks, .level = t->level, .ordered = t->ordered };
-    parallel_connect(&p, device_find(t->device), 0, t->processes, local);
+    const Device *dev = device_find(t->device);
+    Parallel p = { .ranks = t->ranks, .level = t->level, .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
+    parallel_connect(&p, dev, dev->is_gpu ? local : 0, t->processes, local);
     if (t->late) p.comm = late(p.comm);
     open_member(t, &m, &p);
     train(t, &m, p.rank, t->from ? load(t, &m) : 0);
@@ -257,8 +259,8 @@ static void same_bits_as(const Team *one, int ranks, int level, int late) {
     run(&many);
     for (int k = 0; k < KEPT && one->kept[k]; k++)
         same &= one->kept_bytes[k] == many.kept_bytes[k] && !memcmp(one->kept[k], many.kept[k], one->kept_bytes[k]);
-    check(many.agree && same, "%s %s: 12 micro-batches on %d ranks, %s%s, end with the same bits as on one", one->device, one->model, ranks,
-          levels[level], late ? ", late" : "");
+    check(many.agree && same, "%s %s: 12 micro-batches on %d ranks, %s%s, end with the same bits as on %d", one->device, one->model, ranks,
+          levels[level], late ? ", late" : one->by_kernels ? ", by NCCL" : "", one->ranks);
     check(!memcmp(many.loss, one->loss, sizeof one->loss) && !memcmp(many.balance, one->balance, sizeof one->balance)
           && !memcmp(many.z, one->z, sizeof one->z) && !memcmp(many.load, one->load, sizeof one->load),
           "the same losses, balance and loads in all %d steps", one->steps);
@@ -284,6 +286,21 @@ static void same_bits(void) {
         }
         same_bits_as(&one, 3, 3, 1);
         team_free(&one);
+    }
+}
+
+/* The same among the GPUs of this machine: what is sharded, and what carries it, changes no bit. */
+static void same_bits_on_gpus(const Device *dev) {
+    static const char *const models[] = { "m5:c64h4e8k2f64a8x2u1", "m4:c64h4e8k2f64" };
+    for (int i = 0; i < 2; i++) {
+        Team state = { .device = dev->name, .model = models[i], .ranks = 2, .level = 1, .ordered = 1, .steps = 6, .micro_batches = SEQUENCES / 2,
+                       .momentum = i ? 0 : 0.95f };
+        run(&state);
+        same_bits_as(&state, 2, 2, 0);
+        same_bits_as(&state, 2, 3, 0);
+        state.by_kernels = 1;
+        same_bits_as(&state, 2, 3, 0);
+        team_free(&state);
     }
 }
 
@@ -363,4 +380,6 @@ void test_parallel(void) {
     resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
     skipped_together(0);
     skipped_together(0.95f);
+    const Device *dev;
+    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count() > 1) same_bits_on_gpus(dev);
 }
