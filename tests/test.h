@@ -17,6 +17,7 @@ double normal(void);
 
 int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
 int is_wanted(const char *operation);                       /* -k: is this one of the operations to test? */
+int may_be_wanted(const char *beginning);                   /* or one that begins so? */
 extern int quick;                                           /* -q: fewer and smaller cases */
 struct Device;
 int is_tested(const struct Device *d);                      /* does its name match -d? */
