@@ -271,7 +271,7 @@ mv away/text.txt .
 # ---- a model of a folder: what came with it stays ------------------------------------------------------------------------------
 
 plain="$train -i text.txt -b 2 -t 32 -u 10 -v 20 -s 25 -g 20 -d 256 -n 10"
-expect 0 'mixtral' $plain -e m2:c32h4e4k2f32a1 -tk 333 -x 20 -o folder
+expect 0 'mixtral' $plain -e m2:c32h4e4k2f32n0 -tk 333 -x 20 -o folder
 ok "the vocabulary is saved without its padding" grep -q '"vocab_size": 333,' folder/config.json
 ok "its config.json does not mention the padding" [ -z "$(grep padded folder/config.json)" ]
 printf '{"eos_token_id": [1, 2, 3], "temperature": 0.6}' > folder/generation_config.json
@@ -285,8 +285,8 @@ ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q
 last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
 ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
 # The form in which weights are left: as they came, or as -sw and -ss say; what is resumed is exact.
-expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -o exact
-expect 0 'saved as  .*| llama, in [3-9] files' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -sw bf16 -ss 0.00001 -o small
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2n0 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -o exact
+expect 0 'saved as  .*| llama, in [3-9] files' $train -i text.txt -j val.txt -e d2:c32h2n0 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -sw bf16 -ss 0.00001 -o small
 ok "-ss: an index, shards, and no single file" [ -f small/model.safetensors.index.json -a -f small/best/model-00001-of-*.safetensors -a ! -f small/model.safetensors ]
 ok "-sw: config.json says bfloat16" grep -q '"dtype": "bfloat16"' small/config.json
 same_run exact small "-sw and -ss change nothing but the model's files"
@@ -358,7 +358,7 @@ else skipped "$python has no torch, tokenizers and transformers (PYTHON names an
 
 i=0; while [ $i -lt 60 ]; do i=$((i + 1))
     echo '{"messages": [{"role": "user", "content": "say '$i'"}, {"role": "assistant", "content": "it is '$((i % 7))' or '$i'"}]}'; done > chats.jsonl
-expect 0 'mixtral' $train -i text.txt -e m2:c32h4e4k2f32a1 -tk 333 -b 2 -t 128 -d 256 -x 5 -v 5 -s 5 -o base
+expect 0 'mixtral' $train -i text.txt -e m2:c32h4e4k2f32n0 -tk 333 -b 2 -t 128 -d 256 -x 5 -v 5 -s 5 -o base
 printf '{"eos_token": "<|endoftext|>", "chat_template": "{%%- for m in messages %%}<|turn|>{{ m.content }}{%% endfor %%}"}' > base/tokenizer_config.json
 expect 3 'none that this program knows' $train -i chats.jsonl -e base -o never
 expect 3 'none that this program knows' $infer base -m chat

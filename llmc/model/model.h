@@ -102,13 +102,14 @@ typedef enum { PHASE_MIDDLE = 0, PHASE_FIRST = 1, PHASE_LAST = 2, PHASE_ONLY = P
 typedef struct {                        /* what the model reads */
     int  B, T, N;                       /* sequences, tokens in each, B*T; at most what was planned for */
     int *tokens, *targets, *position;   /* (N) */
+    int *reach;                         /* (N) min(position, window - 1), if the model has a window */
     int  packed;                        /* 1: sequences are rows of several samples, whose positions begin at 0 */
     real *loss_scale;                   /* (1) of gradients of the loss */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
     int  micro_batches, all_micro_batches;  /* of a step, on this rank and on all of them. Micro-batch m of rank r has the
                                              * index m * ranks + r */
-    int *step_tokens, *step_targets, *step_positions;       /* (micro_batches, N); positions only if packed */
+    int *step_tokens, *step_targets, *step_positions, *step_reaches;    /* (micro_batches, N); the last two only if packed */
     uint64_t *step_keys;                /* (micro_batches) */
 } Batch;
 
@@ -196,6 +197,7 @@ int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N t
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+void model_position(Model *m, const int *position);      /* uploads (N) positions, and what follows from them */
 void model_pack(Model *m, const int *position);     /* then: the sequences are rows of several samples, (N): 0, 1, ... in each */
 void model_scale_loss(Model *m, double scale);      /* what gradients of the loss are multiplied by from now on */
 /* Before the backward of a batch that model_batch has uploaded. FIRST: prepares the gradients to be overwritten. */

@@ -327,6 +327,7 @@ static void plan_batch(Model *m) {
     arena_add(a, MEM_DATA, "tokens", &b->tokens, N*I);
     arena_add(a, MEM_DATA, "targets", &b->targets, N*I);
     arena_add(a, MEM_DATA, "position", &b->position, N*I);
+    if (m->config.window) arena_add(a, MEM_DATA, "reach", &b->reach, N*I);
     arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &b->key, sizeof *b->key);
@@ -335,6 +336,7 @@ static void plan_batch(Model *m) {
         arena_add(a, MEM_DATA, "tokens of a step", &b->step_tokens, M*N*I);
         arena_add(a, MEM_DATA, "targets of a step", &b->step_targets, M*N*I);
         arena_add(a, MEM_DATA, "positions of a step", &b->step_positions, M*N*I);
+        if (m->config.window) arena_add(a, MEM_DATA, "reaches of a step", &b->step_reaches, M*N*I);
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
     }
     arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);

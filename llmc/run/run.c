@@ -163,15 +163,19 @@ void run_open_data(Run *r) {
              "The losses are NOT tinyshakespeare's. To fetch it: sh data/tinyshakespeare/fetch.sh");
 }
 
-/* The configuration that -e, -rs and -fa describe. */
-static void describe_config(const Settings *s, Config *c) {
-    Error e;
-    if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+/* What -rs and -fa set, and the configuration that -e describes, with them. */
+static void describe_kinds(const Settings *s, Config *c) {
     if (c->experts > 1 || c->attention_experts > 1) c->scores = scores_by_name(s->scores);
     c->activation = activation_by_name(s->activation);
 }
+static void describe_config(const Settings *s, Config *c) {
+    Error e;
+    if (!config_parse(c, s->model, &e)) fail(EXIT_USAGE, "%s", e.text);
+    describe_kinds(s, c);
+}
 
-/* A resumed run: the model is the checkpoint's, and the one that the user gives, if any, must be the same. */
+/* A resumed run: the model is the checkpoint's, and the one that the user gives, if any, must be the same. The word that the run
+ * began with means that model, whatever the defaults of a descriptor's fields are by now. */
 static void resume_config(Run *r, int given) {
     Error e;
     Config *c = &r->config, asked;
@@ -179,7 +183,10 @@ static void resume_config(Run *r, int given) {
     *c = checkpoint_config(r->from);
     if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
     if (!given) return;
-    describe_config(&r->s, &asked);
+    const JsonValue *word = json_get(checkpoint_options(r->from), "model");
+    asked = *c;
+    if (json_is(word, JSON_STRING) && !strcmp(word->is.string, r->s.model)) describe_kinds(&r->s, &asked);
+    else describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
     asked.padding = c->padding;
     asked.choice_bias = c->choice_bias;

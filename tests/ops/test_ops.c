@@ -252,7 +252,7 @@ static int is_again(const Case *c, const Device *dev) {
 static void check_case(Case *c, void *context) {
     const Device *f64 = device_find("cpu-f64"), *dev;
     const int is_small = *(int *)context;
-    if (!in_part()) return;
+    if (!is_wanted(c->op) || !in_part()) return;
     if (is_tested(f64)) against_definition(c, f64);
     if (!strcmp(c->s.name, "odd")) check_cost(c, f64);
     for (int i = 0; (dev = tested_device(i)); i++) {
@@ -275,13 +275,14 @@ static void check_special(Case *c, void *context) {
     Special *s = context;
     if (strncmp(c->op, s->only, strlen(s->only))) return;
     s->found = 1;
-    if (!in_part()) return;
+    if (!is_wanted(c->op) || !in_part()) return;
     const int of_bf16 = !strcmp(s->only, "attention");      /* which has kernels for these heads */
     for (int i = 0; (dev = tested_device(i)); i++)
         if (dev != f64 && (dev->floatX_size == 2 || !of_bf16) && !is_again(c, dev)) against_oracle(c, dev, f64);
 }
 static void check_device(const Device *dev) {
     const int tries = (quick && dev->is_gpu ? 2 : 2 * 3 * 3) * ROUND_DOWN;
+    if (!is_wanted("")) return;                             /* -k */
     if (in_part()) check_pytorch(dev);
     if (in_part()) check_sharded_update(dev);
     if (in_part()) check_singular_values(dev);
@@ -318,7 +319,7 @@ void test_kernels(void) {
 
 static void check_rungs(Case *c, void *base) {
     const Rung *rung;
-    for (int i = 0; case_find(c, "position") < 0 && (rung = ladder_list(i)); i++) {
+    for (int i = 0; case_find(c, "reach") < 0 && (rung = ladder_list(i)); i++) {
         if (strcmp(rung->base, ((const Device *)base)->name)) continue;
         const Device dev = ladder_device(base, rung);
         if (!strcmp(c->op, rung->op) && in_part()) against_oracle(c, &dev, device_find("cpu-f64"));
