@@ -968,8 +968,7 @@ static Case *muon_update(const Shape *s, int count, int rows, int columns, int m
 /* Whole matrices, `most` at a time. */
 CALL(muon_matrices, d, &(MuonBuffers){ b[7], b[8], b[9], b[10], b[11], b[12] }, c->used, b[0], b[1], b[2], c->moments, b[3], b[4], b[5],
      c->count, c->F, c->C, b[6])
-static Case *muon_matrices(const Shape *s, int most, int rows, int columns, int master, Dtype moments, Dtype gradients, double norm) {
-    const int count = s->E;
+static Case *muon_matrices(const Shape *s, int count, int most, int rows, int columns, int master, Dtype moments, Dtype gradients, double norm) {
     Case *c = BEGIN(muon_matrices, s, 0, "%s%s%snorm=%g count=%d most=%d %dx%d", master ? "master " : "", moments == FLOATX ? "floatX " : "",
                     dtype_name[gradients], norm, count, most, rows, columns);
     const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
@@ -1201,10 +1200,10 @@ static void each_of_muon(const Visit *v) {
     if (count > MOST_SEGMENTS) return;
     V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, 2));
     V(v, muon_update(s, count, F, C, 1, 2));
-    V(v, muon_matrices(s, count, F, C, 1, REAL, FLOATX, 2));
+    V(v, muon_matrices(s, count, count, F, C, 1, REAL, FLOATX, 2));
     if (!v->all) return;
-    for (int most = 1; most < 5; most += most) V(v, muon_matrices(s, most, C, F, most > 2, most > 1 ? FLOATX : REAL, most > 1 ? REAL : FLOATX, 2));
-    V(v, muon_matrices(s, 2, F, C, 0, REAL, FLOATX, NAN));
+    for (int most = 1; most < 5; most += most) V(v, muon_matrices(s, count, most, C, F, most > 2, most > 1 ? FLOATX : REAL, most > 1 ? REAL : FLOATX, 2));
+    V(v, muon_matrices(s, count, 2, F, C, 0, REAL, FLOATX, NAN));
     V(v, muon_momentum(s, count, F, C, FLOATX, REAL, 0, 2));
     V(v, muon_momentum(s, count, C, F, REAL, REAL, 3, 2));
     V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, INFINITY));
