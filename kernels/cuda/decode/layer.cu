@@ -613,6 +613,32 @@ __device__ static inline int expert_by_keys(const InBlock &at, const InShared &s
     return e;
 }
 
+// Pair `pair` of the block's rows, in w, and every further one, times the token.
+template <int CHUNKS, class At, class RowsOf> __device__ static inline void
+multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf rows_of, const InArgs &p) {
+    const int lane = threadIdx.x % 32, C = p.C;
+    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
+    #pragma unroll 1
+    for (;;) {
+        if (CHUNKS > REGISTER_CHUNKS) asm volatile("" ::: "memory");                    // else the compiler reads x once, to registers that are not there
+        const int after = pair + at.stride * WARPS;
+        const floatX *row[2];
+        float first = 0, second = 0;
+        rows_of(after, row);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {                              // the next pair's chunks are requested as these are used
+            const Vec v = x(i);
+            first += product(w[0][i], v), second += product(w[1][i], v);
+            if (after < at.pairs) w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
+        }
+        const real pre = R(X(two_warp_sums(first, second))), up = __shfl_xor_sync(ALL, pre, 16);
+        const int o = at.gated ? pair : 2 * pair + lane / 16;
+        if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
+            out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
+        if ((pair = after) >= at.pairs) break;
+    }
+}
+
 // Reads what decode_in_kernel reads. Every block chooses experts for itself.
 template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_token_blocks(CHUNKS))
 void decode_in_one_kernel(const InArgs p, int slot_blocks) {
@@ -660,26 +686,7 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
         if (quick) take_token(v, s, norm, p);
     }
 
-    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
-    #pragma unroll 1
-    for (;;) {
-        if (together) asm volatile("" ::: "memory");                    // else the compiler reads x once, to registers that are not there
-        const int after = pair + at.stride * WARPS;
-        const floatX *row[2];
-        float first = 0, second = 0;
-        rows_of(after, row);
-        #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {                              // the next pair's chunks are requested as these are used
-            const Vec v = x(i);
-            first += product(w[0][i], v), second += product(w[1][i], v);
-            if (after < at.pairs) w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
-        }
-        const real pre = R(X(two_warp_sums(first, second))), up = __shfl_xor_sync(ALL, pre, 16);
-        const int o = at.gated ? pair : 2 * pair + lane / 16;
-        if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
-            out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
-        if ((pair = after) >= at.pairs) break;
-    }
+    multiply_pairs(w, pair, at, x, rows_of, p);
     if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
