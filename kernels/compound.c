@@ -39,17 +39,6 @@ void compound_add_norm_backward(const Device *d, ACC floatX *dresid, ACC real *d
     if (dbias) d->bias_backward(dbias, dresid, N, C);
 }
 
-void compound_muon_matrices(const Device *d, const MuonBuffers *b, int most, ACC floatX *weight, ACC real *master, ACC void *m,
-                            Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count, int rows,
-                            int columns, const Muon *a) {
-    for (int first = 0; first < count; first += most) {
-        const int n = count - first < most ? count - first : most;
-        d->muon_momentum(b->x, m, moments, grads, grad_sq_norm, parts + first, n, (size_t)rows * (size_t)columns, a);
-        d->orthogonalize(d, b, n, rows, columns);
-        d->muon_update(weight, master, b->out, grad_sq_norm, parts + first, n, rows, columns, a);
-    }
-}
-
 int compound_decode_fits(int N, int C, int F, int E, int K) {
     (void)N, (void)C, (void)F, (void)E, (void)K;
     return 0;

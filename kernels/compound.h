@@ -15,9 +15,6 @@ void compound_add_norm_forward(const Device *d, OUT floatX *out, OUT real *rstd,
                                const Sum *s, Dropout dropout, Norm norm, int N, int C);
 void compound_add_norm_backward(const Device *d, ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, floatX *const scratch[2],
                                 const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C);
-void compound_muon_matrices(const Device *d, const MuonBuffers *b, int most, ACC floatX *weight, ACC real *master, ACC void *m,
-                            Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count, int rows,
-                            int columns, const Muon *a);
 int  compound_decode_fits(int N, int C, int F, int E, int K);       /* 0 */
 #ifdef __cplusplus
 }

@@ -492,10 +492,6 @@ struct Device {
     void (*orthogonalize)(const Device *d, const MuonBuffers *b, int count, int rows, int columns);
     void (*muon_update)(ACC floatX *weight, ACC real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts,
                         int count, int rows, int columns, const Muon *a);
-    /* All three of whole matrices, at most `most` at a time: so many fit into b. The i-th part's `at` is i % most * rows * columns. */
-    void (*muon_matrices)(const Device *d, const MuonBuffers *b, int most, ACC floatX *weight, ACC real *master, ACC void *m,
-                          Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count, int rows,
-                          int columns, const Muon *a);
 };
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }

@@ -8,7 +8,6 @@
  * With fewer rows than columns X X^T is the smaller one; else it is X^T X, and the polynomial is multiplied from the right. Of X X^T
  * and its square one half is computed (matmul.h). */
 #include "matmul.h"
-#include "kernels/compound.h"
 #include "kernels/random.h"
 #if defined(_OPENMP)
 #include <omp.h>
@@ -109,9 +108,4 @@ static void muon_update(floatX *weight, real *master, const floatX *out, const r
     }
 }
 
-PART(muon) {
-    d->muon_momentum = muon_momentum;
-    d->orthogonalize = orthogonalize;
-    d->muon_update = muon_update;
-    d->muon_matrices = compound_muon_matrices;
-}
+PART(muon) { d->muon_momentum = muon_momentum; d->orthogonalize = orthogonalize; d->muon_update = muon_update; }

@@ -1,6 +1,6 @@
 // muon.cu: Muon. The method stands in kernels/cpu/muon.c.
 #include "impl.cuh"
-#include "kernels/compound.h"
+#include "kernels/random.h"
 #include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
@@ -8,21 +8,76 @@ enum { THREADS = 256 };
 #define EACH(i, n, W) for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
 
 // ---- before and after: gradient to momentum, direction to weight -------------------------------------------------
-// Part blockIdx.y.
+// Part blockIdx.y, four elements at a time, 16 bytes of reals, if it begins and ends on a multiple of four everywhere.
 
+__device__ static inline bool in_fours(const Segment &s, bool aligned) {
+    return aligned && (s.offset | s.count | s.shift | s.gradient | s.at) % 4 == 0;
+}
 static bool on_16_bytes(const void *a, const void *b, const void *c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
-__device__ static inline Share share(void) { return { blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS }; }
 
-template<class M> static __global__ void momentum_kernel(floatX *x, const MuonWork w) {
-    const Segment s = w.parts[blockIdx.y];
-    if (!happens(w.grad_sq_norm)) return;                   // what x holds is of no use then
-    momentum<1, M>(x + s.at, w, s, share());
+template<int W, class M, class G> __device__ static inline void momentum_of(floatX *x, M *m, const G *grad, size_t n, real beta,
+        real scale) {
+    EACH(i, n, W) {
+        const Array<G, W> g = load<W>(grad + i);
+        Array<M, W> mean = load<W>(m + i);
+        Pack<W> to;
+        for (int j = 0; j < W; j++) {
+            const real now = (real)g.x[j] * scale, next = beta * (real)mean.x[j] + (1 - beta) * now;
+            mean.x[j] = (M)next;
+            to.x[j] = X(beta * next + (1 - beta) * now);
+        }
+        store(m + i, mean);
+        store(x + i, to);
+    }
 }
-static __global__ void update_kernel(const floatX *out, const MuonWork w) {
-    const Segment s = w.parts[blockIdx.y];
-    if (happens(w.grad_sq_norm)) update<1>(out + s.at, w, s, share());
+template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
+        const Segment *parts, const Muon *settings, bool aligned) {
+    const Segment s = parts[blockIdx.y];
+    const real norm = sqrtf(*grad_sq_norm), clip = settings->clip, beta = settings->momentum;
+    if (!(norm <= 3e38f)) return;                           // what x holds is of no use then
+    const real scale = clip > 0 && norm > clip ? clip / norm : 1;
+    const bool fours = in_fours(s, aligned);
+    x += s.at, m += s.offset - s.shift;
+    auto of = [&](const auto *grad) {
+        if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, scale);
+        else momentum_of<1>(x, m, grad + s.gradient, s.count, beta, scale);
+    };
+    if (s.dtype == REAL) of((const real *)grads);
+    else of((const floatX *)grads);
+}
+
+typedef struct { real step, shrink; uint64_t key; } Step;
+// From element `first` of the arena on.
+template<int W> __device__ static inline void update_of(floatX *weight, real *master, const floatX *out, size_t first, size_t n, Step u) {
+    EACH(i, n, W) {
+        const Pack<W> o = load<W>(out + i);
+        Reals<W> w;
+        Pack<W> to;
+        if (master) w = load<W>(master + i);
+        else {
+            const Pack<W> from = load<W>(weight + i);
+            for (int j = 0; j < W; j++) w.x[j] = R(from.x[j]);
+        }
+        for (int j = 0; j < W; j++) {
+            const size_t at = first + i + j;
+            w.x[j] = w.x[j] * u.shrink - u.step * R(o.x[j]);
+            to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], (uint32_t)(random_bits(u.key, at / 2) >> at % 2 * 32));
+        }
+        if (master) store(master + i, w);
+        store(weight + i, to);
+    }
+}
+static __global__ void update_kernel(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm,
+        const Segment *parts, real size, const Muon *settings, bool aligned) {
+    const Segment s = parts[blockIdx.y];
+    const real lr = settings->lr * s.rate;
+    const Step u = { lr * size, 1 - lr * settings->decay * s.decay, settings->key };
+    if (!(sqrtf(*grad_sq_norm) <= 3e38f)) return;
+    if (master) master += s.offset - s.shift;
+    if (in_fours(s, aligned)) update_of<4>(weight + s.offset, master, out + s.at, s.offset, s.count, u);
+    else update_of<1>(weight + s.offset, master, out + s.at, s.offset, s.count, u);
 }
 
 // ---- Newton and Schulz -----------------------------------------------------------------------------------------
@@ -106,39 +161,19 @@ template<bool portable> static void orthogonalize(const Device *d, const MuonBuf
     else newton_schulz<1>(d, b, count, rows, columns);
 }
 
-static MuonWork work_of(floatX *weight, real *master, void *m, Dtype moments, const void *grads, const real *grad_sq_norm,
-        const Segment *parts, int count, int rows, int columns, const Muon *a) {
-    const real size = 0.2f * sqrtf((real)(rows > columns ? rows : columns));
-    return { weight, master, m, moments, grads, grad_sq_norm, parts, count, size, a,
-             on_16_bytes(weight, master, NULL) && on_16_bytes(m, grads, NULL) };
-}
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
         int count, size_t most, const Muon *a) {
-    MuonWork w = work_of(NULL, NULL, m, moments, grads, grad_sq_norm, parts, count, 1, 1, a);
+    const bool aligned = on_16_bytes(x, m, grads);
     const dim3 blocks = blocks_of(most, count, 4);
-    w.aligned = w.aligned && on_16_bytes(x, NULL, NULL);
-    if (moments == REAL) LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, w);
-    else LAUNCH(momentum_kernel<floatX>, blocks, THREADS, 0, x, w);
+    if (moments == REAL) LAUNCH(momentum_kernel<real>, blocks, THREADS, 0, x, (real *)m, grads, grad_sq_norm, parts, a, aligned);
+    else LAUNCH(momentum_kernel<floatX>, blocks, THREADS, 0, x, (floatX *)m, grads, grad_sq_norm, parts, a, aligned);
 }
 static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count,
         int rows, int columns, const Muon *a) {
-    MuonWork w = work_of(weight, master, NULL, REAL, NULL, grad_sq_norm, parts, count, rows, columns, a);
-    w.aligned = w.aligned && on_16_bytes(out, NULL, NULL);
-    LAUNCH(update_kernel, blocks_of((size_t)rows * columns, count, 4), THREADS, 0, out, w);
-}
-static void muon_matrices(const Device *d, const MuonBuffers *b, int most, floatX *weight, real *master, void *m, Dtype moments,
-        const void *grads, const real *grad_sq_norm, const Segment *parts, int count, int rows, int columns, const Muon *a) {
-#if defined(PRECISION_BF16)
-    const MuonWork w = work_of(weight, master, m, moments, grads, grad_sq_norm, parts, count, rows, columns, a);
-    if (hopper_muon(b, most, w, rows, columns)) return;
-#endif
-    compound_muon_matrices(d, b, most, weight, master, m, moments, grads, grad_sq_norm, parts, count, rows, columns, a);
+    const real size = 0.2f * sqrtf((real)(rows > columns ? rows : columns));
+    LAUNCH(update_kernel, blocks_of((size_t)rows * columns, count, 4), THREADS, 0, weight, master, out, grad_sq_norm, parts, size, a,
+           on_16_bytes(weight, master, out));
 }
 
-PART(muon) {
-    d->muon_momentum = muon_momentum;
-    d->orthogonalize = orthogonalize<false>;
-    d->muon_update = muon_update;
-    d->muon_matrices = muon_matrices;
-}
-PART(muon_portable) { d->orthogonalize = orthogonalize<true>; d->muon_matrices = compound_muon_matrices; }
+PART(muon) { d->muon_momentum = muon_momentum; d->orthogonalize = orthogonalize<false>; d->muon_update = muon_update; }
+PART(muon_portable) { d->orthogonalize = orthogonalize<true>; }

@@ -134,11 +134,11 @@ void muon_start(Optimizer *o, const Model *m) {
     for (Matrix x = { .tensor = -1 }; next_matrix(o, f, o->shard, &x); ) {
         const Tensor *t = &f->at[x.tensor];
         const MatrixShape *shape = shape_of(u, t);
-        const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shared[which]++ : whole[which]++;
+        const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->whole + shared[which]++ : whole[which]++;
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
         s.at = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
-        matrices[shape->first + (is_shared(&x) ? shape->whole : 0) + i] = s;
+        matrices[shape->first + i] = s;
         if (!is_shared(&x)) continue;
         s.at = place_of(o, f, &x);
         part[parts++] = s;
@@ -153,8 +153,8 @@ void muon_start(Optimizer *o, const Model *m) {
 
 static char *at(const Model *m, floatX *x, size_t i) { return (char *)x + i * m->dev->floatX_size; }
 
-/* Shared matrices first .. first + count - 1 of a shape come from all ranks' parts to b->x. */
-static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape, int first, int count) {
+/* Shared matrices first .. first + count - 1 of a shape come from all ranks' parts to b->x, from matrix `to` on. */
+static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape, int first, int count, int to) {
     const MatrixOptimizer *u = &o->muon;
     const Manifest *f = &m->manifest;
     const size_t X = m->dev->floatX_size, n = (size_t)shape->rows * (size_t)shape->columns;
@@ -167,27 +167,23 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
             Matrix y = x;
             y.from = max(x.begin, piece.offset), y.to = min(x.end, piece.offset + piece.count);
             if (y.from >= y.to) continue;
-            m->dev->copy(at(m, u->buffers.x, (size_t)(i - 1) * n + (y.from - y.begin)),
+            m->dev->copy(at(m, u->buffers.x, (size_t)(to + i - 1) * n + (y.from - y.begin)),
                          at(m, u->shared, (size_t)rank * u->part_elements + place_of(o, f, &y)), (y.to - y.from) * X);
         }
     }
 }
 
-static void update_shape(const Optimizer *o, const Model *m, const MatrixShape *s) {
+static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *s, int first, int count) {
     const MatrixOptimizer *u = &o->muon;
     const Device *dev = m->dev;
     const real *grad_sq_norm = real_at(m, m->results.grad_sq_norms, (size_t)o->tensors);
-    const Segment *matrices = u->matrices + s->first;
-    const int most = at_once(s), shared = s->count - s->whole;
-    dev->muon_matrices(dev, &u->buffers, most, m->params, o->master, o->m, o->moments, m->grads, grad_sq_norm, matrices, s->whole,
-                       s->rows, s->columns, u->settings);
-    for (int first = 0; first < shared; first += most) {
-        const int count = shared - first < most ? shared - first : most;
-        collect(o, m, s, first, count);
-        dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);
-        dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices + s->whole + first, count, s->rows, s->columns,
-                         u->settings);
-    }
+    const Segment *matrices = u->matrices + s->first + first;
+    const int whole = s->whole - first < 0 ? 0 : s->whole - first < count ? s->whole - first : count;
+    dev->muon_momentum(u->buffers.x, o->m, o->moments, m->grads, grad_sq_norm, matrices, whole,
+                       (size_t)s->rows * (size_t)s->columns, u->settings);
+    if (count > whole) collect(o, m, s, first + whole - s->whole, count - whole, whole);
+    dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);
+    dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns, u->settings);
 }
 
 void muon_update(Optimizer *o, const Model *m) {
@@ -200,5 +196,9 @@ void muon_update(Optimizer *o, const Model *m) {
         c->all_gather(c, u->shared, u->part_elements * m->dev->floatX_size);
         c->wait_all(c);
     }
-    for (int i = 0; i < u->shape_count; i++) update_shape(o, m, &u->shapes[i]);
+    for (int i = 0; i < u->shape_count; i++) {
+        const int most = at_once(&u->shapes[i]), all = u->shapes[i].count;
+        for (int first = 0; first < all; first += most)
+            update_batch(o, m, &u->shapes[i], first, all - first < most ? all - first : most);
+    }
 }

@@ -965,35 +965,6 @@ static Case *muon_update(const Shape *s, int count, int rows, int columns, int m
     return c;
 }
 
-/* Whole matrices, `most` at a time. */
-CALL(muon_matrices, d, &(MuonBuffers){ b[7], b[8], b[9], b[10], b[11], b[12] }, c->used, b[0], b[1], b[2], c->moments, b[3], b[4], b[5],
-     c->count, c->F, c->C, b[6])
-static Case *muon_matrices(const Shape *s, int count, int most, int rows, int columns, int master, Dtype moments, Dtype gradients, double norm) {
-    Case *c = BEGIN(muon_matrices, s, 0, "%s%s%snorm=%g count=%d most=%d %dx%d", master ? "master " : "", moments == FLOATX ? "floatX " : "",
-                    dtype_name[gradients], norm, count, most, rows, columns);
-    const size_t each = times(rows, columns), n = (each + 4) * (size_t)count;
-    c->moments = moments, c->gradients = gradients, c->F = rows, c->C = columns, c->used = most;
-    c->muon = (Muon){ .lr = 1, .momentum = 0.95f, .decay = 0.1f, .clip = 1 };
-    c->unchanged = !(norm < 1e30);
-    const double some = c->unchanged ? 0 : 1, orthogonal = some * ORTHOGONAL_STORED / 4, sums = some * ORTHOGONAL_SUMMED / 4;
-    acc(c, FLOATX, "weight", n, 0, 1, orthogonal + (master ? 1 : 2) * some, sums);      /* a weight changes by 0.2 where it is 1 */
-    if (master) acc(c, REAL, "master", n, 0, 1, orthogonal, sums); else absent(c);
-    acc(c, moments == FLOATX ? FLOATX : REAL, "m", n, 0, 0.1, moments == FLOATX ? some : 0, 8 * some);
-    in(c, gradients == FLOATX ? FLOATX : REAL, "grads", n, 0, 1);
-    in(c, REAL, "squares", 1, norm * norm, 0);
-    for (int i = 0; i < count; i++)
-        c->segment[i] = (Segment){ .offset = (size_t)(count - 1 - i) * (each + 4), .count = each, .decay = i % 3 != 2, .dtype = gradients,
-                                   .gradient = (size_t)(count - 1 - i) * (each + 4), .rate = i % 2 ? 1 : 0.5f, .at = (size_t)(i % most) * each };
-    bytes(c, "parts", c->segment, (size_t)count * sizeof *c->segment);
-    bytes(c, "settings", &c->muon, sizeof c->muon);
-    c->count = most;                                                                    /* of the buffers */
-    add(c, SCRATCH, FLOATX, "x", (size_t)most * each, NULL);
-    add(c, SCRATCH, FLOATX, "out", (size_t)most * each, NULL);
-    muon_buffers(c, rows, columns);
-    c->count = count;
-    return c;
-}
-
 /* ---- the list ------------------------------------------------------------------------------------------ */
 
 void case_free(Case *c) {
@@ -1200,10 +1171,7 @@ static void each_of_muon(const Visit *v) {
     if (count > MOST_SEGMENTS) return;
     V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, 2));
     V(v, muon_update(s, count, F, C, 1, 2));
-    V(v, muon_matrices(s, count, count, F, C, 1, REAL, FLOATX, 2));
     if (!v->all) return;
-    for (int most = 1; most < 5; most += most) V(v, muon_matrices(s, count, most, C, F, most > 2, most > 1 ? FLOATX : REAL, most > 1 ? REAL : FLOATX, 2));
-    V(v, muon_matrices(s, count, 2, F, C, 0, REAL, FLOATX, NAN));
     V(v, muon_momentum(s, count, F, C, FLOATX, REAL, 0, 2));
     V(v, muon_momentum(s, count, C, F, REAL, REAL, 3, 2));
     V(v, muon_momentum(s, count, F, C, REAL, FLOATX, 1, INFINITY));

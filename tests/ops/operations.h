@@ -218,12 +218,6 @@ OPERATION(muon_update,
     (floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count, int rows,
      int columns, const Muon *a), (weight, master, out, grad_sq_norm, parts, count, rows, columns, a), 0,
     times(count, rows) * columns * (unit.fx + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)), "%d of %dx%d", count, rows, columns)
-COMPOUND(muon_matrices, (const Device *d, const MuonBuffers *b, int most, floatX *weight, real *master, void *m, Dtype moments,
-     const void *grads, const real *grad_sq_norm, const Segment *parts, int count, int rows, int columns, const Muon *a),
-    (d, b, most, weight, master, m, moments, grads, grad_sq_norm, parts, count, rows, columns, a),
-    MUON_STEPS * times(count, rows < columns ? rows : columns) * (4 * times(rows, columns) + 2 * times(rows < columns ? rows : columns, rows < columns ? rows : columns)),
-    times(count, rows) * columns * (unit.gradient_bytes / unit.elements + (master ? unit.fx + 2 * unit.re : 2 * unit.fx)
-     + 2 * (moments == REAL ? unit.re : unit.fx)), "%d of %dx%d", count, rows, columns)
 OPERATION(set_master, (real *master, const floatX *weight, size_t n), (master, weight, n), 0, (double)n * (unit.fx + unit.re),
     "n=%zu", n)
 

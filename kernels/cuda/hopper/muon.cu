@@ -82,20 +82,23 @@ __device__ static inline void fence_copies(void) { asm volatile("fence.proxy.asy
 __device__ static inline const CUtensorMap *map_of(const Maps &maps, Place place) {
     return place == FIRST ? &maps.gram : place == SECOND ? &maps.square : &maps.out;
 }
-__device__ static inline int plane_of(Place place, int plane) { return place == FIRST || place == SECOND ? (int)blockIdx.x : plane; }
 // A slab of X, or, not tall, of a matrix that is kept: boxes of 64 x 64, whose rows and columns change places if X is tall.
-__device__ static inline void load_slab(uint32_t to, const CUtensorMap *map, uint32_t barrier, int slab, bool tall, int plane) {
-    for (int i = 0; i < 4; i++) bulk_load(to + i * SLAB, map, barrier, (tall ? i : slab) * 64, (tall ? slab : i) * 64, plane);
+__device__ static inline void load_slab(uint32_t to, const CUtensorMap *map, uint32_t barrier, int slab, bool tall) {
+    for (int i = 0; i < 4; i++) bulk_load(to + i * SLAB, map, barrier, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
 }
-__device__ static inline void store_slab(const CUtensorMap *map, uint32_t from, int slab, bool tall, int plane) {
-    for (int i = 0; i < 4; i++) bulk_store(map, from + i * SLAB, (tall ? i : slab) * 64, (tall ? slab : i) * 64, plane);
+__device__ static inline void store_slab(const CUtensorMap *map, uint32_t from, int slab, bool tall) {
+    for (int i = 0; i < 4; i++) bulk_store(map, from + i * SLAB, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
 }
 
-// One thread orders all slabs of a matrix. plane: where that is in x and out; in gram and square it is the block's.
-template <bool tall> __device__ static void produce(const Maps &maps, uint32_t base, int slabs, int plane, int &turn) {
+// One thread orders all slabs.
+template <bool tall> __device__ static void produce(const Maps &maps, uint32_t base, int slabs) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
-    int again = 0;
-    fence_copies();
+    int turn = 0, again = 0;
+    auto load = [&](const CUtensorMap *map, int slab, bool across) {
+        pipe.acquire(turn, STAGE);
+        load_slab(base + STAGES_AT + turn % STAGES * STAGE, map, pipe.full(turn), slab, across);
+        turn++;
+    };
 #pragma unroll 1
     for (int o = 0; o < OPERATIONS; o++) {
         const Operation op = program[o];
@@ -113,10 +116,7 @@ template <bool tall> __device__ static void produce(const Maps &maps, uint32_t b
                 while (asked(base + STORED_AT + consumer * 4) < place / 2 + 1) {}
                 fence_copies();
             }
-            pipe.acquire(turn, STAGE);
-            load_slab(base + STAGES_AT + turn % STAGES * STAGE, op.from ? map_of(maps, op.from) : again ? &maps.out : &maps.x,
-                      pipe.full(turn), slab, tall && !op.from, plane_of(op.from, plane));
-            turn++;
+            load(op.from ? map_of(maps, op.from) : again ? &maps.out : &maps.x, slab, tall && !op.from);
         }
         again += apply;
     }
@@ -254,7 +254,7 @@ template <int consumer, bool tall, bool gram> __device__ static inline void mult
 
 // One matrix is made in shared memory.
 template <int consumer, bool tall> __device__ static inline void make_matrix(int o, const Maps &maps, uint32_t base,
-        unsigned char *generic, int slabs, int plane, int &turn) {
+        unsigned char *generic, int slabs, int &turn) {
     const Operation &op = program[o];
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool stores = threadIdx.x == 128;                                     // this thread stores what is kept
@@ -288,13 +288,13 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
     fence_async_proxy();
     named_barrier_sync(1, 256);
     if (stores && op.keep) {
-        for (int i = 0; i < 4; i++) store_slab(map_of(maps, op.keep), base + i * STAGE, i, false, plane_of(op.keep, plane));
+        for (int i = 0; i < 4; i++) store_slab(map_of(maps, op.keep), base + i * STAGE, i, false);
         bulk_commit();
     }
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs, int plane, int again, int &turn) {
+template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs, int again, int &turn) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool first = threadIdx.x % 128 == 0;
     int stored = 0;
@@ -324,7 +324,7 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(cons
         fence_async_proxy();
         named_barrier_sync(2 + consumer, 128);
         if (first) {
-            store_slab(out_map, stage, slab, tall, plane);
+            store_slab(out_map, stage, slab, tall);
             bulk_commit();
             bulk_wait_read<0>();
         }
@@ -334,114 +334,54 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(cons
     if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
 }
 
-template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic, int slabs, int plane,
-        int &turn) {
+template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic, int slabs) {
+    int turn = 0;
 #pragma unroll 1
     for (int o = 0; o < OPERATIONS; o++)
-        if (program[o].kind == APPLY) multiply_x<consumer, tall>(&maps.out, base, slabs, plane, o > AGAIN, turn);
-        else make_matrix<consumer, tall>(o, maps, base, generic, slabs, plane, turn);
-}
-
-// A block's matrices are blockIdx.x, blockIdx.x + gridDim.x, ... in turn. With `work` three warps move bytes for other matrices while
-// the tensor cores are busy with this one: they make x of the next one's gradient, and update the weights of the last one. So x
-// and out have two planes for each block, which alternate. Without, x is there, and every matrix has a plane of its own.
-struct Rounds {
-    int count, turn = 0;                                                        // turn: of the ring of stages
-    bool all;
-    __device__ Rounds(const MuonWork &w, int matrices) : count((matrices - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x), all(w.parts) {}
-    __device__ int matrix(int round) const { return blockIdx.x + round * gridDim.x; }
-    __device__ int plane(int round) const { return all ? matrix(round % 2) : matrix(round); }
-    __device__ void next(void) const { named_barrier_sync(4, THREADS); }        // all warps, once before the first and after each round
-};
-__device__ static void move_bytes(const MuonWork &w, const MuonBuffers &b, const Rounds &rounds, size_t n) {
-    const Share share = { threadIdx.x - 32, 96 };
-    auto begin = [&](int round) {
-        const Segment s = w.parts[rounds.matrix(round)];
-        floatX *const x = b.x + rounds.plane(round) * n;
-        if (w.moments == REAL) momentum<8, real>(x, w, s, share);
-        else momentum<8, floatX>(x, w, s, share);
-    };
-    auto end = [&](int round) { update<8>(b.out + rounds.plane(round) * n, w, w.parts[rounds.matrix(round)], share); };
-    if (rounds.all) begin(0);
-    fence_copies();
-    rounds.next();
-#pragma unroll 1
-    for (int round = 0; round < rounds.count; round++) {
-        if (rounds.all && round + 1 < rounds.count) begin(round + 1);
-        if (rounds.all && round) end(round - 1);
-        fence_copies();
-        rounds.next();
-    }
-    if (rounds.all) end(rounds.count - 1);
+        if (program[o].kind == APPLY) multiply_x<consumer, tall>(&maps.out, base, slabs, o > AGAIN, turn);
+        else make_matrix<consumer, tall>(o, maps, base, generic, slabs, turn);
 }
 #endif
 
 template <bool tall> static __global__ __launch_bounds__(THREADS, 1)
-void newton_schulz(const __grid_constant__ Maps maps, const MuonBuffers b, const MuonWork work, int matrices, int slabs, unsigned n) {
+void newton_schulz(const __grid_constant__ Maps maps, int slabs) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const uint32_t at = shared_address(raw), skip = -at & 1023, base = at + skip;   // the swizzle counts from multiples of 1024
-    Rounds rounds(work, matrices);
-    auto reset = [=] { for (int i = 0; i < 3; i++) tell(base + STORED_AT + i * 4, 0); };        // KEPT_AT too
-    if (work.parts && !happens(work.grad_sq_norm)) return;
     if (threadIdx.x == 0) {
         Pipeline<STAGES>{ base + BARRIERS_AT }.init(8);
-        reset();
+        for (int i = 0; i < 3; i++) tell(base + STORED_AT + i * 4, 0);          // KEPT_AT too
         fence_barrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<104>();
-        if (threadIdx.x >= 32) return move_bytes(work, b, rounds, n);
-        rounds.next();
-#pragma unroll 1
-        for (int round = 0; round < rounds.count; round++) {
-            if (threadIdx.x == 0) produce<tall>(maps, base, slabs, rounds.plane(round), rounds.turn);
-            __syncwarp();
-            rounds.next();
-        }
+        if (threadIdx.x == 0) produce<tall>(maps, base, slabs);
         return;
     }
-    take_registers<tall ? 192 : 200>();
-    rounds.next();
-#pragma unroll 1
-    for (int round = 0; round < rounds.count; round++) {
-        if (threadIdx.x < 256) consume<0, tall>(maps, base, raw + skip, slabs, rounds.plane(round), rounds.turn);
-        else consume<1, tall>(maps, base, raw + skip, slabs, rounds.plane(round), rounds.turn);
-        if (threadIdx.x == 128) reset();                                        // nobody asks any more
-        rounds.next();
-    }
+    take_registers<200>();
+    if (threadIdx.x < 256) consume<0, tall>(maps, base, raw + skip, slabs);
+    else consume<1, tall>(maps, base, raw + skip, slabs);
 #endif
 }
 
-template <bool tall> static bool launch(const MuonBuffers *b, int planes, int blocks, const MuonWork &work, int count, int rows, int columns) {
+template <bool tall> static bool launch(const MuonBuffers *b, int count, int rows, int columns) {
     const uint64_t k = tall ? columns : rows;
     Maps maps;
     auto map = [&](CUtensorMap *to, const floatX *x, uint64_t height, uint64_t width) {
-        return tensor_map(to, x, 2, width, height, planes, width, height * width, 64, 64);
+        return tensor_map(to, x, 2, width, height, count, width, height * width, 64, 64);
     };
     if (!map(&maps.x, b->x, rows, columns) || !map(&maps.out, b->out, rows, columns) || !map(&maps.gram, b->gram, k, k)
         || !map(&maps.square, b->square, k, k)) return false;
     auto *const kernel = newton_schulz<tall>;
     allow_shared((const void *)kernel, BYTES);
-    LAUNCH(kernel, (unsigned)blocks, THREADS, BYTES, maps, *b, work, count, (int)divide_up(tall ? rows : columns, 64), (unsigned)(rows * columns));
+    LAUNCH(kernel, (unsigned)count, THREADS, BYTES, maps, (int)divide_up(tall ? rows : columns, 64));
     return true;
 }
-static bool fits(const MuonBuffers *b, int rows, int columns) {
-    const int k = rows < columns ? rows : columns;
-    return context()->arch == 90 && k > SIDE / 2 && k <= SIDE && columns % 8 == 0 && k % 8 == 0
-        && ((uintptr_t)b->x | (uintptr_t)b->out | (uintptr_t)b->gram | (uintptr_t)b->square) % 16 == 0;
-}
-static bool start(const MuonBuffers *b, int planes, int blocks, const MuonWork &work, int count, int rows, int columns) {
-    return rows > columns ? launch<true>(b, planes, blocks, work, count, rows, columns)
-                          : launch<false>(b, planes, blocks, work, count, rows, columns);
-}
 bool hopper_newton_schulz(const MuonBuffers *b, int count, int rows, int columns) {
-    return fits(b, rows, columns) && start(b, count, count, {}, count, rows, columns);
-}
-bool hopper_muon(const MuonBuffers *b, int most, const MuonWork &work, int rows, int columns) {
-    const int fitting = work.count <= most ? work.count : most / 2, blocks = fitting < context()->sm_count ? fitting : context()->sm_count;
-    if (!fits(b, rows, columns) || !blocks) return false;
-    return start(b, most, blocks, work, work.count, rows, columns);
+    const int k = rows < columns ? rows : columns;
+    if (context()->arch != 90 || k <= SIDE / 2 || k > SIDE || columns % 8 || k % 8
+        || ((uintptr_t)b->x | (uintptr_t)b->out | (uintptr_t)b->gram | (uintptr_t)b->square) % 16) return false;
+    return rows > columns ? launch<true>(b, count, rows, columns) : launch<false>(b, count, rows, columns);
 }
 #endif
