@@ -46,7 +46,6 @@ enum {
     IN_CHUNKS = 3, OUT_CHUNKS = 4, ROUTER_CHUNKS = 8,       // of each row in flight at once: as registers allow
     SHARED_LIMIT = 40 << 10,        // bytes
     ONE_ROUTER = 1 << 15,           // elements of a router that every block reads for itself
-    LARGE_NEXT = 16 << 20,          // bytes of the next kernel's rows worth requesting early, where it may start early itself
     MAX_EXPERTS = 32,               // and its experts: one for each lane
     MOST_EXPERTS = 512              // of any router: a rank is found by comparing with all
 };
@@ -65,7 +64,6 @@ struct InArgs {
     Activation f;
     int N, C, O, P;
     int x_elements;                         // of InShared.x
-    bool large;                             // without attention in between: the rows of next take long
 };
 struct OutArgs {
     floatX *out;
@@ -615,9 +613,9 @@ __device__ static inline int expert_by_keys(const InBlock &at, const InShared &s
     return e;
 }
 
-// Pair `pair` of the block's rows, in w, and every further one, times the token. meanwhile() is called once, when all rows are requested.
-template <int CHUNKS, class At, class RowsOf, class Meanwhile> __device__ static inline void
-multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf rows_of, Meanwhile meanwhile, const InArgs &p) {
+// Pair `pair` of the block's rows, in w, and every further one, times the token.
+template <int CHUNKS, class At, class RowsOf> __device__ static inline void
+multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf rows_of, const InArgs &p) {
     const int lane = threadIdx.x % 32, C = p.C;
     floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
     #pragma unroll 1
@@ -627,7 +625,6 @@ multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf ro
         const floatX *row[2];
         float first = 0, second = 0;
         rows_of(after, row);
-        if (after >= at.pairs) meanwhile();
         #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {                              // the next pair's chunks are requested as these are used
             const Vec v = x(i);
@@ -651,7 +648,7 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     const InBlock at(p, slot_blocks);
     const floatX *const router = p.router.weight;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, C = p.C;
-    const floatX *from = (at.plain ? p.plain_w : p.w) + lane * VECTOR, *next = p.next;
+    const floatX *from = (at.plain ? p.plain_w : p.w) + lane * VECTOR;
     const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
     auto rows_of = [&](int i, const floatX *(&row)[2]) {
@@ -685,15 +682,12 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
         }
         from += (size_t)e * (at.gated ? 2 * at.width : at.width) * C;
         load_pair(pair);
-        next += e * p.next_size;
-        if (p.next && p.P) prefetch(next, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
+        if (p.next && p.P) prefetch(p.next + e * p.next_size, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
         if (quick) take_token(v, s, norm, p);
     }
 
-    multiply_pairs(w, pair, at, x, rows_of, [&] {
-        if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
-        if (p.large && at.routed) prefetch(next, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
-    }, p);
+    multiply_pairs(w, pair, at, x, rows_of, p);
+    if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
 // A warp computes one element of the result: the products with a row of each chosen expert are one sum over K*C elements, in which
@@ -755,7 +749,7 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
         NULL, decode_in_one_kernel<1>, decode_in_one_kernel<2>, decode_in_one_kernel<3>, decode_in_one_kernel<4>,
         decode_in_one_kernel<5>, decode_in_one_kernel<6>, decode_in_one_kernel<7>, decode_in_one_kernel<8>
     };
-    InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, NULL, f, N, C, O, P, 0, false };
+    InArgs p = { out, plain, choice, inp, norm, router, w, plain_w, next, next_size, NULL, f, N, C, O, P, 0 };
     const int E = router.E, K = router.K;
     const size_t pairs = pairs_of(O, f == SWIGLU), plain_pairs = pairs_of(P, false), chunks = divide_up(C, CHUNK), x = (size_t)N * C;
     const size_t most = (size_t)context()->sm_count * (N == 1 ? one_token_blocks((int)chunks) : 2);
@@ -767,7 +761,6 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
     }
     if (N == 1 && chunks <= MAX_CHUNKS) {
         p.x_elements = chunks > REGISTER_CHUNKS ? C : 0;
-        p.large = next && !P && K * next_size * sizeof(floatX) >= LARGE_NEXT;
         const size_t choosing = router.weight ? 1 : 0, left = most - choosing, each = left * pairs / (K * pairs + plain_pairs);
         const size_t slot_blocks = min(divide_up(pairs, WARPS), each > 1 ? each : 1);
         const size_t others = left > K * slot_blocks ? left - K * slot_blocks : 1;      // no more than run at once: each begins with the norm
