@@ -620,7 +620,7 @@ multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf ro
     floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
     #pragma unroll 1
     for (;;) {
-        if (CHUNKS > REGISTER_CHUNKS) asm volatile("" ::: "memory");                    // else the compiler reads x once, to registers that are not there
+        if (CHUNKS > REGISTER_CHUNKS) asm volatile("" ::: "memory");   // else the compiler reads x once, to registers that are not there
         const int after = pair + at.stride * WARPS;
         const floatX *row[2];
         float first = 0, second = 0;
