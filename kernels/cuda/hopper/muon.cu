@@ -267,9 +267,13 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
     if (op.kind == SQUARE_OF) {
         multiply_square<consumer>(low, high, base);
         finish();
+    } else if (op.kind == GRAM) {
+        multiply_slabs<consumer, tall, true>(low, high, base, slabs, turn);
+        finish();
+        pipe.release(turn - 1);
     } else {
-        if (op.kind == GRAM) multiply_slabs<consumer, tall, true>(low, high, base, slabs, turn), finish();
-        else multiply_slabs<consumer, tall, false>(low, high, base, 4, turn), finish();
+        multiply_slabs<consumer, tall, false>(low, high, base, 4, turn);
+        finish();
         pipe.release(turn - 1);
     }
     if (op.kind == SQUARE_OF) polynomial<consumer>(base, low), polynomial<3 - consumer>(base, high);
