@@ -55,14 +55,14 @@ tree() { find . -name "$moving" -prune -o -type d -print -o -type f ! -name lock
 # expect CODE TEXT COMMAND...: the command exits with CODE and prints TEXT, a pattern. If CODE means "refused", no file has
 # appeared, vanished or changed.
 expect() {
-    code=$1 text=$2 good=0; shift 2
-    tree > "$work/before"
+    code=$1 text=$2 good=0 refused=0; shift 2
+    case $code in 2|3|4|7) refused=1; tree > "$work/before" ;; esac
     limited "$@" > "$said" 2>&1
-    tree > "$work/after"
     why=
     [ $got = "$code" ] || why="exit code $got instead of $code"
     grep -q -e "$text" "$said" || why="$why, no \"$text\""
-    case $code in 2|3|4|7) cmp -s "$work/before" "$work/after" || why="$why, files changed: $(diff "$work/before" "$work/after" | tail -n +2 | head -3)" ;; esac
+    [ $refused = 0 ] || { tree > "$work/after"; cmp -s "$work/before" "$work/after"; } ||
+        why="$why, files changed: $(diff "$work/before" "$work/after" | tail -n +2 | head -3)"
     [ -z "$why" ] || { good=1; why=": $why: $(tail -2 "$said" | cut -c1-300)"; }
     verdict $good "$(printf '%s' "$*" | tr -c ' -~' '?' | sed "s|$some|train_moe ...|; s|$data $model|...|; s|$root/||g" | cut -c1-120): $code$why"
 }
