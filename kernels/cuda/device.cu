@@ -169,6 +169,10 @@ PART(device) {
     DEVICE(decode_layer)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces
+    DEVICE(fp8_codes)(d);
+    DEVICE(fp8_rows)(d);
+    DEVICE(fp8_down)(d);
+    DEVICE(fp8_weight)(d);
 #endif
 }
 
