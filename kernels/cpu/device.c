@@ -79,6 +79,7 @@ void DEVICE(optimizer)(Device *d);
 void DEVICE(muon)(Device *d);
 void DEVICE(sample)(Device *d);
 void DEVICE(recipe)(Device *d);
+void DEVICE(fp8)(Device *d);
 void DEVICE(loopback)(Device *d);
 PART(device) {
     *d = (Device){
@@ -90,7 +91,7 @@ PART(device) {
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,
         .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,
-        .decode_fits = compound_decode_fits, .fp8_fits = compound_fp8_fits,
+        .decode_fits = compound_decode_fits,
     };
     DEVICE(embed)(d);
     DEVICE(norm)(d);
@@ -107,5 +108,6 @@ PART(device) {
     DEVICE(muon)(d);
     DEVICE(sample)(d);
     DEVICE(recipe)(d);
+    DEVICE(fp8)(d);
     DEVICE(loopback)(d);
 }
