@@ -1,18 +1,14 @@
-// fp8.cuh: e4m3 codes and the exponents of their blocks, as kernels.h declares them (Fp8).
+// fp8.cuh: e4m3 codes and the scales of their blocks, as kernels.h declares them (Fp8).
 #pragma once
 #include "ptx.cuh"
 
-// A magnitude as bits: NaN and infinity are larger than all others.
+// A magnitude as bits: as integers, infinity and NaN are larger than all others.
 __device__ static inline uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
-// The exponent of a block, from its largest magnitude; or from that of a part: the block's is the largest of its parts'.
-__device__ static inline uint32_t fp8_exponent(uint32_t most) {
-    return most < 0x7f800000 ? max((most + 0x1fffff) >> 23, 18u) - 8 : 255;
+// The scale of a block, from its largest magnitude, and the inverse; NaN if that is not finite.
+__device__ static inline float fp8_scale(uint32_t most) {
+    return __uint_as_float(most < 0x7f800000 ? (max((most + 0x1fffff) >> 23, 18u) - 8) << 23 : 0x7fffffff);
 }
-// 2^(exponent - 127), and its inverse, NaN for exponent 255.
-__device__ static inline float fp8_scale(uint32_t exponent) { return __uint_as_float(exponent << 23); }
-__device__ static inline float fp8_inverse(uint32_t exponent) {
-    return __uint_as_float(exponent < 255 ? (254 - exponent) << 23 : 0x7fffffff);
-}
+__device__ static inline float fp8_inverse(float scale) { return scale == scale ? __uint_as_float((254u << 23) - __float_as_uint(scale)) : scale; }
 #if __CUDA_ARCH__ >= 890
 // Two or four floats to codes, to nearest even. The first is in the lowest byte.
 __device__ static inline uint32_t fp8_codes(float a, float b) {

@@ -3,12 +3,12 @@
 // Both operands are K_MAJOR; 8-bit wgmma knows no other. The copy engine and cp.async move bytes, and to them 128 codes are 64 bf16.
 // So the producer, the layouts and the stores of gemm.cuh serve as they are, with a Product that counts k in pairs of codes.
 //
-//   stage        128 of k, which have one exponent: 128 rows of a and 256 columns of b, 48 KB as in bf16.
+//   stage        128 of k, which have one scale: 128 rows of a and 256 columns of b, 48 KB as in bf16.
 //   two sums     The tensor cores add products of codes with some 14 bits. So after every 128 of k a consumer multiplies these partial
 //                sums by the scales and adds them in f32. Both kinds are in registers, which have room for 64 x 256 sums and half as
 //                many partial ones: a step has two pieces of 128 columns, one after the other.
 //   overlap      While a consumer adds, nothing of its own is queued, and the tensor cores work on a piece of the other consumer.
-//   exponents    A consumer's threads load those of their two rows straight from memory, a step ahead; those of a tile's first step
+//   scales       A consumer's threads load those of their two rows straight from memory, a step ahead; those of a tile's first step
 //                while the last tile is stored. What that needs of the next tile is read during the last piece.
 #pragma once
 #include "gemm.cuh"
@@ -81,16 +81,15 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
     }
 }
 
-// ---- the exponents of a tile of rows ----------------------------------------------------------------------------------------
+// ---- the scales of a tile of rows ----------------------------------------------------------------------------------------
 
 // Of a (.,pitch) and b (E,.,pitch): those of the thread's two rows and of PIECES times 128 columns.
 template <int PIECES> struct RowScales {
-    const uint8_t *a, *b;
+    const float *a, *b;
     const int *a_row;
     int pitch;
     int row[2], column[PIECES];
-    uint32_t a_next[2], b_next[PIECES];
-    float a_now[2], b_now[PIECES];
+    float a_next[2], b_next[PIECES], a_now[2], b_now[PIECES];
     // first: of b, the block of the tile's first 128 columns; the others are `apart` from one to the next.
     __device__ void find(Tile tile, int first, int apart) {
         const int r = tile.row + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
@@ -110,19 +109,19 @@ template <int PIECES> struct RowScales {
     }
     __device__ void next(int step, bool more) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) a_now[h] = fp8_scale(a_next[h]);
+        for (int h = 0; h < 2; h++) a_now[h] = a_next[h];
 #pragma unroll
-        for (int i = 0; i < PIECES; i++) b_now[i] = fp8_scale(b_next[i]);
+        for (int i = 0; i < PIECES; i++) b_now[i] = b_next[i];
         if (more) fetch(step + 1);
     }
     __device__ float factor(int piece, int h) const { return a_now[h] * b_now[piece]; }
 };
 
 // The codes of 128 columns of this warp's 16 rows to a slab: x[4j + 2h + i] is row g + 8h, column 8j + 2q + i (wgmma.cuh).
-// Returns the exponents of rows g and g + 8.
-__device__ static inline uint2 put_codes(const float (&x)[64], unsigned char *slab) {
+// Returns the scales of rows g and g + 8.
+__device__ static inline float2 put_codes(const float (&x)[64], unsigned char *slab) {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    uint32_t exponent[2];
+    float scale[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t most = 0;
@@ -130,14 +129,14 @@ __device__ static inline uint2 put_codes(const float (&x)[64], unsigned char *sl
         for (int j = 0; j < 16; j++) most = max(most, max(magnitude(x[4 * j + 2 * h]), magnitude(x[4 * j + 2 * h + 1])));
         most = max(most, __shfl_xor_sync(ALL, most, 1));
         most = max(most, __shfl_xor_sync(ALL, most, 2));
-        exponent[h] = fp8_exponent(most);
-        const float inverse = fp8_inverse(exponent[h]);
+        scale[h] = fp8_scale(most);
+        const float inverse = fp8_inverse(scale[h]);
 #pragma unroll
         for (int j = 0; j < 16; j++)
             *(uint16_t *)(slab + swizzled(g + 8 * h, j / 2) + j % 2 * 8 + q * 2)
                 = (uint16_t)fp8_codes(x[4 * j + 2 * h] * inverse, x[4 * j + 2 * h + 1] * inverse);
     }
-    return { exponent[0], exponent[1] };
+    return { scale[0], scale[1] };
 }
 #endif
 

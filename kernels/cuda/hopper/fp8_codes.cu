@@ -2,7 +2,7 @@
 //
 //   fp8_rows      3 N C            a block of 128 columns has 16 threads with 8 values each
 //   fp8_weight    4 E O C          a 128 x 128 block has 256 threads with 8 x 8 values each, so that each value is read once
-//   fp8_columns   2 rows C         the same threads; blocks of different rows get one exponent
+//   fp8_columns   2 rows C         the same threads; blocks of different rows get one scale
 //
 // To transpose, a thread turns its 8 x 8 bytes in registers; then 128 columns of 128 bytes go through shared memory.
 #include "pipeline.cuh"
@@ -68,7 +68,7 @@ __device__ static inline void store_transposed(uint8_t *to, size_t pitch, const 
 // ---- rows ---------------------------------------------------------------------------------------------------------------
 
 enum { ROW_UNROLL = 4 };
-static __global__ __launch_bounds__(256) void rows_kernel(uint8_t *code, uint8_t *exponent, const floatX *inp, size_t vectors) {
+static __global__ __launch_bounds__(256) void rows_kernel(uint8_t *code, float *scale, const floatX *inp, size_t vectors) {
 #if defined(HOPPER)
     const size_t first = (size_t)blockIdx.x * (256 * ROW_UNROLL) + threadIdx.x;
     Vec v[ROW_UNROLL];
@@ -80,10 +80,10 @@ static __global__ __launch_bounds__(256) void rows_kernel(uint8_t *code, uint8_t
         uint32_t most = at < vectors ? largest(v[i]) : 0;
 #pragma unroll
         for (int lane = 8; lane; lane /= 2) most = max(most, __shfl_xor_sync(ALL, most, lane));
-        const uint32_t e = fp8_exponent(most);
+        const float s = fp8_scale(most);
         if (at >= vectors) continue;
-        *(uint2 *)(code + at * VECTOR) = codes_of(v[i], fp8_inverse(e));
-        if (threadIdx.x % 16 == 0) exponent[at / 16] = (uint8_t)e;
+        *(uint2 *)(code + at * VECTOR) = codes_of(v[i], fp8_inverse(s));
+        if (threadIdx.x % 16 == 0) scale[at / 16] = s;
     }
 #endif
 }
@@ -100,16 +100,15 @@ static __global__ __launch_bounds__(TILE_THREADS) void weight_kernel(Fp8 out, Fp
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) most = max(most, largest(v[i]));
-    const uint32_t e = fp8_exponent(block_max(most));
-    const float inverse = fp8_inverse(e);
+    const float s = fp8_scale(block_max(most)), inverse = fp8_inverse(s);
     uint2 codes[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) *(uint2 *)(out.code + from + (size_t)i * C) = codes[i] = codes_of(v[i], inverse);
     store_transposed(transposed.code + plane + (size_t)column * O + row, (size_t)O, codes);
     if (threadIdx.x) return;
     const size_t blocks = (size_t)blockIdx.z * (gridDim.x * gridDim.y);
-    out.exponent[blocks + blockIdx.y * gridDim.x + blockIdx.x] = (uint8_t)e;
-    transposed.exponent[blocks + blockIdx.x * gridDim.y + blockIdx.y] = (uint8_t)e;
+    out.scale[blocks + blockIdx.y * gridDim.x + blockIdx.x] = s;
+    transposed.scale[blocks + blockIdx.x * gridDim.y + blockIdx.y] = s;
 #endif
 }
 
@@ -127,16 +126,17 @@ __device__ static inline uint2 shift_codes(uint2 codes, uint32_t factor) {
             : "+r"(word[i]) : "r"(factor));
     return { word[0], word[1] };
 }
-// 2^-n twice, as halves; 0 where it is too small for one.
-__device__ static inline uint32_t half_power(uint32_t n) {
-    const uint32_t h = n < 15 ? 15 - n << 10 : n < 25 ? 1u << (24 - n) : 0;
-    return h | h << 16;
+// The quotient of two scales, given as bits, twice as halves: 2^-n; 0 where that is too small for one; NaN where `most` is.
+__device__ static inline uint32_t quotient(uint32_t mine, uint32_t most) {
+    const uint32_t n = (most - mine) >> 23;
+    const uint32_t half = most > 0x7f800000 ? 0x7fff : n < 15 ? (15 - n) << 10 : n < 25 ? 1u << (24 - n) : 0;
+    return half | half << 16;
 }
 #endif
 static __global__ __launch_bounds__(TILE_THREADS)
 void columns_kernel(Fp8 out, Fp8 inp, const int *row_of, const int *start, int E, int C) {
 #if defined(HOPPER)
-    __shared__ uint32_t shift[TILE_ROWS];               // the row's exponent; later half_power
+    __shared__ uint32_t factor[TILE_ROWS];              // from the row's scale to the block's
     __shared__ int where[TILE_ROWS];
     const int across = C / 128, number = blockIdx.x / across, block = blockIdx.x % across;
     const int rows = threadIdx.x / 16, chunk = threadIdx.x % 16;
@@ -147,7 +147,7 @@ void columns_kernel(Fp8 out, Fp8 inp, const int *row_of, const int *start, int E
     if (threadIdx.x < TILE_ROWS) {
         const int r = row + threadIdx.x;
         const int at = r < end ? row_of ? row_of[r] : r : -1;
-        if (at >= 0) mine = inp.exponent[(size_t)at * across + block];
+        if (at >= 0) mine = __float_as_uint(inp.scale[(size_t)at * across + block]);
         where[threadIdx.x] = at;
     }
     const uint32_t most = block_max(mine);              // waits for all threads
@@ -157,12 +157,12 @@ void columns_kernel(Fp8 out, Fp8 inp, const int *row_of, const int *start, int E
         const int at = where[rows * 8 + i];
         codes[i] = at < 0 ? uint2{ 0, 0 } : *(const uint2 *)(inp.code + (size_t)at * C + block * 128 + chunk * 8);
     }
-    if (threadIdx.x < TILE_ROWS) shift[threadIdx.x] = half_power(most - mine);
+    if (threadIdx.x < TILE_ROWS) factor[threadIdx.x] = where[threadIdx.x] < 0 ? 0 : quotient(mine, most);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 8; i++) codes[i] = shift_codes(codes[i], shift[rows * 8 + i]);
+    for (int i = 0; i < 8; i++) codes[i] = shift_codes(codes[i], factor[rows * 8 + i]);
     store_transposed(out.code + ((size_t)number * C + block * 128) * FP8_BLOCK, FP8_BLOCK, codes);
-    if (threadIdx.x == 0) out.exponent[(size_t)number * across + block] = (uint8_t)most;
+    if (threadIdx.x == 0) out.scale[(size_t)number * across + block] = __uint_as_float(most);
 #endif
 }
 
@@ -170,7 +170,7 @@ void columns_kernel(Fp8 out, Fp8 inp, const int *row_of, const int *start, int E
 
 static void fp8_rows(OUT Fp8 out, const floatX *inp, int N, int C) {
     const size_t vectors = (size_t)N * C / VECTOR;
-    LAUNCH(rows_kernel, (unsigned)divide_up(vectors, 256 * ROW_UNROLL), 256, 0, out.code, out.exponent, inp, vectors);
+    LAUNCH(rows_kernel, (unsigned)divide_up(vectors, 256 * ROW_UNROLL), 256, 0, out.code, out.scale, inp, vectors);
 }
 static void fp8_weight(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, int E, int O, int C) {
     LAUNCH(weight_kernel, dim3(C / 128, O / 128, E), TILE_THREADS, 0, out, transposed, weight, O, C);

@@ -3,7 +3,7 @@
 //
 // As there, a warp leaves its 16 rows of da in slabs, as bf16, and finishes this pending tile in units, while the tensor cores work on
 // the next one. A tile has 128 columns, so that both kinds of sums and a unit fit into the registers. A unit is 2 rows: 16 lanes have 8
-// columns each of a row, and find the exponents of its gradients of gate and up and of its wact by shuffles.
+// columns each of a row, and find the scales of its gradients of gate and up and of its wact by shuffles.
 //
 // Shared memory (byte offsets; gemm.cuh, Layout):
 //
@@ -35,15 +35,15 @@ struct Pending8 {
     real weight;                                                    // of row `lane` of the 16
 };
 // Starts to copy this thread's elements of gate and up of a unit, which no other thread reads.
-__device__ static inline void prefetch8(uint32_t to, const Down8Backward &e, const Pending8 &t, int unit, int F) {
-    const bool inside = t.row + 2 * unit < t.end;
-    const floatX *from = e.pre + (inside ? (size_t)(t.row + 2 * unit) * (2 * F) + t.column : 0);
+__device__ static inline void prefetch8(uint32_t to, const Down8Backward &e, int row, int end, int column, int unit, int F) {
+    const bool inside = row + 2 * unit < end;
+    const floatX *from = e.pre + (inside ? (size_t)(row + 2 * unit) * (2 * F) + column : 0);
     to += unit % AHEAD / 2 * SLAB + unit % 2 * 1024;
     cp_async(to, from, inside);
     cp_async(to + 512, from + F, inside);
     cp_async_commit();
 }
-// The codes of 8 elements of a block, of which 16 lanes have 8 each; and its exponent.
+// The codes of 8 elements of a block, of which 16 lanes have 8 each; and its scale.
 __device__ static inline void store_codes(const Fp8 &to, const float (&x)[8], size_t at) {
     uint32_t most = 0;
 #pragma unroll
@@ -51,9 +51,9 @@ __device__ static inline void store_codes(const Fp8 &to, const float (&x)[8], si
 #pragma unroll
     for (int lane = 8; lane; lane /= 2) most = max(most, __shfl_xor_sync(ALL, most, lane));
     if (at == (size_t)-1) return;
-    const uint32_t exponent = fp8_exponent(most);
-    *(uint2 *)(to.code + at) = fp8_codes(x, fp8_inverse(exponent));
-    if (threadIdx.x % 16 == 0) to.exponent[at / 128] = (uint8_t)exponent;
+    const float scale = fp8_scale(most);
+    *(uint2 *)(to.code + at) = fp8_codes(x, fp8_inverse(scale));
+    if (threadIdx.x % 16 == 0) to.scale[at / 128] = scale;
 }
 __device__ static inline void store_rounded(floatX *to, const float (&x)[8]) {
     const uint32_t bits[4] = { pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]) };
@@ -69,7 +69,8 @@ __device__ static inline void finish8(uint32_t da, uint32_t prefetched, const Do
     load_shared(d, (da ^ unit % 4 * 32) + unit * 256);              // swizzle: chunk ^ row % 8
     load_shared(gate, from);
     load_shared(up, from + 512);
-    prefetch8(prefetched, e, unit < UNITS - AHEAD ? t : next, (unit + AHEAD) % UNITS, F);
+    const bool mine = unit < UNITS - AHEAD;
+    prefetch8(prefetched, e, mine ? t.row : next.row, mine ? t.end : next.end, mine ? t.column : next.column, (unit + AHEAD) % UNITS, F);
     const real w = __shfl_sync(ALL, t.weight, 2 * unit + lane / 16);
     float dgate[8], dup[8], wact[8], dot = 0;
 #pragma unroll
@@ -94,7 +95,7 @@ __device__ static inline void finish8(uint32_t da, uint32_t prefetched, const Do
 // given: a is dout, gathered, b the transposed weight (E,F,C); O is F.
 static __global__ __launch_bounds__(THREADS, 1)
 void down8_backward(const __grid_constant__ CUtensorMap b_map, const __grid_constant__ Product given,
-                    const __grid_constant__ Down8Backward e, const uint8_t *a_exponent, const uint8_t *b_exponent, int tiles,
+                    const __grid_constant__ Down8Backward e, const float *a_scale, const float *b_scale, int tiles,
                     unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
@@ -109,7 +110,7 @@ void down8_backward(const __grid_constant__ CUtensorMap b_map, const __grid_cons
     take_registers<224>();
     const int F = p.O, steps = p.C / BK, lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
     const uint32_t my_da = s.slab(lane % 16 / 8) + swizzled(lane / 16, lane % 8), prefetched = s.slab(2) + lane * 16;
-    RowScales<1> scales = { a_exponent, b_exponent, given.a_row, steps };
+    RowScales<1> scales = { a_scale, b_scale, given.a_row, steps };
     Position<Down8::STAGES> at;
     auto find = [&](void) {
         s.pipe.wait_full(at);
@@ -124,7 +125,7 @@ void down8_backward(const __grid_constant__ CUtensorMap b_map, const __grid_cons
         Pending8 next = { 0, row + lane / 16, tile.end, tile.column + lane % 16 * 8 };
         next.weight = lane < 16 && row + lane < tile.end ? e.weight[e.slot_of_row[row + lane]] : 0;
         if (pending.unit == UNITS)                                  // the first tile
-            for (int u = 0; u < AHEAD; u++) prefetch8(prefetched, e, next, u, F);
+            for (int u = 0; u < AHEAD; u++) prefetch8(prefetched, e, next.row, next.end, next.column, u, F);
         float da[Down8::BN / 2];
         scales.fetch(0);
         mainloop_e4m3(da, s, at, steps, warp / 4, scales, [&](int step) {
@@ -158,7 +159,7 @@ static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, 
     real *part = (real *)workspace((size_t)parts * p.rows * sizeof *part);
     allow_shared((const void *)down8_backward, Down8::bytes);
     LAUNCH(down8_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Down8::bytes, b, p,
-           Down8Backward{ pre, dpre, wact, dpre8, wact8, part, weight, plan->slot_of_row }, dout.exponent, down.exponent, tiles,
+           Down8Backward{ pre, dpre, wact, dpre8, wact8, part, weight, plan->slot_of_row }, dout.scale, down.scale, tiles,
            context()->work_counter);
     sum_router_parts(dweight, part, plan, parts);
 }

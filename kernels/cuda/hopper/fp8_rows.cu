@@ -3,7 +3,7 @@
 //
 //   linear8     out = inp weight^T, bf16. With the transposed weight it is the gradient of the input.
 //   up8         expert_up of expert.cu: pre as bf16, act as codes. A tile has 128 columns of gate and the same 128 of up, so a quad of
-//               threads has all 128 activations of a row that share an exponent.
+//               threads has all 128 activations of a row that share a scale.
 #include "fp8.cuh"
 #include "kernels/cuda/expert.cuh"
 
@@ -26,9 +26,9 @@ __device__ static inline void store_rows(const float (&sum)[Rows8::BN / 2], cons
         store_slab(s, slab, c, n, row, tile.end);
     }
 }
-// Gate, up and the codes of act, with their exponents (.,F/128).
+// Gate, up and the codes of act, with their scales (.,F/128).
 __device__ static inline void store_up(float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &pre, const Output &act,
-                                       uint8_t *exponents, Tile tile, int &stores) {
+                                       float *scales, Tile tile, int &stores) {
     const int F = pre.columns / 2, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {                                           // 64 columns of gate, 64 more, then of up
@@ -47,12 +47,12 @@ __device__ static inline void store_up(float (&sum)[Rows8::BN / 2], const Shared
     }
     const uint32_t slab = s.slab(stores++ & 1);
     wait_slab<1>();
-    const uint2 exponent = put_codes(x, s.pointer(slab));
+    const float2 scale = put_codes(x, s.pointer(slab));
     store_slab(s, slab, act, tile.column / 2, row, tile.end);               // as pairs of codes
     const int r = row + lane / 4;
-    uint8_t *to = exponents + (size_t)r * (F / 128) + tile.column / 128;
-    if (lane % 4 == 0 && r < tile.end) to[0] = (uint8_t)exponent.x;
-    if (lane % 4 == 0 && r + 8 < tile.end) to[8 * (F / 128)] = (uint8_t)exponent.y;
+    float *to = scales + (size_t)r * (F / 128) + tile.column / 128;
+    if (lane % 4 == 0 && r < tile.end) to[0] = scale.x;
+    if (lane % 4 == 0 && r + 8 < tile.end) to[8 * (F / 128)] = scale.y;
 }
 #endif
 
@@ -60,7 +60,7 @@ __device__ static inline void store_up(float (&sum)[Rows8::BN / 2], const Shared
 template <bool up> static __global__ __launch_bounds__(THREADS, 1)
 void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
            const __grid_constant__ CUtensorMap c_map, const __grid_constant__ CUtensorMap act_map, const __grid_constant__ Product given,
-           const uint8_t *a_exponent, const uint8_t *b_exponent, floatX *act, uint8_t *act_exponent, int tiles, unsigned *work_counter) {
+           const float *a_scale, const float *b_scale, floatX *act, float *act_scale, int tiles, unsigned *work_counter) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const Shared<Rows8> s(raw);
@@ -74,7 +74,7 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
     take_registers<up ? 224 : 232>();
     const int steps = p.C / BK, consumer = threadIdx.x / WARPGROUP - 1, across = (up ? 2 : 1) * p.O / 128;
     const Output to_c = { &c_map, (floatX *)p.c, NULL, (up ? 2 : 1) * p.O }, to_act = { &act_map, act, NULL, p.O / 2 };
-    RowScales<2> scales = { a_exponent, b_exponent, up ? given.a_row : NULL, steps };
+    RowScales<2> scales = { a_scale, b_scale, up ? given.a_row : NULL, steps };
     Position<Rows8::STAGES> at;
     auto find = [&](void) {
         s.pipe.wait_full(at);
@@ -90,7 +90,7 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
         float sum[Rows8::BN / 2];
         scales.fetch(0);
         mainloop_e4m3(sum, s, at, steps, consumer, scales, [](int) {}, [&](void) { tile = find(); });
-        if (up) store_up(sum, s, to_c, to_act, act_exponent, done, stores);
+        if (up) store_up(sum, s, to_c, to_act, act_scale, done, stores);
         else store_rows(sum, s, to_c, done, stores);
     }
     if (threadIdx.x % 32 == 0) bulk_wait<0>();
@@ -109,7 +109,7 @@ static void fp8_linear(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, co
     need_map(map_rows(&a, p.a, p.rows, p.C, BM) && map_weights(&b, p, O, Rows8::BN) && map_rows(&c, out, p.rows, O, 16));
     allow_shared((const void *)rows8<false>, Rows8::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Rows8::BN>(p);
-    LAUNCH(rows8<false>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, a, b, c, c, p, inp.exponent, weight.exponent,
+    LAUNCH(rows8<false>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, a, b, c, c, p, inp.scale, weight.scale,
            NULL, NULL, tiles, context()->work_counter);
 }
 static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F) {
@@ -122,8 +122,8 @@ static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 in
              && map_rows(&to, (floatX *)act.code, p.rows, F / 2, 16));
     allow_shared((const void *)rows8<true>, Rows8::bytes);
     const int tiles = (int)tile_count<FORWARD, BM, Rows8::BN / 2>(p);
-    LAUNCH(rows8<true>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, c, b, c, to, p, inp.exponent, weight.exponent,
-           (floatX *)act.code, act.exponent, tiles, context()->work_counter);
+    LAUNCH(rows8<true>, (unsigned)min(tiles, context()->sm_count), THREADS, Rows8::bytes, c, b, c, to, p, inp.scale, weight.scale,
+           (floatX *)act.code, act.scale, tiles, context()->work_counter);
 }
 
 static int fp8_fits(int C, int F) { return context()->arch == 90 && C % FP8_BLOCK == 0 && F % FP8_BLOCK == 0; }

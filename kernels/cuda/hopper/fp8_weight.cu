@@ -3,30 +3,29 @@
 //     dweight[e] (O,C) = or +=  the sum over its blocks of 128 rows of  dout block (O,128) inp block (C,128)^T
 //
 // fp8_columns has transposed both operands: each block's columns are rows of 128 codes, K_MAJOR, and past an expert's last row they are
-// zeros. So a step is a block, its three boxes are bulk copies, and a producer needs one thread. Both sides have one exponent for 128
+// zeros. So a step is a block, its three boxes are bulk copies, and a producer needs one thread. Both sides have one scale for 128
 // columns and a block. Tiles are 128 of O x 256 of C; block i has tiles i, i + gridDim.x, ...; epilogues as in weight.cu.
 #include "fp8.cuh"
 #include "weight.cuh"
 
 #if defined(PRECISION_BF16)
 
-// What a product is given: dout and inp are blocks of 128 columns each; c as in WeightProduct.
-struct BlockProduct { const uint8_t *dout, *inp; WeightProduct c; };
+// What a product is given: the scales of dout and inp; c as in WeightProduct.
+struct BlockProduct { const float *dout, *inp; WeightProduct c; };
 
 #if defined(HOPPER)
-// The exponents of a tile: of its 128 of O and of twice 128 of C.
+// The scales of a tile: of its 128 of O and of twice 128 of C.
 struct BlockScales {
-    const uint8_t *left, *right;                        // of the tile's columns in the expert's first block
+    const float *left, *right;                        // of the tile's columns in the expert's first block
     int left_pitch, right_pitch, second;                // second: where those of the next 128 of C are
-    uint32_t next_left, next_right[2];
-    float now[2];
+    float next_left, next_right[2], now[2];
     __device__ void fetch(int step) {
         next_left = left[(size_t)step * left_pitch];
         next_right[0] = right[(size_t)step * right_pitch], next_right[1] = right[(size_t)step * right_pitch + second];
     }
     __device__ void next(int step, bool more) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) now[i] = fp8_scale(next_left) * fp8_scale(next_right[i]);
+        for (int i = 0; i < 2; i++) now[i] = next_left * next_right[i];
         if (more) fetch(step + 1);
     }
     __device__ float factor(int piece, int) const { return now[piece]; }
@@ -111,7 +110,7 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
 static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how) {
     (void)d;
     const uint64_t blocks = (uint64_t)fp8_blocks(plan->S, plan->E), E = (uint64_t)plan->E, P = (uint64_t)O, Q = (uint64_t)C;
-    BlockProduct p = { dout.exponent, inp.exponent, {} };
+    BlockProduct p = { dout.scale, inp.scale, {} };
     p.c.start = plan->start, p.c.c = dweight, p.c.E = plan->E, p.c.rows = plan->S, p.c.P = O, p.c.Q = C, p.c.splits = 1, p.c.how = how;
     CUtensorMap left, right, c = {};
     if (!tensor_map(&left, dout.code, 2, 64, P, blocks, 64, 64 * P, 64, BM)
