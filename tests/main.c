@@ -1,8 +1,9 @@
 /* main.c: runs the groups of tests named on the command line, or all of them.
- *   run_tests [-v] [-q] [-d DEVICE] [-s SEED] [-p I/N] [GROUP ...]
+ *   run_tests [-v] [-q] [-d DEVICE] [-k OPERATION] [-s SEED] [-p I/N] [GROUP ...]
  * -v: print passed checks, too. -s: seed of uniform() and normal(), to repeat a run.
  * -q: quick, fewer and smaller cases. -d: only devices whose name matches this pattern ('cuda-*'), in the groups kernels,
  * comm, gpu, ladder, soak and large. Both keep runs under compute-sanitizer short (sanitize.sh).
+ * -k: in the group kernels only operations whose name begins so.
  * -p: part I of N (1 to N) of the groups kernels and ladder, to split the work among processes.
  * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
 #define _POSIX_C_SOURCE 200809L
@@ -21,7 +22,7 @@
 
 int quick;
 static int passed, failed, skipped, verbose;
-static const char *only_device = "*";
+static const char *only_device = "*", *only_operation = "";
 static const char *group = "";
 static int part = 1, parts = 1;
 static char folder[] = "/tmp/moe-tests-XXXXXX";
@@ -76,6 +77,7 @@ int in_part(void) {
     return next++ % parts == part - 1;
 }
 
+int is_wanted(const char *operation) { return !strncmp(operation, only_operation, strlen(only_operation)); }
 int is_tested(const Device *d) { return !fnmatch(only_device, d->name, 0); }
 const Device *tested_device(int i) {
     const Device *d;
@@ -120,6 +122,7 @@ int main(int argc, char **argv) {
         if (!strcmp(argv[i], "-v")) verbose = 1;
         else if (!strcmp(argv[i], "-q")) quick = 1;
         else if (!strcmp(argv[i], "-d") && i + 1 < argc) only_device = argv[++i];
+        else if (!strcmp(argv[i], "-k") && i + 1 < argc) only_operation = argv[++i];
         else if (!strcmp(argv[i], "-fault")) fault = 1;
         else if (!strcmp(argv[i], "-s") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
         else if (!strcmp(argv[i], "-p") && i + 1 < argc) {

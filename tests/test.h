@@ -16,6 +16,7 @@ double uniform(void);                                       /* in [0,1), from a 
 double normal(void);
 
 int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
+int is_wanted(const char *operation);                       /* -k: is this one of the operations to test? */
 extern int quick;                                           /* -q: fewer and smaller cases */
 struct Device;
 int is_tested(const struct Device *d);                      /* does its name match -d? */

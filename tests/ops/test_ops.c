@@ -259,7 +259,7 @@ static int is_again(const Case *c, const Device *dev) {
 static void check_case(Case *c, void *context) {
     const Device *f64 = device_find("cpu-f64"), *dev;
     const int is_small = *(int *)context;
-    if (!in_part()) return;
+    if (!is_wanted(c->op) || !in_part()) return;
     if (is_tested(f64)) against_definition(c, f64);
     if (!strcmp(c->s.name, "odd") || !strcmp(c->s.name, "8 bits")) check_cost(c, f64);
     for (int i = 0; (dev = tested_device(i)); i++) {
@@ -285,13 +285,14 @@ static void check_special(Case *c, void *context) {
     Special *s = context;
     if (strncmp(c->op, s->only, strlen(s->only))) return;
     s->found = 1;
-    if (!in_part()) return;
+    if (!is_wanted(c->op) || !in_part()) return;
     const int of_bf16 = !strcmp(s->only, "attention");      /* which has kernels for these heads */
     for (int i = 0; (dev = tested_device(i)); i++)
         if (dev != f64 && (dev->floatX_size == 2 || !of_bf16) && !is_again(c, dev)) against_oracle(c, dev, f64);
 }
 static void check_device(const Device *dev) {
     const int tries = (quick && dev->is_gpu ? 2 : 2 * 3 * 3) * ROUND_DOWN;
+    if (!is_wanted("")) return;                             /* -k */
     if (in_part()) check_pytorch(dev);
     if (in_part()) check_sharded_update(dev);
     if (in_part()) check_singular_values(dev);
