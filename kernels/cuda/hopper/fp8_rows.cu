@@ -9,9 +9,23 @@
 
 #if defined(PRECISION_BF16)
 
-typedef Layout<256, 4, 2> Rows8;
+#ifndef FP8_STAGES
+#define FP8_STAGES 4
+#define FP8_SLABS 2
+#endif
+typedef Layout<256, FP8_STAGES, FP8_SLABS> Rows8;
 
 #if defined(HOPPER)
+// Slab i of a tile, free to be filled.
+__device__ static inline uint32_t free_slab(const Shared<Rows8> &s, int i, int &stores) {
+    if (Rows8::SLABS < 5) {
+        const uint32_t slab = s.slab(stores++ & 1);
+        wait_slab<1>();
+        return slab;
+    }
+    if (i == 0) wait_slab<0>();
+    return s.slab(i);
+}
 __device__ static inline void store_rows(const float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &c, Tile tile,
                                          int &stores) {
     const int row = tile.row + (threadIdx.x / 32 - 4) * 16;
@@ -19,8 +33,7 @@ __device__ static inline void store_rows(const float (&sum)[Rows8::BN / 2], cons
     for (int i = 0; i < Rows8::BN / 64; i++) {
         const int n = tile.column + i * 64;
         if (n >= c.columns) break;
-        const uint32_t slab = s.slab(stores++ & 1);
-        wait_slab<1>();
+        const uint32_t slab = free_slab(s, i, stores);
 #pragma unroll
         for (int j = 0; j < 4; j++) put_columns(slab, j, &sum[i * 32 + j * 8]);
         store_slab(s, slab, c, n, row, tile.end);
@@ -32,8 +45,7 @@ __device__ static inline void store_up(float (&sum)[Rows8::BN / 2], const Shared
     const int F = pre.columns / 2, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) {                                           // 64 columns of gate, 64 more, then of up
-        const uint32_t slab = s.slab(stores++ & 1);
-        wait_slab<1>();
+        const uint32_t slab = free_slab(s, i, stores);
 #pragma unroll
         for (int j = 0; j < 4; j++) put_columns(slab, j, &sum[i * 32 + j * 8]);
         store_slab(s, slab, pre, tile.column + i / 2 * F + i % 2 * 64, row, tile.end);
@@ -45,8 +57,7 @@ __device__ static inline void store_up(float (&sum)[Rows8::BN / 2], const Shared
 #pragma unroll
         for (int h = 0; h < 2; h++) x[i + h] = slope_of<SWIGLU>(unpack_bf16(g, h), unpack_bf16(u, h)).act;
     }
-    const uint32_t slab = s.slab(stores++ & 1);
-    wait_slab<1>();
+    const uint32_t slab = free_slab(s, 4, stores);
     const float2 scale = put_codes(x, s.pointer(slab));
     store_slab(s, slab, act, tile.column / 2, row, tile.end);               // as pairs of codes
     const int r = row + lane / 4;
