@@ -24,31 +24,27 @@ __device__ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y,
                  : F64 : "l"(x), "l"(y), "r"(accumulate));
 }
 
-// ---- turns ------------------------------------------------------------------------------------------------------------------
-
-// Consumers take turns at queueing a piece. Consumer 1 calls end_turn before the first one.
-#ifndef FP8_TURNS
-#define FP8_TURNS 0
-#endif
-enum { TURN_BARRIER = 4 };                                          // 4 and 5
-__device__ static inline void begin_turn(int consumer) {
-    if (FP8_TURNS) named_barrier_sync(TURN_BARRIER + consumer, 2 * WARPGROUP);
-}
-__device__ static inline void end_turn(int consumer) {
-    if (FP8_TURNS) asm volatile("bar.arrive %0, %1;" :: "r"(TURN_BARRIER + (consumer ^ 1)), "n"(2 * WARPGROUP) : "memory");
-}
-
 // ---- the main loop of a consumer --------------------------------------------------------------------------------------------
 
-// sum (64 x BN) = a b over `steps` stages, of which the first is full already; scales.fetch(0) has been called.
+// If both consumers queue their pieces at the same time, both add at the same time, and the tensor cores have nothing to do. So consumer 1
+// begins a tile when consumer 0 has half of its first piece: from there on they stay apart.
+#ifndef FP8_TURNS
+#define FP8_TURNS 1
+#endif
+enum { TURN_BARRIER = 4 };                                          // 4; and 5, if they take turns all the time
+__device__ static inline void pass_turn(int to) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(TURN_BARRIER + to), "n"(2 * WARPGROUP) : "memory");
+}
+__device__ static inline void await_turn(int consumer) { named_barrier_sync(TURN_BARRIER + consumer, 2 * WARPGROUP); }
+
+// sum (64 x BN) = a b over `steps` stages, of which the first is full already; scales.fetch() has been called.
 //   scales.next(step, more)   takes what was fetched for this step; more: fetches for the next
 //   scales.factor(i, h)       for columns 128i .. 128i+127 and row g + 8h of the thread
-//   meanwhile(step)           called once a step, while the tensor cores work
-//   last()                    called while they work on the last piece; `at` is then the first stage of the next tile
-template <typename Layout, typename TileType, typename Scales, typename Meanwhile, typename Last>
+//   last()                    called while the tensor cores work on the last piece: sums of other pieces are complete, and `at` is the
+//                             first stage of the next tile
+template <typename Layout, typename TileType, typename Scales, typename Last>
 __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const Shared<Layout, TileType> &s,
-                                            Position<Layout::STAGES> &at, int steps, int consumer, Scales &scales,
-                                            Meanwhile meanwhile, Last last) {
+                                            Position<Layout::STAGES> &at, int steps, int consumer, Scales &scales, Last last) {
     enum { PIECES = Layout::BN / 128 };
     float partial[64];
 #pragma unroll
@@ -61,15 +57,19 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
         const uint64_t a = descriptor(s.a(now) + consumer * 8192, K_MAJOR), b = descriptor(s.b(now), K_MAJOR);
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece++) {
-            begin_turn(consumer);
+            const bool turn = FP8_TURNS == 2 || (FP8_TURNS == 1 && piece == 0 && step == 0);
+            if (turn) await_turn(consumer);
             pin(partial);
             wgmma_fence();
 #pragma unroll
-            for (int k32 = 0; k32 < 4; k32++)
+            for (int k32 = 0; k32 < 4; k32++) {
                 wgmma_e4m3(partial, advance(a, k32 * 32), advance(b, piece * 128 * 128 + k32 * 32), k32);
+                if (k32 == 1 && FP8_TURNS) wgmma_commit();
+            }
             wgmma_commit();
-            end_turn(consumer);
-            if (piece == 0) scales.next(step, step + 1 < steps), meanwhile(step);
+            if (FP8_TURNS == 2 || (FP8_TURNS == 1 && piece == 0)) wgmma_wait<1>();
+            if (turn) pass_turn(consumer ^ 1);
+            if (piece == 0) scales.next(step, step + 1 < steps);
             if (piece == PIECES - 1 && step == steps - 1) last();
             wgmma_wait<0>();
             pin(partial);
@@ -83,13 +83,15 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
 
 // ---- the scales of a tile of rows ----------------------------------------------------------------------------------------
 
-// Of a (.,pitch) and b (E,.,pitch): those of the thread's two rows and of PIECES times 128 columns.
+// Of a (.,pitch) and b (E,.,pitch): those of the thread's two rows and of PIECES times 128 columns. A step with one piece is too short for
+// a read of memory; then they are fetched two steps ahead.
 template <int PIECES> struct RowScales {
+    enum { DEEP = PIECES == 1 };
     const float *a, *b;
     const int *a_row;
     int pitch;
     int row[2], column[PIECES];
-    float a_next[2], b_next[PIECES], a_now[2], b_now[PIECES];
+    float a_next[1 + DEEP][2], b_next[1 + DEEP][PIECES], a_now[2], b_now[PIECES];
     // first: of b, the block of the tile's first 128 columns; the others are `apart` from one to the next.
     __device__ void find(Tile tile, int first, int apart) {
         const int r = tile.row + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
@@ -101,18 +103,22 @@ template <int PIECES> struct RowScales {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) column[i] = first + i * apart;
     }
-    __device__ void fetch(int step) {
+    __device__ void read(int step, int slot) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) a_next[h] = a[(size_t)row[h] * pitch + step];
+        for (int h = 0; h < 2; h++) a_next[slot][h] = a[(size_t)row[h] * pitch + step];
 #pragma unroll
-        for (int i = 0; i < PIECES; i++) b_next[i] = b[(size_t)column[i] * pitch + step];
+        for (int i = 0; i < PIECES; i++) b_next[slot][i] = b[(size_t)column[i] * pitch + step];
     }
-    __device__ void next(int step, bool more) {
+    __device__ void fetch(void) {
+        read(0, 0);
+        if (DEEP) read(min(1, pitch - 1), DEEP);
+    }
+    __device__ void next(int step, bool) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) a_now[h] = a_next[h];
+        for (int h = 0; h < 2; h++) a_now[h] = a_next[0][h], a_next[0][h] = a_next[DEEP][h];
 #pragma unroll
-        for (int i = 0; i < PIECES; i++) b_now[i] = b_next[i];
-        if (more) fetch(step + 1);
+        for (int i = 0; i < PIECES; i++) b_now[i] = b_next[0][i], b_next[0][i] = b_next[DEEP][i];
+        if (step + 1 + DEEP < pitch) read(step + 1 + DEEP, DEEP);
     }
     __device__ float factor(int piece, int h) const { return a_now[h] * b_now[piece]; }
 };

@@ -9,47 +9,26 @@
 
 #if defined(PRECISION_BF16)
 
-#ifndef FP8_STAGES
-#define FP8_STAGES 4
-#define FP8_SLABS 2
-#endif
-typedef Layout<256, FP8_STAGES, FP8_SLABS> Rows8;
+typedef Layout<256, 4, 2> Rows8;
 
 #if defined(HOPPER)
-// Slab i of a tile, free to be filled.
-__device__ static inline uint32_t free_slab(const Shared<Rows8> &s, int i, int &stores) {
-    if (Rows8::SLABS < 5) {
-        const uint32_t slab = s.slab(stores++ & 1);
-        wait_slab<1>();
-        return slab;
-    }
-    if (i == 0) wait_slab<0>();
-    return s.slab(i);
-}
-__device__ static inline void store_rows(const float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &c, Tile tile,
-                                         int &stores) {
+// 128 columns of this warp's 16 rows, from column n of c on. `stores` counts over all tiles: two slabs alternate.
+__device__ static inline void store_half(const float *sum, const Shared<Rows8> &s, const Output &c, int n, Tile tile, int &stores) {
     const int row = tile.row + (threadIdx.x / 32 - 4) * 16;
 #pragma unroll
-    for (int i = 0; i < Rows8::BN / 64; i++) {
-        const int n = tile.column + i * 64;
+    for (int i = 0; i < 2; i++) {
         if (n >= c.columns) break;
-        const uint32_t slab = free_slab(s, i, stores);
+        const uint32_t slab = s.slab(stores++ & 1);
+        wait_slab<1>();
 #pragma unroll
-        for (int j = 0; j < 4; j++) put_columns(slab, j, &sum[i * 32 + j * 8]);
-        store_slab(s, slab, c, n, row, tile.end);
+        for (int j = 0; j < 4; j++) put_columns(slab, j, sum + i * 32 + j * 8);
+        store_slab(s, slab, c, n + i * 64, row, tile.end);
     }
 }
-// Gate, up and the codes of act, with their scales (.,F/128).
-__device__ static inline void store_up(float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &pre, const Output &act,
-                                       float *scales, Tile tile, int &stores) {
-    const int F = pre.columns / 2, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {                                           // 64 columns of gate, 64 more, then of up
-        const uint32_t slab = free_slab(s, i, stores);
-#pragma unroll
-        for (int j = 0; j < 4; j++) put_columns(slab, j, &sum[i * 32 + j * 8]);
-        store_slab(s, slab, pre, tile.column + i / 2 * F + i % 2 * 64, row, tile.end);
-    }
+// The codes of act, and their scales (.,F/128).
+__device__ static inline void store_act(const float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &act, float *scales,
+                                        Tile tile, int &stores) {
+    const int pitch = act.columns / 64, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16, r = row + lane / 4;
     float x[64];
 #pragma unroll
     for (int i = 0; i < 64; i += 2) {
@@ -57,13 +36,13 @@ __device__ static inline void store_up(float (&sum)[Rows8::BN / 2], const Shared
 #pragma unroll
         for (int h = 0; h < 2; h++) x[i + h] = slope_of<SWIGLU>(unpack_bf16(g, h), unpack_bf16(u, h)).act;
     }
-    const uint32_t slab = free_slab(s, 4, stores);
+    const uint32_t slab = s.slab(stores++ & 1);
+    wait_slab<1>();
     const float2 scale = put_codes(x, s.pointer(slab));
     store_slab(s, slab, act, tile.column / 2, row, tile.end);               // as pairs of codes
-    const int r = row + lane / 4;
-    float *to = scales + (size_t)r * (F / 128) + tile.column / 128;
+    float *to = scales + (size_t)r * pitch + tile.column / 128;
     if (lane % 4 == 0 && r < tile.end) to[0] = scale.x;
-    if (lane % 4 == 0 && r + 8 < tile.end) to[8 * (F / 128)] = scale.y;
+    if (lane % 4 == 0 && r + 8 < tile.end) to[8 * pitch] = scale.y;
 }
 #endif
 
@@ -92,17 +71,21 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
         const Tile tile = s.tile(at);
         if (tile.expert >= 0)
             scales.find(tile, tile.expert * across + tile.column / 128, up ? p.O / 128 : tile.column + 128 < p.O);
-        return tile;
     };
-    if (consumer) end_turn(consumer);
-    Tile tile = find();
-    for (int stores = 0; tile.expert >= 0;) {
-        const Tile done = tile;
+    if (FP8_TURNS && consumer) pass_turn(0);
+    find();
+    scales.fetch();
+    for (int stores = 0;;) {
+        const Tile tile = s.tile(at);
+        if (tile.expert < 0) break;
         float sum[Rows8::BN / 2];
-        scales.fetch(0);
-        mainloop_e4m3(sum, s, at, steps, consumer, scales, [](int) {}, [&](void) { tile = find(); });
-        if (up) store_up(sum, s, to_c, to_act, act_scale, done, stores);
-        else store_rows(sum, s, to_c, done, stores);
+        mainloop_e4m3(sum, s, at, steps, consumer, scales, [&](void) {
+            store_half(sum, s, to_c, tile.column, tile, stores);
+            find();
+        });
+        scales.fetch();
+        store_half(sum + 64, s, to_c, tile.column + (up ? p.O : 128), tile, stores);
+        if (up) store_act(sum, s, to_act, act_scale, tile, stores);
     }
     if (threadIdx.x % 32 == 0) bulk_wait<0>();
 #endif

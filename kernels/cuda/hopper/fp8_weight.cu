@@ -16,17 +16,17 @@ struct BlockProduct { const float *dout, *inp; WeightProduct c; };
 #if defined(HOPPER)
 // The scales of a tile: of its 128 of O and of twice 128 of C.
 struct BlockScales {
-    const float *left, *right;                        // of the tile's columns in the expert's first block
+    const float *left, *right;                        // of the tile's columns in the next block
     int left_pitch, right_pitch, second;                // second: where those of the next 128 of C are
     float next_left, next_right[2], now[2];
-    __device__ void fetch(int step) {
-        next_left = left[(size_t)step * left_pitch];
-        next_right[0] = right[(size_t)step * right_pitch], next_right[1] = right[(size_t)step * right_pitch + second];
+    __device__ void fetch(void) {
+        next_left = *left, left += left_pitch;
+        next_right[0] = right[0], next_right[1] = right[second], right += right_pitch;
     }
-    __device__ void next(int step, bool more) {
+    __device__ void next(int, bool more) {
 #pragma unroll
         for (int i = 0; i < 2; i++) now[i] = next_left * next_right[i];
-        if (more) fetch(step + 1);
+        if (more) fetch();
     }
     __device__ float factor(int piece, int) const { return now[piece]; }
 };
@@ -71,37 +71,36 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
     take_registers<232>();
     const int consumer = threadIdx.x / WARPGROUP - 1, barrier = CONSUMER_BARRIER + consumer;
     const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);     // the consumer's, not this warp's part
-    BlockScales scales;
-    scales.left_pitch = p.P / 128, scales.right_pitch = p.Q / 128;
+    BlockScales scales = { given.dout, given.inp, p.P / 128, p.Q / 128 };
     Position<Weight::STAGES> at;
     auto find = [&](void) {
         s.pipe.wait_full(at);
         const WeightTile tile = s.tile(at);
-        if (tile.plane < 0) return tile;
-        const size_t first = first_block(start, tile.plane);
-        scales.left = given.dout + first * scales.left_pitch + tile.row / 128;
-        scales.right = given.inp + first * scales.right_pitch + tile.column / 128;
+        if (tile.plane < 0) return;
+        const size_t block = first_block(start, tile.plane);
+        scales.left = given.dout + block * scales.left_pitch + tile.row / 128;
+        scales.right = given.inp + block * scales.right_pitch + tile.column / 128;
         scales.second = tile.column + 128 < p.Q;
-        return tile;
+        scales.fetch();
     };
-    if (consumer) end_turn(consumer);
-    for (WeightTile tile = find(); tile.plane >= 0;) {
-        const WeightTile done = tile;
-        const int first = done.row + consumer * 64;
+    if (FP8_TURNS && consumer) pass_turn(0);
+    find();
+    for (;;) {
+        const WeightTile tile = s.tile(at);
+        if (tile.plane < 0) break;
+        const int first = tile.row + consumer * 64;
         float sum[Weight::BN / 2];
-        if (done.steps) {
-            scales.fetch(0);
-            mainloop_e4m3(sum, s, at, done.steps, consumer, scales, [](int) {}, [&](void) { tile = find(); });
-        } else {
+        if (tile.steps) mainloop_e4m3(sum, s, at, tile.steps, consumer, scales, find);
+        else {
 #pragma unroll
             for (int i = 0; i < Weight::BN / 2; i++) sum[i] = 0;
             s.pipe.release(at);
             at.advance();
-            tile = find();
+            find();
         }
-        if (p.how == SET) set_floats<false>(sum, p, done, first);
-        else if (p.how == SET_ROUNDED) set_rounded<false>(sum, p, &c_map, slabs, done, first, barrier);
-        else add_floats<false>(sum, s, p, &c_map, slabs, done, first, barrier);
+        if (p.how == SET) set_floats<false>(sum, p, tile, first);
+        else if (p.how == SET_ROUNDED) set_rounded<false>(sum, p, &c_map, slabs, tile, first, barrier);
+        else add_floats<false>(sum, s, p, &c_map, slabs, tile, first, barrier);
     }
     if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();
 #endif
