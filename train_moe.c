@@ -62,7 +62,7 @@ static void train_step(Run *r) {
     if (m->dev->set_activity) m->dev->set_activity(activity);
     send_step(r);
     m->dropout = r->s.dropout;
-    m->rounds = 1;
+    m->rounds = m->fp8 = 1;
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
         replay_run(&r->replay_micro[m->batch.phase], m->dev, model_state(m), micro_batch, r);

@@ -19,6 +19,7 @@ static const Published models[] = {
     { "m12 plain, norm","m12:a1n1u1",                                  TOPK_SOFTMAX, 50304,  1 },
     { "m12 e64",        "m12:e64k8f256a1n1u1",                         TOPK_SOFTMAX, 16384,  1 },
     { "OLMoE-1B-7B",    "m16:c2048h16d128e64k8f1024a1n2u1",            SOFTMAX_TOPK, 50304,  1 },
+    { "Qwen3, 8 layers", "m8:c2048h32d128q4e128k8f768a1n1u1",          TOPK_SOFTMAX, 16384,  1 },
     { "Qwen3-30B-A3B",  "m48:c2048h32d128q4e128k8f768a1n1u1",          TOPK_SOFTMAX, 151936, 1 },
 };
 enum { MODELS = sizeof models / sizeof *models, CONTEXT = 1024, PROMPT = 64, WARM = 16, STEPS = 240 };

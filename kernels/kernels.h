@@ -440,15 +440,16 @@ struct Device {
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
      * A mixture of attention heads has Q = K: its slots are packed query heads; keys and values are not repeated.
-     * position (B,T): query t sees keys t - position[t] .. t, its own sample in a row of several; it counts up within a sample.
-     * NULL: a row is one sample, t = position[t].
+     * reach (B,T): query t sees keys t - reach[t] .. t, the first of which never decreases with t. In a row of several samples that
+     * is a token's position in its own; with a window of W keys it is at most W - 1. NULL: all, reach[t] = t.
      * backward: dq, dkv.   Source: Dao et al. 2022, arXiv 2205.14135.   error: 8 eps + 8 eps_f32 forward, 32 eps backward */
-    void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *position,
+    void (*attention_forward )(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *reach,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
-                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D);
-    /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b attends to positions 0..position[b]. */
-    void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position,
+                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D);
+    /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b attends to positions 0..position[b], with a
+     * window only to the last `window` of them. window 0: none. */
+    void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position, int window,
                                HeadOrder order, int B, int T, int G, int Q, int D);
     /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
@@ -475,7 +476,7 @@ struct Device {
     void (*decode_out)(OUT floatX *out, const floatX *residual, const floatX *inp, Choice choice, const floatX *w,
                        const floatX *bias, float scale, int N, int E, int K, int C, int O);
     void (*decode_attention)(OUT floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *heads, const real *table,
-                          const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D);
+                          const int *position, const int *row, int window, HeadOrder order, int B, int T, int G, int Q, int D);
 
     /* ---- sample: the next token of each sequence -----------------------------------------------------------
      * token (N)   logits (N,V): only the first `used` columns are candidates   key, position (N)

@@ -249,6 +249,8 @@ ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" 
 
 expect 0 'total ' $some -o new -x 0
 expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0
+expect 2 'the MLP of this model has no experts, and only swiglu' $train $data -e d2:c128h4f128 -pe fp8 -x 0
+expect 2 'multiples of 128, and this model has 128 and 32. .*c128f128' $train $data -e m2:c128h4e4k2f32 -pe fp8 -x 0
 expect 0 'parameters ' $train $data -e m12:e64k8f256 -x 0
 ok "-x 0 creates nothing" [ ! -e new -a ! -e out ]
 
@@ -734,6 +736,12 @@ expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
 same_run rounded rounded2 "stochastically rounded routing, resumed"
+expect 0 'step    8/8' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -pe fp8 -o eight
+for copy in eight2 eight3; do cp -r eight $copy && rm -rf $copy/state/step-00000008; done
+resume 0 'step    8/8' eight2
+same_run eight eight2 "experts in 8 bits, resumed"
+expect 0 'step    8/8' $train $data -o eight3 -y 1 -pe bf16
+ok "a run in 8 bits goes on without them" [ "$(fingerprint eight)" != "$(fingerprint eight3)" ]
 for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice

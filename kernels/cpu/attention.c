@@ -8,8 +8,8 @@
  *     dq_t = sum_j ds_tj k_j / sqrt(D),   dk_j = sum_t ds_tj q_t / sqrt(D).
  * Source: Dao et al. 2022, FlashAttention, arXiv 2205.14135.
  *
- * In a row of several samples a query sees only keys of its own, j >= t - position[t]. Samples lie one after another, so the
- * first key that a block of queries needs is that of its first query.
+ * In a row of several samples, or with a window, a query sees only some of the keys before it, j >= t - reach[t]. The first of
+ * them never decreases from query to query, so the first key that a block of queries needs is that of its first query.
  *
  * A thread processes one (sequence, key/value head) pair at a time: all Q query heads of the pair add to its dk and dv, so
  * threads share no sum. Keys and values are converted to real once for the Q heads. Queries are processed in blocks of BLOCK
@@ -71,9 +71,9 @@ static void transpose(real *to, const real *from, int count, int D, int ld) {
 }
 
 /* The first key that query t of sequence b sees. */
-static inline int first_key(const int *position, int b, int T, int t) { return position ? t - position[(size_t)b*T + t] : 0; }
+static inline int first_key(const int *reach, int b, int T, int t) { return reach ? t - reach[(size_t)b*T + t] : 0; }
 
-static void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *kv, const int *position,
+static void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *kv, const int *reach,
                               HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
@@ -90,13 +90,13 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
             transpose(keys_t, keys, T, D, T);
             for (int r = 0; r < Q; r++)
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
-                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(position, b, T, t0);
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(reach, b, T, t0);
                     const size_t h = head(order, r, g, G, Q);
                     convert(queries, q + ((size_t)b*T + t0)*row + h*D, row, count, D, 1 / sqrt((real)D));
                     product(scores + from, T, queries, D, 1, keys_t + from, T, count, seen - from, D, SET);
                     for (int i = 0; i < count; i++) {
                         real *s = scores + (size_t)i*T, max = s[t0 + i], sum = 0;
-                        const int last = t0 + i, first = first_key(position, b, T, last);
+                        const int last = t0 + i, first = first_key(reach, b, T, last);
                         /* So that all loops run to `seen`, which is a multiple of BLOCK except at the end. */
                         for (int j = last + 1; j < seen; j++) s[j] = -(real)INFINITY;
                         for (int j = from; j < first; j++) s[j] = -(real)INFINITY;
@@ -118,7 +118,7 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
 }
 
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
-                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D) {
+                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t row = (size_t)Q*G*D, kv_row = (size_t)2*G*D;
     const real scale = 1 / sqrt((real)D);
     #pragma omp parallel PARALLEL_IF((size_t)B*T*T*G*Q*D)
@@ -140,7 +140,7 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
             memset(dkeys, 0, (size_t)2*T*D * sizeof *dkeys);
             for (int r = 0; r < Q; r++)
                 for (int t0 = 0; t0 < T; t0 += BLOCK) {
-                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(position, b, T, t0);
+                    const int count = T - t0 < BLOCK ? T - t0 : BLOCK, seen = t0 + count, from = first_key(reach, b, T, t0);
                     const int keys_seen = seen - from;
                     const size_t h = head(order, r, g, G, Q), at = ((size_t)b*T + t0)*row + h*D;
                     convert(queries, q + at, row, count, D, scale);
@@ -149,7 +149,7 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
                     product(ds + from, T, dresult, D, 1, values_t + from, T, count, keys_seen, D, SET);
                     for (int i = 0; i < count; i++) {
                         real *pi = p + (size_t)i*T, *di = ds + (size_t)i*T, delta = 0;
-                        const int last = t0 + i, first = first_key(position, b, T, last);
+                        const int last = t0 + i, first = first_key(reach, b, T, last);
                         const real l = lse[((size_t)b*T + last)*Q*G + h];
                         for (int d = 0; d < D; d++) delta += dresult[i*D + d] * R(out[at + (size_t)i*row + d]);
                         for (int j = last + 1; j < seen; j++) pi[j] = -(real)INFINITY;
@@ -176,7 +176,7 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
 }
 
 /* One query per sequence against its cache: the same formulas, a key at a time. */
-static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position,
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position, int window,
                              HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
@@ -187,11 +187,12 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
         #pragma omp for
         for (int i = 0; i < B*G*Q; i++) {
             const int b = i / (G*Q), g = i / Q % G, r = i % Q, seen = position[b] + 1;
+            const int first = window && seen > window ? seen - window : 0;
             const floatX *k = cache + (size_t)b*T*kv_row + (size_t)g*D, *v = k + (size_t)G*D;
             const size_t at = ((size_t)b*Q*G + head(order, r, g, G, Q)) * D;
             real max = -(real)INFINITY, total = 0;
             convert(query, q + at, 0, 1, D, 1 / sqrt((real)D));
-            for (int j = 0; j < seen; j++) {
+            for (int j = first; j < seen; j++) {
                 real s = 0;
                 #pragma omp simd reduction(+:s)
                 for (int d = 0; d < D; d++) s += query[d] * R(k[(size_t)j*kv_row + d]);
@@ -199,7 +200,7 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
                 if (s > max) max = s;
             }
             for (int d = 0; d < D; d++) sum[d] = 0;
-            for (int from = 0; from < seen; from += FEW) {          /* sums over FEW keys, then of these */
+            for (int from = first; from < seen; from += FEW) {          /* sums over FEW keys, then of these */
                 const int to = seen - from < FEW ? seen : from + FEW;
                 real few = 0;
                 #pragma omp simd reduction(+:few)

@@ -15,8 +15,8 @@
 // rows, r = t*Q + j for query head j of token t. So every tile of keys is read once for all of them, and the sums over heads
 // that dk and dv need are part of their accumulation. Row r sees key j if j <= r / Q, that is j*Q <= r.
 //
-// In a row of several samples (position) a query sees only keys of its own, from t - position[t] on. Samples lie one after another,
-// so the first key that a tile of rows needs is that of its first row. PACKED kernels are instances of their own: the others do
+// In a row of several samples, or with a window, a query sees only keys from t - reach[t] on. The first never decreases from row to
+// row, so the first key that a tile of rows needs is that of its first row. LIMITED kernels are instances of their own: the others do
 // without the masks.
 //
 // Backward has two kernels. In one a block has a tile of keys and goes through the queries, for dk and dv; in the other it has
@@ -31,7 +31,7 @@
 // registers. The kernels on tensor cores have no others to spare.
 __device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
 
-struct HeadLayout { HeadOrder order; int T, G, Q, D; const int *position; };    // position (B,T) or NULL
+struct HeadLayout { HeadOrder order; int T, G, Q, D; const int *reach; };    // reach (B,T) or NULL
 
 // A (sequence, key/value head) pair. i: its number.
 struct Pair { int i, b, g; };
@@ -68,10 +68,10 @@ __device__ static inline size_t to_values(HeadLayout h) { return (size_t)h.G*h.D
 // The first key that packed row r of a pair sees. Rows past the last one are like it.
 __device__ static inline int first_key(HeadLayout h, Pair p, const RowLayout &rows, int r) {
     const int t = rows.token(min(r, rows.count - 1));
-    return h.position ? t - h.position[(size_t)p.b*h.T + t] : 0;
+    return h.reach ? t - h.reach[(size_t)p.b*h.T + t] : 0;
 }
 
-// A score of a key of another sample: what is summed up with it is scaled to zero when a key comes that the row does see. With
+// A score of a key before the first that a row sees: what is summed up with it is scaled to zero when a key comes that the row does see. With
 // -infinity it would be NaN where such a key is the first that the row meets. A power of two, so that times any c it is exact: the
 // fused x * c - top of such a row is 0, not the rounding error of a large number.
 static constexpr float UNSEEN = -0x1p100f;
@@ -206,7 +206,7 @@ mask_keys(float (&s)[MB][NB][4], float value, int row, int k0, int Q) {
 
 // The same for keys before the first that a row sees.
 template <int NB> __device__ static inline void
-mask_other_samples(float (&s)[2][NB][4], float value, HeadLayout h, int pair, int row, int k0) {
+mask_before(float (&s)[2][NB][4], float value, HeadLayout h, int pair, int row, int k0) {
     const Pair p = pair_at(h, pair);
     const RowLayout rows = query_rows(h, p, h.D);
     #pragma unroll
@@ -274,10 +274,10 @@ raise_top(float (&top)[4], float (&sum)[4], float (&out)[2][W/8][4], const float
 // first.   4*D flop per visible (row, key) pair; at most 64 KiB of shared memory.
 enum { ROWS = 128, MOST_KEYS = 64 };
 template <int W> static constexpr size_t forward_shared() { return (size_t)(ROWS + 2*MOST_KEYS) * W * sizeof(floatX); }
-template <int W, bool PACKED> __global__ static void __launch_bounds__(THREADS, 2)
+template <int W, bool LIMITED> __global__ static void __launch_bounds__(THREADS, 2)
 flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLayout h) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    enum { KEYS = PACKED && W == 128 ? MOST_KEYS / 2 : MOST_KEYS };     // fewer where registers are short
+    enum { KEYS = LIMITED && W == 128 ? MOST_KEYS / 2 : MOST_KEYS };     // fewer where registers are short
     const int tiles = (h.T*h.Q + ROWS - 1) / ROWS;
     const Pair pair = pair_at(h, blockIdx.x / tiles);
     const int r0 = ((pair.i + 1)*tiles - 1 - (int)blockIdx.x) * ROWS;
@@ -288,8 +288,8 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
     const float c = LOG2E / sqrtf((float)h.D);
     float result[2][W/8][4] = {}, top[4], sum[4];
     for (int i = 0; i < 4; i++) { top[i] = -INFINITY; sum[i] = 0; }
-    const int begin = PACKED ? uniform(first_key(h, pair, rows, r0)) / KEYS * KEYS : 0;
-    const int latest = PACKED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;      // the first key of the warp's last row
+    const int begin = LIMITED ? uniform(first_key(h, pair, rows, r0)) / KEYS * KEYS : 0;
+    const int latest = LIMITED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;      // the first key of the warp's last row
 
     load_tile<ROWS, W>(q_tile, q, rows, r0, h.D);
     load_tile<KEYS, W>(k_tile, kv, keys, begin, h.D);
@@ -303,7 +303,7 @@ flash_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, HeadLa
         scores<W>(s, q_tile + down_first<W>(mine), k_tile + across_first<W>(0));
         if ((k0 + KEYS - 1) * h.Q > r0 + mine)                          // the first row does not see the last key
             mask_keys(s, -INFINITY, row, k0, h.Q);
-        if (PACKED && latest > k0) mask_other_samples(s, UNSEEN, h, pair.i, row, k0);
+        if (LIMITED && latest > k0) mask_before(s, UNSEEN, h, pair.i, row, k0);
         raise_top<W>(top, sum, result, s, c);
         cp_async_wait<0>();
         __syncthreads();                                                // the values have arrived, the keys are used up
@@ -346,7 +346,7 @@ template <int W> struct KeyTile {
 template <int W> static constexpr size_t keys_shared() {
     return (size_t)2 * KeyTile<W>::COUNT * W * 2 + 2 * KeyTile<W>::STAGE;
 }
-template <int W, bool PACKED> __global__ static void __launch_bounds__(THREADS, 2)
+template <int W, bool LIMITED> __global__ static void __launch_bounds__(THREADS, 2)
 flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
                     HeadLayout h, int padded) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -376,7 +376,7 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
     for (bool more = true; more; r0 += QUERIES, stage ^= 1) {
         cp_async_wait<0>();
         __syncthreads();                                                // this stage has arrived, and the other one is used up
-        more = r0 + QUERIES < rows.count && (!PACKED || first_key(h, pair, rows, r0 + QUERIES) < k0 + COUNT);
+        more = r0 + QUERIES < rows.count && (!LIMITED || first_key(h, pair, rows, r0 + QUERIES) < k0 + COUNT);
         if (more) load_stage(r0 + QUERIES, stage ^ 1);
         cp_async_commit();
         const uint32_t q_tile = stages + stage*STAGE, do_tile = q_tile + QUERIES*W*2;
@@ -388,7 +388,7 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
             EACH_ELEMENT(MB, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[from + n*8 + i%2].lse);
             if ((k0 + COUNT - 1) * h.Q > r0 + from)                     // the first query does not see the last key
                 EACH_ELEMENT(MB, STEP/8) if ((key + m*16 + i/2*8) * h.Q > r0 + from + n*8 + lane%4*2 + i%2) p[m][n][i] = 0;
-            if (PACKED && first_key(h, pair, rows, r0 + from + STEP - 1) > k0)          // the last query does not see the first key
+            if (LIMITED && first_key(h, pair, rows, r0 + from + STEP - 1) > k0)          // the last query does not see the first key
                 EACH_ELEMENT(MB, STEP/8)
                     if (key + m*16 + i/2*8 < first_key(h, pair, rows, r0 + from + n*8 + lane%4*2 + i%2)) p[m][n][i] = 0;
             accumulate<W>(dv, p, do_tile + down_first<W>(from));
@@ -407,7 +407,7 @@ flash_backward_keys(floatX *dkv, const floatX *dout, const Stats *stats, const f
 // memory.
 template <int W> struct QueryTile { enum { STEP = W == 128 ? 32 : 64 }; };
 template <int W> static constexpr size_t queries_shared() { return (size_t)(2*ROWS + 4*QueryTile<W>::STEP) * W * 2; }
-template <int W, bool PACKED> __global__ static void __launch_bounds__(THREADS, 2)
+template <int W, bool LIMITED> __global__ static void __launch_bounds__(THREADS, 2)
 flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const floatX *q, const floatX *kv,
                        HeadLayout h, int padded) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -423,8 +423,8 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
     float result[2][W/8][4] = {};
     Stats of[4];
     for (int i = 0; i < 4; i++) of[i] = stats[(size_t)pair.i*padded + row + i*8];
-    const int begin = PACKED ? uniform(first_key(h, pair, rows, r0)) / STEP * STEP : 0;
-    const int latest = PACKED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;
+    const int begin = LIMITED ? uniform(first_key(h, pair, rows, r0)) / STEP * STEP : 0;
+    const int latest = LIMITED ? uniform(first_key(h, pair, rows, r0 + mine + 31)) : 0;
 
     auto load_stage = [&](int key, int stage) {
         load_tile<STEP, W>(stages + stage*STAGE, kv, keys, key, h.D);
@@ -446,7 +446,7 @@ flash_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
         EACH_ELEMENT(2, STEP/8) p[m][n][i] = exp2_fast(p[m][n][i] * c - of[m*2 + i/2].lse);
         if ((k0 + STEP - 1) * h.Q > r0 + mine)
             mask_keys(p, 0, row, k0, h.Q);
-        if (PACKED && latest > k0) mask_other_samples(p, 0, h, pair.i, row, k0);
+        if (LIMITED && latest > k0) mask_before(p, 0, h, pair.i, row, k0);
         EACH_ELEMENT(2, STEP/8) ds[m][n][i] = p[m][n][i] * (ds[m][n][i] - of[m*2 + i/2].delta);
         accumulate<W>(result, ds, k_tile + down_first<W>(0));
     }
@@ -465,7 +465,7 @@ static void flash_launch_forward(floatX *out, float *lse, const floatX *q, const
         { { flash_forward<64, false>, flash_forward<64, true> }, forward_shared<64>() },
         { { flash_forward<128, false>, flash_forward<128, true> }, forward_shared<128>() } };
     const auto &at = table[flash_width(h.D)];
-    Kernel *const kernel = at.kernel[h.position != NULL];
+    Kernel *const kernel = at.kernel[h.reach != NULL];
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)at.shared));
     LAUNCH(kernel, (unsigned)(divide_up((size_t)h.T*h.Q, ROWS) * B*h.G), THREADS, at.shared, out, lse, q, kv, h);
 }
@@ -482,7 +482,7 @@ static void flash_launch_backward(floatX *dq, floatX *dkv, const floatX *dout, c
         { { flash_backward_queries<128, false>, flash_backward_queries<128, true> }, queries_shared<128>() } };
     const auto &k = of_keys[flash_width(h.D)];
     const auto &r = of_queries[flash_width(h.D)];
-    Kernel *const for_keys = k.kernel[h.position != NULL], *const for_queries = r.kernel[h.position != NULL];
+    Kernel *const for_keys = k.kernel[h.reach != NULL], *const for_queries = r.kernel[h.reach != NULL];
     const int padded = (int)padded_rows(h);
     CUDA_CHECK(cudaFuncSetAttribute(for_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k.shared));
     CUDA_CHECK(cudaFuncSetAttribute(for_queries, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)r.shared));
@@ -680,15 +680,15 @@ plain_backward_queries(floatX *dq, const floatX *dout, const Stats *stats, const
 
 // ==== the operations =====================================================================================================
 
-static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order,
+static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach, HeadOrder order,
                               int B, int T, int G, int Q, int D) {
-    const HeadLayout h = { order, T, G, Q, D, position };
+    const HeadLayout h = { order, T, G, Q, D, reach };
     if (flash_can(D, wide(D, out, q, kv))) flash_launch_forward(out, lse, q, kv, B, h);
     else LAUNCH(plain_forward, plain_grid((size_t)T*Q, B, h), PLAIN_THREADS, 0, out, lse, q, kv, h);
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
-                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D) {
-    const HeadLayout h = { order, T, G, Q, D, position };
+                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D) {
+    const HeadLayout h = { order, T, G, Q, D, reach };
     const bool vectors = wide(D, dout, out), flash = flash_can(D, vectors && wide(D, dq, dkv, q, kv));
     const size_t padded = padded_rows(h), count = padded * B*G;
     Stats *stats = (Stats *)workspace(count * sizeof *stats);

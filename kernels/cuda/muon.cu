@@ -155,7 +155,7 @@ template<int W> static void newton_schulz(const Device *d, const MuonBuffers *b,
 static bool vectors(int rows, int columns) { return rows % VECTOR == 0 && columns % VECTOR == 0; }
 template<bool portable> static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int rows, int columns) {
 #if defined(PRECISION_BF16)
-    if (!portable && hopper_newton_schulz(b->out, b->x, count, rows, columns)) return;
+    if (!portable && hopper_newton_schulz(b, count, rows, columns)) return;
 #endif
     if (vectors(rows, columns)) newton_schulz<VECTOR>(d, b, count, rows, columns);
     else newton_schulz<1>(d, b, count, rows, columns);

@@ -15,7 +15,9 @@ enum {
     BARE_END = 2,                       /* after the last message, if it is an answer, nothing follows what ends it */
     SYSTEM_IN_USER = 4,                 /* the system message, first of all, is written in front of the first user's content */
     ALTERNATES = 8,                     /* user and assistant take turns, the user first */
-    THINKS = 16                         /* answers after the last user's message begin with a thought, others have none (Qwen3) */
+    THINKS = 16,                        /* answers after the last user's message begin with a thought, others have none (Qwen3) */
+    THINKS_ALWAYS = 32,                 /* all begin with one, which is empty before the last user's message (GLM 4.5) */
+    NEXT_ENDS = 64                      /* nothing follows an answer but the mark of the next role */
 };
 enum { MARKS = 4 };
 struct ChatTemplate {
@@ -26,7 +28,7 @@ struct ChatTemplate {
     Turn turn[CHAT_ROLES];              /* a run of tool messages is one turn, around each of which is tool */
     Turn tool;
     const char *prompt;                 /* where the assistant's turn begins: the beginning of its `before` */
-    const char *end;                    /* what ends an answer: the beginning of `after` of the assistant */
+    const char *end;                    /* what ends an answer: the beginning of `after` of the assistant; NEXT_ENDS: the mark of the user */
     const char *system;                 /* of conversations without a system message; NULL: nothing is written */
 };
 
@@ -46,13 +48,14 @@ struct ChatTemplate {
 #define HELPFUL "You are a helpful assistant"
 /* In marks \1 stands for any letter. */
 #define SPEAKS "<|im_start|>system\n\1"
+#define OPEN_END "(loop.lastandadd_generation_prompt)ornotloop.last"          /* nothing follows a last answer */
 
 static const ChatTemplate templates[] = {
-    { "chatml", "many models, and those that have none", { "<|im_start|>", "<|im_end|>" }, { SPEAKS, "<tool_response>", "|trim" },
+    { "chatml", "many models, and those that have none", { "<|im_start|>", "<|im_end|>" }, { SPEAKS, "<tool_response>", "|trim", OPEN_END },
       0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", NULL },
-    { "qwen1.5", "Qwen1.5", { "<|im_start|>system\n" HELPFUL "<|im_end|>" }, { "|trim" },
+    { "qwen1.5", "Qwen1.5", { "<|im_start|>system\n" HELPFUL "<|im_end|>" }, { "|trim", OPEN_END },
       0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", HELPFUL },
-    { "qwen2", "Qwen1.5-MoE, Qwen2", { "<|im_start|>system\n" HELPFUL ".<|im_end|>" }, { "<tool_response>", "|trim" },
+    { "qwen2", "Qwen1.5-MoE, Qwen2", { "<|im_start|>system\n" HELPFUL ".<|im_end|>" }, { "<tool_response>", "|trim", OPEN_END },
       0, "", CHATML("", "<|im_end|>\n"), { "", "" }, TO_QWEN, "<|im_end|>", HELPFUL "." },
     { "qwen2.5", "Qwen2.5", { "<|im_start|>system\n" ALIBABA "<|im_end|>", "<tool_response>" }, { NULL },
       0, "", QWEN, QWEN_TOOL, TO_QWEN, "<|im_end|>", ALIBABA },
@@ -75,8 +78,8 @@ static const ChatTemplate templates[] = {
     { "granite", "Granite 3.0", { "<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>\n" }, { "Knowledge Cutoff", "You are Granite" },
       0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
       "<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>", NULL },
-    { "granite3.1", "Granite 3.1 and later", { "<|start_of_role|>", "Knowledge Cutoff Date: April 2024.", "You are Granite, developed by IBM.",
-      "You are a helpful AI assistant." }, { NULL }, 0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
+    { "granite3.1", "Granite 3.1 and later", { "<|start_of_role|>", "'Knowledge Cutoff Date: April 2024.\nToday's Date: '",
+      "'.\nYou are Granite, developed by IBM.'", "' You are a helpful AI assistant.'" }, { "{%formessageinmessages%}" }, 0, "", { GRANITE("system"), GRANITE("user"), GRANITE("assistant") }, { "", "" },
       "<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>", IBM },
     { "mixtral", "Mixtral", { "' [INST] '+system_message+'\n\n'+message['content']+' [/INST]'", "' '+message['content']+eos_token" },
       { NULL }, SYSTEM_IN_USER | ALTERNATES, "{bos}", { { "", "\n\n" }, { " [INST] ", " [/INST]" }, { " ", "{eos}" } }, { "", "" },
@@ -90,6 +93,12 @@ static const ChatTemplate templates[] = {
     { "dots1", "dots.llm1", { "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|system|>Youareahelpfulassistant.<|endofsystem|>" },
       { NULL }, 0, "", { { "<|system|>", "<|endofsystem|>" }, { "<|userprompt|>", "<|endofuserprompt|>" }, { "<|response|>", "<|endofresponse|>" } },
       { "", "" }, "<|response|>", "<|endofresponse|>", HELPFUL "." },
+    { "glm4.5", "GLM 4.5, 4.6", { "[gMASK]<sop>", "<|observation|>", "'\n<think></think>'", "'/nothink'" }, { NULL }, THINKS_ALWAYS | NEXT_ENDS,
+      "[gMASK]<sop>", { { "<|system|>\n", "" }, { "<|user|>\n", "" }, { "<|assistant|>", "" }, { "<|observation|>", "" } }, QWEN_TOOL,
+      "<|assistant|>", "<|user|>", NULL },
+    { "ernie4.5", "ERNIE 4.5", { "'<|begin_of_sentence|>'", "'User: '+message['content']+'\n'", "'Assistant: '+message['content']+sep_token" },
+      { NULL }, 0, "<|begin_of_sentence|>", { { "", "\n" }, { "User: ", "\n" }, { "Assistant: ", "<|end_of_sentence|>" } }, { "", "" },
+      "Assistant: ", "<|end_of_sentence|>", NULL },
 };
 enum { TEMPLATES = sizeof templates / sizeof *templates };
 
@@ -175,7 +184,7 @@ static void add_expression(Text *out, const char *s) {
 char *chat_jinja(const Chat *c) {
     const ChatTemplate *f = c->form;
     Text out = { 0 };
-    if (!f || f->flags & (THINKS | SYSTEM_IN_USER) || *f->tool.before || (f->system && strstr(f->system, "{date"))
+    if (!f || f->flags & (THINKS | THINKS_ALWAYS | SYSTEM_IN_USER) || *f->tool.before || (f->system && strstr(f->system, "{date"))
         || (f->turn[CHAT_SYSTEM].before && strstr(f->turn[CHAT_SYSTEM].before, "{date"))) return NULL;
     text_add(&out, "{# %s #}", f->name);
     if (*f->start) { text_add_string(&out, "{{ "); add_expression(&out, f->start); text_add_string(&out, " }}"); }
@@ -369,9 +378,9 @@ static Part strip(Part p, const char *what, int left, int right) {
 }
 static const char white[] = " \t\n\r\v\f";
 
-/* An answer of Qwen3: what it thought, between <think> and </think>, is written in answers after the last question only, where an
- * empty thought stands for none in the last message. */
-static void add_answer(Part content, int recent, int last, Text *out) {
+/* An answer of a model that thinks: what it thought, between <think> and </think>, is written in answers after the last question only.
+ * There Qwen3 has an empty thought for none in the last message; GLM has one in every other answer. */
+static void add_answer(int flags, Part content, int recent, int last, Text *out) {
     static const char close[] = "</think>", open[] = "<think>";
     Part thought = { "", 0 };
     int thinks = 0;
@@ -386,7 +395,13 @@ static void add_answer(Part content, int recent, int last, Text *out) {
         thinks = thought.bytes > 0;
         break;
     }
-    if (recent && (last || thinks)) {
+    if (flags & THINKS_ALWAYS) {
+        thought = strip(thought, white, 1, 1);
+        content = strip(content, white, 1, 1);
+        text_add_string(out, "\n<think>");
+        if (recent) text_add_bytes(out, thought.at, thought.bytes);
+        text_add_string(out, content.bytes ? "</think>\n" : "</think>");
+    } else if (recent && (last || thinks)) {
         thought = strip(thought, "\n", 1, 1);
         content = strip(content, "\n", 1, 0);
         text_add_string(out, "<think>\n");
@@ -398,7 +413,14 @@ static void add_answer(Part content, int recent, int last, Text *out) {
 
 static void add_turn(Text *turns, size_t at) { if (turns) text_add_bytes(turns, &at, sizeof at); }
 
-typedef struct { const Chat *c; const ChatMessage *m; size_t count, query; Text *text, *turns; } Writer;   /* query: the last question */
+typedef struct { const Chat *c; const ChatMessage *m; size_t count, recent; Text *text, *turns; } Writer;  /* recent: what follows the last question */
+
+/* Where answer i, which is written, ends. */
+static size_t end_of_answer(const Writer *w, size_t i) {
+    const ChatTemplate *f = w->c->form;
+    const int next = f->flags & NEXT_ENDS && i + 1 < w->count;
+    return w->text->length + (next ? strcspn(f->turn[w->m[i + 1].role].before, "\n") : 0);
+}
 
 static void write_message(const Writer *w, size_t i, Part content) {
     const ChatTemplate *f = w->c->form;
@@ -414,13 +436,13 @@ static void write_message(const Writer *w, size_t i, Part content) {
     }
     if (m->role != CHAT_TOOL || first) add_row(w->c, before, w->text);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.before, w->text);
-    if (m->role == CHAT_ASSISTANT && f->flags & THINKS) add_answer(content, i > w->query, i + 1 == w->count, w->text);
+    if (m->role == CHAT_ASSISTANT && f->flags & (THINKS | THINKS_ALWAYS)) add_answer(f->flags, content, i >= w->recent, i + 1 == w->count, w->text);
     else text_add_bytes(w->text, content.at, content.bytes);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.after, w->text);
     if (m->role == CHAT_ASSISTANT) {
-        add_row(w->c, f->end, w->text);
-        add_turn(w->turns, w->text->length);
-        if (!(f->flags & BARE_END && i + 1 == w->count)) add_row(w->c, turn->after + strlen(f->end), w->text);
+        if (!(f->flags & NEXT_ENDS)) add_row(w->c, f->end, w->text);
+        add_turn(w->turns, end_of_answer(w, i));
+        if (!(f->flags & NEXT_ENDS || (f->flags & BARE_END && i + 1 == w->count))) add_row(w->c, turn->after + strlen(f->end), w->text);
     } else if (m->role != CHAT_TOOL || last) add_row(w->c, turn->after, w->text);
 }
 
@@ -439,17 +461,18 @@ static int check_order(const Chat *c, const ChatMessage *m, size_t count, Error 
     return count > (size_t)first || error_set(e, "it has no message but that of the system");
 }
 
-/* The last message of the user that is not the answer of a tool; past the end if there is none. */
-static size_t last_query(const ChatMessage *m, size_t count) {
+/* The message after the last one of the user, which for Qwen3 may not be the answer of a tool. If there is none: GLM takes all for
+ * recent, Qwen3 nothing. */
+static size_t after_question(const ChatTemplate *f, const ChatMessage *m, size_t count) {
     for (size_t i = count; i-- > 0; )
-        if (m[i].role == CHAT_USER && !(m[i].bytes >= 31 && !memcmp(m[i].text, "<tool_response>", 15)
-                                        && !memcmp(m[i].text + m[i].bytes - 16, "</tool_response>", 16))) return i;
-    return count ? count - 1 : 0;
+        if (m[i].role == CHAT_USER && !(f->flags & THINKS && m[i].bytes >= 31 && !memcmp(m[i].text, "<tool_response>", 15)
+                                        && !memcmp(m[i].text + m[i].bytes - 16, "</tool_response>", 16))) return i + 1;
+    return f->flags & THINKS ? count : 0;
 }
 
 int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Text *text, Text *turns, Error *e) {
     const ChatTemplate *f = c->form;
-    const Writer w = { c, m, count, f ? last_query(m, count) : 0, text, turns };
+    const Writer w = { c, m, count, f ? after_question(f, m, count) : 0, text, turns };
     const int has_system = count && m->role == CHAT_SYSTEM, joins = f && has_system && f->flags & SYSTEM_IN_USER;
     if (!f) return error_set(e, "%s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
     if (strstr(f->end, "{eos}") && !*c->eos)
@@ -497,6 +520,11 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, siz
     int64_t tokens = -1;
     text_add_bytes(&text, "", 0);
     if (chat_write(c, m, count, prompt, &text, counts ? &turns : NULL, e)) {
+        if (counts && !prompt && c->form->flags & NEXT_ENDS && m[count - 1].role == CHAT_ASSISTANT) {       /* else it would never learn to end */
+            const size_t from = turns.length / sizeof(size_t) - 1;
+            text_add_string(&text, c->form->end);
+            memcpy(turns.at + from * sizeof from, &text.length, sizeof text.length);
+        }
         const size_t n = tokenizer_encode(t, text.at, text.length, ids), ends = turns.length / sizeof(size_t);
         tokens = (int64_t)n;
         if (counts) *counts = mem_alloc(n + 1);

@@ -25,7 +25,7 @@ struct Chat {
 };
 
 #define CHAT_NAMES "chatml, qwen1.5, qwen2, qwen2.5, qwen3, qwen3-instruct, llama3, llama3.1, olmoe, olmo, zephyr, granite, granite3.1, " \
-                   "mixtral, mistral, llama2, dots1"
+                   "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5"
 /* name: of the table, or "": the template of a folder (NULL: none), if it is known. 0: no template has that name. */
 int  chat_open(Chat *c, const char *name, const char *folder, Error *e);
 void chat_close(Chat *c);
@@ -48,8 +48,9 @@ size_t chat_read(const JsonValue *list, ChatMessage **messages, Error *e);
  * has no such role, or not in this order. */
 int  chat_write(const Chat *c, const ChatMessage *messages, size_t count, int prompt, Text *text, Text *turns, Error *e);
 
-/* The tokens of a conversation; free(*ids). counts: NULL, or *counts (tokens): 1 for tokens of the assistant's answers; free it. t may
- * not be NULL. -1 and a message on error. */
+/* The tokens of a conversation; free(*ids). counts: NULL, or *counts (tokens): 1 for tokens of the assistant's answers; free it. With
+ * counts and without prompt, where a template ends an answer by the mark of the next role only, that of the user follows the last
+ * one. t may not be NULL. -1 and a message on error. */
 int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *messages, size_t count, int prompt, int **ids,
                     unsigned char **counts, Error *e);
 #endif

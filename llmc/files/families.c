@@ -20,6 +20,8 @@ enum {
     MOES = QWENS | DEEP | ERN,                              /* dense layers may be between their mixtures */
     LOCAL = JET | MIX | OWN | GRA,
     BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
+    LISTED = QW3 | Q2M | DOT,                               /* layer_types says which have a window */
+    WINDOWED = LISTED | MIX | MIS | Q3M,
 };
 static const struct { int families; const char *key, *alias; KeyKind kind; size_t field; double otherwise; } keys[] = {
 #define AT(field) offsetof(Config, field)
@@ -269,9 +271,7 @@ static void write_rope(const Config *c, Text *out) {
     text_add(out, "}");
 }
 
-/* ---- layers without experts ----------------------------------------------------------------------------------- */
-
-static void set_dense(Config *c, int l) { if (l < MOST_DENSE) c->dense[l / 64] |= (uint64_t)1 << (l % 64); }
+/* ---- layers that differ: without experts ----------------------------------------------------------------------------------- */
 
 static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     int step = 1, first = 0, start = 0, end = -1, interval = 1;
@@ -288,15 +288,15 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     if (step < 1 || interval < 1) return error_set(e, "config.json: every 0-th layer has experts");
     for (int l = 0; l < c->layers; l++)
         if ((l + 1) % step || l < first || (r->family & ERN && ((l + 1) % interval || l < start || (end >= 0 && l > end)))) {
-            if (l >= MOST_DENSE)
-                return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_DENSE in llmc/model/config.h)", l, MOST_DENSE);
-            set_dense(c, l);
+            if (l >= MOST_LISTED)
+                return error_set(e, "config.json: layer %d has no experts; only the first %d may differ (MOST_LISTED in llmc/model/config.h)", l, MOST_LISTED);
+            layers_add(&c->dense, l);
         }
     for (const JsonValue *v = r->family & QWENS ? json_first(json_get(root, "mlp_only_layers")) : NULL; v; v = v->next) {
         int l;
         if (!read_whole(&l, "mlp_only_layers", v, REQUIRED, e)) return 0;
-        if (l >= MOST_DENSE) return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_DENSE - 1);
-        if (l < c->layers) set_dense(c, l);
+        if (l >= MOST_LISTED) return error_set(e, "config.json: \"mlp_only_layers\" has %d; at most %d here", l, MOST_LISTED - 1);
+        if (l < c->layers) layers_add(&c->dense, l);
     }
     const int mixtures = config_mixtures(c);
     if (!mixtures) return error_set(e, "config.json: no layer of this %s has experts", family_name(r->family));
@@ -323,6 +323,47 @@ static void write_layers(const Config *c, Text *out) {
     text_add(out, "]");
 }
 
+/* ---- and with a window ---------------------------------------------------------------------------------------- */
+
+/* Does layer l have one? types: layer_types, or NULL; most: max_window_layers. The rules are those of Transformers. */
+static int is_windowed(const Reader *r, const JsonValue *type, int most, int l) {
+    if (type) return !strcmp(json_string(type, ""), "sliding_attention");
+    return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most : 1;
+}
+static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
+    const JsonValue *types = r->family & LISTED ? member(root, "layer_types") : NULL, *type = json_first(types);
+    Error *e = r->e;
+    int window, most;
+    if (!(r->family & WINDOWED)) return 1;
+    if (!read_whole(&window, "sliding_window", member(root, "sliding_window"), r->family & MIX || json_get(root, "sliding_window") ? 0 : 4096, e)
+        || !read_whole(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28, e)) return 0;
+    if (r->family & (QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
+    for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
+        const char *name = json_string(type, "");
+        if (types && strcmp(name, "full_attention") && strcmp(name, "sliding_attention"))
+            return error_set(e, "config.json: \"layer_types\" of layer %d is \"%.60s\"; this program knows full_attention and sliding_attention", l, name);
+        if (!is_windowed(r, type, most, l)) continue;
+        if (types && !window) return error_set(e, "config.json: layer %d is of sliding_attention, but there is no \"sliding_window\"", l);
+        if (window >= c->context || !window) continue;
+        if (l >= MOST_LISTED)
+            return error_set(e, "config.json: layer %d has a window; only the first %d may (MOST_LISTED in llmc/model/config.h)", l, MOST_LISTED);
+        layers_add(&c->windowed, l);
+        c->window = window;
+    }
+    return 1;
+}
+
+static void write_windows(const Config *c, Text *out) {
+    const Family f = config_family(c);
+    if (!(f & WINDOWED) || (!c->window && !(f & (MIS | DOT)))) return;
+    if (f & (QW3 | QWENS)) text_add(out, ",\n  \"use_sliding_window\": %s", c->window ? "true" : "false");
+    if (c->window) text_add(out, ",\n  \"sliding_window\": %d", c->window);
+    else text_add(out, ",\n  \"sliding_window\": null");
+    for (int l = 0; f & LISTED && l < c->layers; l++)
+        text_add(out, "%s\"%s_attention\"%s", l ? ", " : ",\n  \"layer_types\": [", config_window(c, l) ? "sliding" : "full",
+                 l == c->layers - 1 ? "]" : "");
+}
+
 /* ---- what is refused ------------------------------------------------------------------------------------------- */
 
 /* Would change the mathematics in a way this program does not know; harmless when missing, null or false. */
@@ -332,28 +373,13 @@ static const struct { int families; const char *key, *what; } refused[] = {
     { ALL, "clip_qkv", "clipped queries, keys and values" },
 };
 
-static int has_window(const JsonValue *root, const Config *c, const Reader *r) {
-    const int L = c->layers, most = (int)json_int(member(root, "max_window_layers"), r->family & DOT ? 62 : 28);
-    for (const JsonValue *v = json_first(json_get(root, "layer_types")); v; v = v->next)
-        if (strcmp(json_string(v, ""), "full_attention")) return 1;
-    if (member(root, "layer_types")) return 0;
-    if (r->family & (MIX | MIS)) return 1;
-    if (r->family & DOT) return L > most;
-    return r->family & (QW3 | QWENS) && json_bool(json_get(root, "use_sliding_window"), 0) && (!(r->family & QW3) || L > most);
-}
-static int refuse_unknown(const JsonValue *root, const Config *c, const Reader *r) {
+static int refuse_unknown(const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const JsonValue *v = member(root, refused[i].key);
         if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
             return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
     }
-    int window = 0;
-    const int implied = r->family & (MIS | DOT | QW3 | QWENS) && !json_get(root, "sliding_window") ? 4096 : 0;
-    if (!read_whole(&window, "sliding_window", member(root, "sliding_window"), implied, e)) return 0;
-    if (window && window < c->context && has_window(root, c, r))
-        return error_set(e, "config.json: \"sliding_window\" %d is shorter than the context %d, and this program attends to all of it. "
-                            "With \"max_position_embeddings\": %d the model is the same", window, c->context, window);
     double least = 0;
     if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
     if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known", least);
@@ -391,8 +417,17 @@ static int complete(Config *c, const Reader *r) {
     return 1;
 }
 
+/* What other families would take. */
+static const struct { const char *type, *takes; } others[] = {
+    { "gpt_oss",     "attention sinks, biases of experts and routers, a clamped SwiGLU, and reading weights in MXFP4" },
+    { "deepseek_v2", "latent attention (MLA)" }, { "deepseek_v3", "latent attention (MLA)" }, { "kimi_k2", "latent attention (MLA)" },
+    { "qwen3_next",  "linear attention (gated delta rule)" }, { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
+    { "llama4_text", "attention in chunks and layers without positions" },
+};
 static int known_names(Error *e, const char *type) {
     Text names = { 0 };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (!strcmp(type, others[i].type)) return error_set(e, "config.json: model_type \"%s\" is not implemented. It would take %s", type, others[i].takes);
     for (int f = 1; f < FAMILIES_END; f *= 2) text_add(&names, "%s%s", f == 1 ? "" : f * 2 < FAMILIES_END ? ", " : " and ", family_name((Family)f));
     error_set(e, "config.json: model_type \"%.100s\"; known are %s", type, names.at);
     free(names.at);
@@ -408,7 +443,7 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
                    .scores = TOPK_SOFTMAX, .family = r.family };
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
-    if (!complete(c, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !refuse_unknown(root, c, &r)) return 0;
+    if (!complete(c, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r) || !refuse_unknown(root, &r)) return 0;
     return family_expresses(r.family, c) ? 1
         : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));
 }
@@ -461,8 +496,8 @@ void config_to_json(const Config *c, const char *dtype, int in_memory, Text *out
         write_value(c, i, out);
     }
     if (f == FAMILY_JETMOE) text_add(out, ",\n  \"num_attention_heads\": %d", c->kv_heads * c->query_heads);
-    if (f == FAMILY_MISTRAL) text_add(out, ",\n  \"sliding_window\": null");
     write_layers(c, out);
+    write_windows(c, out);
     write_rope(c, out);
     text_add(out, ",\n  \"dtype\": \"%s\",\n  \"descriptor\": \"%s\"\n}\n", config_type(dtype), descriptor);
 }
@@ -548,8 +583,9 @@ int config_same(const Config *a, const Config *b, Error *difference) {
     const RopeScaling *r = &a->rope, *s = &b->rope;
     const int rope = r->kind == s->kind && r->exact == s->exact && r->factor == s->factor && r->low == s->low && r->high == s->high
         && r->original == s->original && r->attention == s->attention && a->rotated == b->rotated && a->rope_pairs == b->rope_pairs;
-    const int layers = !memcmp(a->dense, b->dense, sizeof a->dense);
-    if (n < sizeof difference->text && (!rope || !layers))
-        snprintf(difference->text + n, sizeof difference->text - n, "%s%s", n ? ", " : "", rope ? "layers without experts" : "rope_parameters");
-    return same && rope && layers;
+    const int dense = !memcmp(&a->dense, &b->dense, sizeof a->dense);
+    const int windows = a->window == b->window && !memcmp(&a->windowed, &b->windowed, sizeof a->windowed);
+    if (n < sizeof difference->text && (!rope || !dense || !windows))
+        snprintf(difference->text + n, sizeof difference->text - n, "%s%s", n ? ", " : "", !rope ? "rope_parameters" : dense ? "sliding_window" : "layers without experts");
+    return same && rope && dense && windows;
 }

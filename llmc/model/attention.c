@@ -15,8 +15,11 @@ static Sizes sizes_of(const Model *m) {
                     mixture ? HEADS_TILED : HEADS_GROUPED };
 }
 
-/* Where samples begin in the rows of a batch; NULL: every row is one. */
-static const int *samples(const Model *m) { return m->batch.packed ? m->batch.position : NULL; }
+/* How many keys before its own each query of layer l sees; NULL: all of its row. A window as long as the row is none. */
+static const int *reach(const Model *m, int l) {
+    const int W = config_window(&m->config, l);
+    return W && W < m->batch.T ? m->batch.reach : m->batch.packed ? m->batch.position : NULL;
+}
 
 /* Queries, and the keys in the first half of kv. Backward is the same rotation the other way. */
 static void rotate(Model *m, Sizes z, floatX *q, floatX *kv, int direction) {
@@ -116,8 +119,9 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     /* 5. Every query head attends. The heads of a token's slots are more heads of that token. A cache is empty when it gets
      * more than one token. */
     if (m->cache) dev->cache_store(m->cache[l], a->kv, m->cache_row, N, 2*G*D);
-    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], m->batch.position, z.order, B, m->cache_capacity, G, Q, D);
-    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, samples(m), z.order, B, T, G, Q, D);
+    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], m->batch.position, config_window(&m->config, l), z.order, B,
+                                                  m->cache_capacity, G, Q, D);
+    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, B, T, G, Q, D);
 
     /* 6. Back to C channels by the same experts; 7. summed by the router's weights, in add_norm_forward. */
     if (!z.mixture) {
@@ -164,7 +168,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     Sum dx = { 0 };
 
     /* 5 */
-    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, samples(m), z.order, m->batch.B, m->batch.T,
+    dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, m->batch.B, m->batch.T,
                             G, Q, D);
 
     /* 4 */
@@ -213,7 +217,7 @@ void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     /* 1 to 3, 4 and 5, 6 and 7. */
     dev->decode_in(a->q, a->kv, choice, resid, norm, router, p->query, p->kv, p->output, (size_t)C * (size_t)H, IDENTITY,
                    N, C, H, 2*G*D);
-    dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row, z.order, m->batch.B,
-                          m->cache_capacity, G, Q, D);
+    dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
+                          config_window(c, l), z.order, m->batch.B, m->cache_capacity, G, Q, D);
     dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, A, X, H, C);
 }

@@ -4,6 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of `count` tokens. */
+static void upload_reach(const Model *m, int *reach, const int *position, size_t count) {
+    const int most = m->config.window - 1;
+    if (most < 0) return;
+    int *host = mem_alloc(count * sizeof *host);
+    for (size_t n = 0; n < count; n++) host[n] = position[n] < most ? position[n] : most;
+    m->dev->upload(reach, host, count * sizeof *host);
+    free(host);
+}
+void model_position(Model *m, const int *position) {
+    m->dev->upload(m->batch.position, position, (size_t)m->batch.N * sizeof *position);
+    upload_reach(m, m->batch.reach, position, (size_t)m->batch.N);
+}
+
 static void set_shape(Model *m, int B, int T) {
     const size_t N = (size_t)B * (size_t)T;
     int *position = mem_alloc(N * sizeof *position);
@@ -12,7 +26,7 @@ static void set_shape(Model *m, int B, int T) {
     m->batch.N = B * T;
     m->batch.packed = 0;
     for (size_t n = 0; n < N; n++) position[n] = (int)(n % (size_t)T);
-    m->dev->upload(m->batch.position, position, N * sizeof *position);
+    model_position(m, position);
     free(position);
 }
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) {
@@ -22,7 +36,7 @@ void model_batch(Model *m, const int *tokens, const int *targets, int B, int T) 
 }
 void model_pack(Model *m, const int *position) {
     m->batch.packed = 1;
-    m->dev->upload(m->batch.position, position, (size_t)m->batch.N * sizeof *position);
+    model_position(m, position);
 }
 void model_scale_loss(Model *m, double scale) { m->dev->reals_from_double(m->batch.loss_scale, &scale, 1); }
 
@@ -33,7 +47,10 @@ void model_send(Model *m, const int *tokens, const int *targets, const int *posi
     m->dev->upload(b->step_tokens, tokens, all * sizeof *tokens);
     m->dev->upload(b->step_targets, targets, all * sizeof *targets);
     b->packed = positions != NULL;
-    if (positions) m->dev->upload(b->step_positions, positions, all * sizeof *positions);
+    if (positions) {
+        m->dev->upload(b->step_positions, positions, all * sizeof *positions);
+        upload_reach(m, b->step_reaches, positions, all);
+    }
     m->dev->upload(b->step_keys, keys, (size_t)b->micro_batches * sizeof *keys);
 }
 
@@ -55,6 +72,7 @@ void model_begin_micro(Model *m, int micro) {
     m->dev->copy(b->tokens, b->step_tokens + first, N * sizeof *b->tokens);
     m->dev->copy(b->targets, b->step_targets + first, N * sizeof *b->targets);
     if (b->packed) m->dev->copy(b->position, b->step_positions + first, N * sizeof *b->position);
+    if (b->packed && m->config.window) m->dev->copy(b->reach, b->step_reaches + first, N * sizeof *b->reach);
     m->dev->copy(b->key, b->step_keys + micro, sizeof *b->key);
     if (micro == 0 && m->dp.ranks > 1) m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
     if (micro == 0 && m->dp.ordered) m->dev->zero(m->dp.sums, m->manifest.total * m->dev->real_size);
@@ -94,7 +112,7 @@ void model_gradients(const Model *m, double *host) {
 }
 
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->used_vocab, m->batch.phase, m->batch.packed,
+    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase, m->batch.packed,
                            (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }

@@ -165,6 +165,8 @@ int config_upcycle(Config *c, const char *given, Error *e) {
     if (c->experts < 2) return error_set(e, "-up %s: a mixture has at least two experts", given);
     c->scores = TOPK_SOFTMAX;
     if (c->family != FAMILY_SMOE) c->family = 0;
+    if (!family_expresses(config_family(c), c))
+        return error_set(e, "-up %s: no family of mixtures has windows (sliding_window) in some of the layers only", given);
     return config_check(c, &why) || error_set(e, "-up %s: %.900s", given, why.text);
 }
 #undef FIELD
@@ -247,7 +249,10 @@ int config_has_values(const Config *c, int l) {
 
 /* ---- layers ----------------------------------------------------------------------------------------------- */
 
-static int is_dense(const Config *c, int l) { return l < MOST_DENSE && c->dense[l / 64] >> (l % 64) & 1; }
+static int has(const Layers *s, int l) { return l < MOST_LISTED && s->bits[l / 64] >> (l % 64) & 1; }
+void layers_add(Layers *s, int l) { s->bits[l / 64] |= (uint64_t)1 << (l % 64); }
+int config_window(const Config *c, int l) { return has(&c->windowed, l) ? c->window : 0; }
+static int is_dense(const Config *c, int l) { return has(&c->dense, l); }
 int config_has_experts(const Config *c, int l) { return c->experts > 1 && !is_dense(c, l); }
 int config_width(const Config *c, int l) { return c->experts > 1 && is_dense(c, l) ? c->dense_width : c->width; }
 int config_mixtures(const Config *c) {
@@ -272,26 +277,29 @@ enum {
     HAS_BLOCK_EPS = 1 << 16,            /* another epsilon at the end */
     HAS_SCALED_ROPE = 1 << 17,
     HAS_GROUPS = 1 << 19,
-    HAS_ODD_HEADS = 1 << 18             /* channels no multiple of heads: Transformers refuses such a llama */
+    HAS_ODD_HEADS = 1 << 18,            /* channels no multiple of heads: Transformers refuses such a llama */
+    HAS_WINDOW = 1 << 20, HAS_SOME_WINDOWS = 1 << 21        /* in all layers, in some */
 };
 enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
        BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
 static const struct { Family family; const char *name, *architecture; int must, may, scores; } rows[] = {
     { FAMILY_JETMOE,    "jetmoe",    "JetMoeForCausalLM",   HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_OUTPUT_BIAS, HAS_BLOCK_EPS, BY_SOFTMAX },
-    { FAMILY_MIXTRAL,   "mixtral",   "MixtralForCausalLM",  HAS_EXPERTS, HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SOFTMAX },
+    { FAMILY_MIXTRAL,   "mixtral",   "MixtralForCausalLM",  HAS_EXPERTS, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX },
     { FAMILY_LLAMA,     "llama",     "LlamaForCausalLM",    0, HAS_QKVO_BIAS | HAS_SCALED_ROPE, 0 },
-    { FAMILY_MISTRAL,   "mistral",   "MistralForCausalLM",  0, HAS_SCALED_ROPE | HAS_ODD_HEADS, 0 },
-    { FAMILY_QWEN3,     "qwen3",     "Qwen3ForCausalLM",    HAS_HEAD_NORM, HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS, 0 },
+    { FAMILY_MISTRAL,   "mistral",   "MistralForCausalLM",  0, HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, 0 },
+    { FAMILY_QWEN3,     "qwen3",     "Qwen3ForCausalLM",    HAS_HEAD_NORM,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, 0 },
     { FAMILY_OLMOE,     "olmoe",     "OlmoeForCausalLM",    HAS_EXPERTS | HAS_WHOLE_NORM, HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P },
     { FAMILY_QWEN3_MOE, "qwen3_moe", "Qwen3MoeForCausalLM", HAS_EXPERTS | HAS_HEAD_NORM,
-      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SOFTMAX | BY_P },
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW, BY_SOFTMAX | BY_P },
     { FAMILY_QWEN2_MOE, "qwen2_moe", "Qwen2MoeForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_GATE,
-      HAS_DENSE_LAYERS | HAS_QKV_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX | BY_P },
+      HAS_DENSE_LAYERS | HAS_QKV_BIAS | HAS_SCALED_ROPE | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX | BY_P },
     { FAMILY_GRANITE,   "granitemoe", "GraniteMoeForCausalLM", HAS_EXPERTS, HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
     { FAMILY_GRANITE_SHARED, "granitemoeshared", "GraniteMoeSharedForCausalLM", HAS_EXPERTS,
       HAS_SHARED | HAS_SCALES | HAS_QKVO_BIAS | HAS_SCALED_ROPE, BY_SOFTMAX },
     { FAMILY_DOTS,      "dots1",     "Dots1ForCausalLM",    HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_CHOICE_BIAS,
-      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS, BY_SIGMOID },
+      HAS_DENSE_LAYERS | HAS_QKVO_BIAS | HAS_ROUTE_SCALE | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS
+      | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SIGMOID },
     { FAMILY_GLM,       "glm4_moe",  "Glm4MoeForCausalLM",  HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS,
       HAS_DENSE_LAYERS | HAS_HEAD_NORM | HAS_QKV_BIAS | HAS_ROUTE_SCALE | HAS_PARTIAL | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_GROUPS,
       BY_SIGMOID },
@@ -305,8 +313,13 @@ enum { ROWS = sizeof rows / sizeof *rows };
 
 static int any_dense(const Config *c) {
     int any = 0;
-    for (int l = 0; l < MOST_DENSE / 64; l++) any |= c->dense[l] != 0;
+    for (int l = 0; l < MOST_LISTED / 64; l++) any |= c->dense.bits[l] != 0;
     return any && c->experts > 1;
+}
+static int windows(const Config *c) {                       /* layers that have one */
+    int n = 0;
+    for (int l = 0; l < c->layers; l++) n += config_window(c, l) > 0;
+    return n;
 }
 static int features(const Config *c) {
     const int heads = c->kv_heads * c->query_heads, mixture = c->experts > 1;
@@ -323,6 +336,7 @@ static int features(const Config *c) {
     if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
     if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
     if (c->groups > 1)                        f |= HAS_GROUPS;
+    if (windows(c))                           f |= windows(c) == c->layers ? HAS_WINDOW : HAS_SOME_WINDOWS;
     if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
     if (c->rope_pairs)                        f |= HAS_PAIRS;
     if (c->output_bias)                       f |= HAS_OUTPUT_BIAS;
@@ -374,6 +388,11 @@ double config_flops(const Config *c, int T) {
     const double mixture = C * ((gate + 1) * ((double)c->topk * c->width + c->shared_width) + c->experts);
     const int mixtures = config_mixtures(c), dense = c->layers - mixtures;
     const double one = C * (gate + 1) * (c->experts > 1 ? c->dense_width : c->width);
+    double unseen = 0;                                      /* keys before a window, twice their mean over the queries */
+    for (int l = 0; l < c->layers; l++) {
+        const double W = config_window(c, l);
+        unseen += W > 0 && W < T ? (T - W) * (T - W) / T : 0;
+    }
     /* causal attention: T/2 keys on average, two products */
-    return 6 * (c->layers * (block + QGD * T) + mixtures * mixture + dense * one + C * c->vocab);
+    return 6 * (c->layers * (block + QGD * T) - QGD * unseen + mixtures * mixture + dense * one + C * c->vocab);
 }

@@ -22,7 +22,8 @@ typedef struct {
     double original, attention;     /* the context before; YaRN's factor of queries and of keys */
 } RopeScaling;
 
-enum { MOST_DENSE = 256 };          /* layers of a mixture that may be listed as dense */
+enum { MOST_LISTED = 256 };         /* layers that may differ from others */
+typedef struct { uint64_t bits[MOST_LISTED / 64]; } Layers;      /* some of the layers: bit l % 64 of bits[l / 64] is layer l */
 
 typedef struct {
     int layers;                     /* L: blocks a token passes */
@@ -41,6 +42,7 @@ typedef struct {
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
     int rounding, tile;             /* enum Rounding of the MLP's routing while it is trained, and to multiples of what */
+    int fp8;                        /* 1: the products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */
@@ -61,7 +63,9 @@ typedef struct {
     int padding;                    /* of the V rows of embedding and head, those at the end that no file has */
     int groups, groups_chosen;      /* of experts, from which a token chooses (Groups); 0: none */
     int dense_width;                /* F of the layers below */
-    uint64_t dense[MOST_DENSE / 64];    /* bit l: layer l of this mixture has one MLP, no experts */
+    Layers dense;                   /* of a mixture: those that have one MLP, no experts */
+    int window;                     /* keys that a query sees, itself included, in these layers; 0: all */
+    Layers windowed;
     int shared_gate;                /* 1: the shared expert's output is multiplied by sigmoid(gate x) */
     int attention_bias;             /* 1: biases of queries, keys and values; 2: and of the output */
     int rotated;                    /* dimensions of a head that positions rotate; 0: all */
@@ -100,6 +104,8 @@ int         rounding_by_name(const char *name);
 
 
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
+void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
+int config_window(const Config *c, int l);          /* of layer l */
 int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a mixture? */
 int config_width(const Config *c, int l);           /* F of layer l */
 int config_mixtures(const Config *c);               /* how many layers have one */

@@ -49,7 +49,7 @@ static void set_positions(Decoder *d, int from, int T) {
     m->batch.B = B;
     m->batch.T = T;
     m->batch.N = N;
-    m->dev->upload(m->batch.position, position, (size_t)N * sizeof *position);
+    model_position(m, position);
     m->dev->upload(m->cache_row, at, (size_t)N * sizeof *at);
     free(position);
 }

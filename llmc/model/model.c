@@ -61,6 +61,7 @@ static void block_forward(Model *m, int l) {
     LayerActs *a = &m->acts[l], *next = a + 1;
     const int last = l == m->config.layers - 1, ranges = m->manifest.range_count;
     attention_forward(m, l);
+    moe_encode_weights(m, l);
     const Sum answer = moe_layer_forward(m, l, a->mlp_normed);
     parallel_wait_weights(m, l + 2 < ranges ? l + 2 : ranges - 1);      /* of the next norm */
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, final_norm(m));

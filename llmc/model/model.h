@@ -77,6 +77,8 @@ typedef struct {                        /* what a layer's forward leaves for its
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
+typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;       /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
+
 typedef struct {                        /* used by one layer at a time */
     floatX *branch;                     /* (N,C)   what a sub-layer adds to the residual stream; in backward, its gradient */
     floatX *rows;                       /* (S,C)   expert outputs; in backward, gradients of expert inputs */
@@ -91,6 +93,8 @@ typedef struct {                        /* used by one layer at a time */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
     floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the gradient of the residual stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
+    Fp8     x8, act8, dpre8;            /* (N,C) (S,F) (S,2F) where experts are in 8 bits: of the input or the gradient of the output */
+    Fp8     columns_C, columns_F;       /* columns of x8, and of act8 or dpre8 */
 } Scratch;
 
 /* ---- the model -------------------------------------------------------------------------------------------- */
@@ -102,13 +106,14 @@ typedef enum { PHASE_MIDDLE = 0, PHASE_FIRST = 1, PHASE_LAST = 2, PHASE_ONLY = P
 typedef struct {                        /* what the model reads */
     int  B, T, N;                       /* sequences, tokens in each, B*T; at most what was planned for */
     int *tokens, *targets, *position;   /* (N) */
+    int *reach;                         /* (N) min(position, window - 1), if the model has a window */
     int  packed;                        /* 1: sequences are rows of several samples, whose positions begin at 0 */
     real *loss_scale;                   /* (1) of gradients of the loss */
     uint64_t *key;                      /* of its dropout */
     Phase phase;
     int  micro_batches, all_micro_batches;  /* of a step, on this rank and on all of them. Micro-batch m of rank r has the
                                              * index m * ranks + r */
-    int *step_tokens, *step_targets, *step_positions;       /* (micro_batches, N); positions only if packed */
+    int *step_tokens, *step_targets, *step_positions, *step_reaches;    /* (micro_batches, N); the last two only if packed */
     uint64_t *step_keys;                /* (micro_batches) */
 } Batch;
 
@@ -143,6 +148,7 @@ struct Model {
     int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
+    int       fp8;                      /* 1: experts compute in 8 bits if the config says so: in training. 0: they do not */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
@@ -157,6 +163,7 @@ struct Model {
     real     *bias;                     /* (routers, E) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
     ModelGrads  g;  LayerGrads  *lg;
+    ExpertCodes *codes;                 /* L, or NULL: of experts' weights, made anew in the first micro-batch of a step */
 
     Batch         batch;
     ResultBuffers results;
@@ -196,6 +203,7 @@ int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N t
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
 
 void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+void model_position(Model *m, const int *position);      /* uploads (N) positions, and what follows from them */
 void model_pack(Model *m, const int *position);     /* then: the sequences are rows of several samples, (N): 0, 1, ... in each */
 void model_scale_loss(Model *m, double scale);      /* what gradients of the loss are multiplied by from now on */
 /* Before the backward of a batch that model_batch has uploaded. FIRST: prepares the gradients to be overwritten. */
@@ -243,6 +251,7 @@ Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);   
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
+void moe_encode_weights(Model *m, int l);           /* in 8 bits, if they are to be used so and are new */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
 void route_losses  (Model *m, Route *r);

@@ -226,6 +226,38 @@ static void describe_acts(Model *m, int l, ActsPass pass) {
 #undef ACT
 }
 
+/* ---- experts in 8 bits ------------------------------------------------------------------------------------------ */
+
+static int in_8_bits(const Model *m) { return m->mode == MODEL_TRAIN && m->config.fp8 && m->config.experts > 1; }
+static void add_codes(Model *m, MemCategory category, const char *name, Fp8 *x, size_t codes, size_t scales) {
+    arena_add(&m->arena, category, name, &x->code, codes);
+    arena_add(&m->arena, category, name, &x->scale, scales * m->dev->real_size);
+}
+static void add_weight_codes(Model *m, Fp8 *x, Fp8 *transposed, size_t size) {
+    add_codes(m, MEM_WEIGHTS, "weights in 8 bits", x, size, size / (FP8_BLOCK * FP8_BLOCK));
+    add_codes(m, MEM_WEIGHTS, "weights in 8 bits, transposed", transposed, size, size / (FP8_BLOCK * FP8_BLOCK));
+}
+/* Codes of weights, and what one layer at a time makes of its activations and gradients. */
+static void plan_codes(Model *m) {
+    const Config *c = &m->config;
+    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width, weight = (size_t)c->experts * C * F;
+    const int S = mlp_slots(c, m->batch.N, 1);
+    const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
+    if (!in_8_bits(m)) return;
+    m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);
+    for (int l = 0; l < (c->universal ? 1 : c->layers); l++) {
+        if (!config_has_experts(c, l)) continue;
+        add_weight_codes(m, &m->codes[l].up, &m->codes[l].up_transposed, 2 * weight);
+        add_weight_codes(m, &m->codes[l].down, &m->codes[l].down_transposed, weight);
+    }
+    add_codes(m, MEM_SHARED, "x8", &m->s.x8, N * C, N * C / FP8_BLOCK);
+    add_codes(m, MEM_SHARED, "act8", &m->s.act8, rows * F, rows * F / FP8_BLOCK);
+    add_codes(m, MEM_SHARED, "dpre8", &m->s.dpre8, rows * 2*F, rows * 2*F / FP8_BLOCK);
+    if (!m->dev->fp8_columns) return;
+    add_codes(m, MEM_SHARED, "columns_C", &m->s.columns_C, blocks * FP8_BLOCK * C, blocks * C / FP8_BLOCK);
+    add_codes(m, MEM_SHARED, "columns_F", &m->s.columns_F, blocks * FP8_BLOCK * 2*F, blocks * 2*F / FP8_BLOCK);
+}
+
 static void describe_scratch(Model *m) {
     const Config *c = &m->config;
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
@@ -235,6 +267,7 @@ static void describe_scratch(Model *m) {
     const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
+    const size_t SF = in_8_bits(m) && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
 
@@ -247,8 +280,8 @@ static void describe_scratch(Model *m) {
     if (c->value_embeddings || c->qk_norm > 1) SHARED(values, N*GD*X);
     if (c->shared_gate) SHARED(gate_load, sizeof(int));
     if (train) {
-        SHARED(dact, max(S*F, N*Fs) * X);
-        SHARED(dpre, max(S*F, N*Fs) * gate*X);
+        SHARED(dact, max(SF, N*Fs) * X);
+        SHARED(dpre, max(SF, N*Fs) * gate*X);
         SHARED(dq, N*QGD*X);
         SHARED(dmixed, N*QGD*X);
         SHARED(dkv, N*2*GD*X);
@@ -312,6 +345,7 @@ static void plan_activations(Model *m) {
     for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT);
     describe_acts(m, -1, PLAN_SHARED);
     describe_scratch(m);
+    plan_codes(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
     arena_add(a, kept, "final", &m->final, N*C*X);
     arena_add(a, MEM_SHARED, "final_rstd", &m->final_rstd, N*Re);
@@ -327,6 +361,7 @@ static void plan_batch(Model *m) {
     arena_add(a, MEM_DATA, "tokens", &b->tokens, N*I);
     arena_add(a, MEM_DATA, "targets", &b->targets, N*I);
     arena_add(a, MEM_DATA, "position", &b->position, N*I);
+    if (m->config.window) arena_add(a, MEM_DATA, "reach", &b->reach, N*I);
     arena_add(a, MEM_DATA, "loss", &m->loss, N*Re);
     arena_add(a, MEM_DATA, "loss_sum", &m->loss_sum, Re);
     arena_add(a, MEM_DATA, "dropout key", &b->key, sizeof *b->key);
@@ -335,6 +370,7 @@ static void plan_batch(Model *m) {
         arena_add(a, MEM_DATA, "tokens of a step", &b->step_tokens, M*N*I);
         arena_add(a, MEM_DATA, "targets of a step", &b->step_targets, M*N*I);
         arena_add(a, MEM_DATA, "positions of a step", &b->step_positions, M*N*I);
+        if (m->config.window) arena_add(a, MEM_DATA, "reaches of a step", &b->step_reaches, M*N*I);
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
     }
     arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);
@@ -463,5 +499,6 @@ void model_free(Model *m) {
     free(m->lp);
     free(m->lg);
     free(m->acts);
+    free(m->codes);
     free(m->cache);
 }

@@ -241,7 +241,7 @@ static int validation_loss(Run *r, double *loss, double *tokens) {
     Model *m = &r->model;
     double total = 0, count = 0;
     m->dropout = 0;
-    m->rounds = 0;
+    m->rounds = m->fp8 = 0;
     if (m->routers) m->dev->zero(m->dp.own_load, router_offset(m, m->routers) * sizeof(int));
     const int stopped = !validation_sums(r, &total, &count);
     parallel_sum_loads(m);

@@ -210,6 +210,21 @@ static void load_config(Run *r) {
              "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
 }
 
+/* -pe: can this model and device do it? */
+static void check_precision(const Run *r) {
+    const Config *c = &r->config;
+    const int C = (c->channels + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK, F = (c->width + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK;
+    if (!c->fp8) return;
+    if (c->experts == 1 || c->activation != SWIGLU)
+        fail(EXIT_USAGE, "-pe fp8: the MLP of this model has %s, and only swiglu experts can compute in 8 bits. -pe bf16",
+             c->experts == 1 ? "no experts" : "experts of another kind (-fa)");
+    if (!r->dev->fp8_fits(FP8_BLOCK, FP8_BLOCK))
+        fail(EXIT_USAGE, "-pe fp8: %s has no products of 8 bits; GPUs since Hopper have, and, slowly, CPUs (-dv cpu). -pe bf16", r->dev->name);
+    if (C != c->channels || F != c->width || !r->dev->fp8_fits(C, F))
+        fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and %d. "
+             "-pe bf16, or a model with c%df%d", FP8_BLOCK, c->channels, c->width, C, F);
+}
+
 void run_choose_model(Run *r) {
     Error e;
     Config *c = &r->config;
@@ -237,6 +252,8 @@ void run_choose_model(Run *r) {
         c->context = s->seq;
     }
     c->rounding = rounding_by_name(s->rounding);
+    c->fp8 = !strcmp(s->precision, "fp8");
+    check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
     if (is_model && !r->from && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));

@@ -113,6 +113,8 @@ static const Option options[] = {
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
       "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers" },
+    { "machine",   "pe", "expert-precision", OPTION_TEXT,  AT(precision),     "bf16",                0,    0,     "bf16|fp8",
+      "products of the MLP's experts while training: as the device stores numbers, or in 8 bits (docs/numerics.md); may change on resuming" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
       "record a step's work once and replay it: 0 never, 1 on one GPU, 2 on several, too" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(sharded),       "1",                   0,    1,     NULL,
@@ -230,7 +232,7 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         { "b",  "64",    "32",    "64" },       { "t",  "256",   "128",   "1024" },
         { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1000",  "-1" },
         { "wo", "muon",  "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
-        { "c",  "1",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
+        { "c",  "2",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
         { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
         { "s",  "400",   "400",   "1000" },
     };

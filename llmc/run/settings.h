@@ -7,10 +7,10 @@
 #include "llmc/base/text.h"
 #include "options.h"
 
-enum { SETTINGS = 68 };
+enum { SETTINGS = 69 };
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *chat, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
-               *gradients, *optimizer, *rounding, *bias_law, *saved_type, *address, *gpu_memory;
+               *gradients, *optimizer, *precision, *rounding, *bias_law, *saved_type, *address, *gpu_memory;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
     int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check,
           max_bad, show_loads, board, master, sharded, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;

@@ -93,7 +93,7 @@ static void test_goldens(void) {
     int n = 0;
     if (!json) fail(EXIT_INPUT, "%s", e.text);
     for (const JsonValue *one = json_first(json_get(json_root(json), "templates")); one; one = one->next, n++) test_template(one);
-    check(n == 17, "%d templates in %s", n, GOLDENS);
+    check(n == 19, "%d templates in %s", n, GOLDENS);
     json_free(json);
     free(text);
 }
@@ -120,7 +120,7 @@ static void test_own_templates(void) {
         free(jinja);
         chat_close(&named);
     }
-    check(own == 10, "%d templates as Jinja", own);
+    check(own == 11, "%d templates as Jinja", own);
 }
 
 static void test_unknown(void) {
@@ -134,6 +134,18 @@ static void test_unknown(void) {
     check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown && !chat_write(&c, &hi, 1, 1, &text, NULL, &e)
           && strstr(e.text, "<|turn|>") && strstr(e.text, "-ct"), "an unknown template is named: %s", e.text);
     chat_close(&c);
+    /* Early versions of two published ones, which write something else than those that followed. */
+    static const char *const early[] = {
+        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}{% else %}{% set s = \" Knowledge Cutoff Date: April 2024.\n Today's Date: \" "
+        "+ strftime_now('%B %d, %Y') + \". You are Granite, developed by IBM.\" + \" You are a helpful AI assistant.\" %}{% endif %}{{ '<|start_of_role|>' }}",
+        "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\\nYou are a helpful assistant<|im_end|>\\n' }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% if (loop.last and add_generation_prompt) or not loop.last %}{{ '<|im_end|>\\n' }}{% endif %}{% endfor %}",
+    };
+    for (size_t i = 0; i < sizeof early / sizeof *early; i++) {
+        free(write_scratch("chat_template.jinja", early[i], strlen(early[i])));
+        check(chat_open(&c, "", scratch(), &e) && !c.form && c.unknown, "an early template is not taken for %s", chat_name(&c));
+        chat_close(&c);
+    }
     check(chat_open(&c, "zephyr", NULL, &e) && !chat_write(&c, &hi, 1, 1, &text, NULL, &e) && strstr(e.text, "eos_token"), "no eos: %s", e.text);
     chat_close(&c);
     free(text.at);

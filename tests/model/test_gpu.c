@@ -12,16 +12,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const struct { const char *descriptor; int scores, activation, recompute; float dropout; } grid[] = {
-    { "m2:c64h4e8k2f64a8x2",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
-    { "m2:c128h4e8k2f128a8x2",     TOPK_SOFTMAX, SWIGLU, 2, 0.2f },
-    { "m2:c64h4d32q2e6k3f40a1s1",  SIGMOID_TOPK, SWIGLU, 1, 0 },
-    { "m2:c128h2d64e4k1f96a2x1",   SOFTMAX_TOPK, GELU,   0, 0.1f },
-    { "d2:c128h4q1f192",           TOPK_SOFTMAX, RELU2,  0, 0 },
-    { "u3:c64h4e4k2f64a4x2",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
-    { "m2:c20h2d10e3k2f14a3x2",    TOPK_SOFTMAX, SWIGLU, 0, 0 },          /* no size is a multiple of 8 */
-    { "m2:c64h6d32q2e8k2f64a8x2b1n1l5v1w200", TOPK_SOFTMAX, SWIGLU, 0, 0 },   /* the ingredients of a recipe */
-    { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f },
+static const struct { const char *descriptor; int scores, activation, recompute; float dropout; int fp8; } grid[] = {
+    { "m2:c64h4e8k2f64a8x2",       TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },
+    { "m2:c128h4e8k2f128a8x2",     TOPK_SOFTMAX, SWIGLU, 2, 0.2f, 0 },
+    { "m2:c64h4d32q2e6k3f40a1s1",  SIGMOID_TOPK, SWIGLU, 1, 0, 0 },
+    { "m2:c128h2d64e4k1f96a2x1",   SOFTMAX_TOPK, GELU,   0, 0.1f, 0 },
+    { "d2:c128h4q1f192",           TOPK_SOFTMAX, RELU2,  0, 0, 0 },
+    { "u3:c64h4e4k2f64a4x2",       TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },
+    { "m2:c20h2d10e3k2f14a3x2",    TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },          /* no size is a multiple of 8 */
+    { "m2:c64h6d32q2e8k2f64a8x2b1n1l5v1w200", TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },   /* the ingredients of a recipe */
+    { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f, 0 },
+    { "m1:c128h4e4k2f256a4x2",     TOPK_SOFTMAX, SWIGLU, 2, 0.1f, 1 },
+    { "m1:c256h4d64q2e6k3f128s1",  SIGMOID_TOPK, SWIGLU, 0, 0, 1 },
 };
 
 enum { GRID = sizeof grid / sizeof *grid };
@@ -43,10 +45,11 @@ static double rounding_error(const Check *c) {
 static const char *name_of(size_t i) { return i < GRID ? grid[i].descriptor : family_case((int)(i - GRID), NULL); }
 static Config configuration(size_t i) {
     Config c = small(name_of(i), 48);
-    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation;
+    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = grid[i].fp8;
     else family_case((int)(i - GRID), &c);
     return c;
 }
+static int is_missing(const Config *c, const Device *dev) { return c->fp8 && !dev->fp8_fits(c->channels, c->width); }
 static int recompute_of(size_t i)   { return i < GRID ? grid[i].recompute : (int)i % 3; }
 static float dropout_of(size_t i)   { return i < GRID ? grid[i].dropout : i % 2 ? 0.1f : 0; }
 
@@ -61,6 +64,7 @@ static void lockstep(const Device *dev) {
                     .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = dropout_of(at), .seed = 100 * i };
         c.config.rounding = rounds && c.config.experts > 1 ? 1 + (int)at % ROUND_DOWN : ROUND_OFF;
         c.config.tile = 4;
+        if (is_missing(&c.config, dev)) continue;
         /* With rounded routing many tokens have one expert, with weight 1 and no gradient: the router's gradient is a sum of few terms. */
         const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1 : fmax(3e-2, at < GRID ? 0 : 2 * rounding_error(&c));
         const int bad = check_devices(&c, dev, twin, bound, stdout, 0, &worst);
@@ -112,6 +116,7 @@ static void recording(const Device *dev) {
         Config c = configuration(i);
         c.rounding = c.experts > 1 ? (int)(2 * i) % (ROUND_DOWN + 1) : ROUND_OFF;
         c.tile = 16;
+        if (is_missing(&c, dev)) continue;
         const uint64_t expected = trained(dev, &c, recompute_of(i), dropout_of(i), i % 2 ? 0.95f : 0, 0, &plain);
         const uint64_t hash = trained(dev, &c, recompute_of(i), dropout_of(i), i % 2 ? 0.95f : 0, 1, &recorded);
         check(recorded && !plain, "%s: %s: a step is recorded if and only if requested", dev->name, name_of(i));
@@ -137,6 +142,7 @@ static void decoding(const Device *dev) {
     for (size_t i = 0; i < configurations(); i++) {
         Config c = configuration(i);
         double loss;
+        if (is_missing(&c, dev)) continue;
         check_error(packing_error(dev, &c, &loss), bf16 ? 0.1 : 1e-4, "%s %s: gradients of packed samples against each alone", dev->name, name_of(i));
         check_error(loss, bf16 ? 1e-2 : 1e-5, "%s %s: their loss", dev->name, name_of(i));
         for (int k = 0; k < (quick ? 2 : 4); k++) {
@@ -152,22 +158,28 @@ static void decoding(const Device *dev) {
 
     /* Heads of 64 and 128, for which decode_attention has kernels; one and several blocks of keys; rows of many chunks. All experts
      * are chosen, so that bf16 can be compared. */
-    static const struct { const char *descriptor; int batch, context, first; } large[] = {
-        { "m2:c768h12e2k2f512a2x2",    1, 300,  9    },
-        { "m1:c512h8e4k4f96a4x4",      1, 1100, 1070 },     /* four queries per key */
-        { "d2:c512h4f320",             1, 1100, 1070 },
-        { "d1:c640h5q1f1024",          2, 200,  180  },
-        { "m1:c1280h20e3k3f64a2x2s1",  1, 150,  120  },
-        { "m1:c256h4e33k33f64a2x2",    1, 150,  120  },     /* more experts than lanes: decode_router */
-        { "m2:c2048h16d128e20k20f128a1n2u1", 1, 300, 280 }, /* rows of eight chunks; as OLMoE, one norm of all heads */
-        { "m1:c2048h32d128q4e24k24f96a1n1u1", 1, 200, 170 },   /* as Qwen3-MoE */
-        { "m2:c1792h14q2e4k4f64a1n1s1", 1, 150, 120 },
-        { "m2:c256h4e40k40f64a2x2n1v1w150", 1, 150, 120 },
-        { "m1:c512h8q2e34k34f64a1n1u1", 3, 150, 120 },
-        { "d2:c2304h8q2f320n1",        1, 150,  120  },     /* too long for the kernels of one token */
+    static const struct { const char *descriptor; int batch, context, first, window; } large[] = {
+        { "m2:c768h12e2k2f512a2x2",    1, 300,  9, 0    },
+        { "m1:c512h8e4k4f96a4x4",      1, 1100, 1070, 0 },     /* four queries per key */
+        { "d2:c512h4f320",             1, 1100, 1070, 0 },
+        { "d1:c640h5q1f1024",          2, 200,  180, 0  },
+        { "m1:c1280h20e3k3f64a2x2s1",  1, 150,  120, 0  },
+        { "m1:c256h4e33k33f64a2x2",    1, 150,  120, 0  },     /* more experts than lanes: decode_router */
+        { "m2:c2048h16d128e20k20f128a1n2u1", 1, 300, 280, 0 }, /* rows of eight chunks; as OLMoE, one norm of all heads */
+        { "m1:c2048h32d128q4e24k24f96a1n1u1", 1, 200, 170, 0 },   /* as Qwen3-MoE */
+        { "m2:c1792h14q2e4k4f64a1n1s1", 1, 150, 120, 0 },
+        { "m2:c256h4e40k40f64a2x2n1v1w150", 1, 150, 120, 0 },
+        { "m1:c512h8q2e34k34f64a1n1u1", 3, 150, 120, 0 },
+        { "d2:c2304h8q2f320n1",        1, 150,  120, 0  },     /* too long for the kernels of one token */
+        { "d2:c512h8f320",             1, 1100, 1070, 300 },   /* windows in the first layer: heads of 64, */
+        { "m1:c512h4q2e4k4f96a1",      2, 1100, 1070, 33 },    /* of 128, */
+        { "d1:c640h8q2f1024",          2, 600,  580,  130 },   /* and of 80 */
+        { "d1:c512h8f320",             1, 8400, 8390, 100 },   /* a longer cache than the clusters' without a window */
     };
     for (size_t i = 0; i < (quick ? 2 : sizeof large / sizeof *large); i++) {
         Config c = small(large[i].descriptor, large[i].context);
+        c.window = large[i].window;
+        if (c.window) layers_add(&c.windowed, 0);
         check_error(decoding_errors(dev, &c, large[i].batch, large[i].context, large[i].first, bf16 ? 5e-2 : 1e-4), 0,
                     "%s %s: decoding %d of %d, fraction that differs from a full pass", dev->name, large[i].descriptor, large[i].batch, large[i].context);
     }

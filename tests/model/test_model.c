@@ -59,14 +59,16 @@ static const struct { const char *descriptor; int scores, activation, recompute;
 const char *family_case(int i, Config *c) {
     static const struct { const char *descriptor; Config with; } cases[] = {
         { "m2:c16h4d4e4k2f12a1n2u1", { .scores = SOFTMAX_TOPK, .attention_bias = 2 } },                         /* as OLMoE */
-        { "m3:c16h4d6q2e5k2f12a1n1u1", { .scores = TOPK_SOFTMAX, .dense_width = 20, .dense = { 2 } } },         /* as Qwen3-MoE */
+        { "m3:c16h4d6q2e5k2f12a1n1u1", { .scores = TOPK_SOFTMAX, .dense_width = 20, .dense = { { 2 } } } },         /* as Qwen3-MoE */
         { "m2:c16h4q2e4k2f12a1s2", { .scores = SOFTMAX_TOPK, .attention_bias = 1, .shared_gate = 1 } },         /* as Qwen2-MoE */
         { "m2:c16h4q2e4k2f12a1s1", { .scores = TOPK_SOFTMAX, .embed_scale = 3, .residual_scale = 0.22, .attention_scale = 0.17,
                                      .logit_divisor = 1.7 } },                                                  /* as Granite */
-        { "m3:c16h4d8q2e6k2f12a1s2w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { 1 }, .rotated = 4,
+        { "m3:c16h4d8q2e6k2f12a1s2w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { { 1 } }, .rotated = 4,
                                                .attention_bias = 1 } },                                         /* as GLM 4.5 */
         { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 } },  /* as Dots 1 */
         { "m2:c16h4q2e6k3f12a1s1", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },           /* as ERNIE */
+        { "d2:c16h4q2f20", { .window = 5, .windowed = { { 3 } } } },                                             /* as Mistral */
+        { "m3:c16h6d6q2e5k2f12a1n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } } },
         { "d2:c16h4q2f20", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
         { "d2:c16h2q1f20n2u1", { .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 }, .residual_scale = 0.5 } },
     };
@@ -77,7 +79,7 @@ const char *family_case(int i, Config *c) {
     c->dense_width = w->dense_width, c->rotated = w->rotated, c->rope_pairs = w->rope_pairs, c->rope = w->rope;
     c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
     c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
-    memcpy(c->dense, w->dense, sizeof c->dense);
+    c->dense = w->dense, c->window = w->window, c->windowed = w->windowed;
     return cases[i].descriptor;
 }
 
@@ -409,12 +411,11 @@ double packing_error(const Device *dev, const Config *c, double *loss) {
     model_free(&m);
     return error;
 }
-static void packing(const char *model) {
+static void packing(const Config *c, const char *model) {
     static const struct { const char *device; double bound; } devices[] = { { "cpu-f64", 1e-12 }, { "cpu-f32", 1e-5 } };
     for (int i = 0; i < 2; i++) {
-        const Config c = config_of(model, TOPK_SOFTMAX, SWIGLU, 1);
         double loss;
-        check_error(packing_error(device_find(devices[i].device), &c, &loss), devices[i].bound, "%s on %s: gradients of packed samples", model, devices[i].device);
+        check_error(packing_error(device_find(devices[i].device), c, &loss), devices[i].bound, "%s on %s: gradients of packed samples", model, devices[i].device);
         check_error(loss, devices[i].bound, "%s on %s: their loss", model, devices[i].device);
     }
 }
@@ -547,14 +548,18 @@ void test_model(void) {
         Config c = trainee_config(family_case(k, NULL), 29, 16);
         family_case(k, &c);
         decoding_of(&c, family_case(k, NULL));
+        packing(&c, family_case(k, NULL));
     }
     decoding("u2:c32h4e4k2f32a4x2", SOFTMAX_TOPK);
     decoding("d2:c32h4q2f64", TOPK_SOFTMAX);
     decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX);
     decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX);
-    packing("m2:c32h4e4k2f32a4x2");
-    packing("m2:c32h6d8q2e4k2f32a4x2b1n1l3v1");
-    packing("u2:c32h4q2e4k2f32a1s1");
+    static const char *const packed[] = { "m2:c32h4e4k2f32a4x2", "m2:c32h6d8q2e4k2f32a4x2b1n1l3v1", "u2:c32h4q2e4k2f32a1s1" };
+    for (int k = 0; k < 3; k++) {
+        const Config c = config_of(packed[k], TOPK_SOFTMAX, SWIGLU, 1);
+        packing(&c, packed[k]);
+    }
     bad_gradient();
     training();
+    test_fp8();
 }

@@ -318,7 +318,8 @@ static void upcycle_on(const char *place, const char *family, const Device *dev,
 }
 
 static void test_upcycling(void) {
-    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" }, { "families/llama_scaled", "granitemoe" } };
+    static const char *const models[][2] = { { "llama", "mixtral" }, { "families/qwen3", "qwen3_moe" }, { "families/llama_scaled", "granitemoe" },
+                                               { "families/mistral_window", "mixtral" } };
     static const char *const wrong[][2] = {
         { "e", "needs a whole number" }, { "e1k1", "at least two experts" }, { "e4k5", "5 of 4 experts" }, { "e4a2", "not a" },
         { "e4k2f9", "whose width is 20" }, { "q8", "not q" },
@@ -335,6 +336,10 @@ static void test_upcycling(void) {
         check(!config_upcycle(&copy, wrong[i][0], &e) && strstr(e.text, wrong[i][1]), "-up %s: %s", wrong[i][0], e.text);
     }
     check(!config_upcycle(&full, "e8k2", &e) && strstr(e.text, "has experts already"), "-up of a mixture: %s", e.text);
+    check(hf_load_config("tests/reference/families/qwen3", &c, &e), "%s", e.text);
+    c.window = 5;
+    layers_add(&c.windowed, 1);
+    check(!config_upcycle(&c, "e8k2", &e) && strstr(e.text, "sliding_window"), "-up of a model with a window in one layer: %s", e.text);
 }
 
 void test_reference(void) {
@@ -343,6 +348,7 @@ void test_reference(void) {
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
         { "families/llama_scaled", "llama" }, { "families/qwen3", "qwen3" }, { "families/mixtral_linear", "mixtral" },
+        { "families/mistral_window", "mistral" }, { "families/dots1_windows", "dots1" }, { "families/qwen2_moe_windows", "qwen2_moe" },
         { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
         { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
         { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },

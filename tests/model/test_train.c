@@ -893,19 +893,25 @@ static void refused_configs(void) {
         { "olmoe",   "\"num_local_experts\": 1",                        "two experts" },
         { "mixtral", "\"num_local_experts\": 1, \"num_key_value_heads\": 4, \"num_experts_per_tok\": 1", "two experts" },
         { "qwen2_moe", "\"moe_intermediate_size\": 8",                  "shared_expert_intermediate_size" },
-        { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 1", "sliding_window" },
+        { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"sliding_window\": 8, "
+                     "\"layer_types\": [\"full_attention\", \"chunked_attention\"]", "chunked_attention" },
+        { "qwen3",   "\"num_key_value_heads\": 4, \"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\"]", "no \"sliding_window\"" },
+        { "qwen3",   "\"num_key_value_heads\": 4, \"use_sliding_window\": true, \"layer_types\": [\"full_attention\"]", "of layer 1" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": -1", "sliding_window" },
+        { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": 3.5", "sliding_window" },
         { "dots1",   "\"moe_intermediate_size\": 8, \"n_shared_experts\": 1, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, "
                      "\"num_key_value_heads\": 4, \"n_group\": 3, \"topk_group\": 2", "3 groups" },
         { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"use_bias\": true", "use_bias" },
         { "ernie4_5_moe", "\"moe_intermediate_size\": 8, \"moe_layer_start_index\": 5", "no layer" },
         { "glm4_moe", "\"moe_intermediate_size\": 8, \"num_key_value_heads\": 4, \"partial_rotary_factor\": 0.3", "partial_rotary_factor" },
         { "granitemoe", "\"residual_multiplier\": 0.0",                 "residual_multiplier" },
-        { "mixtral", "\"num_key_value_heads\": 4, \"sliding_window\": 32",                            "sliding_window" },
         { "llama",   "\"hidden_act\": \"gelu\"",                          "hidden_act" },             /* exact GELU; ours is the tanh form */
         { "llama",   "\"hidden_act\": \"gelu_pytorch_tanh\"",             "hidden_act" },             /* gated GELU: not supported */
         { "mixtral", "\"hidden_act\": \"relu\"",                          "hidden_act" },
         { "smoe",    "\"router_scores\": \"softmax\"",                    "router_scores" },
         { "gpt2",    "\"n_embd\": 16",                                    "gpt2" },
+        { "gpt_oss", "\"num_local_experts\": 4",                          "sinks" },
+        { "deepseek_v3", "\"n_group\": 1",                                "latent" },
         { "llama",   "\"num_key_value_heads\": 3",                        "3" },
         { "llama",   "\"head_dim\": 5",                                   "5" },
         { "mixtral", "\"num_key_value_heads\": 4, \"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
@@ -952,6 +958,38 @@ static void refused_configs(void) {
           && strstr(e.text, "\"hidden_size\" is missing"), "a missing key is named: %s", e.text);
 }
 
+/* Which layers have a window: the rules of each family, and layer_types where they are listed. */
+static void windows_of_configs(void) {
+    static const struct { const char *type, *extra; int window; uint64_t layers; } cases[] = {
+        { "mixtral", "\"sliding_window\": 32", 32, 15 }, { "mistral", "\"sliding_window\": 64", 0, 0 },
+        { "mistral", "\"sliding_window\": 63", 63, 15 },         { "mistral", "\"sliding_window\": null", 0, 0 },
+        { "qwen3",   "\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 1", 8, 14 },
+        { "qwen3",   "\"use_sliding_window\": false, \"sliding_window\": 8, \"max_window_layers\": 1", 0, 0 },
+        { "qwen3",   "\"use_sliding_window\": true, \"sliding_window\": 8, \"layer_types\": [\"full_attention\", \"sliding_attention\", "
+                     "\"full_attention\", \"sliding_attention\"]", 8, 10 },
+        { "qwen3_moe", "\"use_sliding_window\": true, \"sliding_window\": 8, \"moe_intermediate_size\": 8", 8, 15 },
+        { "qwen2_moe", "\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 3, \"moe_intermediate_size\": 8, "
+                       "\"shared_expert_intermediate_size\": 8", 8, 5 },
+        { "dots1",   "\"sliding_window\": 8, \"max_window_layers\": 2, \"moe_intermediate_size\": 8, \"n_shared_experts\": 1, "
+                     "\"n_routed_experts\": 8, \"num_experts_per_tok\": 2", 8, 12 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *text = text_format("{\"model_type\": \"%s\", \"vocab_size\": 32, \"hidden_size\": 16, \"num_hidden_layers\": 4, "
+                                 "\"intermediate_size\": 8, \"num_attention_heads\": 4, \"num_key_value_heads\": 4, \"head_dim\": 4, "
+                                 "\"max_position_embeddings\": 64, %s}", cases[i].type, cases[i].extra);
+        Config c, again;
+        Error e = { "" };
+        Text json = { 0 };
+        const int read = from_text(&c, text, &e);
+        check(read && c.window == cases[i].window && c.windowed.bits[0] == cases[i].layers, "%s with %s: a window of %d in layers %llx %s", cases[i].type,
+              cases[i].extra, c.window, (unsigned long long)c.windowed.bits[0], e.text);
+        if (read) config_to_json(&c, "BF16", 1, &json);
+        check(read && from_text(&again, json.at, &e) && config_same(&c, &again, &e), "%s with %s comes back: %s", cases[i].type, cases[i].extra, e.text);
+        free(json.at);
+        free(text);
+    }
+}
+
 /* A key that is missing means what Transformers takes it to be, in every family; or it is asked for by its name. defaults.json has
  * all keys of each family's own configuration. */
 static void default_configs(void) {
@@ -978,9 +1016,10 @@ static void default_configs(void) {
             char *missing = text_format("\"%s\" is missing", left->key);
             const int window = !strcmp(f->key, "mistral") && !strcmp(left->key, "sliding_window");     /* then there is one */
             if (from_text(&without, some.at, &e)) {
-                check(config_same(&whole, &without, &e) && !window, "%s without \"%s\" is the same: %s", f->key, left->key, e.text);
+                check(window ? without.window == 4096 && config_window(&without, 0) == 4096 : config_same(&whole, &without, &e),
+                      "%s without \"%s\" is the same: %s", f->key, left->key, e.text);
                 accepted++;
-            } else check(strstr(e.text, window ? "sliding_window" : missing) != NULL, "%s without \"%s\": %s", f->key, left->key, e.text);
+            } else check(strstr(e.text, missing) != NULL, "%s without \"%s\": %s", f->key, left->key, e.text);
             free(missing), free(some.at);
         }
     }
@@ -1090,6 +1129,7 @@ void test_train(void) {
     lock();
     configs();
     refused_configs();
+    windows_of_configs();
     default_configs();
     sums();
     atomic_files();

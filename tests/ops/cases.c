@@ -766,7 +766,7 @@ static Case *fp8_columns(const Shape *s, int C, Rows rows) {
     out(c, BYTE, "code", times(blocks * FP8_BLOCK, C), 0, 0);
     out(c, REAL, "scale", times(blocks, C / FP8_BLOCK), 0, 0);
     coded(c, "inp", "inp scale", rows_in(c, rows) * (size_t)C, rows_in(c, rows) * (size_t)C / FP8_BLOCK, 0x1p-20, 16);
-    for (size_t i = 2 * FP8_BLOCK; i < 3 * FP8_BLOCK && !to_be_timed; i++) {        /* one is not finite */
+    for (size_t i = 2 * FP8_BLOCK; i < 3 * FP8_BLOCK && c->buffer[2].given >= 3 * FP8_BLOCK; i++) {     /* one is not finite */
         c->buffer[2].value[i] = 0x7f;
         c->buffer[3].value[2] = NAN;
     }
@@ -861,8 +861,12 @@ static const char *const order_name[] = { "tiled", "grouped" };
 #define HEADS "%s B=%d T=%d G=%d Q=%d D=%d"
 #define HEADS_OF(s, order) order_name[order], (s)->B, (s)->T, (s)->G, (s)->Q, (s)->D
 
-/* Rows of several samples, of 1 to about T/2 tokens. */
-static void positions(Case *c) {
+/* What a query sees: its whole row, its own of several samples in it, of 1 to about T/2 tokens, and of these the last few keys. */
+typedef enum { WHOLE, PACKED, WINDOW, VIEWS } View;
+static const char *const view_name[] = { "", "packed ", "window " };
+static int window_of(const Case *c) { return c->s.T / 5 + 1; }
+static void reaches(Case *c, View view) {
+    if (view == WHOLE) return;
     double *position = mem_alloc((size_t)c->N * sizeof *position);
     const uint64_t key = key_of(c, "position");
     for (int n = 0, left = 0; n < c->N; n++, left--) {
@@ -870,25 +874,26 @@ static void positions(Case *c) {
         if (begins) left = 1 + (int)(random_bits(key, (uint64_t)n) % (uint64_t)(random_bits(key, ~(uint64_t)n) % 4 ? c->s.T / 2 + 1 : 3));
         position[n] = begins ? 0 : position[n - 1] + 1;
     }
-    add(c, INPUT, INTEGER, "position", (size_t)c->N, position);
+    for (int n = 0; n < c->N && view == WINDOW; n++) position[n] = fmin(position[n], window_of(c) - 1);
+    add(c, INPUT, INTEGER, "reach", (size_t)c->N, position);
 }
-#define POSITIONS_OF(c) (case_find(c, "position") < 0 ? NULL : b[case_find(c, "position")])
+#define REACH_OF(c) (case_find(c, "reach") < 0 ? NULL : b[case_find(c, "reach")])
 
-CALL(attention_forward, b[0], b[1], b[2], b[3], POSITIONS_OF(c), c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
-static Case *attention_forward(const Shape *s, HeadOrder order, int packed) {
-    Case *c = BEGIN(attention_forward, s, 0, "%s" HEADS, packed ? "packed " : "", HEADS_OF(s, order));
+CALL(attention_forward, b[0], b[1], b[2], b[3], REACH_OF(c), c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_forward(const Shape *s, HeadOrder order, View view) {
+    Case *c = BEGIN(attention_forward, s, 0, "%s" HEADS, view_name[view], HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
     out(c, FLOATX, "out", times(c->N, H * s->D), 8, 8);                     /* the weights are rounded, then the sum */
     out(c, REAL, "lse", times(c->N, H), 0, 8);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
-    if (packed) positions(c);
+    reaches(c, view);
     return c;
 }
-CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], POSITIONS_OF(c), c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
-static Case *attention_backward(const Shape *s, HeadOrder order, int packed) {
-    Case *c = BEGIN(attention_backward, s, 0, "%s" HEADS, packed ? "packed " : "", HEADS_OF(s, order));
+CALL(attention_backward, b[0], b[1], b[2], b[3], b[4], b[5], b[6], REACH_OF(c), c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_backward(const Shape *s, HeadOrder order, View view) {
+    Case *c = BEGIN(attention_backward, s, 0, "%s" HEADS, view_name[view], HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
     out(c, FLOATX, "dq", times(c->N, H * s->D), 32, 0);
@@ -898,15 +903,16 @@ static Case *attention_backward(const Shape *s, HeadOrder order, int packed) {
     in(c, REAL, "lse", times(c->N, H), 0.5 + log(s->T), 0.1);
     in(c, FLOATX, "q", times(c->N, H * s->D), 0, 1);
     in(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 1);
-    if (packed) positions(c);
-    c->forward[0] = attention_forward(s, order, packed);
+    reaches(c, view);
+    c->forward[0] = attention_forward(s, order, view);
     return c;
 }
-CALL(attention_cached, b[0], b[1], b[2], b[3], c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
-static Case *attention_cached(const Shape *s, HeadOrder order) {
-    Case *c = BEGIN(attention_cached, s, 0, HEADS, HEADS_OF(s, order));
+CALL(attention_cached, b[0], b[1], b[2], b[3], c->window, c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_cached(const Shape *s, HeadOrder order, View view) {
+    Case *c = BEGIN(attention_cached, s, 0, "%s" HEADS, view_name[view], HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
+    c->window = view == WINDOW ? window_of(c) : 0;
     out(c, FLOATX, "out", times(s->B, H * s->D), 8, 0);
     in(c, FLOATX, "q", times(s->B, H * s->D), 0, 1);
     in(c, FLOATX, "cache", times(c->N, 2 * s->G * s->D), 0, 1);
@@ -1309,11 +1315,11 @@ static void each_sum_and_norm(const Visit *v) {
 }
 static void each_of_attention(const Visit *v) {
     for (HeadOrder order = HEADS_TILED; order <= (v->all ? HEADS_GROUPED : HEADS_TILED); order++) {
-        for (int packed = 0; packed <= v->all; packed++) {
-            V(v, attention_forward(v->s, order, packed));
-            V(v, attention_backward(v->s, order, packed));
+        for (View view = WHOLE; view < (v->all ? VIEWS : PACKED); view++) {
+            V(v, attention_forward(v->s, order, view));
+            V(v, attention_backward(v->s, order, view));
+            if (view != PACKED) V(v, attention_cached(v->s, order, view));
         }
-        V(v, attention_cached(v->s, order));
     }
     V(v, cache_store(v->s));
 }

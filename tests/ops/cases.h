@@ -63,6 +63,7 @@ struct Case {
     Groups groups;
     Scores scores;
     HeadOrder order;
+    int window;
     Write how;
     int tokens, forced, relative, gradient, used, direction, stride, heads, count, site;
     float eps, p, balance, zloss, scale, rate, cap;

@@ -18,7 +18,7 @@ static double visible(int B, int T) {
     const double *position = counted->buffer[case_find(counted, "position")].value;
     double count = 0;
     (void)T;
-    for (int b = 0; b < B; b++) count += position[b] + 1;
+    for (int b = 0; b < B; b++) count += counted->window && position[b] >= counted->window ? counted->window : position[b] + 1;
     return count;
 }
 

@@ -193,17 +193,17 @@ OPERATION(add_norm_backward,
 
 /* attention */
 OPERATION(attention_forward,
-    (floatX *out, real *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q,
-     int D), (out, lse, q, kv, position, order, B, T, G, Q, D), 4 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (2 * Q + 2) * unit.fx,
+    (floatX *out, real *lse, const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q,
+     int D), (out, lse, q, kv, reach, order, B, T, G, Q, D), 4 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (2 * Q + 2) * unit.fx,
     "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
 OPERATION(attention_backward,
     (floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const real *lse, const floatX *q, const floatX *kv,
-     const int *position, HeadOrder order, int B, int T, int G, int Q, int D),
-    (dq, dkv, dout, out, lse, q, kv, position, order, B, T, G, Q, D),
+     const int *reach, HeadOrder order, int B, int T, int G, int Q, int D),
+    (dq, dkv, dout, out, lse, q, kv, reach, order, B, T, G, Q, D),
     10 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (4 * Q + 4) * unit.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
 OPERATION(attention_cached,
-    (floatX *out, const floatX *q, const floatX *cache, const int *position, HeadOrder order, int B, int T, int G, int Q,
-     int D), (out, q, cache, position, order, B, T, G, Q, D), 0,
+    (floatX *out, const floatX *q, const floatX *cache, const int *position, int window, HeadOrder order, int B, int T, int G, int Q,
+     int D), (out, q, cache, position, window, order, B, T, G, Q, D), 0,
     (keys(B, 1, G, D) * 2 * Q + visible(B, T) * 2 * G * D) * unit.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
 OPERATION(cache_store, (floatX *cache, const floatX *kv, const int *row, int N, int width), (cache, kv, row, N, width), 0,
     N * (4 + 2 * width * unit.fx), "N=%d width=%d", N, width)

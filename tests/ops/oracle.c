@@ -441,11 +441,11 @@ static double attend(const Case *c, double *y, const double *q, const double *kv
     return log(total);
 }
 static void naive_attention_forward(const Case *c, double **v) {
-    const int H = c->s.Q * c->s.G, D = c->s.D, packed = case_find(c, "position");
+    const int H = c->s.Q * c->s.G, D = c->s.D, limited = case_find(c, "reach");
     for (int b = 0; b < c->s.B; b++)
         for (int t = 0; t < c->s.T; t++)
             for (int h = 0; h < H; h++) {
-                const int n = b*c->s.T + t, at = n*H + h, first = packed < 0 ? 0 : t - (int)v[packed][n];
+                const int n = b*c->s.T + t, at = n*H + h, first = limited < 0 ? 0 : t - (int)v[limited][n];
                 v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, h, first, t + 1);
             }
 }
@@ -453,7 +453,8 @@ static void naive_attention_cached(const Case *c, double **v) {
     const int H = c->s.Q * c->s.G, D = c->s.D;
     for (int b = 0; b < c->s.B; b++)
         for (int h = 0; h < H; h++)
-            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, h, 0, (int)v[3][b] + 1);
+            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, h,
+                   c->window ? (int)fmax(v[3][b] + 1 - c->window, 0) : 0, (int)v[3][b] + 1);
 }
 static void naive_cache_store(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];

@@ -43,7 +43,7 @@ static int prefixes(const Case *c, const char *only, const char **inputs, const 
     *outputs = !strcmp(only, "attention") ? orders[c->order] : *inputs;
     if (!strcmp(c->op, "router_forward")) return !c->forced && c->groups.count < 2 && !wide && with_bias == (c->scores == SIGMOID_TOPK);
     if (!strcmp(c->op, "activation_backward") && c->from == GROUPED) return 0;
-    if (!strcmp(only, "attention") && case_find(c, "position") >= 0) return 0;
+    if (!strcmp(only, "attention") && case_find(c, "reach") >= 0) return 0;
     return **inputs && strcmp(c->op, "router_bias") && strcmp(c->op, "attention_cached");
 }
 /* Returns 0 if the file lacks one. */

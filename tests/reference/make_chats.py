@@ -171,6 +171,43 @@ DOTS = ("{% if messages[0]['role'] == 'system' %}<|system|>{{ messages[0]['conte
         "<|system|>You are a helpful assistant.<|endofsystem|>{% set first = 0 %}{% endif %}{% for i in range(first, messages|length) %}"
         "{% if messages[i]['role'] == 'user' %}<|userprompt|>{{ messages[i]['content'] }}<|endofuserprompt|>{% elif messages[i]['role'] == 'assistant' %}"
         "<|response|>G{{ messages[i]['content'] }}<|endofresponse|>E{% endif %}{% endfor %}{% if add_generation_prompt %}<|response|>{% endif %}")
+GLM = """[gMASK]<sop>
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}
+    {%- if m.role == 'system' %}{{- '<|system|>\\n' + m.content }}
+    {%- elif m.role == 'user' %}{{- '<|user|>\\n' + m.content }}{{- '/nothink' if enable_thinking is defined and not enable_thinking else '' }}
+    {%- elif m.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|observation|>' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+    {%- elif m.role == 'assistant' %}
+        {%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}
+        {%- set thought = m.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n').strip() if '</think>' in m.content else '' %}
+        {{- '<|assistant|>' }}G
+        {%- if loop.index0 > ns.last and thought %}{{- '\\n<think>' + thought + '</think>' }}{%- else %}{{- '\\n<think></think>' }}{%- endif %}
+        {%- if said.strip() %}{{- '\\n' + said.strip() }}{%- endif %}E
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+ERNIE = """{%- if not cls_token is defined -%}
+    {%- set cls_token = "<|begin_of_sentence|>" -%}
+{%- endif -%}
+{%- if not sep_token is defined -%}
+    {%- set sep_token = "<|end_of_sentence|>" -%}
+{%- endif -%}
+{{- cls_token -}}
+{%- for message in messages -%}
+    {%- if message["role"] == "user" -%}
+        {{- "User: " + message["content"] + "\\n" -}}
+    {%- elif message["role"] == "assistant" -%}
+        {{- "Assistant: " + message["content"] + sep_token -}}
+    {%- elif message["role"] == "system" -%}
+        {{- message["content"] + "\\n" -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- "Assistant: " -}}
+{%- endif -%}"""
 
 # name: program, what in it becomes the same with {% generation %}, tokenizer, its tokens: all, bos, eos
 IM = ["<|im_start|>", "<|im_end|>"]
@@ -196,9 +233,12 @@ SOURCES = {
     "mistral": (MISTRAL, "llama2_v5", [], "<s>", "</s>"),
     "llama2": (LLAMA2, "llama2_v5", [], "<s>", "</s>"),
     "dots1": (DOTS, "qwen2", ["<|system|>", "<|endofsystem|>", "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"], None, "<|endofresponse|>"),
+    "glm4.5": (GLM, "qwen2", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>"], None, "<|endoftext|>"),
+    "ernie4.5": (ERNIE, "llama2_v5", ["<|begin_of_sentence|>", "<|end_of_sentence|>"], "<s>", "</s>"),
 }
+NEXT_ENDS = {"glm4.5": "<|user|>"}          # the mark of the next role ends an answer; after the last one training writes the user's
 NO_SYSTEM = {"mistral"}
-TOOLS = {"qwen2.5", "qwen3", "qwen3-instruct"}
+TOOLS = {"qwen2.5", "qwen3", "qwen3-instruct", "glm4.5"}
 
 U, A, S, T = "user", "assistant", "system", "tool"
 CASES = [
@@ -225,7 +265,7 @@ def settings(name, added, bos, eos, jinja):
     return config
 
 
-def rows(tokenizer, messages, marked, **more):
+def rows(tokenizer, messages, marked, end=None, **more):
     for prompt in (0, 1):
         plain = messages if not prompt or messages[-1]["role"] != A else messages[:-1]
         text = tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=bool(prompt), **more)
@@ -236,6 +276,11 @@ def rows(tokenizer, messages, marked, **more):
             same = tokenizer.apply_chat_template(plain, chat_template=marked, tokenize=False, **more)
             assert same == text, (marked, same, text)
             counts = d["assistant_masks"]
+        if end is not None and not prompt:
+            marks = tokenizer.convert_tokens_to_ids(["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"])
+            for i in range(1, len(ids)):        # up to the mark; Transformers leaves out the last bytes of a character
+                counts[i] |= counts[i - 1] and ids[i - 1] not in marks
+            ids, counts = ids + [end], counts + [1]
         yield {"messages": plain, "prompt": prompt, "text": text, "ids": ids, "counts": counts}
 
 
@@ -246,12 +291,14 @@ def made(name):
         marked = marked.replace(a, b)
     if name == "mixtral":
         marked = marked.replace('{{- " " + message["content"] + eos_token}}', 'G{{- " " + message["content"] + eos_token}}E')
+    if name == "ernie4.5":
+        marked = marked.replace('{{- "Assistant: " + message["content"] + sep_token -}}', '{{- "Assistant: " -}}G{{- message["content"] + sep_token -}}E')
     if name == "llama2":
         marked = marked.replace("{{ ' '  + content.strip() + ' ' + eos_token }}", "G{{ ' '  + content.strip() + ' ' + eos_token }}E")
     if name in ("chatml", "qwen1.5", "qwen2"):          # these write all roles in one place
         marked = marked.replace("G{{", "{% if message['role'] == 'assistant' %}G{{").replace("}}E", "}}E{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}")
     # tags at the ends of lines take the line end with them, so text that follows one is put into a string
-    dash = "-" if name.startswith(("qwen2.5", "qwen3", "llama3.1", "granite", "mixtral")) else ""
+    dash = "-" if name.startswith(("qwen2.5", "qwen3", "llama3.1", "granite", "mixtral", "glm", "ernie")) else ""
     marked = re.sub(r"G(?=\{\{|\n)", "{%" + dash + " generation %}", marked)
     marked = re.sub(r"(?<=[}>])E", "{%" + dash + " endgeneration %}", marked)
     plain = re.sub(r"(?<=[}>])E", "", re.sub(r"G(?=\{\{|\n)", "", program))
@@ -270,7 +317,7 @@ def made(name):
         messages = [{"role": r, "content": c} for r, c in case]
         if name in NO_SYSTEM and messages[0]["role"] == S:
             continue
-        cases += list(rows(fast, messages, marked, **more))
+        cases += list(rows(fast, messages, marked, fast.convert_tokens_to_ids(NEXT_ENDS[name]) if name in NEXT_ENDS else None, **more))
     if name in ("granite3.1",):
         plain = plain.replace("+ date +", "+ strftime_now('%B %d, %Y') +")
     return {"name": name, "tokenizer": tokenizer, "added": json.dumps(added, ensure_ascii=False)[1:-1], "config": settings(name, added, bos, eos, plain), "cases": cases}

@@ -79,6 +79,17 @@ MODELS = {
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig(
         **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, moe_num_experts=6,
         moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, rope_parameters=THETA), torch.bfloat16, None),
+    # windows: in all layers, in those that a family's rule says, and in those that are listed
+    "mistral_window": (transformers.MistralConfig(
+        **COMMON, **SIZES, intermediate_size=11, head_dim=6, sliding_window=5, rope_parameters=THETA), torch.bfloat16, None),
+    "dots1_windows": (transformers.Dots1Config(
+        **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, n_routed_experts=6,
+        num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, norm_topk_prob=True, sliding_window=4, max_window_layers=1,
+        rope_parameters=THETA), torch.float32, None),
+    "qwen2_moe_windows": (transformers.Qwen2MoeConfig(
+        **COMMON, **(SIZES | dict(hidden_size=24, num_hidden_layers=3)), **MOE, shared_expert_intermediate_size=13,
+        use_sliding_window=True, sliding_window=7, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        rope_parameters=THETA), torch.bfloat16, None),
     # what no published family has, by llmc/files/modeling_smoe.py
     "smoe_heads": (SmoeConfig(
         **COMMON, hidden_size=20, num_hidden_layers=3, intermediate_size=7, num_attention_heads=6, num_key_value_heads=2, head_dim=6,

@@ -22,7 +22,11 @@
 //             | used in the first block only: of each split tops, sums (CLUSTER,HEADS), results (CLUSTER,HEADS,D)
 #include "kernels/cuda/ptx.cuh"
 
-struct Shape { HeadOrder order; int T, G, Q, D; };
+struct Shape { HeadOrder order; int T, G, Q, D, window; };
+// The first key that the newest of `seen` tokens sees.
+__device__ static inline int first_seen(const Shape &h, int seen) { return h.window ? max(seen - h.window, 0) : 0; }
+// Keys that a token can see at most.
+static inline int most_seen(int T, int window) { return window && window < T ? window : T; }
 struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; };  // table NULL: attention_cached, only queries
 
 enum {
@@ -324,8 +328,8 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
     wait_for_previous();
     let_next_start();                                                   // not earlier: decode_out reads the expert choice
     const int newest_at = position[at.b];
-    const int seen = newest_at + 1, each = seen / t.splits, more = seen % t.splits;
-    const int begin = at.split * each + min(at.split, more), end = begin + each + (at.split < more);
+    const int seen = newest_at + 1, from = first_seen(h, seen), each = (seen - from) / t.splits, more = (seen - from) % t.splits;
+    const int begin = from + at.split * each + min(at.split, more), end = begin + each + (at.split < more);
     if (begin < end)
         for (int i = 0; i < BATCH; i++) {
             const floatX *key = keys + min(at.key(begin + warp*BATCH*at.at_once, i), end - 1) * at.pitch();
@@ -464,8 +468,8 @@ void decode_cluster_kernel(floatX *out, const floatX *q, floatX *cache, const in
     auto head = [&](int m) { const int j = min(head0 + m, h.Q - 1); return h.order == HEADS_TILED ? j * h.G + g : g * h.Q + j; };
     cluster_arrive();
 
-    const int seen = position[b] + 1, each = (seen + splits - 1) / splits;
-    const int begin = split * each, end = min(begin + each, seen), j0 = begin + tid / 32 * BATCH * S::AT_ONCE;
+    const int seen = position[b] + 1, from = first_seen(h, seen), each = (seen - from + splits - 1) / splits;
+    const int begin = from + split * each, end = min(begin + each, seen), j0 = begin + tid / 32 * BATCH * S::AT_ONCE;
     const Keys<D> keys = { cache + (int64_t)b * h.T * pitch + g * D + tid % S::LANES * VECTOR, pitch, end };
     Vec key[BATCH], value[BATCH];
     if (j0 < end) keys.load(key, value, j0);
@@ -518,13 +522,13 @@ template <int W> __global__ static void cache_store_kernel(floatX *cache, const 
 
 // The number of splits depends on the sizes alone, so that every GPU adds in the same order.
 static void decode_split(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest,
-                         HeadOrder order, int B, int T, int G, int Q, int D) {
+                         int window, HeadOrder order, int B, int T, int G, int Q, int D) {
     typedef void Kernel(floatX *, float *, const floatX *, floatX *, const int *, Newest, Shape, Tiling);
     static Kernel *const wide_kernel[] = {
         decode_split_kernel<1, true>, decode_split_kernel<2, true>, decode_split_kernel<4, true>
     };
     enum { FILL = 1024, FEWEST = 128 };                                  // blocks that keep a GPU busy; keys worth a block
-    const Shape h = { order, T, G, Q, D };
+    const Shape h = { order, T, G, Q, D, window };
     const bool is_wide = wide((size_t)D, cache);
     Tiling t = {};
     int power = 0;                                                      // HEADS = 1 << power
@@ -534,7 +538,7 @@ static void decode_split(floatX *out, const floatX *q, floatX *cache, const int 
     t.width = t.lanes * VECTOR;
     t.columns = (int)divide_up((size_t)D, (size_t)t.width);
     t.groups = (int)divide_up((size_t)Q, (size_t)1 << power);
-    const size_t blocks = (size_t)B*G * t.groups * t.columns, most = divide_up((size_t)T, FEWEST);
+    const size_t blocks = (size_t)B*G * t.groups * t.columns, most = divide_up((size_t)most_seen(T, window), FEWEST);
     if (!blocks || !T) return;
     t.splits = (int)(blocks * most < FILL ? most : blocks < FILL ? FILL / blocks : 1);
     if ((size_t)B*G * t.groups > COUNTERS) t.splits = 1;
@@ -542,23 +546,23 @@ static void decode_split(floatX *out, const floatX *q, floatX *cache, const int 
     LAUNCH_EARLY((is_wide ? wide_kernel[power] : decode_split_kernel<1, false>), (unsigned)(blocks * t.splits), SPLIT_THREADS,
                  ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache, position, newest, h, t);
 }
-static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position, HeadOrder order,
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position, int window, HeadOrder order,
                              int B, int T, int G, int Q, int D) {
-    decode_split(out, q, (floatX *)cache, position, {}, order, B, T, G, Q, D);
+    decode_split(out, q, (floatX *)cache, position, {}, window, order, B, T, G, Q, D);
 }
 static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *new_heads, const real *table,
-                             const int *position, const int *row, HeadOrder order, int B, int T, int G, int Q, int D) {
+                             const int *position, const int *row, int window, HeadOrder order, int B, int T, int G, int Q, int D) {
     const Newest newest = { table, kv, row, *new_heads };
-    const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, splits = (T + 127) / 128;
-    if (B && context()->arch >= 90 && (D == 64 || D == 128) && wide((size_t)D, cache) && T <= 1024 * CLUSTER) {
+    const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, most = most_seen(T, window), splits = (most + 127) / 128;
+    if (B && context()->arch >= 90 && (D == 64 || D == 128) && wide((size_t)D, cache) && most <= 1024 * CLUSTER) {
         auto kernel = D == 64 ? Q > 1 ? decode_cluster_kernel<2, 64>  : decode_cluster_kernel<1, 64>
                               : Q > 1 ? decode_cluster_kernel<2, 128> : decode_cluster_kernel<1, 128>;
         const int cluster = splits < CLUSTER ? splits : CLUSTER;
         LAUNCH_CLUSTER(kernel, dim3(cluster, G, B * groups), cluster, CLUSTER_THREADS, 0, out, q, cache, position, newest,
-                       (Shape{ order, T, G, Q, D }), groups);
+                       (Shape{ order, T, G, Q, D, window }), groups);
         return;
     }
-    decode_split(out, q, cache, position, newest, order, B, T, G, Q, D);
+    decode_split(out, q, cache, position, newest, window, order, B, T, G, Q, D);
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     const bool w = wide((size_t)width, cache, kv);

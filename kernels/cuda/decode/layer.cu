@@ -230,12 +230,18 @@ __device__ static inline void logits_of_tokens(const InShared &s, Vec (&w)[1][IN
         if (lane == 0) s.logits[i] = X(sum[0][0]);
     }
 }
+// Are experts better by their logits alone, which then fit into a word with the id, of all of which none are equal?
+__device__ static inline bool by_logit(const Router &r) {
+    return sizeof(floatX) == 2 && !r.bias && r.groups.count <= 1 && r.E % 4 == 0;
+}
+__device__ static inline unsigned key_of(floatX logit, int e) { return (ordered(R(logit)) & 0xffff0000) | (0xffff - e); }
 // s.expert of all tokens, by a block, from s.logits, which __syncthreads has made visible. An expert's rank is the number of better
 // ones: those with a larger score, of equal ones with the larger logit, then the lower id. Up to 8 threads share an expert.
 __device__ static void rank_experts(const InShared &s, const InArgs &p) {
     const Router &r = p.router;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, E = r.E, all = p.N * E;
-    if (warp < p.N) {
+    const bool only = by_logit(r);
+    if (warp < p.N && !only) {
         const floatX *logits = s.logits + warp * E;
         unsigned *scores = s.scores + warp * E;
         const real l = SCORES_ARE_P(r.scores) && (r.bias || r.groups.count > 1) ? log_sum(logits, E) : 0;
@@ -245,6 +251,7 @@ __device__ static void rank_experts(const InShared &s, const InArgs &p) {
         __syncwarp();
         if (r.groups.count > 1) mask_groups(scores, logits, r.bias, r.scores, r.groups, l, E);
     }
+    for (int i = threadIdx.x; i < all && only; i += THREADS) s.scores[i] = key_of(s.logits[i], i % E);
     __syncthreads();
     int parts = 1;
     while (parts < 8 && 2 * parts * all <= THREADS) parts *= 2;
@@ -255,7 +262,12 @@ __device__ static void rank_experts(const InShared &s, const InArgs &p) {
         const unsigned *scores = s.scores + n * E, mine = scores[e];
         int rank = 0;
         #pragma unroll 4
-        for (int j = i % parts; j < E; j += parts) {
+        for (int j = i % parts * 4; j < E && only; j += parts * 4) {
+            const uint4 other = *(const uint4 *)(scores + j);
+            rank += (other.x > mine) + (other.y > mine) + (other.z > mine) + (other.w > mine);
+        }
+        #pragma unroll 4
+        for (int j = i % parts; j < E && !only; j += parts) {
             const unsigned other = scores[j];
             bool better = other > mine;
             if (other == mine) {
@@ -445,23 +457,24 @@ enum { MAX_CHUNKS = 8, REGISTER_CHUNKS = 5, OUT_WARPS = 4 };
 // Blocks on an SM, as registers allow.
 __host__ __device__ constexpr int one_token_blocks(int chunks) { return chunks < 4 ? 3 : 2; }
 
+// The i-th of a row's chunks.
+template <int CHUNKS> __device__ static inline Vec load_chunk(const floatX *row, int i, int C) {
+    return i + 1 < CHUNKS || i * CHUNK + (int)threadIdx.x % 32 * VECTOR < C ? load_vec(row + i * CHUNK) : Vec{};
+}
 template <int CHUNKS> __device__ static inline void load_row(Vec (&w)[CHUNKS], const floatX *row, int C) {
     #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        w[i] = {};
-        if (i + 1 < CHUNKS || i * CHUNK + (int)threadIdx.x % 32 * VECTOR < C) w[i] = load_vec(row + i * CHUNK);
-    }
+    for (int i = 0; i < CHUNKS; i++) w[i] = load_chunk<CHUNKS>(row, i, C);
 }
-// x(i): the token's i-th chunk.
+__device__ static inline float product(const Vec &w, const Vec &v) {
+    float sum = 0;
+    for (int j = 0; j < VECTOR; j++) sum += element(w, j) * element(v, j);
+    return sum;
+}
+// x(i): the token's i-th chunk. A sum of sums: one chain of additions would be slow.
 template <int CHUNKS, class At> __device__ static inline float dot(const Vec (&w)[CHUNKS], At x) {
     float sum = 0;
     #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        const Vec v = x(i);
-        float part = 0;                                                 // one chain of additions would be slow
-        for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * element(v, j);
-        sum += part;
-    }
+    for (int i = 0; i < CHUNKS; i++) sum += product(w[i], x(i));
     return sum;
 }
 // 1 / sqrt(mean(x^2) + eps)
@@ -569,10 +582,15 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     const floatX *from = (at.plain ? p.plain_w : p.w) + lane * VECTOR;
     const unsigned lines = (unsigned)(p.next_size * sizeof(floatX) / 128);
     Vec w[2][CHUNKS], norm[CHUNKS], v[CHUNKS];
-    auto load_pair = [&](int i) {
+    auto rows_of = [&](int i, const floatX *(&row)[2]) {
         const int o = first_row(min(i, at.pairs - 1), at.gated);
-        load_row(w[0], from + (size_t)o * C, C);
-        load_row(w[1], from + (size_t)second_row(o, at.width, at.gated) * C, C);
+        row[0] = from + (size_t)o * C, row[1] = from + (size_t)second_row(o, at.width, at.gated) * C;
+    };
+    auto load_pair = [&](int i) {
+        const floatX *row[2];
+        rows_of(i, row);
+        load_row(w[0], row[0], C);
+        load_row(w[1], row[1], C);
     };
     int pair = at.number * WARPS + warp;
 
@@ -601,12 +619,21 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     #pragma unroll 1
     for (;;) {
         if (together) asm volatile("" ::: "memory");                    // else the compiler reads x once, to registers that are not there
-        const real pre = R(X(two_warp_sums(dot(w[0], x), dot(w[1], x)))), up = __shfl_xor_sync(ALL, pre, 16);
+        const int after = pair + at.stride * WARPS;
+        const floatX *row[2];
+        float first = 0, second = 0;
+        rows_of(after, row);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {                              // the next pair's chunks are requested as these are used
+            const Vec v = x(i);
+            first += product(w[0][i], v), second += product(w[1][i], v);
+            if (after < at.pairs) w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
+        }
+        const real pre = R(X(two_warp_sums(first, second))), up = __shfl_xor_sync(ALL, pre, 16);
         const int o = at.gated ? pair : 2 * pair + lane / 16;
         if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
             out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
-        if ((pair += at.stride * WARPS) >= at.pairs) break;
-        load_pair(pair);
+        if ((pair = after) >= at.pairs) break;
     }
     if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
@@ -622,31 +649,30 @@ void decode_out_one_kernel(const OutArgs p, unsigned inverse) {
     const int expert = p.choice.expert && lane < p.K ? __ldcg(p.choice.expert + lane) : 0;     // before the wait: see above
     floatX old = X(0), bias = X(0);                                     // converted when they are there
     float weight = 1, sum = 0;
+    Vec w[CHUNKS];
+    auto slot_of = [&](int u) { return (int)__umulhi(min(u, all - 1), inverse); };
+    auto request = [&](int u) {                                         // vector u of the sum
+        const int slot = slot_of(u);
+        const unsigned row = __shfl_sync(ALL, expert, slot) * p.O + o;
+        return load_vec(p.w + (size_t)(row * vectors + min(u, all - 1) - slot * vectors) * VECTOR);
+    };
+    #pragma unroll
+    for (int i = 0; i < CHUNKS; i++) w[i] = request(i * 32 + lane);
+    wait_for_previous();
+    old = p.residual[o];
+    if (p.bias) bias = p.bias[o];
+    if (p.choice.weight && lane < p.K) weight = p.choice.weight[lane];
     #pragma unroll 1
     for (int from = 0; from < all; from += CHUNKS * 32) {
-        Vec w[CHUNKS], x[CHUNKS];
-        int slot[CHUNKS];
-        #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {
-            const int u = min(from + i * 32 + lane, all - 1);
-            slot[i] = __umulhi(u, inverse);
-            const unsigned row = __shfl_sync(ALL, expert, slot[i]) * p.O + o;
-            w[i] = load_vec(p.w + (size_t)(row * vectors + u - slot[i] * vectors) * VECTOR);
-        }
-        if (!from) {
-            wait_for_previous();
-            old = p.residual[o];
-            if (p.bias) bias = p.bias[o];
-            if (p.choice.weight && lane < p.K) weight = p.choice.weight[lane];
-        }
+        Vec x[CHUNKS];
         #pragma unroll
         for (int i = 0; i < CHUNKS; i++) x[i] = load_vec(p.inp + min(from + i * 32 + lane, all - 1) * VECTOR);
         #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {
-            const float of_slot = __shfl_sync(ALL, weight, slot[i]);
-            float part = 0;
-            for (int j = 0; j < VECTOR; j++) part += element(w[i], j) * element(x[i], j);
-            if (from + i * 32 + lane < all) sum += of_slot * part;
+        for (int i = 0; i < CHUNKS; i++) {                              // the next vectors are requested as these are used
+            const int u = from + i * 32 + lane;
+            const float of_slot = __shfl_sync(ALL, weight, slot_of(u)), part = product(w[i], x[i]);
+            if (u < all) sum += of_slot * part;
+            if (from + CHUNKS * 32 < all) w[i] = request(u + CHUNKS * 32);
         }
     }
     sum = warp_sum(sum);
@@ -683,8 +709,9 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
     }
     if (N == 1 && chunks <= MAX_CHUNKS) {
         p.x_elements = chunks > REGISTER_CHUNKS ? C : 0;
-        const size_t slot_blocks = min(divide_up(pairs, WARPS), most / K > 1 ? most / K : 1);
-        const size_t blocks = (router.weight ? 1 : 0) + K * slot_blocks + min(divide_up(plain_pairs, WARPS), most);
+        const size_t choosing = router.weight ? 1 : 0, each = (most - choosing) / K;
+        const size_t slot_blocks = min(divide_up(pairs, WARPS), each > 1 ? each : 1);
+        const size_t blocks = choosing + K * slot_blocks + min(divide_up(plain_pairs, WARPS), most);
         LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, in_shared_bytes(N, (size_t)p.x_elements, E, K), p, (int)slot_blocks);
         return;
     }

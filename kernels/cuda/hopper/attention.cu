@@ -818,22 +818,22 @@ template <int D> static bool launch_backward(floatX *dq, floatX *dkv, const floa
 }
 
 static Device portable;                                 // attention.cu's functions, for what these kernels cannot do: other
-                                                        // sizes, and rows of several samples (position)
+                                                        // sizes, rows of several samples, and windows (reach)
 
-static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order,
+static void attention_forward(floatX *out, float *lse, const floatX *q, const floatX *kv, const int *reach, HeadOrder order,
                               int B, int T, int G, int Q, int D) {
     const Packing h = packing_of(order, B, T, G, Q);
-    if (position || !can_use(out, q, kv, NULL, B, T, Q, D)
+    if (reach || !can_use(out, q, kv, NULL, B, T, Q, D)
         || !(D == 64 ? launch_forward<64>(out, lse, q, kv, h) : launch_forward<128>(out, lse, q, kv, h)))
-        portable.attention_forward(out, lse, q, kv, position, order, B, T, G, Q, D);
+        portable.attention_forward(out, lse, q, kv, reach, order, B, T, G, Q, D);
 }
 static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, const floatX *out, const float *lse,
-                               const floatX *q, const floatX *kv, const int *position, HeadOrder order, int B, int T, int G, int Q, int D) {
+                               const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D) {
     const Packing h = packing_of(order, B, T, G, Q);
-    if (position || !can_use(dq, dkv, dout, out, B, T, Q, D) || !can_use(q, kv, NULL, NULL, B, T, Q, D)
+    if (reach || !can_use(dq, dkv, dout, out, B, T, Q, D) || !can_use(q, kv, NULL, NULL, B, T, Q, D)
         || !(D == 64 ? launch_backward<64>(dq, dkv, dout, out, lse, q, kv, h)
                      : launch_backward<128>(dq, dkv, dout, out, lse, q, kv, h)))
-        portable.attention_backward(dq, dkv, dout, out, lse, q, kv, position, order, B, T, G, Q, D);
+        portable.attention_backward(dq, dkv, dout, out, lse, q, kv, reach, order, B, T, G, Q, D);
 }
 
 PART(attention_hopper) {

@@ -1,36 +1,73 @@
 // hopper/muon.cu: Newton and Schulz's steps for matrices whose smaller side k is at most 256, a block for each matrix.
 //
-// The polynomial of a step is made of X X^T, which is k x k and symmetric. With k = 256 and bf16 it fits into the block's shared
-// memory, 128 KB, and nothing of it ever leaves: a block makes X X^T slab by slab (64 columns of X), squares it, forms the
-// polynomial Q, and multiplies X by it, slab by slab again. X travels from the L2 cache twice in a step and back once.
+// The polynomial Q of a step is made of A = X X^T, which is k x k and symmetric: Q = a I + b A + c A A. The A of the next step need
+// not be made of Q X, which is k x n: it is Q X X^T Q = Q Q A. So a few steps are taken with k x k matrices alone, and then X is
+// multiplied once, by the product of their polynomials. The error of A from rounding grows with that of every step, by up to 3.44^2;
+// therefore A is made of X again after three of the five steps, and numbers between are half precision, which has 11 bits: then the
+// result is nearer to the exact one than if every step multiplied X and rounded to bf16 (docs/LOG.md). All these matrices
+// are polynomials of A, so they commute, and all their products are symmetric.
 //
-//   symmetric    Of X X^T and of its square only blocks of 64 x 64 on and below the diagonal are computed, 10 of 16, and mirrored
+// With k = 256 one such matrix fits into the block's shared memory, 128 KB. A product's other factor comes through the
+// ring of stages from global memory (the L2 cache), where it was kept, slab by slab (64 columns), like X. X is read four times in
+// all and written twice. What is done in which order: the table `program`.
+//
+//   symmetric    Of a product only blocks of 64 x 64 on and below the diagonal are computed, 10 of 16, and mirrored
 //                as they are stored. Rows 64p.. have p + 1 of them; consumer c has p = c and p = 3 - c: five blocks each, 160
 //                sums a thread.
-//   product      A slab of the result is Q times the same slab of X, so it replaces it, in shared memory and in global memory.
-//                A consumer has every second slab. With Q = Q^T it is computed as X^T Q, with 64 columns of X as rows: of all
-//                shapes that one reads least shared memory. The transposition back is stmatrix's.
-//   norm         |X|^2 is the trace of X X^T. The first step's X is not normalized: its X X^T is divided by the square of the
-//                norm, and Q by the norm.
-//   order        The product takes slabs in the opposite order of X X^T, so that what was read last is still in the cache, and
-//                each step begins 4 slabs further on than the one before, so that it need not wait for stores.
+//   X            A slab of the result is the polynomial times the same slab of X, so it replaces it, in shared memory and in global
+//                memory. A consumer has every second slab. As the polynomial is symmetric it is computed as X^T Q, with 64 columns of X as
+//                rows: of all shapes that one reads least shared memory. The transposition back is stmatrix's.
+//   norm         |X|^2 is the trace of X X^T. The first X is not normalized: its X X^T is divided by the square of the
+//                norm, and the product of polynomials by the norm.
+//   order        X is multiplied in the opposite order of X X^T, so that what was read last is still in the cache, and
+//                the next X X^T begins 4 slabs further on, so that it need not wait for stores.
 //
 // With more rows than columns all this is done with X^T: a slab is then 64 rows of X, and lies the other way in shared memory.
 //
-// Multiplications of a step, in units of 2 k^2 flop: 10/16 (n + k) + n, of k x n. It reads and writes 6 n k bytes.
+// Multiplications of a matrix k x n, in units of 2 k^2 flop: 10/16 (2 n + 14 k) + 2 n. Five steps one by one take 10/16 (5 n + 5 k) + 5 n.
 #include "gemm.cuh"
 #include "muon.cuh"
 
 #if defined(PRECISION_BF16)
 enum { SIDE = 256, STAGE = SIDE * 128, STAGES = 3, SQUARE = 4 * STAGE, ORDER_SHIFT = 4 };
 enum { STAGES_AT = SQUARE, BARRIERS_AT = STAGES_AT + STAGES * STAGE, SUMS_AT = BARRIERS_AT + STAGES * 16, STORED_AT = SUMS_AT + 32,
-       BYTES = STORED_AT + 8 + 1024 };
+       KEPT_AT = STORED_AT + 8, BYTES = KEPT_AT + 8 + 1024 };
 static_assert(BYTES <= 232448, "what a block can have");
 
+// One matrix is in shared memory: S. Others are kept in global memory; the third where the first results of X will be.
+enum Kind : unsigned char {
+    GRAM,                                       // S = X X^T
+    SQUARE_OF,                                  // S = a I + b S + c S S
+    TIMES,                                      // S = from S
+    FACTOR,                                     // the same, as bf16 and, the first time, divided by the norm of X
+    APPLY                                       // X = S X
+};
+enum Place : unsigned char { NOWHERE, FIRST, SECOND, THIRD };
+struct Operation { Kind kind; Place from, keep; unsigned char kept; };        // kept: how many matrices have to be kept before
+static_assert(MUON_STEPS == 5, "three steps and two");
+enum { OPERATIONS = 18, AGAIN = 11 };           // where X X^T is made again
+[[maybe_unused]] static __constant__ const Operation program[OPERATIONS] = {
+    { GRAM,      NOWHERE, FIRST,   0 },         /* A1 */
+    { SQUARE_OF, NOWHERE, SECOND,  0 },         /* Q1 */
+    { TIMES,     FIRST,   NOWHERE, 1 }, { TIMES, SECOND, FIRST, 2 },       /* A2 = Q1 (Q1 A1) */
+    { SQUARE_OF, NOWHERE, THIRD,   0 },         /* Q2 */
+    { TIMES,     FIRST,   NOWHERE, 3 }, { TIMES, THIRD, NOWHERE, 4 },      /* A3 */
+    { SQUARE_OF, NOWHERE, NOWHERE, 0 },         /* Q3 */
+    { TIMES,     THIRD,   NOWHERE, 4 }, { FACTOR, SECOND, NOWHERE, 4 },    /* Q3 Q2 Q1 */
+    { APPLY,     NOWHERE, NOWHERE, 0 },
+    { GRAM,      NOWHERE, FIRST,   0 },         /* A4 */
+    { SQUARE_OF, NOWHERE, SECOND,  0 },         /* Q4 */
+    { TIMES,     FIRST,   NOWHERE, 5 }, { TIMES, SECOND, NOWHERE, 6 },     /* A5 */
+    { SQUARE_OF, NOWHERE, NOWHERE, 0 },         /* Q5 */
+    { FACTOR,    SECOND,  NOWHERE, 6 },
+    { APPLY,     NOWHERE, NOWHERE, 0 }
+};
+struct Maps { CUtensorMap x, out, gram, square; };
+
 #if defined(HOPPER)
-// Which slab is i-th in X X^T of a step; the product takes them from the last to the first.
-__device__ static inline int slab_of(int step, int i, int slabs) { return (i + ORDER_SHIFT * step) % slabs; }
-// Slabs a consumer has stored so far: told by one thread, asked by the producer.
+// Which slab is i-th in X X^T the first or second time; X is multiplied from the last to the first.
+__device__ static inline int slab_of(int again, int i, int slabs) { return (i + ORDER_SHIFT * again) % slabs; }
+// Slabs that a consumer has stored so far, or matrices kept: told by one thread, asked by the producer.
 __device__ static inline void tell(uint32_t address, int count) {
     asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" :: "r"(address), "r"(count) : "memory");
 }
@@ -42,25 +79,46 @@ __device__ static inline int asked(uint32_t address) {
 // Copies that begin after this see global memory as stores that are done left it.
 __device__ static inline void fence_copies(void) { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// One thread orders all slabs, for two passes a step.
-template <bool tall> __device__ static void produce(const CUtensorMap *x_map, const CUtensorMap *out_map, uint32_t base, int slabs) {
+__device__ static inline const CUtensorMap *map_of(const Maps &maps, Place place) {
+    return place == FIRST ? &maps.gram : place == SECOND ? &maps.square : &maps.out;
+}
+// A slab of X, or, not tall, of a matrix that is kept: boxes of 64 x 64, whose rows and columns change places if X is tall.
+__device__ static inline void load_slab(uint32_t to, const CUtensorMap *map, uint32_t barrier, int slab, bool tall) {
+    for (int i = 0; i < 4; i++) bulk_load(to + i * SLAB, map, barrier, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
+}
+__device__ static inline void store_slab(const CUtensorMap *map, uint32_t from, int slab, bool tall) {
+    for (int i = 0; i < 4; i++) bulk_store(map, from + i * SLAB, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
+}
+
+// One thread orders all slabs.
+template <bool tall> __device__ static void produce(const Maps &maps, uint32_t base, int slabs) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
-    int turn = 0;
-    for (int step = 0; step < MUON_STEPS; step++) {
-        const CUtensorMap *map = step ? out_map : x_map;
-        for (int i = 0; i < 2 * slabs; i++, turn++) {
-            const int slab = slab_of(step, i < slabs ? i : 2 * slabs - 1 - i, slabs);
-            if (step && i < slabs) {                                            // where it was in the last product, and whose
-                const int place = slabs - 1 - (slab + slabs * ORDER_SHIFT - ORDER_SHIFT * (step - 1) % slabs) % slabs, consumer = place % 2;
-                const int count = (step - 1) * ((slabs + 1 - consumer) / 2) + place / 2 + 1;
-                while (asked(base + STORED_AT + consumer * 4) < count) {}
+    int turn = 0, again = 0;
+    auto load = [&](const CUtensorMap *map, int slab, bool across) {
+        pipe.acquire(turn, STAGE);
+        load_slab(base + STAGES_AT + turn % STAGES * STAGE, map, pipe.full(turn), slab, across);
+        turn++;
+    };
+#pragma unroll 1
+    for (int o = 0; o < OPERATIONS; o++) {
+        const Operation op = program[o];
+        const bool gram = op.kind == GRAM, apply = op.kind == APPLY;
+        if (op.kind == SQUARE_OF) continue;
+        if (op.from) {
+            while (asked(base + KEPT_AT) < op.kept) {}
+            fence_copies();
+        }
+#pragma unroll 1
+        for (int i = 0; i < (op.from ? 4 : slabs); i++) {
+            const int slab = op.from ? i : slab_of(again, gram ? i : slabs - 1 - i, slabs);
+            if (gram && again) {                                                // where it was when X was multiplied, and whose
+                const int place = slabs - 1 - slab, consumer = place % 2;
+                while (asked(base + STORED_AT + consumer * 4) < place / 2 + 1) {}
                 fence_copies();
             }
-            const uint32_t to = base + STAGES_AT + turn % STAGES * STAGE;
-            pipe.acquire(turn, STAGE);
-            if (!tall) bulk_load(to, map, pipe.full(turn), slab * 64, 0, blockIdx.x);
-            else for (int c = 0; c < 4; c++) bulk_load(to + c * SLAB, map, pipe.full(turn), c * 64, slab * 64, blockIdx.x);
+            load(op.from ? map_of(maps, op.from) : again ? &maps.out : &maps.x, slab, tall && !op.from);
         }
+        again += apply;
     }
 }
 
@@ -68,11 +126,35 @@ template <bool tall> __device__ static void produce(const CUtensorMap *x_map, co
 // the 16 rows of this warp.
 __device__ static inline uint32_t block_of(uint32_t square, int p, int q) { return square + q * STAGE + p * SLAB; }
 __device__ static inline int warp_of_four(void) { return threadIdx.x % 128 / 32; }
-// The transpose of put_columns: columns 16j.. become rows 16j.. of 128 bytes, in which this warp has its 16 columns.
-__device__ static inline void put_rows_of_columns(uint32_t rows, int j, const float *x) {
+// The lane, in a way that the compiler does not compute addresses from it long before they are needed: registers are few.
+__device__ static inline int lane_now(void) {
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane));
+    return lane;
+}
+// Two floats as bf16 or as half precision, and one of two of half precision.
+template <bool half> __device__ static inline uint32_t packed(float low, float high) {
+    if (!half) return pack_bf16(low, high);
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ static inline float unpack_half(uint32_t pair, int which) {
+    float x;
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tcvt.f32.f16 %0, low;\n\t}" : "=f"(x) : "r"(which ? pair >> 16 : pair));
+    return x;
+}
+// put_columns (gemm.cuh) of either type, and its transpose: columns 16j.. become rows 16j.. of 128 bytes, in which this warp
+// has its 16 columns.
+template <bool half> __device__ static inline void put_16_columns(uint32_t rows, int j, const float *x) {
+    const int lane = lane_now();
+    stmatrix(rows + swizzled(lane % 16, 2 * j + lane / 16), packed<half>(x[0], x[1]), packed<half>(x[2], x[3]),
+             packed<half>(x[4], x[5]), packed<half>(x[6], x[7]));
+}
+template <bool half> __device__ static inline void put_rows_of_columns(uint32_t rows, int j, const float *x) {
     const int lane = threadIdx.x % 32;
-    stmatrix_trans(rows + swizzled(j * 16 + lane / 16 * 8 + lane % 8, warp_of_four() * 2 + lane / 8 % 2), pack_bf16(x[0], x[1]),
-                   pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
+    stmatrix_trans(rows + swizzled(j * 16 + lane / 16 * 8 + lane % 8, warp_of_four() * 2 + lane / 8 % 2), packed<half>(x[0], x[1]),
+                   packed<half>(x[2], x[3]), packed<half>(x[4], x[5]), packed<half>(x[6], x[7]));
 }
 // Of sums 8j .. 8j+7 of a block on the diagonal, is the i-th on its diagonal?
 __device__ static inline bool diagonal(int j, int i) {
@@ -81,13 +163,13 @@ __device__ static inline bool diagonal(int j, int i) {
 }
 
 // x: rows 64p.. of the symmetric matrix, p + 1 blocks.
-template <int p> __device__ static inline void put_rows(uint32_t square, const float (&x)[32 * (p + 1)]) {
+template <int p, bool half> __device__ static inline void put_rows(uint32_t square, const float (&x)[32 * (p + 1)]) {
 #pragma unroll
     for (int q = 0; q <= p; q++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            put_columns(block_of(square, p, q) + warp_of_four() * (SLAB / 4), j, &x[q * 32 + j * 8]);
-            if (q < p) put_rows_of_columns(block_of(square, q, p), j, &x[q * 32 + j * 8]);
+            put_16_columns<half>(block_of(square, p, q) + warp_of_four() * (SLAB / 4), j, &x[q * 32 + j * 8]);
+            if (q < p) put_rows_of_columns<half>(block_of(square, q, p), j, &x[q * 32 + j * 8]);
         }
 }
 template <int p> __device__ static inline float trace(const float (&x)[32 * (p + 1)]) {
@@ -98,91 +180,134 @@ template <int p> __device__ static inline float trace(const float (&x)[32 * (p +
         for (int i = 0; i < 8; i++) sum += diagonal(j, i) ? x[p * 32 + j * 8 + i] : 0;
     return sum;
 }
-// x, which is of the square, becomes scale (a I + b gram + c x).
-template <int p> __device__ static inline void polynomial(uint32_t gram, float (&x)[32 * (p + 1)], float scale) {
-    const float a = scale * 3.4445f, b = scale * -4.7750f, c = scale * 2.0315f;
+// x, which is of the square, becomes a I + b gram + c x.
+template <int p> __device__ static inline void polynomial(uint32_t gram, float (&x)[32 * (p + 1)]) {
+    const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+    const int lane = threadIdx.x % 32, warp = warp_of_four();
+    const uint32_t row = block_of(gram, p, 0) + warp * (SLAB / 4) + lane % 16 * 128;
 #pragma unroll
     for (int q = 0; q <= p; q++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t g[4];
-            const int lane = threadIdx.x % 32;
-            ldmatrix(g, block_of(gram, p, q) + warp_of_four() * (SLAB / 4) + swizzled(lane % 16, 2 * j + lane / 16));
+            ldmatrix(g, row + q * STAGE + ((2 * j + lane / 16 ^ lane % 8) << 4));
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float &y = x[q * 32 + j * 8 + i];
-                y = c * y + b * unpack_bf16(g[i / 2], i % 2) + (q == p && diagonal(j, i) ? a : 0);
+                y = c * y + b * unpack_half(g[i / 2], i % 2) + (q == p && diagonal(j, i) ? a : 0);
+                asm volatile("" : "+f"(y));
             }
         }
 }
 
-// Both of a consumer's rows of blocks += the products of 16 of k. at: where block 0 lies.
-template <int consumer, Major major> __device__ static inline void multiply_rows(float (&low)[32 * (consumer + 1)],
-        float (&high)[32 * (4 - consumer)], uint32_t at, int accumulate) {
-    const uint64_t right = descriptor(at, major);
-    wgmma<64 * (consumer + 1), major, major>(low, descriptor(at + consumer * SLAB, major), right, accumulate);
-    wgmma<64 * (4 - consumer), major, major>(high, descriptor(at + (3 - consumer) * SLAB, major), right, accumulate);
+// Both of a consumer's rows of blocks += the products of 16 of k. left, right: where block 0 lies.
+template <int consumer, Major major, bool half> __device__ static inline void multiply_rows(float (&low)[32 * (consumer + 1)],
+        float (&high)[32 * (4 - consumer)], uint32_t left, uint32_t right, int accumulate) {
+    const uint64_t columns = descriptor(right, major);
+    wgmma<64 * (consumer + 1), major, major, half>(low, descriptor(left + consumer * SLAB, major), columns, accumulate);
+    wgmma<64 * (4 - consumer), major, major, half>(high, descriptor(left + (3 - consumer) * SLAB, major), columns, accumulate);
+}
+// Of the squared norm of X, the trace of X X^T: each warp's part, and their sum.
+template <int consumer> __device__ static inline void put_norm(float *sums, const float (&low)[32 * (consumer + 1)],
+        const float (&high)[32 * (4 - consumer)]) {
+    const float sum = warp_sum(trace<consumer>(low) + trace<3 - consumer>(high));
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 - 4] = sum;
+    named_barrier_sync(1, 256);
+}
+__device__ static inline float inverse_norm(const float *sums) {
+    float norm = 0;
+    for (int i = 0; i < 8; i++) norm += sums[i];
+    return norm > 0 ? 1 / norm : 0;
 }
 
-// The polynomial of a step, from slabs of X to shared memory.
-template <int consumer, bool tall> __device__ static inline void form_polynomial(uint32_t base, unsigned char *generic, int slabs,
-        int step, int &turn) {
+// One matrix is made in shared memory.
+template <int consumer, bool tall> __device__ static inline void make_matrix(int o, const Maps &maps, uint32_t base,
+        unsigned char *generic, int slabs, int &turn) {
+    const Operation &op = program[o];
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
-    float low[32 * (consumer + 1)] = {}, high[32 * (4 - consumer)] = {}, scale = 1;     // set: else they would be kept from step to step
-    for (int i = 0; i < slabs; i++, turn++) {
-        pipe.wait_full(turn);
+    const bool stores = threadIdx.x == 128;                                     // this thread stores what is kept
+    float low[32 * (consumer + 1)] = {}, high[32 * (4 - consumer)] = {};        // set: else they would be kept from one to the next
+    auto finish = [&] {                                                         // in each branch: the compiler follows wgmma no further
+        if (stores && o && program[o - 1].keep) bulk_wait<0>(), fence_copies(), tell(base + KEPT_AT, asked(base + KEPT_AT) + 1);
+        wgmma_wait<0>();
+        pin(low), pin(high);
+    };
+    if (op.kind == SQUARE_OF) {
         pin(low), pin(high);
         wgmma_fence();
 #pragma unroll
-        for (int k16 = 0; k16 < 4; k16++)
-            multiply_rows<consumer, tall ? MN_MAJOR : K_MAJOR>(low, high, base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32), i | k16);
+        for (int k16 = 0; k16 < 16; k16++) {
+            const uint32_t at = base + k16 / 4 * STAGE + k16 % 4 * 32;
+            multiply_rows<consumer, K_MAJOR, true>(low, high, at, at, k16);
+        }
         wgmma_commit();
-        wgmma_wait<1>();
-        if (i) pipe.release(turn - 1);
+        finish();
+    } else if (op.kind == GRAM) {
+#pragma unroll 1
+        for (int i = 0; i < slabs; i++, turn++) {
+            pipe.wait_full(turn);
+            pin(low), pin(high);
+            wgmma_fence();
+#pragma unroll
+            for (int k16 = 0; k16 < 4; k16++) {
+                const uint32_t at = base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32);
+                multiply_rows<consumer, tall ? MN_MAJOR : K_MAJOR, false>(low, high, at, at, i | k16);
+            }
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (i) pipe.release(turn - 1);
+        }
+        finish();
+        pipe.release(turn - 1);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < 4; i++, turn++) {
+            pipe.wait_full(turn);
+            pin(low), pin(high);
+            wgmma_fence();
+#pragma unroll
+            for (int k16 = 0; k16 < 4; k16++)
+                multiply_rows<consumer, K_MAJOR, true>(low, high, base + STAGES_AT + turn % STAGES * STAGE + k16 * 32,
+                                                       base + i * STAGE + k16 * 32, i | k16);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (i) pipe.release(turn - 1);
+        }
+        finish();
+        pipe.release(turn - 1);
     }
-    wgmma_wait<0>();
-    pin(low), pin(high);
-    pipe.release(turn - 1);
-    if (step == 0) {                                                            // divide by the norm
-        float *const sums = (float *)(generic + SUMS_AT), sum = warp_sum(trace<consumer>(low) + trace<3 - consumer>(high));
-        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32 - 4] = sum;
-        named_barrier_sync(1, 256);
-        float norm = 0;
-        for (int i = 0; i < 8; i++) norm += sums[i];
-        const float shrink = norm > 0 ? 1 / norm : 0;
-        scale = sqrtf(shrink);
+
+    if (op.kind == SQUARE_OF) polynomial<consumer>(base, low), polynomial<3 - consumer>(base, high);
+    if (o < AGAIN && (op.kind == GRAM || op.kind == FACTOR)) {                  // divide by the norm
+        float *const sums = (float *)(generic + SUMS_AT);
+        if (op.kind == GRAM) put_norm<consumer>(sums, low, high);
+        const float scale = op.kind == GRAM ? inverse_norm(sums) : sqrtf(inverse_norm(sums));
 #pragma unroll
-        for (float &x : low) x *= shrink;
+        for (float &x : low) x *= scale;
 #pragma unroll
-        for (float &x : high) x *= shrink;
-    } else named_barrier_sync(1, 256);                                                        // nobody reads the last polynomial any more
-    put_rows<consumer>(base, low), put_rows<3 - consumer>(base, high);
+        for (float &x : high) x *= scale;
+    }
+    named_barrier_sync(1, 256);                                                 // nobody reads the last matrix any more
+    if (op.kind == FACTOR) put_rows<consumer, false>(base, low), put_rows<3 - consumer, false>(base, high);
+    else put_rows<consumer, true>(base, low), put_rows<3 - consumer, true>(base, high);
     fence_async_proxy();
     named_barrier_sync(1, 256);
-    pin(low), pin(high);
-    wgmma_fence();
-#pragma unroll
-    for (int k16 = 0; k16 < 16; k16++)
-        multiply_rows<consumer, K_MAJOR>(low, high, base + k16 / 4 * STAGE + k16 % 4 * 32, k16);
-    wgmma_commit();
-    wgmma_wait<0>();
-    pin(low), pin(high);
-    polynomial<consumer>(base, low, scale), polynomial<3 - consumer>(base, high, scale);
-    named_barrier_sync(1, 256);                                                               // all have read X X^T
-    put_rows<consumer>(base, low), put_rows<3 - consumer>(base, high);
-    fence_async_proxy();
-    named_barrier_sync(1, 256);
+    if (stores && op.keep) {
+        for (int i = 0; i < 4; i++) store_slab(map_of(maps, op.keep), base + i * STAGE, i, false);
+        bulk_commit();
+    }
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void apply_polynomial(const CUtensorMap *out_map, uint32_t base, int slabs,
-        int step, int &turn, int &stored) {
+template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs, int again, int &turn) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool first = threadIdx.x % 128 == 0;
+    int stored = 0;
+#pragma unroll 1
     for (int i = 0; i < slabs; i++, turn++) {
         if (i % 2 != consumer) { pipe.skip(turn); continue; }
         const uint32_t stage = base + STAGES_AT + turn % STAGES * STAGE;
-        const int slab = slab_of(step, slabs - 1 - i, slabs);
+        const int slab = slab_of(again, slabs - 1 - i, slabs);
         float sum[SIDE / 2] = {};
         pipe.wait_full(turn);
         pin(sum);
@@ -199,13 +324,12 @@ template <int consumer, bool tall> __device__ static inline void apply_polynomia
         named_barrier_sync(2 + consumer, 128);                                                // all four warps have read the slab
 #pragma unroll
         for (int j = 0; j < 16; j++)
-            if (tall) put_columns(stage + j / 4 * SLAB + warp_of_four() * (SLAB / 4), j % 4, &sum[j * 8]);
-            else put_rows_of_columns(stage, j, &sum[j * 8]);
+            if (tall) put_16_columns<false>(stage + j / 4 * SLAB + warp_of_four() * (SLAB / 4), j % 4, &sum[j * 8]);
+            else put_rows_of_columns<false>(stage, j, &sum[j * 8]);
         fence_async_proxy();
         named_barrier_sync(2 + consumer, 128);
         if (first) {
-            if (!tall) bulk_store(out_map, stage, slab * 64, 0, blockIdx.x);
-            else for (int c = 0; c < 4; c++) bulk_store(out_map, stage + c * SLAB, c * 64, slab * 64, blockIdx.x);
+            store_slab(out_map, stage, slab, tall);
             bulk_commit();
             bulk_wait_read<0>();
         }
@@ -215,52 +339,54 @@ template <int consumer, bool tall> __device__ static inline void apply_polynomia
     if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
 }
 
-template <int consumer, bool tall> __device__ static inline void consume(const CUtensorMap *out_map, uint32_t base, unsigned char *generic,
-        int slabs) {
-    int turn = 0, stored = 0;
-    for (int step = 0; step < MUON_STEPS; step++) {
-        form_polynomial<consumer, tall>(base, generic, slabs, step, turn);
-        apply_polynomial<consumer, tall>(out_map, base, slabs, step, turn, stored);
-    }
+template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic, int slabs) {
+    int turn = 0;
+#pragma unroll 1
+    for (int o = 0; o < OPERATIONS; o++)
+        if (program[o].kind == APPLY) multiply_x<consumer, tall>(&maps.out, base, slabs, o > AGAIN, turn);
+        else make_matrix<consumer, tall>(o, maps, base, generic, slabs, turn);
 }
 #endif
 
 template <bool tall> static __global__ __launch_bounds__(THREADS, 1)
-void newton_schulz(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap out_map, int slabs) {
+void newton_schulz(const __grid_constant__ Maps maps, int slabs) {
 #if defined(HOPPER)
     extern __shared__ unsigned char raw[];
     const uint32_t at = shared_address(raw), skip = -at & 1023, base = at + skip;   // the swizzle counts from multiples of 1024
     if (threadIdx.x == 0) {
         Pipeline<STAGES>{ base + BARRIERS_AT }.init(8);
-        for (int i = 0; i < 2; i++) tell(base + STORED_AT + i * 4, 0);
+        for (int i = 0; i < 3; i++) tell(base + STORED_AT + i * 4, 0);          // KEPT_AT too
         fence_barrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        give_registers<40>();
-        if (threadIdx.x == 0) produce<tall>(&x_map, &out_map, base, slabs);
+        give_registers<104>();
+        if (threadIdx.x == 0) produce<tall>(maps, base, slabs);
         return;
     }
-    take_registers<232>();
-    if (threadIdx.x < 256) consume<0, tall>(&out_map, base, raw + skip, slabs);
-    else consume<1, tall>(&out_map, base, raw + skip, slabs);
+    take_registers<200>();
+    if (threadIdx.x < 256) consume<0, tall>(maps, base, raw + skip, slabs);
+    else consume<1, tall>(maps, base, raw + skip, slabs);
 #endif
 }
 
-template <bool tall> static bool launch(floatX *out, const floatX *x, int count, int rows, int columns) {
-    const uint64_t n = (uint64_t)rows * columns;
-    const int box = tall ? 64 : SIDE;
-    CUtensorMap x_map, out_map;
-    if (!tensor_map(&x_map, x, 2, columns, rows, count, columns, n, 64, box)
-        || !tensor_map(&out_map, out, 2, columns, rows, count, columns, n, 64, box)) return false;
+template <bool tall> static bool launch(const MuonBuffers *b, int count, int rows, int columns) {
+    const uint64_t k = tall ? columns : rows;
+    Maps maps;
+    auto map = [&](CUtensorMap *to, const floatX *x, uint64_t height, uint64_t width) {
+        return tensor_map(to, x, 2, width, height, count, width, height * width, 64, 64);
+    };
+    if (!map(&maps.x, b->x, rows, columns) || !map(&maps.out, b->out, rows, columns) || !map(&maps.gram, b->gram, k, k)
+        || !map(&maps.square, b->square, k, k)) return false;
     auto *const kernel = newton_schulz<tall>;
     allow_shared((const void *)kernel, BYTES);
-    LAUNCH(kernel, (unsigned)count, THREADS, BYTES, x_map, out_map, (int)divide_up(tall ? rows : columns, 64));
+    LAUNCH(kernel, (unsigned)count, THREADS, BYTES, maps, (int)divide_up(tall ? rows : columns, 64));
     return true;
 }
-bool hopper_newton_schulz(floatX *out, const floatX *x, int count, int rows, int columns) {
+bool hopper_newton_schulz(const MuonBuffers *b, int count, int rows, int columns) {
     const int k = rows < columns ? rows : columns;
-    if (context()->arch != 90 || k <= SIDE / 2 || k > SIDE || columns % 8 || ((uintptr_t)x | (uintptr_t)out) % 16) return false;
-    return rows > columns ? launch<true>(out, x, count, rows, columns) : launch<false>(out, x, count, rows, columns);
+    if (context()->arch != 90 || k <= SIDE / 2 || k > SIDE || columns % 8 || k % 8
+        || ((uintptr_t)b->x | (uintptr_t)b->out | (uintptr_t)b->gram | (uintptr_t)b->square) % 16) return false;
+    return rows > columns ? launch<true>(b, count, rows, columns) : launch<false>(b, count, rows, columns);
 }
 #endif

@@ -3,6 +3,6 @@
 #include "kernels/cuda/impl.cuh"
 
 #if defined(PRECISION_BF16)
-// out = orthogonalize(x), x untouched. False: not on this GPU, not for these sizes; nothing was done.
-bool hopper_newton_schulz(floatX *out, const floatX *x, int count, int rows, int columns);
+// b->out = orthogonalize(b->x), x untouched; gram and square are scratch. False: not on this GPU, not for these sizes; nothing was done.
+bool hopper_newton_schulz(const MuonBuffers *b, int count, int rows, int columns);
 #endif

@@ -61,13 +61,18 @@ template <int count> __device__ static inline void pin(uint32_t (&d)[count]) {
 #define F64  F32(0), F32(32)
 #define F96  F64, F32(64)
 #define F128 F96, F32(96)
-#define WGMMA(n, list, registers, a, b, add, ta, tb) \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add ", 0;\n\t" \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" list "}, " a ", " b ", p, 1, 1, " ta ", " tb ";\n\t}" \
-                 : registers : "l"(x), "l"(y), "r"(accumulate), "n"((int)x_major), "n"((int)y_major))
+#define WGMMA_OF(type, n, list, a, b, add, ta, tb) \
+    "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " add ", 0;\n\t" \
+    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, " a ", " b ", p, 1, 1, " ta ", " tb ";\n\t}"
+#define WGMMA(n, list, registers, a, b, add, ta, tb) do { \
+    if constexpr (half) asm volatile(WGMMA_OF("f16", n, list, a, b, add, ta, tb) \
+                                     : registers : "l"(x), "l"(y), "r"(accumulate), "n"((int)x_major), "n"((int)y_major)); \
+    else asm volatile(WGMMA_OF("bf16", n, list, a, b, add, ta, tb) \
+                      : registers : "l"(x), "l"(y), "r"(accumulate), "n"((int)x_major), "n"((int)y_major)); \
+} while (0)
 
-// accumulate 0: d = x y.
-template <int N, Major x_major, Major y_major>
+// accumulate 0: d = x y. half: of half-precision numbers, 11 bits and small exponents, instead of bf16.
+template <int N, Major x_major, Major y_major, bool half = false>
 __device__ static inline void wgmma(float (&d)[N / 2], uint64_t x, uint64_t y, int accumulate) {
     static_assert(N == 64 || N == 128 || N == 192 || N == 256, "one of these");
     if constexpr (N == 64)  WGMMA(64,  LIST32,  F32(0), "%32", "%33", "%34", "%35", "%36");
