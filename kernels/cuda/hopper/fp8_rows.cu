@@ -13,12 +13,13 @@ typedef Layout<256, 4, 2> Rows8;
 
 #if defined(HOPPER)
 // 128 columns of this warp's 16 rows, from column n of c on. `stores` counts over all tiles: two slabs alternate.
-__device__ static inline void store_half(const float *sum, const Shared<Rows8> &s, const Output &c, int n, Tile tile, int &stores) {
+__device__ static inline void store_half(const float *sum, const Shared<Rows8> &s, const Output &c, int n, Tile tile, uint32_t slabs,
+                                         int &stores) {
     const int row = tile.row + (threadIdx.x / 32 - 4) * 16;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (n >= c.columns) break;
-        const uint32_t slab = s.slab(stores++ & 1);
+        const uint32_t slab = slabs + (stores++ & 1) * SLAB;
         wait_slab<1>();
 #pragma unroll
         for (int j = 0; j < 4; j++) put_columns(slab, j, sum + i * 32 + j * 8);
@@ -27,7 +28,8 @@ __device__ static inline void store_half(const float *sum, const Shared<Rows8> &
 }
 // The codes of act, and their scales (.,F/128).
 __device__ static inline void store_act(const float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &act, float *scales,
-                                        Tile tile, int &stores) {
+                                        Tile tile, uint32_t slabs,
+                                         int &stores) {
     const int pitch = act.columns / 64, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16, r = row + lane / 4;
     float x[64];
 #pragma unroll
@@ -36,7 +38,7 @@ __device__ static inline void store_act(const float (&sum)[Rows8::BN / 2], const
 #pragma unroll
         for (int h = 0; h < 2; h++) x[i + h] = slope_of<SWIGLU>(unpack_bf16(g, h), unpack_bf16(u, h)).act;
     }
-    const uint32_t slab = s.slab(stores++ & 1);
+    const uint32_t slab = slabs + (stores++ & 1) * SLAB;
     wait_slab<1>();
     const float2 scale = put_codes(x, s.pointer(slab));
     store_slab(s, slab, act, tile.column / 2, row, tile.end);               // as pairs of codes
@@ -65,6 +67,7 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
     const int steps = p.C / BK, consumer = threadIdx.x / WARPGROUP - 1, across = (up ? 2 : 1) * p.O / 128;
     const Output to_c = { &c_map, (floatX *)p.c, NULL, (up ? 2 : 1) * p.O }, to_act = { &act_map, act, NULL, p.O / 2 };
     RowScales<2> scales = { a_scale, b_scale, up ? given.a_row : NULL, steps };
+    const uint32_t slabs = s.slab(0);
     Position<Rows8::STAGES> at;
     auto find = [&](void) {
         s.pipe.wait_full(at);
@@ -80,12 +83,12 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
         if (tile.expert < 0) break;
         float sum[Rows8::BN / 2];
         mainloop_e4m3(sum, s, at, steps, consumer, scales, [&](void) {
-            store_half(sum, s, to_c, tile.column, tile, stores);
+            store_half(sum, s, to_c, tile.column, tile, slabs, stores);
             find();
         });
         scales.fetch();
-        store_half(sum + 64, s, to_c, tile.column + (up ? p.O : 128), tile, stores);
-        if (up) store_act(sum, s, to_act, act_scale, tile, stores);
+        store_half(sum + 64, s, to_c, tile.column + (up ? p.O : 128), tile, slabs, stores);
+        if (up) store_act(sum, s, to_act, act_scale, tile, slabs, stores);
     }
     if (threadIdx.x % 32 == 0) bulk_wait<0>();
 #endif
