@@ -300,10 +300,12 @@ static void naive_activation_backward(const Case *c, double **v) {        /* onl
 /* ---- 8 bits: x as f32 becomes the code whose value is nearest, of all codes; of two the even one ---- */
 
 static int nearest_code(double x) {
+    static double value[0x7f];
     int best = 0;
+    for (int code = 0; code < 0x7f && value[0x7e] == 0; code++) value[code] = case_e4m3(code);
     if (isnan(x)) return 0x7f;
     for (int code = 1; code < 0x7f; code++) {
-        const double here = fabs(case_e4m3(code) - fabs(x)), there = fabs(case_e4m3(best) - fabs(x));
+        const double here = fabs(value[code] - fabs(x)), there = fabs(value[best] - fabs(x));
         if (here < there || (here == there && code % 2 == 0)) best = code;
     }
     return best | (signbit(x) ? 0x80 : 0);
@@ -415,16 +417,23 @@ static void naive_fp8_columns(const Case *c, double **v) {
             }
     }
 }
+/* Row r of expert e from columns of width C. free() it. */
+static double *row_of_columns(const Case *c, double **v, double **code, int e, int r, int C) {
+    double *x = mem_alloc((size_t)C * sizeof *x);
+    for (int i = 0; i < C; i++) {
+        const int at = column_at(c, v, e, r, C, i);
+        x[i] = case_e4m3((int)code[0][at]) * code[1][at / FP8_BLOCK / C * (C / FP8_BLOCK) + i / FP8_BLOCK];
+    }
+    return x;
+}
 static void naive_fp8_backward_weight(const Case *c, double **v) {
     const int O = c->O, C = c->C;
     for (int e = 0; e < c->s.E; e++)
-        for (int r = (int)v[c->plan][e]; r < (int)v[c->plan][e + 1]; r++)
-            for (int o = 0; o < O; o++) {
-                const int y = column_at(c, v, e, r, O, o), from = y / FP8_BLOCK / O;
-                const double dy = case_e4m3((int)v[1][y]) * v[2][from * (O / FP8_BLOCK) + o / FP8_BLOCK];
-                for (int i = 0; i < C; i++)
-                    v[0][(e*O + o) * C + i] += dy * case_e4m3((int)v[3][column_at(c, v, e, r, C, i)]) * v[4][from * (C / FP8_BLOCK) + i / FP8_BLOCK];
-            }
+        for (int r = (int)v[c->plan][e]; r < (int)v[c->plan][e + 1]; r++) {
+            double *dy = row_of_columns(c, v, v + 1, e, r, O), *x = row_of_columns(c, v, v + 3, e, r, C);
+            for (int o = 0; o < O; o++) for (int i = 0; i < C; i++) v[0][(e*O + o) * C + i] += dy[o] * x[i];
+            free(dy), free(x);
+        }
 }
 /* One query (D) over the positions first ... seen-1 of the keys and values of head h; returns the log of the sum. */
 static double attend(const Case *c, double *y, const double *q, const double *kv, int h, int first, int seen) {

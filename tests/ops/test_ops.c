@@ -44,8 +44,8 @@ static const Shape small[] = {
 static const Shape eights[] = {                  /* for what needs multiples of 128: experts with more than a tile of rows, with none, with tails */
     { "8 bits",     1,   37, 128,   5,  3, 2, 128, 1, 1, 2, MIXED },
     { "8 bits varied", 3, 70, 256,  5,  6, 5, 128, 1, 1, 2, VARIED },
-    { "8 bits ladder", 8, 73, 128,  5,  9, 1, 384, 1, 1, 2, LADDER },
-    { "8 bits half",   1, 300, 384, 5,  4, 2, 256, 1, 1, 2, HALF },
+    { "8 bits ladder", 8, 73, 128,  5,  9, 1, 128, 1, 1, 2, LADDER },
+    { "8 bits half",   1, 150, 384, 5,  4, 2, 128, 1, 1, 2, HALF },
 };
 enum { EIGHTS = sizeof eights / sizeof *eights };
 enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large, TILES = sizeof tiles / sizeof *tiles };
