@@ -31,6 +31,9 @@ __device__ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y,
 #ifndef FP8_TURNS
 #define FP8_TURNS 1
 #endif
+#ifndef FP8_LAG
+#define FP8_LAG 0
+#endif
 enum { TURN_BARRIER = 4 };                                          // 4; and 5, if they take turns all the time
 __device__ static inline void pass_turn(int to) {
     asm volatile("bar.arrive %0, %1;" :: "r"(TURN_BARRIER + to), "n"(2 * WARPGROUP) : "memory");
@@ -68,7 +71,7 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
             }
             wgmma_commit();
             if (FP8_TURNS == 2 || (FP8_TURNS == 1 && piece == 0)) wgmma_wait<1>();
-            if (turn) pass_turn(consumer ^ 1);
+            if (FP8_TURNS == 2 || (FP8_TURNS == 1 && piece == 0 && step == min(FP8_LAG, steps - 1))) pass_turn(consumer ^ 1);
             if (piece == 0) scales.next(step, step + 1 < steps);
             if (piece == PIECES - 1 && step == steps - 1) last();
             wgmma_wait<0>();
