@@ -8,7 +8,9 @@ __device__ static inline uint32_t magnitude(float x) { return __float_as_uint(x)
 __device__ static inline float fp8_scale(uint32_t most) {
     return __uint_as_float(most < 0x7f800000 ? (max((most + 0x1fffff) >> 23, 18u) - 8) << 23 : 0x7fffffff);
 }
-__device__ static inline float fp8_inverse(float scale) { return scale == scale ? __uint_as_float((254u << 23) - __float_as_uint(scale)) : scale; }
+__device__ static inline float fp8_inverse(float scale) {
+    return scale == scale ? __uint_as_float((254u << 23) - __float_as_uint(scale)) : scale;
+}
 #if __CUDA_ARCH__ >= 890
 // Two or four floats to codes, to nearest even. The first is in the lowest byte.
 __device__ static inline uint32_t fp8_codes(float a, float b) {

@@ -26,20 +26,6 @@ __device__ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y,
 
 // ---- the main loop of a consumer --------------------------------------------------------------------------------------------
 
-// If both consumers queue their pieces at the same time, both add at the same time, and the tensor cores have nothing to do. So consumer 1
-// begins a tile when consumer 0 has half of its first piece: from there on they stay apart.
-#ifndef FP8_TURNS
-#define FP8_TURNS 1
-#endif
-#ifndef FP8_LAG
-#define FP8_LAG 0
-#endif
-enum { TURN_BARRIER = 4 };                                          // 4; and 5, if they take turns all the time
-__device__ static inline void pass_turn(int to) {
-    asm volatile("bar.arrive %0, %1;" :: "r"(TURN_BARRIER + to), "n"(2 * WARPGROUP) : "memory");
-}
-__device__ static inline void await_turn(int consumer) { named_barrier_sync(TURN_BARRIER + consumer, 2 * WARPGROUP); }
-
 // sum (64 x BN) = a b over `steps` stages, of which the first is full already; scales.fetch() has been called.
 //   scales.next(step, more)   takes what was fetched for this step; more: fetches for the next
 //   scales.factor(i, h)       for columns 128i .. 128i+127 and row g + 8h of the thread
@@ -60,18 +46,12 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
         const uint64_t a = descriptor(s.a(now) + consumer * 8192, K_MAJOR), b = descriptor(s.b(now), K_MAJOR);
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece++) {
-            const bool turn = FP8_TURNS == 2 || (FP8_TURNS == 1 && piece == 0 && step == 0);
-            if (turn) await_turn(consumer);
             pin(partial);
             wgmma_fence();
 #pragma unroll
-            for (int k32 = 0; k32 < 4; k32++) {
+            for (int k32 = 0; k32 < 4; k32++)
                 wgmma_e4m3(partial, advance(a, k32 * 32), advance(b, piece * 128 * 128 + k32 * 32), k32);
-                if (k32 == 1 && FP8_TURNS) wgmma_commit();
-            }
             wgmma_commit();
-            if (FP8_TURNS == 2 || (FP8_TURNS == 1 && piece == 0)) wgmma_wait<1>();
-            if (FP8_TURNS == 2 || (FP8_TURNS == 1 && piece == 0 && step == min(FP8_LAG, steps - 1))) pass_turn(consumer ^ 1);
             if (piece == 0) scales.next(step, step + 1 < steps);
             if (piece == PIECES - 1 && step == steps - 1) last();
             wgmma_wait<0>();

@@ -174,7 +174,6 @@ __device__ static inline void multiply_tiles(const Shared<Down8> &s, const Produ
         const Tile tile = s.tile(at);
         if (tile.expert >= 0) scales.find(tile, tile.expert * (F / 128) + tile.column / 128, 0);
     };
-    if (FP8_TURNS && consumer) pass_turn(0);
     find();
     scales.fetch();
     for (int n = 0;; n++) {

@@ -28,8 +28,7 @@ __device__ static inline void store_half(const float *sum, const Shared<Rows8> &
 }
 // The codes of act, and their scales (.,F/128).
 __device__ static inline void store_act(const float (&sum)[Rows8::BN / 2], const Shared<Rows8> &s, const Output &act, float *scales,
-                                        Tile tile, uint32_t slabs,
-                                         int &stores) {
+                                        Tile tile, uint32_t slabs, int &stores) {
     const int pitch = act.columns / 64, lane = threadIdx.x % 32, row = tile.row + (threadIdx.x / 32 - 4) * 16, r = row + lane / 4;
     float x[64];
 #pragma unroll
@@ -75,7 +74,6 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
         if (tile.expert >= 0)
             scales.find(tile, tile.expert * across + tile.column / 128, up ? p.O / 128 : tile.column + 128 < p.O);
     };
-    if (FP8_TURNS && consumer) pass_turn(0);
     find();
     scales.fetch();
     for (int stores = 0;;) {

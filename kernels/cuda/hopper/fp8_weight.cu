@@ -83,7 +83,6 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
         scales.second = tile.column + 128 < p.Q;
         scales.fetch();
     };
-    if (FP8_TURNS && consumer) pass_turn(0);
     find();
     for (;;) {
         const WeightTile tile = s.tile(at);
