@@ -66,7 +66,7 @@ NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE)
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 # What objects are made with. If it changes (CC, ARCH, NO_OMP, DEBUG, ...), the file does, and everything is compiled again.
 MADE_BY = $(CC) $(BUILD) $(if $(CUDA),$(NVCC) $(GENCODE))
-ifneq ($(filter-out help size clean mutate platforms,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help size clean mutate,$(or $(MAKECMDGOALS),all)),)
 $(shell mkdir -p $(B) && { printf '%s\n' '$(subst ','\'',$(MADE_BY))' | cmp -s - $(B)/made-by || printf '%s\n' '$(subst ','\'',$(MADE_BY))' > $(B)/made-by; })
 endif
 
@@ -88,7 +88,9 @@ LADDER  := $(B)/kernels/ladder/ladder.o $(patsubst %.c,$(B)/F32/%.o,$(wildcard k
 # What tests and benchmarks have in common.
 SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee.o
 
-.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench pays ladder mutate fuzz fuzz_targets platforms data help size clean found
+# How many jobs mutate, fuzz and platforms start.
+JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench pays ladder mutate fuzz fuzz_targets platforms data help size clean found ci
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -150,8 +152,19 @@ found:
 data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 
-test: run_tests train_moe infer_moe bench_moe $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
-	@./run_tests && sh tests/programs.sh && sh tests/report.sh && sh tests/web.sh && sh tests/tensorboard.sh && sh tests/faults.sh
+# Parts that share nothing, so that make -j2 runs two at a time. run_tests is two parts, which share the cases of operations.
+TEST_PARTS := test_groups test_cases test_programs test_faults test_report test_web test_tensorboard
+.PHONY: $(TEST_PARTS)
+test: $(TEST_PARTS) $(if $(HAVE_NVCC),$(if $(CUDA),,cuda_check))
+$(TEST_PARTS): run_tests train_moe infer_moe bench_moe
+test_groups:
+	@./run_tests -p 1/2
+test_cases:
+	@./run_tests -p 2/2 kernels ladder
+test_programs test_faults test_report test_web test_tensorboard: test_%:
+	@sh tests/$*.sh
+# All that a change must pass (.ci/run), the longest parts first. A job of each kind at a time: make -j starts several kinds.
+ci: mutate platforms fuzz test
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
@@ -164,7 +177,8 @@ sanitize: run_tests
 	@RACE_TESTS=$(B)/race/run_tests sh tests/sanitize.sh
 # Several ranks under the thread sanitizer. Without OpenMP, whose library it does not know.
 races:
-	@$(MAKE) -s DEBUG=thread NO_CUDA=1 WARN=-w build/debugthread/run_tests build/debugthread/train_moe && sh tests/races.sh build/debugthread
+	@$(MAKE) -s DEBUG=thread NO_CUDA=1 WARN=-w build/debugthread/run_tests build/debugthread/train_moe
+	@sh tests/races.sh build/debugthread
 
 # Without a GPU the CUDA side is at least compiled, for the oldest and the newest architecture that it uses. Warnings are errors,
 # and the compiler must report no spilled registers.
@@ -198,10 +212,10 @@ else
 	@cat bench/results/ladder.txt
 endif
 # Other compilers and machines, as far as they are installed.
-platforms:
-	@sh tests/platforms.sh
+platforms: train_moe infer_moe
+	@JOBS=$(JOBS) sh tests/platforms.sh
 mutate:
-	python3 tests/mutate.py
+	@if command -v python3 > /dev/null; then python3 tests/mutate.py -j $(JOBS); else echo "skip mutate: no python3"; fi
 
 # Fuzzing: every file of tests/fuzz/ is a target of libFuzzer (tests/fuzz/support/fuzz.h). SECONDS=n gives each n seconds, FUZZ="json data"
 # picks targets. The library is built with the sanitizers, kernels/cpu without coverage, and in f32 only with sanitizers.
@@ -211,10 +225,10 @@ FUZZ_CHECKS = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-rec
 FUZZ_WRAP = -Wl$(subst $(SPACE),,$(addprefix $(COMMA)--wrap=,fail warn exit malloc calloc realloc free))
 FUZZ_TARGETS = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(wildcard tests/fuzz/*.c))
 FUZZ_LIBRARY = $(patsubst %.c,build/fuzz/once/%.o,$(wildcard llmc/*/*.c tests/fuzz/support/*.c) kernels/devices.c kernels/compound.c $(SCRIPTS:%=$(B)/%.c) $(PAGES:%=$(B)/llmc/run/%_page.c)) $(foreach p,$(PRECISIONS),$(patsubst %.c,build/fuzz/$p/%.o,$(wildcard kernels/cpu/*.c)))
+HAVE_FUZZER = $(shell printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null && echo yes)
 fuzz:
-	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d[n] * 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c - -o /dev/null 2> /dev/null; \
-	then $(MAKE) -s -j$(shell nproc) fuzz_targets && sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ); \
-	else echo "skip fuzz: no $(FUZZ_CC) with libFuzzer (FUZZ_CC names another)"; fi
+	$(if $(HAVE_FUZZER),@$(MAKE) -s -j$(JOBS) fuzz_targets)
+	@$(if $(HAVE_FUZZER),FUZZ_JOBS=$(JOBS) sh tests/fuzz/support/run.sh $(or $(SECONDS),8) $(FUZZ),echo "skip fuzz: no $(FUZZ_CC) with libFuzzer (FUZZ_CC names another)")
 fuzz_targets: $(if $(FUZZ),$(addprefix build/fuzz/,$(FUZZ)),$(FUZZ_TARGETS))
 build/fuzz/libmoe.a: $(FUZZ_LIBRARY)
 	@rm -f $@

@@ -1,6 +1,6 @@
 /* main.c: runs the groups of tests named on the command line, or all of them.
- *   run_tests [-v] [-q] [-d DEVICE] [-k OPERATION] [-s SEED] [-p I/N] [GROUP ...]
- * -v: print passed checks, too. -s: seed of uniform() and normal(), to repeat a run.
+ *   run_tests [-v] [-q] [-f] [-d DEVICE] [-k OPERATION] [-s SEED] [-p I/N] [GROUP ...]
+ * -v: print passed checks, too. -f: stop at the first failed check. -s: seed of uniform() and normal(), to repeat a run.
  * -q: quick, fewer and smaller cases. -d: only devices whose name matches this pattern ('cuda-*'), in the groups kernels,
  * comm, gpu, ladder, soak and large. Both keep runs under compute-sanitizer short (sanitize.sh).
  * -k: in the group kernels only operations whose name begins so.
@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 int quick;
-static int passed, failed, skipped, verbose;
+static int passed, failed, skipped, verbose, stop_at_first;
 static const char *only_device = "*", *only_operation = "";
 static const char *group = "";
 static int part = 1, parts = 1;
@@ -29,6 +29,11 @@ static char folder[] = "/tmp/moe-tests-XXXXXX";
 static uint64_t state = 1;
 enum { MOST_SECONDS = 3600 };               /* of a group: many minutes under compute-sanitizer, else one */
 
+static void remove_folder(void) {
+    char *clean = text_format("rm -rf %s", folder);
+    if (system(clean)) fprintf(stderr, "could not remove %s\n", folder);
+    free(clean);
+}
 static void say(const char *verdict, const char *what, va_list args) {
     printf("%-4s %-9s ", verdict, group);
     vprintf(what, args);
@@ -41,6 +46,10 @@ void check(int ok, const char *what, ...) {
     if (ok) passed++; else failed++;
     if (!ok || verbose) say(ok ? "ok" : "FAIL", what, args);
     va_end(args);
+    if (!ok && stop_at_first) {
+        remove_folder();
+        _exit(1);
+    }
 }
 void check_error(double error, double bound, const char *what, ...) {
     char text[512];
@@ -121,6 +130,7 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++)
         if (!strcmp(argv[i], "-v")) verbose = 1;
         else if (!strcmp(argv[i], "-q")) quick = 1;
+        else if (!strcmp(argv[i], "-f")) stop_at_first = 1;
         else if (!strcmp(argv[i], "-d") && i + 1 < argc) only_device = argv[++i];
         else if (!strcmp(argv[i], "-k") && i + 1 < argc) only_operation = argv[++i];
         else if (!strcmp(argv[i], "-fault")) fault = 1;
@@ -136,9 +146,7 @@ int main(int argc, char **argv) {
         for (int i = 1; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
         if (wanted) run_group(g, seed);
     }
-    char *clean = text_format("rm -rf %s", folder);
-    if (system(clean)) fprintf(stderr, "could not remove %s\n", folder);
-    free(clean);
+    remove_folder();
     printf("%d passed, %d failed", passed, failed);
     if (skipped) printf(", %d skipped", skipped);
     putchar('\n');

@@ -4,8 +4,9 @@
     python3 tests/mutate.py [-j JOBS] [-k] [FILTER]        FILTER: only mutants whose file or text contains it
                                                            -k: keep the folders with the builds
 tests/mutants.txt lists the mutants and says how they are written. The sources are copied to a folder for each job and
-built there by the Makefile; for each mutant one file is compiled again. Exit code 0: every mutant was caught; 1: one
-survived, or its text is no longer in the file; 2: the tests fail without a mutant, or mutants.txt cannot be read.
+built there by the Makefile; for each mutant one file is compiled again, and the group of tests runs up to its first failure.
+Exit code 0: every mutant was caught; 1: one survived, or its text is no longer in the file; 2: the tests fail without a
+mutant, or mutants.txt cannot be read.
 Standard library only.
 """
 import argparse
@@ -15,6 +16,7 @@ import pathlib
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,8 +24,13 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROUNDS = "kernels/cpu/optimizer.c"      # rounds stochastically, in bf16 only
-PRECISIONS = {"F32", "BF16", "F64"}     # folders of objects of kernels/cpu
+# At the level of optimization for which building and running together take the least time.
+MAKE = ["make", "-s", "-j2", "NO_CUDA=1", "OPT=-O2", "WARN=", "VERSION=mutant"]
+# The jobs share the cores. Of a make that started this nothing is passed on.
+ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}, "OMP_NUM_THREADS": "1"}
+COMMANDS = {}                           # of files that were compiled again
 BUILD_SECONDS, TEST_SECONDS = 600, 120
+CPU_SECONDS = 30                        # of a group of tests: what a mutant that never ends may burn; unbroken, none takes ten
 
 
 def read_mutants(path):
@@ -82,24 +89,43 @@ class Builder:
         for name in ("Makefile", *(p.name for p in ROOT.glob("*.c"))):
             shutil.copy2(ROOT / name, self.folder / name)
 
+    def shell(self, command, seconds):
+        """(exit code, output) of a command. What it leaves running is ended with it."""
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                                       env=ENVIRONMENT)
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+            output.seek(0)
+            return code, output.read().decode(errors="replace")
+
     def build(self):
-        """At the level of optimization for which building and running together take the least time."""
-        command = ["make", "-s", "OPT=-O2", "WARN=", "VERSION=mutant", "build/run_tests"]
-        return subprocess.run(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=BUILD_SECONDS)
+        return self.shell([*MAKE, "build/run_tests"], BUILD_SECONDS)
+
+    def build_again(self, file, alone):
+        """Compiles a changed file and links, by the commands that make prints for it; make itself would look for compilers and
+        what they can do each time. alone: of kernels/cpu, for F64 only."""
+        if file not in COMMANDS:
+            COMMANDS[file] = self.shell([*MAKE, "-n", "-W", file, "build/run_tests"], BUILD_SECONDS)[1].splitlines()
+        others = [f"-DPRECISION_{p} " for p in ("F32", "BF16")] if alone else []
+        return self.shell(["sh", "-ec", "\n".join(c for c in COMMANDS[file] if not any(o in c for o in others))], BUILD_SECONDS)
 
     def run(self, group, only=()):
         """'' if the tests pass, else their first complaint. The small shapes (-q) are enough to tell. only: options."""
-        try:
-            done = subprocess.run(["build/run_tests", "-q", "-s", "1", *only, group], cwd=self.folder, timeout=TEST_SECONDS,
-                                  env={**os.environ, "OMP_NUM_THREADS": "1"},           # the jobs share the cores
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        except subprocess.TimeoutExpired:
-            return f"took longer than {TEST_SECONDS} s"
-        if done.returncode == 0:
+        code, output = self.shell(["sh", "-c", f'ulimit -t {CPU_SECONDS}; exec "$@"', "sh", "build/run_tests", "-q", "-f", "-s", "1", *only, group], TEST_SECONDS)
+        if code == 0:
             return ""
-        complaint = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
-        return " ".join(complaint[0].split()[2:]) if complaint else f"exit code {done.returncode}"
+        if code is None:
+            return f"took longer than {TEST_SECONDS} s"
+        complaint = [line for line in output.splitlines() if line.startswith("FAIL")]
+        return " ".join(complaint[0].split()[2:]) if complaint else f"exit code {code}"
 
     def objects(self, file):
         return [p for p in (self.folder / "build").rglob(pathlib.Path(file).stem + ".o") if p.as_posix().endswith(file[:-2] + ".o")]
@@ -117,19 +143,15 @@ class Builder:
         path.write_text(source.replace(text, broken))
         # An operation is broken in cpu-f64 only, and tested without the other devices: they would tell the two apart.
         alone = group == "kernels" and file != ROUNDS
-        for p, _, _ in kept:
-            if alone and (PRECISIONS - {"F64"}) & set(p.parts):
-                later = time.time() + 1                     # make takes it for up to date
-                os.utime(p, (later, later))
-        made = self.build()
-        complaint = self.run(group, ("-d", "cpu-f64") if alone else ()) if made.returncode == 0 else ""
+        code, output = self.build_again(file, alone)
+        complaint = self.run(group, ("-d", "cpu-f64") if alone else ()) if code == 0 else ""
         path.write_text(source)
         os.utime(path, (stat.st_atime, stat.st_mtime))
         for p, data, then in kept:
             p.write_bytes(data)
             os.utime(p, (then.st_atime, then.st_mtime))
-        if made.returncode:
-            return "BUILD", made.stdout.strip().splitlines()[0] if made.stdout.strip() else "make failed"
+        if code != 0:
+            return "BUILD", (output.strip().splitlines() or ["the compiler failed"])[-1]
         return ("caught", complaint) if complaint else ("SURVIVED", "")
 
 
@@ -147,9 +169,9 @@ def main():
     try:
         builders = queue.Queue()
         first = Builder(folder / "0")
-        made = first.build()
-        if made.returncode:
-            print(made.stdout, file=sys.stderr)
+        code, output = first.build()
+        if code != 0:
+            print(output, file=sys.stderr)
             return 2
         for group in sorted({m[0] for m in mutants}):
             complaint = first.run(group)

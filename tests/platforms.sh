@@ -1,8 +1,8 @@
 #!/bin/sh
 # platforms.sh: builds both programs with other compilers, for other machines and in poor surroundings, and trains, resumes and generates
-# with each; what is not installed is skipped. Start it from the repository root, or by `make platforms`. Objects stay in
-# build/platforms/NAME. The results are the table of docs/platforms.md.
-#   sh tests/platforms.sh [NAME...]      only these
+# with each; what is not installed is skipped. Start it from the repository root after `make train_moe infer_moe`, or by `make platforms`.
+# Objects stay in build/platforms/NAME. The results are the table of docs/platforms.md.
+#   sh tests/platforms.sh [NAME...]      only these. JOBS: of make. MAKE: another make
 set -u
 root=$(pwd) passed=0 failed=0 only=$*
 work=$(mktemp -d) || exit 1
@@ -10,6 +10,8 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 LC_ALL=C OMP_NUM_THREADS=2 NO_COLOR=1 CUDA_VISIBLE_DEVICES=
 export LC_ALL OMP_NUM_THREADS NO_COLOR CUDA_VISIBLE_DEVICES
+unset MAKEFLAGS MFLAGS MAKELEVEL        # of the make that started this
+make="${MAKE:-make} -j${JOBS:-2} NO_CUDA=1 NO_FETCH=1"
 verdict() {                             # verdict RESULT WHAT: RESULT 0 is good
     if [ "$1" = 0 ]; then passed=$((passed + 1)); echo "ok   platforms  $2"
     else failed=$((failed + 1)); echo "FAIL platforms  $2"; fi
@@ -19,9 +21,9 @@ fingerprint() { sed -n 's/.*"fingerprint": "\([0-9a-f]*\)".*/\1/p' "$1/log.jsonl
 cat llmc/model/*.c | head -c 60000 > "$work/text.txt"
 
 # short NAME FOLDER [COMMAND...]: 20 steps, the last ten of them once more after a resume, and a few tokens. The loss must be the reference's.
-reference=
+reference= said=$work/said
 short() {
-    name=$1 bin=$2 out=$work/out-$1 said=$work/said-$1; shift 2
+    name=$1 bin=$2 out=$work/out-$1; shift 2
     run="-i $work/text.txt -e m2:c64h4e4k2f64 -b 4 -t 32 -x 20 -u 5 -v 10 -n 10 -m 20 -s 20 -g 20 -dv cpu"
     "$@" "$bin/train_moe" $run -o "$out" > "$said" 2>&1 || { verdict 1 "$name: training: $(tail -1 "$said")"; return; }
     loss=$(sed -n 's/^val loss \([0-9.]*\).*/\1/p' "$said" | tail -1) weights=$(fingerprint "$out")
@@ -36,20 +38,28 @@ short() {
 platform() {
     id=$1 settings=$2 objects=build/platforms/$1; shift 2
     case " $only " in "  "|*" $id "*) ;; *) return ;; esac
-    make -j2 NO_CUDA=1 NO_FETCH=1 $settings "B=$objects" "$objects/train_moe" "$objects/infer_moe" > "$work/build" 2>&1
+    $make $settings "B=$objects" "$objects/train_moe" "$objects/infer_moe" > "$work/build" 2>&1
     code=$?
-    make -s NO_CUDA=1 NO_FETCH=1 $settings "B=$objects" found | sed -n 1p
+    $make -s $settings "B=$objects" found | sed -n 1p
     [ $code = 0 ] && ! grep -q 'warning:' "$work/build"
     verdict $? "$id: make ${settings:-as it is}: $(grep -c '^  cc' "$work/build") files$(grep -m1 'warning:\|rror' "$work/build")"
     [ $code != 0 ] || short "$id" "$objects" "$@"
 }
 skip() { echo "skip platforms  $1: $2 is not installed"; }
 
-platform gcc ""
+# The programs that are here come first: their loss is the reference.
+short here .
 if has clang; then platform clang "CC=clang"; else skip clang clang; fi
-[ "$(uname -m)" != x86_64 ] || platform x86-64-v2 "ARCH=x86-64-v2"
-platform generic "ARCH=none"
-platform one-thread "NO_OMP=1"
+# Without wide vectors sums have another order: every operation is tested once more.
+if [ "$(uname -m)" = x86_64 ]; then
+    platform x86-64-v2 "ARCH=x86-64-v2"
+    case " $only " in "  "|*" x86-64-v2 "*)
+        old=build/platforms/x86-64-v2
+        $make -s ARCH=x86-64-v2 "B=$old" $old/run_tests > /dev/null && $old/run_tests kernels > "$said"
+        verdict $? "x86-64-v2: run_tests kernels: $(grep -m1 FAIL "$said" || tail -1 "$said")" ;;
+    esac
+fi
+platform generic "ARCH=none NO_OMP=1"
 if has musl-gcc; then platform musl "CC=musl-gcc"; else skip musl "musl-gcc (musl-tools)"; fi
 if has i686-linux-gnu-gcc; then platform i686 "CC=i686-linux-gnu-gcc"; else skip i686 gcc-i686-linux-gnu; fi
 if has aarch64-linux-gnu-gcc && has qemu-aarch64; then platform aarch64 "CC=aarch64-linux-gnu-gcc" qemu-aarch64 -L /usr/aarch64-linux-gnu
@@ -62,15 +72,16 @@ case " $only " in "  "|*" poor "*)
     for tool in sh make gcc as ld ar sed cat mv mkdir rm mktemp cmp ln printf echo head grep uname nproc tr dirname basename cp tail wc touch; do
         has $tool && ln -s "$(command -v $tool)" "$work/a b/tools/$tool" 2> /dev/null
     done
-    ( cd "$work/a b" && rm -f train_moe infer_moe && PATH="$work/a b/tools" make -j2 NO_CUDA=1 > ../build 2>&1 )
+    poor="${MAKE:-make} NO_CUDA=1 OPT=-O1"                 # what is built here is tested by the others
+    ( cd "$work/a b" && rm -f train_moe infer_moe && PATH="$work/a b/tools" $poor -j${JOBS:-2} > ../build 2>&1 )
     verdict $? "poor: make in a path with spaces, without git, python, curl: $(tail -1 "$work/build" | cut -c1-80)"
     ( cd "$work/a b" && PATH="$work/a b/tools" ./train_moe -e m2:c32h4 -b 2 -t 32 -x 3 -m 2 -s 0 > ../said 2>&1 )
     verdict $? "poor: ./train_moe: $(grep '^weights' "$work/said")"
     # What objects are made with counts.
-    compiled() { (cd "$work/a b" && make -n NO_CUDA=1 NO_FETCH=1 "$@" build/train_moe | grep -c '^echo "  cc'); }
+    compiled() { (cd "$work/a b" && $poor -n NO_FETCH=1 "$@" build/train_moe | grep -c '^echo "  cc'); }
     n=$(compiled); verdict $((n != 0)) "poor: a second make compiles nothing ($n)"
     for change in NO_OMP=1 ARCH=none CC=cc; do n=$(compiled $change); verdict $((n < 50)) "poor: $change compiles everything again ($n)"; done
-    n=$(cd "$work/a b" && make -n NO_CUDA=1 NO_FETCH=1 DEBUG=1 train_moe | grep -c '^echo "  cc'); verdict $((n < 50)) "poor: so does DEBUG=1 ($n)"
+    n=$(cd "$work/a b" && $poor -n NO_FETCH=1 DEBUG=1 train_moe | grep -c '^echo "  cc'); verdict $((n < 50)) "poor: so does DEBUG=1 ($n)"
 esac
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -55,14 +55,14 @@ tree() { find . -name "$moving" -prune -o -type d -print -o -type f ! -name lock
 # expect CODE TEXT COMMAND...: the command exits with CODE and prints TEXT, a pattern. If CODE means "refused", no file has
 # appeared, vanished or changed.
 expect() {
-    code=$1 text=$2 good=0; shift 2
-    tree > "$work/before"
+    code=$1 text=$2 good=0 refused=0; shift 2
+    case $code in 2|3|4|7) refused=1; tree > "$work/before" ;; esac
     limited "$@" > "$said" 2>&1
-    tree > "$work/after"
     why=
     [ $got = "$code" ] || why="exit code $got instead of $code"
     grep -q -e "$text" "$said" || why="$why, no \"$text\""
-    case $code in 2|3|4|7) cmp -s "$work/before" "$work/after" || why="$why, files changed: $(diff "$work/before" "$work/after" | tail -n +2 | head -3)" ;; esac
+    [ $refused = 0 ] || { tree > "$work/after"; cmp -s "$work/before" "$work/after"; } ||
+        why="$why, files changed: $(diff "$work/before" "$work/after" | tail -n +2 | head -3)"
     [ -z "$why" ] || { good=1; why=": $why: $(tail -2 "$said" | cut -c1-300)"; }
     verdict $good "$(printf '%s' "$*" | tr -c ' -~' '?' | sed "s|$some|train_moe ...|; s|$data $model|...|; s|$root/||g" | cut -c1-120): $code$why"
 }
@@ -273,7 +273,7 @@ mv away/text.txt .
 # ---- a model of a folder: what came with it stays ------------------------------------------------------------------------------
 
 plain="$train -i text.txt -b 2 -t 32 -u 10 -v 20 -s 25 -g 20 -d 256 -n 10"
-expect 0 'mixtral' $plain -e m2:c32h4e4k2f32a1 -tk 333 -x 20 -o folder
+expect 0 'mixtral' $plain -e m2:c32h4e4k2f32n0 -tk 333 -x 20 -o folder
 ok "the vocabulary is saved without its padding" grep -q '"vocab_size": 333,' folder/config.json
 ok "its config.json does not mention the padding" [ -z "$(grep padded folder/config.json)" ]
 printf '{"eos_token_id": [1, 2, 3], "temperature": 0.6}' > folder/generation_config.json
@@ -287,8 +287,8 @@ ok "-e FOLDER keeps keys of config.json that this program does not know" grep -q
 last=$(grep '"event": "step"' folder/log.jsonl | tail -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/') first=$(grep '"event": "step"' on/log.jsonl | head -1 | sed 's/.*"loss": \([0-9.]*\).*/\1/')
 ok "-e FOLDER goes on with its tokens: loss $first after $last" awk "BEGIN { exit !($first < $last + 0.3) }"
 # The form in which weights are left: as they came, or as -sw and -ss say; what is resumed is exact.
-expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -o exact
-expect 0 'saved as  .*| llama, in [3-9] files' $train -i text.txt -j val.txt -e d2:c32h2 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -sw bf16 -ss 0.00001 -o small
+expect 0 'fingerprint' $train -i text.txt -j val.txt -e d2:c32h2n0 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -o exact
+expect 0 'saved as  .*| llama, in [3-9] files' $train -i text.txt -j val.txt -e d2:c32h2n0 -b 2 -t 32 -d 128 -x 6 -v 3 -s 0 -sw bf16 -ss 0.00001 -o small
 ok "-ss: an index, shards, and no single file" [ -f small/model.safetensors.index.json -a -f small/best/model-00001-of-*.safetensors -a ! -f small/model.safetensors ]
 ok "-sw: config.json says bfloat16" grep -q '"dtype": "bfloat16"' small/config.json
 same_run exact small "-sw and -ss change nothing but the model's files"
@@ -360,7 +360,7 @@ else skipped "$python has no torch, tokenizers and transformers (PYTHON names an
 
 i=0; while [ $i -lt 60 ]; do i=$((i + 1))
     echo '{"messages": [{"role": "user", "content": "say '$i'"}, {"role": "assistant", "content": "it is '$((i % 7))' or '$i'"}]}'; done > chats.jsonl
-expect 0 'mixtral' $train -i text.txt -e m2:c32h4e4k2f32a1 -tk 333 -b 2 -t 128 -d 256 -x 5 -v 5 -s 5 -o base
+expect 0 'mixtral' $train -i text.txt -e m2:c32h4e4k2f32n0 -tk 333 -b 2 -t 128 -d 256 -x 5 -v 5 -s 5 -o base
 printf '{"eos_token": "<|endoftext|>", "chat_template": "{%%- for m in messages %%}<|turn|>{{ m.content }}{%% endfor %%}"}' > base/tokenizer_config.json
 expect 3 'none that this program knows' $train -i chats.jsonl -e base -o never
 expect 3 'none that this program knows' $infer base -m chat
@@ -626,6 +626,8 @@ for n in 2 3 4; do
 done
 expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
 alike r1 r4z0 "4 ranks, each with the whole optimizer state"
+expect 0 'state, gradients and weights sharded over 4 ranks' $shared -x 40 -v 20 -b 3 -ng 4 -z 3 -n 20 -o r4z3
+alike r1 r4z3 "4 ranks, each with a quarter of everything"
 ordered="$shared -rp 1 -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3"              # 4 micro-batches, split across the ranks
 expect 0 fingerprint $ordered -ng 1 -o o1
 for n in 2 4; do
@@ -635,6 +637,19 @@ done
 expect 0 fingerprint $ordered -wo muon -ng 1 -o u1
 expect 0 fingerprint $ordered -wo muon -ng 4 -o u4
 same_run u1 u4 "-rp 1 -wo muon: 4 ranks that shard the state give the bits of one"
+expect 0 fingerprint $ordered -wo muon -ng 2 -z 2 -o u2
+same_run u1 u2 "-rp 1 -wo muon: 2 ranks that shard gradients, too"
+expect 0 fingerprint $ordered -wo muon -ng 4 -z 3 -o u43
+same_run u1 u43 "-rp 1 -wo muon: 4 ranks that shard weights, too"
+ok "with the same files" cmp -s u1/state/step-00000025/optimizer.safetensors u43/state/step-00000025/optimizer.safetensors
+samples="$train $data $model -t 32 -u 10 -dv cpu -d 384 -rp 1 -b 2 -x 20 -v 20 -m 7 -s 10 -g 40"    # the validation's 7 batches are not a multiple of 3
+shown() { grep '"sample"' "$1/log.jsonl"; }
+expect 0 fingerprint $samples -ng 1 -o s1
+for z in 1 3; do
+    expect 0 fingerprint $samples -ng 3 -z $z -o s3z$z
+    same_run s1 s3z$z "-z $z on 3 ranks"
+    ok "-z $z on 3 ranks: the samples of one" [ -n "$(shown s1)" -a "$(shown s1)" = "$(shown s3z$z)" ]
+done
 expect 0 fingerprint $shared -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3 -ng 4 -o o4plain
 ok "without -rp 1 the bits differ" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
 expect 2 'depends on positions in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
@@ -644,6 +659,23 @@ expect 0 '-b 2 instead of 3: the steps of this run have 384 tokens' $train -o r4
 expect 2 'steps of this run have 384 tokens.*-b 4 would do' $train -o r41 -y 1 -b 5
 expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
+rm -rf r4z3/state/step-00000040 && cp -r r4z3 rz2 && cp -r r4z3 rz1
+expect 0 'step-00000020 at step 20' $train -o r4z3 -y 1 -ng 3 -z 3 -b 4
+alike r1 r4z3 "saved with -z 3 on 4 ranks, resumed so on 3"
+expect 0 'step-00000020 at step 20' $train -o rz2 -y 1 -ng 2 -z 1 -b 6
+alike r1 rz2 "resumed with -z 1 on 2"
+expect 0 'step-00000020 at step 20' $train -o rz1 -y 1 -ng 1 -b 12
+alike r1 rz1 "resumed on 1"
+expect 2 'expected auto, or a whole number from 0 to 3' $train -z 4
+plan="$train $data -x 0 -dv cuda -ng 4 -e m12:e64k8f256 -b 2 -t 512"
+expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $plan -gm 8
+expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
+expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
+expect 0 'DOES NOT FIT. This would fit: .*-z 3: ' $plan -gm 4 -z 1
+expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2
+huge="$train $data -dv cpu -ng 2 -b 1 -t 32 -e m48:c4096h32e256k8f2048"
+expect 7 'rank 0 of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new
+expect 7 'needs with -z 3; it has' $huge -o new
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
 expect 0 '= 8 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
@@ -670,7 +702,9 @@ pair r23 -x 2 -v 20; end_both 0 0 "two processes with MOE_SECRET"
 ok "which need no file" [ ! -e r23.secret ]
 unset MOE_SECRET
 moving=r5
-pair r5 -x 1000000 -v 1000000 -n 20; await grep -q 'saved step 20' "$work/log" && kill -9 $other
+pair r22z3 -x 40 -v 20 -n 20 -z 3; end_both 0 0 "two processes of two ranks that shard everything"
+same_run r4 r22z3 "4 ranks that shard everything, in two processes, instead of 4 that shard the state"
+pair r5 -x 1000000 -v 1000000 -n 20 -z 3; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
 ok "the message names the ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"
 expect 0 'at step [0-9]*0' $train -o r5 -y 1 -x 200

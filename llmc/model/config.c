@@ -29,7 +29,7 @@ int activation_by_name(const char *name) {
 
 /* ---- descriptor ---------------------------------------------------------------------------------------- */
 
-/* In the order in which config_descriptor prints them. Those from s on may be 0, which is not printed. */
+/* In the order in which config_descriptor prints them. Those from s on may be 0, which is printed where it is not the default. */
 static const char letters[] = "chdqaxekfsbnzuvliyw";
 static int may_be_zero(char letter) { return strchr(letters, letter) >= strchr(letters, 's'); }
 static const struct { const char *what, *otherwise; } fields[] = {      /* in the order of the letters */
@@ -37,14 +37,14 @@ static const struct { const char *what, *otherwise; } fields[] = {      /* in th
     { "query heads of a token, in all",                              "4 below 128 channels or with 4 layers, else one per 64 channels" },
     { "size of a head",                                              "channels / heads" },
     { "kv heads (= heads of an attention expert)",                   "as many as heads; with attention experts heads / (x + b)" },
-    { "attention experts; 1: plain attention",                       "m, u: 8; d: 1" },
+    { "attention experts; 1: plain attention",                       "1" },
     { "attention experts per token",                                 "2" },
     { "experts of the MLP; 1: a dense MLP",                          "m, u: 8; d: 1" },
     { "experts per token",                                           "2" },
     { "width of an expert, or of the dense MLP",                     "128 channels: 128 (d: 256), else channels * 4/3 (d: 8/3)" },
     { "shared experts, which every token has",                       "0" },
     { "attention experts that every token has",                      "0" },
-    { "norm of queries and keys: 1 of each head, 2 of all together", "0: none" },
+    { "norm of queries and keys: 1 of each head, 2 of all together", "1; 0: none" },
     { "matrices that start at zero: 1 outputs of layers, 2 head, too", "0: none" },
     { "1: a head of its own",                                        "0: the head is the embedding" },
     { "value embeddings in every v-th layer, from the last on",      "0: none" },
@@ -61,15 +61,19 @@ void config_explain(Text *out) {
         "  field  what it is                                                        if it is not given\n");
     for (size_t i = 0; letters[i]; i++) text_add(out, "  %c      %-66s%s\n", letters[i], fields[i].what, fields[i].otherwise);
     text_add_string(out, "\nThe start-up table shows what a word stands for, with all its fields, and what it takes: ./train_moe -x 0 -e m12:e64k8f256\n"
-        "Saved as a family that Transformers knows if there is one: m4:a1 Mixtral, m4:a1n1 Qwen3-MoE, m4:a1n2 OLMoE, d4 Llama, m4 JetMoE\n"
-        "(docs/families.md). A folder with a model of these or other families can stand here, too: it is trained further.\n");
+        "Saved as a family that Transformers knows if there is one: m4 Qwen3-MoE, m4:n0 Mixtral, m4:n2 OLMoE, d4 Qwen3, d4:n0 Llama,\n"
+        "m4:a8n0 JetMoE (docs/families.md). A folder with a model of these or other families can stand here, too: it is trained further.\n");
 }
 
 static int divides(int a, int b) { return a > 0 && b % a == 0; }
 static int nearest64(double x) { return x < 64 ? 64 : (int)(x / 64 + 0.5) * 64; }
 
-/* "e64k8f256": value[letter] of each field, 0 where it is not given. */
+/* "e64k8f256": value[letter] of each field, NOT_GIVEN of the others. */
+enum { NOT_GIVEN = -1 };
+#define GIVEN(letter) (value[(letter) - 'a'] != NOT_GIVEN)
+#define FIELD(letter, otherwise) (GIVEN(letter) ? value[(letter) - 'a'] : (otherwise))
 static int parse_fields(const char *text, const char *at, int value[26], Error *e) {
+    for (int i = 0; i < 26; i++) value[i] = NOT_GIVEN;
     while (*at) {
         const char letter = *at++, *digits = at;
         if (!strchr(letters, letter))
@@ -78,20 +82,19 @@ static int parse_fields(const char *text, const char *at, int value[26], Error *
         const long v = strtol(digits, &end, 10);
         if (end == digits || *digits == '-' || *digits == '+' || v < 0 || v > SIZE_LIMIT)
             return error_set(e, "model %s: field %c needs a whole number, at most %d", text, letter, SIZE_LIMIT);
-        if (value[letter - 'a']) return error_set(e, "model %s: field %c is given twice", text, letter);
+        if (GIVEN(letter)) return error_set(e, "model %s: field %c is given twice", text, letter);
         if (v == 0 && !may_be_zero(letter)) return error_set(e, "model %s: field %c must be at least 1", text, letter);
         value[letter - 'a'] = (int)v;
         at = end;
     }
     return 1;
 }
-#define FIELD(letter, otherwise) (value[letter - 'a'] ? value[letter - 'a'] : (otherwise))
 
 static int choose_heads(Config *c, const char *text, const int value[26], int small, Error *e) {
     const int active = c->attention_always + c->attention_topk;             /* attention experts of a token */
-    const int heads = FIELD('h', value['q' - 'a'] && c->attention_experts > 1 ? value['q' - 'a'] * active
+    const int heads = FIELD('h', GIVEN('q') && c->attention_experts > 1 ? value['q' - 'a'] * active
                                : small || c->channels < 128 ? 4 : c->channels / 64);
-    if (!value['d' - 'a'] && !divides(heads, c->channels))
+    if (!GIVEN('d') && !divides(heads, c->channels))
         return error_set(e, "model %s: %d heads do not divide %d channels; give other heads (h) "
                             "or a head size (d)", text, heads, c->channels);
     c->head_size = FIELD('d', c->channels / heads);
@@ -112,7 +115,7 @@ static int choose_heads(Config *c, const char *text, const int value[26], int sm
 
 int config_parse(Config *c, const char *text, Error *e) {
     const char kind = text[0];
-    int value[26] = { 0 };
+    int value[26];
     char *end;
     if (!strchr("mdu", kind) || !kind || text[1] < '0' || text[1] > '9')
         return error_set(e, "model %s: a descriptor is m (mixture), d (dense) or u (one shared block), a "
@@ -123,27 +126,27 @@ int config_parse(Config *c, const char *text, Error *e) {
     else if (*end)
         return error_set(e, "model %s: a colon and fields can follow the number of layers, not \"%s\"", text, end);
     if (!parse_fields(text, end, value, e)) return 0;
-    const int small = layers == 4 && !value['c' - 'a'], mixture = kind != 'd';
+    const int small = layers == 4 && !GIVEN('c'), mixture = kind != 'd';
     *c = (Config){ .layers = (int)layers, .universal = kind == 'u', .tied = 1, .scores = TOPK_SOFTMAX, .tile = ROW_TILE,
                    .activation = SWIGLU, .rope_theta = 10000, .norm_eps = 1e-6, .final_eps = 1e-6,
                    .init_std = 0.02 };
     c->channels = FIELD('c', small ? 128 : (int)(64 * layers));
-    c->attention_experts = FIELD('a', mixture ? 8 : 1);
+    c->attention_experts = FIELD('a', 1);
     c->attention_topk = FIELD('x', c->attention_experts > 1 ? 2 : 1);
     c->experts = FIELD('e', mixture ? 8 : 1);
     c->topk = FIELD('k', c->experts > 1 ? 2 : 1);
     c->width = FIELD('f', c->channels == 128 ? (mixture ? 128 : 256)
                         : nearest64(c->channels * (mixture ? 4 : 8) / 3.0));
-    c->shared_width = value['s' - 'a'] * c->width;
-    c->attention_always = value['b' - 'a'];
-    c->qk_norm = value['n' - 'a'];
-    c->zero_output = value['z' - 'a'];
-    c->tied = !value['u' - 'a'];
-    c->value_embeddings = value['v' - 'a'];
-    c->logit_cap = value['l' - 'a'];
-    c->init_fan = value['i' - 'a'] / 100.0;
-    c->init_embed = value['y' - 'a'] / 100.0;
-    c->route_scale = value['w' - 'a'] / 100.0;
+    c->shared_width = FIELD('s', 0) * c->width;
+    c->attention_always = FIELD('b', 0);
+    c->qk_norm = FIELD('n', 1);
+    c->zero_output = FIELD('z', 0);
+    c->tied = !FIELD('u', 0);
+    c->value_embeddings = FIELD('v', 0);
+    c->logit_cap = FIELD('l', 0);
+    c->init_fan = FIELD('i', 0) / 100.0;
+    c->init_embed = FIELD('y', 0) / 100.0;
+    c->route_scale = FIELD('w', 0) / 100.0;
     c->output_bias = c->attention_experts > 1 && c->experts > 1 && !c->shared_width;
     Error why;
     if (!choose_heads(c, text, value, small, e)) return 0;
@@ -151,11 +154,11 @@ int config_parse(Config *c, const char *text, Error *e) {
 }
 
 int config_upcycle(Config *c, const char *given, Error *e) {
-    int value[26] = { 0 };
+    int value[26];
     Error why;
     if (!parse_fields(given, given, value, &why)) return error_set(e, "-up %.900s", why.text + strlen("model "));
     for (const char *l = letters; *l; l++)
-        if (value[*l - 'a'] && !strchr("ekf", *l))
+        if (GIVEN(*l) && !strchr("ekf", *l))
             return error_set(e, "-up %s: experts are copies of the MLP, so only e, k and f can be given, not %c", given, *l);
     if (c->experts > 1) return error_set(e, "-up %s: this model has experts already, %d of them; only a dense one can become a mixture", given, c->experts);
     if (FIELD('f', c->width) != c->width)
@@ -170,6 +173,7 @@ int config_upcycle(Config *c, const char *given, Error *e) {
     return config_check(c, &why) || error_set(e, "-up %s: %.900s", given, why.text);
 }
 #undef FIELD
+#undef GIVEN
 
 static int hundredths(double x) { return (int)(x * 100 + 0.5); }
 void config_descriptor(const Config *c, char text[128]) {
@@ -184,7 +188,7 @@ void config_descriptor(const Config *c, char text[128]) {
               : *l == 'b' ? c->attention_always : *l == 'n' ? c->qk_norm : *l == 'z' ? c->zero_output
               : *l == 'u' ? !c->tied : *l == 'v' ? c->value_embeddings : *l == 'l' ? (int)c->logit_cap
               : *l == 'i' ? hundredths(c->init_fan) : *l == 'y' ? hundredths(c->init_embed) : hundredths(c->route_scale);
-        if (!v && may_be_zero(*l)) continue;
+        if (!v && may_be_zero(*l) && *l != 'n') continue;
         n += snprintf(text + n, 128 - (size_t)n, "%c%d", *l, v);
     }
 }

@@ -78,7 +78,7 @@ typedef struct {
 
 /* "m4", "d12", "u6:c256h4", "m12:e64k8f256". Letters after the colon: c channels, h query heads in all, d head size,
  * q kv heads (= heads per attention expert), a attention experts, x of them per token, e experts, k per token, f expert
- * width, s shared experts; b always-on attention experts, n1 query and key norm, z1 zero output matrices (z2: and head), u1
+ * width, s shared experts; b always-on attention experts, n query and key norm (1; n0: none), z1 zero output matrices (z2: and head), u1
  * untied head, v value embeddings every v layers, l cap of logits; in hundredths: i initial scale by fan-in, y of the
  * embedding, w scale of the routed experts' weights. 0 and a message when it cannot be. vocab and context are left 0. */
 int  config_parse(Config *c, const char *descriptor, Error *e);

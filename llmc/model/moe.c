@@ -69,13 +69,15 @@ static void gated_backward(Model *m, int l, DenseMlp mlp, Sum *dx, const floatX 
 /* ---- experts in 8 bits: steps 3 and 4 of the mixture, and what they need ------------------------------------- */
 
 static int in_8_bits(const Model *m, int l) { return m->fp8 && m->codes && config_has_experts(&m->config, l); }
-static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->config.universal ? 0 : l]; }
+static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->config.universal || m->codes_shared ? 0 : l]; }
 
-/* The optimizer has changed the weights since the last step. */
-void moe_encode_weights(Model *m, int l) {
+/* The optimizer has changed the weights since the last step: the first forward encodes them. Layers that share the codes' memory, because
+ * ranks share the weights, encode them in every pass. */
+void moe_encode_weights(Model *m, int l, int backward) {
     const Config *c = &m->config;
-    const ExpertCodes *w = in_8_bits(m, l) ? codes_of(m, l) : NULL;
-    if (!w || !(m->batch.phase & PHASE_FIRST) || (c->universal && l)) return;
+    const int are_new = !backward && m->batch.phase & PHASE_FIRST && !(c->universal && l);
+    if (!in_8_bits(m, l) || !(are_new || m->codes_shared)) return;
+    const ExpertCodes *w = codes_of(m, l);
     m->dev->fp8_weight(w->up, w->up_transposed, m->lp[l].up, c->experts, 2 * c->width, c->channels);
     m->dev->fp8_weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
 }

@@ -245,8 +245,9 @@ static void plan_codes(Model *m) {
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
     if (!in_8_bits(m)) return;
     m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);
-    for (int l = 0; l < (c->universal ? 1 : c->layers); l++) {
-        if (!config_has_experts(c, l)) continue;
+    m->codes_shared = m->dp.level >= 3 && !c->universal;
+    for (int l = 0; l < (c->universal || m->codes_shared ? 1 : c->layers); l++) {
+        if (!m->codes_shared && !config_has_experts(c, l)) continue;
         add_weight_codes(m, &m->codes[l].up, &m->codes[l].up_transposed, 2 * weight);
         add_weight_codes(m, &m->codes[l].down, &m->codes[l].down_transposed, weight);
     }
@@ -327,14 +328,17 @@ static void plan_weights(Model *m) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
     const Parallel *parallel = m->dp.parallel;
     Arena *a = &m->arena;
-    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
+    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks;
+    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? ranks : 1) * X);
     if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
-    if (m->mode == MODEL_TRAIN) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes);
-    if (parallel && parallel->one_process && parallel->sharded)
+    if (m->mode == MODEL_TRAIN)
+        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? ranks : 1));
+    if (m->dp.level >= 2 || (m->dp.level && parallel->one_process))
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
-    if (m->dp.ordered) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, m->manifest.total * Re);
-    if (m->dp.ordered && m->dp.ranks > 1)
-        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, (size_t)m->dp.ranks * GATHERED * Re);
+    if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
+    if (m->dp.ordered && m->dp.level < 2 && m->dp.ranks > 1)
+        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * GATHERED * Re);
+    shards_plan(m);
 }
 
 static void plan_activations(Model *m) {
@@ -397,7 +401,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
-    m->manifest.shards = m->dp.ranks;
+    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.ranks;      /* the same layout as its weights */
     describe_model(&m->manifest, c);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
@@ -413,6 +417,7 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
                   .recompute = recompute,
                   .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
+                          .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
     plan(m, micro_batches, gradients);
 }
@@ -439,6 +444,16 @@ static void bind_route(Model *m, Route *r, int router, int E, int K, int always,
     r->bias = real_at(m, m->bias, at);
 }
 
+/* Points the fields of layer `layer` (-1: of none) to their weights and gradients. */
+static void bind_tensors(const Model *m, int layer, void *weights, void *gradients) {
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        if (t->layer != layer) continue;
+        *(void **)((char *)weights + t->field) = model_weight(m, t);
+        if (m->grads) *(void **)((char *)gradients + t->field) = model_gradient(m, t);
+    }
+}
+
 static void bind_results(Model *m) {
     ResultBuffers *r = &m->results;
     r->step_losses = (real *)r->base;
@@ -456,15 +471,18 @@ int model_allocate(Model *m) {
         m->params = m->weights_of->params;
         m->bias = m->weights_of->bias;
         m->used_vocab = m->weights_of->used_vocab;
+        if (m->weights_of->dp.level >= 3) {                 /* and the buffers in which they are whole */
+            m->dp.parallel = m->weights_of->dp.parallel;
+            m->dp.level = m->weights_of->dp.level;
+            m->dp.weights = m->weights_of->dp.weights;
+        }
     }
-    manifest_bind(&m->manifest, -1, &m->p, m->params, dev->floatX_size);
-    if (m->grads) manifest_bind_gradients(&m->manifest, -1, &m->g, m->grads);
+    bind_tensors(m, -1, &m->p, &m->g);
     if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
     bind_results(m);
     for (int l = 0, router = 0; l < c->layers; l++) {
         const int block = c->universal ? 0 : l;
-        manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
-        if (m->grads) manifest_bind_gradients(&m->manifest, block, &m->lg[l], m->grads);
+        bind_tensors(m, block, &m->lp[l], &m->lg[l]);
         describe_acts(m, l, BIND_SHARED);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
         if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen };
@@ -476,17 +494,24 @@ int model_allocate(Model *m) {
 }
 
 /* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
+static void initialize_tensor(const Model *m, const Tensor *t, uint64_t seed, double *values, size_t most) {
+    for (size_t from = 0; from < t->count; from += most) {
+        const size_t n = t->count - from < most ? t->count - from : most;
+        manifest_initial(t, seed, from, n, values);
+        m->dev->from_double((floatX *)((char *)model_weight(m, t) + from * m->dev->floatX_size), values, n);
+    }
+}
 static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
     double *values = mem_alloc(PART * sizeof *values);
-    for (int i = 0; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        if (!(kinds >> t->kind & 1)) continue;
-        for (size_t from = 0; from < t->count; from += PART) {
-            const size_t n = t->count - from < PART ? t->count - from : PART;
-            manifest_initial(t, seed, from, n, values);
-            m->dev->from_double((floatX *)((char *)m->params + (t->offset + from) * m->dev->floatX_size), values, n);
+    parallel_begin_weights(m);
+    for (int r = 0; r < m->manifest.range_count; r++) {
+        parallel_wait_weights(m, r, 0);                     /* the kinds that stay */
+        for (int i = 0; i < m->manifest.count; i++) {
+            const Tensor *t = &m->manifest.at[i];
+            if (t->range == r && kinds >> t->kind & 1) initialize_tensor(m, t, seed, values, PART);
         }
+        parallel_keep_weights(m, r);
     }
     free(values);
 }

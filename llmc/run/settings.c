@@ -29,7 +29,7 @@ static const Option options[] = {
       "1: resume even if the data changed" },
     { "data",      "ab", "any-bytes",        OPTION_INT,   AT(any_bytes),     "0",                   0,    1,     NULL,
       "1: train on the bytes of files that are no text: archives, pictures, binaries" },
-    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:a1n1z1",           0,    0,     NULL,
+    { "model",     "e",  "model",            OPTION_TEXT,  AT(model),         "m4:z1",               0,    0,     NULL,
       "descriptor such as m4, d12, m12:e64k8f256, or a folder with a model to train further" },
     { "model",     "up", "upcycle",      OPTION_TEXT,  AT(upcycle),       "",                    0,    0,     NULL,
       "e8k2: make the dense model of -e FOLDER a mixture of 8 experts, 2 a token, each a copy of its MLP" },
@@ -117,8 +117,8 @@ static const Option options[] = {
       "products of the MLP's experts while training: as the device stores numbers, or in 8 bits (docs/numerics.md); may change on resuming" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
       "record a step's work once and replay it: 0 never, 1 on one GPU, 2 on several, too" },
-    { "machine",   "z",  "zero",             OPTION_INT,   AT(sharded),       "1",                   0,    1,     NULL,
-      "1: shard the optimizer's state over the ranks (ZeRO-1); 0: every rank has all of it" },
+    { "machine",   "z",  "zero",             OPTION_INT,   AT(level),         "auto",                -1,   3,     "auto",
+      "what ranks shard: 0 nothing, 1 the optimizer's state (ZeRO-1), 2 gradients, too, 3 weights, too; auto: 1, or the lowest that fits" },
     { "machine",   "ce", "copy-engines",     OPTION_INT,   AT(copies),        "1",                   0,    1,     NULL,
       "1: GPUs of one process exchange by copy engines where possible; 0: by NCCL's kernels" },
     { "machine",   "rp", "reproducible",     OPTION_INT,   AT(ordered),       "0",                   0,    1,     NULL,
@@ -228,7 +228,7 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
 enum { LARGE_TEXT = 10000000 };
 void settings_suit(Settings *s, int gpu, int64_t tokens) {
     static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
-        { "e",  "m6:a1n1z1", "m4:a1n1z1", "m6:c512a1e128k6f256n1z1" },
+        { "e",  "m6:z1", "m4:z1", "m6:c512e128k6f256z1" },
         { "b",  "64",    "32",    "64" },       { "t",  "256",   "128",   "1024" },
         { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1000",  "-1" },
         { "wo", "muon",  "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MODEL "m1:c16h4d4e4k2f12a4x2"
+#define MODEL "m1:c16h4d4e4k2f12a4x2n0"
 
 /* ---- readers -------------------------------------------------------------------------------------------- */
 

@@ -71,7 +71,7 @@ void fuzz_start(void) {
     char *state = text_format("%s/state", fuzz_folder()), *step = text_format("%s/step-00000001", state);
     mkdir(state, 0777);
     mkdir(step, 0777);
-    if (!config_parse(&c, "m1:c4h2d2e2k1f2a2x1", &e)) fail(EXIT_USAGE, "%s", e.text);
+    if (!config_parse(&c, "m1:c4h2d2e2k1f2a2x1n0", &e)) fail(EXIT_USAGE, "%s", e.text);
     c.vocab = 5;
     c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);

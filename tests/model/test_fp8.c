@@ -34,7 +34,7 @@ static double *gradients(const Device *dev, const Config *c, double *loss) {
 /* Codes are wrong by up to a sixteenth of a value, a fiftieth on average, and a gradient passes several. One layer: in a second one a few
  * tokens would choose other experts. Without a gradient of weights in 8 bits those of the experts are closer. */
 static void near(const Device *dev, const char *what) {
-    const Config exact = config_of("m1:c128h4e4k2f256", 0), c = config_of("m1:c128h4e4k2f256", 1);
+    const Config exact = config_of("m1:c128h4e4k2f256a8x2n0", 0), c = config_of("m1:c128h4e4k2f256a8x2n0", 1);
     double loss[2], *want = gradients(dev, &exact, &loss[0]), *got = gradients(dev, &c, &loss[1]);
     Trainee t;
     open_model(&t, dev, &exact, 0, 1);
@@ -72,7 +72,7 @@ static void recomputing(const char *descriptor) {
 
 /* A validation does not compute in 8 bits, and what the forward leaves for the backward is the same. */
 static void beside(const Device *dev) {
-    const Config configs[2] = { config_of("m2:c128h4e4k2f128", 0), config_of("m2:c128h4e4k2f128", 1) };
+    const Config configs[2] = { config_of("m2:c128h4e4k2f128a4x2n0", 0), config_of("m2:c128h4e4k2f128a4x2n0", 1) };
     double loss[2][2];
     size_t kept[2];
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -102,7 +102,7 @@ static void beside(const Device *dev) {
 /* A weight that is not finite makes its whole block so. */
 static void not_finite(void) {
     const Device *dev = device_find("cpu-f32");
-    const Config c = config_of("m1:c128h4e4k2f128", 1);
+    const Config c = config_of("m1:c128h4e4k2f128n0", 1);
     const double value[2] = { NAN, INFINITY };
     for (int kind = 0; kind < 2; kind++)
         for (int down = 0; down < 2; down++) {
@@ -128,11 +128,11 @@ void test_fp8(void) {
     near(f64, "");
     near(&half, "without columns");
     near(device_find("cpu-f32"), "");
-    recomputing("m2:c128h4e4k2f128");
-    recomputing("u2:c128h4e4k2f128");
+    recomputing("m2:c128h4e4k2f128a4x2n0");
+    recomputing("u2:c128h4e4k2f128a4x2n0");
     beside(f64);
     not_finite();
-    Config c = config_of("m1:c128h4e4k2f128", 1);
+    Config c = config_of("m1:c128h4e4k2f128n0", 1);
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
     c.rounding = ROUND_UP;
     c.tile = 16;

@@ -12,21 +12,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const struct { const char *descriptor; int scores, activation, recompute; float dropout; int fp8; } grid[] = {
-    { "m2:c64h4e8k2f64a8x2",       TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },
-    { "m2:c128h4e8k2f128a8x2",     TOPK_SOFTMAX, SWIGLU, 2, 0.2f, 0 },
-    { "m2:c64h4d32q2e6k3f40a1s1",  SIGMOID_TOPK, SWIGLU, 1, 0, 0 },
-    { "m2:c128h2d64e4k1f96a2x1",   SOFTMAX_TOPK, GELU,   0, 0.1f, 0 },
-    { "d2:c128h4q1f192",           TOPK_SOFTMAX, RELU2,  0, 0, 0 },
-    { "u3:c64h4e4k2f64a4x2",       TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },
-    { "m2:c20h2d10e3k2f14a3x2",    TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },          /* no size is a multiple of 8 */
-    { "m2:c64h6d32q2e8k2f64a8x2b1n1l5v1w200", TOPK_SOFTMAX, SWIGLU, 0, 0, 0 },   /* the ingredients of a recipe */
-    { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f, 0 },
-    { "m1:c128h4e4k2f256a4x2",     TOPK_SOFTMAX, SWIGLU, 2, 0.1f, 1 },
-    { "m1:c256h4d64q2e6k3f128s1",  SIGMOID_TOPK, SWIGLU, 0, 0, 1 },
+static const struct { const char *descriptor; int scores, activation, recompute; float dropout; } grid[] = {
+    { "m2:c64h4e8k2f64a8x2n0",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
+    { "m2:c128h4e8k2f128a8x2n0",     TOPK_SOFTMAX, SWIGLU, 2, 0.2f },
+    { "m2:c64h4d32q2e6k3f40a1s1n0",  SIGMOID_TOPK, SWIGLU, 1, 0 },
+    { "m2:c128h2d64e4k1f96a2x1n0",   SOFTMAX_TOPK, GELU,   0, 0.1f },
+    { "d2:c128h4q1f192n0",           TOPK_SOFTMAX, RELU2,  0, 0 },
+    { "u3:c64h4e4k2f64a4x2n0",       TOPK_SOFTMAX, SWIGLU, 0, 0 },
+    { "m2:c20h2d10e3k2f14a3x2n0",    TOPK_SOFTMAX, SWIGLU, 0, 0 },          /* no size is a multiple of 8 */
+    { "m2:c64h6d32q2e8k2f64a8x2b1n1l5v1w200", TOPK_SOFTMAX, SWIGLU, 0, 0 },   /* the ingredients of a recipe */
+    { "d2:c128h4q1f192n1l5v2",     TOPK_SOFTMAX, RELU2,  2, 0.1f },
+    { "m1:c128h4e4k2f256a4x2n0",     TOPK_SOFTMAX, SWIGLU, 2, 0.1f },         /* these in 8 bits */
+    { "m1:c256h4d64q2e6k3f128s1n0",  SIGMOID_TOPK, SWIGLU, 0, 0 },
 };
 
-enum { GRID = sizeof grid / sizeof *grid };
+enum { GRID = sizeof grid / sizeof *grid, IN_8_BITS = 2 };
 static size_t configurations(void) {
     size_t families = 0;
     while (family_case((int)families, NULL)) families++;
@@ -45,7 +45,7 @@ static double rounding_error(const Check *c) {
 static const char *name_of(size_t i) { return i < GRID ? grid[i].descriptor : family_case((int)(i - GRID), NULL); }
 static Config configuration(size_t i) {
     Config c = small(name_of(i), 48);
-    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = grid[i].fp8;
+    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = i >= GRID - IN_8_BITS;
     else family_case((int)(i - GRID), &c);
     return c;
 }
@@ -127,7 +127,7 @@ static void recording(const Device *dev) {
 /* Products work on whole tiles of buffers with unused rows. */
 static void forgetting(const Device *dev) {
     for (int rule = ROUND_NEAREST; rule <= ROUND_DOWN; rule++) {
-        Config c = small("m2:c128h2d64e8k2f128a8x2", 160);
+        Config c = small("m2:c128h2d64e8k2f128a8x2n0", 160);
         c.rounding = rule;
         c.tile = ROW_TILE;
         check(forgets(dev, &c, 4), "%s: rounding rule %d, model_forget removes all traces of a batch that was not finite", dev->name, rule);
@@ -159,22 +159,22 @@ static void decoding(const Device *dev) {
     /* Heads of 64 and 128, for which decode_attention has kernels; one and several blocks of keys; rows of many chunks. All experts
      * are chosen, so that bf16 can be compared. */
     static const struct { const char *descriptor; int batch, context, first, window; } large[] = {
-        { "m2:c768h12e2k2f512a2x2",    1, 300,  9, 0    },
-        { "m1:c512h8e4k4f96a4x4",      1, 1100, 1070, 0 },     /* four queries per key */
-        { "d2:c512h4f320",             1, 1100, 1070, 0 },
-        { "d1:c640h5q1f1024",          2, 200,  180, 0  },
-        { "m1:c1280h20e3k3f64a2x2s1",  1, 150,  120, 0  },
-        { "m1:c256h4e33k33f64a2x2",    1, 150,  120, 0  },     /* more experts than lanes: decode_router */
+        { "m2:c768h12e2k2f512a2x2n0",    1, 300,  9, 0    },
+        { "m1:c512h8e4k4f96a4x4n0",      1, 1100, 1070, 0 },     /* four queries per key */
+        { "d2:c512h4f320n0",             1, 1100, 1070, 0 },
+        { "d1:c640h5q1f1024n0",          2, 200,  180, 0  },
+        { "m1:c1280h20e3k3f64a2x2s1n0",  1, 150,  120, 0  },
+        { "m1:c256h4e33k33f64a2x2n0",    1, 150,  120, 0  },     /* more experts than lanes: decode_router */
         { "m2:c2048h16d128e20k20f128a1n2u1", 1, 300, 280, 0 }, /* rows of eight chunks; as OLMoE, one norm of all heads */
         { "m1:c2048h32d128q4e24k24f96a1n1u1", 1, 200, 170, 0 },   /* as Qwen3-MoE */
         { "m2:c1792h14q2e4k4f64a1n1s1", 1, 150, 120, 0 },
         { "m2:c256h4e40k40f64a2x2n1v1w150", 1, 150, 120, 0 },
         { "m1:c512h8q2e34k34f64a1n1u1", 3, 150, 120, 0 },
         { "d2:c2304h8q2f320n1",        1, 150,  120, 0  },     /* too long for the kernels of one token */
-        { "d2:c512h8f320",             1, 1100, 1070, 300 },   /* windows in the first layer: heads of 64, */
-        { "m1:c512h4q2e4k4f96a1",      2, 1100, 1070, 33 },    /* of 128, */
-        { "d1:c640h8q2f1024",          2, 600,  580,  130 },   /* and of 80 */
-        { "d1:c512h8f320",             1, 8400, 8390, 100 },   /* a longer cache than the clusters' without a window */
+        { "d2:c512h8f320n0",             1, 1100, 1070, 300 },   /* windows in the first layer: heads of 64, */
+        { "m1:c512h4q2e4k4f96a1n0",      2, 1100, 1070, 33 },    /* of 128, */
+        { "d1:c640h8q2f1024n0",          2, 600,  580,  130 },   /* and of 80 */
+        { "d1:c512h8f320n0",             1, 8400, 8390, 100 },   /* a longer cache than the clusters' without a window */
     };
     for (size_t i = 0; i < (quick ? 2 : sizeof large / sizeof *large); i++) {
         Config c = small(large[i].descriptor, large[i].context);
@@ -241,7 +241,7 @@ void test_gpu(void) {
     int found = 0;
     for (int i = 0; (dev = tested_device(i)); i++) {
         if (!dev->is_gpu) continue;
-        Config c = small("m2:c64h4e8k2f64a8x2", 64);
+        Config c = small("m2:c64h4e8k2f64a8x2n0", 64);
         found = 1;
         lockstep(dev);
         if (!quick) learning(dev, &c);

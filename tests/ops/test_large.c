@@ -61,7 +61,7 @@ static void soak_decoding(const Device *dev, int B) {
     int head[FIRST * 16], token[2][STEPS * 16], differ = 0;
     void *logits[2] = { mem_alloc(bytes), mem_alloc(bytes) };
     uint64_t key[16];
-    const Config c = trainee_config("m4:c768h12e16k2f256a8x2", VOCAB, FIRST + STEPS);
+    const Config c = trainee_config("m4:c768h12e16k2f256a8x2n0", VOCAB, FIRST + STEPS);
     Decoder d;
     check(decoder_open(&d, dev, &c, B, c.context, NULL), "memory to decode");
     model_initialize(&d.model, 5);

@@ -1,8 +1,8 @@
 #!/bin/sh
 # run.sh: runs the targets of `make fuzz` and prints a table. Needs build/fuzz/, made by make.
 #   sh tests/fuzz/support/run.sh SECONDS [TARGET...]
-# Two run at a time, if there are two processors; FUZZ_JOBS=1: one. FUZZ_LENGTH: of the longest input (20000); short ones are faster. What libFuzzer collects is kept in build/fuzz/kept/corpus, so that the next
-# start goes on from there; tests/fuzz/corpus has what every start begins with. Exit code 1: a crash, a hang of 2 s, or too much memory;
+# Two run at a time; FUZZ_JOBS=1: one. FUZZ_LENGTH: of the longest input (20000); short ones are faster. What libFuzzer collects is kept in
+# build/fuzz/kept/corpus, so that the next start goes on from there; tests/fuzz/corpus has what every start begins with. Exit code 1: a crash, a hang of 2 s, or too much memory;
 # the input is in build/fuzz/kept/crashes.
 set -u
 seconds=$1; shift
@@ -37,7 +37,7 @@ one() {                                 # one TARGET: a line of the table on std
 }
 
 printf '%-14s %12s %8s %8s %8s %12s %12s %8s\n' target inputs 'per s' coverage crashes 'slowest, ms' 'peak, MB' 'RSS, MB'
-jobs=${FUZZ_JOBS:-$(nproc)}
+jobs=${FUZZ_JOBS:-2}
 [ "$jobs" -le 2 ] || jobs=2
 running=
 for target; do
