@@ -239,27 +239,36 @@ static int save_bias(const Model *m, SafetensorsWriter *w, int r, Error *e) {
     return ok;
 }
 
-static int is_known(const Model *m, const char *name) {
+/* Tensors that are in files and no part of a model: the prediction of later tokens (ERNIE; GLM keeps it as one more layer), angles of
+ * positions, and the head that is the embedding. */
+static int is_idle(const Model *m, const char *name) {
+    static const char layers[] = "model.layers.";
+    const int more = config_family(&m->config) == FAMILY_GLM && !strncmp(name, layers, strlen(layers));
+    return strstr(name, "rotary_emb.inv_freq") || strstr(name, "mtp") || (more && atoi(name + strlen(layers)) >= m->config.layers)
+        || (m->config.tied && !strcmp(name, "lm_head.weight"));
+}
+static void mark(char *known, const Safetensors *s, const char *name) {
+    const FileTensor *t = safetensors_find(s, name);
+    if (t) known[t - safetensors_at(s, 0)] = 1;
+}
+static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
+    const size_t count = safetensors_count(s);
+    char *known = mem_alloc(count);
+    for (int i = 0; i < m->manifest.count; i++)
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) mark(known, s, manifest_piece(&m->manifest.at[i], j).name);
     for (int r = 0; r < bias_count(m); r++) {
         char bias[TENSOR_NAME];
         uint64_t shape[2];
         bias_tensor(m, r, bias, shape);
-        if (!strcmp(bias, name)) return 1;
+        mark(known, s, bias);
     }
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++)
-            if (!strcmp(manifest_piece(&m->manifest.at[i], j).name, name)) return 1;
-    return strstr(name, "rotary_emb.inv_freq") != NULL      /* computed by this program */
-        || strstr(name, "mtp") != NULL                      /* ERNIE's prediction of later tokens */
-        || (m->config.tied && !strcmp(name, "lm_head.weight"));
-}
-static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
-    for (size_t i = 0, warnings = 0; i < safetensors_count(s) && warnings < 5; i++) {
+    for (size_t i = 0, warnings = 0; i < count && warnings < 5; i++) {
         const char *name = safetensors_at(s, i)->name;
-        if (is_known(m, name)) continue;
+        if (known[i] || is_idle(m, name)) continue;
         warn("%s: tensor %s is not part of this model and is ignored", path, name);
         warnings++;
     }
+    free(known);
 }
 
 /* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how many. used: how many are the model's. */

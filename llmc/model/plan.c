@@ -493,25 +493,21 @@ int model_allocate(Model *m) {
     return 1;
 }
 
-/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
-static void initialize_tensor(const Model *m, const Tensor *t, uint64_t seed, double *values, size_t most) {
-    for (size_t from = 0; from < t->count; from += most) {
-        const size_t n = t->count - from < most ? t->count - from : most;
-        manifest_initial(t, seed, from, n, values);
-        m->dev->from_double((floatX *)((char *)model_weight(m, t) + from * m->dev->floatX_size), values, n);
-    }
-}
+/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. Of sharded weights a rank
+ * draws its own. */
 static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
+    const int shards = m->dp.level >= 3 ? m->dp.ranks : 1, shard = shards > 1 ? m->dp.parallel->rank : 0;
     double *values = mem_alloc(PART * sizeof *values);
-    parallel_begin_weights(m);
-    for (int r = 0; r < m->manifest.range_count; r++) {
-        parallel_wait_weights(m, r, 0);                     /* the kinds that stay */
-        for (int i = 0; i < m->manifest.count; i++) {
-            const Tensor *t = &m->manifest.at[i];
-            if (t->range == r && kinds >> t->kind & 1) initialize_tensor(m, t, seed, values, PART);
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        if (!(kinds >> t->kind & 1)) continue;
+        const Segment own = manifest_segment(&m->manifest, i, shards, shard);
+        for (size_t from = 0; from < own.count; from += PART) {
+            const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
+            manifest_initial(t, seed, at - t->offset, n, values);
+            m->dev->from_double((floatX *)((char *)m->params + (at - own.shift) * m->dev->floatX_size), values, n);
         }
-        parallel_keep_weights(m, r);
     }
     free(values);
 }
