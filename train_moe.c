@@ -55,6 +55,11 @@ static void update(void *run) {
     if (r->records) parallel_gather_weights(&r->model, 0);
     if (r->s.bias_rate > 0) routers_update_bias(&r->model, r->s.bias_rate, !strcmp(r->s.bias_law, "relative"));
 }
+/* What the first step of a session does cannot be replayed where ranks wait for each other in it (shards.c). */
+static void run_work(Run *r, Replay *replay, uint64_t state, void (*work)(void *run)) {
+    if (r->model.dp.level >= 2 && !r->model.dp.overlaps) work(r);
+    else replay_run(replay, r->dev, state, work, r);
+}
 static void train_step(Run *r) {
     Model *m = &r->model;
     char activity[64];
@@ -62,13 +67,14 @@ static void train_step(Run *r) {
     if (m->dev->set_activity) m->dev->set_activity(activity);
     send_step(r);
     m->dropout = r->s.dropout;
-    m->rounds = 1;
+    m->rounds = m->fp8 = 1;
+    m->dp.overlaps = r->progress.step > r->first_step;
     for (int micro = 0; micro < r->micro_batches; micro++) {
         model_begin_micro(m, micro);
-        replay_run(&r->replay_micro[m->batch.phase], m->dev, model_state(m), micro_batch, r);
+        run_work(r, &r->replay_micro[m->batch.phase], model_state(m), micro_batch);
         model_end_micro(m, micro);
     }
-    replay_run(&r->replay_update, m->dev, 0, update, r);
+    run_work(r, &r->replay_update, 0, update);
     if (!r->records) parallel_gather_weights(m, 1);
 }
 
@@ -112,7 +118,7 @@ static int between_steps(Run *r) {
     Progress *p = &r->progress;
     group_phase(r->parallel.group, "work between steps", 0);
     p->unvalidated = validates(r, p->step) && !run_validate(r);
-    if (shows_sample(r, p->step) && !p->unvalidated && r->leads) run_show_sample(r);
+    if (shows_sample(r, p->step) && !p->unvalidated) run_show_sample(r);
     run_report(r);
     const double taken = r->takes_signals && !r->dev->is_gpu ? threads_follow_load() : 0;
     if (taken > 0)
@@ -142,7 +148,7 @@ static int train(Run *r) {
         train_step(r);
         StepStats t = step_stats(r, start, &bad_tensor);
         const Waits after = r->dev->waits();
-        r->waits += after.syncs - before.syncs + after.reads - before.reads;
+        r->waits += r->model.dp.level >= 2 && !r->model.dp.overlaps ? 1 : after.syncs - before.syncs + after.reads - before.reads;
         log_step(&r->log, &t, t.step == r->first_step + 1 || validates(r, t.step) || shows_sample(r, t.step));
         if (bad_tensor >= 0) run_bad_step(r, &t, bad_tensor); else p->bad_steps = 0;
         p->step = t.step;
@@ -174,6 +180,8 @@ static void run_rank(void *all, int local) {
     run_end_log(r);
     if (r->finished && r->lost_best >= 0)
         fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->lost_best);
+    for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
+    replay_free(&r->replay_update, r->dev);                 /* NCCL does not close while a recording holds its operations */
     parallel_disconnect(&r->parallel);
 }
 

@@ -246,7 +246,7 @@ static void time_case(Case *c, void *context) {
     Work w, dense = { 0 }, even = { 0 };
     const Cost cost = case_cost(c, b->dev);
     const int product = cost.flop > 0, routed = c->dense && b->dev->is_gpu, ceiling = routed && b->even.name;
-    if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only))) return;
+    if ((b->filter && !strstr(c->what, b->filter)) || strncmp(c->op, b->only, strlen(b->only)) || !case_fits(c, b->dev)) return;
     if (b->list) { puts(c->what); return; }
     if (!work_open(&w, c, b->dev) || (routed && !work_open(&dense, c->dense, b->dev))
         || (ceiling && !work_open(&even, c->even, &b->even)))

@@ -67,6 +67,21 @@ static double decode(Decoder *d) {
     decoder_collect(d, tokens, 1);
     return STEPS / (now() - start);
 }
+/* Tokens per second of a prompt that fills the context, read at once. */
+static double prefill(Decoder *d) {
+    int prompt[CONTEXT], token;
+    double runs[3];
+    for (int i = 0; i < CONTEXT; i++) prompt[i] = i * 7 % d->model.config.vocab;
+    for (int i = -1; i < 3; i++) {                          /* the first is not counted */
+        decoder_reset(d);
+        const double start = now();
+        decoder_feed(d, prompt, CONTEXT);
+        decoder_draw(d, (Sampler){ 0 }, &(uint64_t){ 1 });
+        decoder_sample(d, &token);
+        if (i >= 0) runs[i] = now() - start;
+    }
+    return CONTEXT / median(runs, 3);
+}
 static int never(int N, int C, int F, int E, int K) { return (void)N, (void)C, (void)F, (void)E, (void)K, 0; }
 
 static void bench_one(const Device *dev, const Published *p, const Copies *copies) {
@@ -84,17 +99,19 @@ static void bench_one(const Device *dev, const Published *p, const Copies *copie
     double runs[3];
     for (int i = 0; i < 3; i++) runs[i] = decode(&d);
     const double speed = median(runs, 3);
+    const double reading = prefill(&d);
     d.model.dev = &general;
     replay_free(&d.replay, dev);
     const double without = decode(&d);
-    printf("%-16s %9.2f MB  %9.0f tokens/s  %6.0f GB/s  %4.0f %%   by single operations %9.0f\n", p->name, bytes / 1e6, speed, speed * bytes / 1e9,
-           100 * speed / limit, without);
+    printf("%-16s %9.2f MB  %9.0f tokens/s  %6.0f GB/s  %4.0f %%   by single operations %9.0f;  prompt %9.0f\n", p->name, bytes / 1e6, speed, speed * bytes / 1e9,
+           100 * speed / limit, without, reading);
     d.model.dev = dev;
     decoder_close(&d);
 }
 void bench_decoding(const Device *dev, const char *filter, const Copies *copies) {
-    printf("\nDecoding on %s: one sequence, greedy, tokens %d to %d; weights that a token needs, and the share of the rate at which they are copied\n",
-           dev->name, PROMPT + WARM, PROMPT + WARM + STEPS);
+    printf("\nDecoding on %s: one sequence, greedy, tokens %d to %d; weights that a token needs, and the share of the rate at which they are copied;\n"
+           "prompt: tokens/s of %d tokens read at once\n",
+           dev->name, PROMPT + WARM, PROMPT + WARM + STEPS, CONTEXT);
     for (int i = 0; i < MODELS; i++) if (fits(dev, &models[i], filter)) bench_one(dev, &models[i], copies);
 }
 

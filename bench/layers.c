@@ -5,6 +5,7 @@
 #include "llmc/base/base.h"
 #include "llmc/base/random.h"
 #include "llmc/model/rope.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +27,10 @@ static const Size sizes[] = {
     { "120B n=512",  32768, 4096, 512,  256, 16 },
     { "120B n=1024", 32768, 4096, 1024, 128, 8 },
     { "120B n=2048", 32768, 4096, 2048, 64,  4 },
+    { "OLMoE",       32768, 2048, 1024, 64,  8 },
+    { "Qwen3-30B",   65536, 2048, 768,  128, 8 },
 };
-enum { SIZES = sizeof sizes / sizeof *sizes, MOST = 40 };
+enum { SIZES = sizeof sizes / sizeof *sizes, MOST = 64 };
 
 typedef struct {
     const Device *dev;
@@ -42,6 +45,7 @@ typedef struct {
     floatX *to_kv, *dto_kv, *kv, *wact, *dkv;
     real   *lse, *rope;
     int    *position;
+    Fp8     x8, dout8, up8, up8_turned, down8, down8_turned, act8, dpre8, wact8, left, right;     /* MLP layers in 8 bits */
     Device  limit;                                              /* see find_ceiling */
     void   *owned[MOST];
     int     count;
@@ -153,6 +157,60 @@ static void backward(Layer *l) {
     d->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, C, GROUPED);
 }
 
+/* The same in 8 bits. Weights become codes once a step, so that is not part of the layer. */
+static Fp8 take_codes(Layer *l, size_t rows, size_t columns) {
+    return (Fp8){ take(l, rows * columns), take(l, rows * columns / FP8_BLOCK * l->dev->real_size) };
+}
+static Fp8 take_squares(Layer *l, size_t n) { return (Fp8){ take(l, n), take(l, n / FP8_BLOCK / FP8_BLOCK * l->dev->real_size) }; }
+static void weights8(Layer *l) {
+    l->dev->fp8_weight(l->up8, l->up8_turned, l->up, l->z.E, 2 * l->z.F, l->z.C);
+    l->dev->fp8_weight(l->down8, l->down8_turned, l->down, l->z.E, l->z.C, l->z.F);
+}
+static int codes_open(Layer *l) {
+    const size_t N = (size_t)l->z.N, C = (size_t)l->z.C, F = (size_t)l->z.F, E = (size_t)l->z.E, S = (size_t)l->S;
+    const size_t widest = C > 2 * F ? C : 2 * F, blocks = (size_t)fp8_blocks(l->S, l->z.E), before = (size_t)l->count;
+    l->x8 = take_codes(l, N, C);                  l->dout8 = take_codes(l, N, C);
+    l->up8 = take_squares(l, E*2*F*C);            l->up8_turned = take_squares(l, E*2*F*C);
+    l->down8 = take_squares(l, E*C*F);            l->down8_turned = take_squares(l, E*C*F);
+    l->act8 = take_codes(l, S, F);                l->dpre8 = take_codes(l, S, 2*F);        l->wact8 = take_codes(l, S, F);
+    l->left = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
+    l->right = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
+    if ((size_t)l->count != before + 22) return 0;
+    weights8(l);
+    return 1;
+}
+static void x_codes(Layer *l) { l->dev->fp8_rows(l->x8, l->x, l->z.N, l->z.C); }
+static void up_codes(Layer *l) { l->dev->fp8_up_forward(l->dev, l->pre, l->act8, l->x8, l->up8, &l->plan, l->z.C, l->z.F); }
+static void down_codes(Layer *l) { l->dev->fp8_linear(l->dev, l->rows, l->act8, l->down8, &l->plan, l->z.F, l->z.C); }
+static void dout_codes(Layer *l) { l->dev->fp8_rows(l->dout8, l->dout, l->z.N, l->z.C); }
+static void down_backward_codes(Layer *l) {
+    l->dev->fp8_down_backward(l->dev, NULL, l->dpre8, NULL, l->wact8, l->dweight, l->dout8, l->down8_turned, l->pre, l->weight,
+                              &l->plan, l->z.C, l->z.F);
+}
+static void dout_columns(Layer *l) { l->dev->fp8_columns(l->left, l->dout8, &l->plan, l->z.C, BY_TOKEN); }
+static void wact_columns(Layer *l) { l->dev->fp8_columns(l->right, l->wact8, &l->plan, l->z.F, GROUPED); }
+static void ddown_codes(Layer *l) {
+    l->dev->fp8_backward_weight(l->dev, l->ddown, l->left, l->right, &l->plan, l->z.F, l->z.C, SET_ROUNDED);
+}
+static void up_input_codes(Layer *l) { l->dev->fp8_linear(l->dev, l->rows, l->dpre8, l->up8_turned, &l->plan, 2*l->z.F, l->z.C); }
+static void dpre_columns(Layer *l) { l->dev->fp8_columns(l->left, l->dpre8, &l->plan, 2*l->z.F, GROUPED); }
+static void x_columns(Layer *l) { l->dev->fp8_columns(l->right, l->x8, &l->plan, l->z.C, BY_TOKEN); }
+static void dup_codes(Layer *l) {
+    l->dev->fp8_backward_weight(l->dev, l->dup, l->left, l->right, &l->plan, l->z.C, 2*l->z.F, SET_ROUNDED);
+}
+static void forward8(Layer *l) {
+    l->dev->route_plan(&l->plan, l->load, l->expert);
+    x_codes(l), up_codes(l), down_codes(l);
+    l->dev->combine_forward(l->out, l->rows, l->weight, NULL, &l->plan, l->z.C, GROUPED);
+}
+static void backward8(Layer *l) {
+    dout_codes(l), down_backward_codes(l);
+    dout_columns(l), wact_columns(l), ddown_codes(l);
+    up_input_codes(l);
+    dpre_columns(l), x_columns(l), dup_codes(l);
+    l->dev->combine_forward(l->dx, l->rows, NULL, NULL, &l->plan, l->z.C, GROUPED);
+}
+
 static void attention_forward(Layer *l) {
     const Device *d = l->dev;
     const int N = l->z.N, C = l->z.C, F = l->z.F, G = l->G, K = l->z.K, D = l->D;
@@ -204,7 +262,7 @@ double median(double *x, int n) {
     return x[n / 2];
 }
 /* Median ms of each work. Runs alternate, so that all have the same clocks. */
-enum { WORKS = 4, RUNS = 9 };
+enum { WORKS = 7, RUNS = 9 };
 typedef void Part(Layer *);
 static void time_works(Layer *l, Part *const work[WORKS], double ms[WORKS]) {
     double took[WORKS][RUNS];
@@ -250,18 +308,75 @@ static void work_of(const Layer *l, double *forward_work, double *backward_work)
     *backward_work = (2 * products + 10 * pairs * l->D) / 1e9;
 }
 
+/* The operations of the layer in 8 bits, alone: products in TFLOP/s, the others in bytes. products: of S*F*C. */
+static void run_part(void *pair) { ((Pair *)pair)->first(((Pair *)pair)->l); }
+static void print_parts8(Layer *l) {
+    const double N = l->z.N, C = l->z.C, F = l->z.F, S = l->S, W = 3.0 * l->z.E * C * F;
+    const struct { const char *name; Part *part; double products, bytes; } parts[] = {
+        { "weights to codes", weights8, 0, 4 * W },             { "x to codes", x_codes, 0, 3 * N * C },
+        { "up", up_codes, 2, 0 },                               { "down", down_codes, 1, 0 },
+        { "dout to codes", dout_codes, 0, 3 * N * C },          { "down backward", down_backward_codes, 1, 0 },
+        { "dout to columns", dout_columns, 0, 2 * S * C },      { "wact to columns", wact_columns, 0, 2 * S * F },
+        { "ddown", ddown_codes, 1, 0 },                         { "up backward input", up_input_codes, 2, 0 },
+        { "dpre to columns", dpre_columns, 0, 4 * S * F },      { "x to columns", x_columns, 0, 2 * S * C },
+        { "dup", dup_codes, 2, 0 },
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const double ms = calls_ms(l->dev, run_part, &(Pair){ l, parts[i].part, NULL }, 5, 3, 0);
+        printf("%-12s   %-20s %8.3f ms", "", parts[i].name, ms);
+        if (parts[i].products > 0) printf("  %7.1f TFLOP/s\n", 2 * parts[i].products * S * F * C / 1e9 / ms);
+        else printf("  %7.2f TB/s\n", parts[i].bytes / 1e9 / ms);
+    }
+}
+/* How far results in 8 bits are from those in floatX: |difference| / |floatX|, of the first elements of each. */
+static void print_differences(Layer *l, Part *f, Part *b) {
+    enum { SOME = 1 << 20, RESULTS = 5 };
+    const Device *d = l->dev;
+    const size_t N = (size_t)l->z.N, C = (size_t)l->z.C, W = (size_t)l->z.E * (size_t)l->z.F * C;
+    const struct { const char *name; const void *x; size_t n; int reals; } of[RESULTS] = {
+        { "out", l->out, N * C, 0 }, { "dx", l->dx, N * C, 0 }, { "dweight", l->dweight, (size_t)l->S, 1 },
+        { "ddown", l->ddown, W, 0 }, { "dup", l->dup, 2 * W, 0 } };
+    double *x[2][RESULTS];
+    for (int bits8 = 0; bits8 < 2; bits8++) {
+        (bits8 ? forward8 : f)(l), (bits8 ? backward8 : b)(l);
+        for (int i = 0; i < RESULTS; i++) {
+            const size_t n = of[i].n < SOME ? of[i].n : SOME, from = of[i].n - n;
+            x[bits8][i] = mem_alloc(n * sizeof(double));
+            if (of[i].reals) d->reals_to_double(x[bits8][i], (const real *)((const char *)of[i].x + from * d->real_size), n);
+            else d->to_double(x[bits8][i], (const floatX *)((const char *)of[i].x + from * d->floatX_size), n);
+        }
+    }
+    printf("%-12s   differs by", "");
+    for (int i = 0; i < RESULTS; i++) {
+        const size_t n = of[i].n < SOME ? of[i].n : SOME;
+        double square = 0, whole = 0;
+        for (size_t j = 0; j < n; j++)
+            square += (x[1][i][j] - x[0][i][j]) * (x[1][i][j] - x[0][i][j]), whole += x[0][i][j] * x[0][i][j];
+        printf("  %s %.4f", of[i].name, sqrt(square / whole));
+        free(x[0][i]), free(x[1][i]);
+    }
+    putchar('\n');
+}
+
 static void time_layer(Layer *l, int ceiling, int rested) {
     double ms[WORKS], f_work, b_work;
     const Size z = l->z;
+    const int codes = l->dev->is_gpu && !l->heads && l->dev->fp8_fits(z.C, z.F) && codes_open(l);
     Part *const f = l->heads ? attention_forward : forward, *const b = l->heads ? attention_backward : backward;
     if (rested) ms[0] = rested_ms(l, f, NULL), ms[1] = rested_ms(l, f, b) - ms[0];
-    else time_works(l, (Part *const[WORKS]){ f, b, ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL }, ms);
+    else time_works(l, (Part *const[WORKS]){ f, b, ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL,
+                    codes ? forward8 : NULL, codes ? backward8 : NULL, codes ? weights8 : NULL }, ms);
     work_of(l, &f_work, &b_work);
     printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s", z.name, z.N, z.C, z.F, z.E, z.K,
            ms[0], ms[1], f_work / ms[0], b_work / ms[1], (f_work + b_work) / (ms[0] + ms[1]));
     if (ceiling)
         printf("  cuBLAS %8.3f + %8.3f ms, %.0f / %.0f %% of it", ms[2], ms[3], 100 * ms[2] / ms[0], 100 * ms[3] / ms[1]);
     putchar('\n');
+    if (codes && !rested)
+        printf("%-12s in 8 bits             %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s  %.2f times as fast; weights to codes %.3f ms\n",
+               "", ms[4], ms[5], f_work / ms[4], b_work / ms[5], (f_work + b_work) / (ms[4] + ms[5]),
+               (ms[0] + ms[1]) / (ms[4] + ms[5]), ms[6]);
+    if (codes && !rested) print_parts8(l), print_differences(l, f, b);
     fflush(stdout);
 }
 

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; } Setup;    /* alone: ms of one rank's step */
+typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; int level; } Setup;    /* alone: ms of one rank's step; level: -z */
 typedef struct {                            /* one rank */
     const Device *dev;
     Comm  *comm;
@@ -27,7 +27,7 @@ typedef struct {                            /* one rank */
 static void reduce_scatter(Bench *b) {
     b->comm->reduce_scatter(b->comm, b->x, b->bytes / b->dev->real_size / (size_t)b->comm->size);
 }
-static void all_gather(Bench *b) { b->comm->all_gather(b->comm, b->x, b->bytes / (size_t)b->comm->size); }
+static void all_gather(Bench *b) { const size_t n = b->bytes / (size_t)b->comm->size; b->comm->all_gather(b->comm, b->x, (char *)b->x + (size_t)b->comm->rank * n, n); }
 static void all_reduce(Bench *b) { b->comm->all_reduce(b->comm, b->x, b->bytes / b->dev->real_size); }
 static void both(Bench *b) {
     if (b->reduction) reduce_scatter(b);
@@ -142,7 +142,7 @@ static void train_rank(void *setup, int local) {
     const int ranks = group_size(s->processes), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
     const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
     const Config c = trainee_config(descriptor, gpu ? 50304 : 256, T);
-    Parallel p = { .ranks = ranks, .sharded = ranks > 1, .one_process = gpu };
+    Parallel p = { .ranks = ranks, .level = s->level, .one_process = gpu };
     Trainee t;
     double ms[STEPS];
     parallel_connect(&p, s->dev, local % s->dev->count(), s->processes, local);
@@ -150,17 +150,18 @@ static void train_rank(void *setup, int local) {
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
     t.m.balance_coef = 0.01f;
     t.adamw.lr = 1e-4f;        /* routing stays as it is at the start: timings compare the same loads */
-    for (int shared = 0; shared <= (ranks > 1 && gpu); shared++) {
-        if (shared) parallel_register_memory(&t.m);
+    const int copies = ranks > 1 && gpu;
+    for (int shared = copies && s->level > 1; shared <= copies; shared++) {
+        if (shared && s->level == 1) parallel_register_memory(&t.m);        /* above it has been */
         for (int i = 0; i < 3; i++) one_step(&t);
         for (int i = 0; i < STEPS; i++) ms[i] = one_step(&t);
         if (p.rank) continue;
         const double middle = median(ms, STEPS);
         const char *way = shared ? ", by copy engines:" : ranks > 1 ? ", by kernels:" : ":";
         if (ranks == 1) s->alone = middle;
-        printf("%d rank%s, %s, %d x %d tokens on each%-18s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f\n",
-               ranks, ranks > 1 ? "s" : "", descriptor, B, T, way, middle, ms[0], ms[STEPS - 1],
-               ranks * B * T / middle * 1e3, s->alone / middle);
+        printf("%d rank%s, -z %d, %s, %d x %d tokens on each%-18s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f  %.2f GB\n",
+               ranks, ranks > 1 ? "s" : "", ranks > 1 ? s->level : 0, descriptor, B, T, way, middle, ms[0], ms[STEPS - 1],
+               ranks * B * T / middle * 1e3, s->alone / middle, (double)t.m.arena.total / 1e9);
         fflush(stdout);
     }
     parallel_disconnect(&p);
@@ -181,5 +182,6 @@ void bench_ranks(const Device *dev, double seconds) {
     if (most < 2) puts("ranks: there is only one GPU");
     for (int ranks = 2; ranks <= most; ranks *= 2) with_ranks(&s, ranks, run_rank);
     puts("");
-    for (int ranks = 1; ranks <= most; ranks *= 2) with_ranks(&s, ranks, train_rank);
+    for (int ranks = 1; ranks <= most; ranks *= 2)
+        for (s.level = 1; s.level <= (ranks > 1 ? MOST_SHARDED : 1); s.level += 2) with_ranks(&s, ranks, train_rank);
 }

@@ -34,7 +34,7 @@ timed() {                               # timed FOLDER OPTIONS...: runs $STEPS s
 echo; echo "ranks  options          ms a step   tokens/s   efficiency"
 alone=
 for n in $RANKS; do
-    for options in '-z 1' '-z 1 -ce 0' '-z 0' '-z 1 -gr 2'; do
+    for options in '-z 1' '-z 1 -ce 0' '-z 0' '-z 1 -gr 2' '-z 3' '-z 3 -ce 0'; do
         [ "$n" = 1 ] && [ "$options" != '-z 1' ] && continue
         rm -rf "$work/speed"
         timed "$work/speed" -ng "$n" $options || continue

@@ -11,10 +11,10 @@
  *     work queued after the call runs concurrently and must not touch x until wait_all() or wait();
  *   - neither allocates nor blocks the host, so it can be captured in a CUDA graph. (The loopback has no stream:
  *     there the call itself waits for the other ranks.)
- *   - gives all ranks the same bits. The loopback and the reduce_scatter of registered memory (kernels/cuda/copies.cu) add
- *     in rank order, so the sum does not depend on how ranks are spread over processes. NCCL's order depends on the
- *     sizes and the machine, and is the same in every run;
- *   - does nothing if size is 1;
+ *   - gives all ranks the same bits. The loopback, scatter_add, and the reduce_scatter of registered memory
+ *     (kernels/cuda/copies.cu) add in rank order, so the sum does not depend on how ranks are spread over processes. NCCL's own
+ *     order depends on the sizes and the machine, and is the same in every run;
+ *   - does nothing if size is 1, but for scatter_add, which adds x to shard;
  *   - returns no error when a rank is lost: llmc/ranks/group.h watches all ranks and ends the process. */
 #ifndef COMM_H
 #define COMM_H
@@ -39,11 +39,15 @@ struct Comm {
     void (*all_reduce_ints)(Comm *c, int *x, size_t n);
     /* In place: shard r of x becomes the sum on rank r; the other shards of x are undefined afterwards.   x (size, n) */
     void (*reduce_scatter )(Comm *c, real *x, size_t n);
-    /* In-place all-gather: rank r contributes shard r of its own x.   x (size, bytes) */
-    void (*all_gather     )(Comm *c, void *x, size_t bytes);
-    /* Optional, once, not while recording: x of the last two operations will always be in these bytes, which have the same
-     * layout on all ranks. stage (size, most): in these bytes, too; most: the largest n. Some transports can then exchange
-     * by copy engines, without multiprocessors. Waits for the other hosts. */
+    /* shard += shard r of x_0, then that of x_1, ..., on rank r: in the order of the ranks, by every transport. x stays as it is, and
+     * must until it is waited for. After register_memory.   shard (n)  x (size, n) */
+    void (*scatter_add    )(Comm *c, ACC real *shard, const real *x, size_t n);
+    /* All-gather: x = mine of all ranks. mine may be this rank's shard of x.   x (size, bytes)  mine (bytes) */
+    void (*all_gather     )(Comm *c, OUT void *x, const void *mine, size_t bytes);
+    /* Once, not while recording; optional for a rank that needs no scatter_add. stage (size, most): memory for what other ranks send;
+     * most: the largest n. base, unless NULL: x of the last three operations will always be in these bytes, which contain the
+     * stage, too, and have the same layout on all ranks. Some transports can then exchange by copy engines, without
+     * multiprocessors. Waits for the other hosts. */
     void (*register_memory)(Comm *c, void *base, size_t bytes, real *stage, size_t most);
     /* Work queued on the device after this call starts after all communication queued so far. Does not block the host. */
     void (*wait_all)(Comm *c);
@@ -52,6 +56,8 @@ struct Comm {
      * recording. */
     void (*record)(Comm *c, int i);
     void (*wait)(Comm *c, int i);
+    /* The host itself waits likewise, so that it does not queue work far ahead of what other ranks have sent. Not while recording. */
+    void (*join)(Comm *c, int i);
     const char *(*error)(Comm *c);                  /* why pending operations will never finish, or NULL; from any thread */
     void (*close)(Comm *c);                         /* after all ranks are done; waits for queued operations */
 };

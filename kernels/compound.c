@@ -43,3 +43,7 @@ int compound_decode_fits(int N, int C, int F, int E, int K) {
     (void)N, (void)C, (void)F, (void)E, (void)K;
     return 0;
 }
+int compound_fp8_fits(int C, int F) {
+    (void)C, (void)F;
+    return 0;
+}

@@ -59,6 +59,21 @@ typedef enum {
     IDENTITY                            /* act = pre                  pre (.,F): attention experts have none */
 } Activation;
 
+/* Numbers in 8 bits: e4m3 codes (sign, 4 bits of exponent, 3 of mantissa; largest 448; 0x7f is NaN) in blocks that share a scale, a
+ * power of two: value = code * scale. Blocks are
+ *     of rows (N,C)            1 x 128: scale (N, C/128)
+ *     of a weight (E,O,C)      128 x 128: scale (E, O/128, C/128)
+ *     of columns, which fp8_columns makes.
+ * From floats: a scale is the smallest power of two, from 2^-117 on, for which no magnitude of its block is above 448 * scale, and a
+ * code is the nearest, even of two, to value / scale. So nothing saturates, the largest magnitude of a block is more than 224 times its
+ * scale, and what is at most 2^-10 of the scale becomes zero. With m the bits of the largest magnitude as f32, the scale's are
+ * (max((m + 0x1fffff) >> 23, 18) - 8) << 23. A block with a value that is not finite has scale NaN, and all its codes are 0x7f. */
+typedef struct { uint8_t *code; real *scale; } Fp8;
+enum { FP8_BLOCK = 128 };
+/* Blocks of columns: 128 rows of one expert. Row r of expert e is row (r - start[e]) % 128 of block start[e]/128 + e + (r - start[e])/128;
+ * blocks that this gives no row are not used. */
+static inline int fp8_blocks(int S, int E) { return S / FP8_BLOCK + E; }
+
 /* From router logits to the K weights of a token. The experts with the largest score + bias are chosen, of equal ones those with
  * the larger logit, then the lower id. p: softmax of the logits over all E. */
 typedef enum {
@@ -386,6 +401,36 @@ struct Device {
                               const Sum *s, Dropout dropout, Norm norm, int N, int C);
     void (*add_norm_backward)(const Device *d, ACC floatX *dresid, ACC real *dnorm, ACC real *dbias, floatX *const scratch[2],
                               const Sum *s, const floatX *resid, Norm norm, const real *rstd, int N, int C);
+
+    /* ---- experts in 8 bits: the products of gated experts (SWIGLU) on values of Fp8, as declared above --------------------
+     * fp8_fits: can experts of F columns in a model of C channels use these? C and F must be multiples of 128; 0 for any sizes: not on
+     * this device, and the others are NULL. A product is the sum, over blocks of 128 of the reduction, of a block's sum of products of
+     * codes times the two scales, as real. d is the device itself.
+     *
+     * fp8_rows:   out = inp (N,C).   fp8_weight: out = weight (E,O,C); transposed (E,C,O): the same codes and scales.   error: exact
+     * fp8_up_forward: as expert_up_forward, inp (N,C) BY_TOKEN, weight (E,2F,C). act (S,F) is made from pre as it is stored, in real, and
+     *   is rounded once, to its code.
+     * fp8_linear: out (S,O) = inp (S,C) weight[e]^T, GROUPED. With a transposed weight it is parallel_linear_backward_input.
+     * fp8_down_backward: as expert_down_backward, dout (N,C) BY_TOKEN, down (E,F,C) the transposed weight. da = dout down[e]^T is rounded
+     *   to floatX; what is made of it, in real, once. dpre (S,2F) and wact (S,F) are wanted in 8 bits, as floatX, or both: codes or
+     *   pointers that are NULL are not written.
+     * fp8_columns: rows of inp, (N,C) BY_TOKEN or (S,C) GROUPED, transposed within blocks of 128 rows of an expert.
+     *   out.code (blocks, C, 128)  out.scale (blocks, C/128)   blocks: fp8_blocks(S, E). A block's scale is the largest of its rows', or
+     *   NaN if one of those is; a code is that of its row's times row's scale / block's, nearest even: exact, unless it becomes
+     *   subnormal. Signs of zeros stay. Rows after an expert's last have codes 0, and their scales do not count.   error: exact
+     * fp8_backward_weight: dweight (E,O,C), as parallel_linear_backward_weight, of columns of dout (.,O) and inp (.,C).
+     *
+     * error of products: as matmul, eps more because Hopper's sums have 14 bits within a block; of codes: one unit in the last place.
+     * Source: DeepSeek-V3, arXiv 2412.19437, section 3.3 (blocks); powers of two: Wang et al. 2025, FP8-Flow-MoE, arXiv 2511.02302. */
+    int  (*fp8_fits)(int C, int F);
+    void (*fp8_rows)(OUT Fp8 out, const floatX *inp, int N, int C);
+    void (*fp8_weight)(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, int E, int O, int C);
+    void (*fp8_up_forward)(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F);
+    void (*fp8_linear)(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O);
+    void (*fp8_down_backward)(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8, OUT real *dweight,
+                              Fp8 dout, Fp8 down, const floatX *pre, const real *weight, const Plan *plan, int C, int F);
+    void (*fp8_columns)(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows);
+    void (*fp8_backward_weight)(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how);
 
     /* ---- bias: x[n,c] += bias[c].   x (N,C)  bias (C).   error: one rounding
      * bias_backward: dbias[c] += sum over rows of dout.   dbias (C)  dout (N,C).   error: N eps_f32 ----------------- */

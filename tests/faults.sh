@@ -40,6 +40,7 @@ reference() {                           # reference NAME COMMAND: NAME: 6 steps;
 }
 reference one "$train" $options
 reference two "$train" $options -ng 2 -dv cpu
+reference shards "$train" $options -ng 2 -dv cpu -z 3
 reference words "$train" $options -tk 300
 cp -a words eight; calm "$train" -o eight -y 1 -x 8
 "$infer" one -n 20 -s 5 -i 'static ' > text 2> said
@@ -103,6 +104,7 @@ errors="write:EIO write:ENOSPC write:short write:EINTR fsync:EIO rename:EIO link
 fails one - "$errors" $few "$train" $options -x 6 -y 1
 fails one one.4 "$errors" $few "$train" -y 1
 fails two two.4 "$errors" $few "$train" -y 1 -ng 2
+fails shards shards.4 "write:ENOSPC fsync:EIO rename:EIO" $few "$train" -y 1 -ng 2
 fails words - "$errors" $few "$train" $options -tk 300 -x 6 -y 1
 fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y 1
 fails one one.4 "malloc:ENOMEM" $many "$train" -y 1
@@ -138,6 +140,7 @@ hits=0
 fails one - "rename:kill rename:killed link:killed any:kill" $few "$train" $options -x 6 -y 1
 fails one one.4 "rename:kill rename:killed link:killed any:kill" $few "$train" -y 1
 fails two two.4 "rename:killed any:kill" $few "$train" -y 1 -ng 2
+fails shards shards.4 "any:kill" $some "$train" -y 1 -ng 2
 fails words - "any:kill" $some "$train" $options -tk 300 -x 6 -y 1
 random=12345
 draw() { random=$(((random * 1103515245 + 12345) & 2147483647)); drawn=$((random / 65536 * 32768 % $1)); }       # drawn: 0 to $1 - 1

@@ -249,6 +249,8 @@ ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" 
 
 expect 0 'total ' $some -o new -x 0
 expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0
+expect 2 'the MLP of this model has no experts, and only swiglu' $train $data -e d2:c128h4f128 -pe fp8 -x 0
+expect 2 'multiples of 128, and this model has 128 and 32. .*c128f128' $train $data -e m2:c128h4e4k2f32 -pe fp8 -x 0
 expect 0 'parameters ' $train $data -e m12:e64k8f256 -x 0
 ok "-x 0 creates nothing" [ ! -e new -a ! -e out ]
 
@@ -624,6 +626,8 @@ for n in 2 3 4; do
 done
 expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
 alike r1 r4z0 "4 ranks, each with the whole optimizer state"
+expect 0 'state, gradients and weights sharded over 4 ranks' $shared -x 40 -v 20 -b 3 -ng 4 -z 3 -n 20 -o r4z3
+alike r1 r4z3 "4 ranks, each with a quarter of everything"
 ordered="$shared -rp 1 -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3"              # 4 micro-batches, split across the ranks
 expect 0 fingerprint $ordered -ng 1 -o o1
 for n in 2 4; do
@@ -633,6 +637,19 @@ done
 expect 0 fingerprint $ordered -wo muon -ng 1 -o u1
 expect 0 fingerprint $ordered -wo muon -ng 4 -o u4
 same_run u1 u4 "-rp 1 -wo muon: 4 ranks that shard the state give the bits of one"
+expect 0 fingerprint $ordered -wo muon -ng 2 -z 2 -o u2
+same_run u1 u2 "-rp 1 -wo muon: 2 ranks that shard gradients, too"
+expect 0 fingerprint $ordered -wo muon -ng 4 -z 3 -o u43
+same_run u1 u43 "-rp 1 -wo muon: 4 ranks that shard weights, too"
+ok "with the same files" cmp -s u1/state/step-00000025/optimizer.safetensors u43/state/step-00000025/optimizer.safetensors
+samples="$train $data $model -t 32 -u 10 -dv cpu -d 384 -rp 1 -b 2 -x 20 -v 20 -m 7 -s 10 -g 40"    # the validation's 7 batches are not a multiple of 3
+shown() { grep '"sample"' "$1/log.jsonl"; }
+expect 0 fingerprint $samples -ng 1 -o s1
+for z in 1 3; do
+    expect 0 fingerprint $samples -ng 3 -z $z -o s3z$z
+    same_run s1 s3z$z "-z $z on 3 ranks"
+    ok "-z $z on 3 ranks: the samples of one" [ -n "$(shown s1)" -a "$(shown s1)" = "$(shown s3z$z)" ]
+done
 expect 0 fingerprint $shared -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3 -ng 4 -o o4plain
 ok "without -rp 1 the bits differ" [ "$(fingerprint o4plain)" != "$(fingerprint o4)" ]
 expect 2 'depends on positions in memory' $train $data $model -dv cpu-bf16 -rp 1 -mw 0 -x 0
@@ -642,6 +659,23 @@ expect 0 '-b 2 instead of 3: the steps of this run have 384 tokens' $train -o r4
 expect 2 'steps of this run have 384 tokens.*-b 4 would do' $train -o r41 -y 1 -b 5
 expect 0 'step-00000020 at step 20' $train -o r41 -y 1 -b 12
 alike r1 r41 "saved on 4 ranks, resumed on 1"
+rm -rf r4z3/state/step-00000040 && cp -r r4z3 rz2 && cp -r r4z3 rz1
+expect 0 'step-00000020 at step 20' $train -o r4z3 -y 1 -ng 3 -z 3 -b 4
+alike r1 r4z3 "saved with -z 3 on 4 ranks, resumed so on 3"
+expect 0 'step-00000020 at step 20' $train -o rz2 -y 1 -ng 2 -z 1 -b 6
+alike r1 rz2 "resumed with -z 1 on 2"
+expect 0 'step-00000020 at step 20' $train -o rz1 -y 1 -ng 1 -b 12
+alike r1 rz1 "resumed on 1"
+expect 2 'expected auto, or a whole number from 0 to 3' $train -z 4
+plan="$train $data -x 0 -dv cuda -ng 4 -e m12:e64k8f256 -b 2 -t 512"
+expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $plan -gm 8
+expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
+expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
+expect 0 'DOES NOT FIT. This would fit: .*-z 3: ' $plan -gm 4 -z 1
+expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2
+huge="$train $data -dv cpu -ng 2 -b 1 -t 32 -e m48:c4096h32e256k8f2048"
+expect 7 'rank 0 of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new
+expect 7 'needs with -z 3; it has' $huge -o new
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
 expect 0 '= 8 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
@@ -668,7 +702,9 @@ pair r23 -x 2 -v 20; end_both 0 0 "two processes with MOE_SECRET"
 ok "which need no file" [ ! -e r23.secret ]
 unset MOE_SECRET
 moving=r5
-pair r5 -x 1000000 -v 1000000 -n 20; await grep -q 'saved step 20' "$work/log" && kill -9 $other
+pair r22z3 -x 40 -v 20 -n 20 -z 3; end_both 0 0 "two processes of two ranks that shard everything"
+same_run r4 r22z3 "4 ranks that shard everything, in two processes, instead of 4 that shard the state"
+pair r5 -x 1000000 -v 1000000 -n 20 -z 3; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
 ok "the message names the ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"
 expect 0 'at step [0-9]*0' $train -o r5 -y 1 -x 200
@@ -734,6 +770,12 @@ expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
 same_run rounded rounded2 "stochastically rounded routing, resumed"
+expect 0 'step    8/8' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -pe fp8 -o eight
+for copy in eight2 eight3; do cp -r eight $copy && rm -rf $copy/state/step-00000008; done
+resume 0 'step    8/8' eight2
+same_run eight eight2 "experts in 8 bits, resumed"
+expect 0 'step    8/8' $train $data -o eight3 -y 1 -pe bf16
+ok "a run in 8 bits goes on without them" [ "$(fingerprint eight)" != "$(fingerprint eight3)" ]
 for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice

@@ -17,6 +17,7 @@ double normal(void);
 
 int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
 int is_wanted(const char *operation);                       /* -k: is this one of the operations to test? */
+int may_be_wanted(const char *beginning);                   /* or one that begins so? */
 extern int quick;                                           /* -q: fewer and smaller cases */
 struct Device;
 int is_tested(const struct Device *d);                      /* does its name match -d? */
@@ -35,6 +36,7 @@ void test_texts(void);                                      /* raw text, part of
 void test_chats(void);                                      /* conversations, part of the group data */
 void test_kernels(void);                                    /* ops/test_ops.c */
 void test_model(void);
+void test_fp8(void);                                        /* experts in 8 bits, part of the group model */
 void test_reference(void);
 void test_evaluate(void);                                   /* questions, part of the group reference */
 void test_train(void);

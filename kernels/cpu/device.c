@@ -79,6 +79,7 @@ void DEVICE(optimizer)(Device *d);
 void DEVICE(muon)(Device *d);
 void DEVICE(sample)(Device *d);
 void DEVICE(recipe)(Device *d);
+void DEVICE(fp8)(Device *d);
 void DEVICE(loopback)(Device *d);
 PART(device) {
     *d = (Device){
@@ -107,5 +108,6 @@ PART(device) {
     DEVICE(muon)(d);
     DEVICE(sample)(d);
     DEVICE(recipe)(d);
+    DEVICE(fp8)(d);
     DEVICE(loopback)(d);
 }

@@ -6,9 +6,7 @@
  *     dact_k = w_k da_k
  *     dW_k   = dout^T (w_k act_k)
  * act is recomputed from pre. So a layer saves its input and pre, and nothing of size (S,C). */
-#include "impl.h"
-
-static inline real sigmoid(real x) { return 1 / (1 + fast_exp(-x)); }
+#include "expert.h"
 
 /* gelu(x) = x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). With t = tanh(u) = 2 sigmoid(2u) - 1:
  * gelu'(x) = (1 + t)/2 + x/2 (1 - t^2) u'.   Source: Hendrycks and Gimpel 2016, arXiv 1606.08415. */
@@ -22,7 +20,7 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
         const floatX *x = pre + (size_t)m*F * (f == SWIGLU ? 2 : 1), *up = x + F;
         switch (f) {
         case SWIGLU:
-            for (int i = 0; i < F; i++) a[i] = X(R(x[i]) * sigmoid(R(x[i])) * R(up[i]));
+            for (int i = 0; i < F; i++) a[i] = X(swiglu(R(x[i]), R(up[i])));
             break;
         case GELU:
             for (int i = 0; i < F; i++) {
@@ -40,8 +38,6 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
     }
 }
 
-/* silu(g) = g s with s = sigmoid(g):  silu'(g) = s (1 + g (1 - s)).
- * act = silu(g) u:  dg = dact u silu'(g),  du = dact silu(g). */
 static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da, const floatX *pre,
                                 const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
     const int wide = f == SWIGLU ? 2 : 1;
@@ -57,11 +53,11 @@ static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const
         case SWIGLU:
             #pragma omp simd reduction(+:dot)
             for (int i = 0; i < F; i++) {
-                real g = R(x[i]), u = R(up[i]), s = sigmoid(g), silu = g * s, v = R(d[i]);
-                dot += v * silu * u;
-                wa[i]  = X(w * silu * u);
-                dx[i]  = X(w * v * u * s * (1 + g * (1 - s)));
-                dup[i] = X(w * v * silu);
+                const SwigluGradient y = swiglu_backward(R(x[i]), R(up[i]), R(d[i]), w);
+                dot += y.dweight;
+                wa[i]  = X(y.wact);
+                dx[i]  = X(y.dg);
+                dup[i] = X(y.du);
             }
             break;
         case GELU:

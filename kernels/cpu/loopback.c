@@ -17,8 +17,19 @@ static void add_ints(void *x, const void *y, size_t bytes) {
 static void all_reduce(Comm *c, real *x, size_t n)     { c->group->reduce(c->group, x, n * sizeof *x, add_reals); }
 static void all_reduce_ints(Comm *c, int *x, size_t n) { c->group->reduce(c->group, x, n * sizeof *x, add_ints); }
 static void reduce_scatter(Comm *c, real *x, size_t n) { all_reduce(c, x, n * (size_t)c->size); }
-static void all_gather(Comm *c, void *x, size_t bytes) {
-    if (c->size > 1) c->group->exchange(c->group, x, (char *)x + (size_t)c->rank * bytes, bytes);
+/* One owner after the other gets what all ranks have for it; the others drop it. */
+static void scatter_add(Comm *c, real *shard, const real *x, size_t n) {
+    real *all = scratch((size_t)c->size * n * sizeof *all);
+    for (int owner = 0; owner < c->size; owner++) {
+        const real *const mine = x + (size_t)owner * n;
+        if (c->size > 1) c->group->exchange(c->group, all, mine, n * sizeof *x);
+        for (int r = 0; r < c->size && owner == c->rank; r++)
+            add_reals(shard, c->size > 1 ? all + (size_t)r * n : mine, n * sizeof *x);
+    }
+    free(all);
+}
+static void all_gather(Comm *c, void *x, const void *mine, size_t bytes) {
+    if (c->size > 1) c->group->exchange(c->group, x, mine, bytes);
 }
 static void wait_all(Comm *c) { (void)c; }
 static void register_memory(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
@@ -33,8 +44,8 @@ static Comm *connect(Group *group, char why[256]) {
     (void)why;
     *c = (Comm){ .name = "loopback", .rank = group->rank, .size = group->size, .group = group,
                  .all_reduce = all_reduce, .all_reduce_ints = all_reduce_ints, .reduce_scatter = reduce_scatter,
-                 .all_gather = all_gather, .register_memory = register_memory, .wait_all = wait_all,
-                 .record = ignore, .wait = ignore, .error = error, .close = close };
+                 .scatter_add = scatter_add, .all_gather = all_gather, .register_memory = register_memory, .wait_all = wait_all,
+                 .record = ignore, .wait = ignore, .join = ignore, .error = error, .close = close };
     return c;
 }
 

@@ -35,9 +35,6 @@ struct Copies {
     size_t   bytes;
     Address    *at;                           // (size)
     unsigned number;                        // of the last operation
-    real     *pending;                      // x of a reduce-scatter that is not added up yet, or NULL
-    size_t   n;                             // elements of its shard
-    cudaEvent_t received;                   // all shards for this rank have arrived
 };
 enum Flag { READY, DONE };
 
@@ -88,7 +85,6 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
     cudaGetLastError();                                     // of calls that failed above
     if (mine.able) {
         c->rank = group->rank, c->size = (int)size, c->bytes = bytes, c->at = at;
-        CUDA_CHECK(cudaEventCreateWithFlags(&c->received, cudaEventDisableTiming));
         return c;
     }
     cudaFree(mine.flags);
@@ -97,7 +93,6 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage) {
     return NULL;
 }
 void copies_close(Copies *c) {
-    CUDA_CHECK(cudaEventDestroy(c->received));
     CUDA_CHECK(cudaFree(c->at[c->rank].flags));
     free(c->at);
     free(c);
@@ -129,36 +124,33 @@ template<class To, class From> static void push(Copies *c, cudaStream_t stream, 
     for (int i = 1; i < c->size; i++) wait_flag(c, stream, (c->rank + i) % c->size, DONE);
 }
 
-void copies_gather(Copies *c, cudaStream_t stream, void *x, size_t bytes) {
-    char *const mine = (char *)x + c->rank * bytes;
-    push(c, stream, bytes, [=](int to) { return c->at[to].base + (mine - c->at[c->rank].base); }, [=](int) { return mine; });
+void copies_gather(Copies *c, cudaStream_t stream, void *x, const void *mine, size_t bytes) {
+    char *const place = (char *)x + c->rank * bytes;
+    const auto at_rank = [=](int to) { return c->at[to].base + (place - c->at[c->rank].base); };
+    if (mine != place && bytes) CUDA_CHECK(cudaMemcpyAsync(place, mine, bytes, cudaMemcpyDeviceToDevice, stream));
+    push(c, stream, bytes, at_rank, [=](int) { return mine; });
 }
 
-void copies_scatter(Copies *c, cudaStream_t stream, real *x, size_t n) {
+void copies_scatter(Copies *c, cudaStream_t stream, const real *x, size_t n) {
     push(c, stream, n * sizeof *x, [=](int to) { return c->at[to].stage + c->rank * n; }, [=](int to) { return x + to * n; });
-    CUDA_CHECK(cudaEventRecord(c->received, stream));
-    c->pending = x, c->n = n;
 }
 
-// x = stage[0] + stage[1] + ..., with x itself in the row of its rank. A thread adds W elements. Moves 4 (size + 1) bytes per
-// element.
-template<int W> static __global__ void add_shards(real *x, const real *stage, size_t n, int rank, int size) {
+// A thread adds W elements. Moves 4 (size + 1) bytes per element, 4 more if onto.
+template<int W> static __global__ void add_shards_kernel(real *out, const real *own, const real *stage, size_t n, int rank, int size,
+                                                         bool onto) {
     const size_t i = global_index() * W;
     if (i >= n) return;
     Reals<W> sum;
+    if (onto) sum = load<W>(out + i);
     for (int r = 0; r < size; r++) {
-        const Reals<W> a = load<W>((r == rank ? x : stage + r * n) + i);
+        const Reals<W> a = load<W>((r == rank ? own : stage + r * n) + i);
 #pragma unroll
-        for (int j = 0; j < W; j++) sum.x[j] = r ? sum.x[j] + a.x[j] : a.x[j];
+        for (int j = 0; j < W; j++) sum.x[j] = r || onto ? sum.x[j] + a.x[j] : a.x[j];
     }
-    store(x + i, sum);
+    store(out + i, sum);
 }
-void copies_finish(Copies *c) {
-    if (!c->pending) return;
-    real *x = c->pending + c->rank * c->n;
-    const bool four = c->n % 4 == 0 && (uintptr_t)x % 16 == 0;
-    CUDA_CHECK(cudaStreamWaitEvent(context()->stream, c->received, 0));
-    if (four) LAUNCH(add_shards<4>, (unsigned)divide_up(c->n, 1024), 256, 0, x, c->at[c->rank].stage, c->n, c->rank, c->size);
-    else      LAUNCH(add_shards<1>, (unsigned)divide_up(c->n, 256), 256, 0, x, c->at[c->rank].stage, c->n, c->rank, c->size);
-    c->pending = NULL;
+void add_shards(real *out, const real *own, const real *stage, size_t n, int rank, int size, bool onto) {
+    const bool four = n % 4 == 0 && ((uintptr_t)out | (uintptr_t)own | (uintptr_t)stage) % 16 == 0;
+    if (four) LAUNCH(add_shards_kernel<4>, (unsigned)divide_up(n, 1024), 256, 0, out, own, stage, n, rank, size, onto);
+    else      LAUNCH(add_shards_kernel<1>, (unsigned)divide_up(n, 256), 256, 0, out, own, stage, n, rank, size, onto);
 }

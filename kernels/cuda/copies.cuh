@@ -12,7 +12,8 @@ Copies *copies_open(Group *group, void *base, size_t bytes, real *stage);
 void    copies_close(Copies *c);                            // when all queued work is done
 bool    copies_contain(const Copies *c, const void *x, size_t bytes);
 // Queued on the caller's stream, with the semantics of Comm.
-void    copies_gather(Copies *c, cudaStream_t stream, void *x, size_t bytes);
-// Only sends. copies_finish adds, on the device's stream: when the sum is needed, or before the next copies_scatter.
-void    copies_scatter(Copies *c, cudaStream_t stream, real *x, size_t n);
-void    copies_finish(Copies *c);
+void    copies_gather(Copies *c, cudaStream_t stream, void *x, const void *mine, size_t bytes);
+// Only sends: shard r of x to row `rank` of rank r's stage. add_shards adds.
+void    copies_scatter(Copies *c, cudaStream_t stream, const real *x, size_t n);
+// On the device's stream: out = (onto: out +) row 0 of the stage + row 1 ..., in this order; `own` in place of this rank's row.
+void    add_shards(real *out, const real *own, const real *stage, size_t n, int rank, int size, bool onto);

@@ -112,6 +112,10 @@ void DEVICE(dropout)(Device *d);
 void DEVICE(matmul)(Device *d);
 void DEVICE(matmul_portable)(Device *d);
 void DEVICE(hopper)(Device *d);
+void DEVICE(fp8_codes)(Device *d);
+void DEVICE(fp8_rows)(Device *d);
+void DEVICE(fp8_down)(Device *d);
+void DEVICE(fp8_weight)(Device *d);
 void DEVICE(route)(Device *d);
 void DEVICE(round)(Device *d);
 void DEVICE(expert)(Device *d);
@@ -148,6 +152,7 @@ PART(device) {
     d->set_activity = cuda_set_activity;
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
+    d->fp8_fits = compound_fp8_fits;
     DEVICE(embed)(d);
     DEVICE(norm)(d);
     DEVICE(rope)(d);
@@ -168,6 +173,10 @@ PART(device) {
     DEVICE(decode_layer)(d);
 #if defined(PRECISION_BF16)
     DEVICE(hopper)(d);                                      // after the functions that it replaces
+    DEVICE(fp8_codes)(d);
+    DEVICE(fp8_rows)(d);
+    DEVICE(fp8_down)(d);
+    DEVICE(fp8_weight)(d);
 #endif
 }
 
@@ -181,5 +190,6 @@ PART(portable) {
     DEVICE(muon_portable)(d);
     d->expert_up_forward = compound_expert_up_forward;
     d->expert_down_backward = compound_expert_down_backward;
+    d->fp8_fits = compound_fp8_fits;
 }
 #endif

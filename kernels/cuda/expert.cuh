@@ -30,3 +30,8 @@ template<Activation f> __device__ static inline Slope slope_of(real g, real up) 
     }
     return { g, 1, 0 };
 }
+
+#if defined(PRECISION_BF16)
+// The gradient of each row's router weight: the sum of its parts (parts,S), in order (hopper/expert.cu).
+void sum_router_parts(real *dweight, const real *part, const Plan *plan, int parts);
+#endif

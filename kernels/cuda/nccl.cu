@@ -33,6 +33,10 @@ static struct {
     int (*AllReduce)(const void *send, void *receive, size_t count, int type, int op, NcclComm comm, cudaStream_t s);
     int (*ReduceScatter)(const void *send, void *receive, size_t count, int type, int op, NcclComm comm, cudaStream_t s);
     int (*AllGather)(const void *send, void *receive, size_t count, int type, NcclComm comm, cudaStream_t s);
+    int (*Send)(const void *send, size_t count, int type, int to, NcclComm comm, cudaStream_t s);
+    int (*Recv)(void *receive, size_t count, int type, int from, NcclComm comm, cudaStream_t s);
+    int (*GroupStart)(void);
+    int (*GroupEnd)(void);
     const char *(*GetErrorString)(int error);
     const char *(*GetLastError)(NcclComm comm);
 } nccl;
@@ -42,6 +46,8 @@ static const struct { const char *name; void *at; } functions[] = {
     { "ncclCommGetAsyncError", &nccl.CommGetAsyncError },
     { "ncclAllReduce", &nccl.AllReduce },             { "ncclReduceScatter", &nccl.ReduceScatter },
     { "ncclAllGather", &nccl.AllGather },             { "ncclGetErrorString", &nccl.GetErrorString },
+    { "ncclSend", &nccl.Send },                       { "ncclRecv", &nccl.Recv },
+    { "ncclGroupStart", &nccl.GroupStart },           { "ncclGroupEnd", &nccl.GroupEnd },
     { "ncclGetLastError", &nccl.GetLastError },
 };
 
@@ -70,14 +76,21 @@ static const char *load(void) {
 
 // ---- a rank's communicator ------------------------------------------------------------------------------------
 
+// A sum whose addends are on their way to the stage: they are added on the device's stream when the sum is needed, or before
+// the stage is used again.
+struct Pending { real *out; const real *own; size_t n; bool onto; int64_t number; };
+struct Recorded { cudaEvent_t event; int64_t sums; };       // sums: how many were queued before it
 struct Nccl : Comm {
     NcclComm     comm;                      // NULL: this rank is alone
     cudaStream_t stream;
-    cudaEvent_t  queued, done;              // on the device's stream; on this one
-    cudaEvent_t *recorded;                  // (events) by record
+    cudaEvent_t  queued, done, received;    // on the device's stream; on this one: all so far, all addends of the pending sum
+    Recorded    *recorded;                  // (events) by record
     int          events;
     Copies       *copies;                   // for registered memory; NULL: not available
-    size_t       most;                      // the largest n of reduce_scatter that fits the stage
+    real         *stage;                    // (size, most)
+    size_t       most;
+    Pending      pending;                   // out NULL: none
+    int64_t      sums;                      // how many were pending so far
     char         label[32];
 };
 
@@ -104,47 +117,87 @@ static void all_reduce_ints(Comm *c, int *x, size_t n) { sum(c, x, n, NCCL_INT);
 static bool by_copies(const Nccl *g, const void *x, size_t bytes) {
     return g->copies && !context()->recording && copies_contain(g->copies, x, bytes * g->size);
 }
+static void finish(Nccl *g) {
+    const Pending p = g->pending;
+    if (!p.out) return;
+    CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->received, 0));
+    add_shards(p.out, p.own, g->stage, p.n, g->rank, g->size, p.onto);
+    g->pending.out = NULL;
+}
+// What is queued sends x's shards to the stages of all ranks.
+static void pend(Nccl *g, real *out, const real *x, size_t n, bool onto) {
+    CUDA_CHECK(cudaEventRecord(g->received, g->stream));
+    g->pending = { out, x + g->rank * n, n, onto, ++g->sums };
+}
 static void reduce_scatter(Comm *c, real *x, size_t n) {
     Nccl *g = (Nccl *)c;
     if (n <= g->most && by_copies(g, x, n * sizeof *x)) {
-        copies_finish(g->copies);
+        finish(g);
         copies_scatter(g->copies, after_queued(g), x, n);
+        pend(g, x + g->rank * n, x, n, false);
     } else if (g->comm)
         nccl_check(g, nccl.ReduceScatter(x, x + (size_t)c->rank * n, n, NCCL_FLOAT, NCCL_SUM, g->comm,
                                          after_queued(g)), "reduce-scatter");
 }
-static void all_gather(Comm *c, void *x, size_t bytes) {
+// NCCL's own sum has another order, so it only carries the shards: each rank sends one to every other.
+static void send_shards(Nccl *g, const real *x, size_t n) {
+    cudaStream_t stream = after_queued(g);
+    nccl_check(g, nccl.GroupStart(), "send and receive");
+    for (int i = 1; i < g->size && n; i++) {
+        const int to = (g->rank + i) % g->size, from = (g->rank + g->size - i) % g->size;
+        nccl_check(g, nccl.Send(x + to * n, n, NCCL_FLOAT, to, g->comm, stream), "send");
+        nccl_check(g, nccl.Recv(g->stage + from * n, n, NCCL_FLOAT, from, g->comm, stream), "receive");
+    }
+    nccl_check(g, nccl.GroupEnd(), "send and receive");
+}
+static void scatter_add(Comm *c, real *shard, const real *x, size_t n) {
     Nccl *g = (Nccl *)c;
-    if (by_copies(g, x, bytes)) copies_gather(g->copies, after_queued(g), x, bytes);
-    else if (g->comm)
-        nccl_check(g, nccl.AllGather((char *)x + (size_t)c->rank * bytes, x, bytes, NCCL_BYTE, g->comm,
-                                     after_queued(g)), "all-gather");
+    if (!g->comm) { add_shards(shard, x, x, n, 0, 1, true); return; }
+    finish(g);
+    if (by_copies(g, x, n * sizeof *x)) copies_scatter(g->copies, after_queued(g), x, n);
+    else send_shards(g, x, n);
+    pend(g, shard, x, n, true);
+}
+static void all_gather(Comm *c, void *x, const void *mine, size_t bytes) {
+    Nccl *g = (Nccl *)c;
+    if (by_copies(g, x, bytes)) copies_gather(g->copies, after_queued(g), x, mine, bytes);
+    else if (g->comm) nccl_check(g, nccl.AllGather(mine, x, bytes, NCCL_BYTE, g->comm, after_queued(g)), "all-gather");
 }
 static void wait_all(Comm *c) {
     Nccl *g = (Nccl *)c;
     if (!g->comm) return;
     CUDA_CHECK(cudaEventRecord(g->done, g->stream));
     CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->done, 0));
-    if (g->copies) copies_finish(g->copies);
+    finish(g);
 }
 static void register_memory(Comm *c, void *base, size_t bytes, real *stage, size_t most) {
     Nccl *g = (Nccl *)c;
-    if (g->comm && !g->copies) g->copies = copies_open(c->group, base, bytes, stage), g->most = most;
+    if (!g->comm || g->stage) return;
+    g->stage = stage, g->most = most;
+    if (base) g->copies = copies_open(c->group, base, bytes, stage);
 }
 static void record(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
     if (!g->comm) return;
     for (; g->events <= i; g->events++) {
-        g->recorded = (cudaEvent_t *)realloc(g->recorded, (g->events + 1) * sizeof *g->recorded);
+        g->recorded = (Recorded *)realloc(g->recorded, (g->events + 1) * sizeof *g->recorded);
         if (!g->recorded) CUDA_CHECK(cudaErrorMemoryAllocation);
-        CUDA_CHECK(cudaEventCreateWithFlags(&g->recorded[g->events], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&g->recorded[g->events].event, cudaEventDisableTiming));
+        g->recorded[g->events].sums = 0;
     }
-    CUDA_CHECK(cudaEventRecord(g->recorded[i], g->stream));
+    CUDA_CHECK(cudaEventRecord(g->recorded[i].event, g->stream));
+    g->recorded[i].sums = g->sums;
 }
+// A sum that was queued later stays pending: the work that follows need not wait for its addends.
 static void wait(Comm *c, int i) {
     Nccl *g = (Nccl *)c;
-    if (g->copies) copies_finish(g->copies);
-    if (i < g->events) CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->recorded[i], 0));
+    if (i >= g->events) return;
+    CUDA_CHECK(cudaStreamWaitEvent(context()->stream, g->recorded[i].event, 0));
+    if (g->pending.number <= g->recorded[i].sums) finish(g);
+}
+static void join(Comm *c, int i) {
+    Nccl *g = (Nccl *)c;
+    if (i < g->events && !context()->recording) CUDA_CHECK(cudaEventSynchronize(g->recorded[i].event));
 }
 static const char *error(Comm *c) {
     Nccl *g = (Nccl *)c;
@@ -161,7 +214,8 @@ static void leave(Comm *c) {
         nccl_check(g, nccl.CommDestroy(g->comm), "leaving");
         CUDA_CHECK(cudaEventDestroy(g->queued));
         CUDA_CHECK(cudaEventDestroy(g->done));
-        for (int i = 0; i < g->events; i++) CUDA_CHECK(cudaEventDestroy(g->recorded[i]));
+        CUDA_CHECK(cudaEventDestroy(g->received));
+        for (int i = 0; i < g->events; i++) CUDA_CHECK(cudaEventDestroy(g->recorded[i].event));
         free(g->recorded);
         CUDA_CHECK(cudaStreamDestroy(g->stream));
         context()->connected = false;
@@ -200,11 +254,12 @@ static Nccl *comm_new(Group *group) {
     n->group = group;
     n->rank = group->rank;                    n->size = group->size;
     n->all_reduce = all_reduce;               n->all_reduce_ints = all_reduce_ints;
-    n->reduce_scatter = reduce_scatter;       n->all_gather = all_gather;
-    n->register_memory = register_memory;
+    n->reduce_scatter = reduce_scatter;       n->scatter_add = scatter_add;
+    n->all_gather = all_gather;               n->register_memory = register_memory;
     n->wait_all = wait_all;                   n->error = error;
     n->record = record;                       n->wait = wait;
-    n->close = leave;                         n->name = n->label;
+    n->join = join;                           n->close = leave;
+    n->name = n->label;
     strcpy(n->label, "alone");
     return n;
 }
@@ -232,6 +287,7 @@ Comm *nccl_connect(Group *group, char why[256]) {
         CUDA_CHECK(cudaStreamCreateWithPriority(&n->stream, cudaStreamNonBlocking, greatest));
         CUDA_CHECK(cudaEventCreateWithFlags(&n->queued, cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreateWithFlags(&n->done, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&n->received, cudaEventDisableTiming));
         result = nccl.CommInitRank(&n->comm, group->size, cards[0].id, group->rank);
         if (result != NCCL_SUCCESS)
             snprintf(why, 256, "NCCL: %s. %s (NCCL_DEBUG=WARN prints details; a container needs --shm-size=1g; "

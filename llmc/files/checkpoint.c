@@ -279,7 +279,7 @@ Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e
     int placed = 0;
     int ok = folder_make(state, e) && has_space(folder, s->model->manifest.learnable * each, e) && folder_make(temporary, e)
           && write_state(temporary, s, e);
-    optimizer_whole(s->optimizer, s->model, STATE_END);      /* releases the other ranks */
+    parallel_end_loans(s->model);
     ok = ok && place(folder, s->step, temporary, &placed, e);
     if (!placed) remove_folder(temporary);
     ok = ok && publish(weights, folder, s->model, s->tokenizer, s->origin, e);

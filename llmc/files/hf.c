@@ -148,14 +148,14 @@ static void turn_heads(const Config *c, const Piece *p, void *data, size_t n, si
     free(copy);
 }
 
-/* Where a tensor of a file goes: element `first` of the weights, and again `stride` elements later, `copies` times in all. */
-typedef struct { size_t first, stride, copies; } Place;
+/* Where a tensor of a file goes, and again `stride` elements later, `copies` times in all. */
+typedef struct { void *to; size_t stride, copies; } Place;
 
 /* Of a piece of the model `was`: the tensor of the same layer and field in m, or in every expert of it. */
 static Place place_of(const Model *m, const Model *was, int i, const Piece *p) {
     const Tensor *t = &was->manifest.at[i], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
-    return (Place){ to->offset + (p->offset - t->offset), t->count, to->count / t->count };
+    return (Place){ (char *)model_weight(m, to) + (p->offset - t->offset) * m->dev->floatX_size, t->count, to->count / t->count };
 }
 
 typedef struct { const Model *m; Piece piece; } LoadedPiece;
@@ -167,23 +167,39 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     turn_heads(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
+/* Sharded weights are loaded by all ranks alike, a range at a time, and each keeps its own. first: the ranges' pieces begin there. */
+static int load_ranges(Model *m, Safetensors *s, const Load *loads, const size_t *first, Error *e) {
+    const int ranges = m->manifest.range_count;
+    int ok = 1;
+    if (m->dp.level < 3) return load_all(m->dev, s, loads, first[ranges], e);
+    parallel_begin_weights(m);
+    for (int r = 0; r < ranges && ok; r++) {
+        parallel_wait_weights(m, r, 0);                     /* tensors that the file does not have stay */
+        if ((ok = load_all(m->dev, s, loads + first[r], first[r + 1] - first[r], e))) parallel_keep_weights(m, r);
+    }
+    return ok;
+}
 /* All tensors of the file that are those of the model `was`, to the device. */
 static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     const Manifest *f = &was->manifest;
-    size_t count = 0, k = 0;
+    size_t count = 0, k = 0, *first = mem_alloc((size_t)(f->range_count + 1) * sizeof *first);
     for (int i = 0; i < f->count; i++) count += (size_t)manifest_piece_count(&f->at[i]);
     LoadedPiece *pieces = mem_alloc(count * sizeof *pieces);
     Load *loads = mem_alloc(count * sizeof *loads);
-    for (int i = 0; i < f->count; i++)
+    for (int i = 0; i < f->count; i++) {
+        if (i == 0 || f->at[i].range != f->at[i-1].range) first[f->at[i].range] = k;
         for (int j = 0; j < manifest_piece_count(&f->at[i]); j++, k++) {
             const Piece p = manifest_piece(&f->at[i], j);
             const Place place = place_of(m, was, i, &p);
             pieces[k] = (LoadedPiece){ m, p };
-            loads[k] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p),
-                               .to = (char *)m->params + place.first * m->dev->floatX_size, .copies = place.copies,
-                               .stride = place.stride, .type = FLOATX, .check = check_piece, .of = &pieces[k] };
+            loads[k] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p), .to = place.to,
+                               .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece,
+                               .of = &pieces[k] };
         }
-    const int ok = load_all(m->dev, s, loads, count, e);
+    }
+    first[f->range_count] = k;
+    const int ok = load_ranges(m, s, loads, first, e);
+    free(first);
     free(pieces);
     free(loads);
     return ok;
@@ -223,27 +239,36 @@ static int save_bias(const Model *m, SafetensorsWriter *w, int r, Error *e) {
     return ok;
 }
 
-static int is_known(const Model *m, const char *name) {
+/* Tensors that are in files and no part of a model: the prediction of later tokens (ERNIE; GLM keeps it as one more layer), angles of
+ * positions, and the head that is the embedding. */
+static int is_idle(const Model *m, const char *name) {
+    static const char layers[] = "model.layers.";
+    const int more = config_family(&m->config) == FAMILY_GLM && !strncmp(name, layers, strlen(layers));
+    return strstr(name, "rotary_emb.inv_freq") || strstr(name, "mtp") || (more && atoi(name + strlen(layers)) >= m->config.layers)
+        || (m->config.tied && !strcmp(name, "lm_head.weight"));
+}
+static void mark(char *known, const Safetensors *s, const char *name) {
+    const FileTensor *t = safetensors_find(s, name);
+    if (t) known[t - safetensors_at(s, 0)] = 1;
+}
+static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
+    const size_t count = safetensors_count(s);
+    char *known = mem_alloc(count);
+    for (int i = 0; i < m->manifest.count; i++)
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) mark(known, s, manifest_piece(&m->manifest.at[i], j).name);
     for (int r = 0; r < bias_count(m); r++) {
         char bias[TENSOR_NAME];
         uint64_t shape[2];
         bias_tensor(m, r, bias, shape);
-        if (!strcmp(bias, name)) return 1;
+        mark(known, s, bias);
     }
-    for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++)
-            if (!strcmp(manifest_piece(&m->manifest.at[i], j).name, name)) return 1;
-    return strstr(name, "rotary_emb.inv_freq") != NULL      /* computed by this program */
-        || strstr(name, "mtp") != NULL                      /* ERNIE's prediction of later tokens */
-        || (m->config.tied && !strcmp(name, "lm_head.weight"));
-}
-static void warn_of_unknown(const Model *m, const Safetensors *s, const char *path) {
-    for (size_t i = 0, warnings = 0; i < safetensors_count(s) && warnings < 5; i++) {
+    for (size_t i = 0, warnings = 0; i < count && warnings < 5; i++) {
         const char *name = safetensors_at(s, i)->name;
-        if (is_known(m, name)) continue;
+        if (known[i] || is_idle(m, name)) continue;
         warn("%s: tensor %s is not part of this model and is ignored", path, name);
         warnings++;
     }
+    free(known);
 }
 
 /* Are all tensors there, in the right shapes? problems: a line for each that is not; returns how many. used: how many are the model's. */
@@ -466,6 +491,18 @@ int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_E
     return m || !tokenizer ? m : tokenizer_ends(tokenizer, ids, MOST_ENDS);
 }
 
+/* from: where the piece begins, on the device. buffer: for the largest chunk. */
+static int append_piece(SafetensorsWriter *w, const Model *m, const Piece *p, const char *from, void *buffer, Error *e) {
+    const size_t size = m->dev->floatX_size, chunk = chunk_of(p);
+    for (size_t i = 0; i < p->count; i += chunk) {
+        const size_t n = p->count - i < chunk ? p->count - i : chunk;
+        m->dev->download(buffer, from + i * size, n * size);
+        if (first_not_finite(m->dev->dtype, buffer, n) < n) return error_set(e, "tensor %s is not finite: not saved", p->name);
+        turn_heads(&m->config, p, buffer, n, size, 0);
+        if (!safetensors_append(w, buffer, n * size, e)) return 0;
+    }
+    return 1;
+}
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc) {
     const size_t size = m->dev->floatX_size;
     size_t count = 0, k = 0;
@@ -487,18 +524,17 @@ int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, ui
     snprintf(number, sizeof number, "%lld", (long long)step);
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
     void *buffer = mem_alloc(largest_chunk(m) * size);
+    const char *weights = NULL;
     SafetensorsWriter *w = safetensors_create(path, tensors, all, notes, 2, e);
     int ok = w != NULL;
     parallel_wait_all_weights(m);
-    for (k = 0; k < count && ok; k++)
-        for (size_t i = 0, chunk = chunk_of(&pieces[k]); i < pieces[k].count && ok; i += chunk) {
-            const size_t n = pieces[k].count - i < chunk ? pieces[k].count - i : chunk;
-            m->dev->download(buffer, (char *)m->params + (pieces[k].offset + i) * size, n * size);
-            if (first_not_finite(m->dev->dtype, buffer, n) < n)
-                ok = error_set(e, "tensor %s is not finite: not saved", pieces[k].name);
-            turn_heads(&m->config, &pieces[k], buffer, n, size, 0);
-            ok = ok && safetensors_append(w, buffer, n * size, e);
-        }
+    k = 0;
+    for (int i = 0, range = -1; i < m->manifest.count && ok; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        if (t->range != range) weights = parallel_whole_weights(m, range = t->range);
+        for (int j = 0; j < manifest_piece_count(t) && ok; j++, k++)
+            ok = append_piece(w, m, &pieces[k], weights + (pieces[k].offset - m->manifest.ranges[range].offset) * size, buffer, e);
+    }
     for (int r = 0; r < bias_count(m) && ok; r++) ok = save_bias(m, w, r, e);
     if (ok) ok = safetensors_finish(w, e, bytes, crc);
     else if (w) safetensors_abandon(w);

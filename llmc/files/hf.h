@@ -38,6 +38,7 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
 enum { MOST_ENDS = 32 };
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
-/* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. */
+/* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. Called by rank 0; of
+ * sharded weights the other ranks lend their parts (parallel.h). */
 int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc);
 #endif

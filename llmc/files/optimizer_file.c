@@ -56,7 +56,7 @@ static void state_file_free(StateFile *f) {
     free(f->entries);
 }
 
-/* Of one tensor. state: of the whole model, of that kind. buffer: BUFFER elements. */
+/* Of one tensor. state: of its range, of that kind. buffer: BUFFER elements. */
 static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, int tensor, int kind, const char *state,
                         void *buffer, Error *e) {
     const Tensor *t = &m->manifest.at[tensor];
@@ -79,9 +79,12 @@ int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum
     SafetensorsWriter *w = safetensors_create(path, f.entries, f.count, NULL, 0, e);
     int ok = w != NULL;
     for (int kind = 0; kind < state_kinds(o) && ok; kind++) {
-        const char *state = optimizer_whole(o, m, kind);
-        for (int i = 0; i < m->manifest.count && ok; i++)
-            if (optimizer_has(o, m, kind, i)) ok = append_state(w, m, o, i, kind, state, buffer, e);
+        const char *state = NULL;
+        for (int i = 0, range = -1; i < m->manifest.count && ok; i++) {
+            if (!optimizer_has(o, m, kind, i)) continue;
+            if (m->manifest.at[i].range != range) state = optimizer_whole(o, m, kind, range = m->manifest.at[i].range);
+            ok = append_state(w, m, o, i, kind, state, buffer, e);
+        }
     }
     if (ok && f.bias_count) {
         m->dev->download(buffer, m->bias, bias_bytes);

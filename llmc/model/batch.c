@@ -56,16 +56,18 @@ void model_send(Model *m, const int *tokens, const int *targets, const int *posi
 
 /* Most matrices get their gradient from one product, which overwrites it (gradient_write). All others are sums and start at
  * zero. */
-void model_set_phase(Model *m, Phase phase) {
-    m->batch.phase = phase;
-    for (int i = 0; i < m->manifest.count && phase & PHASE_FIRST; i++) {
+void model_clear_gradients(Model *m, int range) {
+    for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        void *gradient = gradient_of(t, m->grads);
-        const int overwritten = !t->summed && (gradient != m->g.embed || m->g.embed == m->g.head);
-        if (!overwritten) m->dev->zero(gradient, t->count * t->element);
+        const int overwritten = !t->summed && (t->kind != TENSOR_EMBEDDING || m->config.tied);
+        if (t->range == range && !overwritten) m->dev->zero(model_gradient(m, t), t->count * t->element);
     }
 }
-/* Where ranks add in order, the gradients of each micro-batch are made apart from the others. */
+void model_set_phase(Model *m, Phase phase) {
+    m->batch.phase = phase;
+    for (int i = 0; i < m->manifest.range_count && phase & PHASE_FIRST && m->dp.level < 2; i++) model_clear_gradients(m, i);
+}
+/* Where ranks add in order, or each only what it owns, the gradients of each micro-batch are made apart from the others. */
 void model_begin_micro(Model *m, int micro) {
     Batch *b = &m->batch;
     const size_t N = (size_t)b->N, first = (size_t)micro * N;
@@ -75,8 +77,10 @@ void model_begin_micro(Model *m, int micro) {
     if (b->packed && m->config.window) m->dev->copy(b->reach, b->step_reaches + first, N * sizeof *b->reach);
     m->dev->copy(b->key, b->step_keys + micro, sizeof *b->key);
     if (micro == 0 && m->dp.ranks > 1) m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
-    if (micro == 0 && m->dp.ordered) m->dev->zero(m->dp.sums, m->manifest.total * m->dev->real_size);
-    model_set_phase(m, (Phase)((micro == 0 || m->dp.ordered ? PHASE_FIRST : 0) | (micro == b->micro_batches - 1 ? PHASE_LAST : 0)));
+    const int shards = m->dp.level >= 2, apart = m->dp.ordered || shards;
+    if (micro == 0 && apart)
+        m->dev->zero(shards ? m->grads : m->dp.sums, m->manifest.total / (size_t)(shards ? m->dp.ranks : 1) * m->dev->real_size);
+    model_set_phase(m, (Phase)((micro == 0 || apart ? PHASE_FIRST : 0) | (micro == b->micro_batches - 1 ? PHASE_LAST : 0)));
 }
 void model_end_micro(Model *m, int micro) {
     const int index = micro * m->dp.ranks + (m->dp.parallel ? m->dp.parallel->rank : 0);
@@ -112,7 +116,7 @@ void model_gradients(const Model *m, double *host) {
 }
 
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->used_vocab, m->batch.phase, m->batch.packed,
+    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase, m->batch.packed,
                            (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }

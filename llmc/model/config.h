@@ -42,6 +42,7 @@ typedef struct {
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
     int rounding, tile;             /* enum Rounding of the MLP's routing while it is trained, and to multiples of what */
+    int fp8;                        /* 1: the products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */

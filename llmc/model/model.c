@@ -57,12 +57,18 @@ static void attention_forward(Model *m, int l) {
     const Sum answer = attention_layer_forward(m, l, a->att_normed);
     add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &answer, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
 }
+/* The range of tensors that block l has; and that of what follows the last block. */
+static int range_of(const Model *m, int l) { return m->config.universal ? 1 : 1 + l; }
+static int last_range(const Model *m) { return m->manifest.range_count - 1; }
+
 static void block_forward(Model *m, int l) {
     LayerActs *a = &m->acts[l], *next = a + 1;
-    const int last = l == m->config.layers - 1, ranges = m->manifest.range_count;
+    const int last = l == m->config.layers - 1;
+    parallel_wait_weights(m, range_of(m, l), 1);
     attention_forward(m, l);
+    moe_encode_weights(m, l, 0);
     const Sum answer = moe_layer_forward(m, l, a->mlp_normed);
-    parallel_wait_weights(m, l + 2 < ranges ? l + 2 : ranges - 1);      /* of the next norm */
+    parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm; the answer may have a bias of this */
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, final_norm(m));
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
 }
@@ -82,16 +88,19 @@ static int model_decode_path(const Model *m) {
 void model_forward(Model *m) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, L = m->config.layers;
-    parallel_wait_weights(m, 0);
+    parallel_begin_weights(m);
+    parallel_wait_weights(m, 0, 1);
     dev->embed_forward(m->encoded, m->batch.tokens, m->p.embed, N, C);
     if (drops(dropout_at(m, 0))) dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
-    parallel_wait_weights(m, 1);
-    if (model_decode_path(m))                               /* from stream to stream: decode_in has the norm */
+    parallel_wait_weights(m, 1, 0);
+    if (model_decode_path(m)) {                             /* from stream to stream: decode_in has the norm */
         for (int l = 0; l < L; l++) {
+            parallel_wait_weights(m, range_of(m, l), 1);
             attention_layer_decode(m, l, m->acts[l].mid, stream(m, l));
             moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
         }
-    else {
+        parallel_wait_weights(m, last_range(m), 1);
+    } else {
         attention_norm(m, 0);
         for (int l = 0; l < L; l++) block_forward(m, l);
         divide_logits(m, m->final, C);
@@ -128,6 +137,8 @@ void model_next(Model *m, floatX *logits) {
 void model_loss(Model *m, int gradient) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
+    if (gradient) parallel_open_gradients(m, last_range(m));
+    if (gradient && m->config.tied) parallel_open_gradients(m, 0);
     for (int n = 0; n < N; n += m->head_rows) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
@@ -180,6 +191,8 @@ static void block_backward(Model *m, int l, float scale) {
     LayerActs *a = &m->acts[l];
     const LayerParams *p = &m->lp[l];
     LayerGrads *g = &m->lg[l];
+    parallel_wait_weights(m, range_of(m, l), -1);
+    moe_encode_weights(m, l, 1);
     if (m->recompute >= 2) {
         attention_norm(m, l);
         attention_forward(m, l);
@@ -195,6 +208,7 @@ static void block_backward(Model *m, int l, float scale) {
     attention_output_backward(m, l, dout);
     parallel_send_gradients(m);                             /* parallel.h says why here */
     dx = attention_input_backward(m, l, a->att_normed, scale);
+    if (l && !m->config.universal) parallel_open_gradients(m, range_of(m, l - 1));      /* its mlp_bias is the first */
     add_norm_backward(m, g->att_norm, l ? m->lg[l-1].mlp_bias : NULL, &dx, stream(m, l), norm_of(m, p->att_norm), a->att_rstd);
 }
 
@@ -205,14 +219,16 @@ void model_backward(Model *m, float scale) {
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab, L = m->config.layers;
     const size_t NC = (size_t)N * (size_t)C;
     dev->zero(m->s.dresid, NC * dev->floatX_size);
+    parallel_open_gradients(m, range_of(m, L - 1));
     add_norm_backward(m, m->g.final_norm, m->lg[L-1].mlp_bias, &(Sum){ .rows = m->dfinal }, m->acts[L-1].out, final_norm(m),
                       m->final_rstd);
-    parallel_gradients(m, m->manifest.range_count - 1);
+    parallel_gradients(m, last_range(m));
     for (int l = L-1; l >= 0; l--) {
         block_backward(m, l, scale);
-        if (l == 0 || !m->config.universal) parallel_gradients(m, 1 + l);
+        if (l == 0 || !m->config.universal) parallel_gradients(m, range_of(m, l));
     }
     if (drops(dropout_at(m, 0))) dev->dropout(m->s.dresid, m->s.dresid, dropout_at(m, 0), NC);
+    if (!m->config.tied) parallel_open_gradients(m, 0);
     dev->embed_backward(m->g.embed, m->s.dresid, m->batch.tokens, N, V, C);
     parallel_gradients(m, 0);
 }

@@ -77,6 +77,8 @@ typedef struct {                        /* what a layer's forward leaves for its
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
+typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;       /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
+
 typedef struct {                        /* used by one layer at a time */
     floatX *branch;                     /* (N,C)   what a sub-layer adds to the residual stream; in backward, its gradient */
     floatX *rows;                       /* (S,C)   expert outputs; in backward, gradients of expert inputs */
@@ -91,6 +93,8 @@ typedef struct {                        /* used by one layer at a time */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
     floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the gradient of the residual stream */
     floatX *logits;                     /* (head_rows, V) a chunk of the head's output */
+    Fp8     x8, act8, dpre8;            /* (N,C) (S,F) (S,2F) where experts are in 8 bits: of the input or the gradient of the output */
+    Fp8     columns_C, columns_F;       /* columns of x8, and of act8 or dpre8 */
 } Scratch;
 
 /* ---- the model -------------------------------------------------------------------------------------------- */
@@ -123,13 +127,24 @@ typedef struct {                        /* what a step leaves for the host, in o
 typedef struct { double *step_losses, *losses, *grad_sq_norms; int *load; } StepResults;    /* the same on the host */
 
 typedef struct Parallel Parallel;       /* parallel.h */
+/* Buffers for whole ranges, where a rank stores only a part of each (shards.c). */
+enum { RANGE_BUFFERS = 5 };
+typedef struct {
+    void *at[RANGE_BUFFERS];
+    int   held[RANGE_BUFFERS];          /* the range whose weights are in it, plus 1; 0: none */
+    int   moving[RANGE_BUFFERS];        /* 1: they are still arriving; of gradients: still being sent */
+    int   layers;                       /* how many of the buffers are for layers */
+} Ranges;
 typedef struct {                        /* what other ranks add to a model */
     const Parallel *parallel;           /* NULL: there are no others */
     int   ranks;
+    int   level;                        /* what is sharded, 0 to 3 (parallel.h) */
     int   ordered;                      /* 1: the same bits on any number of ranks */
     int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
-    real *sums, *gathered;              /* if ordered: (manifest.total), (ranks, GATHERED) */
+    real *sums, *gathered;              /* if ordered and below level 2: (manifest.total), (ranks, GATHERED) */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
+    Ranges weights, gradients;          /* from level 3 and 2 on */
+    int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */
     int  *own_load;                     /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
 } DataParallel;
 enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
@@ -144,6 +159,7 @@ struct Model {
     int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
+    int       fp8;                      /* 1: experts compute in 8 bits if the config says so: in training. 0: they do not */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
@@ -154,10 +170,12 @@ struct Model {
     const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
     Manifest  manifest;
     Arena     arena;
-    floatX   *params;  void *grads;     /* (manifest.total) (manifest.gradient_bytes) */
+    floatX   *params;  void *grads;     /* (manifest.total) (manifest.gradient_bytes), or this rank's shards of them */
     real     *bias;                     /* (routers, E) */
     ModelParams p;  LayerParams *lp;    /* L of them; all the same in a universal model */
     ModelGrads  g;  LayerGrads  *lg;
+    ExpertCodes *codes;                 /* L, or one that all layers use in turn; or NULL: of experts' weights (moe.c) */
+    int       codes_shared;             /* 1: one */
 
     Batch         batch;
     ResultBuffers results;
@@ -193,6 +211,10 @@ void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* o
 void model_free(Model *m);
 void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
+/* Where the weights of a tensor, and its gradient, are: in m->params and m->grads, or, of sharded ones, in the buffer that its range
+ * has while it is whole (parallel.h). */
+floatX *model_weight(const Model *m, const Tensor *t);
+void   *model_gradient(const Model *m, const Tensor *t);
 
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
 
@@ -202,6 +224,7 @@ void model_pack(Model *m, const int *position);     /* then: the sequences are r
 void model_scale_loss(Model *m, double scale);      /* what gradients of the loss are multiplied by from now on */
 /* Before the backward of a batch that model_batch has uploaded. FIRST: prepares the gradients to be overwritten. */
 void model_set_phase(Model *m, Phase phase);
+void model_clear_gradients(Model *m, int range);    /* those of a range that are sums begin at zero */
 /* Or all micro-batches of a step at once, (micro_batches, B, T) and their dropout keys; positions: NULL, or as for model_pack. Then each is made the batch, with its
  * phase, and its loss is kept for model_results. Between the two nothing comes from the host. */
 void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B, int T);
@@ -245,6 +268,7 @@ Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);   
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
+void moe_encode_weights(Model *m, int l, int backward);     /* in 8 bits, if the pass that begins uses them so and has not yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
 void route_losses  (Model *m, Route *r);

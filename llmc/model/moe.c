@@ -66,6 +66,58 @@ static void gated_backward(Model *m, int l, DenseMlp mlp, Sum *dx, const floatX 
     dev->matmul_backward_weight(m->lg[l].shared_gate, m->s.dgate, x, N, C, 1, how);
 }
 
+/* ---- experts in 8 bits: steps 3 and 4 of the mixture, and what they need ------------------------------------- */
+
+static int in_8_bits(const Model *m, int l) { return m->fp8 && m->codes && config_has_experts(&m->config, l); }
+static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->config.universal || m->codes_shared ? 0 : l]; }
+
+/* The optimizer has changed the weights since the last step: the first forward encodes them. Layers that share the codes' memory, because
+ * ranks share the weights, encode them in every pass. */
+void moe_encode_weights(Model *m, int l, int backward) {
+    const Config *c = &m->config;
+    const int are_new = !backward && m->batch.phase & PHASE_FIRST && !(c->universal && l);
+    if (!in_8_bits(m, l) || !(are_new || m->codes_shared)) return;
+    const ExpertCodes *w = codes_of(m, l);
+    m->dev->fp8_weight(w->up, w->up_transposed, m->lp[l].up, c->experts, 2 * c->width, c->channels);
+    m->dev->fp8_weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
+}
+
+static void forward_in_8_bits(Model *m, int l, const floatX *x) {
+    const Device *dev = m->dev;
+    const Plan *plan = &m->acts[l].mlp.plan;
+    const ExpertCodes *w = codes_of(m, l);
+    const int C = m->config.channels, F = m->config.width;
+    dev->fp8_rows(m->s.x8, x, m->batch.N, C);
+    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, w->up, plan, C, F);
+    dev->fp8_linear(dev, m->s.rows, m->s.act8, w->down, plan, F, C);
+}
+
+/* Where the device has no weight gradient in 8 bits, the products' results are wanted as floatX, too. */
+static void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX *x, Write how) {
+    const Device *dev = m->dev;
+    const LayerActs *a = &m->acts[l];
+    const Plan *plan = &a->mlp.plan;
+    const ExpertCodes *w = codes_of(m, l);
+    const LayerGrads *g = &m->lg[l];
+    const Scratch *s = &m->s;
+    const int N = m->batch.N, C = m->config.channels, F = m->config.width, all = dev->fp8_columns != NULL;
+    dev->fp8_rows(s->x8, dout, N, C);
+    dev->fp8_down_backward(dev, all ? NULL : s->dpre, s->dpre8, all ? NULL : s->act, all ? s->act8 : (Fp8){ 0 }, s->dweight, s->x8,
+                           w->down_transposed, a->pre, a->mlp.weight, plan, C, F);
+    if (all) {
+        dev->fp8_columns(s->columns_C, s->x8, plan, C, BY_TOKEN);
+        dev->fp8_columns(s->columns_F, s->act8, plan, F, GROUPED);
+        dev->fp8_backward_weight(dev, g->down, s->columns_C, s->columns_F, plan, F, C, how);
+    } else dev->parallel_linear_backward_weight(g->down, dout, s->act, plan, F, C, GROUPED, BY_TOKEN, how);
+    dev->fp8_linear(dev, s->rows, s->dpre8, w->up_transposed, plan, 2*F, C);
+    if (all) {
+        dev->fp8_rows(s->x8, x, N, C);
+        dev->fp8_columns(s->columns_C, s->x8, plan, C, BY_TOKEN);
+        dev->fp8_columns(s->columns_F, s->dpre8, plan, 2*F, GROUPED);
+        dev->fp8_backward_weight(dev, g->up, s->columns_F, s->columns_C, plan, C, 2*F, how);
+    } else dev->parallel_linear_backward_weight(g->up, s->dpre, x, plan, C, 2*F, BY_TOKEN, GROUPED, how);
+}
+
 /* ---- the mixture ------------------------------------------------------------------------------------------ */
 
 Sum moe_layer_forward(Model *m, int l, const floatX *x) {
@@ -84,8 +136,11 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     route_forward(m, &a->mlp, p->router, x);
 
     /* 3. Each expert is a small MLP on its own rows, which it reads in token order. */
-    dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, &r->plan, (Activation)c->activation, C, F, BY_TOKEN);
-    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
+    if (in_8_bits(m, l)) forward_in_8_bits(m, l, x);
+    else {
+        dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, &r->plan, (Activation)c->activation, C, F, BY_TOKEN);
+        dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
+    }
 
     /* 4. Each token's answer is the weighted sum over its K experts: left to add_norm_forward, */
     if (!c->shared_width)
@@ -121,11 +176,14 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     }
 
     /* 4, 3. All K experts of a token share one gradient of the sum, and read it in token order. */
-    dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, a->mlp.weight, plan,
-                              (Activation)c->activation, C, F, BY_TOKEN);
-    dev->parallel_linear_backward_weight(g->down, dout, m->s.act, plan, F, C, GROUPED, BY_TOKEN, how);
-    dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, plan, C, P, GROUPED, GROUPED);
-    dev->parallel_linear_backward_weight(g->up, m->s.dpre, x, plan, C, P, BY_TOKEN, GROUPED, how);
+    if (in_8_bits(m, l)) backward_in_8_bits(m, l, dout, x, how);
+    else {
+        dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, a->mlp.weight, plan,
+                                  (Activation)c->activation, C, F, BY_TOKEN);
+        dev->parallel_linear_backward_weight(g->down, dout, m->s.act, plan, F, C, GROUPED, BY_TOKEN, how);
+        dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, plan, C, P, GROUPED, GROUPED);
+        dev->parallel_linear_backward_weight(g->up, m->s.dpre, x, plan, C, P, BY_TOKEN, GROUPED, how);
+    }
     dx.rows = m->s.rows, dx.plan = plan;
 
     /* 2, 1 */

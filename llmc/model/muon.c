@@ -78,19 +78,34 @@ static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
 
 /* ---- shared matrices ----------------------------------------------------------------------------------------- */
 
+/* The matrix that the line between two pieces cuts at element `at`, if one does. */
+static int cut_matrix(const Optimizer *o, const Manifest *m, int range, size_t at, Matrix *x) {
+    for (int i = 0; i < m->count; i++) {
+        const Tensor *t = &m->at[i];
+        if (t->range != range || !muon_updates(o, t) || at < t->offset || at >= t->offset + t->count) continue;
+        x->begin = at - (at - t->offset) % size_of(t);
+        x->end = x->begin + size_of(t);
+        return x->begin < at;
+    }
+    return 0;
+}
 /* Of every range a rank has a slot in `shared`: a part that its piece begins with lies at the slot's beginning, one that the piece
- * ends with at its end. */
+ * ends with at its end. It is as large as the rank with the largest parts needs. */
 static size_t slot_of(const Optimizer *o, const Manifest *m, int range) {
     size_t most = 0;
-    for (int i = 0; i < m->count && o->shards > 1; i++)
-        if (m->at[i].range == range && muon_updates(o, &m->at[i])) most = max(most, size_of(&m->at[i]));
-    return min(2 * most, m->ranges[range].count / (size_t)o->shards);
+    for (int rank = 0; rank < o->shards; rank++) {
+        const Segment piece = manifest_part(m, range, o->shards, rank);
+        const size_t end = piece.offset + piece.count;
+        Matrix x;
+        size_t parts = cut_matrix(o, m, range, piece.offset, &x) ? min(x.end, end) - piece.offset : 0;
+        if (cut_matrix(o, m, range, end, &x) && x.begin >= piece.offset) parts += end - x.begin;
+        most = max(most, parts);
+    }
+    return most;
 }
-static size_t place_of(const Optimizer *o, const Manifest *m, const Matrix *x) {
-    const int range = m->at[x->tensor].range;
-    size_t at = 0;
-    for (int i = 0; i < range; i++) at += slot_of(o, m, i);
-    return x->from > x->begin ? at : at + slot_of(o, m, range) - (x->to - x->from);
+static size_t place_of(const Manifest *m, const Matrix *x) {
+    const Range *range = &m->ranges[m->at[x->tensor].range];
+    return x->from > x->begin ? range->parts_at : range->parts_at + range->parts - (x->to - x->from);
 }
 
 /* ---- planning and starting ----------------------------------------------------------------------------------- */
@@ -110,7 +125,11 @@ void muon_plan(Optimizer *o, Model *m) {
         }
     }
     count_matrices(o, &m->manifest, o->shard);
-    for (int i = 0; i < m->manifest.range_count; i++) u->part_elements += slot_of(o, &m->manifest, i);
+    for (int i = 0; i < m->manifest.range_count; i++) {
+        Range *range = &m->manifest.ranges[i];
+        range->parts_at = u->part_elements;
+        u->part_elements += range->parts = slot_of(o, &m->manifest, i);
+    }
     MuonBuffers *b = &u->buffers;
     arena_add(&m->arena, MEM_SHARED, "Muon: x", &b->x, elements * X);
     arena_add(&m->arena, MEM_SHARED, "Muon: out", &b->out, elements * X);
@@ -137,10 +156,11 @@ void muon_start(Optimizer *o, const Model *m) {
         const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->whole + shared[which]++ : whole[which]++;
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
+        s = optimizer_stored(m, s);
         s.at = (size_t)(i % at_once(shape)) * size_of(t) + (x.from - x.begin);
         matrices[shape->first + i] = s;
         if (!is_shared(&x)) continue;
-        s.at = place_of(o, f, &x);
+        s.at = place_of(f, &x);
         part[parts++] = s;
     }
     m->dev->upload(u->matrices, matrices, (size_t)all * sizeof *matrices);
@@ -168,7 +188,7 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
             y.from = max(x.begin, piece.offset), y.to = min(x.end, piece.offset + piece.count);
             if (y.from >= y.to) continue;
             m->dev->copy(at(m, u->buffers.x, (size_t)(to + i - 1) * n + (y.from - y.begin)),
-                         at(m, u->shared, (size_t)rank * u->part_elements + place_of(o, f, &y)), (y.to - y.from) * X);
+                         at(m, u->shared, (size_t)rank * u->part_elements + place_of(f, &y)), (y.to - y.from) * X);
         }
     }
 }
@@ -193,7 +213,7 @@ void muon_update(Optimizer *o, const Model *m) {
         m->dev->muon_momentum((floatX *)at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
                               real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count, u->part_elements,
                               u->settings);
-        c->all_gather(c, u->shared, u->part_elements * m->dev->floatX_size);
+        c->all_gather(c, u->shared, at(m, u->shared, (size_t)o->shard * u->part_elements), u->part_elements * m->dev->floatX_size);
         c->wait_all(c);
     }
     for (int i = 0; i < u->shape_count; i++) {

@@ -1,6 +1,7 @@
 /* optim.c: see optim.h. */
 #include "optim.h"
 #include "parallel.h"
+#include "llmc/base/random.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -56,10 +57,8 @@ size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
 }
 size_t optimizer_offset(const Optimizer *o, const Model *m, int kind, int i) {
     const Tensor *t = &m->manifest.at[i];
-    if (kind != STATE_V) return t->offset;
-    return before_range(o, &m->manifest, t->range, 1)
-         + (muon_in_range(o, &m->manifest, t->range) ? left_to_adamw(o, &m->manifest, t->range, i)
-                                                     : t->offset - m->manifest.ranges[t->range].offset);
+    return kind == STATE_V && muon_in_range(o, &m->manifest, t->range) ? left_to_adamw(o, &m->manifest, t->range, i)
+                                                                       : t->offset - m->manifest.ranges[t->range].offset;
 }
 int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
     return kind != STATE_V || !muon_updates(o, &m->manifest.at[i]);
@@ -77,10 +76,17 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     return s;
 }
 
+/* Of sharded gradients and weights a rank has its own one after the other, as its state. */
+Segment optimizer_stored(const Model *m, Segment s) {
+    if (m->dp.level >= 2) s.gradient = s.offset - s.shift;
+    if (m->dp.level >= 3) s.offset -= s.shift, s.shift = 0;
+    return s;
+}
+
 /* ---- planning and starting --------------------------------------------------------------------------------- */
 
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum) {
-    const int shards = m->dp.parallel && m->dp.parallel->sharded ? m->dp.ranks : 1;
+    const int shards = m->dp.level ? m->dp.ranks : 1;
     const size_t each = dtype_size(m->dev, moments);
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.momentum = momentum, .shards = shards,
                       .shard = shards > 1 ? m->dp.parallel->rank : 0 };
@@ -101,13 +107,20 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float mom
     if (momentum > 0) muon_plan(o, m);
 }
 
+/* The part of tensor i whose gradient this rank squares: if ordered the whole, which lies where parallel_whole_gradients says. */
+static Segment summed_segment(const Optimizer *o, const Model *m, int i) {
+    if (!m->dp.ordered) return optimizer_stored(m, manifest_segment(&m->manifest, i, o->shards, o->shard));
+    Segment s = manifest_segment(&m->manifest, i, 1, 0);
+    if (m->dp.level >= 2) s.gradient -= m->manifest.ranges[m->manifest.at[i].range].offset;
+    return s;
+}
 static void upload_segments(const Optimizer *o, const Model *m) {
     const size_t bytes = (size_t)o->tensors * sizeof(Segment);
     Segment *own = mem_alloc(bytes), *summed = mem_alloc(bytes);
     for (int i = 0; i < o->tensors; i++) {
-        own[i] = optimizer_segment(o, m, i);
+        own[i] = optimizer_stored(m, optimizer_segment(o, m, i));
         if (muon_updates(o, &m->manifest.at[i])) own[i].count = 0;
-        summed[i] = manifest_segment(&m->manifest, i, m->dp.ordered ? 1 : o->shards, m->dp.ordered ? 0 : o->shard);
+        summed[i] = summed_segment(o, m, i);
     }
     m->dev->upload(o->segments, own, bytes);
     m->dev->upload(o->summed, summed, bytes);
@@ -118,7 +131,7 @@ void optimizer_start(Optimizer *o, Model *m) {
     upload_segments(o, m);
     if (o->muon.momentum > 0) muon_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
-        const Segment part = manifest_part(&m->manifest, i, o->shards, o->shard);
+        const Segment part = optimizer_stored(m, manifest_part(&m->manifest, i, o->shards, o->shard));
         const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
         m->dev->set_master(real_at(m, o->master, part.offset - part.shift), weights, part.count);
     }
@@ -128,14 +141,25 @@ void optimizer_start(Optimizer *o, Model *m) {
 
 void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     o->updates++;
+    if (m->dp.level >= 3) a.key = random_key(a.key, (uint64_t)o->shard);        /* each rank counts its elements from 0 */
     a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
     a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
     m->dev->upload(o->settings, &a, sizeof a);
     const Muon muon = { .lr = a.lr, .momentum = o->muon.momentum, .decay = a.decay, .clip = a.clip, .key = a.key };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
 }
+/* If ordered, range by range, so that what is added to what does not depend on what a rank has. */
+static void square_gradients(const Optimizer *o, Model *m) {
+    real *out = m->results.grad_sq_norms;
+    if (!m->dp.ordered) { m->dev->grad_sq_norms(out, m->grads, o->summed, o->tensors); return; }
+    for (int range = 0, first = 0, end; range < m->manifest.range_count; range++, first = end) {
+        for (end = first; end < o->tensors && m->manifest.at[end].range == range; ) end++;
+        m->dev->grad_sq_norms(real_at(m, out, (size_t)first), parallel_whole_gradients(m, range), o->summed + first, end - first);
+    }
+    m->dev->sum(real_at(m, out, (size_t)o->tensors), out, (size_t)o->tensors);
+}
 void optimizer_update(Optimizer *o, Model *m) {
-    m->dev->grad_sq_norms(m->results.grad_sq_norms, m->grads, o->summed, o->tensors);
+    square_gradients(o, m);
     parallel_sum_results(m);
     m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments, o->tensors,
                   o->settings);
@@ -168,8 +192,7 @@ static void gather_v(const Optimizer *o, const Model *m, int range, char *whole,
     Comm *c = m->dp.parallel->comm;
     const size_t size = optimizer_element(o, m, STATE_V), n = left_to_adamw(o, f, range, o->tensors);
     char *all = o->all_v;
-    m->dev->copy(all + (size_t)o->shard * n * size, own, n * size);
-    c->all_gather(c, all, n * size);
+    c->all_gather(c, all, own, n * size);
     c->wait_all(c);
     for (int i = 0; i < o->tensors; i++)
         for (int r = 0; r < o->shards && f->at[i].range == range && !muon_updates(o, &f->at[i]); r++) {
@@ -178,34 +201,31 @@ static void gather_v(const Optimizer *o, const Model *m, int range, char *whole,
             if (s.count) m->dev->copy(whole + at, all + (size_t)r * n * size + at, s.count * size);
         }
 }
-static void gather(const Optimizer *o, const Model *m, int kind) {
-    const Manifest *f = &m->manifest;
+/* Where the state of a range begins in that of `shards` shards, in elements. */
+static size_t range_begin(const Optimizer *o, const Model *m, int kind, int range, int shards) {
+    return kind == STATE_V ? before_range(o, &m->manifest, range, shards) : m->manifest.ranges[range].offset / (size_t)shards;
+}
+static void lend(const Optimizer *o, const Model *m, Loan loan) {
     Comm *c = m->dp.parallel->comm;
-    const size_t size = optimizer_element(o, m, kind);
-    char *whole = (char *)m->grads, *own = optimizer_part(o, kind);
-    for (int i = 0; i < f->range_count; i++) {
-        const size_t begin = kind == STATE_V ? before_range(o, f, i, 1) : f->ranges[i].offset;
-        const size_t mine = kind == STATE_V ? before_range(o, f, i, o->shards) : begin / (size_t)o->shards;
-        const size_t count = f->ranges[i].count / (size_t)o->shards;
-        if (kind == STATE_V && muon_in_range(o, f, i)) {
-            gather_v(o, m, i, whole + begin * size, own + mine * size);
-            continue;
-        }
-        m->dev->copy(whole + (begin + (size_t)o->shard * count) * size, own + mine * size, count * size);
-        c->all_gather(c, whole + begin * size, count * size);
-    }
+    if (!optimizer_part(o, loan.kind)) return;
+    const size_t size = optimizer_element(o, m, loan.kind);
+    char *whole = parallel_loan_buffer(m);
+    char *own = (char *)optimizer_part(o, loan.kind) + range_begin(o, m, loan.kind, loan.range, o->shards) * size;
+    if (loan.kind == STATE_V && muon_in_range(o, &m->manifest, loan.range)) { gather_v(o, m, loan.range, whole, own); return; }
+    c->all_gather(c, whole, own, m->manifest.ranges[loan.range].count / (size_t)o->shards * size);
     c->wait_all(c);
 }
-const void *optimizer_whole(const Optimizer *o, const Model *m, int kind) {
-    if (o->shards == 1) return kind == STATE_END ? NULL : optimizer_part(o, kind);
-    group_broadcast(m->dp.parallel->group, &kind, sizeof kind);
-    if (kind == STATE_END || !optimizer_part(o, kind)) return NULL;
-    gather(o, m, kind);
-    return m->grads;
+const void *optimizer_whole(const Optimizer *o, const Model *m, int kind, int range) {
+    if (!optimizer_part(o, kind)) return NULL;
+    if (o->shards == 1)
+        return (const char *)optimizer_part(o, kind) + range_begin(o, m, kind, range, 1) * optimizer_element(o, m, kind);
+    lend(o, m, parallel_loan(m, (Loan){ kind, range }));
+    return parallel_loan_buffer(m);
 }
 void optimizer_lend(const Optimizer *o, const Model *m) {
-    for (int kind; o->shards > 1; gather(o, m, kind)) {
-        group_broadcast(m->dp.parallel->group, &kind, sizeof kind);
-        if (kind == STATE_END) return;
+    while (o->shards > 1) {
+        const Loan loan = parallel_loan(m, (Loan){ LOAN_END, 0 });
+        if (loan.kind == LOAN_END) return;
+        if (loan.kind == LOAN_WEIGHTS) parallel_lend_weights(m, loan.range); else lend(o, m, loan);
     }
 }

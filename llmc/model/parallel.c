@@ -33,7 +33,9 @@ static real *grads_of(const Model *m, const Range *r) { return real_at(m, m->gra
 
 void parallel_register_memory(const Model *m) {
     Comm *c = comm_of(m);
-    if (c && m->dp.stage) c->register_memory(c, m->arena.base, m->arena.total, m->dp.stage, manifest_largest(&m->manifest) / (size_t)c->size);
+    if (!c || !m->dp.stage) return;
+    c->register_memory(c, m->dp.parallel->one_process ? m->arena.base : NULL, m->arena.total, m->dp.stage,
+                       manifest_largest(&m->manifest) / (size_t)c->size);
 }
 
 void parallel_sum_loads(Model *m) {
@@ -57,8 +59,7 @@ static void add_in_order(Model *m) {
     if (!c) dev->accumulate(m->dp.sums, m->grads, total);
     for (size_t from = 0; from < total && c; from += GATHERED) {
         const size_t n = total - from < GATHERED ? total - from : GATHERED;
-        dev->copy(real_at(m, m->dp.gathered, (size_t)c->rank * n), real_at(m, m->grads, from), n * Re);
-        c->all_gather(c, m->dp.gathered, n * Re);
+        c->all_gather(c, m->dp.gathered, real_at(m, m->grads, from), n * Re);
         c->wait_all(c);
         for (size_t r = 0; r < ranks; r++)
             dev->accumulate(real_at(m, m->dp.sums, from), real_at(m, m->dp.gathered, r * n), n);
@@ -70,12 +71,14 @@ void parallel_send_gradients(Model *m) {
     Comm *c = comm_of(m);
     if (!c || !m->dp.pending) return;
     const Range *r = &m->manifest.ranges[m->dp.pending - 1];
-    if (m->dp.parallel->sharded) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
-    else                      c->all_reduce(c, grads_of(m, r), r->count);
+    if (m->dp.level) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
+    else             c->all_reduce(c, grads_of(m, r), r->count);
     m->dp.pending = 0;
 }
+void parallel_open_gradients(Model *m, int range) { if (m->dp.level >= 2) shards_open(m, range); }
 void parallel_gradients(Model *m, int range) {
     Comm *c = comm_of(m);
+    if (m->dp.level >= 2) { shards_send(m, range); return; }
     if (m->dp.ordered && range == 0) add_in_order(m);
     if (m->dp.ordered || !c || !(m->batch.phase & PHASE_LAST)) return;
     parallel_send_gradients(m);
@@ -83,6 +86,10 @@ void parallel_gradients(Model *m, int range) {
     if (range > 0) return;
     parallel_send_gradients(m);
     c->wait_all(c);
+}
+
+const void *parallel_whole_gradients(Model *m, int range) {
+    return m->dp.level >= 2 ? (const void *)shards_gather_gradients(m, range) : m->grads;
 }
 
 /* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every rank has the norms of the
@@ -99,24 +106,58 @@ void parallel_sum_results(Model *m) {
         m->dev->zero(m->results.losses, (size_t)(2 * m->routers) * m->dev->real_size);
     }
     if (m->dp.ordered && loads) c->all_reduce_ints(c, m->results.load, loads);
-    c->all_reduce(c, m->results.step_losses, losses + (m->dp.parallel->sharded && !m->dp.ordered ? norms : 0));
+    c->all_reduce(c, m->results.step_losses, losses + (m->dp.level && !m->dp.ordered ? norms : 0));
     c->wait_all(c);
 }
 
+/* ---- weights ----------------------------------------------------------------------------------------------- */
+
+static char *weights_of(const Model *m, int range) { return (char *)m->params + m->manifest.ranges[range].offset * m->dev->floatX_size; }
+
 void parallel_gather_weights(Model *m, int behind) {
     Comm *c = comm_of(m);
-    const size_t X = m->dev->floatX_size;
-    if (!c || !m->dp.parallel->sharded) return;
+    if (!c || !m->dp.level || m->dp.level >= 3) return;
     for (int i = 0; i < m->manifest.range_count; i++) {
-        const Range *r = &m->manifest.ranges[i];
-        c->all_gather(c, (char *)m->params + r->offset * X, r->count / (size_t)c->size * X);
+        const size_t bytes = m->manifest.ranges[i].count / (size_t)c->size * m->dev->floatX_size;
+        c->all_gather(c, weights_of(m, i), weights_of(m, i) + (size_t)c->rank * bytes, bytes);
         if (behind) c->record(c, i);
     }
     if (!behind) c->wait_all(c);
 }
-void parallel_wait_weights(const Model *m, int range) {
+void parallel_begin_weights(Model *m) { if (m->dp.level >= 3) shards_forget(m); }
+void parallel_wait_weights(Model *m, int range, int way) {
     Comm *c = comm_of(m);
-    if (c && m->dp.parallel->sharded) c->wait(c, range);
+    if (m->dp.level >= 3) shards_wait(m, range, way);
+    else if (c && m->dp.level && way >= 0) c->wait(c, range);
 }
+void parallel_pass_weights(Model *m) {
+    parallel_begin_weights(m);
+    for (int i = 0; i < m->manifest.range_count && m->dp.level >= 3; i++) parallel_wait_weights(m, i, 1);
+}
+void parallel_wait_all_weights(const Model *m) {
+    Comm *c = comm_of(m);
+    if (c && m->dp.level && m->dp.level < 3) c->wait(c, m->manifest.range_count - 1);
+}
+void parallel_keep_weights(Model *m, int range) { if (m->dp.level >= 3) shards_keep(m, range); }
 
-void parallel_wait_all_weights(const Model *m) { parallel_wait_weights(m, m->manifest.range_count - 1); }
+/* ---- whole ranges for files ------------------------------------------------------------------------------------ */
+
+Loan parallel_loan(const Model *m, Loan asked) {
+    group_broadcast(m->dp.parallel->group, &asked, sizeof asked);
+    return asked;
+}
+/* Gradients are not needed between steps. Where they are sharded, the stage is as large as any range. */
+void *parallel_loan_buffer(const Model *m) { return m->dp.level >= 2 ? m->dp.stage : m->grads; }
+void parallel_lend_weights(const Model *m, int range) {
+    Comm *c = comm_of(m);
+    const size_t own = m->manifest.ranges[range].offset / (size_t)c->size, X = m->dev->floatX_size;
+    c->all_gather(c, parallel_loan_buffer(m), (char *)m->params + own * X, m->manifest.ranges[range].count / (size_t)c->size * X);
+    c->wait_all(c);
+}
+const void *parallel_whole_weights(const Model *m, int range) {
+    if (m->dp.level < 3) return weights_of(m, range);
+    parallel_loan(m, (Loan){ LOAN_WEIGHTS, range });
+    parallel_lend_weights(m, range);
+    return parallel_loan_buffer(m);
+}
+void parallel_end_loans(const Model *m) { if (m->dp.level) parallel_loan(m, (Loan){ LOAN_END, 0 }); }

@@ -1,23 +1,32 @@
-/* parallel.h: several ranks train one model: data parallelism with a sharded optimizer state.
+/* parallel.h: several ranks train one model: data parallelism, in which optimizer state, gradients and weights may be sharded.
  *
- * Every rank holds all weights and works on its own samples of a step. The gradient of the step's loss is the sum over ranks.
- * It is reduced range by range (tensor.h) while backward still computes the ranges before it, once a step, however many
- * micro-batches there are. Loads of experts are summed over all ranks before the routers' backward reads them; the head and
- * its loss are computed meanwhile.
+ * Every rank works on its own samples of a step. The gradient of the step's loss is the sum over ranks. Loads of experts are summed
+ * over all ranks before the routers' backward reads them; the head and its loss are computed meanwhile. What a rank stores
+ * depends on the level (Rajbhandari et al. 2020, arXiv 1910.02054); W ranks, bytes for each parameter, of bf16 weights:
  *
- * Sharded (ZeRO-1): AdamW needs master, m and v of an element only where that element is updated. Each rank updates one of W
- * equal pieces of every range and keeps the state of those only: 12/W bytes a parameter instead of 12. A reduce-scatter gives
- * each rank the sum of its own pieces, and an all-gather distributes the updated weights. A rank sends (W-1)/W of 4 bytes a
- * gradient and of 2 (bf16) or 4 bytes a weight; without sharding twice (W-1)/W of 4 (all-reduce).
- * Source: Rajbhandari et al. 2020, arXiv 1910.02054.
+ *     level          weights   gradients   state    sent, each time (W-1)/W of it
+ *     0              2         4           12       twice 4 for the gradients (all-reduce)
+ *     1  (ZeRO-1)    2         4           12/W     4 for the gradients, 2 for the updated weights
+ *     2  (ZeRO-2)    2         4/W         12/W     4 for each micro-batch, 2
+ *     3  (ZeRO-3)    2/W       4/W         12/W     4 + 2 + 2 for each micro-batch
+ *
+ * From level 1 on each rank updates one of W equal pieces of every range (tensor.h), and has the optimizer's state of those only. A
+ * reduce-scatter gives each rank the sum of its own pieces, range by range, while backward still computes the ranges before; an
+ * all-gather distributes the updated weights. Below level 2 gradients of a step's micro-batches are summed first, and sent once.
+ *
+ * From level 2 on a rank has only its own pieces of the sum. A range's gradient is made in a buffer for whole ranges, of each
+ * micro-batch apart, and its pieces are added to the sums of their owners in the order of the ranks. At level 3 a rank has only its
+ * own pieces of the weights, too: a range is gathered while forward, or backward, works on the two before it, and dropped after its
+ * use. Both need buffers for a few whole ranges (shards.c). Ranges of one rank are never sharded: it has level 0.
  *
  * Ordered: the same bits on any number of ranks, as long as a micro-batch has the same size; it makes no difference which rank
  * takes which of a step's M micro-batches. The gradient of each is computed apart from the others, and they are added in order,
  * g_0 + g_1 + ... + g_(M-1): after each round of micro-batches every rank gathers the gradients of all ranks and adds them to
  * its own sum. All ranks then hold the whole sum, and compute the same norm and update. Balance is that of each micro-batch
  * alone. This sends (W-1) * 4 bytes a parameter for every micro-batch, hidden behind nothing, and needs 4 bytes a parameter more
- * on each rank: it is for comparing runs. Without it a sum in another order has another last bit, some token eventually
- * goes to another expert, and a hundred steps later the loss differs.
+ * on each rank: it is for comparing runs. From level 2 on sums have this order anyway; only the norm needs every gradient once more.
+ * Without it a sum in another order has another last bit, some token eventually goes to another expert, and a hundred steps
+ * later the loss differs.
  *
  * All ranks call these functions in the same order. Those of a model do nothing if it has no other ranks. */
 #ifndef PARALLEL_H
@@ -26,9 +35,10 @@
 #include "model.h"
 #include "llmc/ranks/group.h"
 
+enum { MOST_SHARDED = 3 };
 struct Parallel {
     int    rank, ranks;
-    int    sharded;                     /* 1: the optimizer's state is */
+    int    level;                       /* what is sharded: 1 the optimizer's state, 2 gradients, too, 3 weights, too; 0 nothing */
     int    ordered;                     /* 1: the same bits on any number of ranks */
     int    one_process;                 /* 1: one process drives all ranks, which may then reach each other's memory */
     Group *group;                       /* this rank's host among the others, */
@@ -36,26 +46,59 @@ struct Parallel {
 };
 
 /* The calling thread opens the which-th of its devices and becomes the local-th rank of its process; or the program ends.
- * ranks and sharded are set before. Disconnecting waits for the others. */
+ * ranks and level are set before. Disconnecting waits for the others. */
 void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *processes, int local);
 void parallel_disconnect(Parallel *p);
 double parallel_sum(const Parallel *p, double x);       /* over all ranks, in their order */
 
-/* After model_allocate, where one process drives all ranks: lets transports reach the arenas of peers directly. */
+/* After model_allocate: gives transports the memory for what other ranks send, and, where one process drives all ranks, lets them reach
+ * the arenas of peers directly. */
 void parallel_register_memory(const Model *m);
 void parallel_sum_loads(Model *m);              /* after model_forward: starts load = the sum of all own_load */
 void parallel_wait_loads(Model *m);             /* work queued from now on may read it */
+/* Work queued from now on writes gradients of this range, the first of this micro-batch. */
+void parallel_open_gradients(Model *m, int range);
 /* The gradients of this range are complete on this rank. After range 0, the last one: work queued from now on may read the
  * sums, if this was the step's last micro-batch. */
 void parallel_gradients(Model *m, int range);
+/* The sums of a whole range. Sharded ones are gathered, and lie at the beginning of a buffer that the next call may use again; else the
+ * result is m->grads. */
+const void *parallel_whole_gradients(Model *m, int range);
 /* Starts the pending all-reduce, which otherwise starts with the next range. The block's backward calls it just before
  * attention, where a NCCL kernel costs least: attention's blocks fetch work dynamically and adapt to fewer multiprocessors,
  * while the persistent products do not. */
 void parallel_send_gradients(Model *m);
 void parallel_sum_results(Model *m);            /* of a step: losses, and where the optimizer is sharded the squared norms */
 /* After each rank has updated its pieces. behind 1: ranges are gathered in the order in which forward uses them, while it
- * runs; parallel_wait_weights says where it needs which. 0: work queued from now on may read all; this can be recorded. */
+ * runs; parallel_wait_weights says where it needs which. 0: work queued from now on may read all; this can be recorded.
+ * At level 3 nothing is gathered here. */
 void parallel_gather_weights(Model *m, int behind);
-void parallel_wait_weights(const Model *m, int range);      /* this range and those before it */
-void parallel_wait_all_weights(const Model *m);             /* before anything but model_forward reads them */
+/* A pass begins: of sharded weights no range is whole. Then, for each range: work queued from now on may read it. way: and no longer reads
+ * the ranges before it in this pass, into whose place those that follow are gathered meanwhile: 1, forward, in ascending order; -1,
+ * backward, in descending order. 0: it still reads them. */
+void parallel_begin_weights(Model *m);
+void parallel_wait_weights(Model *m, int range, int way);
+void parallel_pass_weights(Model *m);           /* forward of the other ranks, in which this one has no part */
+void parallel_wait_all_weights(const Model *m);             /* before anything but model_forward reads unsharded weights */
+/* Sharded weights of a range that were written where model_weight says are stored. All ranks have written the same. */
+void parallel_keep_weights(Model *m, int range);
+
+/* Files are written by rank 0, which has only its shards: for each range that it asks for, all ranks gather it once more. The others
+ * call optimizer_lend (optim.h), which answers until rank 0 calls parallel_end_loans. */
+enum { LOAN_END = -2, LOAN_WEIGHTS = -1 };      /* else a kind of the optimizer's state */
+typedef struct { int kind, range; } Loan;
+const void *parallel_whole_weights(const Model *m, int range);      /* for rank 0: on the device, until the next loan */
+Loan  parallel_loan(const Model *m, Loan asked);                    /* what rank 0 asks for */
+void *parallel_loan_buffer(const Model *m);                         /* for any whole range */
+void  parallel_lend_weights(const Model *m, int range);
+void  parallel_end_loans(const Model *m);
+
+/* shards.c: the part of it that levels 2 and 3 need. Called by the functions above, and, with the plan of memory, by plan.c. */
+void shards_plan(Model *m);
+void shards_forget(Model *m);
+void shards_wait(Model *m, int range, int way);
+void shards_keep(Model *m, int range);
+void shards_open(Model *m, int range);
+void shards_send(Model *m, int range);
+const real *shards_gather_gradients(Model *m, int range);
 #endif

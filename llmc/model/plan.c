@@ -226,6 +226,39 @@ static void describe_acts(Model *m, int l, ActsPass pass) {
 #undef ACT
 }
 
+/* ---- experts in 8 bits ------------------------------------------------------------------------------------------ */
+
+static int in_8_bits(const Model *m) { return m->mode == MODEL_TRAIN && m->config.fp8 && m->config.experts > 1; }
+static void add_codes(Model *m, MemCategory category, const char *name, Fp8 *x, size_t codes, size_t scales) {
+    arena_add(&m->arena, category, name, &x->code, codes);
+    arena_add(&m->arena, category, name, &x->scale, scales * m->dev->real_size);
+}
+static void add_weight_codes(Model *m, Fp8 *x, Fp8 *transposed, size_t size) {
+    add_codes(m, MEM_WEIGHTS, "weights in 8 bits", x, size, size / (FP8_BLOCK * FP8_BLOCK));
+    add_codes(m, MEM_WEIGHTS, "weights in 8 bits, transposed", transposed, size, size / (FP8_BLOCK * FP8_BLOCK));
+}
+/* Codes of weights, and what one layer at a time makes of its activations and gradients. */
+static void plan_codes(Model *m) {
+    const Config *c = &m->config;
+    const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width, weight = (size_t)c->experts * C * F;
+    const int S = mlp_slots(c, m->batch.N, 1);
+    const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
+    if (!in_8_bits(m)) return;
+    m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);
+    m->codes_shared = m->dp.level >= 3 && !c->universal;
+    for (int l = 0; l < (c->universal || m->codes_shared ? 1 : c->layers); l++) {
+        if (!m->codes_shared && !config_has_experts(c, l)) continue;
+        add_weight_codes(m, &m->codes[l].up, &m->codes[l].up_transposed, 2 * weight);
+        add_weight_codes(m, &m->codes[l].down, &m->codes[l].down_transposed, weight);
+    }
+    add_codes(m, MEM_SHARED, "x8", &m->s.x8, N * C, N * C / FP8_BLOCK);
+    add_codes(m, MEM_SHARED, "act8", &m->s.act8, rows * F, rows * F / FP8_BLOCK);
+    add_codes(m, MEM_SHARED, "dpre8", &m->s.dpre8, rows * 2*F, rows * 2*F / FP8_BLOCK);
+    if (!m->dev->fp8_columns) return;
+    add_codes(m, MEM_SHARED, "columns_C", &m->s.columns_C, blocks * FP8_BLOCK * C, blocks * C / FP8_BLOCK);
+    add_codes(m, MEM_SHARED, "columns_F", &m->s.columns_F, blocks * FP8_BLOCK * 2*F, blocks * 2*F / FP8_BLOCK);
+}
+
 static void describe_scratch(Model *m) {
     const Config *c = &m->config;
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
@@ -235,6 +268,7 @@ static void describe_scratch(Model *m) {
     const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
+    const size_t SF = in_8_bits(m) && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
 
@@ -247,8 +281,8 @@ static void describe_scratch(Model *m) {
     if (c->value_embeddings || c->qk_norm > 1) SHARED(values, N*GD*X);
     if (c->shared_gate) SHARED(gate_load, sizeof(int));
     if (train) {
-        SHARED(dact, max(S*F, N*Fs) * X);
-        SHARED(dpre, max(S*F, N*Fs) * gate*X);
+        SHARED(dact, max(SF, N*Fs) * X);
+        SHARED(dpre, max(SF, N*Fs) * gate*X);
         SHARED(dq, N*QGD*X);
         SHARED(dmixed, N*QGD*X);
         SHARED(dkv, N*2*GD*X);
@@ -294,14 +328,17 @@ static void plan_weights(Model *m) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
     const Parallel *parallel = m->dp.parallel;
     Arena *a = &m->arena;
-    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, m->manifest.total * X);
+    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks;
+    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? ranks : 1) * X);
     if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
-    if (m->mode == MODEL_TRAIN) arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes);
-    if (parallel && parallel->one_process && parallel->sharded)
+    if (m->mode == MODEL_TRAIN)
+        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? ranks : 1));
+    if (m->dp.level >= 2 || (m->dp.level && parallel->one_process))
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
-    if (m->dp.ordered) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, m->manifest.total * Re);
-    if (m->dp.ordered && m->dp.ranks > 1)
-        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, (size_t)m->dp.ranks * GATHERED * Re);
+    if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
+    if (m->dp.ordered && m->dp.level < 2 && m->dp.ranks > 1)
+        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * GATHERED * Re);
+    shards_plan(m);
 }
 
 static void plan_activations(Model *m) {
@@ -312,6 +349,7 @@ static void plan_activations(Model *m) {
     for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT);
     describe_acts(m, -1, PLAN_SHARED);
     describe_scratch(m);
+    plan_codes(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
     arena_add(a, kept, "final", &m->final, N*C*X);
     arena_add(a, MEM_SHARED, "final_rstd", &m->final_rstd, N*Re);
@@ -363,7 +401,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
-    m->manifest.shards = m->dp.ranks;
+    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.ranks;      /* the same layout as its weights */
     describe_model(&m->manifest, c);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
@@ -379,6 +417,7 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
                   .recompute = recompute,
                   .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
+                          .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
     plan(m, micro_batches, gradients);
 }
@@ -405,6 +444,16 @@ static void bind_route(Model *m, Route *r, int router, int E, int K, int always,
     r->bias = real_at(m, m->bias, at);
 }
 
+/* Points the fields of layer `layer` (-1: of none) to their weights and gradients. */
+static void bind_tensors(const Model *m, int layer, void *weights, void *gradients) {
+    for (int i = 0; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        if (t->layer != layer) continue;
+        *(void **)((char *)weights + t->field) = model_weight(m, t);
+        if (m->grads) *(void **)((char *)gradients + t->field) = model_gradient(m, t);
+    }
+}
+
 static void bind_results(Model *m) {
     ResultBuffers *r = &m->results;
     r->step_losses = (real *)r->base;
@@ -422,15 +471,18 @@ int model_allocate(Model *m) {
         m->params = m->weights_of->params;
         m->bias = m->weights_of->bias;
         m->used_vocab = m->weights_of->used_vocab;
+        if (m->weights_of->dp.level >= 3) {                 /* and the buffers in which they are whole */
+            m->dp.parallel = m->weights_of->dp.parallel;
+            m->dp.level = m->weights_of->dp.level;
+            m->dp.weights = m->weights_of->dp.weights;
+        }
     }
-    manifest_bind(&m->manifest, -1, &m->p, m->params, dev->floatX_size);
-    if (m->grads) manifest_bind_gradients(&m->manifest, -1, &m->g, m->grads);
+    bind_tensors(m, -1, &m->p, &m->g);
     if (c->tied) { m->p.head = m->p.embed; m->g.head = m->g.embed; }
     bind_results(m);
     for (int l = 0, router = 0; l < c->layers; l++) {
         const int block = c->universal ? 0 : l;
-        manifest_bind(&m->manifest, block, &m->lp[l], m->params, dev->floatX_size);
-        if (m->grads) manifest_bind_gradients(&m->manifest, block, &m->lg[l], m->grads);
+        bind_tensors(m, block, &m->lp[l], &m->lg[l]);
         describe_acts(m, l, BIND_SHARED);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
         if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen };
@@ -441,17 +493,20 @@ int model_allocate(Model *m) {
     return 1;
 }
 
-/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. */
+/* In parts that fit into caches: fresh pages for doubles of all elements would take longer than drawing them. Of sharded weights a rank
+ * draws its own. */
 static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
+    const int shards = m->dp.level >= 3 ? m->dp.ranks : 1, shard = shards > 1 ? m->dp.parallel->rank : 0;
     double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
         if (!(kinds >> t->kind & 1)) continue;
-        for (size_t from = 0; from < t->count; from += PART) {
-            const size_t n = t->count - from < PART ? t->count - from : PART;
-            manifest_initial(t, seed, from, n, values);
-            m->dev->from_double((floatX *)((char *)m->params + (t->offset + from) * m->dev->floatX_size), values, n);
+        const Segment own = manifest_segment(&m->manifest, i, shards, shard);
+        for (size_t from = 0; from < own.count; from += PART) {
+            const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
+            manifest_initial(t, seed, at - t->offset, n, values);
+            m->dev->from_double((floatX *)((char *)m->params + (at - own.shift) * m->dev->floatX_size), values, n);
         }
     }
     free(values);
@@ -465,5 +520,6 @@ void model_free(Model *m) {
     free(m->lp);
     free(m->lg);
     free(m->acts);
+    free(m->codes);
     free(m->cache);
 }

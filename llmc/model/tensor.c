@@ -61,16 +61,6 @@ void manifest_place_gradients(Manifest *m, const Device *dev) {
 }
 
 void *gradient_of(const Tensor *t, const void *gradients) { return (char *)gradients + t->gradient * t->element; }
-void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element) {
-    for (int i = 0; i < m->count; i++)
-        if (m->at[i].layer == layer)
-            *(void **)((char *)pointers + m->at[i].field) = (char *)arena + m->at[i].offset * element;
-}
-void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients) {
-    for (int i = 0; i < m->count; i++)
-        if (m->at[i].layer == layer)
-            *(void **)((char *)pointers + m->at[i].field) = gradient_of(&m->at[i], gradients);
-}
 
 static int alternatives(const Tensor *t) {
     int n = 1;

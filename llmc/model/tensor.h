@@ -32,7 +32,10 @@ typedef struct {
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
  * opposite order, so that one is reduced while the next is computed. Ranges fill the arena without gaps, and each is padded
  * so that it divides into `shards` equal pieces: rank r updates piece r of every range. */
-typedef struct { size_t offset, count; } Range;
+typedef struct {
+    size_t offset, count;
+    size_t parts_at, parts;             /* muon.c: where it has parts of matrices that pieces of this range share, and room for so many */
+} Range;
 typedef struct {
     Tensor *at;
     int     count, capacity;
@@ -54,11 +57,6 @@ size_t manifest_largest(const Manifest *m);                 /* elements of the l
 /* Lays out the gradients one after the other, in the order of the weights. After the dtype of each is set. */
 void manifest_place_gradients(Manifest *m, const Device *dev);
 void manifest_free(Manifest *m);
-
-/* Points every field of layer `layer` (or -1) in a struct of pointers into an arena of elements of `element` bytes, or into
- * that of the gradients. */
-void manifest_bind(const Manifest *m, int layer, void *pointers, void *arena, size_t element);
-void manifest_bind_gradients(const Manifest *m, int layer, void *pointers, void *gradients);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
 

@@ -209,17 +209,24 @@ double run_seconds_left(const Run *r, int64_t step) {
     return each * (double)(steps - step) + one * (double)validations;
 }
 
-/* Sums the losses and the targets over this rank's share of the validation batches. 0: a request to stop came before the end. */
+/* Sums the losses and the targets over this rank's share of the validation batches. Of sharded weights all ranks gather every range for
+ * each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
 static int validation_sums(Run *r, double *total, double *count) {
     const Settings *s = &r->s;
     Model *m = &r->model;
     Error e;
     Meter meter;
     double sum;
-    const int64_t batches = validation_batches(r), first = r->parallel.rank;
-    const int N = s->batch * s->seq;
-    meter_begin(&meter, r->leads, "validating", (batches - first + r->parallel.ranks - 1) / r->parallel.ranks, "batches");
-    for (int64_t i = first; i < batches && !requests_stopping(); i += r->parallel.ranks) {
+    const int64_t batches = validation_batches(r), ranks = r->parallel.ranks, rounds = (batches + ranks - 1) / ranks;
+    const int N = s->batch * s->seq, together = m->dp.level >= 3;
+    int stops = 0;
+    meter_begin(&meter, r->leads, "validating", rounds, "batches");
+    for (int64_t round = 0; round < rounds; round++) {
+        const int64_t i = round * ranks + r->parallel.rank;
+        stops = requests_stopping();
+        if (together) stops = group_max(r->parallel.group, stops);
+        if (stops) break;
+        if (i >= batches) { parallel_pass_weights(m); break; }
         if (!data_validation(r->data, i * s->batch, s->batch, s->seq, r->inputs, r->targets, r->positions, &e))
             fail(EXIT_DISK, "%s", e.text);
         for (int n = 0; n < N; n++) *count += r->targets[n] >= 0;
@@ -232,7 +239,7 @@ static int validation_sums(Run *r, double *total, double *count) {
         meter_add(&meter, 1);
     }
     meter_clear(&meter);
-    return !requests_stopping();
+    return !stops && !requests_stopping();
 }
 
 /* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all these tokens in
@@ -241,7 +248,8 @@ static int validation_loss(Run *r, double *loss, double *tokens) {
     Model *m = &r->model;
     double total = 0, count = 0;
     m->dropout = 0;
-    m->rounds = 0;
+    m->rounds = m->fp8 = 0;
+    m->dp.overlaps = r->validated > 0;
     if (m->routers) m->dev->zero(m->dp.own_load, router_offset(m, m->routers) * sizeof(int));
     const int stopped = !validation_sums(r, &total, &count);
     parallel_sum_loads(m);
@@ -259,10 +267,12 @@ static int keep_best(Run *r) {
     Error e;
     int ok = 1;
     if (!r->s.keep_best) return 1;
+    if (!r->leads) optimizer_lend(&r->optimizer, &r->model);
     for (int attempt = 0; r->leads && attempt < 2; attempt++) {
         if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, r->origin, &e))) break;
         warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
     }
+    if (r->leads) parallel_end_loans(&r->model);
     ok = group_min(r->parallel.group, ok);
     r->lost_best = ok ? -1 : r->progress.step;
     return ok;
@@ -392,19 +402,22 @@ Saved run_save(Run *r, int timed) {
 
 /* ---- the end ------------------------------------------------------------------------------------------------- */
 
-/* Of all weights, without the padding between tensors, which depends on the number of ranks. */
+/* Of all weights, without the padding between tensors, which depends on the number of ranks. The other ranks lend. */
 static uint64_t fingerprint(const Model *m) {
     const size_t size = m->dev->floatX_size;
     size_t most = 0;
     for (int i = 0; i < m->manifest.count; i++) if (m->manifest.at[i].count > most) most = m->manifest.at[i].count;
     char *weights = mem_alloc(most * size);
     uint64_t h = 0;
+    const char *whole = NULL;
     parallel_wait_all_weights(m);
-    for (int i = 0; i < m->manifest.count; i++) {
+    for (int i = 0, range = -1; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
-        m->dev->download(weights, (const char *)m->params + t->offset * size, t->count * size);
+        if (t->range != range) whole = parallel_whole_weights(m, range = t->range);
+        m->dev->download(weights, whole + (t->offset - m->manifest.ranges[range].offset) * size, t->count * size);
         h = hash_bytes(h, weights, t->count * size);
     }
+    parallel_end_loans(m);
     free(weights);
     return h;
 }
@@ -447,7 +460,7 @@ static void export_model(Run *r) {
 
 void run_end_log(Run *r) {
     Error e;
-    if (!r->leads) return;
+    if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return; }
     export_model(r);
     log_summary(r);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);

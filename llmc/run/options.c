@@ -24,8 +24,9 @@ static int accept(const Option *o, void *settings, const char *text, int is_numb
         return 1;
     }
     if (!is_number || (whole && !is_whole) || !(v >= o->low && v <= o->high))
-        return error_set(e, "-%s %.200s: expected %s from %.10g to %.10g (--%s: %s)", o->letter, text,
-                         whole ? "a whole number" : "a number", o->low, o->high, o->name, o->help);
+        return error_set(e, "-%s %.200s: expected %s%s%s from %.10g to %.10g (--%s: %s)", o->letter, text, o->choices ? o->choices : "",
+                         o->choices ? ", or " : "", whole ? "a whole number" : "a number", o->choices ? o->low + 1 : o->low, o->high,
+                         o->name, o->help);
     if (o->kind == OPTION_INT)  *(int *)field = (int)v;
     if (o->kind == OPTION_LONG) *(int64_t *)field = (int64_t)v;      /* exact: ranges end below 2^53 */
     if (o->kind == OPTION_FLOAT) *(float *)field = (float)v;
@@ -35,6 +36,7 @@ static int accept(const Option *o, void *settings, const char *text, int is_numb
 /* A value as the user wrote it. A number must use the whole text; one that overflows is out of range. */
 static int set(const Option *o, void *settings, const char *text, Error *e) {
     char *end = NULL;
+    if (o->kind == OPTION_INT && o->choices && !strcmp(text, o->choices)) return accept(o, settings, text, 1, 1, o->low, e);
     errno = 0;
     const double v = o->kind == OPTION_FLOAT ? strtod(text, &end) : (double)strtoll(text, &end, 10);
     const int is_number = end > text && !*end && (!errno || (errno == ERANGE && fabs(v) < 1));
@@ -57,7 +59,8 @@ int option_read(const Option *o, void *settings, const JsonValue *value, Error *
 
 void option_value(const Option *o, const void *settings, char *text, size_t capacity) {
     const void *field = (const char *)settings + o->field;
-    if (o->kind == OPTION_INT)   snprintf(text, capacity, "%d", *(const int *)field);
+    if (o->kind == OPTION_INT && o->choices && *(const int *)field == (int)o->low) snprintf(text, capacity, "%s", o->choices);
+    else if (o->kind == OPTION_INT) snprintf(text, capacity, "%d", *(const int *)field);
     if (o->kind == OPTION_LONG)  snprintf(text, capacity, "%lld", (long long)*(const int64_t *)field);
     /* the fewest digits that give the same float */
     for (int digits = 6; o->kind == OPTION_FLOAT && digits <= 9; digits++) {
@@ -75,7 +78,7 @@ void options_help(Options o, const char *usage, int as_set) {
         char value[256];
         if (strcmp(group, row->group)) printf("\n%s\n", group = row->group);
         printf("  -%-3s --%-15s %s", row->letter, row->name, row->help);
-        if (row->choices) printf(": %s", row->choices);
+        if (row->choices && row->kind == OPTION_TEXT) printf(": %s", row->choices);
         option_value(row, o.settings, value, sizeof value);
         if (!as_set) snprintf(value, sizeof value, "%s", row->init);
         text_print(stdout, *value ? " [%s]%s\n" : "%s%s\n", value, as_set && o.given[i] ? " (given)" : "");
@@ -280,7 +283,8 @@ void options_json(Options o, Text *out) {
         char value[4096];
         option_value(row, o.settings, value, sizeof value);
         text_add(out, "%s\"%s\": ", i ? ", " : "", row->name);
-        if (row->kind == OPTION_TEXT) text_add_json(out, value, strlen(value));
+        if (row->kind == OPTION_INT) text_add(out, "%d", *(const int *)(const void *)((const char *)o.settings + row->field));
+        else if (row->kind == OPTION_TEXT) text_add_json(out, value, strlen(value));
         else text_add_string(out, value);
     }
     text_add(out, "}");

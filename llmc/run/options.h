@@ -13,7 +13,7 @@ typedef struct {
     size_t field;                       /* offset of an int, int64_t, float or const char * in the program's struct */
     const char *init;                   /* the default, as the user would write it */
     double low, high;                   /* range of a number, both ends included */
-    const char *choices;                /* of texts: "cosine|linear"; NULL: any text */
+    const char *choices;                /* of texts: "cosine|linear"; NULL: any text. Of an OPTION_INT: a word for `low`, or NULL */
     const char *help;
 } Option;
 

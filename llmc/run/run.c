@@ -217,6 +217,21 @@ static void load_config(Run *r) {
              "Balance it by a loss (-rl)", (double)s->bias_rate, family_name((Family)c->family));
 }
 
+/* -pe: can this model and device do it? */
+static void check_precision(const Run *r) {
+    const Config *c = &r->config;
+    const int C = (c->channels + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK, F = (c->width + FP8_BLOCK - 1) / FP8_BLOCK * FP8_BLOCK;
+    if (!c->fp8) return;
+    if (c->experts == 1 || c->activation != SWIGLU)
+        fail(EXIT_USAGE, "-pe fp8: the MLP of this model has %s, and only swiglu experts can compute in 8 bits. -pe bf16",
+             c->experts == 1 ? "no experts" : "experts of another kind (-fa)");
+    if (!r->dev->fp8_fits(FP8_BLOCK, FP8_BLOCK))
+        fail(EXIT_USAGE, "-pe fp8: %s has no products of 8 bits; GPUs since Hopper have, and, slowly, CPUs (-dv cpu). -pe bf16", r->dev->name);
+    if (C != c->channels || F != c->width)
+        fail(EXIT_USAGE, "-pe fp8: channels and the experts' width must be multiples of %d, and this model has %d and %d. "
+             "-pe bf16, or a model with c%df%d", FP8_BLOCK, c->channels, c->width, C, F);
+}
+
 void run_choose_model(Run *r) {
     Error e;
     Config *c = &r->config;
@@ -244,6 +259,8 @@ void run_choose_model(Run *r) {
         c->context = s->seq;
     }
     c->rounding = rounding_by_name(s->rounding);
+    c->fp8 = !strcmp(s->precision, "fp8");
+    check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
     if (is_model && !r->from && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
@@ -283,7 +300,6 @@ void run_join_ranks(Run *r) {
         r->parallel.ranks = group_size(r->processes);
         free(secret);
     }
-    r->parallel.sharded = s->sharded && r->parallel.ranks > 1;
     r->parallel.ordered = s->ordered;
     r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
     r->parallel.one_process = s->copies && r->dev->is_gpu && r->launch.processes == 1 && !r->records;
@@ -310,6 +326,41 @@ static void bound_validation(Run *r) {
     const int64_t all = data_validation_batches(r->data, r->s.batch, r->s.seq);
     const int64_t most = (r->dev->is_gpu ? VALIDATED_GPU : VALIDATED_CPU) / ((int64_t)r->s.batch * r->s.seq);
     if (!r->restored && !settings_given(&r->s, "m")) r->s.val_batches = all <= most ? -1 : most > 1 ? most : 1;
+}
+
+/* What of a plan may be given up for memory. */
+typedef struct { int batch, recompute, master, level; Dtype moments; } Economy;
+static Economy as_set(const Run *r) {
+    return (Economy){ r->s.batch, r->s.recompute, r->s.master, r->parallel.level, dtype_by_name(r->s.moments) };
+}
+/* The memory needed that way. */
+static size_t memory_with(const Run *r, Economy e) {
+    Model m;
+    Optimizer o;
+    Parallel p = r->parallel;
+    p.level = e.level;
+    model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, e.recompute, r->micro_batches * r->s.batch / e.batch,
+                        dtype_by_name(r->s.gradients), p.ranks > 1 || p.ordered ? &p : NULL);
+    optimizer_plan(&o, &m, e.master, e.moments, muon_momentum(&r->s));
+    const size_t total = m.arena.total;
+    model_free(&m);
+    return total;
+}
+/* Ranks of this process that use the memory of one device. */
+static size_t ranks_on_device(const Run *r) { return r->dev->is_gpu ? 1 : (size_t)r->local_devices.count; }
+static size_t rank_memory(const Run *r) { return r->dev->memory() / ranks_on_device(r); }       /* 0: unknown */
+
+/* What is sharded. -z auto: 1, or the lowest level above it that fits on every rank. */
+static void choose_level(Run *r) {
+    const int planned = r->parallel.level;                  /* before there were ranks, for this one's memory */
+    const size_t capacity = rank_memory(r);
+    Economy e = as_set(r);
+    e.level = r->s.level < 0 ? 1 : r->s.level;
+    while (r->s.level < 0 && e.level < MOST_SHARDED && capacity && memory_with(r, e) > capacity) e.level++;
+    if (r->parallel.group) e.level = group_max(r->parallel.group, e.level);
+    if (r->parallel.group && r->leads && e.level != planned)
+        printf("-z %d instead of %d: that is what fits on all ranks\n", e.level, planned);
+    r->parallel.level = e.level;
 }
 
 void run_plan(Run *r) {
@@ -343,6 +394,7 @@ void run_plan(Run *r) {
         fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
              "Use smaller steps (-b, -t, -d), or set their number (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
+    if (ranks > 1) choose_level(r);
     model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
                         dtype_by_name(s->gradients), ranks > 1 || s->ordered ? &r->parallel : NULL);
     if (s->ordered && r->dev->floatX_size == 2 && (!s->master || dtype_by_name(s->moments) == FLOATX))
@@ -355,33 +407,26 @@ void run_plan(Run *r) {
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
-/* The memory needed with other values of some options. */
-static size_t memory_with(const Run *r, int batch, int recompute, int master, Dtype kind) {
-    Model m;
-    Optimizer o;
-    model_plan_training(&m, r->dev, &r->config, batch, r->s.seq, recompute, r->micro_batches * r->s.batch / batch,
-                        dtype_by_name(r->s.gradients), r->model.dp.parallel);
-    optimizer_plan(&o, &m, master, kind, muon_momentum(&r->s));
-    const size_t total = m.arena.total;
-    model_free(&m);
-    return total;
-}
-
-/* The options with which the run would fit, the largest saving first. lean: -mw 0 -mo bf16. free() it. */
+/* The options with which the run would fit, the largest saving first. free() it. */
 static char *would_fit(const Run *r, size_t capacity) {
-    enum { REMEDIES = 4 };
-    const Settings *s = &r->s;
-    int b = s->batch / 2;
-    while (b > 1 && memory_with(r, b, s->recompute, s->master, dtype_by_name(s->moments)) > capacity) b /= 2;
+    enum { REMEDIES = 6 };
+    const Economy now = as_set(r);
+    Economy few = now, lean = now, again = now, both = now, shards = now, all = now;
+    for (few.batch /= 2; few.batch > 1 && memory_with(r, few) > capacity; ) few.batch /= 2;
+    lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
+    again.recompute = both.recompute = all.recompute = 2;
+    shards.level = all.level = MOST_SHARDED;
     char smaller[96];
-    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", b, (long long)tokens_per_step(r));
-    struct { const char *options; int batch, recompute, lean; size_t bytes; } remedy[REMEDIES] = {
-        { "-mw 0 -mo bf16", s->batch, s->recompute, 1, 0 }, { "-r 2", s->batch, 2, 0, 0 },
-        { "-r 2 -mw 0 -mo bf16", s->batch, 2, 1, 0 },       { smaller, b, s->recompute, 0, 0 } };
-    for (int i = 0; i < REMEDIES; i++)
-        if (remedy[i].batch && (!remedy[i].lean || r->dev->floatX_size == 2))
-            remedy[i].bytes = memory_with(r, remedy[i].batch, remedy[i].recompute, remedy[i].lean ? 0 : s->master,
-                                          remedy[i].lean ? FLOATX : dtype_by_name(s->moments));
+    snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", few.batch, (long long)tokens_per_step(r));
+    struct { const char *options; Economy with; size_t bytes; } remedy[REMEDIES] = {
+        { "-mw 0 -mo bf16", lean, 0 }, { "-r 2", again, 0 }, { "-r 2 -mw 0 -mo bf16", both, 0 }, { smaller, few, 0 },
+        { "-z 3", shards, 0 }, { "-z 3 -r 2", all, 0 } };
+    for (int i = 0; i < REMEDIES; i++) {
+        const Economy *with = &remedy[i].with;
+        const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level;
+        if (with->batch && (!needs_bf16 || r->dev->floatX_size == 2) && (!needs_ranks || r->parallel.ranks > 1))
+            remedy[i].bytes = memory_with(r, *with);
+    }
     Text hint = { 0 };
     for (int best; best = -1, capacity; remedy[best].bytes = 0) {
         for (int i = 0; i < REMEDIES; i++)
@@ -390,20 +435,41 @@ static char *would_fit(const Run *r, size_t capacity) {
         text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
                  (double)remedy[best].bytes / 1e6);
     }
-    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), -r 2, or a smaller model (-e)");
+    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), -r 2, %sor a smaller model (-e)",
+                           r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
     return hint.at;
 }
-static _Noreturn void out_of_memory(const Run *r) {
+/* rank: the one that does not have it, of several; capacity: what it has. */
+static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
     const size_t need = r->model.arena.total;
-    fail(EXIT_MEMORY, "%s does not have the %.1f MB that this run needs%s. %s", r->dev->name, (double)need / 1e6,
-         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", would_fit(r, r->dev->memory()));
+    char where[96] = "", has[64] = "";
+    if (r->parallel.ranks > 1) snprintf(where, sizeof where, "rank %d of %d: ", rank, r->parallel.ranks);
+    if (r->parallel.ranks > 1 && capacity > 0) snprintf(has, sizeof has, " with -z %d; it has %.1f MB", r->parallel.level, capacity / 1e6);
+    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s", where, r->dev->name, (double)need / 1e6, has,
+         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", would_fit(r, (size_t)capacity));
 }
-/* Ranks of this process that use the memory of one device. */
-static size_t ranks_on_device(const Run *r) { return r->dev->is_gpu ? 1 : (size_t)r->local_devices.count; }
+/* All ranks learn whether all have enough memory, so that they end alike. */
+static void check_memory(const Run *r) {
+    double all[4096], least = 0;
+    int which = 0;
+    const int ranks = r->parallel.ranks <= 4096 ? r->parallel.ranks : 1;
+    all[0] = (double)rank_memory(r);
+    if (ranks > 1) group_gather(r->parallel.group, all, (double)rank_memory(r));
+    for (int i = 0; i < ranks; i++) if (all[i] > 0 && (least <= 0 || all[i] < least)) least = all[i], which = i;
+    if (least > 0 && (double)r->model.arena.total > least) out_of_memory(r, which, least);
+}
+/* What each level would take. */
+static void print_levels(const Run *r) {
+    static const char *const sharded[] = { "nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and weights" };
+    Economy e = as_set(r);
+    printf("|   (%s sharded over %d ranks, -z %d; in all", sharded[e.level], r->parallel.ranks, e.level);
+    for (e.level = 0; e.level <= MOST_SHARDED; e.level++) printf("%s -z %d: %.2f MB", e.level ? "," : "", e.level, (double)memory_with(r, e) / 1e6);
+    puts(")");
+}
 
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {
-    const size_t total = r->model.arena.total, capacity = r->dev->memory() / ranks_on_device(r);
+    const size_t total = r->model.arena.total, capacity = rank_memory(r);
     const int plans = r->s.steps == 0 && settings_given(&r->s, "x");
     printf("|   %-27s | %10.2f MB", "total", (double)total / 1e6);
     if (capacity) printf(" of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
@@ -466,9 +532,7 @@ void run_print_plan(const Run *r) {
     for (int i = 0; i < MEM_CATEGORIES; i++)
         if (a->category[i])
             printf("|   %-27s | %10.2f MB\n", mem_category_name[i], (double)a->category[i] / 1e6);
-    if (r->parallel.sharded)
-        printf("|   (optimizer state sharded over %d ranks: %.2f MB less on each)\n", ranks,
-               (double)a->category[MEM_OPTIMIZER] * (ranks - 1) / 1e6);
+    if (ranks > 1) print_levels(r);
     print_fit(r);
     puts("+--------------------------------------------------------------------");
     fflush(stdout);
@@ -501,12 +565,12 @@ int run_check_gradients(const Run *r) {
 
 void run_allocate(Run *r) {
     const Settings *s = &r->s;
-    const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks), capacity = r->dev->memory();
-    if ((capacity && r->model.arena.total > capacity / ranks_on_device(r)) || !model_allocate(&r->model)) out_of_memory(r);
-    r->shows_samples = s->sample_every > 0;
-    if (r->shows_samples && r->leads
-        && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
-        out_of_memory(r);
+    const size_t N = (size_t)(tokens_per_step(r) / r->parallel.ranks);
+    check_memory(r);
+    if (!model_allocate(&r->model)) out_of_memory(r, r->parallel.rank, (double)rank_memory(r));
+    r->shows_samples = s->sample_every > 0 && (r->leads || r->model.dp.level >= 3);      /* of sharded weights all ranks have a part */
+    if (r->shows_samples && !decoder_open(&r->decoder, r->dev, &r->config, 1, s->seq > 2 ? s->seq : 2, &r->model))
+        out_of_memory(r, r->parallel.rank, (double)rank_memory(r));
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;

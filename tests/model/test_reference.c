@@ -342,8 +342,48 @@ static void test_upcycling(void) {
     check(!config_upcycle(&c, "e8k2", &e) && strstr(e.text, "sliding_window"), "-up of a model with a window in one layer: %s", e.text);
 }
 
+/* ---- tensors that are no part of a model ---------------------------------------------------------------------------- */
+
+static Text warnings;
+static void keep_warning(const char *text) { text_add(&warnings, "%s\n", text); }
+
+/* A second file with two more: GLM's prediction of later tokens, a layer after the last, which is passed over, and one that is named. */
+static void test_unknown_tensors(void) {
+    static const char *const folder = "tests/reference/families/glm4_moe";
+    static const char more[] = "{\"model.layers.3.eh_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                               "\"model.surprise\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
+    Error e = { "" };
+    Config c;
+    Model m;
+    Text extra = { 0 }, map = { 0 };
+    size_t bytes;
+    char *weights = text_format("%s/model.safetensors", folder), *data = file_read(weights, &bytes, &e);
+    char *paths[] = { scratch_path("first.safetensors"), scratch_path("second.safetensors"), scratch_path("model.safetensors.index.json") };
+    Safetensors *s = safetensors_open(folder, &e);
+    check(data && s && hf_load_config(folder, &c, &e), "%s: %s", folder, e.text);
+    text_add_bytes(&extra, (const char *)&(uint64_t){ sizeof more - 1 }, 8);
+    text_add_bytes(&extra, more, sizeof more - 1);
+    text_add_bytes(&extra, "\0\0\0\0\0\0\0\0", 8);
+    text_add_string(&map, "{\"weight_map\": {\"model.layers.3.eh_proj.weight\": \"second.safetensors\", \"model.surprise\": \"second.safetensors\"");
+    for (size_t i = 0; i < safetensors_count(s); i++) text_add(&map, ", \"%s\": \"first.safetensors\"", safetensors_at(s, i)->name);
+    text_add_string(&map, "}}");
+    check(file_write(paths[0], data, bytes, &e) && file_write(paths[1], extra.at, extra.length, &e) && file_write(paths[2], map.at, map.length, &e), "%s", e.text);
+    model_plan_inference(&m, device_find("cpu-f32"), &c, 1, 1, 0, NULL);
+    warn_hook(keep_warning);
+    check(model_allocate(&m) && hf_load_weights(&m, scratch(), &e), "more tensors than the model's: %s", e.text);
+    warn_hook(NULL);
+    check(warnings.at && strstr(warnings.at, "model.surprise is not part of this model") && !strstr(warnings.at, "layers.3"), "one is named: %s",
+          warnings.at ? warnings.at : "none");
+    model_free(&m);
+    safetensors_close(s);
+    for (int i = 0; i < 3; i++) { remove(paths[i]); free(paths[i]); }
+    free(weights), free(data), free(extra.at), free(map.at), free(warnings.at);
+    warnings = (Text){ 0 };
+}
+
 void test_reference(void) {
     test_upcycling();
+    test_unknown_tensors();
     test_evaluate();
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },

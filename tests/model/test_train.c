@@ -438,9 +438,9 @@ static double *state_of(const Trainee *t, int kind, int i) {
     const Device *dev = t->m.dev;
     const Tensor *tensor = &t->m.manifest.at[i];
     double *x = mem_alloc(tensor->count * sizeof *x);
-    const size_t at = kind < 0 ? tensor->offset : optimizer_offset(&t->o, &t->m, kind, i);
-    if (kind < 0) dev->to_double(x, (const floatX *)((const char *)t->m.params + at * dev->floatX_size), tensor->count);
-    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), at), tensor->count);
+    if (kind < 0) dev->to_double(x, model_weight(&t->m, tensor), tensor->count);
+    else dev->reals_to_double(x, real_at(&t->m, (real *)optimizer_whole(&t->o, &t->m, kind, tensor->range),
+                                         optimizer_offset(&t->o, &t->m, kind, i)), tensor->count);
     return x;
 }
 /* With Muon, tensors that are no matrices have AdamW's m and v, and move by as much as without, times the rate of their kind. An

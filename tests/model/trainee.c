@@ -20,10 +20,12 @@ static void initialize(Model *m, uint64_t seed) {
     enum { DRAWN = 1 << 20 };
     const size_t size = m->dev->floatX_size;
     double *values = mem_alloc(DRAWN * sizeof *values);
+    parallel_begin_weights(m);
     for (int i = 0; i < m->manifest.count; i++) {
         Tensor t = m->manifest.at[i];
-        char *to = (char *)m->params + t.offset * size;
+        char *to = (char *)model_weight(m, &m->manifest.at[i]);
         const size_t all = t.count;
+        parallel_wait_weights(m, t.range, 0);
         if (t.count > DRAWN) t.count = DRAWN;
         manifest_initial(&t, seed, 0, t.count, values);
         m->dev->from_double((floatX *)(void *)to, values, t.count);
@@ -31,6 +33,7 @@ static void initialize(Model *m, uint64_t seed) {
             more = all - at < at ? all - at : at;
             m->dev->copy(to + at * size, to, more * size);
         }
+        parallel_keep_weights(m, t.range);
     }
     free(values);
 }
@@ -46,8 +49,10 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     t->keys = mem_alloc(M * sizeof *t->keys);
     model_plan_training(&t->m, dev, c, options.B, options.T, options.recompute, options.micro_batches, options.gradients,
                         options.parallel);
+    t->m.fp8 = c->fp8;
     optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, options.momentum);
     if (!model_allocate(&t->m)) return 0;
+    if (t->m.dp.level >= 2) parallel_register_memory(&t->m);            /* which these need */
     initialize(&t->m, options.seed);
     optimizer_start(&t->o, &t->m);
     return 1;
@@ -90,6 +95,7 @@ static void update(void *trainee) {
 }
 void trainee_step(Trainee *t) {
     Model *m = &t->m;
+    m->dp.overlaps = t->steps++ > 0;
     for (int micro = 0; micro < t->options.micro_batches; micro++) {
         model_begin_micro(m, micro);
         replay_run(&t->batch[m->batch.phase], m->dev, model_state(m), learn, t);

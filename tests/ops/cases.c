@@ -632,6 +632,162 @@ static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) 
     return c;
 }
 
+/* ---- experts in 8 bits ------------------------------------------------------------------------------------ */
+
+/* Codes and their scales. Exact: small whole numbers. Else any but NaN, about `size` times 128 large. Scales differ by up to 2^spread. */
+static void coded(Case *c, const char *name, const char *scale_name, size_t codes, size_t scales, double size, int spread) {
+    static const unsigned char whole[] = { 0x00, 0x38, 0x40, 0x44, 0x48, 0x80, 0xb8, 0xc0, 0xc4, 0xc8 };        /* -4 to 4 */
+    const uint64_t key = key_of(c, name);
+    const size_t given = to_be_timed && codes > PERIOD ? PERIOD : codes, given_scales = given < codes && scales > PERIOD ? PERIOD : scales;
+    double *code = mem_alloc(given * sizeof *code), *scale = mem_alloc(given_scales * sizeof *scale);
+    for (size_t i = 0; i < given; i++) {
+        const uint64_t draw = random_bits(key, i);
+        code[i] = c->exact ? whole[draw % 10] : (double)(draw % 2 << 7 | draw / 2 % 0x7f);
+    }
+    for (size_t i = 0; i < given_scales; i++)
+        scale[i] = c->exact ? ldexp(1, (int)(random_bits(key, ~i) % 3) - 1) : ldexp(size, (int)(random_bits(key, ~i) % (uint64_t)spread));
+    add(c, INPUT, BYTE, name, codes, code)->given = given;
+    add(c, INPUT, REAL, scale_name, scales, scale)->given = given_scales;
+}
+static void coded_rows(Case *c, const char *name, const char *scale_name, int rows, int columns) {
+    coded(c, name, scale_name, times(rows, columns), times(rows, columns / FP8_BLOCK), 0x1p-8, 3);
+}
+static void coded_weight(Case *c, const char *name, const char *scale_name, int O, int C) {
+    coded(c, name, scale_name, times(c->s.E * O, C), times(c->s.E * O / FP8_BLOCK, C / FP8_BLOCK), 0x1p-8 / sqrt(C / 16 * 16) , 3);
+}
+static void codes_out(Case *c, const char *name, const char *scale_name, int rows, int columns) {
+    bound(c, add(c, OUTPUT, CODES, name, times(rows, columns), NULL), 1, 0);
+    add(c, SCRATCH, REAL, scale_name, times(rows, columns / FP8_BLOCK), NULL);
+}
+static Fp8 fp8_at(void *const *b, int i) { return (Fp8){ b[i], b[i + 1] }; }
+
+CALL(fp8_rows, fp8_at(b, 0), b[2], c->N, c->C)
+static Case *fp8_rows(const Shape *s) {
+    Case *c = BEGIN(fp8_rows, s, 0, "N=%d C=%d", s->B * s->T, s->C);
+    out(c, BYTE, "code", times(c->N, c->C), 0, 0);
+    out(c, REAL, "scale", times(c->N, c->C / FP8_BLOCK), 0, 0);
+    Buffer *inp = drawn(c, INPUT, FLOATX, "inp", times(c->N, c->C), 0, 1);
+    for (size_t i = 0; i < inp->given && !to_be_timed; i++) {
+        const size_t b = i / FP8_BLOCK;                     /* of all sizes; zeros; largest ones at a limit; one that is not finite */
+        if (i % FP8_BLOCK == 0 && b % 7 < 2) inp->value[i] = b % 7 ? 7.03125 : -7;
+        inp->value[i] *= b % 7 == 3 ? 0 : ldexp(1, (int)(b * 37 % 250) - 140);
+        if (b % 11 == 5 && i % FP8_BLOCK == b % FP8_BLOCK) inp->value[i] = b % 2 ? NAN : -INFINITY;
+    }
+    return c;
+}
+/* Every code, what is halfway to the next, and its neighbours, both signs, at a scale of 1; then every scale, with largest magnitudes
+ * around its limit. */
+static Case *fp8_table(const Shape *s) {
+    enum { CODES_ROWS = 8, LEAST = -149, KINDS = 4, ROWS = CODES_ROWS + (128 - LEAST) * KINDS };
+    Case *c = BEGIN(fp8_rows, s, 0, "table");
+    double *x = mem_alloc((size_t)ROWS * FP8_BLOCK * sizeof *x);
+    c->N = ROWS, c->C = FP8_BLOCK;
+    out(c, BYTE, "code", times(c->N, c->C), 0, 0);
+    out(c, REAL, "scale", (size_t)c->N, 0, 0);
+    add(c, INPUT, FLOATX, "inp", times(c->N, c->C), x);
+    for (int row = 0; row < ROWS; row++, x += FP8_BLOCK)
+        for (int i = 0; i < FP8_BLOCK; i++) {
+            const int j = row * (FP8_BLOCK - 1) + i - 1, k = (row - CODES_ROWS) / KINDS + LEAST;
+            const float code = (float)case_e4m3(j / 8 % 0x7f), next = j / 8 == 0x7e ? 480 : (float)case_e4m3(j / 8 % 0x7f + 1), middle = (code + next) / 2;
+            const float some[] = { code, middle, nextafterf(middle, 0), nextafterf(middle, 500) }, limit[KINDS] = { 1, 1.75f, nextafterf(1.75f, 2), nextafterf(2, 0) };
+            if (row < CODES_ROWS) x[i] = i ? fmin(448, some[j / 2 % 4]) * (j % 2 ? -1 : 1) : 448;
+            else x[i] = ldexp(limit[(row - CODES_ROWS) % KINDS], k - i);
+        }
+    return c;
+}
+CALL(fp8_weight, fp8_at(b, 0), fp8_at(b, 2), b[4], c->s.E, c->O, c->C)
+static Case *fp8_weight(const Shape *s, int O, int C) {
+    Case *c = BEGIN(fp8_weight, s, 0, "E=%d O=%d C=%d", s->E, O, C);
+    const size_t all = times(s->E * O, C);
+    c->O = O, c->C = C;
+    for (int turned = 0; turned < 2; turned++) {
+        out(c, BYTE, turned ? "transposed" : "code", all, 0, 0);
+        out(c, REAL, turned ? "transposed scale" : "scale", all / (FP8_BLOCK * FP8_BLOCK), 0, 0);
+    }
+    in(c, FLOATX, "weight", all, 0, 1 / sqrt(C));
+    return c;
+}
+CALL(fp8_up_forward, d, b[0], fp8_at(b, 1), fp8_at(b, 3), fp8_at(b, 5), &plan, c->C, c->F)
+static Case *fp8_up_forward(const Shape *s) {
+    Case *c = BEGIN(fp8_up_forward, s, 0, "%s C=%d F=%d", s->name, s->C, s->F);
+    c->F = s->F;
+    out(c, FLOATX, "pre", times(c->S, 2 * c->F), 2, sum_error(c->C));
+    codes_out(c, "act", "act scale", c->S, c->F);
+    coded_rows(c, "inp", "inp scale", c->N, c->C);
+    coded_weight(c, "weight", "weight scale", 2 * c->F, c->C);
+    routed(c);
+    return c;
+}
+CALL(fp8_linear, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O)
+static Case *fp8_linear(const Shape *s, int C, int O, int exact) {
+    Case *c = BEGIN(fp8_linear, s, exact, "%s C=%d O=%d", s->name, C, O);
+    c->C = C, c->O = O;
+    out(c, FLOATX, "out", times(c->S, O), 2, sum_error(C));
+    coded_rows(c, "inp", "inp scale", c->S, C);
+    coded_weight(c, "weight", "weight scale", O, C);
+    routed(c);
+    return c;
+}
+CALL(fp8_down_backward, d, b[0], fp8_at(b, 1), b[3], fp8_at(b, 4), b[6], fp8_at(b, 7), fp8_at(b, 9), b[11], b[12], &plan, c->C, c->F)
+static Case *fp8_down_backward(const Shape *s, int floats, int codes) {
+    Case *c = BEGIN(fp8_down_backward, s, 0, "%s%s%s C=%d F=%d", s->name, floats ? " floats" : "", codes ? " codes" : "", s->C, s->F);
+    c->F = s->F;
+    for (int i = 2; i >= 1; i--) {
+        const char *const name[] = { "wact", "dpre" }, *const code[] = { "wact8", "dpre8" }, *const scale[] = { "wact8 scale", "dpre8 scale" };
+        if (floats) out(c, FLOATX, name[i - 1], times(c->S, i * c->F), i == 2 ? 14 : 8, i == 2 ? 2 * sum_error(c->C) : 0);
+        else absent(c);
+        if (codes) codes_out(c, code[i - 1], scale[i - 1], c->S, i * c->F);
+        else absent(c), absent(c);
+    }
+    out(c, REAL, "dweight", (size_t)c->S, 14, sum_error(c->F) + 2 * sum_error(c->C));
+    coded_rows(c, "dout", "dout scale", c->N, c->C);
+    coded_weight(c, "down", "down scale", c->F, c->C);
+    in(c, FLOATX, "pre", times(c->S, 2 * c->F), 0, 1);
+    in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
+    routed(c);
+    return c;
+}
+/* The codes of columns for rows that an expert does not have are 0. */
+static void clear_tails(Case *c, int codes, int C) {
+    const double *start = c->buffer[c->plan].value;
+    double *code = c->buffer[codes].value;
+    for (int e = 0; e < c->s.E && !to_be_timed; e++) {
+        const size_t rows = (size_t)(start[e + 1] - start[e]), first = ((size_t)start[e] / FP8_BLOCK + (size_t)e) * FP8_BLOCK;
+        for (size_t r = rows; r % FP8_BLOCK; r++)
+            for (size_t i = 0; i < (size_t)C; i++)
+                code[((first + r) / FP8_BLOCK * (size_t)C + i) * FP8_BLOCK + r % FP8_BLOCK] = 0;
+    }
+}
+CALL(fp8_columns, fp8_at(b, 0), fp8_at(b, 2), &plan, c->C, c->from)
+static Case *fp8_columns(const Shape *s, int C, Rows rows) {
+    Case *c = BEGIN(fp8_columns, s, 0, "%s %s C=%d", rows_name[rows], s->name, C);
+    const int blocks = fp8_blocks(c->S, s->E);
+    c->C = C, c->from = rows;
+    out(c, BYTE, "code", times(blocks * FP8_BLOCK, C), 0, 0);
+    out(c, REAL, "scale", times(blocks, C / FP8_BLOCK), 0, 0);
+    coded(c, "inp", "inp scale", rows_in(c, rows) * (size_t)C, rows_in(c, rows) * (size_t)C / FP8_BLOCK, 0x1p-20, 16);
+    for (size_t i = 2 * FP8_BLOCK; i < 3 * FP8_BLOCK && c->buffer[2].given >= 3 * FP8_BLOCK; i++) {     /* one is not finite */
+        c->buffer[2].value[i] = 0x7f;
+        c->buffer[3].value[2] = NAN;
+    }
+    routed(c);
+    return c;
+}
+CALL(fp8_backward_weight, d, b[0], fp8_at(b, 1), fp8_at(b, 3), &plan, c->C, c->O, c->how)
+static Case *fp8_backward_weight(const Shape *s, int C, int O, Write how, int exact) {
+    Case *c = BEGIN(fp8_backward_weight, s, exact, "%s C=%d O=%d%s", s->name, C, O, how_name[how]);
+    const int blocks = fp8_blocks(c->S, s->E);
+    c->C = C, c->O = O;
+    weight_gradient(c, times(s->E * O, C), c->S, how);
+    if (!exact) c->buffer[0].stored += 1;
+    coded(c, "dout", "dout scale", times(blocks * FP8_BLOCK, O), times(blocks, O / FP8_BLOCK), 0x1p-9, 3);
+    coded(c, "inp", "inp scale", times(blocks * FP8_BLOCK, C), times(blocks, C / FP8_BLOCK), 0x1p-9, 3);
+    routed(c);
+    clear_tails(c, 1, O);
+    clear_tails(c, 3, C);
+    return c;
+}
+
 CALL(bias_forward, b[0], b[1], c->N, c->C)
 static Case *bias_forward(const Shape *s) {
     Case *c = BEGIN(bias_forward, s, 0, "N=%d C=%d", s->B * s->T, s->C);
@@ -1124,6 +1280,25 @@ static void each_of_experts(const Visit *v) {
         }
     }
 }
+static void each_in_8_bits(const Visit *v) {
+    const Shape *s = v->s;
+    const int C = s->C, F = s->F;
+    if (C % FP8_BLOCK || F % FP8_BLOCK) return;
+    V(v, fp8_rows(s));
+    if (v->all) V(v, fp8_table(s));
+    V(v, fp8_weight(s, 2 * F, C));
+    V(v, fp8_weight(s, C, F));
+    V(v, fp8_up_forward(s));
+    for (int exact = 0; exact <= v->all; exact++) {
+        V(v, fp8_linear(s, F, C, exact));                       /* down */
+        V(v, fp8_linear(s, 2 * F, C, exact));                   /* the input gradient */
+        for (int how = SET; how <= (v->all ? SET_ROUNDED : SET); how++) V(v, fp8_backward_weight(s, C, 2 * F, (Write)how, exact));
+        V(v, fp8_backward_weight(s, F, C, SET, exact));
+    }
+    for (int kinds = 1; kinds < 4; kinds++) V(v, fp8_down_backward(s, kinds & 1, kinds >> 1));
+    V(v, fp8_columns(s, C, BY_TOKEN));
+    V(v, fp8_columns(s, 2 * F, GROUPED));
+}
 static void each_sum_and_norm(const Visit *v) {
     V(v, add_norm_forward(v->s, 1, 0, 0));
     V(v, add_norm_forward(v->s, 0, 0, 0));
@@ -1211,6 +1386,7 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
     if (!all) each_product_of_a_model(&v);
     each_of_routing(&v);
     each_of_experts(&v);
+    each_in_8_bits(&v);
     each_sum_and_norm(&v);
     each_of_attention(&v);
     each_at_the_head(&v);
@@ -1218,6 +1394,13 @@ void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), v
 }
 
 /* ---- a case and a device ------------------------------------------------------------------------------- */
+
+double case_e4m3(int code) {
+    const int e = code >> 3 & 15, m = code & 7;
+    const double x = (code & 0x7f) == 0x7f ? NAN : e ? ldexp(8 + m, e - 10) : ldexp(m, -9);
+    return code & 0x80 ? -x : x;
+}
+int case_fits(const Case *c, const Device *dev) { return strncmp(c->op, "fp8", 3) || dev->fp8_fits(c->C, c->s.F); }
 
 int case_find(const Case *c, const char *name) {
     for (int i = 0; i < c->buffers; i++) if (c->buffer[i].name && !strcmp(c->buffer[i].name, name)) return i;
@@ -1239,11 +1422,11 @@ static void put_floats(const Device *dev, const Buffer *b, void *to, const doubl
 }
 static void put(const Device *dev, const Buffer *b, void *to, const double *value) {
     if (b->dtype == FLOATX || b->dtype == REAL) { put_floats(dev, b, to, value, b->given); return; }
-    int *whole = mem_alloc(b->n * sizeof *whole);
+    int *whole = mem_alloc(b->n * size_of(b, dev));
     unsigned char *byte = (unsigned char *)whole;
     for (size_t i = 0; i < b->n; i++) {
-        if (b->dtype == INTEGER) whole[i] = (int)value[i];
-        else byte[i] = (unsigned char)value[i];
+        if (b->dtype == INTEGER) whole[i] = (int)value[i % b->given];
+        else byte[i] = (unsigned char)value[i % b->given];
     }
     dev->upload(to, whole, b->n * size_of(b, dev));
     dev->sync();
@@ -1253,8 +1436,8 @@ static double *get(const Device *dev, const Buffer *b, const void *from) {
     double *value = mem_alloc(b->n * sizeof *value);
     if (b->dtype == FLOATX) dev->to_double(value, from, b->n);
     if (b->dtype == REAL) dev->reals_to_double(value, from, b->n);
-    if (b->dtype == INTEGER || b->dtype == BYTE) {
-        int *whole = mem_alloc(b->n * sizeof *whole);
+    if (b->dtype >= INTEGER) {
+        int *whole = mem_alloc(b->n * size_of(b, dev));
         unsigned char *byte = (unsigned char *)whole;
         dev->download(whole, from, b->n * size_of(b, dev));
         for (size_t i = 0; i < b->n; i++) value[i] = b->dtype == INTEGER ? whole[i] : byte[i];
@@ -1266,7 +1449,7 @@ static double *get(const Device *dev, const Buffer *b, const void *from) {
 void case_round(Case *c, const Device *dev) {
     for (int i = 0; i < c->buffers; i++) {
         Buffer *b = &c->buffer[i];
-        if (!b->value || b->dtype == INTEGER || b->dtype == BYTE) continue;
+        if (!b->value || b->dtype >= INTEGER) continue;
         void *there = dev->alloc(b->n * size_of(b, dev));
         if (!there) fail(EXIT_MEMORY, "%s: no memory for %s of %s", dev->name, b->name, c->what);
         put(dev, b, there, b->value);
@@ -1279,14 +1462,14 @@ void case_round(Case *c, const Device *dev) {
 /* Fills what has to be overwritten with values that cannot be right. */
 static void poison(const Device *dev, const Buffer *b, void *at) {
     if (!b->n) return;
-    if (b->dtype != INTEGER) {
+    if (b->dtype < INTEGER) {
         double nan[1024];
         for (int i = 0; i < 1024; i++) nan[i] = NAN;
         put_floats(dev, b, at, nan, b->n < 1024 ? b->n : 1024);
         return;
     }
     double *value = mem_alloc(b->n * sizeof *value);
-    for (size_t i = 0; i < b->n; i++) value[i] = -123456789;
+    for (size_t i = 0; i < b->n; i++) value[i] = b->dtype == INTEGER ? -123456789 : 0x7f;           /* a code that is NaN */
     put(dev, b, at, value);
     free(value);
 }
@@ -1317,7 +1500,14 @@ void case_fill(const Placed *p) {
     }
 }
 void case_run(const Placed *p) { p->c->call(p->dev, p->c, p->at); }
-double *case_read(const Placed *p, int i) { return get(p->dev, &p->c->buffer[i], p->at[i]); }
+double *case_read(const Placed *p, int i) {
+    double *value = get(p->dev, &p->c->buffer[i], p->at[i]);
+    if (p->c->buffer[i].dtype != CODES) return value;
+    double *scale = case_read(p, i + 1);
+    for (size_t j = 0; j < p->c->buffer[i].n; j++) value[j] = case_e4m3((int)value[j]) * scale[j / FP8_BLOCK];
+    free(scale);
+    return value;
+}
 void *case_bits(const Placed *p, int i, size_t *bytes) {
     *bytes = p->c->buffer[i].n * size_of(&p->c->buffer[i], p->dev);
     void *bits = mem_alloc(*bytes);

@@ -14,11 +14,12 @@
 
 enum { MOST_BUFFERS = 20, MOST_SEGMENTS = 67, GUARD = 256 };    /* GUARD: canary bytes on each side of a buffer */
 typedef enum { INPUT, SCRATCH, OUTPUT, UPDATE } Role;   /* read; not compared; overwritten; read and written */
-/* The dtype of a buffer: a Dtype of kernels.h, or one of these. BYTE: bytes of a struct or a key. */
-enum { INTEGER = FLOATX + 1, BYTE };
+/* The dtype of a buffer: a Dtype of kernels.h, or one of these. BYTE: bytes of a struct, a key or e4m3 codes. CODES: codes of rows
+ * (Fp8), read as values; their scales, REAL, are the next buffer. */
+enum { INTEGER = FLOATX + 1, BYTE, CODES };
 
 /* The bound on an error is stored * eps(floatX) + summed * eps(real): roundings of stored values, and of sums in real. Both 0: the
- * expected value, rounded to the device's type, bit for bit. */
+ * expected value, rounded to the device's type, bit for bit. That on values of codes is a unit in the last place. */
 typedef struct {
     const char *name;
     Role role;
@@ -80,8 +81,10 @@ Case *case_product(int N, int C, int O);                /* one dense product, to
 typedef struct { double flop, bytes; } Cost;            /* flop 0: limited by memory. bytes: moved at least */
 Cost  case_cost(const Case *c, const Device *dev);      /* as operations.h has it; cost.c */
 void  case_free(Case *c);
+int   case_fits(const Case *c, const Device *dev);      /* 0: the device does not have this operation for this size */
 extern uint64_t case_seed;                              /* contents are a function of this and of `what` */
 
+double case_e4m3(int code);                             /* what the code is, by the definition of e4m3 */
 int    case_find(const Case *c, const char *name);      /* index of a buffer, or -1 */
 void   case_round(Case *c, const Device *dev);          /* rounds the contents to the device's types */
 

@@ -28,6 +28,8 @@ static inline double rows_in(const Plan *plan, Rows rows) { return rows == BY_TO
 static inline double width_of(Activation f) { return f == SWIGLU ? 2 : 1; }             /* of pre, in F */
 static inline double writes(Write how) { return how == SET_ROUNDED ? unit.fx : how == ADD ? 2 * unit.re : unit.re; }
 static inline double product(double N, double C, double O) { return N*C + N*O + C*O; }  /* elements of three matrices */
+static inline double coded(double N, double C) { return N * C * (1 + unit.re / FP8_BLOCK); }               /* bytes of rows as Fp8 */
+static inline double coded_weight(double O, double C) { return O * C * (1 + unit.re / FP8_BLOCK / FP8_BLOCK); }
 static inline double pairs(int B, int T, int G, int Q) { return times(B, Q) * G * T * (T + 1.0) / 2; }     /* (query, key), visible */
 static inline double keys(int B, int T, int G, int D) { return times(B, T) * G * D; }   /* elements; the queries have Q times as many */
 #endif
@@ -150,6 +152,28 @@ COMPOUND(expert_down_backward,
     (d, dpre, wact, dweight, da, dout, down, pre, weight, plan, f, C, F, dout_rows), 2 * slots(plan) * C * F,
     (rows_in(plan, dout_rows) * C + slots(plan) * F * (1 + 2 * width_of(f)) + times(C, F) * plan->E) * unit.fx
      + 2 * slots(plan) * unit.re, "S=%d E=%d C=%d F=%d %s", plan->N * plan->K, plan->E, C, F, rows_name[dout_rows])
+/* experts in 8 bits: a code is a byte, a scale a real */
+OPERATION(fp8_rows, (Fp8 out, const floatX *inp, int N, int C), (out, inp, N, C), 0, times(N, C) * unit.fx + coded(N, C), "N=%d C=%d", N, C)
+OPERATION(fp8_weight, (Fp8 out, Fp8 transposed, const floatX *weight, int E, int O, int C), (out, transposed, weight, E, O, C), 0,
+    E * (times(O, C) * unit.fx + 2 * coded_weight(O, C)), "E=%d O=%d C=%d", E, O, C)
+COMPOUND(fp8_up_forward,
+    (const Device *d, floatX *pre, Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F), (d, pre, act, inp, weight, plan, C, F),
+    4 * slots(plan) * C * F, coded(plan->N, C) + slots(plan) * 2 * F * unit.fx + coded(slots(plan), F) + plan->E * coded_weight(2 * F, C),
+    "S=%d E=%d C=%d F=%d", plan->N * plan->K, plan->E, C, F)
+COMPOUND(fp8_linear, (const Device *d, floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O), (d, out, inp, weight, plan, C, O),
+    2 * slots(plan) * C * O, coded(slots(plan), C) + slots(plan) * O * unit.fx + plan->E * coded_weight(O, C),
+    "S=%d E=%d C=%d O=%d", plan->N * plan->K, plan->E, C, O)
+COMPOUND(fp8_down_backward,
+    (const Device *d, floatX *dpre, Fp8 dpre8, floatX *wact, Fp8 wact8, real *dweight, Fp8 dout, Fp8 down, const floatX *pre,
+     const real *weight, const Plan *plan, int C, int F), (d, dpre, dpre8, wact, wact8, dweight, dout, down, pre, weight, plan, C, F),
+    2 * slots(plan) * C * F, coded(plan->N, C) + slots(plan) * F * (dpre ? 5 : 2) * unit.fx + (dpre8.code ? coded(slots(plan), 3.0 * F) : 0)
+     + plan->E * coded_weight(F, C) + 2 * slots(plan) * unit.re, "S=%d E=%d C=%d F=%d", plan->N * plan->K, plan->E, C, F)
+OPERATION(fp8_columns, (Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows), (out, inp, plan, C, inp_rows), 0,
+    coded(rows_in(plan, inp_rows), C) + coded(slots(plan), C), "S=%d E=%d C=%d %s", plan->N * plan->K, plan->E, C, rows_name[inp_rows])
+COMPOUND(fp8_backward_weight,
+    (const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how), (d, dweight, dout, inp, plan, C, O, how),
+    2 * slots(plan) * C * O, slots(plan) * (C + O) + times(C, O) * plan->E * writes(how),
+    "S=%d E=%d C=%d O=%d%s", plan->N * plan->K, plan->E, C, O, how_name[how])
 OPERATION(bias_forward, (floatX *x, const floatX *bias, int N, int C), (x, bias, N, C), 0, 2 * times(N, C) * unit.fx,
     "N=%d C=%d", N, C)
 OPERATION(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * unit.fx,

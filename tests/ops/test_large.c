@@ -21,7 +21,8 @@ static const Shape full[] = {
     { "soak",      2, 1024, 768, 64,  8, 2, 512, 6, 2,  64, MIXED },
     { "soak fine", 1, 1024, 512, 64, 32, 8, 128, 2, 8, 128, MIXED },
 };
-static const char *const passing_work[] = { "parallel_linear_", "expert_", "attention_", "matmul_backward_input", "route_plan" };
+static const char *const passing_work[] = { "parallel_linear_", "expert_", "attention_", "matmul_backward_input", "route_plan",
+    "fp8_" };
 
 static void soak_case(Case *c, void *device) {
     const Device *dev = device;
@@ -31,7 +32,7 @@ static void soak_case(Case *c, void *device) {
     int wanted = 0, differ = 0;
     for (size_t i = 0; i < sizeof passing_work / sizeof *passing_work; i++)
         wanted |= !strncmp(c->op, passing_work[i], strlen(passing_work[i]));
-    if (!wanted) return;
+    if (!wanted || !case_fits(c, dev)) return;
     if (!case_place(&p, c, dev)) { check(0, "%s: no memory for %s", dev->name, c->what); return; }
     if (!case_place(&fresh, c, dev)) { case_release(&p); check(0, "%s: no memory for %s", dev->name, c->what); return; }
     for (int run = 0; run < TIMES; run++) {

@@ -41,6 +41,13 @@ static const Shape small[] = {
     { "tiles",      1, 200, 128,  40,  2, 2, 136, 1, 3, 128, MIXED },
     { "tiles",      8,  73, 264,  40,  9, 1,  72, 2, 2, 72, LADDER },
 };
+static const Shape eights[] = {                  /* for what needs multiples of 128: experts with more than a tile of rows, with none, with tails */
+    { "8 bits",     1,   37, 128,   5,  3, 2, 128, 1, 1, 2, MIXED },
+    { "8 bits varied", 3, 70, 256,  5,  6, 5, 128, 1, 1, 2, VARIED },
+    { "8 bits ladder", 8, 73, 128,  5,  9, 1, 128, 1, 1, 2, LADDER },
+    { "8 bits half",   1, 150, 384, 5,  4, 2, 128, 1, 1, 2, HALF },
+};
+enum { EIGHTS = sizeof eights / sizeof *eights };
 enum { SMALL = sizeof small / sizeof *small, LARGE = sizeof large / sizeof *large, TILES = sizeof tiles / sizeof *tiles };
 
 /* Sizes that single operations treat differently (`only`: how their names begin): rows as wide as a GPU's block of threads and
@@ -243,7 +250,7 @@ static void check_alias(Case *c, const Device *dev) {
 
 static int is_product(const Case *c) {
     return !strncmp(c->op, "parallel_linear", 15) || !strncmp(c->op, "matmul", 6) || !strncmp(c->op, "expert", 6)
-        || !strncmp(c->op, "attention", 9);
+        || !strncmp(c->op, "attention", 9) || !strncmp(c->op, "fp8", 3);
 }
 /* -q skips on a GPU what it has already run: the same kernel with other numbers, or for another device. */
 static int is_again(const Case *c, const Device *dev) {
@@ -254,9 +261,9 @@ static void check_case(Case *c, void *context) {
     const int is_small = *(int *)context;
     if (!is_wanted(c->op) || !in_part()) return;
     if (is_tested(f64)) against_definition(c, f64);
-    if (!strcmp(c->s.name, "odd")) check_cost(c, f64);
+    if (!strcmp(c->s.name, "odd") || !strcmp(c->s.name, "8 bits")) check_cost(c, f64);
     for (int i = 0; (dev = tested_device(i)); i++) {
-        if (is_again(c, dev)) continue;
+        if (is_again(c, dev) || !case_fits(c, dev)) continue;
         if (dev != f64 || is_small) against_oracle(c, dev, f64);
         if (dev != f64 && is_small) check_alias(c, dev);
     }
@@ -265,6 +272,9 @@ static void check_case(Case *c, void *context) {
 static void check_all(Case *c, void *unused) {
     (void)unused;
     check_case(c, &(int){ 0 });
+}
+static void check_eights(Case *c, void *unused) {
+    if (!strncmp(c->op, "fp8", 3)) check_all(c, unused);
 }
 static void check_products(Case *c, void *unused) {
     if (is_product(c)) check_all(c, unused);
@@ -307,8 +317,10 @@ void test_kernels(void) {
         each_case(s, 1, check_case, &is_small);
     }
     for (int i = 0; i < TILES && quick && on_gpu; i++) each_case(&tiles[i], 1, i ? check_products : check_all, NULL);
+    for (int i = 0; i < (quick ? 2 : EIGHTS) && may_be_wanted("fp8"); i++) each_case(&eights[i], 1, check_eights, NULL);
     for (int i = 0; i < SPECIAL && (!quick || on_gpu); i++) {
         Special s = { .only = special[i].only };
+        if (!may_be_wanted(s.only)) continue;               /* making all cases of a shape takes longer than most of them */
         each_case(&special[i].s, 1, check_special, &s);
         if (!s.found) check(0, "no operation begins with %s, for which there is the shape %s", s.only, special[i].s.name);
     }

@@ -150,16 +150,48 @@ static int sums_of_reals(const Rank *r, size_t n) {
     free(host);
     return bad;
 }
+/* Twice onto numbers of its own, which all ranks choose alike. */
+static int added_shards(const Rank *r, size_t n) {
+    const size_t total = n * (size_t)r->c->size, own = n * (size_t)r->c->rank;
+    double *host = mem_alloc(total * sizeof *host + 8);
+    real *x = part_of(r, 0), *shard = part_of(r, 1);
+    int bad = 0;
+    for (size_t i = 0; i < total; i++) host[i] = 0.125 * (double)(i % 7);
+    r->dev->reals_from_double(shard, host + own, n);
+    set_values(r, x, host, total);
+    r->c->scatter_add(r->c, shard, x, n);
+    r->c->record(r->c, 3);
+    r->c->scatter_add(r->c, shard, x, n);
+    r->c->wait(r->c, 3);
+    r->c->wait_all(r->c);
+    r->dev->reals_to_double(host, shard, n);
+    for (size_t i = own; i < own + n; i++) {
+        double sum = 0.125 * (double)(i % 7);
+        for (int k = 0; k < 2 * r->c->size; k++) {
+            const double addend = value(k % r->c->size, i);
+            sum = r->dev->real_size == 8 ? sum + addend : (float)((float)sum + (float)addend);
+        }
+        bad += host[i - own] != sum;
+    }
+    free(host);
+    return bad;
+}
+/* From where it belongs, and from elsewhere. */
 static int gathered_bytes(const Rank *r, size_t n) {
-    const size_t total = n * (size_t)r->c->size;
+    const size_t total = n * (size_t)r->c->size, own = n * (size_t)r->c->rank;
     unsigned char *bytes = mem_alloc(total + 8);
     int bad = 0;
-    memset(bytes + n * (size_t)r->c->rank, 17 + r->c->rank, n);
-    r->dev->upload(part_of(r, 2), bytes, total);
-    r->c->all_gather(r->c, part_of(r, 2), n);
-    r->c->wait_all(r->c);
-    r->dev->download(bytes, part_of(r, 2), total);
-    for (size_t i = 0; i < total; i++) bad += bytes[i] != 17 + i / n;
+    for (int elsewhere = 0; elsewhere < (r->c->size > 1 ? 2 : 1); elsewhere++) {
+        char *x = part_of(r, 2), *mine = elsewhere ? part_of(r, 1) : x + own;
+        memset(bytes, 0, total);
+        r->dev->upload(x, bytes, total);
+        memset(bytes, 17 + r->c->rank, n);
+        r->dev->upload(mine, bytes, n);
+        r->c->all_gather(r->c, x, mine, n);
+        r->c->wait_all(r->c);
+        r->dev->download(bytes, x, total);
+        for (size_t i = 0; i < total; i++) bad += bytes[i] != 17 + i / n;
+    }
     free(bytes);
     return bad;
 }
@@ -207,7 +239,8 @@ static int operations(Group *p, const void *argument) {
     for (; r.registered < 2; r.registered++) {
         if (r.registered) r.c->register_memory(r.c, r.arena, r.capacity, (real *)(r.arena + r.capacity), MOST_ELEMENTS);
         for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
-            bad += sums_of_reals(&r, counts[k]) + gathered_bytes(&r, counts[k]) + sums_of_ints(&r, counts[k]);
+            bad += sums_of_reals(&r, counts[k]) + gathered_bytes(&r, counts[k]) + sums_of_ints(&r, counts[k])
+                 + (r.registered ? added_shards(&r, counts[k]) : 0);
     }
     bad += operations_of_hosts(p) + (r.c->error(r.c) != NULL);
     r.c->close(r.c);

@@ -14,36 +14,89 @@ enum { SEQUENCES = 12, T = 8, STEPS = 30, KEPT = 1 + 3 };          /* KEPT: weig
 
 typedef struct {                        /* ranks that train one model, and their results */
     const char *device, *model;
-    int ranks, sharded, ordered, micro_batches, recompute, steps;
+    int by_kernels;                     /* 1: GPUs exchange by NCCL */
+    int fp8;                            /* 1: experts in 8 bits */
+    int ranks, level, ordered, late, micro_batches, recompute, steps;       /* late: nothing arrives before it is waited for */
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *processes;
     double loss[STEPS], balance[STEPS], z[STEPS];
     int    load[STEPS], bad[8], updates[8], agree;
-    size_t state_bytes, total, learnable;
+    size_t state_bytes, weight_bytes, total, learnable;
     void  *kept[KEPT];              /* at the end, all tensors one after the other */
     size_t kept_bytes[KEPT];
 } Team;
 
-/* Everything that is learned, without the padding, which depends on the number of ranks: the weights (kind -1), or what tensors
- * have of a kind of the optimizer's state. */
-static void *packed(const Model *m, const Optimizer *o, int kind, const void *arena, size_t *bytes) {
-    const size_t element = kind < 0 ? m->dev->floatX_size : m->dev->real_size;
+/* Everything that is learned, without the padding, which depends on the number of ranks: the weights (kind LOAN_WEIGHTS), or what
+ * tensors have of a kind of the optimizer's state. For rank 0; the others lend. */
+static void *packed(const Model *m, const Optimizer *o, int kind, size_t *bytes) {
+    const size_t element = kind == LOAN_WEIGHTS ? m->dev->floatX_size : m->dev->real_size;
     char *all = mem_alloc(m->manifest.total * element);
+    const char *whole = NULL;
     *bytes = 0;
-    for (int i = 0; i < m->manifest.count; i++) {
+    for (int i = 0, range = -1; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
+        if (t->range != range && kind == LOAN_WEIGHTS) whole = parallel_whole_weights(m, t->range);
+        if (t->range != range && kind >= 0) whole = optimizer_whole(o, m, kind, t->range);
+        range = t->range;
         if (kind >= 0 && !optimizer_has(o, m, kind, i)) continue;
-        const size_t at = kind < 0 ? t->offset : optimizer_offset(o, m, kind, i);
-        m->dev->download(all + *bytes, (const char *)arena + at * element, t->count * element);
+        const size_t at = kind >= 0 ? optimizer_offset(o, m, kind, i) : t->offset - m->manifest.ranges[range].offset;
+        m->dev->download(all + *bytes, whole + at * element, t->count * element);
         *bytes += t->count * element;
     }
     return all;
 }
 
+/* Ranks whose transfers are done no earlier than they must be: what was queued is done when it is waited for. (The loopback does
+ * everything at once.) A range that is used before it was waited for is then the one before; a gradient that is made before the last
+ * one in its place was waited for spoils that. */
+typedef struct { enum { T_GATHER, T_ADD, T_RECORD } what; void *x; const void *from; size_t n; int event; } Transfer;
+typedef struct { Comm comm, *prompt; Transfer queue[64]; int count; } Late;
+
+static void do_first(Late *l, int count) {
+    for (int i = 0; i < count; i++) {
+        const Transfer *t = &l->queue[i];
+        if (t->what == T_GATHER) l->prompt->all_gather(l->prompt, t->x, t->from, t->n);
+        if (t->what == T_ADD) l->prompt->scatter_add(l->prompt, t->x, t->from, t->n);
+    }
+    memmove(l->queue, l->queue + count, (size_t)(l->count -= count) * sizeof *l->queue);
+}
+static void queue(Comm *c, Transfer t) {
+    Late *l = (Late *)c;
+    if (l->count == (int)(sizeof l->queue / sizeof *l->queue)) do_first(l, 1);
+    l->queue[l->count++] = t;
+}
+static void late_gather(Comm *c, void *x, const void *mine, size_t bytes) { queue(c, (Transfer){ T_GATHER, x, mine, bytes, 0 }); }
+static void late_add(Comm *c, real *shard, const real *x, size_t n) { queue(c, (Transfer){ T_ADD, shard, x, n, 0 }); }
+static void late_record(Comm *c, int i) { queue(c, (Transfer){ T_RECORD, NULL, NULL, 0, i }); }
+static void late_wait(Comm *c, int i) {
+    Late *l = (Late *)c;
+    int last = l->count - 1;
+    while (last >= 0 && !(l->queue[last].what == T_RECORD && l->queue[last].event == i)) last--;
+    do_first(l, last + 1);
+}
+static void late_join(Comm *c, int i) { (void)c, (void)i; }
+static void late_wait_all(Comm *c) { do_first((Late *)c, ((Late *)c)->count); }
+static void late_sum(Comm *c, real *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->all_reduce(((Late *)c)->prompt, x, n); }
+static void late_sum_ints(Comm *c, int *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->all_reduce_ints(((Late *)c)->prompt, x, n); }
+static void late_scatter(Comm *c, real *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->reduce_scatter(((Late *)c)->prompt, x, n); }
+static void late_close(Comm *c) {
+    ((Late *)c)->prompt->close(((Late *)c)->prompt);
+    free(c);
+}
+static Comm *late(Comm *prompt) {
+    Late *l = mem_alloc(sizeof *l);
+    *l = (Late){ .comm = *prompt, .prompt = prompt };
+    l->comm.all_reduce = late_sum, l->comm.all_reduce_ints = late_sum_ints, l->comm.reduce_scatter = late_scatter;
+    l->comm.all_gather = late_gather, l->comm.scatter_add = late_add, l->comm.record = late_record;
+    l->comm.wait = late_wait, l->comm.join = late_join, l->comm.wait_all = late_wait_all, l->comm.close = late_close;
+    return &l->comm;
+}
+
 static void open_member(const Team *t, Trainee *m, const Parallel *p) {
-    const Config c = trainee_config(t->model, 40, T);
+    Config c = trainee_config(t->model, 40, T);
+    c.fp8 = t->fp8;
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
                                .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
@@ -93,23 +146,28 @@ static void save(const Team *t, Trainee *m, int rank) {
     check(checkpoint_save(t->to, &s, (Keep){ 2, 0, 0 }, &e), "%d ranks save: %s", t->ranks, e.text);
     free(progress);
 }
-/* Every rank has the same weights, and rank 0 can have the state of all. */
+/* Of what this rank has of the weights: of all, or of its own shards. */
+static uint64_t weights_hash(const Model *m) {
+    const size_t bytes = m->manifest.total / (size_t)(m->dp.level >= 3 ? m->dp.ranks : 1) * m->dev->floatX_size;
+    char *host = mem_alloc(bytes);
+    parallel_wait_all_weights(m);
+    m->dev->download(host, m->params, bytes);
+    const uint64_t hash = hash_bytes(0, host, bytes);
+    free(host);
+    return hash;
+}
+/* Every rank has the same weights, unless it has only a part, and rank 0 can have the weights and the state of all. */
 static void keep_state(Team *t, Trainee *m, const Parallel *p) {
-    size_t bytes;
-    parallel_wait_all_weights(&m->m);
-    void *weights = packed(&m->m, &m->o, -1, m->m.params, &bytes);
-    uint64_t mine = hash_bytes(0, weights, bytes), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
+    uint64_t mine = weights_hash(&m->m), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
     p->group->exchange(p->group, hashes, &mine, sizeof mine);
-    if (p->rank) { optimizer_lend(&m->o, &m->m); free(weights); }
+    if (p->rank) optimizer_lend(&m->o, &m->m);
     else {
         t->agree = 1;
-        for (int i = 0; i < t->ranks; i++) t->agree &= hashes[i] == mine;
-        t->kept[0] = weights;
-        t->kept_bytes[0] = bytes;
-        for (int kind = 0; kind < (m->o.master ? 3 : 2); kind++)
-            t->kept[1 + kind] = packed(&m->m, &m->o, kind, optimizer_whole(&m->o, &m->m, kind), &t->kept_bytes[1 + kind]);
-        optimizer_whole(&m->o, &m->m, STATE_END);
+        for (int i = 0; i < t->ranks && t->level < 3; i++) t->agree &= hashes[i] == mine;
+        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(&m->m, &m->o, LOAN_WEIGHTS + i, &t->kept_bytes[i]);
+        parallel_end_loans(&m->m);
         t->state_bytes = m->m.arena.category[MEM_OPTIMIZER];
+        t->weight_bytes = m->m.arena.category[MEM_WEIGHTS];
         t->total = m->m.manifest.total;
         t->learnable = m->m.manifest.learnable;
     }
@@ -118,8 +176,10 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
 static void member(void *team, int local) {
     Team *t = team;
     Trainee m;
-    Parallel p = { .ranks = t->ranks, .sharded = t->sharded, .ordered = t->ordered };
-    parallel_connect(&p, device_find(t->device), 0, t->processes, local);
+    const Device *dev = device_find(t->device);
+    Parallel p = { .ranks = t->ranks, .level = t->level, .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
+    parallel_connect(&p, dev, dev->is_gpu ? local : 0, t->processes, local);
+    if (t->late) p.comm = late(p.comm);
     open_member(t, &m, &p);
     train(t, &m, p.rank, t->from ? load(t, &m) : 0);
     if (t->to) save(t, &m, p.rank);
@@ -145,6 +205,8 @@ static double largest(const double *a, const double *b) {
     return worst;
 }
 
+static const char *const levels[] = { "each with the whole state", "state sharded", "state and gradients sharded", "all sharded" };
+
 /* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to another expert. */
 static void any_number_of_ranks(void) {
     static const struct { const char *device, *model; int micro_batches, recompute; double bound; float momentum; } runs[] = {
@@ -165,15 +227,15 @@ static void any_number_of_ranks(void) {
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
         for (int ranks = 2; ranks <= 4; ranks++)
-            for (int sharded = 0; sharded < 2; sharded++) {
+            for (int level = 0; level <= 3; level += level == 1 ? 2 : 1) {
                 Team many = one;
                 memset(many.kept, 0, sizeof many.kept);
                 many.ranks = ranks;
-                many.sharded = sharded;
+                many.level = level;
                 if (SEQUENCES / ranks % many.micro_batches) many.micro_batches = 1;
                 if (many.micro_batches != one.micro_batches) continue;
                 run(&many);
-                const char *how = sharded ? "state sharded" : "each with the whole state";
+                const char *how = levels[level];
                 check(many.agree, "%s: %d ranks, %s, end with the same weights", one.device, ranks, how);
                 check_error(largest(many.loss, one.loss), runs[i].bound, "%s %s: loss on %d ranks, %s", one.device,
                             one.model, ranks, how);
@@ -186,13 +248,33 @@ static void any_number_of_ranks(void) {
     }
 }
 
-/* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step. */
+/* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step, whatever is sharded, and however late
+ * what they exchange arrives. */
+static void same_bits_as(const Team *one, int ranks, int level, int late) {
+    Team many = *one;
+    int same = 1;
+    memset(many.kept, 0, sizeof many.kept);
+    many.ranks = ranks;
+    many.level = level;
+    many.late = late;
+    many.micro_batches = SEQUENCES / ranks;
+    run(&many);
+    for (int k = 0; k < KEPT && one->kept[k]; k++)
+        same &= one->kept_bytes[k] == many.kept_bytes[k] && !memcmp(one->kept[k], many.kept[k], one->kept_bytes[k]);
+    check(many.agree && same, "%s %s: 12 micro-batches on %d ranks, %s%s, end with the same bits as on %d", one->device, one->model, ranks,
+          levels[level], late ? ", late" : one->by_kernels ? ", by NCCL" : "", one->ranks);
+    check(!memcmp(many.loss, one->loss, sizeof one->loss) && !memcmp(many.balance, one->balance, sizeof one->balance)
+          && !memcmp(many.z, one->z, sizeof one->z) && !memcmp(many.load, one->load, sizeof one->load),
+          "the same losses, balance and loads in all %d steps", one->steps);
+    team_free(&many);
+}
 static void same_bits(void) {
     static const struct { const char *device, *model; int recompute; float dropout, momentum; } runs[] = {
         { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0 },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f, 0 },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2", 0, 0.1f, 0 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f, 0 },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2u1", 0, 0.1f, 0 },
         { "cpu-f32",  "d2:c16h4f20",           0, 0, 0 },
         { "cpu-f32",  "d2:c16h4f20",           0, 0, 0.95f },  { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0.95f },
+        { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", 1, 0, 0.95f },       /* a head of its own; more layers than buffers for them */
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .recompute = runs[i].recompute, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
@@ -201,23 +283,36 @@ static void same_bits(void) {
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
         for (int ranks = 2; ranks <= 4; ranks++) {
-            Team many = one;
-            int same = 1;
-            memset(many.kept, 0, sizeof many.kept);
-            many.ranks = ranks;
-            many.sharded = ranks != 3;
-            many.micro_batches = SEQUENCES / ranks;
-            run(&many);
-            for (int k = 0; k < KEPT && one.kept[k]; k++)
-                same &= one.kept_bytes[k] == many.kept_bytes[k] && !memcmp(one.kept[k], many.kept[k], one.kept_bytes[k]);
-            check(many.agree && same, "%s %s: 12 micro-batches on %d ranks end with the same bits as on one", one.device,
-                  one.model, ranks);
-            check(!memcmp(many.loss, one.loss, sizeof one.loss) && !memcmp(many.balance, one.balance, sizeof one.balance)
-                  && !memcmp(many.z, one.z, sizeof one.z) && !memcmp(many.load, one.load, sizeof one.load),
-                  "the same losses, balance and loads in all %d steps", STEPS);
-            team_free(&many);
+            same_bits_as(&one, ranks, ranks == 3 ? 0 : 1, 0);
+            same_bits_as(&one, ranks, ranks == 3 ? 2 : 3, ranks == 2);
         }
+        same_bits_as(&one, 3, 3, 1);
         team_free(&one);
+    }
+}
+
+/* With all sharded, the codes of weights are one layer's at a time. More layers than buffers for weights. */
+static void same_bits_in_8_bits(void) {
+    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = 1, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
+    run(&one);
+    for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, level, level == 3);
+    one.recompute = 2;
+    same_bits_as(&one, 2, 3, 0);
+    team_free(&one);
+}
+
+/* The same among the GPUs of this machine: what is sharded, and what carries it, changes no bit. */
+static void same_bits_on_gpus(const Device *dev) {
+    static const char *const models[] = { "m5:c64h4e8k2f64a8x2u1", "m4:c64h4e8k2f64" };
+    for (int i = 0; i < 2; i++) {
+        Team state = { .device = dev->name, .model = models[i], .ranks = 2, .level = 1, .ordered = 1, .steps = 6, .micro_batches = SEQUENCES / 2,
+                       .momentum = i ? 0 : 0.95f };
+        run(&state);
+        same_bits_as(&state, 2, 2, 0);
+        same_bits_as(&state, 2, 3, 0);
+        state.by_kernels = 1;
+        same_bits_as(&state, 2, 3, 0);
+        team_free(&state);
     }
 }
 
@@ -226,7 +321,7 @@ static void shards(void) {
     t[1] = t[0];
     run(&t[0]);
     t[1].ranks = 4;
-    t[1].sharded = 1;
+    t[1].level = 1;
     run(&t[1]);
     check(t[1].learnable == t[0].learnable && t[1].total - t[1].learnable <= t[0].total - t[0].learnable + 4 * 4 * 64,
           "padding for 4 ranks: %zu elements instead of %zu", t[1].total - t[1].learnable, t[0].total - t[0].learnable);
@@ -240,7 +335,7 @@ static void shards(void) {
  * was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
     static const struct { int before, after; } moves[] = { { 4, 1 }, { 1, 3 }, { 3, 2 }, { 2, 2 } };
-    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .sharded = 1, .momentum = momentum };
+    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .level = 1, .momentum = momentum };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = whole, after = whole, loaded = whole, all = whole;
@@ -271,8 +366,8 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
 
 /* One rank's gradient is NaN: all skip the step. */
 static void skipped_together(float momentum) {
-    for (int sharded = 0; sharded < 2; sharded++) {
-        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .sharded = sharded, .steps = 4,
+    for (int level = 0; level <= 3; level++) {
+        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .level = level, .steps = 4,
                       .momentum = momentum };
         Team bad = good;
         bad.steps = bad.fails_at = 5;
@@ -281,7 +376,7 @@ static void skipped_together(float momentum) {
         int skipped = 1, same = 1;
         for (int r = 0; r < 3; r++) skipped &= bad.bad[r] >= 0 && bad.updates[r] == 4 && good.bad[r] < 0;
         for (int k = 0; k < KEPT - 1; k++) same &= !memcmp(good.kept[k], bad.kept[k], good.kept_bytes[k]);
-        check(skipped, "a bad gradient on one of 3 ranks is skipped by all (%s)", sharded ? "state sharded" : "whole state");
+        check(skipped, "a bad gradient on one of 3 ranks is skipped by all (%s)", levels[level]);
         check(same && bad.agree, "a skipped step changes no weight and no state");
         team_free(&good);
         team_free(&bad);
@@ -291,10 +386,13 @@ static void skipped_together(float momentum) {
 void test_parallel(void) {
     any_number_of_ranks();
     same_bits();
+    same_bits_in_8_bits();
     shards();
     resumed_elsewhere("cpu-f32", 1e-5, 0);
     resumed_elsewhere("cpu-bf16", 2e-2, 0);
     resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
     skipped_together(0);
     skipped_together(0.95f);
+    const Device *dev;
+    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count() > 1) same_bits_on_gpus(dev);
 }

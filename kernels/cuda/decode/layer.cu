@@ -514,6 +514,32 @@ __device__ static inline int best_experts(int &chosen, const floatX *logits, con
     return last;
 }
 
+// The same, of up to 32 * BY_KEYS experts whose logits decode_router has made, if those are all that counts. Every warp reads them for
+// itself. The best is found by one instruction.
+enum { BY_KEYS = 4 };
+__device__ static inline bool by_keys(const Router &r) { return by_logit(r) && r.E <= 32 * BY_KEYS && r.K <= 32; }
+__device__ static inline int best_experts(int &chosen, const floatX (&logit)[BY_KEYS], int E, int count) {
+    const int lane = threadIdx.x % 32;
+    unsigned key[BY_KEYS], best = 0;
+    #pragma unroll
+    for (int i = 0; i < BY_KEYS; i++) {
+        const int e = i * 32 + lane;
+        key[i] = e < E ? key_of(logit[i], e) : 0;
+    }
+    chosen = 0;
+    #pragma unroll 1
+    for (int k = 0; k < count; k++) {
+        best = 0;
+        #pragma unroll
+        for (int i = 0; i < BY_KEYS; i++) best = max(best, key[i]);
+        best = __reduce_max_sync(ALL, best);
+        if (lane == k) chosen = 0xffff - (best & 0xffff);
+        #pragma unroll
+        for (int i = 0; i < BY_KEYS; i++) if (key[i] == best) key[i] = 0;
+    }
+    return 0xffff - (best & 0xffff);
+}
+
 // What a block of decode_in_one_kernel works on: rows of one expert, the slot-th chosen one, or of the plain product; slot_blocks blocks
 // for each slot. If there is a router, block 0 has no rows: it stores the choice, which takes as long as the others' rows.
 struct InBlock {
@@ -570,6 +596,49 @@ expert_of(const InBlock &at, const InShared &s, Vec (&w)[CHUNKS], At x, const In
     return e;
 }
 
+// The same by every warp for itself, from the logits of decode_router, as soon as those are there.
+__device__ static inline int expert_by_keys(const InBlock &at, const InShared &s, const InArgs &p) {
+    const int lane = threadIdx.x % 32, E = p.router.E;
+    floatX logit[BY_KEYS];
+    int chosen;
+    #pragma unroll
+    for (int i = 0; i < BY_KEYS; i++) logit[i] = p.logits[min(i * 32 + lane, E - 1)];
+    const int e = best_experts(chosen, logit, E, at.stores_choice ? p.router.K : at.slot + 1);
+    if (at.stores_choice && threadIdx.x < 32) {                         // for store_choice
+        #pragma unroll
+        for (int i = 0; i < BY_KEYS; i++) if (i * 32 + lane < E) s.logits[i * 32 + lane] = logit[i];
+        if (lane < p.router.K) s.expert[lane] = chosen;
+        __syncwarp();
+    }
+    return e;
+}
+
+// Pair `pair` of the block's rows, in w, and every further one, times the token.
+template <int CHUNKS, class At, class RowsOf> __device__ static inline void
+multiply_pairs(Vec (&w)[2][CHUNKS], int pair, const InBlock &at, At x, RowsOf rows_of, const InArgs &p) {
+    const int lane = threadIdx.x % 32, C = p.C;
+    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
+    #pragma unroll 1
+    for (;;) {
+        if (CHUNKS > REGISTER_CHUNKS) asm volatile("" ::: "memory");   // else the compiler reads x once, to registers that are not there
+        const int after = pair + at.stride * WARPS;
+        const floatX *row[2];
+        float first = 0, second = 0;
+        rows_of(after, row);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {                              // the next pair's chunks are requested as these are used
+            const Vec v = x(i);
+            first += product(w[0][i], v), second += product(w[1][i], v);
+            if (after < at.pairs) w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
+        }
+        const real pre = R(X(two_warp_sums(first, second))), up = __shfl_xor_sync(ALL, pre, 16);
+        const int o = at.gated ? pair : 2 * pair + lane / 16;
+        if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
+            out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
+        if ((pair = after) >= at.pairs) break;
+    }
+}
+
 // Reads what decode_in_kernel reads. Every block chooses experts for itself.
 template <int CHUNKS> static __global__ __launch_bounds__(THREADS, one_token_blocks(CHUNKS))
 void decode_in_one_kernel(const InArgs p, int slot_blocks) {
@@ -602,10 +671,11 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
     else if (!p.logits) load_row(w[0], router + (warp < p.router.E ? warp * C : 0) + lane * VECTOR, C);
     wait_for_previous();
 
-    take_token(v, s, norm, p);
+    const bool quick = at.routed && p.logits && by_keys(p.router);      // then rows are requested before the token is there
+    if (!quick) take_token(v, s, norm, p);
     auto x = [&](int i) { return together ? load_vec(s.x + min(i * CHUNK + lane * VECTOR, C - VECTOR)) : v[i]; };
     if (at.routed) {
-        const int e = expert_of(at, s, w[0], x, p);
+        const int e = quick ? expert_by_keys(at, s, p) : expert_of(at, s, w[0], x, p);
         if (at.stores_choice) {
             if (warp == 0) store_choice(s, p, 0, true);
             return;
@@ -613,28 +683,10 @@ void decode_in_one_kernel(const InArgs p, int slot_blocks) {
         from += (size_t)e * (at.gated ? 2 * at.width : at.width) * C;
         load_pair(pair);
         if (p.next && p.P) prefetch(p.next + e * p.next_size, lines, at.number * THREADS + threadIdx.x, at.stride * THREADS);
+        if (quick) take_token(v, s, norm, p);
     }
 
-    floatX *const out = at.plain ? p.plain : p.out + at.slot * at.width;
-    #pragma unroll 1
-    for (;;) {
-        if (together) asm volatile("" ::: "memory");                    // else the compiler reads x once, to registers that are not there
-        const int after = pair + at.stride * WARPS;
-        const floatX *row[2];
-        float first = 0, second = 0;
-        rows_of(after, row);
-        #pragma unroll
-        for (int i = 0; i < CHUNKS; i++) {                              // the next pair's chunks are requested as these are used
-            const Vec v = x(i);
-            first += product(w[0][i], v), second += product(w[1][i], v);
-            if (after < at.pairs) w[0][i] = load_chunk<CHUNKS>(row[0], i, C), w[1][i] = load_chunk<CHUNKS>(row[1], i, C);
-        }
-        const real pre = R(X(two_warp_sums(first, second))), up = __shfl_xor_sync(ALL, pre, 16);
-        const int o = at.gated ? pair : 2 * pair + lane / 16;
-        if (lane % 16 == 0 && pair < at.pairs && o < at.width && !(at.gated && lane))
-            out[o] = X(at.gated ? slope_of<SWIGLU>(pre, up).act : activated(pre, at.plain ? IDENTITY : p.f));
-        if ((pair = after) >= at.pairs) break;
-    }
+    multiply_pairs(w, pair, at, x, rows_of, p);
     if (p.next && p.P && !router) prefetch(p.next, lines, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
 }
 
@@ -709,9 +761,10 @@ static void decode_in(OUT floatX *out, OUT floatX *plain, OUT Choice choice, con
     }
     if (N == 1 && chunks <= MAX_CHUNKS) {
         p.x_elements = chunks > REGISTER_CHUNKS ? C : 0;
-        const size_t choosing = router.weight ? 1 : 0, each = (most - choosing) / K;
+        const size_t choosing = router.weight ? 1 : 0, left = most - choosing, each = left * pairs / (K * pairs + plain_pairs);
         const size_t slot_blocks = min(divide_up(pairs, WARPS), each > 1 ? each : 1);
-        const size_t blocks = choosing + K * slot_blocks + min(divide_up(plain_pairs, WARPS), most);
+        const size_t others = left > K * slot_blocks ? left - K * slot_blocks : 1;      // no more than run at once: each begins with the norm
+        const size_t blocks = choosing + K * slot_blocks + min(divide_up(plain_pairs, WARPS), others);
         LAUNCH_EARLY(one_token[chunks], (unsigned)blocks, THREADS, in_shared_bytes(N, (size_t)p.x_elements, E, K), p, (int)slot_blocks);
         return;
     }

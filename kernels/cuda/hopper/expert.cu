@@ -225,6 +225,9 @@ static __global__ void add_parts(real *dweight, const real *part, const int *slo
     for (int i = 0; i < parts; i++) sum += part[(size_t)i * rows + r];
     dweight[slot_of_row[r]] = sum;
 }
+void sum_router_parts(real *dweight, const real *part, const Plan *plan, int parts) {
+    LAUNCH(add_parts, (unsigned)divide_up((size_t)plan->S, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), plan->S, parts);
+}
 
 // ---- on the host ----------------------------------------------------------------------------------------------------------
 
@@ -253,8 +256,7 @@ static bool down_backward(floatX *dpre, floatX *wact, real *dweight, const float
     allow_shared((const void *)expert_down_backward, Down::bytes);
     LAUNCH(expert_down_backward, (unsigned)min(tiles, context()->sm_count), THREADS, Down::bytes, b, p,
            DownBackward{ pre, dpre, wact, part, weight, plan->slot_of_row }, tiles, context()->work_counter);
-    LAUNCH(add_parts, (unsigned)divide_up((size_t)p.rows, 256), 256, 0, dweight, part, plan->slot_of_row, end_of(plan), p.rows,
-           parts);
+    sum_router_parts(dweight, part, plan, parts);
     return true;
 }
 

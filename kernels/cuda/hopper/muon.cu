@@ -220,6 +220,38 @@ __device__ static inline float inverse_norm(const float *sums) {
     return norm > 0 ? 1 / norm : 0;
 }
 
+// The square of the matrix in shared memory; the product is still being computed.
+template <int consumer> __device__ static inline void multiply_square(float (&low)[32 * (consumer + 1)], float (&high)[32 * (4 - consumer)],
+        uint32_t base) {
+    pin(low), pin(high);
+    wgmma_fence();
+#pragma unroll
+    for (int k16 = 0; k16 < 16; k16++) {
+        const uint32_t at = base + k16 / 4 * STAGE + k16 % 4 * 32;
+        multiply_rows<consumer, K_MAJOR, true>(low, high, at, at, k16);
+    }
+    wgmma_commit();
+}
+// Slabs of X times themselves (gram), or those of another matrix times those in shared memory; the last is still being computed.
+template <int consumer, bool tall, bool gram> __device__ static inline void multiply_slabs(float (&low)[32 * (consumer + 1)],
+        float (&high)[32 * (4 - consumer)], uint32_t base, int slabs, int &turn) {
+    const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
+#pragma unroll 1
+    for (int i = 0; i < slabs; i++, turn++) {
+        pipe.wait_full(turn);
+        pin(low), pin(high);
+        wgmma_fence();
+#pragma unroll
+        for (int k16 = 0; k16 < 4; k16++) {
+            const uint32_t stage = base + STAGES_AT + turn % STAGES * STAGE, at = stage + k16 * (gram && tall ? 2048 : 32);
+            multiply_rows<consumer, gram && tall ? MN_MAJOR : K_MAJOR, !gram>(low, high, at, gram ? at : base + i * STAGE + k16 * 32, i | k16);
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (i) pipe.release(turn - 1);
+    }
+}
+
 // One matrix is made in shared memory.
 template <int consumer, bool tall> __device__ static inline void make_matrix(int o, const Maps &maps, uint32_t base,
         unsigned char *generic, int slabs, int &turn) {
@@ -233,50 +265,17 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
         pin(low), pin(high);
     };
     if (op.kind == SQUARE_OF) {
-        pin(low), pin(high);
-        wgmma_fence();
-#pragma unroll
-        for (int k16 = 0; k16 < 16; k16++) {
-            const uint32_t at = base + k16 / 4 * STAGE + k16 % 4 * 32;
-            multiply_rows<consumer, K_MAJOR, true>(low, high, at, at, k16);
-        }
-        wgmma_commit();
+        multiply_square<consumer>(low, high, base);
         finish();
     } else if (op.kind == GRAM) {
-#pragma unroll 1
-        for (int i = 0; i < slabs; i++, turn++) {
-            pipe.wait_full(turn);
-            pin(low), pin(high);
-            wgmma_fence();
-#pragma unroll
-            for (int k16 = 0; k16 < 4; k16++) {
-                const uint32_t at = base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32);
-                multiply_rows<consumer, tall ? MN_MAJOR : K_MAJOR, false>(low, high, at, at, i | k16);
-            }
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (i) pipe.release(turn - 1);
-        }
+        multiply_slabs<consumer, tall, true>(low, high, base, slabs, turn);
         finish();
         pipe.release(turn - 1);
     } else {
-#pragma unroll 1
-        for (int i = 0; i < 4; i++, turn++) {
-            pipe.wait_full(turn);
-            pin(low), pin(high);
-            wgmma_fence();
-#pragma unroll
-            for (int k16 = 0; k16 < 4; k16++)
-                multiply_rows<consumer, K_MAJOR, true>(low, high, base + STAGES_AT + turn % STAGES * STAGE + k16 * 32,
-                                                       base + i * STAGE + k16 * 32, i | k16);
-            wgmma_commit();
-            wgmma_wait<1>();
-            if (i) pipe.release(turn - 1);
-        }
+        multiply_slabs<consumer, tall, false>(low, high, base, 4, turn);
         finish();
         pipe.release(turn - 1);
     }
-
     if (op.kind == SQUARE_OF) polynomial<consumer>(base, low), polynomial<3 - consumer>(base, high);
     if (o < AGAIN && (op.kind == GRAM || op.kind == FACTOR)) {                  // divide by the norm
         float *const sums = (float *)(generic + SUMS_AT);

@@ -1,0 +1,240 @@
+/* fp8.c: experts in 8 bits (Fp8 in kernels.h), as they are computed on any device, but slowly: this is their oracle.
+ *
+ * A code times its scale has four bits and an exponent of eight, so it is a floatX without any rounding, and the products of
+ * matmul.c multiply such numbers. Nothing else is rounded than kernels.h says. */
+#include "expert.h"
+
+/* ---- numbers ---------------------------------------------------------------------------------------------- */
+
+static inline float as_float(uint32_t bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
+static inline uint32_t as_bits(float x) { uint32_t bits; memcpy(&bits, &x, sizeof bits); return bits; }
+
+/* Of a block whose largest magnitude has these bits. */
+static inline float scale_for(uint32_t largest) {
+    const uint32_t above = (largest + 0x1fffff) >> 23;      /* one more than its exponent if its fraction is above 1.75 */
+    return largest >= 0x7f800000 ? NAN : as_float(((above > 18 ? above : 18) - 8) << 23);
+}
+
+/* x: at most 448. A normal number keeps three bits of its fraction. Below 2^-6 codes are multiples of 2^-9, which are the last
+ * bits of a float near 2^14. */
+static inline uint8_t code_of(float x) {
+    const uint32_t bits = as_bits(x), magnitude = bits & 0x7fffffff, sign = bits >> 24 & 0x80;
+    const uint32_t small = as_bits(as_float(magnitude) + 16384.0f) & 0xff;
+    const uint32_t normal = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+    const uint32_t code = magnitude < as_bits(0.015625f) ? small : normal - (120 << 3);
+    return (uint8_t)(magnitude > 0x7f800000 ? 0x7f : sign | code);
+}
+static inline float value_of(uint8_t code) {                /* the code's bits as those of a float, whose bias is larger by 120 */
+    const uint32_t magnitude = code & 0x7f;
+    const float x = magnitude == 0x7f ? NAN : as_float(magnitude << 20) * 0x1p120f;
+    return code & 0x80 ? -x : x;
+}
+
+static inline uint32_t largest_of(const float *x) {
+    uint32_t largest = 0;
+    for (int i = 0; i < FP8_BLOCK; i++) {
+        const uint32_t magnitude = as_bits(x[i]) & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+static void encode(uint8_t *code, const float *x, float scale) {
+    for (int i = 0; i < FP8_BLOCK; i++) code[i] = code_of(x[i] * (1 / scale));
+}
+/* Block b of a matrix of rows, from the next 128 reals. */
+static void encode_block(Fp8 to, size_t b, const real *x) {
+    float block[FP8_BLOCK];
+    for (int i = 0; i < FP8_BLOCK; i++) block[i] = (float)x[i];
+    const float scale = scale_for(largest_of(block));
+    encode(to.code + b * FP8_BLOCK, block, scale);
+    to.scale[b] = (real)scale;
+}
+
+/* ---- to codes --------------------------------------------------------------------------------------------- */
+
+static int fp8_fits(int C, int F) { return C % FP8_BLOCK == 0 && F % FP8_BLOCK == 0; }
+
+static void fp8_rows(OUT Fp8 out, const floatX *inp, int N, int C) {
+    const size_t blocks = (size_t)N * (size_t)C / FP8_BLOCK;
+    #pragma omp parallel for PARALLEL_IF(blocks * FP8_BLOCK)
+    for (size_t b = 0; b < blocks; b++) {
+        real x[FP8_BLOCK];
+        for (size_t i = 0; i < FP8_BLOCK; i++) x[i] = R(inp[b * FP8_BLOCK + i]);
+        encode_block(out, b, x);
+    }
+}
+
+/* One block of 128 x 128: its rows are C apart in `weight` and out, O in transposed. */
+static real encode_square(uint8_t *out, uint8_t *transposed, const floatX *weight, size_t O, size_t C) {
+    float x[FP8_BLOCK][FP8_BLOCK];
+    uint32_t largest = 0;
+    for (size_t o = 0; o < FP8_BLOCK; o++) {
+        for (size_t c = 0; c < FP8_BLOCK; c++) x[o][c] = (float)R(weight[o * C + c]);
+        const uint32_t of_row = largest_of(x[o]);
+        largest = of_row > largest ? of_row : largest;
+    }
+    const float scale = scale_for(largest);
+    for (size_t o = 0; o < FP8_BLOCK; o++) {
+        encode(out + o * C, x[o], scale);
+        for (size_t c = 0; c < FP8_BLOCK; c++) transposed[c * O + o] = out[o * C + c];
+    }
+    return (real)scale;
+}
+static void fp8_weight(OUT Fp8 out, OUT Fp8 transposed, const floatX *weight, int E, int O, int C) {
+    const size_t down = (size_t)O / FP8_BLOCK, across = (size_t)C / FP8_BLOCK, all = (size_t)E * down * across;
+    #pragma omp parallel for PARALLEL_IF(all * FP8_BLOCK * FP8_BLOCK)
+    for (size_t b = 0; b < all; b++) {
+        const size_t e = b / (down * across), o = b / across % down, c = b % across, matrix = e * (size_t)O * (size_t)C;
+        const size_t at = matrix + (o * (size_t)C + c) * FP8_BLOCK, turned = matrix + (c * (size_t)O + o) * FP8_BLOCK;
+        out.scale[b] = transposed.scale[(e * across + c) * down + o] =
+            encode_square(out.code + at, transposed.code + turned, weight + at, (size_t)O, (size_t)C);
+    }
+}
+
+/* Where block i of expert e is in columns. */
+static size_t block_of(const Plan *plan, int e, int i) { return (size_t)(plan->start[e] / FP8_BLOCK + e + i); }
+/* Rows of an expert that are in its block i; 0: there is no such block. */
+static int rows_of_block(const Plan *plan, int e, int i) {
+    const int left = plan->start[e + 1] - plan->start[e] - i * FP8_BLOCK;
+    return left > FP8_BLOCK ? FP8_BLOCK : left > 0 ? left : 0;
+}
+/* The most that an expert can have: a loop over so many of each is one over all. */
+static int most_blocks(const Plan *plan) { return (plan->S + FP8_BLOCK - 1) / FP8_BLOCK; }
+
+static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_rows) {
+    const size_t across = (size_t)C / FP8_BLOCK;
+    const int most = most_blocks(plan);
+    #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
+    for (int n = 0; n < plan->E * most; n++) {
+        const int e = n / most, first = plan->start[e] + n % most * FP8_BLOCK, rows = rows_of_block(plan, e, n % most);
+        const size_t b = block_of(plan, e, n % most);
+        if (!rows) continue;
+        for (size_t a = 0; a < across; a++) {
+            size_t row[FP8_BLOCK];                          /* which block of inp */
+            real scale = 0;
+            for (int r = 0; r < rows; r++) {
+                row[r] = (size_t)(inp_rows == BY_TOKEN ? plan->token_of_row[first + r] : first + r) * across + a;
+                if (scale == scale && !(inp.scale[row[r]] <= scale)) scale = inp.scale[row[r]];      /* NaN stays */
+            }
+            out.scale[b * across + a] = scale;
+            for (size_t c = 0; c < FP8_BLOCK; c++) {
+                uint8_t *const to = out.code + ((b * across + a) * FP8_BLOCK + c) * FP8_BLOCK;
+                memset(to, 0, FP8_BLOCK);
+                for (int r = 0; r < rows; r++)
+                    to[r] = code_of(value_of(inp.code[row[r] * FP8_BLOCK + c]) * (float)(inp.scale[row[r]] / scale));
+            }
+        }
+    }
+}
+
+/* ---- from codes: to be freed -------------------------------------------------------------------------------- */
+
+static floatX *rows_from(Fp8 x, size_t rows, int C) {
+    const size_t blocks = rows * (size_t)C / FP8_BLOCK;
+    floatX *to = scratch(blocks * FP8_BLOCK * sizeof *to);
+    #pragma omp parallel for PARALLEL_IF(blocks * FP8_BLOCK)
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t i = b * FP8_BLOCK; i < (b + 1) * FP8_BLOCK; i++) to[i] = X((real)value_of(x.code[i]) * x.scale[b]);
+    return to;
+}
+static floatX *weight_from(Fp8 x, int E, int O, int C) {
+    const size_t rows = (size_t)E * (size_t)O, across = (size_t)C / FP8_BLOCK;
+    floatX *to = scratch(rows * (size_t)C * sizeof *to);
+    #pragma omp parallel for PARALLEL_IF(rows * (size_t)C)
+    for (size_t b = 0; b < rows * across; b++) {
+        const real scale = x.scale[b / across / FP8_BLOCK * across + b % across];
+        for (size_t i = b * FP8_BLOCK; i < (b + 1) * FP8_BLOCK; i++) to[i] = X((real)value_of(x.code[i]) * scale);
+    }
+    return to;
+}
+static floatX *columns_from(Fp8 x, const Plan *plan, int C) {           /* (S,C) GROUPED */
+    const size_t across = (size_t)C / FP8_BLOCK;
+    const int most = most_blocks(plan);
+    floatX *to = scratch((size_t)plan->S * (size_t)C * sizeof *to);
+    #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
+    for (int n = 0; n < plan->E * most; n++) {
+        const int e = n / most, first = plan->start[e] + n % most * FP8_BLOCK, rows = rows_of_block(plan, e, n % most);
+        const size_t b = block_of(plan, e, n % most);
+        for (int r = 0; r < rows; r++)
+            for (size_t c = 0; c < (size_t)C; c++) {
+                const real scale = x.scale[b * across + c / FP8_BLOCK];
+                to[(size_t)(first + r) * (size_t)C + c] = X((real)value_of(x.code[(b * (size_t)C + c) * FP8_BLOCK + (size_t)r]) * scale);
+            }
+    }
+    return to;
+}
+
+/* ---- products --------------------------------------------------------------------------------------------- */
+
+static size_t used(const Plan *plan) { return (size_t)plan->start[plan->E]; }
+
+/* out (S,O) GROUPED = inp weight[e]^T, from (N,C) BY_TOKEN or (S,C) GROUPED. */
+static void product(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O, Rows inp_rows) {
+    floatX *x = rows_from(inp, inp_rows == BY_TOKEN ? (size_t)plan->N : used(plan), C), *w = weight_from(weight, plan->E, O, C);
+    d->parallel_linear_forward(out, x, w, plan, C, O, inp_rows, GROUPED);
+    free(x);
+    free(w);
+}
+static void fp8_linear(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O) {
+    product(d, out, inp, weight, plan, C, O, GROUPED);
+}
+
+static void fp8_up_forward(const Device *d, OUT floatX *pre, OUT Fp8 act, Fp8 inp, Fp8 weight, const Plan *plan, int C, int F) {
+    const size_t across = (size_t)F / FP8_BLOCK, blocks = used(plan) * across;
+    product(d, pre, inp, weight, plan, C, 2 * F, BY_TOKEN);
+    #pragma omp parallel for PARALLEL_IF(blocks * FP8_BLOCK * 8)
+    for (size_t b = 0; b < blocks; b++) {
+        const floatX *gate = pre + (b / across * 2 * across + b % across) * FP8_BLOCK, *up = gate + F;
+        real x[FP8_BLOCK];
+        for (int i = 0; i < FP8_BLOCK; i++) x[i] = swiglu(R(gate[i]), R(up[i]));
+        encode_block(act, b, x);
+    }
+}
+
+static void store_block(floatX *to, Fp8 to8, size_t b, const real *x) {
+    if (to) for (size_t i = 0; i < FP8_BLOCK; i++) to[b * FP8_BLOCK + i] = X(x[i]);
+    if (to8.code) encode_block(to8, b, x);
+}
+static void fp8_down_backward(const Device *d, OUT floatX *dpre, OUT Fp8 dpre8, OUT floatX *wact, OUT Fp8 wact8, OUT real *dweight,
+                              Fp8 dout, Fp8 down, const floatX *pre, const real *weight, const Plan *plan, int C, int F) {
+    const size_t across = (size_t)F / FP8_BLOCK, rows = used(plan);
+    floatX *da = scratch(rows * (size_t)F * sizeof *da);
+    product(d, da, dout, down, plan, C, F, BY_TOKEN);
+    #pragma omp parallel for PARALLEL_IF(rows * (size_t)F * 8)
+    for (size_t r = 0; r < rows; r++) {
+        const int slot = plan->slot_of_row[r];
+        real dot = 0;
+        for (size_t b = 0; b < across; b++) {
+            const floatX *gate = pre + (r * 2 * across + b) * FP8_BLOCK, *up = gate + F, *v = da + (r * across + b) * FP8_BLOCK;
+            real x[3][FP8_BLOCK];
+            for (int i = 0; i < FP8_BLOCK; i++) {
+                const SwigluGradient y = swiglu_backward(R(gate[i]), R(up[i]), R(v[i]), weight[slot]);
+                dot += y.dweight;
+                x[0][i] = y.dg, x[1][i] = y.du, x[2][i] = y.wact;
+            }
+            store_block(dpre, dpre8, r * 2 * across + b, x[0]);
+            store_block(dpre, dpre8, (r * 2 + 1) * across + b, x[1]);
+            store_block(wact, wact8, r * across + b, x[2]);
+        }
+        dweight[slot] = dot;
+    }
+    free(da);
+}
+
+static void fp8_backward_weight(const Device *d, void *dweight, Fp8 dout, Fp8 inp, const Plan *plan, int C, int O, Write how) {
+    floatX *dy = columns_from(dout, plan, O), *x = columns_from(inp, plan, C);
+    d->parallel_linear_backward_weight(dweight, dy, x, plan, C, O, GROUPED, GROUPED, how);
+    free(dy);
+    free(x);
+}
+
+PART(fp8) {
+    d->fp8_fits = fp8_fits;
+    d->fp8_rows = fp8_rows;
+    d->fp8_weight = fp8_weight;
+    d->fp8_up_forward = fp8_up_forward;
+    d->fp8_linear = fp8_linear;
+    d->fp8_down_backward = fp8_down_backward;
+    d->fp8_columns = fp8_columns;
+    d->fp8_backward_weight = fp8_backward_weight;
+}

@@ -1,0 +1,147 @@
+/* shards.c: levels 2 and 3 (parallel.h): buffers for whole ranges, and what is in them when.
+ *
+ * Weights: the range that is in use and the two that follow in the direction of the pass. The next but one is gathered into the buffer
+ * that the range before has just left. Gradients: the range that is computed, and the one after it, which is on its way to its
+ * owners. The embedding, and the head unless it is the embedding, take turns in a buffer of their own. */
+#include "parallel.h"
+
+/* ---- which buffer a range uses ------------------------------------------------------------------------------- */
+
+enum { ENDS, TAIL, LAYERS };            /* LAYERS: the first of the layers' buffers */
+
+static int last_range(const Model *m) { return m->manifest.range_count - 1; }
+static int buffer_of(const Model *m, const Ranges *r, int range) {
+    if (range == 0) return ENDS;
+    if (range == last_range(m)) return m->config.tied ? TAIL : ENDS;
+    return LAYERS + (range - 1) % r->layers;
+}
+static void plan_buffers(Model *m, Ranges *r, int layers, MemCategory category, const char *name, size_t element) {
+    r->layers = layers;
+    for (int b = 0; b < LAYERS + layers; b++) {
+        size_t most = 0;
+        for (int i = 0; i <= last_range(m); i++)
+            if (buffer_of(m, r, i) == b && m->manifest.ranges[i].count > most) most = m->manifest.ranges[i].count;
+        if (most) arena_add(&m->arena, category, name, &r->at[b], most * element);
+    }
+}
+void shards_plan(Model *m) {
+    if (m->dp.level >= 3) plan_buffers(m, &m->dp.weights, 3, MEM_WEIGHTS, "weights of whole ranges", m->dev->floatX_size);
+    if (m->dp.level >= 2) plan_buffers(m, &m->dp.gradients, 2, MEM_GRADIENTS, "gradients of whole ranges", m->dev->real_size);
+}
+
+static void *buffer(const Model *m, const Ranges *r, int range) { return r->at[buffer_of(m, r, range)]; }
+static Comm *comm_of(const Model *m) { return m->dp.parallel->comm; }
+/* Of a range: the elements of one rank, and where this rank has them. */
+static size_t own_count(const Model *m, int range) { return m->manifest.ranges[range].count / (size_t)comm_of(m)->size; }
+static char *own(const Model *m, void *shards, int range, size_t element) {
+    return (char *)shards + m->manifest.ranges[range].offset / (size_t)comm_of(m)->size * element;
+}
+
+floatX *model_weight(const Model *m, const Tensor *t) {
+    const size_t X = m->dev->floatX_size;
+    if (m->dp.level < 3) return (floatX *)((char *)m->params + t->offset * X);
+    return (floatX *)((char *)buffer(m, &m->dp.weights, t->range) + (t->offset - m->manifest.ranges[t->range].offset) * X);
+}
+void *model_gradient(const Model *m, const Tensor *t) {
+    if (m->dp.level < 2) return gradient_of(t, m->grads);
+    return real_at(m, buffer(m, &m->dp.gradients, t->range), t->offset - m->manifest.ranges[t->range].offset);
+}
+
+/* ---- transfers ----------------------------------------------------------------------------------------------- */
+
+/* When a GPU does some work for the first time, the library loads kernels and allocates memory. Such a call may wait for all that the
+ * GPU has queued, or for a lock that another thread's call holds; the GPU would be waiting for what the other rank has not queued,
+ * whose thread waits for the lock. So at first nothing else happens while ranks exchange something. */
+static int is_first(const Model *m) { return m->dev->is_gpu && !m->dp.overlaps; }
+static void begin(const Model *m) {
+    if (!is_first(m)) return;
+    m->dev->sync();
+    group_barrier(m->dp.parallel->group);
+}
+static void end(const Model *m) {
+    if (!is_first(m)) return;
+    comm_of(m)->wait_all(comm_of(m));
+    m->dev->sync();
+    group_barrier(m->dp.parallel->group);
+}
+
+/* ---- weights ------------------------------------------------------------------------------------------------- */
+
+void shards_forget(Model *m) {
+    for (int b = 0; b < RANGE_BUFFERS; b++) m->dp.weights.held[b] = m->dp.weights.moving[b] = 0;
+}
+static void gather(Model *m, int range) {
+    Ranges *w = &m->dp.weights;
+    Comm *c = comm_of(m);
+    const size_t X = m->dev->floatX_size;
+    const int b = buffer_of(m, w, range);
+    if (w->held[b] == range + 1) return;
+    begin(m);
+    c->all_gather(c, w->at[b], own(m, m->params, range, X), own_count(m, range) * X);
+    c->record(c, range);
+    end(m);
+    w->held[b] = range + 1;
+    w->moving[b] = 1;
+}
+/* 1: neither `range` nor one between it and `next` uses the buffer of next. */
+static int is_free(const Model *m, int range, int next, int way) {
+    const Ranges *w = &m->dp.weights;
+    for (int i = range; i != next; i += way) if (buffer_of(m, w, i) == buffer_of(m, w, next)) return 0;
+    return 1;
+}
+void shards_wait(Model *m, int range, int way) {
+    enum { AHEAD = 2 };
+    Ranges *w = &m->dp.weights;
+    const int b = buffer_of(m, w, range);
+    gather(m, range);
+    for (int i = 1; i <= AHEAD && way; i++) {
+        const int next = range + way * i;
+        if (next >= 1 && next <= last_range(m) && is_free(m, range, next, way)) gather(m, next);
+    }
+    if (w->moving[b]) {
+        comm_of(m)->wait(comm_of(m), range);
+        comm_of(m)->join(comm_of(m), range);
+    }
+    w->moving[b] = 0;
+}
+void shards_keep(Model *m, int range) {
+    const size_t X = m->dev->floatX_size, bytes = own_count(m, range) * X;
+    const char *whole = buffer(m, &m->dp.weights, range);
+    m->dev->copy(own(m, m->params, range, X), whole + (size_t)comm_of(m)->rank * bytes, bytes);
+}
+
+/* ---- gradients ----------------------------------------------------------------------------------------------- */
+
+/* Numbers of events: ranges have those of weights. */
+static int event_of(const Model *m, int buffer) { return m->manifest.range_count + buffer; }
+
+void shards_open(Model *m, int range) {
+    Ranges *g = &m->dp.gradients;
+    const int b = buffer_of(m, g, range);
+    if (g->moving[b]) comm_of(m)->wait(comm_of(m), event_of(m, b));
+    g->moving[b] = 0;
+    model_clear_gradients(m, range);
+}
+void shards_send(Model *m, int range) {
+    Ranges *g = &m->dp.gradients;
+    Comm *c = comm_of(m);
+    const int b = buffer_of(m, g, range);
+    begin(m);
+    c->scatter_add(c, (real *)own(m, m->grads, range, m->dev->real_size), g->at[b], own_count(m, range));
+    c->record(c, event_of(m, b));
+    end(m);
+    g->moving[b] = 1;
+    if (range > 0) return;
+    c->wait_all(c);
+    for (int i = 0; i < RANGE_BUFFERS; i++) g->moving[i] = 0;
+}
+const real *shards_gather_gradients(Model *m, int range) {
+    Comm *c = comm_of(m);
+    const size_t Re = m->dev->real_size;
+    real *whole = buffer(m, &m->dp.gradients, range);
+    begin(m);
+    c->all_gather(c, whole, own(m, m->grads, range, Re), own_count(m, range) * Re);
+    c->wait_all(c);
+    end(m);
+    return whole;
+}
