@@ -249,7 +249,7 @@ $(foreach p,$(PRECISIONS),$(eval $(call fuzz_precision,$p)))
 -include $(patsubst %.o,%.d,$(FUZZ_LIBRARY)) $(patsubst tests/fuzz/%.c,build/fuzz/once/tests/fuzz/%.d,$(wildcard tests/fuzz/*.c))
 
 help:
-	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be had;  then ./train_moe --help'
+	@echo 'make train_moe     the trainer, and tinyshakespeare if it can be fetched;  then ./train_moe --help'
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make test          all tests that need no GPU (three to six minutes; make -j2 test: two at a time)'
 	@echo 'make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)'

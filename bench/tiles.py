@@ -42,7 +42,11 @@ def products(program, step):
 
 
 def main():
+    if any(a.startswith("-") for a in sys.argv[1:]):
+        sys.exit(__doc__.strip())
     usual = make()
+    if not (usual.parent.parent / "BF16/kernels/cuda/hopper/rows.o").is_file():
+        sys.exit("tiles.py: this machine has no GPU or no nvcc, so bench_moe was built without the kernels to time")
     programs = {CHOSEN: usual} | {choice: build(choice, usual) for choice in COLUMNS + SPLITS}
     make()
     for step in sys.argv[1:] or ["layers", "m12"]:
