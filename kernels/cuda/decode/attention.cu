@@ -328,7 +328,7 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
     wait_for_previous();
     let_next_start();                                                   // not earlier: decode_out reads the expert choice
     const int newest_at = position[at.b];
-    const int seen = newest_at + 1, from = first_seen(h, seen), each = (seen - from) / t.splits, more = (seen - from) % t.splits;
+    const int from = first_seen(h, newest_at + 1), count = newest_at + 1 - from, each = count / t.splits, more = count % t.splits;
     const int begin = from + at.split * each + min(at.split, more), end = begin + each + (at.split < more);
     if (begin < end)
         for (int i = 0; i < BATCH; i++) {
@@ -336,7 +336,7 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
             prefetch_line(key + min(at.mine, h.D - 1));
             prefetch_line(key + at.values() + min(at.column + at.mine, h.D - 1));
         }
-    store_new_rows(queries, cache, at, q, newest, newest_at, begin < end && end == seen);
+    store_new_rows(queries, cache, at, q, newest, newest_at, begin < end && end > newest_at);
     __syncthreads();
 
     Softmax<HEADS> softmax;

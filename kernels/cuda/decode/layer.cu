@@ -454,8 +454,13 @@ static __global__ __launch_bounds__(THREADS, 2) void decode_out_kernel(const Out
 // warp. Loads are unconditional where they can be, so that all of them are in flight before the first is used.
 
 enum { MAX_CHUNKS = 8, REGISTER_CHUNKS = 5, OUT_WARPS = 4 };
-// Blocks on an SM, as registers allow.
-__host__ __device__ constexpr int one_token_blocks(int chunks) { return chunks < 4 ? 3 : 2; }
+// Blocks on an SM, as registers allow. Before Hopper the compiler needs more of them for three chunks; the host asks as on Hopper.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+enum { THREE_BLOCKS = 2 };
+#else
+enum { THREE_BLOCKS = 3 };
+#endif
+__host__ __device__ constexpr int one_token_blocks(int chunks) { return chunks <= THREE_BLOCKS ? 3 : 2; }
 
 // The i-th of a row's chunks.
 template <int CHUNKS> __device__ static inline Vec load_chunk(const floatX *row, int i, int C) {
