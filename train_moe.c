@@ -150,6 +150,7 @@ static int train(Run *r) {
         const Waits after = r->dev->waits();
         r->waits += r->model.dp.level >= 2 && !r->model.dp.overlaps ? 1 : after.syncs - before.syncs + after.reads - before.reads;
         log_step(&r->log, &t, t.step == r->first_step + 1 || validates(r, t.step) || shows_sample(r, t.step));
+        run_forewarn(r, &t);
         if (bad_tensor >= 0) run_bad_step(r, &t, bad_tensor); else p->bad_steps = 0;
         p->step = t.step;
         p->samples += samples_per_step(r);

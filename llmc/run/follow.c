@@ -142,6 +142,13 @@ static void name_newest(const Run *r, char text[64]) {
 
 /* ---- steps ------------------------------------------------------------------------------------------------- */
 
+/* The first steps include warm-up. */
+void run_forewarn(Run *r, const StepStats *t) {
+    if (r->dev->is_gpu || t->step != r->first_step + 3 || t->eta < 12 * 3600.0) return;
+    log_line(&r->log, "at %.3g s a step this run takes about %.1f days on this CPU. A smaller model (-e m4), fewer steps (-x) or fewer "
+                      "tokens a step (-d) end sooner; Ctrl-C stops it, and -y 1 resumes it", t->ms / 1e3, t->eta / 86400);
+}
+
 /* The device has skipped the update. */
 void run_bad_step(Run *r, const StepStats *t, int tensor) {
     const char *name = r->model.manifest.at[tensor].name;

@@ -74,6 +74,7 @@ void run_start_or_resume(Run *r);       /* weights, state and progress; from her
 
 /* Reports. */
 void run_begin_log(Run *r);
+void run_forewarn(Run *r, const StepStats *t);              /* once, on a CPU: of a run that would take half a day or more */
 void run_bad_step(Run *r, const StepStats *t, int tensor);  /* its gradient is not finite; fails after too many in a row */
 double run_seconds_left(const Run *r, int64_t step);        /* after `step`: of the steps and the validations that are left */
 int  run_validate(Run *r);                                  /* saves the best weights; 0: a request to stop came before the end */
