@@ -208,7 +208,7 @@ static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *
 
 void muon_update(Optimizer *o, const Model *m) {
     const MatrixOptimizer *u = &o->muon;
-    Comm *c = m->dp.parallel ? m->dp.parallel->comm : NULL;
+    Comm *c = m->dp.parallel ? m->dp.parallel->node : NULL;
     if (u->shared && c) {
         m->dev->muon_momentum((floatX *)at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
                               real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count, u->part_elements,
