@@ -47,6 +47,7 @@ struct Parallel {
     int    rank, ranks;
     int    level;                       /* what is sharded: 1 the optimizer's state, 2 gradients, too, 3 weights, too; 0 nothing */
     int    shards;                      /* over how many consecutive ranks, which divide `ranks`; 0: over all */
+    int    by_matrix;                   /* 1: pieces end between the matrices of experts (tensor.h), for Muon */
     int    ordered;                     /* 1: the same bits on any number of ranks */
     int    one_process;                 /* 1: one process drives all ranks that shard, which may then reach each other's memory */
     Group *group;                       /* this rank's host among the others, */

@@ -402,6 +402,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
     m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
+    m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
     describe_model(&m->manifest, c);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);

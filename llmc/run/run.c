@@ -321,6 +321,7 @@ void run_join_ranks(Run *r) {
     }
     r->parallel.ordered = s->ordered;
     r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
+    r->parallel.by_matrix = muon_momentum(s) > 0;
     find_nodes(r);
     free(settings.at);
 }

@@ -22,7 +22,7 @@ typedef struct {                        /* ranks that train one model, and their
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *processes;
     double loss[STEPS], balance[STEPS], z[STEPS];
-    int    load[STEPS], bad[8], updates[8], agree;
+    int    load[STEPS], bad[8], updates[8], shared[8], agree;      /* shared: matrices of which a rank has only a part */
     size_t state_bytes, weight_bytes, total, learnable;
     void  *kept[KEPT];              /* at the end, all tensors one after the other */
     size_t kept_bytes[KEPT];
@@ -131,6 +131,7 @@ static void train(Team *t, Trainee *m, int rank, int first) {
         results_free(&r);
     }
     t->updates[rank] = m->o.updates;
+    t->shared[rank] = m->o.muon.part_count;
 }
 static int load(const Team *t, Trainee *m) {                /* the step */
     Error e;
@@ -180,7 +181,7 @@ static void member(void *team, int local) {
     Team *t = team;
     Trainee m;
     const Device *dev = device_find(t->device);
-    Parallel p = { .ranks = t->ranks, .shards = t->shards, .level = t->level, .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
+    Parallel p = { .ranks = t->ranks, .by_matrix = t->momentum > 0, .shards = t->shards, .level = t->level, .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
     parallel_connect(&p, dev, dev->is_gpu ? local : 0, t->processes, local);
     parallel_form_nodes(&p, dev);
     if (t->late) p.node = p.node == p.comm ? (p.comm = late(p.comm)) : late(p.node);
@@ -279,10 +280,10 @@ static void any_number_of_ranks(void) {
 }
 
 /* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step, whatever is sharded, and however late
- * what they exchange arrives. */
-static void same_bits_as(const Team *one, int ranks, int shards, int level, int late) {
+ * what they exchange arrives. Returns how many matrices the ranks have only parts of. */
+static int same_bits_as(const Team *one, int ranks, int shards, int level, int late) {
     Team many = *one;
-    int same = 1;
+    int same = 1, shared = 0;
     memset(many.kept, 0, sizeof many.kept);
     many.ranks = ranks;
     many.shards = shards;
@@ -297,7 +298,9 @@ static void same_bits_as(const Team *one, int ranks, int shards, int level, int 
     check(!memcmp(many.loss, one->loss, sizeof one->loss) && !memcmp(many.balance, one->balance, sizeof one->balance)
           && !memcmp(many.z, one->z, sizeof one->z) && !memcmp(many.load, one->load, sizeof one->load),
           "the same losses, balance and loads in all %d steps", one->steps);
+    for (int r = 0; r < ranks; r++) shared += many.shared[r];
     team_free(&many);
+    return shared;
 }
 static void same_bits(void) {
     static const struct { const char *device, *model; int recompute; float dropout, momentum; } runs[] = {
@@ -351,6 +354,20 @@ static void same_bits_on_gpus(const Device *dev) {
     }
 }
 
+/* With many experts, pieces end between matrices: nothing is shared, and the bits are those of one rank. Dense ones are cut. */
+static void whole_matrices(void) {
+    static const struct { const char *model; int cuts; } models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        Team one = { .device = "cpu-f32", .model = models[i].model, .momentum = 0.95f, .micro_batches = SEQUENCES, .steps = 4, .ranks = 1, .ordered = 1 };
+        run(&one);
+        for (int ranks = 2; ranks <= 4; ranks++) {
+            const int shared = same_bits_as(&one, ranks, 0, ranks == 3 ? 1 : 3, 0);
+            check((shared > 0) == (models[i].cuts && ranks > 2), "%s on %d ranks: %d matrices have parts on several", one.model, ranks, shared);
+        }
+        team_free(&one);
+    }
+}
+
 static void shards(void) {
     Team t[2] = { { .device = "cpu-bf16", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 1, .steps = 1 } };
     t[1] = t[0];
@@ -370,7 +387,7 @@ static void shards(void) {
  * was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
     static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 } };
-    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .level = 1, .momentum = momentum };
+    const Team whole = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .level = 1, .momentum = momentum };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = whole, after = whole, loaded = whole, all = whole;
@@ -425,6 +442,7 @@ void test_parallel(void) {
     any_number_of_ranks();
     same_bits();
     same_bits_in_8_bits();
+    whole_matrices();
     shards();
     resumed_elsewhere("cpu-f32", 1e-5, 0);
     resumed_elsewhere("cpu-bf16", 2e-2, 0);
