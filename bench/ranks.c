@@ -188,5 +188,5 @@ void bench_ranks(const Device *dev, double seconds) {
     for (int ranks = 1; ranks <= most; ranks *= 2)
         for (s.level = 1; s.level <= (ranks > 1 ? MOST_SHARDED : 1); s.level += 2) with_ranks(&s, ranks, train_rank);
     s.level = MOST_SHARDED;
-    for (s.node = 2; s.node < most; s.node *= 2) with_ranks(&s, most, train_rank);      /* nodes of so many, -z 3 */
+    for (s.node = most > 2 ? 2 : 1; s.node < most; s.node *= 2) with_ranks(&s, most, train_rank);      /* nodes of so many, -z 3 */
 }

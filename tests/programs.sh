@@ -681,7 +681,6 @@ alike r1 rn3 "saved in nodes of 2 ranks, resumed on 3, which these do not divide
 expect 0 'sharded over 4 ranks, -z 3' $train -o rnall -y 1 -ng 4 -zn 0
 alike r1 rnall "saved in nodes of 2 ranks, resumed over all"
 expect 2 '-zn 3: 4 ranks are not nodes of 3 ranks each' $shared -b 3 -ng 4 -z 3 -zn 3 -o new
-expect 2 '-zn 1: a node of one rank' $shared -b 3 -ng 4 -z 3 -zn 1 -o new
 expect 2 'expected auto, or a whole number from 0 to 3' $train -z 4
 plan="$train $data -x 0 -dv cuda -ng 4 -e m12:e64k8f256 -b 2 -t 512"
 expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $plan -gm 8

@@ -223,7 +223,7 @@ const void *optimizer_whole(const Optimizer *o, const Model *m, int kind, int ra
     return parallel_loan_buffer(m);
 }
 void optimizer_lend(const Optimizer *o, const Model *m) {
-    while (o->shards > 1) {
+    while (m->dp.level) {
         const Loan loan = parallel_loan(m, (Loan){ LOAN_END, 0 });
         if (loan.kind == LOAN_END) return;
         if (loan.kind == LOAN_WEIGHTS) parallel_lend_weights(m, loan.range); else lend(o, m, loan);

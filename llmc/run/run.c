@@ -282,7 +282,6 @@ static void find_nodes(Run *r) {
     const int ranks = r->parallel.ranks, divides = r->s.node > 0 && ranks % r->s.node == 0;
     r->node = ranks;
     if (ranks == 1 || r->s.node == 0) return;
-    if (r->s.node == 1) fail(EXIT_USAGE, "-zn 1: a node of one rank would shard nothing. -zn 0 shards over all %d ranks, -z 0 shards nothing", ranks);
     if (r->s.node > 0 && !divides && (!r->restored || settings_given(&r->s, "zn")))
         fail(EXIT_USAGE, "-zn %d: %d ranks are not nodes of %d ranks each. -zn must divide their number; -zn 0 shards over all", r->s.node, ranks, r->s.node);
     if (r->s.node > 0 && !divides) r->s.node = -1;

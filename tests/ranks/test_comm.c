@@ -181,7 +181,7 @@ static int gathered_bytes(const Rank *r, size_t n) {
     const size_t total = n * (size_t)r->c->size, own = n * (size_t)r->c->rank;
     unsigned char *bytes = mem_alloc(total + 8);
     int bad = 0;
-    for (int elsewhere = 0; elsewhere < (r->c->size > 1 ? 2 : 1); elsewhere++) {
+    for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
         char *x = part_of(r, 2), *mine = elsewhere ? part_of(r, 1) : x + own;
         memset(bytes, 0, total);
         r->dev->upload(x, bytes, total);

@@ -213,27 +213,27 @@ static double largest(const double *a, const double *b) {
 
 static const char *const levels[] = { "each with the whole state", "state sharded", "state and gradients sharded", "all sharded" };
 
-/* Two nodes of two ranks: each node has everything, and only sums of gradients go from one to the other. */
-static void nodes_of_two(const Team *one, int level, double bound) {
-    Team four = *one;
-    if (SEQUENCES / 4 % four.micro_batches) return;
-    memset(four.kept, 0, sizeof four.kept);
-    four.ranks = 4;
-    four.shards = 2;
-    four.level = level;
-    run(&four);
-    check(four.agree, "%s: two nodes of two ranks, %s, end with the same weights", one->device, levels[level]);
-    check_error(largest(four.loss, one->loss), bound, "%s %s: loss on two nodes of two ranks, %s", one->device, one->model, levels[level]);
-    check_error(largest(four.balance, one->balance), bound, "balance likewise");
-    check(four.load[0] == one->load[0], "loads are counted over all nodes: %d and %d", four.load[0], one->load[0]);
-    Team late = four;
+/* Two nodes: each has everything, and only sums of gradients go from one to the other. */
+static void two_nodes(const Team *one, int shards, int level, double bound) {
+    Team both = *one;
+    if (SEQUENCES / 2 / shards % both.micro_batches) return;
+    memset(both.kept, 0, sizeof both.kept);
+    both.ranks = 2 * shards;
+    both.shards = shards;
+    both.level = level;
+    run(&both);
+    check(both.agree, "%s: two nodes of %d, %s, end with the same weights", one->device, shards, levels[level]);
+    check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model, shards, levels[level]);
+    check_error(largest(both.balance, one->balance), bound, "balance likewise");
+    check(both.load[0] == one->load[0], "loads are counted over all nodes: %d and %d", both.load[0], one->load[0]);
+    Team late = both;
     int same = 1;
     memset(late.kept, 0, sizeof late.kept);
     late.late = 1;
     run(&late);
-    for (int k = 0; k < KEPT && four.kept[k]; k++) same &= !memcmp(late.kept[k], four.kept[k], four.kept_bytes[k]);
+    for (int k = 0; k < KEPT && both.kept[k]; k++) same &= !memcmp(late.kept[k], both.kept[k], both.kept_bytes[k]);
     check(same, "%s: the same bits, however late what nodes exchange arrives", levels[level]);
-    team_free(&four);
+    team_free(&both);
     team_free(&late);
 }
 
@@ -274,7 +274,8 @@ static void any_number_of_ranks(void) {
                 check(many.load[0] == one.load[0], "loads are counted over all ranks: %d and %d", many.load[0], one.load[0]);
                 team_free(&many);
             }
-        for (int level = i % 6 ? 3 : 1; level <= 3; level++) nodes_of_two(&one, level, runs[i].bound);
+        for (int level = i % 6 ? 3 : 1; level <= 3; level++) two_nodes(&one, 2, level, runs[i].bound);
+        if (i % 6 == 1) two_nodes(&one, 1, 3, runs[i].bound);
         team_free(&one);
     }
 }
@@ -322,7 +323,7 @@ static void same_bits(void) {
         }
         same_bits_as(&one, 3, 0, 3, 1);
         for (int level = i % 5 ? 3 : 1; level <= 3; level++) same_bits_as(&one, 4, 2, level, level == 3);
-        if (i == 0) same_bits_as(&one, 6, 2, 3, 0), same_bits_as(&one, 6, 3, 3, 0);
+        if (i == 0) same_bits_as(&one, 6, 2, 3, 0), same_bits_as(&one, 6, 3, 3, 0), same_bits_as(&one, 2, 1, 3, 1);
         team_free(&one);
     }
 }
@@ -346,6 +347,7 @@ static void same_bits_on_gpus(const Device *dev) {
         run(&state);
         same_bits_as(&state, 2, 0, 2, 0);
         same_bits_as(&state, 2, 0, 3, 0);
+        same_bits_as(&state, 2, 1, 3, 0);
         if (dev->count() >= 4) same_bits_as(&state, 4, 2, 3, 0);
         state.by_kernels = 1;
         same_bits_as(&state, 2, 0, 3, 0);
@@ -386,7 +388,7 @@ static void shards(void) {
 /* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the losses are those of a run that
  * was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
-    static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 } };
+    static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
     const Team whole = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .level = 1, .momentum = momentum };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
