@@ -59,6 +59,7 @@ void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
     if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
+    if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
     const Holding holding = checkpoint_exists(s->out, &e);
     if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
