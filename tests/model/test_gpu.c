@@ -5,6 +5,7 @@
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/model/check.h"
+#include "llmc/model/recompute.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,7 +61,7 @@ static void lockstep(const Device *dev) {
     for (size_t i = 0; i < 2 * configurations(); i++) {                     /* each as it is, and with rounded routing */
         const size_t rounds = i >= configurations(), at = i % configurations();
         double worst;
-        Check c = { .config = configuration(at), .B = 1, .T = T, .recompute = recompute_of(at),
+        Check c = { .config = configuration(at), .B = 1, .T = T, .recompute = recompute_numbered(recompute_of(at)),
                     .samples = 1, .balance = 0.1f, .z = 0.01f, .dropout = dropout_of(at), .seed = 100 * i };
         c.config.rounding = rounds && c.config.experts > 1 ? 1 + (int)at % ROUND_DOWN : ROUND_OFF;
         c.config.tile = 4;
@@ -90,7 +91,7 @@ static uint64_t trained(const Device *dev, const Config *c, int recompute, float
     Trainee t;
     uint64_t hash = 0;
     int bad;
-    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO, .recompute = recompute,
+    check(trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .micro_batches = MICRO, .recompute = recompute_numbered(recompute),
                                                      .gradients = FLOATX, .seed = 3, .record = record, .momentum = momentum }), "memory");
     t.m.balance_coef = 0.01f;
     t.m.dropout = dropout;
