@@ -338,6 +338,7 @@ static const char *const usage =
     "                         heads      attention layers of the same sizes\n"
     "                         attention  causal attention alone\n"
     "                         steps      training steps, queued and recorded\n"
+    "                         parts      training steps in which backward makes parts of layers once more\n"
     "                         ranks      collectives and training steps on several GPUs\n"
     "                         ladder     the rungs of kernels/ladder\n"
     "                         rounding   an MLP layer under each rule of train_moe -rt\n"
@@ -355,8 +356,8 @@ static const char *const usage =
     "  -l, --list             list the operations instead of timing them\n"
     "  FILTER                 only operations whose line contains this\n";
 
-static const char *const whole[] = { "layers", "heads", "attention", "steps", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
-typedef enum { LAYERS, HEADS, ATTENTION, STEPS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP, STEP_LAYERS } Subject;
+static const char *const whole[] = { "layers", "heads", "attention", "steps", "parts", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
+typedef enum { LAYERS, HEADS, ATTENTION, STEPS, PARTS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP, STEP_LAYERS } Subject;
 typedef struct {
     const char *device, *size, *step, *folder;
     int     wait;
@@ -471,6 +472,7 @@ int main(int argc, char **argv) {
     case LAYERS: case HEADS: bench_layers(b.dev, r.subject == HEADS, b.filter, shrink, r.wait); break;
     case ATTENTION:          bench_attention(b.dev, b.filter, r.wait); break;
     case STEPS:              bench_steps(b.dev); break;
+    case PARTS:              bench_parts(b.dev); break;
     case RUNGS:              bench_ladder(b.dev); break;
     case ROUNDED:            bench_rounding(b.dev); break;
     case DECODING:           bench_decoding(b.dev, b.filter, &copies); break;
