@@ -18,11 +18,14 @@ static DenseMlp shared_expert(const Model *m, int l) {
 }
 static int pre_width(const Model *m, int F) { return m->config.activation == SWIGLU ? 2 * F : F; }
 
+static void mlp_up(Model *m, DenseMlp mlp, const floatX *x) {
+    m->dev->matmul_forward(mlp.pre, x, mlp.up, m->batch.N, m->config.channels, pre_width(m, mlp.F));
+}
 /* out = down f(up x) */
 static void mlp_forward(Model *m, DenseMlp mlp, floatX *out, const floatX *x) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, F = mlp.F;
-    dev->matmul_forward(mlp.pre, x, mlp.up, N, C, pre_width(m, F));
+    mlp_up(m, mlp, x);
     dev->activation_forward(m->s.act, mlp.pre, (Activation)m->config.activation, N, F);
     dev->matmul_forward(out, m->s.act, mlp.down, N, F, C);
 }
@@ -82,14 +85,11 @@ void moe_encode_weights(Model *m, int l, int backward) {
     m->dev->fp8_weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
 }
 
-static void forward_in_8_bits(Model *m, int l, const floatX *x) {
+static void up_in_8_bits(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
-    const Plan *plan = &m->acts[l].mlp.plan;
-    const ExpertCodes *w = codes_of(m, l);
-    const int C = m->config.channels, F = m->config.width;
+    const int C = m->config.channels;
     dev->fp8_rows(m->s.x8, x, m->batch.N, C);
-    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, w->up, plan, C, F);
-    dev->fp8_linear(dev, m->s.rows, m->s.act8, w->down, plan, F, C);
+    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, codes_of(m, l)->up, &m->acts[l].mlp.plan, C, m->config.width);
 }
 
 /* Where the device has no weight gradient in 8 bits, the products' results are wanted as floatX, too. */
@@ -120,6 +120,20 @@ static void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX
 
 /* ---- the mixture ------------------------------------------------------------------------------------------ */
 
+/* What the experts' rows are before the nonlinearity, and after it: m->s.act8 or m->s.act. */
+static void experts_up(Model *m, int l, const floatX *x) {
+    const Config *c = &m->config;
+    LayerActs *a = &m->acts[l];
+    if (in_8_bits(m, l)) up_in_8_bits(m, l, x);
+    else m->dev->expert_up_forward(m->dev, a->pre, m->s.act, x, m->lp[l].up, &a->mlp.plan, (Activation)c->activation, c->channels, c->width,
+                                   BY_TOKEN);
+}
+void moe_up_again(Model *m, int l, const floatX *x) {
+    if (!config_has_experts(&m->config, l)) { mlp_up(m, dense_mlp(m, l), x); return; }
+    experts_up(m, l, x);
+    if (m->config.shared_width) mlp_up(m, shared_expert(m, l), x);
+}
+
 Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
     const Config *c = &m->config;
@@ -136,11 +150,9 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     route_forward(m, &a->mlp, p->router, x);
 
     /* 3. Each expert is a small MLP on its own rows, which it reads in token order. */
-    if (in_8_bits(m, l)) forward_in_8_bits(m, l, x);
-    else {
-        dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, &r->plan, (Activation)c->activation, C, F, BY_TOKEN);
-        dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
-    }
+    experts_up(m, l, x);
+    if (in_8_bits(m, l)) dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &r->plan, F, C);
+    else dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
 
     /* 4. Each token's answer is the weighted sum over its K experts: left to add_norm_forward, */
     if (!c->shared_width)
