@@ -1,5 +1,5 @@
 /* hf.c: see hf.h. The manifest knows the names of the tensors in files (manifest_piece in llmc/model/tensor.h). */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "hf.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/rope.h"
@@ -13,6 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#ifdef __APPLE__
+#define st_mtim st_mtimespec            /* POSIX's name of 2008 */
+#endif
 
 enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 

@@ -2,7 +2,6 @@
  * accumulation, threads and recordings, which must not change a gradient; checkpoints, which must restore every bit, survive
  * damage and exclude a second trainer; config.json, written and read; files. What the programs do with these is tested by
  * tests/programs.sh. */
-#define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
 #include "trainee.h"
 #include "tests/test.h"
@@ -511,6 +510,7 @@ static void threads(float momentum) {
     }
     omp_set_num_threads(usual);
 #else
+    (void)momentum;
     skip("built without OpenMP: there is only one thread");
 #endif
 }
