@@ -176,8 +176,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
 }
 
 /* One query per sequence against its cache: the same formulas, a key at a time. */
-static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position, int window,
-                             HeadOrder order, int B, int T, int G, int Q, int D) {
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position,
+                             int window, HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
     {
@@ -190,7 +190,8 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
             const int first = window && seen > window ? seen - window : 0;
             const floatX *k = cache + (size_t)b*T*kv_row + (size_t)g*D, *v = k + (size_t)G*D;
             const size_t at = ((size_t)b*Q*G + head(order, r, g, G, Q)) * D;
-            real max = -(real)INFINITY, total = 0;
+            real max = sink ? R(sink[at / D % ((size_t)G*Q)]) : -(real)INFINITY, total = 0;
+            const real extra = max;
             convert(query, q + at, 0, 1, D, 1 / sqrt((real)D));
             for (int j = first; j < seen; j++) {
                 real s = 0;
@@ -211,11 +212,39 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
                     for (int d = 0; d < D; d++) part[d] += scores[j] * R(v[(size_t)j*kv_row + d]);
                 for (int d = 0; d < D; d++) sum[d] += part[d];
             }
+            if (sink) total += fast_exp(extra - max);
             for (int d = 0; d < D; d++) out[at + d] = X(sum[d] / total);
         }
         free(scores);
     }
 }
+
+/* ---- sinks: the softmax's sum gets exp(sink), which scales its results --------------------------------------- */
+
+static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int H, int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
+    for (int n = 0; n < N; n++)
+        for (int h = 0; h < H; h++) {
+            const size_t at = (size_t)n*H + (size_t)h;
+            const real l = lse[at], s = R(sink[h]), more = l > s ? log1p(exp(s - l)) : s - l + log1p(exp(l - s)), scale = exp(-more);
+            for (int d = 0; d < D; d++) out[at*(size_t)D + d] = X(R(out[at*(size_t)D + d]) * scale);
+            lse[at] = l + more;
+        }
+}
+static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
+    for (int h = 0; h < H; h++) {
+        real sum = 0;
+        for (int n = 0; n < N; n++) {
+            const size_t at = (size_t)n*H + (size_t)h;
+            real dot = 0;
+            for (int d = 0; d < D; d++) dot += R(dout[at*(size_t)D + d]) * R(out[at*(size_t)D + d]);
+            sum += exp(R(sink[h]) - lse[at]) * dot;
+        }
+        dsink[h] -= sum;
+    }
+}
+
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     for (int n = 0; n < N; n++)
         memcpy(cache + (size_t)row[n]*width, kv + (size_t)n*width, (size_t)width * sizeof *cache);
@@ -224,4 +253,5 @@ static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, 
 PART(attention) {
     d->attention_forward = attention_forward;  d->attention_backward = attention_backward;
     d->attention_cached = attention_cached;    d->cache_store = cache_store;
+    d->sink_forward = sink_forward;            d->sink_backward = sink_backward;
 }

@@ -98,7 +98,7 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     const int N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D, B = m->batch.B, T = m->batch.T;
 
     /* 1, 2. Choose attention experts; sort the slots by expert. */
-    if (z.mixture) route_forward(m, &a->att, p->att_router, x);
+    if (z.mixture) route_forward(m, &a->att, p->att_router, NULL, x);
 
     /* 3. Queries from the chosen experts, G heads for each slot; keys and values from the shared projection. */
     if (z.mixture) dev->parallel_linear_forward(a->q, x, p->query, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
@@ -119,9 +119,12 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     /* 5. Every query head attends. The heads of a token's slots are more heads of that token. A cache is empty when it gets
      * more than one token. */
     if (m->cache) dev->cache_store(m->cache[l], a->kv, m->cache_row, N, 2*G*D);
-    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], m->batch.position, config_window(&m->config, l), z.order, B,
-                                                  m->cache_capacity, G, Q, D);
-    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, B, T, G, Q, D);
+    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], p->sink, m->batch.position, config_window(&m->config, l),
+                                                  z.order, B, m->cache_capacity, G, Q, D);
+    else {
+        dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, B, T, G, Q, D);
+        if (p->sink) dev->sink_forward(a->mixed, a->att_lse, p->sink, N, Q*G, D);
+    }
 
     /* 6. Back to C channels by the same experts; 7. summed by the router's weights, in add_norm_forward. */
     if (!z.mixture) {
@@ -168,6 +171,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     Sum dx = { 0 };
 
     /* 5 */
+    if (p->sink) dev->sink_backward(g->sink, m->s.dmixed, a->mixed, a->att_lse, p->sink, N, Q*G, D);
     dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, m->batch.B, m->batch.T,
                             G, Q, D);
 
@@ -195,7 +199,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D, how);
 
     /* 2, 1 */
-    if (z.mixture) route_backward(m, &a->att, p->att_router, g->att_router, &dx, x, scale, how);
+    if (z.mixture) route_backward(m, &a->att, p->att_router, g->att_router, NULL, &dx, x, scale, how);
     return dx;
 }
 

@@ -16,7 +16,7 @@ static DenseMlp shared_expert(const Model *m, int l) {
     const LayerGrads *g = &m->lg[l];
     return (DenseMlp){ p->shared_up, p->shared_down, g->shared_up, g->shared_down, m->acts[l].shared_pre, m->config.shared_width };
 }
-static int pre_width(const Model *m, int F) { return m->config.activation == SWIGLU ? 2 * F : F; }
+static int pre_width(const Model *m, int F) { return IS_GATED(m->config.activation) ? 2 * F : F; }
 
 /* out = down f(up x) */
 static void mlp_forward(Model *m, DenseMlp mlp, floatX *out, const floatX *x) {
@@ -118,6 +118,20 @@ static void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX
     } else dev->parallel_linear_backward_weight(g->up, s->dpre, x, plan, C, 2*F, BY_TOKEN, GROUPED, how);
 }
 
+/* Experts with biases: the same in more operations. */
+static void forward_with_biases(Model *m, int l, const floatX *x) {
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    const LayerActs *a = &m->acts[l];
+    const Plan *plan = &a->mlp.plan;
+    const int C = m->config.channels, F = m->config.width, P = pre_width(m, F);
+    dev->parallel_linear_forward(a->pre, x, p->up, plan, C, P, BY_TOKEN, GROUPED);
+    dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
+    dev->activation_forward(m->s.act, a->pre, (Activation)m->config.activation, plan->S, F);
+    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, plan, F, C, GROUPED, GROUPED);
+    dev->expert_bias_forward(m->s.rows, p->down_bias, plan, C);
+}
+
 /* ---- the mixture ------------------------------------------------------------------------------------------ */
 
 Sum moe_layer_forward(Model *m, int l, const floatX *x) {
@@ -133,10 +147,11 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     }
 
     /* 1, 2. Choose experts; sort the slots by expert. */
-    route_forward(m, &a->mlp, p->router, x);
+    route_forward(m, &a->mlp, p->router, p->router_bias, x);
 
     /* 3. Each expert is a small MLP on its own rows, which it reads in token order. */
     if (in_8_bits(m, l)) forward_in_8_bits(m, l, x);
+    else if (p->up_bias) forward_with_biases(m, l, x);
     else {
         dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, &r->plan, (Activation)c->activation, C, F, BY_TOKEN);
         dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
@@ -180,6 +195,10 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     else {
         dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, a->mlp.weight, plan,
                                   (Activation)c->activation, C, F, BY_TOKEN);
+        if (p->up_bias) {
+            dev->expert_bias_backward(g->down_bias, m->s.dweight, dout, p->down_bias, a->mlp.weight, plan, C, BY_TOKEN);
+            dev->expert_bias_backward(g->up_bias, NULL, m->s.dpre, p->up_bias, NULL, plan, P, GROUPED);
+        }
         dev->parallel_linear_backward_weight(g->down, dout, m->s.act, plan, F, C, GROUPED, BY_TOKEN, how);
         dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, plan, C, P, GROUPED, GROUPED);
         dev->parallel_linear_backward_weight(g->up, m->s.dpre, x, plan, C, P, BY_TOKEN, GROUPED, how);
@@ -187,7 +206,7 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     dx.rows = m->s.rows, dx.plan = plan;
 
     /* 2, 1 */
-    route_backward(m, &a->mlp, p->router, g->router, &dx, x, scale, how);
+    route_backward(m, &a->mlp, p->router, g->router, g->router_bias, &dx, x, scale, how);
 
     /* 5 */
     if (c->shared_gate) gated_backward(m, l, shared_expert(m, l), &dx, dout, x, how);
