@@ -41,6 +41,20 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
     }
 }
 
+/* One row of activation_backward: returns its dweight. dx (2F) may be x. */
+static real clamped_row(floatX *dx, floatX *wact, const floatX *da, const floatX *x, real w, int F) {
+    real dot = 0;
+    #pragma omp simd reduction(+:dot)
+    for (int i = 0; i < F; i++) {
+        const SwigluGradient y = clamped_swiglu_backward(R(x[i]), R(x[F + i]), R(da[i]), w);
+        dot += y.dweight;
+        wact[i]   = X(y.wact);
+        dx[i]     = X(y.dg);
+        dx[F + i] = X(y.du);
+    }
+    return dot;
+}
+
 static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da, const floatX *pre,
                                 const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
     const int wide = IS_GATED(f) ? 2 : 1;
@@ -64,14 +78,7 @@ static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const
             }
             break;
         case CLAMPED:
-            #pragma omp simd reduction(+:dot)
-            for (int i = 0; i < F; i++) {
-                const SwigluGradient y = clamped_swiglu_backward(R(x[i]), R(up[i]), R(d[i]), w);
-                dot += y.dweight;
-                wa[i]  = X(y.wact);
-                dx[i]  = X(y.dg);
-                dup[i] = X(y.du);
-            }
+            dot = clamped_row(dx, wa, d, x, w, F);
             break;
         case GELU:
             #pragma omp simd reduction(+:dot)
