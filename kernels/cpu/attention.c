@@ -218,33 +218,6 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
         free(scores);
     }
 }
-
-/* ---- sinks: the softmax's sum gets exp(sink), which scales its results --------------------------------------- */
-
-static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int H, int D) {
-    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
-    for (int n = 0; n < N; n++)
-        for (int h = 0; h < H; h++) {
-            const size_t at = (size_t)n*H + (size_t)h;
-            const real l = lse[at], s = R(sink[h]), more = l > s ? log1p(exp(s - l)) : s - l + log1p(exp(l - s)), scale = exp(-more);
-            for (int d = 0; d < D; d++) out[at*(size_t)D + d] = X(R(out[at*(size_t)D + d]) * scale);
-            lse[at] = l + more;
-        }
-}
-static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D) {
-    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
-    for (int h = 0; h < H; h++) {
-        real sum = 0;
-        for (int n = 0; n < N; n++) {
-            const size_t at = (size_t)n*H + (size_t)h;
-            real dot = 0;
-            for (int d = 0; d < D; d++) dot += R(dout[at*(size_t)D + d]) * R(out[at*(size_t)D + d]);
-            sum += exp(R(sink[h]) - lse[at]) * dot;
-        }
-        dsink[h] -= sum;
-    }
-}
-
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     for (int n = 0; n < N; n++)
         memcpy(cache + (size_t)row[n]*width, kv + (size_t)n*width, (size_t)width * sizeof *cache);
@@ -253,5 +226,4 @@ static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, 
 PART(attention) {
     d->attention_forward = attention_forward;  d->attention_backward = attention_backward;
     d->attention_cached = attention_cached;    d->cache_store = cache_store;
-    d->sink_forward = sink_forward;            d->sink_backward = sink_backward;
 }

@@ -83,6 +83,32 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
 }
 
+/* ---- sinks: the softmax's sum gets exp(sink), which scales its results --------------------------------------- */
+
+static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int H, int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
+    for (int n = 0; n < N; n++)
+        for (int h = 0; h < H; h++) {
+            const size_t at = (size_t)n*H + (size_t)h;
+            const real l = lse[at], s = R(sink[h]), t = exp(l > s ? s - l : l - s), scale = (l > s ? 1 : t) / (1 + t);
+            for (int d = 0; d < D; d++) out[at*(size_t)D + d] = X(R(out[at*(size_t)D + d]) * scale);
+            lse[at] = (l > s ? l : s) + log1p(t);
+        }
+}
+static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
+    for (int h = 0; h < H; h++) {
+        real sum = 0;
+        for (int n = 0; n < N; n++) {
+            const size_t at = (size_t)n*H + (size_t)h;
+            real dot = 0;
+            for (int d = 0; d < D; d++) dot += R(dout[at*(size_t)D + d]) * R(out[at*(size_t)D + d]);
+            sum += exp(R(sink[h]) - lse[at]) * dot;
+        }
+        dsink[h] -= sum;
+    }
+}
+
 /* ---- biases of experts ------------------------------------------------------------------------------------ */
 
 static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan, int O) {
@@ -130,6 +156,7 @@ PART(recipe) {
     d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
     d->columns_add = columns_add;               d->columns_put = columns_put;
     d->columns_take = columns_take;
+    d->sink_forward = sink_forward;             d->sink_backward = sink_backward;
     d->expert_bias_forward = expert_bias_forward;
     d->expert_bias_backward = expert_bias_backward;
     d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
