@@ -14,6 +14,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 GPT4 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
+GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
 TEXT = """The router of a mixture of experts looks at each token and sends it to a few experts, not to all of them. That's why
 the model can grow while the work for a token doesn't. We've seen that balance matters: if one expert takes everything, the
 others never learn. They'll be idle, and you're paying for them. I'd rather keep the loads within 10% of the mean.
@@ -89,6 +93,11 @@ def llama3():
     return t
 
 
+def o200k():
+    return byte_level(500, pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4O), "isolated"),
+                                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+
+
 def starcoder():
     return byte_level(420, pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]))
 
@@ -143,7 +152,7 @@ def trained(pre_tokenizer, text):
 
 
 MADE = {"gpt2": old_spelling(as_dict(gpt2())), "qwen2": as_dict(qwen2()), "neox": as_dict(neox()), "llama3": ignoring(as_dict(llama3())),
-        "starcoder": as_dict(starcoder()), "llama2": sentencepiece(True), "llama2_v5": sentencepiece(False)}
+        "o200k": as_dict(o200k()), "starcoder": as_dict(starcoder()), "llama2": sentencepiece(True), "llama2_v5": sentencepiece(False)}
 
 os.makedirs("tokenizers", exist_ok=True)
 for name, made in MADE.items():
