@@ -157,35 +157,39 @@ static size_t largest_chunk(const Model *m) {
     }
     return most;
 }
-/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows 0, 1, 2, ... those of gate and up in turns. */
-#define MOVE_MATRIX(type) do { \
+/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows 0, 1, 2, ... those of gate and up in turns. Tiles
+ * stay in the first cache while they are transposed; when a model is loaded, other threads have other experts. */
+static size_t row_in_file(const Piece *p, size_t r, size_t rows) { return !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1; }
+#define TRANSPOSE(type) do { \
     const type *from = copy; \
     type *to = data; \
-    for (size_t r0 = 0; r0 < rows; r0 += TILE) \
-        for (size_t k0 = 0; k0 < columns; k0 += TILE) \
-            for (size_t k = k0; k < columns && k < k0 + TILE; k++) \
-                for (size_t r = r0; r < rows && r < r0 + TILE; r++) { \
-                    const size_t row = !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1; \
-                    const size_t file = p->transposed ? k*rows + row : row*columns + k, memory = r*columns + k; \
-                    to[to_memory ? memory : file] = from[to_memory ? file : memory]; \
-                } \
+    _Pragma("omp parallel for") \
+    for (size_t k0 = 0; k0 < columns; k0 += TILE) \
+        for (size_t r0 = 0; r0 < rows; r0 += TILE) \
+            for (size_t r = r0; r < rows && r < r0 + TILE; r++) { \
+                const size_t file = row_in_file(p, r, rows), memory = r * columns, end = columns < k0 + TILE ? columns : k0 + TILE; \
+                if (to_memory) for (size_t k = k0; k < end; k++) to[memory + k] = from[k * rows + file]; \
+                else           for (size_t k = k0; k < end; k++) to[k * rows + file] = from[memory + k]; \
+            } \
     } while (0)
-static void reorder_expert(const Piece *p, void *data, size_t size, int to_memory) {
-    enum { TILE = 32 };
-    const int is_matrix = p->rank > 2;
-    const size_t rows = (size_t)p->shape[p->transposed ? 2 : 1], columns = is_matrix ? (size_t)p->shape[p->transposed ? 1 : 2] : 1;
-    void *copy = mem_alloc(rows * columns * size);
+static void reorder_expert(const Piece *p, void *data, void *copy, size_t size, int to_memory) {
+    enum { TILE = 64 };
+    const size_t rows = (size_t)p->shape[p->transposed ? 2 : 1], columns = p->rank < 3 ? 1 : (size_t)p->shape[p->transposed ? 1 : 2];
     memcpy(copy, data, rows * columns * size);
-    if (size == 2) MOVE_MATRIX(uint16_t);
-    else if (size == 4) MOVE_MATRIX(uint32_t);
-    else MOVE_MATRIX(uint64_t);
-    free(copy);
+    if (!p->transposed) {
+        for (size_t r = 0, row = columns * size; r < rows; r++) {
+            const size_t file = row_in_file(p, r, rows) * row, memory = r * row;
+            memcpy((char *)data + (to_memory ? memory : file), (char *)copy + (to_memory ? file : memory), row);
+        }
+    } else if (size == 2) TRANSPOSE(uint16_t);
+    else if (size == 4) TRANSPOSE(uint32_t);
+    else TRANSPOSE(uint64_t);
 }
 /* Rows of heads, or experts, from the order of files to that of memory, or back; n elements of `size` bytes. */
 static void reorder(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory) {
-    for (size_t i = 0; of_experts(p) && i < n; i += unit_of(p)) reorder_expert(p, (char *)data + i * size, size, to_memory);
     const size_t row = p->count / (size_t)p->shape[0] * size, head = row * (size_t)p->head;
-    char *copy = p->head ? mem_alloc(head) : NULL;
+    char *copy = p->head || of_experts(p) ? mem_alloc(unit_of(p) * size) : NULL;
+    for (size_t i = 0; of_experts(p) && i < n; i += unit_of(p)) reorder_expert(p, (char *)data + i * size, copy, size, to_memory);
     for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
         memcpy(copy, at, head);
         for (int i = 0; i < p->head; i++) {
