@@ -43,6 +43,9 @@ CASES = ["", " ", "a", "Hello world", " Hello  world  ", "the experts don't know
          "\t", "  \t  x", "x" * 40, "the " * 12, "a\u0300\u0301\u0302b\u0316\u0300", "<0x41> <0x0A>", "▁under▁line", " ▁ ", "𝒳𐍈 𠀀", "e\u0301" * 5, "don’t “quote”"]
 
 
+CASED = ["中AB ABc中 e\u0301AB AB\u0301C", "ʰAb AbCd ABC's", "ab/cd !\u0301a .AB a1B", "ÉÀé ǅe ÉÀ!\u0301AB", "//\n/x 中AB's 中ab's"]
+
+
 def random_cases(count):
     rng = random.Random(7)
     alphabet = ["a", "e", "S", "'", "'s", "'LL", " ", "  ", "\n", "\r", "\t", "1", "23", ".", "-", "é", "e\u0301", "\u0327", "\u0308", "ß", "中", "あ", "😀",
@@ -93,9 +96,16 @@ def llama3():
     return t
 
 
-def o200k():
-    return byte_level(500, pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4O), "isolated"),
-                                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+def o200k():        # merges are learned across words, so that ids depend on where words end
+    words = ["中AB", "ABc中", "e\u0301AB", "AB\u0301C", "ʰAb", "AbCd", "ABC's", "ab/cd", "!\u0301a", ".AB", "a1B", "ÉÀé"]
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator([TEXT] * 3 + words * 9, trainers.BpeTrainer(vocab_size=900, special_tokens=["<|endoftext|>"], min_frequency=2, show_progress=False,
+                                                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4O), "isolated"),
+                                               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return t
 
 
 def starcoder():
@@ -159,7 +169,7 @@ for name, made in MADE.items():
     text = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
     t = Tokenizer.from_str(text)
     cases = []
-    for case in CASES + random_cases(60):
+    for case in CASES + random_cases(60) + (CASED if name == "o200k" else []):
         ids = t.encode(case, add_special_tokens=False).ids
         decoded = None if name == "neox" and t.token_to_id("naï") in ids else t.decode(ids)
         cases.append(json.dumps({"text": case, "ids": ids, "decoded": decoded}, separators=(",", ":")))
