@@ -20,12 +20,14 @@
     T *output;          /* (A, C, G*D)   or (C, Q*G*D)             every token has, attention_always of them */ \
     T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads */     \
     T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                                         \
+    T *sink;            /* (Q*G)         scores of a key without a value, by head */                          \
     T *value_embed;     /* (V, G*D)      added to the values of a token */                                    \
     T *att_bias;        /* (C)           once per token, after the experts are combined, or of a plain output */ \
     T *mlp_norm;        /* (C) */                                                                             \
     T *router;          /* (E,C)         NULL when the MLP is dense */                                        \
     T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */\
     T *down;            /* (E, C, F) */                                                                       \
+    T *router_bias, *up_bias, *down_bias;   /* (E) (E, 2F) (E, C) */                                          \
     T *mlp_bias;        /* (C) */                                                                             \
     T *shared_up;       /* (2Fs, C)      the always-on expert */                                              \
     T *shared_down;     /* (C, Fs) */                                                                         \
@@ -291,8 +293,8 @@ void moe_up_again(Model *m, int l, const floatX *x);        /* what its backward
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
 void moe_encode_weights(Model *m, int l, int backward);     /* in 8 bits, if the pass that begins uses them so and has not yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
-void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
+void route_forward (Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x);
 void route_losses  (Model *m, Route *r);
-void route_backward(Model *m, Route *r, const floatX *router, void *drouter, ACC Sum *dx, const floatX *x, float scale,
-                    Write how);
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, ACC Sum *dx, const floatX *x, float scale,
+                    Write how);                             /* dbias NULL: there is none */
 #endif

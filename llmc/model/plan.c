@@ -24,6 +24,7 @@ static const MixtureNames mixture_names[] = {
     { GRANITES,         "*block_sparse_moe.router.layer.weight",
       "*block_sparse_moe.input_linear.weight", "*block_sparse_moe.output_linear.weight",
       "*shared_mlp.input_linear.weight", "*shared_mlp.output_linear.weight" },
+    { FAMILY_GPT_OSS,   "*mlp.router.weight", "*mlp.experts.gate_up_proj", "*mlp.experts.down_proj", NULL, NULL },
     { FAMILY_QWEN2_MOE, "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_expert.") },
     { ~0,               "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_experts.") },
 };
@@ -49,6 +50,12 @@ static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
 
+/* How files have the last tensor's experts, if that is not as memory has them (Tensor). */
+static void as_in_files(Manifest *m, int transposed, int interleaved) {
+    Tensor *t = &m->at[m->count - 1];
+    t->transposed = transposed;
+    t->interleaved = interleaved;
+}
 /* The rows of the last tensor are those of heads, which files may have in another order; keys: only of its first half. */
 static void turned(Manifest *m, const Config *c, int keys) {
     Tensor *t = &m->at[m->count - 1];
@@ -88,6 +95,8 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
         if (c->attention_bias > 1)
         TENSOR(att_bias,   "*self_attention.o_proj.bias", pick(f, NULL, "*self_attn.o_proj.bias"), ZEROS, TENSOR_BIAS, C);
     }
+    if (c->sinks)
+        TENSOR(sink,       "*self_attn.sinks", NULL, ZEROS, TENSOR_BIAS, c->query_heads * c->kv_heads);
     if (c->qk_norm) {
         const int all = c->qk_norm > 1;
         TENSOR(query_norm, "*self_attention.q_norm.weight", pick(f, NULL, "*self_attn.q_norm.weight"), ONES, TENSOR_NORM, all ? QGD : c->head_size);
@@ -103,7 +112,7 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
 }
 
 static void describe_mlp(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = c->activation == SWIGLU ? 2 : 1;
+    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = IS_GATED(c->activation) ? 2 : 1;
     const float std = initial(c, C);
     const Family f = config_family(c);
     const MixtureNames *mixture = names_of(f);
@@ -113,7 +122,17 @@ static void describe_mlp(Manifest *m, const Config *c, int l) {
     if (config_has_experts(c, l)) {
         TENSOR(router,     "*mlp.router.layer.weight",  mixture->router, std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  mixture->up, std, up, E, gate*F, C);
+        as_in_files(m, f == FAMILY_GPT_OSS, f == FAMILY_GPT_OSS);
         TENSOR(down,       "*mlp.output_linear.weight", mixture->down, initial_output(c, F), TENSOR_MLP, E, C, F);
+        as_in_files(m, f == FAMILY_GPT_OSS, 0);
+        if (c->expert_bias) {
+        TENSOR(router_bias, "*mlp.router.bias",               NULL, ZEROS, TENSOR_BIAS, E);
+        TENSOR(up_bias,     "*mlp.experts.gate_up_proj_bias", NULL, ZEROS, TENSOR_BIAS, E, gate*F);
+        m->at[m->count - 1].summed = 1;
+        as_in_files(m, 0, f == FAMILY_GPT_OSS);
+        TENSOR(down_bias,   "*mlp.experts.down_proj_bias",    NULL, ZEROS, TENSOR_BIAS, E, C);
+        m->at[m->count - 1].summed = 1;
+        }
         if (c->output_bias)
         TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
@@ -194,7 +213,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
     const size_t Q = (size_t)c->query_heads;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
+    const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
     LayerActs *s = &m->shared;
 
 #define ACT(part, field, bytes) act(m, l, pass, part, #field, &a->field, &s->field, bytes, measured)
@@ -278,7 +297,7 @@ static void describe_scratch(Model *m) {
     const size_t QGD = (size_t)c->query_heads * GD, F = c->experts > 1 ? (size_t)c->width : 0;
     const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
+    const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
     const size_t SF = in_8_bits(m) && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
