@@ -642,7 +642,7 @@ static Tokenizer *golden(const char *name) {
 }
 
 static const struct { const char *name; int bos, eos, strips; } goldens[] = {  /* strips: it loses one leading space */
-    { "gpt2", -1, 0, 0 }, { "qwen2", -1, 0, 0 }, { "neox", -1, 0, 0 }, { "llama3", 0, 0, 0 }, { "starcoder", -1, 0, 0 },
+    { "gpt2", -1, 0, 0 }, { "qwen2", -1, 0, 0 }, { "neox", -1, 0, 0 }, { "llama3", 0, 0, 0 }, { "o200k", -1, 0, 0 }, { "starcoder", -1, 0, 0 },
     { "llama2", 1, 2, 0 }, { "llama2_v5", 1, 2, 1 },
 };
 
