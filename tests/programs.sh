@@ -168,9 +168,9 @@ expect 2 'given twice' $train -cf mine.txt -cf mine.txt -o new
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
-expect 0 'DOES NOT FIT. This would fit: .*-mw 0 -mo bf16: .*-b ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
 expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
-expect 0 'DOES NOT FIT. This would fit: -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
 expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
 expect 0 'recomputing would save: norms .*up projections' $train $data -x 0 -gm 1.5 -e m6
 expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
