@@ -12,7 +12,8 @@
 
 enum { SEQUENCES = 12, T = 8, STEPS = 30, KEPT = 1 + 3 };          /* KEPT: weights and up to three kinds of state */
 
-typedef struct {                        /* ranks that train one model, and their results */
+typedef struct Team Team;
+struct Team {                           /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
     int fp8;                            /* 1: experts in 8 bits */
@@ -26,25 +27,29 @@ typedef struct {                        /* ranks that train one model, and their
     size_t state_bytes, weight_bytes, total, learnable;
     void  *kept[KEPT];              /* at the end, all tensors one after the other */
     size_t kept_bytes[KEPT];
-} Team;
+    void (*more)(const Team *t, Trainee *m, const Parallel *p);     /* what each rank does after the steps; NULL: nothing */
+};
 
-/* Everything that is learned, without the padding, which depends on the number of ranks: the weights (kind LOAN_WEIGHTS), or what
- * tensors have of a kind of the optimizer's state. For rank 0; the others lend. */
-static void *packed(const Model *m, const Optimizer *o, int kind, size_t *bytes) {
-    const size_t element = kind == LOAN_WEIGHTS ? m->dev->floatX_size : m->dev->real_size;
-    char *all = mem_alloc(m->manifest.total * element);
-    const char *whole = NULL;
+/* Everything that is learned: the weights (kind WEIGHTS), or what tensors have of a kind of the optimizer's state, from a step folder. */
+enum { WEIGHTS = -1 };
+static void *packed(const char *folder, const Model *m, const Optimizer *o, int kind, size_t *bytes) {
+    Error e;
+    char name[TENSOR_NAME + 16], *path = text_format("%s/state/step-00000000/%s", folder, kind < 0 ? "model.safetensors" : "optimizer.safetensors");
+    Safetensors *s = safetensors_open(path, &e);
+    char *all = NULL;
     *bytes = 0;
-    for (int i = 0, range = -1; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        if (t->range != range && kind == LOAN_WEIGHTS) whole = parallel_whole_weights(m, t->range);
-        if (t->range != range && kind >= 0) whole = optimizer_whole(o, m, kind, t->range);
-        range = t->range;
-        if (kind >= 0 && !optimizer_has(o, m, kind, i)) continue;
-        const size_t at = kind >= 0 ? optimizer_offset(o, m, kind, i) : t->offset - m->manifest.ranges[range].offset;
-        m->dev->download(all + *bytes, whole + at * element, t->count * element);
-        *bytes += t->count * element;
-    }
+    if (!s) fail(EXIT_CHECKPOINT, "%s", e.text);
+    for (int i = 0; i < m->manifest.count; i++)
+        for (int j = 0; j < (kind < 0 ? manifest_piece_count(&m->manifest.at[i]) : optimizer_has(o, m, kind, i)); j++) {
+            const Piece p = manifest_piece(&m->manifest.at[i], j);
+            snprintf(name, sizeof name, "%s%s", kind < 0 ? p.name : m->manifest.at[i].name, kind < 0 ? "" : state_suffix[kind]);
+            const FileTensor *t = safetensors_find(s, name);
+            all = mem_grow(all, *bytes + (t ? t->bytes : 0));
+            if (!t || !safetensors_read(s, t, 0, all + *bytes, t->bytes, &e)) fail(EXIT_CHECKPOINT, "%s: %s", name, t ? e.text : "missing");
+            *bytes += t->bytes;
+        }
+    safetensors_close(s);
+    free(path);
     return all;
 }
 
@@ -138,13 +143,12 @@ static int load(const Team *t, Trainee *m) {                /* the step */
     checkpoint_close(from);
     return step;
 }
-static void save(const Team *t, Trainee *m, int rank) {
-    Error e;
-    if (rank) { optimizer_lend(&m->o, &m->m); return; }
-    char *progress = text_format("\"step\": %d, \"updates\": %d", t->steps, m->o.updates);
-    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = t->steps, .progress = progress, .options = "{}" };
-    check(checkpoint_save(t->to, &s, (Keep){ 2, 0, 0 }, &e), "%d ranks save: %s", t->ranks, e.text);
+static Saved save(const char *folder, const Trainee *m, int step, Error *e) {
+    char *progress = text_format("\"step\": %d, \"updates\": %d", step, m->o.updates);
+    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = step, .progress = progress, .options = "{}" };
+    const Saved saved = checkpoint_save(folder, &s, (Keep){ 2, 0, 0 }, e);
     free(progress);
+    return saved;
 }
 /* Of what this rank has of the weights: of all, or of its own shards. */
 static uint64_t weights_hash(const Model *m) {
@@ -156,21 +160,23 @@ static uint64_t weights_hash(const Model *m) {
     free(host);
     return hash;
 }
-/* Every rank has the same weights, unless it has only a part, and rank 0 can have the weights and the state of all. */
+/* Every rank has the same weights, unless it has only a part; and all together save the weights and the state of all. */
 static void keep_state(Team *t, Trainee *m, const Parallel *p) {
     uint64_t mine = weights_hash(&m->m), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
+    char *folder = scratch_path("kept");
+    Error e;
     p->group->exchange(p->group, hashes, &mine, sizeof mine);
-    if (p->rank) optimizer_lend(&m->o, &m->m);
-    else {
+    if (save(folder, m, 0, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
+    if (p->rank == 0) {
         t->agree = 1;
         for (int i = 0; i < t->ranks && t->level < 3; i++) t->agree &= hashes[i] == mine;
-        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(&m->m, &m->o, LOAN_WEIGHTS + i, &t->kept_bytes[i]);
-        parallel_end_loans(&m->m);
+        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(folder, &m->m, &m->o, WEIGHTS + i, &t->kept_bytes[i]);
         t->state_bytes = m->m.arena.category[MEM_OPTIMIZER];
         t->weight_bytes = m->m.arena.category[MEM_WEIGHTS];
         t->total = m->m.manifest.total;
         t->learnable = m->m.manifest.learnable;
     }
+    free(folder);
     free(hashes);
 }
 static void member(void *team, int local) {
@@ -182,7 +188,10 @@ static void member(void *team, int local) {
     if (t->late) p.comm = late(p.comm);
     open_member(t, &m, &p);
     train(t, &m, p.rank, t->from ? load(t, &m) : 0);
-    if (t->to) save(t, &m, p.rank);
+    Error e;
+    const Saved saved = t->to ? save(t->to, &m, t->steps, &e) : SAVED_ALL;
+    if (p.rank == 0) check(saved == SAVED_ALL, "%d ranks save: %s", t->ranks, e.text);
+    if (t->more) t->more(t, &m, &p);
     keep_state(t, &m, &p);
     parallel_disconnect(&p);
     trainee_close(&m);
