@@ -6,7 +6,9 @@
 #include "llmc/files/checkpoint.h"
 #include "llmc/model/parallel.h"
 #include "llmc/ranks/threads.h"
+#include <dirent.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +18,7 @@ typedef struct Team Team;
 struct Team {                           /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
-    int fp8;                            /* 1: experts in 8 bits */
+    int fp8, pairs;                     /* 1: experts in 8 bits; rows of heads have another order in files */
     int ranks, level, ordered, late, micro_batches, recompute, steps;       /* late: nothing arrives before it is waited for */
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
@@ -102,6 +104,7 @@ static Comm *late(Comm *prompt) {
 static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     Config c = trainee_config(t->model, 40, T);
     c.fp8 = t->fp8;
+    c.rope_pairs = t->pairs;
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
                                .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
@@ -373,6 +376,98 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
     }
 }
 
+/* What a rank loads from one file, all save again as the same file: whatever is sharded, over however many, with a copy or without. */
+static int same_bytes(const char *a, const char *b, int step) {
+    static const char *const names[] = { "model.safetensors", "optimizer.safetensors" };
+    int same = 1;
+    for (int i = 0; i < 2; i++) {
+        Error e;
+        size_t n = 0, m = 0;
+        char *one = text_format("%s/state/step-%08d/%s", a, step, names[i]), *two = text_format("%s/state/step-%08d/%s", b, step, names[i]);
+        char *x = file_read(one, &n, &e), *y = file_read(two, &m, &e);
+        same &= x && y && n == m && n > 1000 && !memcmp(x, y, n);
+        free(one); free(two); free(x); free(y);
+    }
+    return same;
+}
+/* A step after begin changes everything, and nothing of it is in the files. */
+static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
+    char *behind = text_format("%s-behind", t->to);
+    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = t->steps, .progress = "\"step\": 2, \"updates\": 2", .options = "{}" };
+    Error e;
+    Saved saved = SAVED_NOTHING;
+    Saver *saver = saver_open(&m->m, &m->o);
+    const int room = saver_make_room(saver), begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
+    trainee_send(m, t->steps);
+    trainee_step(m);
+    if (begins) saved = saver_end(saver, &e);
+    if (p->rank == 0)
+        check(room && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved behind a step: %s", t->model,
+              t->ranks, t->level, saved == SAVED_ALL ? "" : e.text);
+    saver_close(saver);
+    free(behind);
+}
+static void saved_alike(void) {
+    static const struct { const char *device, *model; int pairs; float momentum; } runs[] = {
+        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0.95f }, { "cpu-f32", "d2:c48h8f96", 1, 0.95f } };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char *name = text_format("alike-%zu", i), *first = scratch_path(name);
+        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .momentum = runs[i].momentum, .ranks = 1, .steps = 2,
+                     .to = first };
+        run(&one);
+        for (int ranks = 1; ranks <= 4; ranks++)
+            for (int level = ranks == 1 ? 3 : 0; level <= 3; level++) {
+                char *other = text_format("%s-%d-%d", first, ranks, level);
+                Team many = one;
+                memset(many.kept, 0, sizeof many.kept);
+                many.ranks = ranks, many.level = ranks > 1 ? level : 0;
+                many.from = first, many.to = other;
+                many.more = save_behind;
+                run(&many);
+                check(same_bytes(first, other, 2), "%s%s: %d ranks, %s, save the same files as one", runs[i].model, runs[i].momentum > 0 ? ", Muon" : "",
+                      ranks, levels[many.level]);
+                team_free(&many);
+                free(other);
+            }
+        team_free(&one);
+        free(name);
+        free(first);
+    }
+}
+
+/* One rank cannot: no rank has saved, all know why, and the checkpoint before stays. */
+static void one_cannot(const Team *t, Trainee *m, const Parallel *p) {
+    const double bad = NAN;
+    Error e = { "" };
+    double good;
+    real *const x = m->o.m;
+    m->m.dev->reals_to_double(&good, x, 1);
+    if (p->rank == 1) m->m.dev->reals_from_double(x, &bad, 1);
+    const Saved saved = save(t->to, m, t->steps + 1, &e);
+    const int alike = group_min(p->group, saved == SAVED_NOTHING && !strncmp(e.text, "rank 1: ", 8) && strstr(e.text, "not finite"));
+    if (p->rank == 0) {
+        char *state = text_format("%s/state", t->to);
+        DIR *d = opendir(state);
+        int others = 0;
+        for (const struct dirent *f; d && (f = readdir(d)); ) others += f->d_name[0] != '.' && strcmp(f->d_name, "step-00000002");
+        for (const struct dirent *f = d ? (rewinddir(d), readdir(d)) : NULL; f; f = readdir(d)) others += !strncmp(f->d_name, ".tmp", 4);
+        if (d) closedir(d);
+        check(alike, "a state that is not finite on rank 1 is saved by none, and all know why: %s", e.text);
+        check(checkpoint_newest(t->to) == t->steps && !others, "the checkpoint before stays, and nothing else is there");
+        free(state);
+    }
+    if (p->rank == 1) m->m.dev->reals_from_double(x, &good, 1);
+    const Saved next = save(t->to, m, t->steps + 2, &e);
+    if (p->rank == 0) check(next == SAVED_ALL, "the next save succeeds: %s", e.text);
+}
+static void saved_by_none(void) {
+    char *folder = scratch_path("none");
+    Team t = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .level = 3, .steps = 2, .to = folder, .more = one_cannot };
+    run(&t);
+    team_free(&t);
+    free(folder);
+}
+
 /* One rank's gradient is NaN: all skip the step. */
 static void skipped_together(float momentum) {
     for (int level = 0; level <= 3; level++) {
@@ -400,6 +495,8 @@ void test_parallel(void) {
     resumed_elsewhere("cpu-f32", 1e-5, 0);
     resumed_elsewhere("cpu-bf16", 2e-2, 0);
     resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
+    saved_alike();
+    saved_by_none();
     skipped_together(0);
     skipped_together(0.95f);
     const Device *dev;
