@@ -72,25 +72,6 @@ char *text_format(const char *format, ...) {
     return text;
 }
 
-/* The number after `name` in a file of such lines; name "": the first one of the file. -1: there is none. */
-static double number_in(const char *path, const char *name) {
-    char line[256];
-    double x = -1;
-    FILE *f = fopen(path, "r");
-    while (f && x < 0 && fgets(line, sizeof line, f))
-        if (!strncmp(line, name, strlen(name)) && sscanf(line + strlen(name), "%lf", &x) != 1) x = -1;
-    if (f) fclose(f);
-    return x;
-}
-/* Linux says what it has, with what it can take from its caches; a container's limit may be lower. */
-size_t host_memory(void) {
-    double bytes = 1024 * number_in("/proc/meminfo", "MemAvailable:");
-    const double most = number_in("/sys/fs/cgroup/memory.max", ""), used = number_in("/sys/fs/cgroup/memory.current", ""),
-        cached = number_in("/sys/fs/cgroup/memory.stat", "file ");
-    const double left = most < 0 ? -1 : used > most ? 0 : most - used + (cached > 0 ? cached : 0);
-    if (left >= 0 && (bytes < 0 || left < bytes)) bytes = left;
-    return bytes > 0 ? (size_t)bytes : 0;
-}
 double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -28,7 +28,6 @@ void *mem_alloc(size_t bytes);                                       /* zeroed; 
 void *mem_grow(void *p, size_t bytes);                               /* realloc; fails with EXIT_MEMORY */
 char *text_format(const char *format, ...) PRINTF(1, 2);             /* a new string; free() it */
 
-size_t host_memory(void);                                            /* bytes that programs can have now; 0: unknown */
 double now(void);                                                    /* seconds, monotonic */
 
 /* Files (file.c). Errors name the path. Without host memory the program ends with EXIT_MEMORY. */

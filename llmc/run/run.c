@@ -471,7 +471,7 @@ static void print_levels(const Run *r) {
 static size_t ranks_here(const Run *r) { return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1)); }
 void run_plan_saves(Run *r) {
     Saver *s = saver_open(&r->model, &r->optimizer);
-    const size_t room = saver_room(s), host = host_memory(), each = room + (r->dev->is_gpu ? 0 : r->model.arena.total);
+    const size_t room = saver_room(s), host = device_find("cpu-f32")->memory(), each = room + (r->dev->is_gpu ? 0 : r->model.arena.total);
     saver_close(s);
     r->save_room = host && each * ranks_here(r) > host / 4 * 3 ? 0 : room;
 }

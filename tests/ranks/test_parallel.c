@@ -1,7 +1,9 @@
 /* test_parallel.c: several ranks, as threads on the CPU, train one model. A step has the same loss, balance and gradient on any
  * number of ranks, whether or not they shard the optimizer's state. A checkpoint of one number of ranks is bit for bit that of
  * another. A bad gradient on one rank is skipped by all. The trainer on several ranks and processes: tests/programs.sh. */
+#define _GNU_SOURCE
 #include "tests/test.h"
+#include "processes.h"
 #include "tests/model/trainee.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/model/parallel.h"
@@ -11,6 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 enum { SEQUENCES = 12, T = 8, STEPS = 30, KEPT = 1 + 3 };          /* KEPT: weights and up to three kinds of state */
 
@@ -468,6 +476,58 @@ static void saved_by_none(void) {
     free(folder);
 }
 
+/* No process has more of a sharded model in memory than its part: its peak grows by buffers only, when it saves and when it loads. */
+#if defined(__GLIBC__)
+static double peak(void) {
+    struct rusage use;
+    malloc_trim(0);                                         /* what was freed would hide what is needed */
+    return getrusage(RUSAGE_SELF, &use) ? NAN : 1024 * (double)use.ru_maxrss;
+}
+static int saves_and_loads(Group *group, const void *folder) {
+    const double most = 16e6;
+    const Device *dev = device_find("cpu-f32");
+    char why[256];
+    Error e;
+    Trainee m;
+    Parallel p = { .rank = group->rank, .ranks = group->size, .level = 3, .group = group };
+    const Config c = trainee_config("m4:c128h4e16k1f320", 40, T);
+    if (!(p.comm = dev->connect(group, why)) || !trainee_open(&m, dev, &c, (TraineeOptions){ .B = 1, .T = T, .seed = 5, .micro_batches = 1, .learnable = 1, .parallel = &p }))
+        return 1;
+    const double whole = (double)m.m.manifest.learnable * 4, before = peak();
+    const Saved saved = save(folder, &m, 1, &e);
+    const double after = peak();
+    group_barrier(group);
+    Checkpoint *from = checkpoint_open(folder, NULL, &e);
+    const int ok = saved == SAVED_ALL && from && checkpoint_load(from, &m.m, &m.o, &e);
+    const double loaded = peak();
+    const int bad = !(ok && whole > 2 * most && after - before < most && loaded - after < most);
+    if (bad) fprintf(stderr, "rank %d of a model of %.0f MB: saving takes %.1f MB more, loading %.1f MB: %s\n", p.rank, whole / 1e6, (after - before) / 1e6,
+                     (loaded - after) / 1e6, ok ? "" : e.text);
+    checkpoint_close(from);
+    group_barrier(group);
+    p.comm->close(p.comm);
+    trainee_close(&m);
+    return bad;
+}
+static void no_rank_has_all(void) {
+    const int port = free_port();
+    char *folder = scratch_path("peak");
+    int bad = 0, status;
+    pid_t pid[2];
+    fflush(stdout);
+    for (int i = 0; i < 2; i++)
+        if (!(pid[i] = fork())) {
+            alarm(60);
+            _exit(run_process(group_options(i, 2, 1, port), saves_and_loads, folder));
+        }
+    for (int i = 0; i < 2; i++) bad += waitpid(pid[i], &status, 0) != pid[i] || status;
+    check(!bad, "two processes save and load a sharded model; neither has all of it in memory");
+    free(folder);
+}
+#else
+static void no_rank_has_all(void) { skip("the peak of memory is known only with glibc"); }
+#endif
+
 /* One rank's gradient is NaN: all skip the step. */
 static void skipped_together(float momentum) {
     for (int level = 0; level <= 3; level++) {
@@ -497,6 +557,7 @@ void test_parallel(void) {
     resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
     saved_alike();
     saved_by_none();
+    no_rank_has_all();
     skipped_together(0);
     skipped_together(0.95f);
     const Device *dev;
