@@ -182,6 +182,7 @@ static void run_rank(void *all, int local) {
     run_begin_log(r);
     r->finished = train(r);
     run_end_log(r);
+    saver_close(r->saver);
     if (r->finished && r->lost_best >= 0)
         fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->lost_best);
     for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
