@@ -16,10 +16,20 @@ static const char *array_of(const Share *s, int array) {
 }
 static size_t bias_bytes(const Share *s) { return s->leads ? router_offset(s->model, s->model->routers) * s->model->dev->real_size : 0; }
 
-/* A rank that has all of a tensor writes only its piece of it, as if it were sharded. */
+/* A rank that has all of a tensor writes only its piece of it, as if it were sharded. Ranks of different nodes that have the same piece
+ * write parts of it. */
+static Segment written(const Model *m, int tensor) {
+    const Parallel *p = m->dp.parallel;
+    Segment s = manifest_segment(&m->manifest, tensor, m->dp.shards, p ? parallel_shard(p) : 0);
+    const size_t nodes = (size_t)(m->dp.ranks / m->dp.shards), node = p ? (size_t)(p->rank / m->dp.shards) : 0;
+    const size_t from = s.count * node / nodes, end = s.count * (node + 1) / nodes;
+    s.offset += from;
+    s.count = end - from;
+    return s;
+}
 static SharePart part_of(const Share *s, int array, int tensor) {
     const Model *m = s->model;
-    const Segment mine = manifest_segment(&m->manifest, tensor, m->dp.ranks, m->dp.parallel ? m->dp.parallel->rank : 0);
+    const Segment mine = written(m, tensor);
     SharePart p = { .first = mine.offset - m->manifest.at[tensor].offset, .count = mine.count };
     if (array == SHARE_WEIGHTS) { p.source = optimizer_stored(m, mine).offset; return p; }
     const Segment own = optimizer_segment(s->optimizer, m, tensor);

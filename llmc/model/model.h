@@ -138,10 +138,12 @@ typedef struct {
 typedef struct {                        /* what other ranks add to a model */
     const Parallel *parallel;           /* NULL: there are no others */
     int   ranks;
+    int   shards;                       /* how many of them share one copy of what is sharded: all, or those of a node */
     int   level;                        /* what is sharded, 0 to 3 (parallel.h) */
     int   ordered;                      /* 1: the same bits on any number of ranks */
     int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
-    real *sums, *gathered;              /* if ordered and below level 2: (manifest.total), (ranks, GATHERED) */
+    int   crossing;                     /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
+    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED), there and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
     int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */

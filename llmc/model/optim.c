@@ -81,10 +81,10 @@ Segment optimizer_stored(const Model *m, Segment s) {
 /* ---- planning and starting --------------------------------------------------------------------------------- */
 
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum) {
-    const int shards = m->dp.level ? m->dp.ranks : 1;
+    const int shards = m->dp.level ? m->dp.shards : 1;
     const size_t each = dtype_size(m->dev, moments);
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.momentum = momentum, .shards = shards,
-                      .shard = shards > 1 ? m->dp.parallel->rank : 0 };
+                      .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
     if (master && m->dev->floatX_size < m->dev->real_size)

@@ -328,15 +328,15 @@ static void plan_weights(Model *m) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
     const Parallel *parallel = m->dp.parallel;
     Arena *a = &m->arena;
-    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks;
-    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? ranks : 1) * X);
+    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks, shards = (size_t)m->dp.shards;
+    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? shards : 1) * X);
     if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
     if (m->mode == MODEL_TRAIN)
-        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? ranks : 1));
+        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? shards : 1));
     if (m->dp.level >= 2 || (m->dp.level && parallel->one_process))
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
     if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
-    if (m->dp.ordered && m->dp.level < 2 && m->dp.ranks > 1)
+    if (m->dp.ordered && ranks > 1 && (m->dp.level < 2 || shards < ranks))
         arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * GATHERED * Re);
     shards_plan(m);
 }
@@ -401,7 +401,8 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
-    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.ranks;      /* the same layout as its weights */
+    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
+    m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
     describe_model(&m->manifest, c);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
@@ -417,6 +418,7 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
                   .recompute = recompute,
                   .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
+                          .shards = parallel ? parallel_shards(parallel) : 1,
                           .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
     plan(m, micro_batches, gradients);
@@ -424,7 +426,7 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of) {
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T },
-                  .dp = { .ranks = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
+                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
     plan(m, 1, REAL);
 }
 
@@ -474,6 +476,7 @@ int model_allocate(Model *m) {
         if (m->weights_of->dp.level >= 3) {                 /* and the buffers in which they are whole */
             m->dp.parallel = m->weights_of->dp.parallel;
             m->dp.level = m->weights_of->dp.level;
+            m->dp.shards = m->weights_of->dp.shards;
             m->dp.weights = m->weights_of->dp.weights;
         }
     }
@@ -497,7 +500,7 @@ int model_allocate(Model *m) {
  * draws its own. */
 static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
-    const int shards = m->dp.level >= 3 ? m->dp.ranks : 1, shard = shards > 1 ? m->dp.parallel->rank : 0;
+    const int shards = m->dp.level >= 3 ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;
     double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
