@@ -168,7 +168,13 @@ expect 2 'given twice' $train -cf mine.txt -cf mine.txt -o new
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
-expect 0 'DOES NOT FIT. This would fit: .*-mw 0 -mo bf16: .*-b ' $train $data -x 0 -gm 1 -e m6
+expect 0 'DOES NOT FIT. This would fit: .*-mw 0 -mo bf16: .*-b ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
+expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
+expect 0 'recomputing would save: norms .*up projections' $train $data -x 0 -gm 1.5 -e m6
+expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
+expect 2 'expected auto, or a whole number from 0 to 2' $train $data -r 3
 expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm h1000
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
@@ -687,7 +693,7 @@ expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $
 expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
 expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
 expect 0 'DOES NOT FIT. This would fit: .*-z 3: ' $plan -gm 4 -z 1
-expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2
+expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2 -r 0
 hosts="env WORLD_SIZE=2 RANK=0 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=192.0.2.1 $plan"
 expect 0 'optimizer state sharded over 8 ranks, -z 1; .* -z 3 -zn 0: .* -z 3 -zn 4: ' $hosts -gm 8
 expect 0 'weights sharded over 4 ranks of a node, alike in each of 2 nodes, -z 3 -zn 4' $hosts -gm 3.5

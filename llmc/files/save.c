@@ -17,6 +17,9 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 enum { FILES = 2 };                     /* of weights, of the optimizer's state */
 static const char *const file_names[FILES] = { "model.safetensors", "optimizer.safetensors" };
@@ -147,17 +150,22 @@ static void publish_best(Saver *s) {
 
 /* ---- threads ------------------------------------------------------------------------------------------------------ */
 
-static void *run_work(void *saver) {
-    Saver *s = saver;
+static void run_work(Saver *s) {
     s->work(s);
     atomic_store(&s->done, 1);
+}
+static void *run_thread(void *saver) {
+#ifdef _OPENMP
+    omp_set_num_threads(1);                                 /* the others train */
+#endif
+    run_work(saver);
     return NULL;
 }
 /* Without a copy it reads the device, which only this thread may. */
 static void start(Saver *s, void (*work)(Saver *s)) {
     s->work = work;
     atomic_store(&s->done, 0);
-    s->has_thread = s->share.copied && !pthread_create(&s->thread, NULL, run_work, s);
+    s->has_thread = s->share.copied && !pthread_create(&s->thread, NULL, run_thread, s);
     if (!s->has_thread) run_work(s);
 }
 static void join(Saver *s) {
@@ -270,6 +278,7 @@ static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, 
         forget(s);
         return 0;
     }
+    share_borrow(&s->share);
     if (s->share.copy) share_copy(&s->share);
     s->phase = COPIES;
     if (!s->share.copied || !s->share.model->dev->is_gpu) start_writing(s);

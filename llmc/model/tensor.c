@@ -99,7 +99,7 @@ Piece manifest_piece(const Tensor *t, int i) {
     const char *from = t->pieces;
     const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
     Piece p = { .rank = t->rank - indexed, .count = files / (size_t)manifest_piece_count(t),
-                .head = t->keys && i ? 0 : t->head };
+                .head = t->keys && i ? 0 : t->head, .transposed = t->transposed, .interleaved = t->interleaved };
     for (int skip = i % per; skip; skip--) from = strchr(from, '|') + 1;
     size_t n = 0;
     for (; *from && *from != '|'; from++) {
@@ -109,6 +109,11 @@ Piece manifest_piece(const Tensor *t, int i) {
     p.name[n] = 0;
     for (int d = 0; d < p.rank; d++) p.shape[d] = t->shape[d + indexed];
     p.shape[0] = (p.shape[0] - t->padding) / per;
+    if (p.transposed) {
+        const int64_t rows = p.shape[p.rank - 2];
+        p.shape[p.rank - 2] = p.shape[p.rank - 1];
+        p.shape[p.rank - 1] = rows;
+    }
     p.offset = t->offset + (size_t)i * p.count;
     return p;
 }

@@ -27,6 +27,7 @@ typedef struct {
     int    padding;                     /* rows at its end that no file has */
     int    head, keys;                  /* files have the rows of heads of this size in another order (rope.h), 0: they do not; keys:
                                          * only those of the first half */
+    int    transposed, interleaved;     /* 1: files have each expert's matrix transposed; 1: and gate and up rows in turns, gate first */
 } Tensor;
 
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
@@ -46,7 +47,7 @@ typedef struct {
     size_t  total, learnable;           /* elements; total: with padding */
     size_t  gradient_bytes;             /* of all gradients, padded likewise */
 } Manifest;
-typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head; size_t offset, count; } Piece;
+typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head, transposed, interleaved; size_t offset, count; } Piece;
 
 #define ONES  (-1.0f)
 #define ZEROS (0.0f)
@@ -63,7 +64,7 @@ void manifest_free(Manifest *m);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
 
-/* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
+/* shape of a Piece: the file's. A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
  * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of
  * (E,2F,C) is e0.a (F,C), e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. */
 int   manifest_piece_count(const Tensor *t);

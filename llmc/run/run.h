@@ -28,6 +28,7 @@ typedef struct {
     int           takes_signals;        /* 1: the rank that reports its process's signals */
     const Device *dev;
     Config        config, dense;        /* dense: of the model in a folder whose MLPs became experts (-up); else unused */
+    Recompute     recompute;            /* what -r means here */
     Model         model;
     Optimizer     optimizer;
     Decoder       decoder;              /* for samples; uses the model's weights */

@@ -7,6 +7,7 @@
 #include "tests/model/trainee.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/model/parallel.h"
+#include "llmc/model/recompute.h"
 #include "llmc/ranks/threads.h"
 #include <dirent.h>
 #include <math.h>
@@ -26,8 +27,9 @@ typedef struct Team Team;
 struct Team {                           /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
-    int fp8, pairs;                     /* 1: experts in 8 bits; rows of heads have another order in files */
-    int ranks, shards, level, ordered, late, micro_batches, recompute, steps;       /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for */
+    int fp8, pairs, oss;                /* 1: experts in 8 bits; rows of heads have another order in files; experts have, as gpt_oss's */
+    int ranks, shards, level, ordered, late, micro_batches, steps;       /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for */
+    Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
@@ -115,6 +117,7 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     Config c = trainee_config(t->model, 40, T);
     c.fp8 = t->fp8;
     c.rope_pairs = t->pairs;
+    if (t->oss) c.family = FAMILY_GPT_OSS, c.expert_bias = 1, c.sinks = 1;
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
                                .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
@@ -261,7 +264,7 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
 static void any_number_of_ranks(void) {
     static const struct { const char *device, *model; int micro_batches, recompute; double bound; float momentum; } runs[] = {
         { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0 },
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0 },        /* routing is recomputed; loads must not be summed twice */
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0 },        /* sums over ranks happen once, whatever is recomputed */
         { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0 },         /* scales such as 1/3 are floats */
         { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0 },         /* one block gets the gradients of all layers */
         { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0 },
@@ -272,7 +275,7 @@ static void any_number_of_ranks(void) {
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
-                     .recompute = runs[i].recompute, .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum };
+                     .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
@@ -324,19 +327,20 @@ static int same_bits_as(const Team *one, int ranks, int shards, int level, int l
     return shared;
 }
 static void same_bits(void) {
-    static const struct { const char *device, *model; int recompute; float dropout, momentum; } runs[] = {
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", 0, 0, 0 },     { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0 },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  1, 0.1f, 0 },  { "cpu-f32",  "u3:c16h4d4e4k2f12a4x2u1", 0, 0.1f, 0 },
-        { "cpu-f32",  "d2:c16h4f20",           0, 0, 0 },
-        { "cpu-f32",  "d2:c16h4f20",           0, 0, 0.95f },  { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 2, 0.1f, 0.95f },
-        { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", 1, 0, 0.95f },       /* a head of its own; more layers than buffers for them */
+    static const struct { const char *device, *model; Recompute again; float dropout, momentum; } runs[] = {        /* again: not on one rank */
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", { { 0 } }, 0, 0 },               { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 1, 1, 1, 1, 1 } }, 0.1f, 0 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  { { 2, 0, 0, 0, 1 } }, 0.1f, 0 }, { "cpu-f32", "u3:c16h4d4e4k2f12a4x2u1", { { 0, 1, 2, 0, 0 } }, 0.1f, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           { { 0, 0, 0, 0, 1 } }, 0, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           { { 0 } }, 0, 0.95f },           { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 0, 1, 0, 1, 0 } }, 0.1f, 0.95f },
+        { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f },   /* a head of its own; more layers than buffers for them */
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        Team one = { .device = runs[i].device, .model = runs[i].model, .recompute = runs[i].recompute, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
+        Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
                      .micro_batches = SEQUENCES, .steps = STEPS, .ranks = 1, .ordered = 1 };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
+        one.recompute = runs[i].again;
         for (int ranks = 2; ranks <= 4; ranks++) {
             same_bits_as(&one, ranks, 0, ranks == 3 ? 0 : 1, 0);
             same_bits_as(&one, ranks, 0, ranks == 3 ? 2 : 3, ranks == 2);
@@ -353,7 +357,7 @@ static void same_bits_in_8_bits(void) {
     Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = 1, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
     run(&one);
     for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, 0, level, level == 3);
-    one.recompute = 2;
+    one.recompute = recompute_numbered(2);
     same_bits_as(&one, 2, 0, 3, 0);
     team_free(&one);
 }
@@ -472,11 +476,12 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     free(behind);
 }
 static void saved_alike(void) {
-    static const struct { const char *device, *model; int pairs; float momentum; } runs[] = {
-        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0.95f }, { "cpu-f32", "d2:c48h8f96", 1, 0.95f } };
+    static const struct { const char *device, *model; int pairs, oss; float momentum; } runs[] = {
+        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0.95f },
+        { "cpu-f32", "d2:c48h8f96", 1, 0, 0.95f }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0 } };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
-        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .momentum = runs[i].momentum, .ranks = 1, .steps = 2,
+        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss, .momentum = runs[i].momentum, .ranks = 1, .steps = 2,
                      .to = first };
         run(&one);
         for (int ranks = 1; ranks <= 5; ranks++)                /* 5: two nodes of two */
