@@ -15,7 +15,7 @@ enum { SEQUENCES = 12, T = 8, STEPS = 30, KEPT = 1 + 3 };          /* KEPT: weig
 typedef struct {                        /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
-    int fp8;                            /* 1: experts in 8 bits */
+    int fp8;                            /* Fp8Passes of the experts */
     int ranks, level, ordered, late, micro_batches, recompute, steps;       /* late: nothing arrives before it is waited for */
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
@@ -293,7 +293,7 @@ static void same_bits(void) {
 
 /* With all sharded, the codes of weights are one layer's at a time. More layers than buffers for weights. */
 static void same_bits_in_8_bits(void) {
-    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = 1, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
+    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = FP8_ALL, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
     run(&one);
     for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, level, level == 3);
     one.recompute = 2;
