@@ -379,7 +379,10 @@ static void time_layer(Layer *l, int ceiling, int rested) {
         printf("%-12s in 8 bits             %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s  %.2f times as fast; weights to codes %.3f ms\n",
                "", ms[4], ms[5], f_work / ms[4], b_work / ms[5], (f_work + b_work) / (ms[4] + ms[5]),
                (ms[0] + ms[1]) / (ms[4] + ms[5]), ms[6]);
-    if (codes && !rested) print_parts8(l), print_differences(l, f, b);
+    if (codes && !rested) {
+        printf("%-12s   for llmc/model/fp8.c   { %d, %d, %d, %.2f, %.2f },\n", "", z.C, z.F, l->S / z.E, ms[0] / (ms[4] + ms[6]), ms[1] / ms[5]);
+        print_parts8(l), print_differences(l, f, b);
+    }
     fflush(stdout);
 }
 

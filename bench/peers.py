@@ -245,26 +245,37 @@ def check_peers(wanted):
     return peers
 
 
-def tune(name, size):
+def tuned_file(folder, name):
+    return os.path.join(folder, name.replace(" ", "-") + ".versions")
+
+
+def is_tuned(folder, name):
+    with contextlib.suppress(FileNotFoundError), open(tuned_file(folder, name)) as f:
+        return f.read() == " ".join(versions())
+
+
+def tune(folder, name, size):
     """One call and its backward pass choose all kernels of a size; quack keeps the choices in QUACK_CACHE_DIR."""
     start = time.monotonic()
     peer_timer(sonicmoe, size)
+    with open(tuned_file(folder, name), "w") as f:
+        f.write(" ".join(versions()))
     print(f"{name:12s} {TUNED}: kernels chosen in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def tune_all(sizes, gpus, seconds):
+def tune_all(folder, sizes, gpus, seconds):
     """Each size in a process of its own, one after the other on each GPU. Returns the names of those that have been tuned."""
-    end, done = time.monotonic() + seconds, set()
+    end = time.monotonic() + seconds
+    missing = [name for name in sizes if not is_tuned(folder, name)]
 
     def of_gpu(i):
-        for name in sizes[i::len(gpus)]:
+        for name in missing[i::len(gpus)]:
             left = end - time.monotonic()
             if left <= 0:
                 return
             try:
-                if subprocess.run([sys.executable, __file__, *sys.argv[1:], "--tune-size", name], timeout=left,
-                                  env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i]}).returncode == 0:
-                    done.add(name)
+                subprocess.run([sys.executable, __file__, *sys.argv[1:], "--tune-size", name], timeout=left,
+                               env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i]})
             except subprocess.TimeoutExpired:
                 print(f"{name:12s} {TUNED}: no time left to choose its kernels", flush=True)
     threads = [threading.Thread(target=of_gpu, args=[i]) for i in range(len(gpus))]
@@ -272,7 +283,7 @@ def tune_all(sizes, gpus, seconds):
         thread.start()
     for thread in threads:
         thread.join()
-    return done
+    return [name for name in sizes if is_tuned(folder, name)]
 
 
 def compare(name, size, lock, ours):
@@ -380,11 +391,12 @@ def main():
     if not torch.cuda.is_available():
         return print("no peer to time: PyTorch sees no GPU")
     ours = args.ours if os.path.exists(args.ours) else None
+    os.makedirs(args.tuned, exist_ok=True)
     os.environ |= {"QUACK_CACHE_DIR": os.path.abspath(args.tuned), "QUACK_CACHE_AUTOTUNING": "1",
                    "PYTHONPATH": ":".join([*args.path, os.environ.get("PYTHONPATH", "")])}      # for SonicMoE's compilers
     for name, *size in SIZES:
         if name == args.tune_size:
-            return tune(name, size)
+            return tune(args.tuned, name, size)
         if name == args.size:
             return compare(name, size, open(args.lock), ours)
 
@@ -395,7 +407,7 @@ def main():
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     sizes = [name for name, *_ in SIZES if chosen(name, args.filter)]
     right = check_peers([TUNED] if args.tune else args.peer)
-    tuned = tune_all(sizes, gpus, args.seconds) if TUNED in right else set()
+    tuned = tune_all(args.tuned, sizes, gpus, args.seconds) if TUNED in right else []
     if TUNED in right:
         print(f"{TUNED}: {len(tuned)} of {len(sizes)} sizes have their kernels, in {args.tuned}", flush=True)
     if args.tune:
