@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
+static void plan(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
     const int chunk = 4096 / sequences > 1 ? 4096 / sequences : 1;
     const size_t B = (size_t)sequences;
     Model *m = &d->model;
@@ -12,7 +12,17 @@ int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, 
     arena_add(&m->arena, MEM_SHARED, "next logits", &d->logits, B * (size_t)c->vocab * dev->floatX_size);
     arena_add(&m->arena, MEM_DATA, "drawn tokens", &d->log, B * (size_t)capacity * sizeof *d->log);
     arena_add(&m->arena, MEM_DATA, "sampling keys", &d->keys, B * sizeof *d->keys);
-    return model_allocate(m);
+}
+int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
+    plan(d, dev, c, sequences, capacity, weights_of);
+    return model_allocate(&d->model);
+}
+size_t decoder_bytes(const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
+    Decoder d;
+    plan(&d, dev, c, sequences, capacity, weights_of);
+    const size_t bytes = d.model.arena.total;
+    model_free(&d.model);
+    return bytes;
 }
 void decoder_close(Decoder *d) {
     replay_free(&d->replay, d->model.dev);

@@ -22,6 +22,7 @@ typedef struct {
 /* Memory for `sequences` of up to `capacity` positions; 0 if the device does not have it. weights_of: see model.h. With
  * NULL the weights must be loaded into d->model afterwards. */
 int  decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);
+size_t decoder_bytes(const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);     /* that it takes */
 void decoder_close(Decoder *d);
 void decoder_reset(Decoder *d);                             /* forget everything read */
 

@@ -52,9 +52,8 @@ static void add_norm_forward(Model *m, floatX *normed, real *rstd, floatX *resid
     m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->batch.N, m->config.channels);
 }
 
-static void attention_forward(Model *m, int l) {
+static void add_attention(Model *m, int l, Sum answer) {
     LayerActs *a = &m->acts[l];
-    const Sum answer = attention_layer_forward(m, l, a->att_normed);
     add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &answer, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
 }
 /* The range of tensors that block l has; and that of what follows the last block. */
@@ -65,7 +64,7 @@ static void block_forward(Model *m, int l) {
     LayerActs *a = &m->acts[l], *next = a + 1;
     const int last = l == m->config.layers - 1;
     parallel_wait_weights(m, range_of(m, l), 1);
-    attention_forward(m, l);
+    add_attention(m, l, attention_layer_forward(m, l, a->att_normed));
     moe_encode_weights(m, l, 0);
     const Sum answer = moe_layer_forward(m, l, a->mlp_normed);
     parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm; the answer may have a bias of this */
@@ -73,12 +72,13 @@ static void block_forward(Model *m, int l) {
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
 }
 
-/* Can the decode_* operations take these tokens? One of each of a few sequences, in a model whose layers are not too wide. */
+/* Can the decode_* operations take these tokens? One of each of a few sequences, in a model whose layers are not too wide and have nothing
+ * that these operations lack. */
 static int model_decode_path(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
-    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced && !c->attention_always
+    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced && !c->attention_always && !c->sinks && !c->expert_bias && c->activation != CLAMPED
         && (c->experts > 1 ? !mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk) : dev->decode_fits(N, C, c->width, 1, 1))
         && (c->experts == 1 || mixtures == c->layers || dev->decode_fits(N, C, c->dense_width, 1, 1))
         && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))
@@ -185,25 +185,29 @@ static const floatX *dropout_backward(Model *m, real *dbias, int site) {
     return m->s.branch;
 }
 
-/* m->s.dresid: on entry the gradient of the block's output, on return that of its input. What was not kept is made once more:
- * with 2 all that the backward reads, with 1 the two norms. */
+/* What backward reads and forward has not left: each part from what was kept, or from the part before it. Routing is always kept. */
+static void recompute(Model *m, int l) {
+    const LayerActs *a = &m->acts[l];
+    if (model_recomputes(m, l, PART_NORMS)) attention_norm(m, l);
+    if (model_recomputes(m, l, PART_HEADS)) attention_heads(m, l, a->att_normed);
+    if (model_recomputes(m, l, PART_ATTENTION)) attention_mix(m, l);
+    if (model_recomputes(m, l, PART_MIDDLE)) add_attention(m, l, attention_answer(m, l));
+    else if (model_recomputes(m, l, PART_NORMS)) mlp_norm(m, l);
+    if (model_recomputes(m, l, PART_UP)) moe_up_again(m, l, a->mlp_normed);
+}
+
+/* m->s.dresid: on entry the gradient of the block's output, on return that of its input. */
 static void block_backward(Model *m, int l, float scale) {
     LayerActs *a = &m->acts[l];
     const LayerParams *p = &m->lp[l];
     LayerGrads *g = &m->lg[l];
     parallel_wait_weights(m, range_of(m, l), -1);
     moe_encode_weights(m, l, 1);
-    if (m->recompute >= 2) {
-        attention_norm(m, l);
-        attention_forward(m, l);
-        moe_layer_forward(m, l, a->mlp_normed);
-    }
-    if (m->recompute == 1) mlp_norm(m, l);
+    recompute(m, l);
     const floatX *dout = dropout_backward(m, g->mlp_bias, 2*l + 2);
     Sum dx = moe_layer_backward(m, l, dout, a->mlp_normed, scale);
     add_norm_backward(m, g->mlp_norm, g->att_bias, &dx, a->mid, norm_of(m, p->mlp_norm), a->mlp_rstd);
 
-    if (m->recompute == 1) attention_norm(m, l);
     dout = dropout_backward(m, g->att_bias, 2*l + 1);
     attention_output_backward(m, l, dout);
     parallel_send_gradients(m);                             /* parallel.h says why here */

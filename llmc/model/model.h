@@ -20,12 +20,14 @@
     T *output;          /* (A, C, G*D)   or (C, Q*G*D)             every token has, attention_always of them */ \
     T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads */     \
     T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                                         \
+    T *sink;            /* (Q*G)         scores of a key without a value, by head */                          \
     T *value_embed;     /* (V, G*D)      added to the values of a token */                                    \
     T *att_bias;        /* (C)           once per token, after the experts are combined, or of a plain output */ \
     T *mlp_norm;        /* (C) */                                                                             \
     T *router;          /* (E,C)         NULL when the MLP is dense */                                        \
     T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */\
     T *down;            /* (E, C, F) */                                                                       \
+    T *router_bias, *up_bias, *down_bias;   /* (E) (E, 2F) (E, C) */                                          \
     T *mlp_bias;        /* (C) */                                                                             \
     T *shared_up;       /* (2Fs, C)      the always-on expert */                                              \
     T *shared_down;     /* (C, Fs) */                                                                         \
@@ -76,6 +78,19 @@ typedef struct {                        /* what a layer's forward leaves for its
     Route   gate;                       /* of the shared expert: a router of one expert, whose weight is a sigmoid */
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
+
+/* Parts of a layer that backward can make once more from what is kept, so that layers share one buffer for them; in the order in which
+ * they are made. */
+typedef enum {
+    PART_NORMS,                         /* att_normed, mlp_normed */
+    PART_HEADS,                         /* q, kv, and what they were before their norms */
+    PART_ATTENTION,                     /* mixed, att_lse */
+    PART_MIDDLE,                        /* mid */
+    PART_UP,                            /* pre, shared_pre */
+    LAYER_PARTS
+} LayerPart;
+/* How many layers make a part once more: those before the last. What the last one made is still in the buffer when backward begins. */
+typedef struct { int layers[LAYER_PARTS]; } Recompute;
 
 typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;       /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
 
@@ -138,10 +153,12 @@ typedef struct {
 typedef struct {                        /* what other ranks add to a model */
     const Parallel *parallel;           /* NULL: there are no others */
     int   ranks;
+    int   shards;                       /* how many of them share one copy of what is sharded: all, or those of a node */
     int   level;                        /* what is sharded, 0 to 3 (parallel.h) */
     int   ordered;                      /* 1: the same bits on any number of ranks */
     int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
-    real *sums, *gathered;              /* if ordered and below level 2: (manifest.total), (ranks, GATHERED) */
+    int   crossing;                     /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
+    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED), there and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
     int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */
@@ -156,7 +173,7 @@ struct Model {
     const Device *dev;
     Config    config;
     ModelMode mode;
-    int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
+    Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
     int       fp8;                      /* 1: experts compute in 8 bits if fp8_passes says so: in training. 0: they do not */
@@ -199,10 +216,12 @@ static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)
 /* ---- plan.c: memory --------------------------------------------------------------------------------------- */
 
 /* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
- * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. gradients FLOATX: those
+ * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. recompute NULL: nothing. gradients FLOATX: those
  * of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer used twice. */
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel);
+void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* of a planned model: what layer l keeps, or would keep */
+int  model_recomputes(const Model *m, int l, LayerPart part);
 /* For generating, with a cache of `capacity` positions; weights_of: a model whose weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of);
@@ -265,15 +284,19 @@ Write gradient_write(const Model *m, int l);
 /* ---- attention.c, moe.c, route.c: the two sub-layers of layer l, and their routers ------------------------
  * Forward returns the answer to x; backward, with dout the gradient of that answer, the gradient of x. */
 Sum  attention_layer_forward (Model *m, int l, const floatX *x);
+void attention_heads (Model *m, int l, const floatX *x);    /* its steps 3 and 4, */
+void attention_mix   (Model *m, int l);                     /* 5, */
+Sum  attention_answer(Model *m, int l);                     /* and 6: forward is these, and backward may make each once more */
 void attention_output_backward(Model *m, int l, const floatX *dout);     /* first the output experts, */
 Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then attention and what is before it */
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
+void moe_up_again(Model *m, int l, const floatX *x);        /* what its backward reads: up projections, routed as in forward */
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
 void moe_encode_weights(Model *m, int l, int backward);     /* in 8 bits, if the pass that begins uses them so and has not yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
-void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
+void route_forward (Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x);
 void route_losses  (Model *m, Route *r);
-void route_backward(Model *m, Route *r, const floatX *router, void *drouter, ACC Sum *dx, const floatX *x, float scale,
-                    Write how);
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, ACC Sum *dx, const floatX *x, float scale,
+                    Write how);                             /* dbias NULL: there is none */
 #endif

@@ -24,6 +24,7 @@ static const MixtureNames mixture_names[] = {
     { GRANITES,         "*block_sparse_moe.router.layer.weight",
       "*block_sparse_moe.input_linear.weight", "*block_sparse_moe.output_linear.weight",
       "*shared_mlp.input_linear.weight", "*shared_mlp.output_linear.weight" },
+    { FAMILY_GPT_OSS,   "*mlp.router.weight", "*mlp.experts.gate_up_proj", "*mlp.experts.down_proj", NULL, NULL },
     { FAMILY_QWEN2_MOE, "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_expert.") },
     { ~0,               "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_experts.") },
 };
@@ -49,6 +50,12 @@ static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
 
+/* How files have the last tensor's experts, if that is not as memory has them (Tensor). */
+static void as_in_files(Manifest *m, int transposed, int interleaved) {
+    Tensor *t = &m->at[m->count - 1];
+    t->transposed = transposed;
+    t->interleaved = interleaved;
+}
 /* The rows of the last tensor are those of heads, which files may have in another order; keys: only of its first half. */
 static void turned(Manifest *m, const Config *c, int keys) {
     Tensor *t = &m->at[m->count - 1];
@@ -88,6 +95,8 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
         if (c->attention_bias > 1)
         TENSOR(att_bias,   "*self_attention.o_proj.bias", pick(f, NULL, "*self_attn.o_proj.bias"), ZEROS, TENSOR_BIAS, C);
     }
+    if (c->sinks)
+        TENSOR(sink,       "*self_attn.sinks", NULL, ZEROS, TENSOR_BIAS, c->query_heads * c->kv_heads);
     if (c->qk_norm) {
         const int all = c->qk_norm > 1;
         TENSOR(query_norm, "*self_attention.q_norm.weight", pick(f, NULL, "*self_attn.q_norm.weight"), ONES, TENSOR_NORM, all ? QGD : c->head_size);
@@ -103,7 +112,7 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
 }
 
 static void describe_mlp(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = c->activation == SWIGLU ? 2 : 1;
+    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = IS_GATED(c->activation) ? 2 : 1;
     const float std = initial(c, C);
     const Family f = config_family(c);
     const MixtureNames *mixture = names_of(f);
@@ -113,7 +122,17 @@ static void describe_mlp(Manifest *m, const Config *c, int l) {
     if (config_has_experts(c, l)) {
         TENSOR(router,     "*mlp.router.layer.weight",  mixture->router, std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  mixture->up, std, up, E, gate*F, C);
+        as_in_files(m, f == FAMILY_GPT_OSS, f == FAMILY_GPT_OSS);
         TENSOR(down,       "*mlp.output_linear.weight", mixture->down, initial_output(c, F), TENSOR_MLP, E, C, F);
+        as_in_files(m, f == FAMILY_GPT_OSS, 0);
+        if (c->expert_bias) {
+        TENSOR(router_bias, "*mlp.router.bias",               NULL, ZEROS, TENSOR_BIAS, E);
+        TENSOR(up_bias,     "*mlp.experts.gate_up_proj_bias", NULL, ZEROS, TENSOR_BIAS, E, gate*F);
+        m->at[m->count - 1].summed = 1;
+        as_in_files(m, 0, f == FAMILY_GPT_OSS);
+        TENSOR(down_bias,   "*mlp.experts.down_proj_bias",    NULL, ZEROS, TENSOR_BIAS, E, C);
+        m->at[m->count - 1].summed = 1;
+        }
         if (c->output_bias)
         TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
@@ -148,11 +167,11 @@ static void describe_model(Manifest *m, const Config *c) {
 }
 
 /* ---- activations, each once --------------------------------------------------------------------------------
- * KEEP: backward needs what forward made, one buffer per layer. NORM and LAYER: the same, unless that much is
- * recomputed (-r 1, -r 2), when all layers use one buffer; so do they all when nothing is trained. */
+ * Each has the part of the layer that makes it once more, where backward does so, and layers then share one buffer for it. KEEP: none
+ * does. Without training all layers share all buffers. */
 
-typedef enum { KEEP, NORM, LAYER } Lifetime;
-typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
+enum { KEEP = LAYER_PARTS };                  /* a LayerPart, or this */
+typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED, MEASURE } ActsPass;
 
 /* Upper bound on slots: rounding adds at most tile-1 (UP) or tile/2 (NEAREST) rows an expert. An expert never has more than N. */
 int mlp_slots(const Config *c, int N, int rounds) {
@@ -170,49 +189,55 @@ static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 /* F of layers with one MLP; 0: there are none. */
 static int widest_dense(const Config *c) { return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0; }
 
-static int is_shared(const Model *m, Lifetime life) {
-    return m->mode == MODEL_INFER || (life == NORM && m->recompute >= 1) || (life == LAYER && m->recompute >= 2);
+/* Of layer l; -1: of any. The last layer shares, too, but needs nothing once more. */
+static int is_shared(const Model *m, int l, int part) {
+    const int again = part == KEEP ? 0 : m->recompute.layers[part];
+    return m->mode == MODEL_INFER || (again && (l < 0 || l >= m->config.layers - 1 - again));
 }
-/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. */
-static void act(Model *m, ActsPass pass, Lifetime life, const char *name, void *pointer, void *shared, size_t bytes) {
-    if (pass == BIND_SHARED) { if (is_shared(m, life)) memcpy(pointer, shared, sizeof(void *)); }
-    else if (is_shared(m, life) == (pass == PLAN_SHARED))
+int model_recomputes(const Model *m, int l, LayerPart part) { return l < m->config.layers - 1 && is_shared(m, l, part); }
+
+/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. measured: (LAYER_PARTS), of MEASURE. */
+static void act(Model *m, int l, ActsPass pass, int part, const char *name, void *pointer, void *shared, size_t bytes, size_t *measured) {
+    const int shares = is_shared(m, l, part);
+    if (pass == MEASURE) { if (part != KEEP) measured[part] += arena_rounded(bytes); }
+    else if (pass == BIND_SHARED) { if (shares) memcpy(pointer, shared, sizeof(void *)); }
+    else if (shares == (pass == PLAN_SHARED))
         arena_add(&m->arena, pass == PLAN_SHARED ? MEM_SHARED : MEM_KEPT, name, pointer, bytes);
 }
 
 /* l: the layer; -1: any of them, for buffers that all share. */
-static void describe_acts(Model *m, int l, ActsPass pass) {
+static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     const Config *c = &m->config;
     const int routed = l < 0 ? c->experts > 1 : config_has_experts(c, l), dense = l < 0 || !routed;
     LayerActs *const a = l < 0 ? &m->shared : &m->acts[l];
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
     const size_t Q = (size_t)c->query_heads;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
+    const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
     LayerActs *s = &m->shared;
 
-#define ACT(life, field, bytes) act(m, pass, life, #field, &a->field, &s->field, bytes)
-    ACT(NORM,  att_normed, N*C*X);
-    ACT(KEEP,  att_rstd,   N*Re);
-    ACT(LAYER, q,          N*Q*G*D*X);
-    ACT(LAYER, kv,         N*2*G*D*X);
+#define ACT(part, field, bytes) act(m, l, pass, part, #field, &a->field, &s->field, bytes, measured)
+    ACT(PART_NORMS,     att_normed, N*C*X);
+    ACT(KEEP,           att_rstd,   N*Re);
+    ACT(PART_HEADS,     q,          N*Q*G*D*X);
+    ACT(PART_HEADS,     kv,         N*2*G*D*X);
     if (c->qk_norm > 1 || (c->qk_norm && m->mode == MODEL_TRAIN)) {
-    ACT(LAYER, q_before,   N*Q*G*D*X);
-    ACT(LAYER, k_before,   N*G*D*X);
+    ACT(PART_HEADS,     q_before,   N*Q*G*D*X);
+    ACT(PART_HEADS,     k_before,   N*G*D*X);
     }
     if (c->qk_norm > 1) {
-    ACT(LAYER, q_rstd,     N*Re);
-    ACT(LAYER, k_rstd,     N*Re);
+    ACT(PART_HEADS,     q_rstd,     N*Re);
+    ACT(PART_HEADS,     k_rstd,     N*Re);
     }
-    ACT(LAYER, mixed,      N*Q*G*D*X);
-    ACT(LAYER, att_lse,    N*Q*G*Re);
-    ACT(LAYER, mid,        N*C*X);
-    ACT(NORM,  mlp_normed, N*C*X);
-    ACT(KEEP,  mlp_rstd,   N*Re);
-    ACT(LAYER, pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)widest_dense(c) : 0) * gate*X);
+    ACT(PART_ATTENTION, mixed,      N*Q*G*D*X);
+    ACT(PART_ATTENTION, att_lse,    N*Q*G*Re);
+    ACT(PART_MIDDLE,    mid,        N*C*X);
+    ACT(PART_NORMS,     mlp_normed, N*C*X);
+    ACT(KEEP,           mlp_rstd,   N*Re);
+    ACT(PART_UP,        pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)widest_dense(c) : 0) * gate*X);
     if (routed && c->shared_width)
-    ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
-    ACT(KEEP,  out,        N*C*X);
+    ACT(PART_UP,        shared_pre, N*gate*(size_t)c->shared_width*X);
+    ACT(KEEP,           out,        N*C*X);
 #define ROUTE(r, experts, always, slots, extends) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
     ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S_*Re); \
     ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+(always)+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
@@ -224,6 +249,11 @@ static void describe_acts(Model *m, int l, ActsPass pass) {
     if (routed && can_round(m))   ACT(KEEP, mlp.first, (N+1)*I);
 #undef ROUTE
 #undef ACT
+}
+void model_part_bytes(const Model *m, int l, size_t bytes[LAYER_PARTS]) {
+    Model measured = *m;
+    memset(bytes, 0, LAYER_PARTS * sizeof *bytes);
+    describe_acts(&measured, l, MEASURE, bytes);
 }
 
 /* ---- experts in 8 bits ------------------------------------------------------------------------------------------ */
@@ -266,7 +296,7 @@ static void describe_scratch(Model *m) {
     const size_t QGD = (size_t)c->query_heads * GD, F = c->experts > 1 ? (size_t)c->width : 0;
     const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
+    const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
     const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
@@ -327,15 +357,15 @@ static void plan_weights(Model *m) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
     const Parallel *parallel = m->dp.parallel;
     Arena *a = &m->arena;
-    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks;
-    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? ranks : 1) * X);
+    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks, shards = (size_t)m->dp.shards;
+    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? shards : 1) * X);
     if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
     if (m->mode == MODEL_TRAIN)
-        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? ranks : 1));
+        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? shards : 1));
     if (m->dp.level >= 2 || (m->dp.level && parallel->one_process))
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
     if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
-    if (m->dp.ordered && m->dp.level < 2 && m->dp.ranks > 1)
+    if (m->dp.ordered && ranks > 1 && (m->dp.level < 2 || shards < ranks))
         arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * GATHERED * Re);
     shards_plan(m);
 }
@@ -345,8 +375,8 @@ static void plan_activations(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)m->config.channels;
     const MemCategory kept = m->mode == MODEL_TRAIN ? MEM_KEPT : MEM_SHARED;
     Arena *a = &m->arena;
-    for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT);
-    describe_acts(m, -1, PLAN_SHARED);
+    for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT, NULL);
+    describe_acts(m, -1, PLAN_SHARED, NULL);
     describe_scratch(m);
     plan_codes(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
@@ -401,7 +431,8 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
-    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.ranks;      /* the same layout as its weights */
+    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
+    m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
     describe_model(&m->manifest, c);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
@@ -412,19 +443,21 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     plan_batch(m);
     plan_cache(m);
 }
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel) {
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
-                  .recompute = recompute,
+                  .recompute = recompute ? *recompute : (Recompute){ { 0 } },
                   .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
+                          .shards = parallel ? parallel_shards(parallel) : 1,
                           .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
+    for (int p = 0; p < LAYER_PARTS; p++) if (m->recompute.layers[p] >= c->layers) m->recompute.layers[p] = c->layers - 1;
     plan(m, micro_batches, gradients);
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of) {
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T },
-                  .dp = { .ranks = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
+                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
     plan(m, 1, REAL);
 }
 
@@ -474,6 +507,7 @@ int model_allocate(Model *m) {
         if (m->weights_of->dp.level >= 3) {                 /* and the buffers in which they are whole */
             m->dp.parallel = m->weights_of->dp.parallel;
             m->dp.level = m->weights_of->dp.level;
+            m->dp.shards = m->weights_of->dp.shards;
             m->dp.weights = m->weights_of->dp.weights;
         }
     }
@@ -483,7 +517,7 @@ int model_allocate(Model *m) {
     for (int l = 0, router = 0; l < c->layers; l++) {
         const int block = c->universal ? 0 : l;
         bind_tensors(m, block, &m->lp[l], &m->lg[l]);
-        describe_acts(m, l, BIND_SHARED);
+        describe_acts(m, l, BIND_SHARED, NULL);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
         if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen };
         if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
@@ -497,7 +531,7 @@ int model_allocate(Model *m) {
  * draws its own. */
 static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
-    const int shards = m->dp.level >= 3 ? m->dp.ranks : 1, shard = shards > 1 ? m->dp.parallel->rank : 0;
+    const int shards = m->dp.level >= 3 ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;
     double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];

@@ -2,6 +2,7 @@
 #include "models.h"
 #include "trainee.h"
 #include "tests/test.h"
+#include "llmc/model/recompute.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@ static Config config_of(const char *descriptor, int fp8) {
     return c;
 }
 static void open_model(Trainee *t, const Device *dev, const Config *c, int recompute, int micro_batches) {
-    check(trainee_open(t, dev, c, (TraineeOptions){ .B = 2, .T = 64, .recompute = recompute, .micro_batches = micro_batches,
+    check(trainee_open(t, dev, c, (TraineeOptions){ .B = 2, .T = 64, .recompute = recompute_numbered(recompute), .micro_batches = micro_batches,
                                                     .gradients = FLOATX, .seed = 3 }), "memory");
     t->m.balance_coef = 0.01f;
     t->m.rounds = 1;

@@ -6,6 +6,7 @@
 #include "llmc/model/check.h"
 #include "llmc/model/decode.h"
 #include "llmc/model/routers.h"
+#include "llmc/model/recompute.h"
 #include "llmc/base/random.h"
 #include "llmc/files/families.h"
 #include <math.h>
@@ -66,6 +67,8 @@ const char *family_case(int i, Config *c) {
         { "m3:c16h4d8q2e6k2f12a1s2w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { { 1 } }, .rotated = 4,
                                                .attention_bias = 1 } },                                         /* as GLM 4.5 */
         { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 } },  /* as Dots 1 */
+        { "m3:c16h6d8q3e5k2f7a1n0u1", { .scores = TOPK_SOFTMAX, .activation = CLAMPED, .attention_bias = 2, .sinks = 1, .expert_bias = 1,
+                                        .window = 3, .windowed = { { 5 } }, .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 } } },   /* as gpt-oss */
         { "m2:c16h4q2e6k3f12a1s1n0", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },           /* as ERNIE */
         { "d2:c16h4q2f20n0", { .window = 5, .windowed = { { 3 } } } },                                             /* as Mistral */
         { "m3:c16h6d6q2e5k2f12a1n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } } },
@@ -80,6 +83,8 @@ const char *family_case(int i, Config *c) {
     c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
     c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
     c->dense = w->dense, c->window = w->window, c->windowed = w->windowed;
+    c->sinks = w->sinks, c->expert_bias = w->expert_bias;
+    if (w->activation) c->activation = w->activation;
     return cases[i].descriptor;
 }
 
@@ -94,17 +99,17 @@ static void gradients_of(Check *c, const char *name) {
 static void gradients(void) {
     for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
         Check c = { .config = config_of(grid[i].descriptor, grid[i].scores, grid[i].activation, grid[i].tied),
-                    .recompute = grid[i].recompute, .dropout = grid[i].dropout };
+                    .recompute = recompute_numbered(grid[i].recompute), .dropout = grid[i].dropout };
         gradients_of(&c, grid[i].descriptor);
     }
     for (int i = 0; family_case(i, NULL); i++) {
-        Check c = { .config = trainee_config(family_case(i, NULL), 29, 16), .recompute = i % 3, .dropout = i % 2 ? 0.1f : 0 };
+        Check c = { .config = trainee_config(family_case(i, NULL), 29, 16), .recompute = recompute_numbered(i % 3), .dropout = i % 2 ? 0.1f : 0 };
         family_case(i, &c.config);
         gradients_of(&c, family_case(i, NULL));
     }
     for (size_t i = 0; i < sizeof rounded / sizeof *rounded; i++) {
         Check c = { .config = config_of(rounded[i].descriptor, rounded[i].scores, rounded[i].activation, 1),
-                    .recompute = rounded[i].recompute };
+                    .recompute = recompute_numbered(rounded[i].recompute) };
         c.config.rounding = rounded[i].rule;
         c.config.tile = 4;                                  /* of 14 tokens */
         gradients_of(&c, rounded[i].descriptor);
@@ -123,7 +128,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     const int lean = how & LEAN;
     double loss = NAN;
     Trainee t;
-    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute, .no_master = lean, .seed = 3,
+    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute_numbered(recompute), .no_master = lean, .seed = 3,
                                                     .moments = lean ? FLOATX : REAL, .gradients = FLOATX,
                                                     .momentum = how & MUON ? 0.95f : 0 })) return NAN;
     t.m.balance_coef = 0.01f;
@@ -581,4 +586,5 @@ void test_model(void) {
     bad_gradient();
     training();
     test_fp8();
+    test_recompute();
 }

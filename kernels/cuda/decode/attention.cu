@@ -27,7 +27,8 @@ struct Shape { HeadOrder order; int T, G, Q, D, window; };
 __device__ static inline int first_seen(const Shape &h, int seen) { return h.window ? max(seen - h.window, 0) : 0; }
 // Keys that a token can see at most.
 static inline int most_seen(int T, int window) { return window && window < T ? window : T; }
-struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; };  // table NULL: attention_cached, only queries
+// table NULL: attention_cached, only queries; then there may be sinks (Q*G), too.
+struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; const floatX *sink; };
 
 enum {
     BATCH = 4,                              // keys that a lane has in flight
@@ -59,6 +60,11 @@ template <int MAX, class At> __device__ static inline Partial merged(int count, 
             all.x += p.x * factor;
         }
     return all;
+}
+
+// What a head's sink, if there is one, adds to the sum of weights whose top this is.
+__device__ static inline float weight_of_sink(const floatX *sink, int head, float top) {
+    return sink ? power_of_2(LOG2E * R(sink[head]) - top) : 0;
 }
 
 // The running softmax of a lane over the keys that it has seen, for a group of query heads and VECTOR columns.
@@ -275,7 +281,7 @@ template <int HEADS> __device__ static inline void merge_lanes(Softmax<HEADS> &s
 }
 // The warps of a block: to out, or, if there are several splits, to partials (B*G*Q,splits,2+D): top, sum, the D sums.
 template <int HEADS> __device__ static inline void
-merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at) {
+merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at, const floatX *sink) {
     __shared__ alignas(16) float tops[HEADS][SPLIT_WARPS], sums[HEADS][SPLIT_WARPS], results[HEADS][SPLIT_WARPS][32*VECTOR];
     const int D = at.h.D, splits = at.t.splits, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     #pragma unroll
@@ -292,13 +298,14 @@ merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const S
         });
         if (j >= at.h.Q || at.column + d >= D) continue;
         float *to = partials + (((size_t)at.pair*at.h.Q + j) * splits + at.split) * (D + 2);
-        if (splits == 1) out[(size_t)at.head(m) * D + at.column + d] = X(all.x / all.sum);
+        if (splits == 1) out[(size_t)at.head(m) * D + at.column + d] = X(all.x / (all.sum + weight_of_sink(sink, at.head_of_token(m), all.top)));
         else to[2 + at.column + d] = all.x;
         if (splits > 1 && at.column + d == 0) { to[0] = all.top; to[1] = all.sum; }
     }
 }
 // The splits of a group of heads.
-template <int HEADS> __device__ static inline void merge_splits(floatX *out, const float *partials, const SplitBlock<HEADS> &at) {
+template <int HEADS> __device__ static inline void
+merge_splits(floatX *out, const float *partials, const SplitBlock<HEADS> &at, const floatX *sink) {
     const int D = at.h.D, splits = at.t.splits;
     #pragma unroll 1
     for (int i = threadIdx.x; i < min(HEADS, at.h.Q - at.head0) * D; i += SPLIT_THREADS) {
@@ -308,7 +315,7 @@ template <int HEADS> __device__ static inline void merge_splits(floatX *out, con
             const float *p = from + (size_t)s*(D + 2);
             return Partial{ p[0], p[1], p[2 + d] };
         });
-        out[(size_t)at.head(m) * D + d] = X(all.x / all.sum);
+        out[(size_t)at.head(m) * D + d] = X(all.x / (all.sum + weight_of_sink(sink, at.head_of_token(m), all.top)));
     }
 }
 
@@ -342,9 +349,9 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
     Softmax<HEADS> softmax;
     attend<HEADS, WIDE>(softmax, at, queries, keys, begin, end);
     merge_lanes(softmax, t.lanes);
-    merge_warps(out, partials, softmax, at);
+    merge_warps(out, partials, softmax, at, newest.sink);
     if (t.splits > 1 && last_block(&arrivals[at.pair*t.groups + at.head0/HEADS], (unsigned)(t.columns*t.splits)))
-        merge_splits(out, partials, at);
+        merge_splits(out, partials, at, newest.sink);
 }
 
 // ---- heads of 64 or 128: splits merged in a cluster ---------------------------------------------------------------------
@@ -546,13 +553,15 @@ static void decode_split(floatX *out, const floatX *q, floatX *cache, const int 
     LAUNCH_EARLY((is_wide ? wide_kernel[power] : decode_split_kernel<1, false>), (unsigned)(blocks * t.splits), SPLIT_THREADS,
                  ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache, position, newest, h, t);
 }
-static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position, int window, HeadOrder order,
-                             int B, int T, int G, int Q, int D) {
-    decode_split(out, q, (floatX *)cache, position, {}, window, order, B, T, G, Q, D);
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position, int window,
+                             HeadOrder order, int B, int T, int G, int Q, int D) {
+    Newest newest = {};
+    newest.sink = sink;
+    decode_split(out, q, (floatX *)cache, position, newest, window, order, B, T, G, Q, D);
 }
 static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *new_heads, const real *table,
                              const int *position, const int *row, int window, HeadOrder order, int B, int T, int G, int Q, int D) {
-    const Newest newest = { table, kv, row, *new_heads };
+    const Newest newest = { table, kv, row, *new_heads, NULL };
     const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, most = most_seen(T, window), splits = (most + 127) / 128;
     if (B && context()->arch >= 90 && (D == 64 || D == 128) && wide((size_t)D, cache) && most <= 1024 * CLUSTER) {
         auto kernel = D == 64 ? Q > 1 ? decode_cluster_kernel<2, 64>  : decode_cluster_kernel<1, 64>
