@@ -146,12 +146,12 @@ def write_defaults():
 
 def randomize(model, seed, in_mxfp4=False):
     """in_mxfp4: experts are those of random codes and scales, which are returned."""
-    packed = {}
+    packed, clamps = {}, model.config.model_type == "gpt_oss"
     rng = torch.Generator().manual_seed(seed)
     for name, p in list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n]:
         noise = torch.randn(p.shape, generator=rng)
         value = (1 + 0.2 * noise if "norm" in name else 0.1 * noise if name.endswith("bias") else
-                 0.5 * noise if "gate.weight" in name or "router" in name else noise if "gate_up_proj" in name else 0.25 * noise)
+                 0.5 * noise if "gate.weight" in name or "router" in name else noise if clamps and "gate_up_proj" in name else 0.25 * noise)
         p.data = value.bfloat16().to(p.dtype)
         if in_mxfp4 and name.endswith(("gate_up_proj", "down_proj")):
             E, columns, rows = p.shape
