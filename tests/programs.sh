@@ -253,6 +253,7 @@ expect 3 'config.json' $train $data -e void -o again -y 0
 expect 2 'given twice' $run -o again -y 0 -b 1
 expect 0 'step    1/60' $run -o again -y 0 -n 20
 same_run whole again "-y 0 starts over"
+cp -r again reseeded && expect 0 'from here on the seed is 1; the run began with 1337' $train -o reseeded -y 1 -sd 1 -x 61
 ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
 
 expect 0 'total ' $some -o new -x 0
