@@ -370,7 +370,7 @@ static int load_weights(Model *m, const Model *was, const char *path, Error *e) 
     if (!n) n = !load_pieces(m, was, s, &why);
     for (int r = 0; r < bias_count(was) && !n; r++) n = !load_bias(m, s, r, &why);
     if (n && !problems.at) text_add(&problems, "\n  %s", why.text);
-    if (!n && used < safetensors_count(s)) warn_of_unknown(was, s, path);
+    if (!n && used < safetensors_count(s) && was->to - was->from == was->config.layers) warn_of_unknown(was, s, path);
     report_problems(path, n, &problems, e);
     safetensors_close(s);
     free(problems.at);
