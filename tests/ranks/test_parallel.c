@@ -117,7 +117,8 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     Config c = trainee_config(t->model, 40, T);
     c.fp8 = t->fp8;
     c.rope_pairs = t->pairs;
-    if (t->oss) c.family = FAMILY_GPT_OSS, c.expert_bias = 1, c.sinks = 1;
+    if (t->oss) c.family = FAMILY_GPT_OSS, c.expert_bias = c.sinks = 1, c.activation = CLAMPED, c.scores = TOPK_SOFTMAX;
+    if (t->oss && config_family(&c) != FAMILY_GPT_OSS) fail(EXIT_USAGE, "%s: no gpt_oss", t->model);
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
                                .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
