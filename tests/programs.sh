@@ -170,9 +170,9 @@ expect 2 'given twice' $train -cf mine.txt -cf mine.txt -o new
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
-expect 0 'DOES NOT FIT. This would fit: .*-mw 0 -mo bf16: .*-b ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
 expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
-expect 0 'DOES NOT FIT. This would fit: -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
 expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
 expect 0 'recomputing would save: norms .*up projections' $train $data -x 0 -gm 1.5 -e m6
 expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
@@ -703,7 +703,7 @@ expect 0 'gradients and weights sharded over 8 ranks, -z 3 -zn 0' $hosts -gm 2.4
 expect 0 'DOES NOT FIT. This would fit: .*-z 3 -zn 0: ' $hosts -gm 2.4 -z 3
 expect 0 'sharded over 4 ranks of a node' $hosts -z 3
 huge="$train $data -dv cpu -ng 2 -b 1 -t 32 -e m48:c4096h32e256k8f2048"
-expect 7 'rank 0 of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new
+expect 7 'rank [01] of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new
 expect 7 'needs with -z 3; it has' $huge -o new
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
@@ -888,11 +888,27 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
+# Layers dealt out over pretended devices: the same text, loss and answers.
+for how in "-t 0 -n 40" "-s 7 -n 40 -r 2" "-x val.txt" "-s 2 -n 0"; do
+    limited $infer whole -dv cpu $how > one.txt 2> /dev/null; limited $infer whole -dv cpu $how -ng 2 > dealt.txt 2> "$said"
+    ok "infer_moe $how -ng 2 prints the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
+    ok "and says which layers are where" grep -q 'layer 1 on pretended device 0: .* MB' "$said"
+done
+printf 'int a;\n/reset\nstatic\n' > lines.txt
+limited $infer whole -dv cpu -m chat -s 4 -n 30 < lines.txt > one.txt 2> /dev/null; limited $infer whole -dv cpu -m chat -s 4 -n 30 -ng 2 < lines.txt > dealt.txt 2> /dev/null
+ok "infer_moe -m chat -ng 2 answers the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
+expect 2 'it has only 2 layers' $infer whole -dv cpu -ng 3
+expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 -v 2
+expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 -m web
+
 # Multiple-choice questions. What is wrong with a file is said before the weights are read.
 printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl
 expect 0 'asked.jsonl: questions 2  accuracy [0-9.]* +- [0-9.]*  per token .*  per character ' $infer whole -ev asked.jsonl -eo answers.jsonl
 ok "a line of details for each question" [ "$(grep -c '"logprobs": \[-.*, -.*\], "tokens": \[' answers.jsonl)" = 2 ]
 expect 0 '1 questions are longer than the 3 tokens' $infer whole -ev asked.jsonl -c 3
+expect 0 'accuracy' $infer whole -ev asked.jsonl -eo dealt.jsonl -dv cpu -ng 2
+limited $infer whole -ev asked.jsonl -eo answers.jsonl -dv cpu > /dev/null 2>&1
+ok "infer_moe -ev -ng 2 has the same likelihoods" cmp -s answers.jsonl dealt.jsonl
 echo '{"context": "a", "choices": ["b", "c"], "answer": 2}' >> asked.jsonl
 expect 3 'asked.jsonl: line 4: "answer" is 2' $infer whole -ev asked.jsonl
 expect 3 'missing.jsonl: No such file' $infer whole -ev missing.jsonl

@@ -183,6 +183,8 @@ struct Model {
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
     Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
     int       routers;                  /* 2 a layer, or fewer */
+    int       from, to;                 /* the layers that it has: all, unless they are dealt out over devices (relay.h) */
+    struct Relay *relay;                /* brings the stream that enters layer `from`; NULL: this model has the first */
 
     const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
     Manifest  manifest;
@@ -224,6 +226,8 @@ int  model_recomputes(const Model *m, int l, LayerPart part);
 /* For generating, with a cache of `capacity` positions; weights_of: a model whose weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of);
+/* Of layers from .. to - 1 only, and the embedding and the head if they belong to these (relay.h). */
+void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to);
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
 void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* only tensors of this kind, with the same values */

@@ -1,5 +1,6 @@
 /* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
 #include "parallel.h"
+#include "relay.h"
 #include "rope.h"
 #include "routers.h"
 #include <math.h>
@@ -148,17 +149,23 @@ static void describe_mlp(Manifest *m, const Config *c, int l) {
 }
 #undef TENSOR
 
-static void describe_model(Manifest *m, const Config *c) {
-    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
+/* With layers from .. to - 1. The head may be the embedding. */
+static void describe_model(Manifest *m, const Config *c, int from, int to) {
+    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers, ends = to == c->layers;
     const float embed = c->init_embed > 0 ? (float)c->init_embed : (float)c->init_std;
     const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
-    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
-                 (int[]){ V, C });
-    m->at[0].padding = c->padding;
+    if (!from || (ends && c->tied)) {
+        manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
+                     (int[]){ V, C });
+        m->at[0].padding = c->padding;
+    }
     manifest_end_range(m);
-    for (int l = 0; l < blocks; l++) { describe_attention(m, c, l); describe_mlp(m, c, l); manifest_end_range(m); }
-    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
-    if (!c->tied) {
+    for (int l = 0; l < blocks; l++) {
+        if (l >= from && l < to) { describe_attention(m, c, l); describe_mlp(m, c, l); }
+        manifest_end_range(m);
+    }
+    if (ends) manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
+    if (ends && !c->tied) {
         manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, head, TENSOR_HEAD, 2,
                      (int[]){ V, C });
         m->at[m->count - 1].padding = c->padding;
@@ -417,7 +424,7 @@ static void plan_cache(Model *m) {
     const size_t X = m->dev->floatX_size, L = (size_t)c->layers, GD = (size_t)(c->kv_heads * c->head_size);
     if (!m->cache_capacity) return;
     m->cache = mem_alloc(L * sizeof *m->cache);
-    for (size_t l = 0; l < L; l++)
+    for (int l = m->from; l < m->to; l++)
         arena_add(&m->arena, MEM_CACHE, "cache", &m->cache[l], (size_t)m->batch.B * (size_t)m->cache_capacity * 2*GD*X);
     arena_add(&m->arena, MEM_DATA, "cache_row", &m->cache_row, (size_t)m->batch.N * sizeof(int));
 }
@@ -433,7 +440,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
     m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
     m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
-    describe_model(&m->manifest, c);
+    describe_model(&m->manifest, c, m->from, m->to);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
     m->lg = mem_alloc(L * sizeof *m->lg);
@@ -445,7 +452,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
 }
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
                   .recompute = recompute ? *recompute : (Recompute){ { 0 } },
                   .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
                           .shards = parallel ? parallel_shards(parallel) : 1,
@@ -456,8 +463,13 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T },
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
                   .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
+    plan(m, 1, REAL);
+}
+void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from, .to = to,
+                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity };
     plan(m, 1, REAL);
 }
 
@@ -499,7 +511,7 @@ static void bind_results(Model *m) {
 int model_allocate(Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
-    if (!arena_allocate(&m->arena, dev)) return 0;
+    if ((m->relay && !relay_allocate(m->relay, m)) || !arena_allocate(&m->arena, dev)) return 0;
     if (m->weights_of) {
         m->params = m->weights_of->params;
         m->bias = m->weights_of->bias;
@@ -549,6 +561,8 @@ void model_initialize(Model *m, uint64_t seed) { initialize(m, ~0u, seed); }
 void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed) { initialize(m, 1u << kind, seed); }
 
 void model_free(Model *m) {
+    if (m->relay) relay_free(m->relay);
+    m->relay = NULL;
     arena_free(&m->arena, m->dev);
     manifest_free(&m->manifest);
     free(m->lp);

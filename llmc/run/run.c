@@ -557,6 +557,14 @@ static void print_levels(const Run *r) {
     puts(")");
 }
 
+/* Ranks of this process's machine. */
+static size_t ranks_here(const Run *r) { return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1)); }
+void run_plan_saves(Run *r) {
+    Saver *s = saver_open(&r->model, &r->optimizer);
+    const size_t room = saver_room(s), host = device_find("cpu-f32")->memory(), each = room + (r->dev->is_gpu ? 0 : r->model.arena.total);
+    saver_close(s);
+    r->save_room = host && each * ranks_here(r) > host / 4 * 3 ? 0 : room;
+}
 /* What is recomputed; in a plan that is only printed, also what could be. */
 static void print_recompute(const Run *r, int plans) {
     Text t = { 0 };
@@ -583,6 +591,8 @@ static void print_fit(const Run *r) {
         free(hint);
     }
     putchar('\n');
+    if (r->save_room) printf("|   a copy for saves, host      | %10.2f MB: steps wait for the copy only\n", (double)r->save_room / 1e6);
+    else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }
 
 /* How much of the validation split is read, and how much work a kill loses. */
@@ -677,6 +687,13 @@ void run_allocate(Run *r) {
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
+    r->saver = saver_open(&r->model, &r->optimizer);
+    const int room = r->save_room && saver_make_room(r->saver);
+    if (r->save_room && !group_min(r->parallel.group, room)) {
+        saver_close(r->saver);
+        r->saver = saver_open(&r->model, &r->optimizer);
+        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
+    }
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);

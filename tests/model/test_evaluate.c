@@ -84,7 +84,7 @@ static void run(const Device *dev, const Tokenizer *t, const char *file, int sma
     check(cut == (strcmp(file, "choices.jsonl") == 0), "%s: %zu contexts are cut", what, cut);
     FileWriter *w = file_create(details, &e);
     if (small) model_plan_inference(&m, dev, &c, 1, 64, 0, NULL);
-    else evaluate_plan(&m, dev, &c, &q);
+    else evaluate_plan(&m, dev, &c, &q, NULL);
     const int ready = model_allocate(&m) && hf_load_weights(&m, FOLDER, &e) && evaluate(&m, &q, &never, 0, w, &v, &e);
     check(ready && file_finish(w, &e), "%s: %s", what, e.text);
     if (ready) compare(&q, &v, details, expected, what);

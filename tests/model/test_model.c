@@ -587,4 +587,5 @@ void test_model(void) {
     training();
     test_fp8();
     test_recompute();
+    test_relay();
 }
