@@ -142,7 +142,7 @@ static void load_one(const Device *dev, const Published *p, const char *folder) 
             if (!hf_load_weights(&m, folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
             dev->sync();
             const double seconds = now() - start;
-            printf("  %.2f s (%.1f GB/s)", seconds, (double)bytes / 1e9 / seconds);
+            printf("  %.2f s (%.1f GB/s)", seconds, (double)sum.bytes / 1e9 / seconds);
         }
         printf("\n");
     }

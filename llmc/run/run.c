@@ -261,7 +261,7 @@ void run_choose_model(Run *r) {
         c->context = s->seq;
     }
     c->rounding = rounding_by_name(s->rounding);
-    c->fp8 = !strcmp(s->precision, "fp8");
+    c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
@@ -610,6 +610,14 @@ static void print_intervals(const Run *r) {
     free(t.at);
 }
 
+/* Of an expert's layer two products are forward and four backward. */
+static void print_precision(const Model *m) {
+    const int layers = config_mixtures(&m->config), passes = m->fp8_passes;
+    printf("|   experts in e4m3     | %d of %d products%s, of %.0f rows an expert\n",
+           layers * ((passes & FP8_FORWARD ? 2 : 0) + (passes & FP8_BACKWARD ? 4 : 0)), 6 * layers,
+           passes == FP8_ALL ? "" : passes == FP8_FORWARD ? ": forward" : passes == FP8_BACKWARD ? ": backward"
+           : ": in bf16 this size is as fast, or was not measured (-pe fp8-all)", (double)m->batch.N * m->config.topk / m->config.experts);
+}
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;
     const Arena *a = &r->model.arena;
@@ -633,6 +641,7 @@ void run_print_plan(const Run *r) {
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
            c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
+    if (c->fp8) print_precision(&r->model);
     printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
     printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",

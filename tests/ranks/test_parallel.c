@@ -27,7 +27,7 @@ typedef struct Team Team;
 struct Team {                           /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
-    int fp8, pairs, oss;                /* 1: experts in 8 bits; rows of heads have another order in files; experts have, as gpt_oss's */
+    int fp8, pairs, oss;                /* Fp8Passes of the experts; rows of heads have another order in files; experts have, as gpt_oss's */
     int ranks, shards, level, ordered, late, micro_batches, steps;          /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor between nodes */
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
@@ -355,7 +355,7 @@ static void same_bits(void) {
 
 /* With all sharded, the codes of weights are one layer's at a time. More layers than buffers for weights. */
 static void same_bits_in_8_bits(void) {
-    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = 1, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
+    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = FP8_ALL, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
     run(&one);
     for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, 0, level, level == 3);
     one.recompute = recompute_numbered(2);
