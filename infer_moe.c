@@ -5,7 +5,7 @@
  *
  * main() is at the end. The loop: llmc/run/generate.c. Text in and out: llmc/run/stream.h. Views of experts:
  * llmc/run/view.h. stdout carries only the text, so it can be piped; messages go to stderr. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <math.h>

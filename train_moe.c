@@ -174,6 +174,7 @@ static void run_rank(void *all, int local) {
     r->leads = r->parallel.rank == 0;
     r->takes_signals = local == 0;
     run_plan(r);
+    parallel_form_nodes(&r->parallel, r->dev);
     run_allocate(r);
     run_start_or_resume(r);
     run_begin_log(r);

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; int level; } Setup;    /* alone: ms of one rank's step; level: -z */
+typedef struct { ProcessGroup *processes; const Device *dev; double seconds, alone; int level, node; } Setup;    /* alone: ms of one rank's step; level: -z; node: -zn */
 typedef struct {                            /* one rank */
     const Device *dev;
     Comm  *comm;
@@ -142,10 +142,13 @@ static void train_rank(void *setup, int local) {
     const int ranks = group_size(s->processes), gpu = s->dev->is_gpu, B = gpu ? 32 : 4, T = gpu ? 1024 : 64;
     const char *descriptor = gpu ? "m12:e64k8f256" : "m4";
     const Config c = trainee_config(descriptor, gpu ? 50304 : 256, T);
-    Parallel p = { .ranks = ranks, .level = s->level, .one_process = gpu };
+    Parallel p = { .ranks = ranks, .level = s->level, .shards = s->node, .one_process = gpu };
     Trainee t;
     double ms[STEPS];
+    char nodes[24] = "";
+    if (s->node) snprintf(nodes, sizeof nodes, " -zn %d", s->node);
     parallel_connect(&p, s->dev, local % s->dev->count(), s->processes, local);
+    parallel_form_nodes(&p, s->dev);
     if (!trainee_open(&t, s->dev, &c, (TraineeOptions){ .B = B, .T = T, .gradients = FLOATX, .parallel = ranks > 1 ? &p : NULL }))
         fail(EXIT_MEMORY, "a step of %s with %d x %d tokens does not fit into %s's memory", descriptor, B, T, s->dev->name);
     t.m.balance_coef = 0.01f;
@@ -159,8 +162,8 @@ static void train_rank(void *setup, int local) {
         const double middle = median(ms, STEPS);
         const char *way = shared ? ", by copy engines:" : ranks > 1 ? ", by kernels:" : ":";
         if (ranks == 1) s->alone = middle;
-        printf("%d rank%s, -z %d, %s, %d x %d tokens on each%-18s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f  %.2f GB\n",
-               ranks, ranks > 1 ? "s" : "", ranks > 1 ? s->level : 0, descriptor, B, T, way, middle, ms[0], ms[STEPS - 1],
+        printf("%d rank%s, -z %d%s, %s, %d x %d tokens on each%-18s %8.3f ms a step (%.3f - %.3f)  %9.0f tokens/s  efficiency %.3f  %.2f GB\n",
+               ranks, ranks > 1 ? "s" : "", ranks > 1 ? s->level : 0, nodes, descriptor, B, T, way, middle, ms[0], ms[STEPS - 1],
                ranks * B * T / middle * 1e3, s->alone / middle, (double)t.m.arena.total / 1e9);
         fflush(stdout);
     }
@@ -184,4 +187,6 @@ void bench_ranks(const Device *dev, double seconds) {
     puts("");
     for (int ranks = 1; ranks <= most; ranks *= 2)
         for (s.level = 1; s.level <= (ranks > 1 ? MOST_SHARDED : 1); s.level += 2) with_ranks(&s, ranks, train_rank);
+    s.level = MOST_SHARDED;
+    for (s.node = most > 2 ? 2 : 1; s.node < most; s.node *= 2) with_ranks(&s, most, train_rank);      /* nodes of so many, -z 3 */
 }

@@ -19,8 +19,8 @@ static void work(Model *m, int part) {
     Sum s = { 0 };
     if (part == 0) s = moe_layer_forward(m, 0, a->mlp_normed);
     if (part == 1) s = moe_layer_backward(m, 0, m->s.dresid, a->mlp_normed, 1);
-    if (part == 2) route_forward(m, &a->mlp, m->lp->router, a->mlp_normed);
-    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, &s, a->mlp_normed, 1, gradient_write(m, 0));
+    if (part == 2) route_forward(m, &a->mlp, m->lp->router, m->lp->router_bias, a->mlp_normed);
+    if (part == 3) route_backward(m, &a->mlp, m->lp->router, m->lg->router, m->lg->router_bias, &s, a->mlp_normed, 1, gradient_write(m, 0));
     add_up(m, s);
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """scaling.py: predicts the tables of docs/scaling.md: what data parallelism with a sharded optimizer (-z 1) should cost on many
-GPUs. The formulas are explained there. Replace the inputs below by new measurements and run it again.
+GPUs, and what sharding weights costs over all of them (-z 3 -zn 0) and within nodes (-z 3). The formulas are explained there. Replace the inputs below by new measurements and run it again.
   python3 bench/scaling.py"""
 
 # ---- inputs: measured on one GPU and on four (bench/results/h200-ranks.txt), or ASSUMED until measured on several nodes --
@@ -21,6 +21,11 @@ MODELS = [                   # name, parameters, those of the embedding, layers,
 ]
 MICRO = 32768                # tokens of a micro-batch: B 32, T 1024
 GLOBAL = 4 << 20             # tokens of a step if the step is fixed
+SHARDED = [                  # name, parameters, seconds of a micro-batch on one GPU; -z 1 fits
+    ("7B, 32,768 tokens",  6816e6, 0.95 * 543.8e-3, True),      # measured: H200
+    ("30B, 4,096 tokens", 30.53e9, 4096 / 13000, False),        # ASSUMED: 13,000 tokens/s
+]
+SLOW = 0.85 * 12.5e9         # B/s each way per GPU, of a slower network. ASSUMED: 85 % of 100 Gb/s a GPU
 
 
 def collective(bytes_, W):
@@ -63,3 +68,49 @@ for fixed in (False, True):
             alone = tokens / rate + 30 * n / MEMORY * tokens / (GLOBAL if fixed else MICRO)
             print(f"| {name} | {W} | {6 * n * (W - 1) / W / 1e9:.2f} | {tokens:,.0f} | "
                   f"{1e3 * seconds:.1f} | {1e3 * exposed:.1f} | {W * tokens / seconds / 1e6:.2f} M | {alone / seconds:.2f} |")
+
+
+def crossing(n, nodes, micro):
+    """Bytes that each GPU's adapter sends in a step: with the forward passes, with the backward passes. -z 1: NCCL's rings, one through
+    each adapter of a node. -z 3 over all: weights likewise; every gradient goes to its owner by itself, not as a part of a sum.
+    -z 3 in nodes: an all-reduce of the sums, once."""
+    S, W, out = GPUS_PER_NODE, GPUS_PER_NODE * nodes, (nodes - 1) / nodes
+    ring = (W - 1) / W / S
+    return {"-z 1": (2 * n * ring, 4 * n * ring), "-z 3 -zn 0": (2 * n * ring * micro, (2 * n * ring + 4 * n * out) * micro),
+            "-z 3": (0, 8 * n * out / S)}
+
+
+def sharded(n, t, nodes, micro, network):
+    """Seconds of a step of that many micro-batches, and for each level, without latencies: a pass takes as long as the longest of its
+    computation, the network, and, of -z 3, NVLink. Forward is a third of t."""
+    inside = (GPUS_PER_NODE - 1) / GPUS_PER_NODE / NVLINK
+    seconds = {}
+    for name, (forward, backward) in crossing(n, nodes, micro).items():
+        each = micro if name == "-z 3 -zn 0" else 1        # micro-batches in which the network is used
+        link = (2 * n * inside, 6 * n * inside) if name == "-z 3" else (0, 0)
+        seconds[name] = each * (max(t / 3, forward / each / network, link[0]) + max(2 * t / 3, backward / each / network, link[1])) \
+            + (micro - each) * (max(t / 3, link[0]) + max(2 * t / 3, link[1]))
+    return seconds
+
+
+def hides(n, t, nodes):
+    """The bandwidth of an adapter, in B/s, from which a step of one micro-batch is not slowed down by the network."""
+    return {name: max(f / (t / 3), b / (2 * t / 3)) for name, (f, b) in crossing(n, nodes, 1).items()}
+
+
+names = ("-z 1", "-z 3 -zn 0", "-z 3")
+head = lambda what: f"{what}: " + " | ".join(f"`{k}`" for k in names)
+shown = lambda values, form, fits: " | ".join(form.format(values[k]) if k != "-z 1" or fits else "" for k in names)
+print("\n-z 3 in nodes of 8 GPUs: what each sends to other nodes in a step of one micro-batch, and from which bandwidth on that is hidden")
+print(f"\n| tokens of a micro-batch | nodes | {head('GB')} | {head('GB/s')} |\n" + "| --- " * 8 + "|")
+for name, n, t, fits in SHARDED:
+    for nodes in (2, 4, 16):
+        sent = {k: sum(v) / 1e9 for k, v in crossing(n, nodes, 1).items()}
+        print(f"| {name} | {nodes} | {shown(sent, '{:.1f}', fits)} | {shown({k: v / 1e9 for k, v in hides(n, t, nodes).items()}, '{:.0f}', fits)} |")
+print("\nms of a step of M micro-batches")
+print(f"\n| tokens of a micro-batch | nodes | M | {head(f'{NETWORK / 1e9:.1f} GB/s')} | {head(f'{SLOW / 1e9:.1f} GB/s')} |\n" + "| --- " * 9 + "|")
+for name, n, t, fits in SHARDED:
+    for nodes in (2, 16):
+        for micro in (1, 4):
+            ms = [shown({k: 1e3 * v for k, v in sharded(n, t, nodes, micro, rate).items()}, "{:,.0f}", fits) for rate in (NETWORK, SLOW)]
+            print(f"| {name} | {nodes} | {micro} | {ms[0]} | {ms[1]} |")

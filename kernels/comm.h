@@ -14,7 +14,7 @@
  *   - gives all ranks the same bits. The loopback, scatter_add, and the reduce_scatter of registered memory
  *     (kernels/cuda/copies.cu) add in rank order, so the sum does not depend on how ranks are spread over processes. NCCL's own
  *     order depends on the sizes and the machine, and is the same in every run;
- *   - does nothing if size is 1, but for scatter_add, which adds x to shard;
+ *   - does nothing if size is 1, but for scatter_add, which adds x to shard, and all_gather, which copies mine to x;
  *   - returns no error when a rank is lost: llmc/ranks/group.h watches all ranks and ends the process. */
 #ifndef COMM_H
 #define COMM_H

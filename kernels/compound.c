@@ -3,7 +3,7 @@
 
 void compound_expert_up_forward(const Device *d, OUT floatX *pre, OUT floatX *act, const floatX *inp, const floatX *weight,
                                 const Plan *plan, Activation f, int C, int F, Rows inp_rows) {
-    d->parallel_linear_forward(pre, inp, weight, plan, C, f == SWIGLU ? 2 * F : F, inp_rows, GROUPED);
+    d->parallel_linear_forward(pre, inp, weight, plan, C, IS_GATED(f) ? 2 * F : F, inp_rows, GROUPED);
     d->activation_forward(act, pre, f, plan->S, F);
 }
 

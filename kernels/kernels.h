@@ -56,8 +56,12 @@ typedef enum {
     SWIGLU,                             /* act = silu(gate) * up      pre (.,2F): gate columns first */
     GELU,                               /* act = gelu(pre), tanh form pre (.,F) */
     RELU2,                              /* act = max(pre,0)^2         pre (.,F) */
-    IDENTITY                            /* act = pre                  pre (.,F): attention experts have none */
+    IDENTITY,                           /* act = pre                  pre (.,F): attention experts have none */
+    CLAMPED                             /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up clamped to +-7; pre as SWIGLU's (gpt-oss) */
 } Activation;
+#define IS_GATED(f) ((f) == SWIGLU || (f) == CLAMPED)
+#define CLAMPED_SLOPE 1.702f            /* of CLAMPED: in its sigmoid, and where it clamps */
+#define CLAMPED_LIMIT 7.0f
 
 /* Numbers in 8 bits: e4m3 codes (sign, 4 bits of exponent, 3 of mantissa; largest 448; 0x7f is NaN) in blocks that share a scale, a
  * power of two: value = code * scale. Blocks are
@@ -372,8 +376,8 @@ struct Device {
      * backward: an expert's output is weighted after its last product, out = sum weight * (act W^T), so with
      * da = dout W (one row per slot, weight not applied) and w the row's weight:
      *     dpre = w * da * f'(pre)      dweight = <da, act>      wact = w * act  (what dW needs)
-     * act is recomputed from pre, so neither it nor the expert's output is saved. (The last product has no bias: a bias would add
-     * <dout, bias> to dweight.)
+     * act is recomputed from pre, so neither it nor the expert's output is saved. (expert_bias_backward adds what a bias of the last
+     * product adds to dweight.)
      * weight and dweight (S) are indexed by slot for any `rows`; M = S. plan, weight and dweight NULL: w = 1, M rows (dense).
      * dpre may be da (IDENTITY) or pre.   Source: SonicMoE, arXiv 2512.14080, section 4.   error: 8 eps */
     void (*activation_forward )(OUT floatX *act, const floatX *pre, Activation f, int M, int F);
@@ -386,7 +390,7 @@ struct Device {
      * expert_up_forward:    parallel_linear_forward(pre, inp, weight, inp_rows, GROUPED), activation_forward(act, pre)
      * expert_down_backward: parallel_linear_backward_input(da, dout, down, GROUPED, dout_rows), activation_backward(dpre,
      *                       wact, dweight, da, pre, ...). da (S,F) is scratch, undefined afterwards.
-     *                       up weight (E,2F,C) or (E,F,C), down (E,C,F)
+     *                       up weight (E,2F,C) or (E,F,C), down (E,C,F). Neither has biases.
      * add_norm_forward:     branch = combine_forward(s), residual(resid, residual, branch, dropout),
      *                       rmsnorm_forward(out, rstd, resid, norm). Without a plan s has no weight; it never has terms.
      * add_norm_backward:    dout = combine_forward(rows of s) + the terms of s, at least one of them;
@@ -437,6 +441,14 @@ struct Device {
     void (*bias_forward )(ACC floatX *x, const floatX *bias, int N, int C);
     void (*bias_backward)(ACC real *dbias, const floatX *dout, int N, int C);
 
+    /* ---- biases of experts: x[row of e] += bias[e].   x (S,O) GROUPED   bias (E,O).   error: one rounding
+     * backward: dbias[e] += sum over the rows of e of w dout, dout (S,O) GROUPED or (N,O) BY_TOKEN, w the weight of the row's slot.
+     * If x is weighted after that, weight (S) is given and dweight (S) += <dout, bias[e]>; else both are NULL, and w is 1.
+     * error: S eps_f32; dweight O eps_f32 */
+    void (*expert_bias_forward )(ACC floatX *x, const floatX *bias, const Plan *plan, int O);
+    void (*expert_bias_backward)(ACC real *dbias, ACC real *dweight, const floatX *dout, const floatX *bias, const real *weight,
+                                 const Plan *plan, int O, Rows dout_rows);
+
     /* ---- attention: causal softmax(q k^T / sqrt(D)) v, Q*G query heads over G key/value heads -------------
      * q, out (B,T,Q*G,D)   kv (B,T,2,G,D): keys, then values   lse (B,T,Q*G) saved for backward
      * A mixture of attention heads has Q = K: its slots are packed query heads; keys and values are not repeated.
@@ -448,9 +460,17 @@ struct Device {
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
                                const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D);
     /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b attends to positions 0..position[b], with a
-     * window only to the last `window` of them. window 0: none. */
-    void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const int *position, int window,
-                               HeadOrder order, int B, int T, int G, int Q, int D);
+     * window only to the last `window` of them. window 0: none. sink (Q*G), or NULL: as sink_forward. */
+    void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position,
+                               int window, HeadOrder order, int B, int T, int G, int Q, int D);
+    /* ---- sink: every query sees one more key, whose score is learned and whose value is zero ---------------
+     * sink (H)   out (N,H,D) and lse (N,H), which attention_forward made without it, become those with it:
+     *     all = log(exp(lse) + exp(sink))   out *= exp(lse - all)   lse = all
+     * With these attention_backward returns the right dq and dkv. backward: dsink -= sum over n of exp(sink - lse) <dout, out>.
+     * Source: gpt-oss, arXiv 2508.10925.   error: forward out 1 eps + 8 eps_f32, lse 4 eps_f32; backward N eps_f32 */
+    void (*sink_forward )(ACC floatX *out, ACC real *lse, const floatX *sink, int N, int H, int D);
+    void (*sink_backward)(ACC real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H,
+                          int D);
     /* cache[row[n]] = kv[n], rows of `width` elements. Rows distinct. error: exact */
     void (*cache_store)(floatX *cache, const floatX *kv, const int *row, int N, int width);
 

@@ -142,6 +142,8 @@ expect 0 'channels, the width' $train --help model
 expect 2 'no such topic' $train --help weather
 expect 0 '--batch .*\[32\]' $train -h
 expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --help -i text.txt
+expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
+[ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
 expect 0 '--tokens .*\[256\]' $infer -h
 for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
 for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do
@@ -634,6 +636,10 @@ expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z 0 -o r4z0
 alike r1 r4z0 "4 ranks, each with the whole optimizer state"
 expect 0 'state, gradients and weights sharded over 4 ranks' $shared -x 40 -v 20 -b 3 -ng 4 -z 3 -n 20 -o r4z3
 alike r1 r4z3 "4 ranks, each with a quarter of everything"
+for z in 1 3; do
+    expect 0 fingerprint $shared -x 40 -v 20 -b 3 -ng 4 -z $z -zn 2 -n 20 -o r4n$z
+    alike r1 r4n$z "two nodes of 2 ranks, -z $z"
+done
 ordered="$shared -rp 1 -b 3 -x 25 -v 20 -dr 0.1 -rb 1e-3"              # 4 micro-batches, split across the ranks
 expect 0 fingerprint $ordered -ng 1 -o o1
 for n in 2 4; do
@@ -648,6 +654,11 @@ same_run u1 u2 "-rp 1 -wo muon: 2 ranks that shard gradients, too"
 expect 0 fingerprint $ordered -wo muon -ng 4 -z 3 -o u43
 same_run u1 u43 "-rp 1 -wo muon: 4 ranks that shard weights, too"
 ok "with the same files" cmp -s u1/state/step-00000025/optimizer.safetensors u43/state/step-00000025/optimizer.safetensors
+expect 0 'weights sharded over 2 ranks of a node, alike in each of 2 nodes, -z 3 -zn 2; in all ' $ordered -wo muon -ng 4 -z 3 -zn 2 -o u43n
+same_run u1 u43n "-rp 1 -wo muon: two nodes of 2 ranks that shard weights"
+ok "with the same files, too" cmp -s u1/state/step-00000025/optimizer.safetensors u43n/state/step-00000025/optimizer.safetensors
+expect 0 fingerprint $ordered -ng 4 -z 3 -zn 2 -o o43n
+same_run o1 o43n "-rp 1: two nodes of 2 ranks that shard weights"
 samples="$train $data $model -t 32 -u 10 -dv cpu -d 384 -rp 1 -b 2 -x 20 -v 20 -m 7 -s 10 -g 40"    # the validation's 7 batches are not a multiple of 3
 shown() { grep '"sample"' "$1/log.jsonl"; }
 expect 0 fingerprint $samples -ng 1 -o s1
@@ -672,6 +683,12 @@ expect 0 'step-00000020 at step 20' $train -o rz2 -y 1 -ng 2 -z 1 -b 6
 alike r1 rz2 "resumed with -z 1 on 2"
 expect 0 'step-00000020 at step 20' $train -o rz1 -y 1 -ng 1 -b 12
 alike r1 rz1 "resumed on 1"
+rm -rf r4n3/state/step-00000040 && cp -r r4n3 rn3 && cp -r r4n3 rnall
+expect 0 '-z 3; in all' $train -o rn3 -y 1 -ng 3 -b 4
+alike r1 rn3 "saved in nodes of 2 ranks, resumed on 3, which these do not divide"
+expect 0 'sharded over 4 ranks, -z 3' $train -o rnall -y 1 -ng 4 -zn 0
+alike r1 rnall "saved in nodes of 2 ranks, resumed over all"
+expect 2 '-zn 3: 4 ranks are not nodes of 3 ranks each' $shared -b 3 -ng 4 -z 3 -zn 3 -o new
 expect 2 'expected auto, or a whole number from 0 to 3' $train -z 4
 plan="$train $data -x 0 -dv cuda -ng 4 -e m12:e64k8f256 -b 2 -t 512"
 expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $plan -gm 8
@@ -679,6 +696,12 @@ expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
 expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
 expect 0 'DOES NOT FIT. This would fit: .*-z 3: ' $plan -gm 4 -z 1
 expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2 -r 0
+hosts="env WORLD_SIZE=2 RANK=0 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=192.0.2.1 $plan"
+expect 0 'optimizer state sharded over 8 ranks, -z 1; .* -z 3 -zn 0: .* -z 3 -zn 4: ' $hosts -gm 8
+expect 0 'weights sharded over 4 ranks of a node, alike in each of 2 nodes, -z 3 -zn 4' $hosts -gm 3.5
+expect 0 'gradients and weights sharded over 8 ranks, -z 3 -zn 0' $hosts -gm 2.4
+expect 0 'DOES NOT FIT. This would fit: .*-z 3 -zn 0: ' $hosts -gm 2.4 -z 3
+expect 0 'sharded over 4 ranks of a node' $hosts -z 3
 huge="$train $data -dv cpu -ng 2 -b 1 -t 32 -e m48:c4096h32e256k8f2048"
 expect 7 'rank [01] of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new
 expect 7 'needs with -z 3; it has' $huge -o new
@@ -710,6 +733,13 @@ unset MOE_SECRET
 moving=r5
 pair r22z3 -x 40 -v 20 -n 20 -z 3; end_both 0 0 "two processes of two ranks that shard everything"
 same_run r4 r22z3 "4 ranks that shard everything, in two processes, instead of 4 that shard the state"
+pair r22n -x 40 -v 20 -n 20 -z 3 -zn 2; end_both 0 0 "two processes as two nodes"
+same_run r4n3 r22n "two nodes of 2 ranks, each in a process of its own, instead of in one"
+pair r22m -x 25 -v 20 -dr 0.1 -rb 1e-3 -rp 1 -wo muon -z 3 -zn 2; end_both 0 0 "two processes as two nodes, -rp 1 -wo muon"
+same_run u1 r22m "-rp 1 -wo muon: two nodes, each a process, give the bits of one rank"
+pair r5n -x 1000000 -v 1000000 -n 20 -z 3 -zn 2; await grep -q 'saved step 20' "$work/log" && kill -9 $other
+end_both 8 137 "a node that is killed ends the run"
+ok "the message names its ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"
 pair r5 -x 1000000 -v 1000000 -n 20 -z 3; await grep -q 'saved step 20' "$work/log" && kill -9 $other
 end_both 8 137 "a process that is killed ends the run"
 ok "the message names the ranks" grep -q 'rank.* 2 .*ended before the run' "$work/log"

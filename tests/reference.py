@@ -57,7 +57,7 @@ router_<s>.*   one router for each kind of scores, s = topk_softmax, softmax_top
     -> loss (2): balance and z; dbalance, dz (N,E): d loss[0] / d logits and d loss[1] / d logits, load constant.
        router_backward must return dlogits + balance * dbalance + zloss * dz.
 
-expert_<f>.*   the nonlinearity of an expert, f = swiglu, gelu (tanh form), relu2.   M 7, F 5; row = slot (BY_SLOT)
+expert_<f>.*   the nonlinearity of an expert, f = swiglu, clamped, gelu (tanh form), relu2.   M 7, F 5; row = slot (BY_SLOT)
     pre (M,F), for swiglu (M,2F)   da (M,F)   weight (M)
     -> act (M,F)
     -> dpre (as pre), wact (M,F), dweight (M): the backward with a weight per row
@@ -413,8 +413,14 @@ def router(scores):
     return out
 
 
+def clamped(x):
+    gate, up = x.chunk(2, 1)[0].clamp(max=7), x.chunk(2, 1)[1].clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
 ACTIVATIONS = {
     "swiglu": (2, lambda x: F.silu(x.chunk(2, 1)[0]) * x.chunk(2, 1)[1]),
+    "clamped": (2, clamped),
     "gelu": (1, lambda x: F.gelu(x, approximate="tanh")),
     "relu2": (1, lambda x: torch.relu(x) ** 2),
 }
@@ -424,7 +430,7 @@ def expert(activation):
     M, width = 7, 5
     halves, f = ACTIVATIONS[activation]
     inputs = Inputs(11)
-    pre, da = inputs.normal(M, halves * width, scale=1.5).requires_grad_(), inputs.normal(M, width)
+    pre, da = inputs.normal(M, halves * width, scale=5 if activation == "clamped" else 1.5).requires_grad_(), inputs.normal(M, width)
     weight = (0.5 + inputs.normal(M, scale=0.5).abs()).bfloat16().double().requires_grad_()
     act = f(pre)
     wact = weight[:, None] * act

@@ -176,8 +176,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
 }
 
 /* One query per sequence against its cache: the same formulas, a key at a time. */
-static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position, int window,
-                             HeadOrder order, int B, int T, int G, int Q, int D) {
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position,
+                             int window, HeadOrder order, int B, int T, int G, int Q, int D) {
     const size_t kv_row = (size_t)2*G*D;
     #pragma omp parallel PARALLEL_IF((size_t)B*G*Q*D*(B ? position[0] + 1 : 0))
     {
@@ -190,7 +190,8 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
             const int first = window && seen > window ? seen - window : 0;
             const floatX *k = cache + (size_t)b*T*kv_row + (size_t)g*D, *v = k + (size_t)G*D;
             const size_t at = ((size_t)b*Q*G + head(order, r, g, G, Q)) * D;
-            real max = -(real)INFINITY, total = 0;
+            real max = sink ? R(sink[at / D % ((size_t)G*Q)]) : -(real)INFINITY, total = 0;
+            const real extra = max;
             convert(query, q + at, 0, 1, D, 1 / sqrt((real)D));
             for (int j = first; j < seen; j++) {
                 real s = 0;
@@ -211,6 +212,7 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
                     for (int d = 0; d < D; d++) part[d] += scores[j] * R(v[(size_t)j*kv_row + d]);
                 for (int d = 0; d < D; d++) sum[d] += part[d];
             }
+            if (sink) total += fast_exp(extra - max);
             for (int d = 0; d < D; d++) out[at + d] = X(sum[d] / total);
         }
         free(scores);

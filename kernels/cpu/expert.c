@@ -17,10 +17,13 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
     #pragma omp parallel for PARALLEL_IF((size_t)M*F*8)
     for (int m = 0; m < M; m++) {
         floatX *a = act + (size_t)m*F;
-        const floatX *x = pre + (size_t)m*F * (f == SWIGLU ? 2 : 1), *up = x + F;
+        const floatX *x = pre + (size_t)m*F * (IS_GATED(f) ? 2 : 1), *up = x + F;
         switch (f) {
         case SWIGLU:
             for (int i = 0; i < F; i++) a[i] = X(swiglu(R(x[i]), R(up[i])));
+            break;
+        case CLAMPED:
+            for (int i = 0; i < F; i++) a[i] = X(clamped_swiglu(R(x[i]), R(up[i])));
             break;
         case GELU:
             for (int i = 0; i < F; i++) {
@@ -38,9 +41,23 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
     }
 }
 
+/* One row of activation_backward: returns its dweight. dx (2F) may be x. */
+static real clamped_row(floatX *dx, floatX *wact, const floatX *da, const floatX *x, real w, int F) {
+    real dot = 0;
+    #pragma omp simd reduction(+:dot)
+    for (int i = 0; i < F; i++) {
+        const SwigluGradient y = clamped_swiglu_backward(R(x[i]), R(x[F + i]), R(da[i]), w);
+        dot += y.dweight;
+        wact[i]   = X(y.wact);
+        dx[i]     = X(y.dg);
+        dx[F + i] = X(y.du);
+    }
+    return dot;
+}
+
 static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da, const floatX *pre,
                                 const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
-    const int wide = f == SWIGLU ? 2 : 1;
+    const int wide = IS_GATED(f) ? 2 : 1;
     if (plan && plan->start[plan->E] < M) M = plan->start[plan->E];
     #pragma omp parallel for PARALLEL_IF((size_t)M*F*8)
     for (int m = 0; m < M; m++) {
@@ -59,6 +76,9 @@ static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const
                 dx[i]  = X(y.dg);
                 dup[i] = X(y.du);
             }
+            break;
+        case CLAMPED:
+            dot = clamped_row(dx, wa, d, x, w, F);
             break;
         case GELU:
             #pragma omp simd reduction(+:dot)

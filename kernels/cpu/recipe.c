@@ -83,6 +83,58 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
 }
 
+/* ---- sinks: the softmax's sum gets exp(sink), which scales its results --------------------------------------- */
+
+static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int H, int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
+    for (int n = 0; n < N; n++)
+        for (int h = 0; h < H; h++) {
+            const size_t at = (size_t)n*H + (size_t)h;
+            const real l = lse[at], s = R(sink[h]), t = exp(l > s ? s - l : l - s), scale = (l > s ? 1 : t) / (1 + t);
+            for (int d = 0; d < D; d++) out[at*(size_t)D + d] = X(R(out[at*(size_t)D + d]) * scale);
+            lse[at] = (l > s ? l : s) + log1p(t);
+        }
+}
+static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D) {
+    #pragma omp parallel for PARALLEL_IF((size_t)N*H*D)
+    for (int h = 0; h < H; h++) {
+        real sum = 0;
+        for (int n = 0; n < N; n++) {
+            const size_t at = (size_t)n*H + (size_t)h;
+            real dot = 0;
+            for (int d = 0; d < D; d++) dot += R(dout[at*(size_t)D + d]) * R(out[at*(size_t)D + d]);
+            sum += exp(R(sink[h]) - lse[at]) * dot;
+        }
+        dsink[h] -= sum;
+    }
+}
+
+/* ---- biases of experts ------------------------------------------------------------------------------------ */
+
+static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan, int O) {
+    #pragma omp parallel for PARALLEL_IF((size_t)plan->S*O)
+    for (int e = 0; e < plan->E; e++)
+        for (int row = plan->start[e]; row < plan->start[e + 1]; row++)
+            for (int o = 0; o < O; o++) x[(size_t)row*O + o] = X(R(x[(size_t)row*O + o]) + R(bias[(size_t)e*O + o]));
+}
+static void expert_bias_backward(real *dbias, real *dweight, const floatX *dout, const floatX *bias, const real *weight,
+                                 const Plan *plan, int O, Rows dout_rows) {
+    #pragma omp parallel for PARALLEL_IF((size_t)plan->S*O)
+    for (int e = 0; e < plan->E; e++) {
+        const floatX *b = bias + (size_t)e*O;
+        real *db = dbias + (size_t)e*O;
+        for (int row = plan->start[e]; row < plan->start[e + 1]; row++) {
+            const floatX *d = dout + (size_t)(dout_rows == BY_TOKEN ? plan->token_of_row[row] : row) * (size_t)O;
+            const int slot = plan->slot_of_row[row];
+            const real w = weight ? weight[slot] : 1;
+            real dot = 0;
+            for (int o = 0; o < O; o++) db[o] += w * R(d[o]);
+            for (int o = 0; o < O && dweight; o++) dot += R(d[o]) * R(b[o]);
+            if (dweight) dweight[slot] += dot;
+        }
+    }
+}
+
 /* ---- experts that every token has ----------------------------------------------------------------------- */
 
 static void route_extend(int *expert, real *weight, const int *chosen, const real *chosen_weight, float scale, int N,
@@ -104,5 +156,8 @@ PART(recipe) {
     d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
     d->columns_add = columns_add;               d->columns_put = columns_put;
     d->columns_take = columns_take;
+    d->sink_forward = sink_forward;             d->sink_backward = sink_backward;
+    d->expert_bias_forward = expert_bias_forward;
+    d->expert_bias_backward = expert_bias_backward;
     d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
 }

@@ -6,10 +6,10 @@ template<Activation f, int W> static __global__ void forward_kernel(floatX *act,
         int F) {
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (m >= M) return;
-    const floatX *gate = pre + m*F * (f == SWIGLU ? 2 : 1);
+    const floatX *gate = pre + m*F * (IS_GATED(f) ? 2 : 1);
     #pragma unroll 2
     for (int c = threadIdx.x * W; c < F; c += blockDim.x * W) {
-        const Pack<W> g = load<W>(gate + c), up = f == SWIGLU ? load<W>(gate + F + c) : g;
+        const Pack<W> g = load<W>(gate + c), up = IS_GATED(f) ? load<W>(gate + F + c) : g;
         Pack<W> to;
         #pragma unroll
         for (int i = 0; i < W; i++) to.x[i] = f == IDENTITY ? g.x[i] : X(slope_of<f>(R(g.x[i]), R(up.x[i])).act);
@@ -25,14 +25,14 @@ template<Activation f, int W> static __global__ void backward_kernel(floatX *dpr
         const int *end, int M, int F) {
     const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (m >= M || (end && m >= *end)) return;
-    const size_t slot = slot_of_row ? slot_of_row[m] : m, at = m*F * (f == SWIGLU ? 2 : 1);
+    const size_t slot = slot_of_row ? slot_of_row[m] : m, at = m*F * (IS_GATED(f) ? 2 : 1);
     const floatX *gate = pre + at;
     floatX *dgate = dpre + at;
     const real w = weight ? weight[slot] : 1;
     real dot = 0;
     for (int c = threadIdx.x * W; c < F; c += blockDim.x * W) {
         const Pack<W> d = load<W>(da + m*F + c), g = load<W>(gate + c),
-                up = f == SWIGLU ? load<W>(gate + F + c) : g;
+                up = IS_GATED(f) ? load<W>(gate + F + c) : g;
         Pack<W> to, to_up, to_act;
         #pragma unroll
         for (int i = 0; i < W; i++) {
@@ -45,7 +45,7 @@ template<Activation f, int W> static __global__ void backward_kernel(floatX *dpr
         }
         store(wact + m*F + c, to_act);
         store(dgate + c, to);
-        if (f == SWIGLU) store(dgate + F + c, to_up);
+        if (IS_GATED(f)) store(dgate + F + c, to_up);
     }
     if (!dweight) return;
     dot = row_sum(dot);
@@ -53,17 +53,17 @@ template<Activation f, int W> static __global__ void backward_kernel(floatX *dpr
 }
 
 #define KIND(kernel, f) { kernel<f, 1>, kernel<f, VECTOR> }
-#define KINDS(kernel) { KIND(kernel, SWIGLU), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY) }
+#define KINDS(kernel) { KIND(kernel, SWIGLU), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY), KIND(kernel, CLAMPED) }
 
 static void activation_forward(floatX *act, const floatX *pre, Activation f, int M, int F) {
-    static void (*const kernels[4][2])(floatX *, const floatX *, int, int) = KINDS(forward_kernel);
+    static void (*const kernels[5][2])(floatX *, const floatX *, int, int) = KINDS(forward_kernel);
     const bool w = wide(F, act, pre);
     const dim3 block = rectangle(w ? F / VECTOR : F);
     LAUNCH(kernels[f][w], divide_up(M, block.y), block, 0, act, pre, M, F);
 }
 static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const floatX *da,
         const floatX *pre, const real *weight, const Plan *plan, Rows rows, Activation f, int M, int F) {
-    static void (*const kernels[4][2])(floatX *, floatX *, real *, const floatX *, const floatX *,
+    static void (*const kernels[5][2])(floatX *, floatX *, real *, const floatX *, const floatX *,
             const real *, const int *, const int *, int, int) = KINDS(backward_kernel);
     const bool w = wide(F, dpre, wact, da, pre);
     const dim3 block = row_threads(w ? F / VECTOR : F, 4, 256);

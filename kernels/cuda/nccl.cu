@@ -162,6 +162,7 @@ static void all_gather(Comm *c, void *x, const void *mine, size_t bytes) {
     Nccl *g = (Nccl *)c;
     if (by_copies(g, x, bytes)) copies_gather(g->copies, after_queued(g), x, mine, bytes);
     else if (g->comm) nccl_check(g, nccl.AllGather(mine, x, bytes, NCCL_BYTE, g->comm, after_queued(g)), "all-gather");
+    else if (x != mine && bytes) CUDA_CHECK(cudaMemcpyAsync(x, mine, bytes, cudaMemcpyDeviceToDevice, context()->stream));
 }
 static void wait_all(Comm *c) {
     Nccl *g = (Nccl *)c;

@@ -217,6 +217,145 @@ static void bias_forward(floatX *x, const floatX *bias, int N, int C) {
     LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, x, bias, units, C);
 }
 
+// ---- biases of experts --------------------------------------------------------------------------------------
+
+// Blocks (x,e) share the rows of expert e; x: about 8 rows per thread, if experts have equally many.
+static dim3 blocks_of(const Plan *plan, dim3 block) { return dim3((unsigned)divide_up(plan->S, (size_t)plan->E * block.y * 8), plan->E); }
+
+// A thread has W columns. Moves 2*S*O elements.
+template<int W> static __global__ void expert_bias_kernel(floatX *x, const floatX *bias, const int *start, int O) {
+    const int e = blockIdx.y, end = start[e + 1], first = start[e] + blockIdx.x * blockDim.y + threadIdx.y;
+    for (int c = threadIdx.x * W; c < O; c += blockDim.x * W) {
+        const Reals<W> b = unpack(load<W>(bias + (size_t)e*O + c));
+        #pragma unroll 4
+        for (size_t row = first; row < end; row += gridDim.x * blockDim.y) {
+            Reals<W> sum = unpack(load<W>(x + row*O + c));
+            for (int i = 0; i < W; i++) sum.x[i] += b.x[i];
+            store(x + row*O + c, pack(sum));
+        }
+    }
+}
+static void expert_bias_forward(floatX *x, const floatX *bias, const Plan *plan, int O) {
+    const bool w = wide(O, x, bias);
+    const dim3 block = rectangle(w ? O / VECTOR : O);
+    LAUNCH((w ? expert_bias_kernel<VECTOR> : expert_bias_kernel<1>), blocks_of(plan, block), block, 0, x, bias, plan->start, O);
+}
+
+// Where the row of dout for a row of the plan is, and its weight. token_of_row NULL: dout is GROUPED; weight NULL: 1.
+struct RowsOfExpert { const floatX *dout; const int *token_of_row, *slot_of_row; const real *weight; };
+__device__ static inline const floatX *row_at(const RowsOfExpert &r, size_t row, int O) {
+    return r.dout + (r.token_of_row ? r.token_of_row[row] : row) * O;
+}
+// Blocks (columns,e): 32 packs of columns, and BIAS_ROWS rows of the expert at a time.
+enum { BIAS_ROWS = 8 };
+template<int W> static __global__ void expert_dbias_kernel(real *dbias, RowsOfExpert rows, const int *start, int O) {
+    __shared__ real part[BIAS_ROWS][32 * W];
+    const int e = blockIdx.y, end = start[e + 1], c = (blockIdx.x * 32 + threadIdx.x) * W;
+    real sum[W] = {};
+    if (c < O) {
+        #pragma unroll 4
+        for (size_t row = start[e] + threadIdx.y; row < end; row += BIAS_ROWS) {
+            const Reals<W> d = unpack(load<W>(row_at(rows, row, O) + c));
+            const real w = rows.weight ? rows.weight[rows.slot_of_row[row]] : 1;
+            for (int i = 0; i < W; i++) sum[i] += w * d.x[i];
+        }
+    }
+    for (int i = 0; i < W; i++) part[threadIdx.y][threadIdx.x * W + i] = sum[i];
+    __syncthreads();
+    for (int column = threadIdx.y * 32 + threadIdx.x; column < 32 * W; column += 32 * BIAS_ROWS) {
+        const int to = blockIdx.x * 32 * W + column;
+        real total = 0;
+        for (int y = 0; y < BIAS_ROWS; y++) total += part[y][column];
+        if (to < O) dbias[(size_t)e*O + to] += total;
+    }
+}
+// dweight += <dout, bias[e]> of each row.
+template<int W> static __global__ void expert_dweight_kernel(real *dweight, RowsOfExpert rows, const floatX *bias, const int *start, int O) {
+    const int e = blockIdx.y, end = start[e + 1];
+    for (int first = start[e] + blockIdx.x * blockDim.y; first < end; first += gridDim.x * blockDim.y) {
+        const int row = first + threadIdx.y;                // threads of a warp stay together, since row_sum needs them all
+        real dot = 0;
+        for (int c = threadIdx.x * W; c < O && row < end; c += blockDim.x * W) {
+            const Reals<W> d = unpack(load<W>(row_at(rows, row, O) + c)), b = unpack(load<W>(bias + (size_t)e*O + c));
+            for (int i = 0; i < W; i++) dot += d.x[i] * b.x[i];
+        }
+        dot = row_sum(dot);
+        if (threadIdx.x == 0 && row < end) dweight[rows.slot_of_row[row]] += dot;
+    }
+}
+static void expert_bias_backward(real *dbias, real *dweight, const floatX *dout, const floatX *bias, const real *weight,
+        const Plan *plan, int O, Rows dout_rows) {
+    const bool w = wide(O, dout, bias);
+    const RowsOfExpert rows = { dout, dout_rows == BY_TOKEN ? plan->token_of_row : NULL, plan->slot_of_row, weight };
+    LAUNCH((w ? expert_dbias_kernel<VECTOR> : expert_dbias_kernel<1>), dim3((unsigned)divide_up(w ? O / VECTOR : O, 32), plan->E),
+           dim3(32, BIAS_ROWS), 0, dbias, rows, plan->start, O);
+    if (!dweight) return;
+    const dim3 block = row_threads(w ? O / VECTOR : O, 4, 256);
+    LAUNCH((w ? expert_dweight_kernel<VECTOR> : expert_dweight_kernel<1>), blocks_of(plan, block), block, 0, dweight, rows, bias,
+           plan->start, O);
+}
+
+// ---- sinks --------------------------------------------------------------------------------------------------
+
+// A row is a head of a token. Moves 2*N*H*D elements.
+template<int W> static __global__ void sink_kernel(floatX *out, real *lse, const floatX *sink, size_t rows, int H, int D) {
+    const size_t m = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    const real l = m < rows ? lse[m] : 0, s = m < rows ? R(sink[m % H]) : 0;
+    const real t = expf(-fabsf(l - s)), scale = (l > s ? 1 : t) / (1 + t);
+    __syncthreads();                                        // all threads of the row have read lse
+    if (m >= rows) return;
+    if (threadIdx.x == 0) lse[m] = fmaxf(l, s) + log1pf(t);
+    for (int c = threadIdx.x * W; c < D; c += blockDim.x * W) {
+        Reals<W> x = unpack(load<W>(out + m*D + c));
+        for (int i = 0; i < W; i++) x.x[i] *= scale;
+        store(out + m*D + c, pack(x));
+    }
+}
+static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int H, int D) {
+    const bool w = wide(D, out);
+    const size_t rows = (size_t)N * H;
+    const dim3 block = row_threads(w ? D / VECTOR : D, 4, 256);
+    LAUNCH((w ? sink_kernel<VECTOR> : sink_kernel<1>), (unsigned)divide_up(rows, block.y), block, 0, out, lse, sink, rows, H, D);
+}
+
+// Blocks (h,part): a part of the tokens, `lanes` threads for each. partial (parts,H): their sums. Reads 2*N*H*D elements.
+enum { SINK_WARPS = 8, SINK_PARTS = 64 };
+template<int W> static __global__ void __launch_bounds__(32 * SINK_WARPS)
+dsink_kernel(real *partial, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D, int lanes) {
+    const int h = blockIdx.x, lane = threadIdx.x % lanes, at_once = 32 * SINK_WARPS / lanes;
+    const real s = R(sink[h]);
+    real sum = 0;
+    for (size_t n = blockIdx.y * at_once + threadIdx.x / lanes; n < N; n += gridDim.y * at_once) {
+        const size_t at = n*H + h;
+        real dot = 0;
+        for (int c = lane * W; c < D; c += lanes * W) {
+            const Reals<W> d = unpack(load<W>(dout + at*D + c)), x = unpack(load<W>(out + at*D + c));
+            for (int i = 0; i < W; i++) dot += d.x[i] * x.x[i];
+        }
+        sum += expf(s - lse[at]) * dot;
+    }
+    sum = block_sum<SINK_WARPS>(sum);
+    if (threadIdx.x == 0) partial[(size_t)blockIdx.y * H + h] = sum;
+}
+static __global__ void add_sink_parts(real *dsink, const real *partial, int parts, int H) {
+    const size_t h = global_index();
+    if (h >= H) return;
+    real sum = 0;
+    for (int i = 0; i < parts; i++) sum += partial[(size_t)i * H + h];
+    dsink[h] -= sum;
+}
+static void sink_backward(real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D) {
+    const bool w = wide(D, dout, out);
+    const size_t groups = divide_up(N, 128);
+    const int parts = groups < SINK_PARTS ? (int)groups : SINK_PARTS, units = w ? D / VECTOR : D;
+    int lanes = 1;
+    if (!N) return;
+    while (lanes < 32 && lanes < units) lanes *= 2;
+    real *const partial = (real *)workspace((size_t)parts * H * sizeof(real));
+    LAUNCH((w ? dsink_kernel<VECTOR> : dsink_kernel<1>), dim3(H, parts), 32 * SINK_WARPS, 0, partial, dout, out, lse, sink, N, H, D, lanes);
+    LAUNCH(add_sink_parts, (unsigned)divide_up(H, 256), 256, 0, dsink, partial, parts, H);
+}
+
 // ---- experts that every token has -------------------------------------------------------------------------
 
 static __global__ void route_extend_kernel(int *expert, real *weight, const int *chosen, const real *chosen_weight, real scale,
@@ -268,6 +407,9 @@ static void soft_cap(floatX *x, float cap, size_t n) {
 PART(recipe) {
     d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
     d->columns_add = columns_add;               d->columns_put = columns_put;
+    d->sink_forward = sink_forward;             d->sink_backward = sink_backward;
+    d->expert_bias_forward = expert_bias_forward;
+    d->expert_bias_backward = expert_bias_backward;
     d->columns_take = columns_take;             d->bias_forward = bias_forward;
     d->route_extend = route_extend;             d->route_extend_backward = route_extend_backward;
     d->soft_cap = soft_cap;

@@ -1,5 +1,5 @@
 /* file.c: files as a whole; see base.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #define _FILE_OFFSET_BITS 64
 #include "base.h"
 #include <errno.h>
@@ -105,9 +105,17 @@ int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error
     return 1;
 }
 
+/* macOS leaves what is synced in the disk's own cache, unless it is asked for more; not every file system there can do more. */
+static int sync_fd(int fd) {
+#ifdef F_FULLFSYNC
+    if (!fcntl(fd, F_FULLFSYNC)) return 0;
+#endif
+    return fsync(fd);
+}
+
 int file_finish(FileWriter *w, Error *e) {
     int ok = usable(w, e) && flush(w, e);
-    while (ok && fsync(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
+    while (ok && sync_fd(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
     if (ok) {
         const int fd = w->fd;
         w->fd = -1;                                         /* closed even if close() fails */
@@ -137,7 +145,7 @@ int file_put(const char *path, const void *data, size_t bytes, Error *e) {
 int folder_sync(const char *path, Error *e) {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int ok = fd >= 0;
-    while (ok && fsync(fd)) {
+    while (ok && sync_fd(fd)) {
         if (errno == EINTR) continue;
         if (errno == EINVAL || errno == ENOTSUP || errno == ENOSYS) break;
         ok = 0;

@@ -17,7 +17,9 @@ enum {
     ALTERNATES = 8,                     /* user and assistant take turns, the user first */
     THINKS = 16,                        /* answers after the last user's message begin with a thought, others have none (Qwen3) */
     THINKS_ALWAYS = 32,                 /* all begin with one, which is empty before the last user's message (GLM 4.5) */
-    NEXT_ENDS = 64                      /* nothing follows an answer but the mark of the next role */
+    NEXT_ENDS = 64,                     /* nothing follows an answer but the mark of the next role */
+    RETURNS = 128                       /* an answer ends with `after` of the assistant, and with `end` if it is the last message; a first
+                                         * system message that is empty is not written, and there is no other (gpt-oss) */
 };
 enum { MARKS = 4 };
 struct ChatTemplate {
@@ -46,6 +48,9 @@ struct ChatTemplate {
 #define IBM "Knowledge Cutoff Date: April 2024.\nToday's Date: {date %B %d, %Y}.\nYou are Granite, developed by IBM. You are a helpful AI assistant."
 #define ALIBABA "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 #define HELPFUL "You are a helpful assistant"
+#define OPENAI "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\nCurrent date: {date %Y-%m-%d}\n\n" \
+               "Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message."
+#define FINAL "<|start|>assistant<|channel|>final<|message|>"
 /* In marks \1 stands for any letter. */
 #define SPEAKS "<|im_start|>system\n\1"
 #define OPEN_END "(loop.lastandadd_generation_prompt)ornotloop.last"          /* nothing follows a last answer */
@@ -99,6 +104,10 @@ static const ChatTemplate templates[] = {
     { "ernie4.5", "ERNIE 4.5", { "'<|begin_of_sentence|>'", "'User: '+message['content']+'\n'", "'Assistant: '+message['content']+sep_token" },
       { NULL }, 0, "<|begin_of_sentence|>", { { "", "\n" }, { "User: ", "\n" }, { "Assistant: ", "<|end_of_sentence|>" } }, { "", "" },
       "Assistant: ", "<|end_of_sentence|>", NULL },
+    { "harmony", "gpt-oss", { "<|start|>developer<|message|>", "'# Instructions\n\n'", "Knowledge cutoff: 2024-06\n",
+      "'" FINAL "'+message.content+'<|return|>'" }, { NULL }, RETURNS, "<|start|>system<|message|>" OPENAI "<|end|>",
+      { { "<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>" }, { "<|start|>user<|message|>", "<|end|>" }, { FINAL, "<|end|>" } },
+      { "", "" }, FINAL, "<|return|>", NULL },
 };
 enum { TEMPLATES = sizeof templates / sizeof *templates };
 
@@ -184,7 +193,7 @@ static void add_expression(Text *out, const char *s) {
 char *chat_jinja(const Chat *c) {
     const ChatTemplate *f = c->form;
     Text out = { 0 };
-    if (!f || f->flags & (THINKS | THINKS_ALWAYS | SYSTEM_IN_USER) || *f->tool.before || (f->system && strstr(f->system, "{date"))
+    if (!f || f->flags & (THINKS | THINKS_ALWAYS | SYSTEM_IN_USER | RETURNS) || *f->tool.before || (f->system && strstr(f->system, "{date"))
         || (f->turn[CHAT_SYSTEM].before && strstr(f->turn[CHAT_SYSTEM].before, "{date"))) return NULL;
     text_add(&out, "{# %s #}", f->name);
     if (*f->start) { text_add_string(&out, "{{ "); add_expression(&out, f->start); text_add_string(&out, " }}"); }
@@ -413,7 +422,8 @@ static void add_answer(int flags, Part content, int recent, int last, Text *out)
 
 static void add_turn(Text *turns, size_t at) { if (turns) text_add_bytes(turns, &at, sizeof at); }
 
-typedef struct { const Chat *c; const ChatMessage *m; size_t count, recent; Text *text, *turns; } Writer;  /* recent: what follows the last question */
+/* recent: what follows the last question. prompt: the assistant's next answer follows */
+typedef struct { const Chat *c; const ChatMessage *m; size_t count, recent; int prompt; Text *text, *turns; } Writer;
 
 /* Where answer i, which is written, ends. */
 static size_t end_of_answer(const Writer *w, size_t i) {
@@ -440,15 +450,16 @@ static void write_message(const Writer *w, size_t i, Part content) {
     else text_add_bytes(w->text, content.at, content.bytes);
     if (m->role == CHAT_TOOL) add_row(w->c, f->tool.after, w->text);
     if (m->role == CHAT_ASSISTANT) {
-        if (!(f->flags & NEXT_ENDS)) add_row(w->c, f->end, w->text);
+        const int goes_on = f->flags & RETURNS && (i + 1 < w->count || w->prompt);
+        if (!(f->flags & NEXT_ENDS)) add_row(w->c, goes_on ? turn->after : f->end, w->text);
         add_turn(w->turns, end_of_answer(w, i));
-        if (!(f->flags & NEXT_ENDS || (f->flags & BARE_END && i + 1 == w->count))) add_row(w->c, turn->after + strlen(f->end), w->text);
+        if (!(f->flags & (NEXT_ENDS | RETURNS) || (f->flags & BARE_END && i + 1 == w->count))) add_row(w->c, turn->after + strlen(f->end), w->text);
     } else if (m->role != CHAT_TOOL || last) add_row(w->c, turn->after, w->text);
 }
 
 static int check_order(const Chat *c, const ChatMessage *m, size_t count, Error *e) {
     const ChatTemplate *f = c->form;
-    const int in_user = f->flags & SYSTEM_IN_USER, first = in_user && count && m->role == CHAT_SYSTEM;
+    const int in_user = f->flags & (SYSTEM_IN_USER | RETURNS), first = in_user && count && m->role == CHAT_SYSTEM;
     for (size_t i = 0; i < count; i++) {
         if (!f->turn[m[i].role].before)
             return error_set(e, "message %zu has the role %s, which the chat template %s has not", i + 1, role_names[m[i].role], f->name);
@@ -472,7 +483,7 @@ static size_t after_question(const ChatTemplate *f, const ChatMessage *m, size_t
 
 int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Text *text, Text *turns, Error *e) {
     const ChatTemplate *f = c->form;
-    const Writer w = { c, m, count, f ? after_question(f, m, count) : 0, text, turns };
+    const Writer w = { c, m, count, f ? after_question(f, m, count) : 0, prompt, text, turns };
     const int has_system = count && m->role == CHAT_SYSTEM, joins = f && has_system && f->flags & SYSTEM_IN_USER;
     if (!f) return error_set(e, "%s; -ct NAME chooses one of %s", c->why, CHAT_NAMES);
     if (strstr(f->end, "{eos}") && !*c->eos)
@@ -484,7 +495,8 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
         add_row(c, f->system, text);
         add_row(c, f->turn[CHAT_SYSTEM].after, text);
     }
-    for (size_t i = (size_t)joins; i < count; i++) {
+    const int is_empty = has_system && f->flags & RETURNS && !m->bytes;
+    for (size_t i = (size_t)(joins || is_empty); i < count; i++) {
         Text both = { 0 };
         Part content = { m[i].text, m[i].bytes };
         if (joins && i == 1) {

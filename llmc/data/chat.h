@@ -4,6 +4,8 @@
  * strings that only this template has, and one that is not in the table is refused where a conversation needs it. The text,
  * and its tokens, are those of Transformers' apply_chat_template; tests/check_chat.py compares them. Differences:
  * - Where a template writes today's date, training writes 26 Jul 2024, so that data do not change from day to day.
+ * - gpt-oss is prompted to answer in its channel `final` at once: Transformers' prompt leaves the channel to the model, and the marks of
+ *   channels are special tokens, which are not shown. What it would say in the channel `analysis` is not asked for, nor trained.
  * - Calls of tools are not rendered; a message of the role tool is, where a template knows it. */
 #ifndef CHAT_H
 #define CHAT_H
@@ -25,7 +27,7 @@ struct Chat {
 };
 
 #define CHAT_NAMES "chatml, qwen1.5, qwen2, qwen2.5, qwen3, qwen3-instruct, llama3, llama3.1, olmoe, olmo, zephyr, granite, granite3.1, " \
-                   "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5"
+                   "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5, harmony"
 /* name: of the table, or "": the template of a folder (NULL: none), if it is known. 0: no template has that name. */
 int  chat_open(Chat *c, const char *name, const char *folder, Error *e);
 void chat_close(Chat *c);

@@ -132,19 +132,22 @@ static int check_chat(const JsonValue *list, const Chat *chat, Error *e) {
     return ok;
 }
 
+#define A_LINE "{\"text\": \"...\"} or {\"messages\": [{\"role\": \"...\", \"content\": \"...\"}, ...]}"
+
 /* Decodes a line in place: a string is never longer than its JSON. A conversation stays as it is. */
 static int parse_line(Document *line, const Chat *chat, Error *e) {
-    Json *json = json_parse(line->at, line->bytes, e);
-    if (!json) return 0;
+    Error why;
+    Json *json = json_parse(line->at, line->bytes, &why);
+    if (!json) return error_set(e, "expected " A_LINE ": %.400s", strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8);
     const JsonValue *root = json_root(json), *text = json_get(root, "text"), *list = chat_list(root);
     static const char *const names[] = { "null", "true or false", "a number", "a number", "a string", "an array",
                                          "an object" };
     int ok = list ? line->is_chat = check_chat(list, chat, e) : json_is(text, JSON_STRING);
     if (list) {}
     else if (ok) memmove((char *)line->at, text->is.string, line->bytes = text->length);
-    else if (!json_is(root, JSON_OBJECT)) error_set(e, "found %s", names[root->type]);
-    else if (!text) error_set(e, "found an object without \"text\" and \"messages\"");
-    else error_set(e, "found %s as \"text\"", names[text->type]);
+    else if (!json_is(root, JSON_OBJECT)) error_set(e, "expected " A_LINE ": found %s", names[root->type]);
+    else if (!text) error_set(e, "expected " A_LINE ": found an object without \"text\" and \"messages\"");
+    else error_set(e, "expected " A_LINE ": found %s as \"text\"", names[text->type]);
     json_free(json);
     return ok;
 }
@@ -170,9 +173,7 @@ static int parse_lines(Source *s, size_t first, const size_t *line_number, const
     char found[64];
     const Document *line = &s->document[first + (size_t)bad];
     snprintf(found, sizeof found, "%.*s", (int)(line->bytes < 60 ? line->bytes : 60), line->at);
-    const char *text = strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8;         /* of the parser: of one line */
-    return error_set(e, "%s: line %zu: expected {\"text\": \"...\"} or {\"messages\": [{\"role\": \"...\", \"content\": \"...\"}, ...]}: %.500s: %s%s",
-                     path, line_number[bad], text, found, line->bytes > 60 ? "..." : "");
+    return error_set(e, "%s: line %zu: %.600s: %s%s", path, line_number[bad], why.text, found, line->bytes > 60 ? "..." : "");
 }
 
 static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Chat *chat, Error *e) {

@@ -66,20 +66,66 @@ static size_t next_gpt2(const PreTokenizer *p, const char *s, size_t n) {
 #define GPT4_PATTERN(digits) "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 static int is_line_end(char c) { return c == '\n' || c == '\r'; }
+/* ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ ; slashes: with / among the line ends. */
+static size_t signs_or_spaces(const char *s, size_t n, int slashes) {
+    const size_t blank = s[0] == ' ';
+    size_t k;
+    if (look(s + blank, n - blank).class == OTHER) {
+        k = blank + span(s + blank, n - blank, OTHER, SIZE_MAX);
+        while (k < n && (is_line_end(s[k]) || (slashes && s[k] == '/'))) k++;
+        return k;
+    }
+    for (k = span(s, n, SPACE, SIZE_MAX); k; k--) if (is_line_end(s[k - 1])) return k;
+    return whitespace(s, n);
+}
 static size_t next_gpt4(const PreTokenizer *p, const char *s, size_t n) {
-    size_t k = contraction(s, n, 1), blank = s[0] == ' ';
+    size_t k = contraction(s, n, 1);
     if (k) return k;
     Char c = look(s, n);
     if (c.class == NUMBER) return span(s, n, NUMBER, p->limit);
     k = c.class == LETTER || is_line_end(s[0]) ? 0 : c.bytes;
     if (look(s + k, n - k).class == LETTER) return k + span(s + k, n - k, LETTER, SIZE_MAX);
-    if (look(s + blank, n - blank).class == OTHER) {
-        k = blank + span(s + blank, n - blank, OTHER, SIZE_MAX);
-        while (k < n && is_line_end(s[k])) k++;
-        return k;
+    return signs_or_spaces(s, n, 0);
+}
+
+/* GPT-4o and gpt-oss: a word is capitals, then small letters, then an ending. Letters without case, and marks, are both. */
+#define CAPITALS "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define ENDING "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define LED "[^\\r\\n\\p{L}\\p{N}]?"
+#define GPT4O_PATTERN LED CAPITALS "*" SMALL "+" ENDING "|" LED CAPITALS "+" SMALL "*" ENDING \
+    "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+static int case_at(const char *s, size_t n, size_t *bytes) {
+    uint32_t code;
+    *bytes = 1;
+    if (!n) return 0;
+    if ((unsigned char)*s < 0x80) return unicode_case((unsigned char)*s);
+    const size_t read = utf8_decode(s, n, &code);
+    if (read) *bytes = read;
+    return read ? unicode_case(code) : 0;
+}
+/* CAPITALS*SMALL+: the capitals give back what they must. *capitals: how long they are alone. 0: no match. */
+static size_t cased_word(const char *s, size_t n, size_t *capitals) {
+    size_t at = 0, both = 0, bytes;
+    int kind;
+    while ((kind = case_at(s + at, n - at, &bytes)) & MAY_BE_UPPER) {
+        at += bytes;
+        if (kind & MAY_BE_LOWER) both = at;
     }
-    for (k = span(s, n, SPACE, SIZE_MAX); k; k--) if (is_line_end(s[k - 1])) return k;
-    return whitespace(s, n);
+    *capitals = at;
+    if (!(kind & MAY_BE_LOWER)) return both;
+    for (; case_at(s + at, n - at, &bytes) & MAY_BE_LOWER; at += bytes) ;
+    return at;
+}
+static size_t next_gpt4o(const PreTokenizer *p, const char *s, size_t n) {
+    const Char c = look(s, n);
+    if (c.class == NUMBER) return span(s, n, NUMBER, p->limit);
+    const size_t lead = c.class == LETTER || is_line_end(s[0]) ? 0 : c.bytes;       /* it may be a mark, which can also begin a word */
+    size_t capitals[2], word = cased_word(s + lead, n - lead, &capitals[0]), from = lead;
+    if (!word) word = cased_word(s, n, &capitals[1]), from = 0;
+    if (!word) word = capitals[0], from = lead;
+    if (word) return from + word + contraction(s + from + word, n - from - word, 1);
+    return signs_or_spaces(s, n, 1);
 }
 
 static size_t next_digits(const PreTokenizer *p, const char *s, size_t n) {
@@ -99,6 +145,7 @@ static const struct { const char *regex; PreTokenizer scanner; } patterns[] = {
     { GPT2_PATTERN,                { next_gpt2, 0 } },
     { GPT4_PATTERN("\\p{N}"),      { next_gpt4, 1 } },      /* Qwen2 */
     { GPT4_PATTERN("\\p{N}{1,3}"), { next_gpt4, 3 } },      /* GPT-4, Llama-3 */
+    { GPT4O_PATTERN,               { next_gpt4o, 3 } },
 };
 
 const PreTokenizer *pretokenizer_of_regex(const char *regex) {
@@ -112,4 +159,4 @@ const char  *pretokenizer_cl100k_regex(void)       { return patterns[2].regex; }
 PreTokenizer pretokenizer_digits(size_t limit)     { return (PreTokenizer){ next_digits, limit }; }
 PreTokenizer pretokenizer_underline(void)          { return (PreTokenizer){ next_underline, 0 }; }
 
-int pretokenizer_ends_before_space(const PreTokenizer *p) { return p->next == next_gpt2 || p->next == next_gpt4; }
+int pretokenizer_ends_before_space(const PreTokenizer *p) { return p->next == next_gpt2 || p->next == next_gpt4 || p->next == next_gpt4o; }

@@ -16,7 +16,7 @@ struct PreTokenizer {
     size_t limit;                                                       /* digits that one word may have */
 };
 
-const PreTokenizer *pretokenizer_of_regex(const char *regex);           /* GPT-2, Qwen2, GPT-4; NULL: not supported */
+const PreTokenizer *pretokenizer_of_regex(const char *regex);           /* GPT-2, Qwen2, GPT-4, GPT-4o; NULL: not supported */
 PreTokenizer pretokenizer_gpt2(void);
 const char  *pretokenizer_cl100k_regex(void);                           /* GPT-4's */
 PreTokenizer pretokenizer_digits(size_t limit);                         /* numbers apart from everything else */

@@ -94,8 +94,11 @@ static int read_question(Question *q, const JsonValue *root, const Tokenizer *t,
 }
 
 static int read_line(Question *q, const char *line, size_t bytes, const Tokenizer *t, Error *e) {
-    Json *json = json_parse(line, bytes, e);
-    const int ok = json && read_question(q, json_root(json), t, e);
+    Error why;
+    Json *json = json_parse(line, bytes, &why);
+    const int ok = json ? read_question(q, json_root(json), t, e)
+                 : error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or HellaSwag's form: %.400s",
+                             strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8);
     json_free(json);
     return ok;
 }
@@ -130,7 +133,7 @@ static int parse_lines(Questions *q, const char *path, const char *text, size_t 
     q->at = all;
     free(at);
     if (bad == INT64_MAX) return q->count > 0 || error_set(e, "%s: it holds no questions", path);
-    return error_set(e, "%s: line %lld: %.800s", path, (long long)bad + 1, strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8);
+    return error_set(e, "%s: line %lld: %.800s", path, (long long)bad + 1, why.text);
 }
 
 /* ---- llm.c's binary: 256 int32, then numbers of 16 bits ---------------------------------------------------------- */

@@ -28,6 +28,14 @@ CharClass unicode_class(uint32_t code) {
     return OTHER;
 }
 
+int unicode_case(uint32_t code) {
+    if (code < 0x80) return code - 'A' < 26 ? MAY_BE_UPPER : code - 'a' < 26 ? MAY_BE_LOWER : 0;
+    if (row_of(unicode_lowers[0], COUNT(unicode_lowers), 2, 1, code)) return MAY_BE_LOWER;
+    if (row_of(unicode_uppers[0], COUNT(unicode_uppers), 2, 1, code)) return MAY_BE_UPPER;
+    if (unicode_class(code) == LETTER || row_of(unicode_marks[0], COUNT(unicode_marks), 2, 1, code)) return MAY_BE_UPPER | MAY_BE_LOWER;
+    return 0;
+}
+
 /* ---- normalization form C ------------------------------------------------------------------------------
  * Decompose every character fully, order combining marks by class, compose again (Unicode Standard Annex 15). Bytes
  * that are not UTF-8 are represented by codes above Unicode. */

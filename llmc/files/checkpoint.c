@@ -1,5 +1,4 @@
 /* checkpoint.c: see checkpoint.h. */
-#define _POSIX_C_SOURCE 200809L
 #define _DEFAULT_SOURCE
 #include "checkpoint.h"
 #include "export.h"

@@ -18,9 +18,10 @@ enum {
     GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
     ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M, DEEP = DOT | GLM,
     MOES = QWENS | DEEP | ERN,                              /* dense layers may be between their mixtures */
+    GPT = FAMILY_GPT_OSS,
     LOCAL = JET | MIX | OWN | GRA,
     BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
-    LISTED = QW3 | Q2M | DOT,                               /* layer_types says which have a window */
+    LISTED = QW3 | Q2M | DOT | GPT,                               /* layer_types says which have a window */
     WINDOWED = LISTED | MIX | MIS | Q3M,
 };
 static const struct { int families; const char *key, *alias; KeyKind kind; size_t field; double otherwise; } keys[] = {
@@ -46,8 +47,9 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                2 },
     { OLM | Q2M,          "num_experts",                     "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
     { Q3M,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
+    { GPT,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
     { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { OLM | QWENS | DEEP, "num_experts_per_tok",             NULL,              NUMBER,     AT(topk),                DEPENDS },
+    { OLM | QWENS | DEEP | GPT, "num_experts_per_tok",       NULL,              NUMBER,     AT(topk),                DEPENDS },
     { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             64 },
     { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                6 },
     { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
@@ -66,6 +68,7 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { OWN,                "output_bias",                     NULL,              FLAG,       AT(output_bias),         0 },
     { OWN,                "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),            1e-6 },
     { BIASED,             "attention_bias",                  NULL,              BIASES,     AT(attention_bias),      0 },
+    { GPT,                "attention_bias",                  NULL,              BIASES,     AT(attention_bias),      1 },
     { Q2M,                "qkv_bias",                        NULL,              BIASES,     AT(attention_bias),      1 },
     { GLM,                "use_qk_norm",                     NULL,              FLAG,       AT(qk_norm),             0 },
     { GRA,                "embedding_multiplier",            NULL,              MULTIPLIER, AT(embed_scale),         1 },
@@ -92,18 +95,18 @@ enum { KEYS = sizeof keys / sizeof *keys };
 
 /* What a missing key means in one family or another: Transformers' own defaults. */
 static const struct { int families; const char *key; double value; } defaults[] = {
-    { MIX | OLM | GLM | ERN,    "rms_norm_eps", 1e-5 },                 { ALL, "rms_norm_eps", 1e-6 },
-    { MIX,                      "rope_theta", 1e6 },                    { ERN, "rope_theta", 5e5 },     { ALL, "rope_theta", 1e4 },
+    { MIX | OLM | GLM | ERN | GPT, "rms_norm_eps", 1e-5 },                 { ALL, "rms_norm_eps", 1e-6 },
+    { MIX,                      "rope_theta", 1e6 },                    { ERN, "rope_theta", 5e5 },     { GPT, "rope_theta", 150000 }, { ALL, "rope_theta", 1e4 },
     { JET | ERN,                "tie_word_embeddings", 1 },             { ALL, "tie_word_embeddings", 0 },
     { JET,                      "initializer_range", 0.01 },            { ALL, "initializer_range", 0.02 },
-    { MIX | MIS | GLM | ERN,    "max_position_embeddings", 131072 },    { QW3 | QWENS, "max_position_embeddings", 32768 },
+    { MIX | MIS | GLM | ERN | GPT, "max_position_embeddings", 131072 },    { QW3 | QWENS, "max_position_embeddings", 32768 },
     { JET | OLM,                "max_position_embeddings", 4096 },      { ALL, "max_position_embeddings", 2048 },
-    { MIX | MIS | GLM,          "num_key_value_heads", 8 },             { QW3 | DOT, "num_key_value_heads", 32 },
+    { MIX | MIS | GLM | GPT,    "num_key_value_heads", 8 },             { QW3 | DOT, "num_key_value_heads", 32 },
     { JET | Q2M,                "num_key_value_heads", 16 },            { Q3M | ERN, "num_key_value_heads", 4 },
-    { QW3,                      "head_dim", 128 },
+    { QW3,                      "head_dim", 128 },                      { GPT, "head_dim", 64 },
     { OLM,                      "num_experts", 64 },                    { Q2M, "num_experts", 60 },
-    { Q3M,                      "num_local_experts", 128 },             { GLM, "n_routed_experts", 128 },
-    { Q2M,                      "num_experts_per_tok", 4 },             { OLM | Q3M | GLM, "num_experts_per_tok", 8 },
+    { Q3M | GPT,                "num_local_experts", 128 },             { GLM, "n_routed_experts", 128 },
+    { Q2M | GPT,                "num_experts_per_tok", 4 },             { OLM | Q3M | GLM, "num_experts_per_tok", 8 },
 };
 
 typedef struct { Family family; int heads; Error *e; } Reader;      /* heads: query heads in all, once that key is read */
@@ -217,6 +220,10 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     double part = 1, all = 0, by = 0;
     const char *type = json_string(json_get(v, "rope_type"), json_string(json_get(v, "type"), "default"));
     while (s->kind <= ROPE_YARN && strcmp(type, rope_names[s->kind])) s->kind++;
+    if (!v && r->family & GPT) {                            /* what its class has where nothing is said */
+        *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, mscale(32, 1) };
+        return 1;
+    }
     if (s->kind > ROPE_YARN)
         return error_set(e, "config.json: rope_type \"%.60s\"; this program knows default, linear, llama3 and yarn. Others need their "
                             "frequencies in llmc/model/rope.c", type);
@@ -328,14 +335,15 @@ static void write_layers(const Config *c, Text *out) {
 /* Does layer l have one? types: layer_types, or NULL; most: max_window_layers. The rules are those of Transformers. */
 static int is_windowed(const Reader *r, const JsonValue *type, int most, int l) {
     if (type) return !strcmp(json_string(type, ""), "sliding_attention");
-    return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most : 1;
+    return r->family & (QW3 | DOT) ? l >= most : r->family & Q2M ? (l + 1) % 2 && l < most : r->family & GPT ? (l + 1) % 2 : 1;
 }
 static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
     const JsonValue *types = r->family & LISTED ? member(root, "layer_types") : NULL, *type = json_first(types);
     Error *e = r->e;
     int window, most;
     if (!(r->family & WINDOWED)) return 1;
-    if (!read_whole(&window, "sliding_window", member(root, "sliding_window"), r->family & MIX || json_get(root, "sliding_window") ? 0 : 4096, e)
+    if (!read_whole(&window, "sliding_window", member(root, "sliding_window"),
+                    r->family & MIX || json_get(root, "sliding_window") ? 0 : r->family & GPT ? 128 : 4096, e)
         || !read_whole(&most, "max_window_layers", member(root, "max_window_layers"), r->family & DOT ? 62 : 28, e)) return 0;
     if (r->family & (QW3 | QWENS) && !json_bool(json_get(root, "use_sliding_window"), 0)) window = 0;
     for (int l = 0; l < c->layers; l++, type = type ? type->next : NULL) {
@@ -355,7 +363,7 @@ static int read_windows(Config *c, const JsonValue *root, const Reader *r) {
 
 static void write_windows(const Config *c, Text *out) {
     const Family f = config_family(c);
-    if (!(f & WINDOWED) || (!c->window && !(f & (MIS | DOT)))) return;
+    if (!(f & WINDOWED) || (!c->window && !(f & (MIS | DOT | GPT)))) return;
     if (f & (QW3 | QWENS)) text_add(out, ",\n  \"use_sliding_window\": %s", c->window ? "true" : "false");
     if (c->window) text_add(out, ",\n  \"sliding_window\": %d", c->window);
     else text_add(out, ",\n  \"sliding_window\": null");
@@ -368,8 +376,8 @@ static void write_windows(const Config *c, Text *out) {
 
 /* Would change the mathematics in a way this program does not know; harmless when missing, null or false. */
 static const struct { int families; const char *key, *what; } refused[] = {
-    { ALL & ~BIASED, "attention_bias", "biases of queries, keys and values in this family" }, { ALL, "mlp_bias", "biases in the MLP" },
-    { ERN, "use_bias", "biases in attention and MLP" }, { ALL, "quantization_config", "quantized weights: convert them to bf16 first" },
+    { ALL & ~(BIASED | GPT), "attention_bias", "biases of queries, keys and values in this family" }, { ALL, "mlp_bias", "biases in the MLP" },
+    { ERN, "use_bias", "biases in attention and MLP" }, { ALL & ~GPT, "quantization_config", "quantized weights: convert them to bf16 first" },
     { ALL, "clip_qkv", "clipped queries, keys and values" },
 };
 
@@ -380,7 +388,16 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
         if (refused[i].families & r->family && v && !(json_is(v, JSON_BOOL) && !json_bool(v, 1)))
             return error_set(e, "config.json: \"%s\" is set, and this program does not know %s", refused[i].key, refused[i].what);
     }
-    double least = 0;
+    const JsonValue *quantized = r->family & GPT ? member(root, "quantization_config") : NULL;
+    const char *method = json_string(json_get(quantized, "quant_method"), "");
+    if (quantized && strcmp(method, "mxfp4"))
+        return error_set(e, "config.json: \"quant_method\" is \"%.60s\"; of a %s this program reads mxfp4 and weights that are not quantized", method,
+                         family_name(r->family));
+    double least = 0, slope = 0, limit = 0;
+    if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), 1.702, e)
+                             && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), 7, e))) return 0;
+    if (r->family & GPT && (slope != 1.702 || limit != 7))
+        return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only 1.702 and 7 are known (CLAMPED in kernels/kernels.h)", slope, limit);
     if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
     if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known", least);
     return 1;
@@ -406,6 +423,7 @@ static int complete(Config *c, const Reader *r) {
     if (f & ERN) c->scores = SOFTMAX_RENORM, c->rope_pairs = 1;
     if (f & (DEEP | ERN)) c->choice_bias = 1;
     if (f & Q2M) c->shared_gate = 1;
+    if (f & GPT) c->activation = CLAMPED, c->sinks = c->expert_bias = 1;
     if (f & (LLA | MIS | QW3)) c->experts = c->topk = 1;
     if (c->vocab < 1 || c->context < 1)
         return error_set(r->e, "config.json: the vocabulary and the context must be at least 1");
@@ -419,7 +437,6 @@ static int complete(Config *c, const Reader *r) {
 
 /* What other families would take. */
 static const struct { const char *type, *takes; } others[] = {
-    { "gpt_oss",     "attention sinks, biases of experts and routers, a clamped SwiGLU, and reading weights in MXFP4" },
     { "deepseek_v2", "latent attention (MLA)" }, { "deepseek_v3", "latent attention (MLA)" }, { "kimi_k2", "latent attention (MLA)" },
     { "qwen3_next",  "linear attention (gated delta rule)" }, { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
     { "llama4_text", "attention in chunks and layers without positions" },
@@ -522,7 +539,7 @@ int config_to_json_like(const Config *c, const char *dtype, const JsonValue *ori
     for (const JsonValue *v = json_first(origin); v; v = v->next) {
         const int row = row_of(v->key, f);
         const int is_dtype = !strcmp(v->key, "dtype") || !strcmp(v->key, "torch_dtype");
-        if (!strcmp(v->key, "descriptor") || (row >= 0 && keys[row].kind == PADDED)) continue;
+        if (!strcmp(v->key, "descriptor") || !strcmp(v->key, "quantization_config") || (row >= 0 && keys[row].kind == PADDED)) continue;
         text_add_string(out, separator);
         text_add_json(out, v->key, v->key_length);
         text_add_string(out, ": ");

@@ -1,5 +1,5 @@
 /* hf.c: see hf.h. The manifest knows the names of the tensors in files (manifest_piece in llmc/model/tensor.h). */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "hf.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/rope.h"
@@ -13,6 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#ifdef __APPLE__
+#define st_mtim st_mtimespec            /* POSIX's name of 2008 */
+#endif
 
 enum { BUFFER = 1 << 22 };              /* elements moved at a time */
 
@@ -107,6 +110,28 @@ int hf_load_config(const char *folder, Config *c, Error *e) {
     return ok;
 }
 
+/* Experts' matrices may be in MXFP4, as two tensors: their rows are not transposed then, and p becomes such a piece. */
+static const FileTensor *find_piece(const Safetensors *s, Piece *p, const FileTensor **scales) {
+    char name[TENSOR_NAME + 32];
+    const FileTensor *t = safetensors_find(s, p->name);
+    *scales = NULL;
+    if (t || !p->transposed) return t;
+    snprintf(name, sizeof name, "%s_scales", p->name);
+    *scales = safetensors_find(s, name);
+    snprintf(name, sizeof name, "%s_blocks", p->name);
+    if (!*scales || !(t = safetensors_find(s, name))) return *scales = NULL;
+    const int64_t columns = p->shape[1];
+    p->shape[1] = p->shape[2];
+    p->shape[2] = columns;
+    p->transposed = 0;
+    return t;
+}
+static int same_mxfp4(const FileTensor *blocks, const FileTensor *scales, const Piece *p) {
+    const uint64_t all = (uint64_t)p->count / MXFP4_BLOCK;
+    return p->shape[2] % MXFP4_BLOCK == 0 && blocks->rank == 4 && scales->rank == 3 && blocks->count == all * (MXFP4_BLOCK / 2) && scales->count == all
+        && !strcmp(blocks->dtype, "U8") && !strcmp(scales->dtype, "U8") && blocks->shape[0] == (uint64_t)p->shape[0]
+        && blocks->shape[1] == (uint64_t)p->shape[1] && scales->shape[0] == blocks->shape[0] && scales->shape[1] == blocks->shape[1];
+}
 static int same_shape(const FileTensor *t, const Piece *p) {
     if (t->rank != p->rank) return 0;
     for (int d = 0; d < p->rank; d++) if (t->shape[d] != (uint64_t)p->shape[d]) return 0;
@@ -119,25 +144,55 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
     if (n < capacity) snprintf(text + n, capacity - n, "]");
 }
 
-/* Elements of a head, whose rows may have another order in files; 1: they have not. */
-static size_t head_elements(const Piece *p) { return p->head ? (size_t)p->head * (p->count / (size_t)p->shape[0]) : 1; }
+/* Files may have the rows of heads, or what belongs to an expert, in another order. Elements of such a unit; 1: they have not. */
+static int of_experts(const Piece *p) { return p->transposed || p->interleaved; }
+static size_t unit_of(const Piece *p) { return p->head || of_experts(p) ? (size_t)(p->head ? p->head : 1) * (p->count / (size_t)p->shape[0]) : 1; }
 /* Elements of a piece that are written at a time. */
 static size_t chunk_of(const Piece *p) {
-    const size_t head = head_elements(p);
-    return head > BUFFER ? head : BUFFER / head * head;
+    const size_t unit = unit_of(p);
+    return unit > BUFFER ? unit : BUFFER / unit * unit;
 }
 static size_t largest_chunk(const Model *m) {
     size_t most = m->manifest.total < BUFFER ? m->manifest.total : BUFFER;
     for (int i = 0; i < m->manifest.count; i++) {
         const Piece p = manifest_piece(&m->manifest.at[i], 0);
-        if (p.head && chunk_of(&p) > most && p.count > most) most = p.count < chunk_of(&p) ? p.count : chunk_of(&p);
+        if (unit_of(&p) > 1 && chunk_of(&p) > most && p.count > most) most = p.count < chunk_of(&p) ? p.count : chunk_of(&p);
     }
     return most;
 }
-/* Rows of heads from the order of files to that of memory, or back; n elements of `size` bytes. */
-static void turn_heads(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory) {
+/* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows 0, 1, 2, ... those of gate and up in turns. Tiles
+ * stay in the first cache while they are transposed; when a model is loaded, other threads have other experts. */
+static size_t row_in_file(const Piece *p, size_t r, size_t rows) { return !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1; }
+#define TRANSPOSE(type) do { \
+    const type *from = copy; \
+    type *to = data; \
+    _Pragma("omp parallel for") \
+    for (size_t k0 = 0; k0 < columns; k0 += TILE) \
+        for (size_t r0 = 0; r0 < rows; r0 += TILE) \
+            for (size_t r = r0; r < rows && r < r0 + TILE; r++) { \
+                const size_t file = row_in_file(p, r, rows), memory = r * columns, end = columns < k0 + TILE ? columns : k0 + TILE; \
+                if (to_memory) for (size_t k = k0; k < end; k++) to[memory + k] = from[k * rows + file]; \
+                else           for (size_t k = k0; k < end; k++) to[k * rows + file] = from[memory + k]; \
+            } \
+    } while (0)
+static void reorder_expert(const Piece *p, void *data, void *copy, size_t size, int to_memory) {
+    enum { TILE = 64 };
+    const size_t rows = (size_t)p->shape[p->transposed ? 2 : 1], columns = p->rank < 3 ? 1 : (size_t)p->shape[p->transposed ? 1 : 2];
+    memcpy(copy, data, rows * columns * size);
+    if (!p->transposed) {
+        for (size_t r = 0, row = columns * size; r < rows; r++) {
+            const size_t file = row_in_file(p, r, rows) * row, memory = r * row;
+            memcpy((char *)data + (to_memory ? memory : file), (char *)copy + (to_memory ? file : memory), row);
+        }
+    } else if (size == 2) TRANSPOSE(uint16_t);
+    else if (size == 4) TRANSPOSE(uint32_t);
+    else TRANSPOSE(uint64_t);
+}
+/* Rows of heads, or experts, from the order of files to that of memory, or back; n elements of `size` bytes. */
+static void reorder(const Config *c, const Piece *p, void *data, size_t n, size_t size, int to_memory) {
     const size_t row = p->count / (size_t)p->shape[0] * size, head = row * (size_t)p->head;
-    char *copy = p->head ? mem_alloc(head) : NULL;
+    char *copy = p->head || of_experts(p) ? mem_alloc(unit_of(p) * size) : NULL;
+    for (size_t i = 0; of_experts(p) && i < n; i += unit_of(p)) reorder_expert(p, (char *)data + i * size, copy, size, to_memory);
     for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
         memcpy(copy, at, head);
         for (int i = 0; i < p->head; i++) {
@@ -164,7 +219,7 @@ static int check_piece(const Load *l, void *data, size_t first, size_t n, Error 
     const Device *dev = of->m->dev;
     const size_t bad = first_not_finite(dev->dtype, data, n);
     if (bad < n) return error_set(e, "tensor %s: element %zu is NaN or infinite", of->piece.name, first + bad);
-    turn_heads(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
+    reorder(&of->m->config, &of->piece, data, n, dev->floatX_size, 1);
     return 1;
 }
 /* Sharded weights are loaded by all ranks alike, a range at a time, and each keeps its own. first: the ranges' pieces begin there. */
@@ -189,11 +244,11 @@ static int load_pieces(Model *m, const Model *was, Safetensors *s, Error *e) {
     for (int i = 0; i < f->count; i++) {
         if (i == 0 || f->at[i].range != f->at[i-1].range) first[f->at[i].range] = k;
         for (int j = 0; j < manifest_piece_count(&f->at[i]); j++, k++) {
-            const Piece p = manifest_piece(&f->at[i], j);
+            Piece p = manifest_piece(&f->at[i], j);
+            const FileTensor *scales, *tensor = find_piece(s, &p, &scales);
             const Place place = place_of(m, was, i, &p);
             pieces[k] = (LoadedPiece){ m, p };
-            loads[k] = (Load){ .tensor = safetensors_find(s, p.name), .count = p.count, .unit = head_elements(&p), .to = place.to,
-                               .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece,
+            loads[k] = (Load){ .tensor = tensor, .scales = scales, .count = p.count, .unit = unit_of(&p), .to = place.to, .copies = place.copies, .stride = place.stride, .type = FLOATX, .check = check_piece,
                                .of = &pieces[k] };
         }
     }
@@ -255,7 +310,12 @@ static void warn_of_unknown(const Model *m, const Safetensors *s, const char *pa
     const size_t count = safetensors_count(s);
     char *known = mem_alloc(count);
     for (int i = 0; i < m->manifest.count; i++)
-        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) mark(known, s, manifest_piece(&m->manifest.at[i], j).name);
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) {
+            Piece p = manifest_piece(&m->manifest.at[i], j);
+            const FileTensor *scales, *t = find_piece(s, &p, &scales);
+            if (t) known[t - safetensors_at(s, 0)] = 1;
+            if (scales) known[scales - safetensors_at(s, 0)] = 1;
+        }
     for (int r = 0; r < bias_count(m); r++) {
         char bias[TENSOR_NAME];
         uint64_t shape[2];
@@ -276,18 +336,19 @@ static int find_problems(const Model *m, Safetensors *s, Text *problems, size_t 
     int n = 0;
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++) {
-            const Piece p = manifest_piece(&m->manifest.at[i], j);
-            const FileTensor *t = safetensors_find(s, p.name);
+            Piece p = manifest_piece(&m->manifest.at[i], j);
+            const FileTensor *scales, *t = find_piece(s, &p, &scales);
             char found[96], expected[96];
             uint64_t shape[4];
-            *used += t != NULL;
-            if (t && same_shape(t, &p)) continue;
+            *used += (t != NULL) + (scales != NULL);
+            if (t && (scales ? same_mxfp4(t, scales, &p) : same_shape(t, &p))) continue;
             for (int d = 0; d < p.rank; d++) shape[d] = (uint64_t)p.shape[d];
             shape_text(expected, sizeof expected, shape, p.rank);
             n++;
             if (problems->length > sizeof(Error)) continue;         /* counted, but no longer listed */
             if (t) shape_text(found, sizeof found, t->shape, t->rank);
-            if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
+            if (scales) text_add(problems, "\n  %s in MXFP4: its blocks and scales are not those of shape %s", p.name, expected);
+            else if (t) text_add(problems, "\n  %s has shape %s, the model needs %s", p.name, found, expected);
             else   text_add(problems, "\n  %s %s is missing", p.name, expected);
         }
     for (int r = 0; r < bias_count(m); r++) {
@@ -498,7 +559,7 @@ static int append_piece(SafetensorsWriter *w, const Model *m, const Piece *p, co
         const size_t n = p->count - i < chunk ? p->count - i : chunk;
         m->dev->download(buffer, from + i * size, n * size);
         if (first_not_finite(m->dev->dtype, buffer, n) < n) return error_set(e, "tensor %s is not finite: not saved", p->name);
-        turn_heads(&m->config, p, buffer, n, size, 0);
+        reorder(&m->config, p, buffer, n, size, 0);
         if (!safetensors_append(w, buffer, n * size, e)) return 0;
     }
     return 1;

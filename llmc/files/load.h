@@ -9,7 +9,7 @@ typedef struct Load Load;
 /* Checks, and may reorder, elements first .. first + n - 1 of a part, which are as the device stores them. Several threads call it. */
 typedef int (*LoadCheck)(const Load *l, void *data, size_t first, size_t n, Error *e);
 struct Load {
-    const FileTensor *tensor;
+    const FileTensor *tensor, *scales;  /* scales: of the blocks of MXFP4 in tensor; NULL: it has elements */
     uint64_t first;                     /* of its elements, */
     size_t   count, unit;               /* so many; a check gets whole units of them */
     void    *to;                        /* in the device's memory */

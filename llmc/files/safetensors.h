@@ -34,6 +34,12 @@ const char       *safetensors_note(const Safetensors *s, const char *key);      
  * even, by way of F32) if its dtype is F16, BF16, F32 or F64. Several threads may read at a time. */
 int safetensors_read(Safetensors *s, const FileTensor *t, uint64_t offset, void *data, size_t bytes, Error *e);
 int safetensors_read_as(Safetensors *s, const FileTensor *t, uint64_t first, const char *dtype, void *data, size_t n, Error *e);
+/* The same of n weights in MXFP4: 32 in a row share a scale. blocks (.., 16): each byte two codes e2m1 (sign, 2 bits of exponent, 1 of
+ * mantissa), the lower half first; scales, one for each: 2^(byte - 127), 255 is NaN. first, n: multiples of 32.
+ * Source: OCP Microscaling Formats 1.0, 2023. */
+enum { MXFP4_BLOCK = 32 };
+int safetensors_read_mxfp4(Safetensors *s, const FileTensor *blocks, const FileTensor *scales, uint64_t first, const char *dtype, void *data,
+                           size_t n, Error *e);
 double safetensors_value(const char *dtype, const void *element);      /* of one of these types */
 int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first, double *data, size_t n, Error *e);
 

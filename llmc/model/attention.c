@@ -91,7 +91,7 @@ static void add_values_backward(Model *m, int l, Sizes z) {
 
 Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     /* 1, 2. Choose attention experts; sort the slots by expert. */
-    if (m->config.attention_experts > 1) route_forward(m, &m->acts[l].att, m->lp[l].att_router, x);
+    if (m->config.attention_experts > 1) route_forward(m, &m->acts[l].att, m->lp[l].att_router, NULL, x);
 
     /* 3, 4; 5; 6. */
     attention_heads(m, l, x);
@@ -127,15 +127,19 @@ void attention_heads(Model *m, int l, const floatX *x) {
 void attention_mix(Model *m, int l) {
     const Device *dev = m->dev;
     LayerActs *a = &m->acts[l];
+    const floatX *sink = m->lp[l].sink;
     const Sizes z = sizes_of(m);
     const int G = z.G, Q = z.Q, D = z.D, B = m->batch.B, T = m->batch.T;
 
     /* 5. Every query head attends. The heads of a token's slots are more heads of that token. A cache is empty when it gets
      * more than one token. */
     if (m->cache) dev->cache_store(m->cache[l], a->kv, m->cache_row, z.N, 2*G*D);
-    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], m->batch.position, config_window(&m->config, l), z.order, B,
-                                                  m->cache_capacity, G, Q, D);
-    else                    dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, B, T, G, Q, D);
+    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], sink, m->batch.position, config_window(&m->config, l),
+                                                  z.order, B, m->cache_capacity, G, Q, D);
+    else {
+        dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, B, T, G, Q, D);
+        if (sink) dev->sink_forward(a->mixed, a->att_lse, sink, z.N, Q*G, D);
+    }
 }
 
 Sum attention_answer(Model *m, int l) {
@@ -191,6 +195,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     Sum dx = { 0 };
 
     /* 5 */
+    if (p->sink) dev->sink_backward(g->sink, m->s.dmixed, a->mixed, a->att_lse, p->sink, N, Q*G, D);
     dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, m->batch.B, m->batch.T,
                             G, Q, D);
 
@@ -218,7 +223,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     dev->matmul_backward_weight(g->kv, m->s.dkv, x, N, C, 2*G*D, how);
 
     /* 2, 1 */
-    if (z.mixture) route_backward(m, &a->att, p->att_router, g->att_router, &dx, x, scale, how);
+    if (z.mixture) route_backward(m, &a->att, p->att_router, g->att_router, NULL, &dx, x, scale, how);
     return dx;
 }
 

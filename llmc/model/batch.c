@@ -79,7 +79,7 @@ void model_begin_micro(Model *m, int micro) {
     if (micro == 0 && m->dp.ranks > 1) m->dev->zero(m->results.step_losses, (size_t)b->all_micro_batches * m->dev->real_size);
     const int shards = m->dp.level >= 2, apart = m->dp.ordered || shards;
     if (micro == 0 && apart)
-        m->dev->zero(shards ? m->grads : m->dp.sums, m->manifest.total / (size_t)(shards ? m->dp.ranks : 1) * m->dev->real_size);
+        m->dev->zero(shards ? m->grads : m->dp.sums, m->manifest.total / (size_t)(shards ? m->dp.shards : 1) * m->dev->real_size);
     model_set_phase(m, (Phase)((micro == 0 || apart ? PHASE_FIRST : 0) | (micro == b->micro_batches - 1 ? PHASE_LAST : 0)));
 }
 void model_end_micro(Model *m, int micro) {

@@ -9,7 +9,7 @@
 enum { MOST_NAMES = 8 };
 typedef const char *const Names[MOST_NAMES];                /* in the order of the enum; NULL after the last */
 static Names scores_names     = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
-static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2" };       /* Hugging Face's */
+static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };    /* Hugging Face's; clamped: by family, not by name */
 static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
 static Names rounding_names   = { "off", "nearest", "stochastic", "up", "down" };
 
@@ -282,7 +282,8 @@ enum {
     HAS_SCALED_ROPE = 1 << 17,
     HAS_GROUPS = 1 << 19,
     HAS_ODD_HEADS = 1 << 18,            /* channels no multiple of heads: Transformers refuses such a llama */
-    HAS_WINDOW = 1 << 20, HAS_SOME_WINDOWS = 1 << 21        /* in all layers, in some */
+    HAS_WINDOW = 1 << 20, HAS_SOME_WINDOWS = 1 << 21,       /* in all layers, in some */
+    HAS_SINKS = 1 << 22, HAS_EXPERT_BIAS = 1 << 23, HAS_CLAMPED = 1 << 24
 };
 enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
        BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
@@ -309,6 +310,8 @@ static const struct { Family family; const char *name, *architecture; int must, 
       BY_SIGMOID },
     { FAMILY_ERNIE,     "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", HAS_EXPERTS | HAS_CHOICE_BIAS | HAS_PAIRS,
       HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED },
+    { FAMILY_GPT_OSS,   "gpt_oss",   "GptOssForCausalLM",   HAS_EXPERTS | HAS_SINKS | HAS_EXPERT_BIAS | HAS_CLAMPED,
+      HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX },
     { FAMILY_SMOE,      "smoe",      "SmoeForCausalLM",     0,
       HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS | HAS_ROUTE_SCALE
       | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0 },
@@ -347,7 +350,10 @@ static int features(const Config *c) {
     if (c->rope.kind)                         f |= HAS_SCALED_ROPE;
     if (c->channels % heads)                  f |= HAS_ODD_HEADS;
     if (c->norm_eps != c->final_eps || (c->attention_experts > 1 && c->norm_eps != 1e-6)) f |= HAS_BLOCK_EPS;
-    if (c->universal || c->activation != SWIGLU || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
+    if (c->sinks)                             f |= HAS_SINKS;
+    if (c->expert_bias)                       f |= HAS_EXPERT_BIAS;
+    if (c->activation == CLAMPED)             f |= HAS_CLAMPED;
+    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
     return f;
 }
 int family_expresses(Family f, const Config *c) {
@@ -378,15 +384,16 @@ const char *family_architecture(Family f) {
 /* ---- counting ------------------------------------------------------------------------------------------ */
 
 size_t config_active(const Config *c, size_t total) {
-    const double gate = c->activation == SWIGLU ? 2 : 1, C = c->channels;       /* idle: those of experts that a token does not visit */
-    const double mlp = (c->experts - c->topk) * (gate + 1) * c->width * C * (c->universal ? 1 : config_mixtures(c));
+    const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;       /* idle: those of experts that a token does not visit */
+    const double bias = c->expert_bias ? gate * c->width + C : 0;
+    const double mlp = (c->experts - c->topk) * ((gate + 1) * c->width * C + bias) * (c->universal ? 1 : config_mixtures(c));
     const double attention = (c->attention_experts - c->attention_topk) * 2.0 * c->kv_heads * c->head_size * C
                            * (c->universal ? 1 : c->layers);
     return total - (size_t)(mlp + attention);
 }
 
 double config_flops(const Config *c, int T) {
-    const double gate = c->activation == SWIGLU ? 2 : 1, C = c->channels;
+    const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;
     const double GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads;
     const double block = C * (2 * GD + 2 * QGD) + (c->attention_experts > 1 ? C * c->attention_experts : 0);
     const double mixture = C * ((gate + 1) * ((double)c->topk * c->width + c->shared_width) + c->experts);

@@ -11,7 +11,7 @@ typedef enum {
     FAMILY_JETMOE = 1 << 0, FAMILY_MIXTRAL = 1 << 1, FAMILY_LLAMA = 1 << 2, FAMILY_SMOE = 1 << 3, FAMILY_OLMOE = 1 << 4,
     FAMILY_QWEN3 = 1 << 5, FAMILY_QWEN3_MOE = 1 << 6, FAMILY_QWEN2_MOE = 1 << 7, FAMILY_GRANITE = 1 << 8,
     FAMILY_GRANITE_SHARED = 1 << 9, FAMILY_DOTS = 1 << 10, FAMILY_GLM = 1 << 11, FAMILY_ERNIE = 1 << 12, FAMILY_MISTRAL = 1 << 13,
-    FAMILIES_END = 1 << 14
+    FAMILY_GPT_OSS = 1 << 14, FAMILIES_END = 1 << 15
 } Family;
 
 /* How positions beyond the original context are made to fit (rope.c). */
@@ -68,6 +68,8 @@ typedef struct {
     Layers windowed;
     int shared_gate;                /* 1: the shared expert's output is multiplied by sigmoid(gate x) */
     int attention_bias;             /* 1: biases of queries, keys and values; 2: and of the output */
+    int sinks;                      /* 1: every query head has a learned score of a key without a value (sink_forward) */
+    int expert_bias;                /* 1: biases of the MLP's router, and of each expert's two products */
     int rotated;                    /* dimensions of a head that positions rotate; 0: all */
     int rope_pairs;                 /* 1: in files neighbouring dimensions are rotated together */
     RopeScaling rope;

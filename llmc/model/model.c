@@ -74,12 +74,13 @@ static void block_forward(Model *m, int l) {
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
 }
 
-/* Can the decode_* operations take these tokens? One of each of a few sequences, in a model whose layers are not too wide. */
+/* Can the decode_* operations take these tokens? One of each of a few sequences, in a model whose layers are not too wide and have nothing
+ * that these operations lack. */
 static int model_decode_path(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
-    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced && !c->attention_always
+    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced && !c->attention_always && !c->sinks && !c->expert_bias && c->activation != CLAMPED
         && (c->experts > 1 ? !mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk) : dev->decode_fits(N, C, c->width, 1, 1))
         && (c->experts == 1 || mixtures == c->layers || dev->decode_fits(N, C, c->dense_width, 1, 1))
         && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))

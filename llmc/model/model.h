@@ -20,12 +20,14 @@
     T *output;          /* (A, C, G*D)   or (C, Q*G*D)             every token has, attention_always of them */ \
     T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads */     \
     T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                                         \
+    T *sink;            /* (Q*G)         scores of a key without a value, by head */                          \
     T *value_embed;     /* (V, G*D)      added to the values of a token */                                    \
     T *att_bias;        /* (C)           once per token, after the experts are combined, or of a plain output */ \
     T *mlp_norm;        /* (C) */                                                                             \
     T *router;          /* (E,C)         NULL when the MLP is dense */                                        \
     T *up;              /* (E, 2F, C)    gate rows first; (E, F, C) for kinds without a gate; no E when dense */\
     T *down;            /* (E, C, F) */                                                                       \
+    T *router_bias, *up_bias, *down_bias;   /* (E) (E, 2F) (E, C) */                                          \
     T *mlp_bias;        /* (C) */                                                                             \
     T *shared_up;       /* (2Fs, C)      the always-on expert */                                              \
     T *shared_down;     /* (C, Fs) */                                                                         \
@@ -151,10 +153,12 @@ typedef struct {
 typedef struct {                        /* what other ranks add to a model */
     const Parallel *parallel;           /* NULL: there are no others */
     int   ranks;
+    int   shards;                       /* how many of them share one copy of what is sharded: all, or those of a node */
     int   level;                        /* what is sharded, 0 to 3 (parallel.h) */
     int   ordered;                      /* 1: the same bits on any number of ranks */
     int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
-    real *sums, *gathered;              /* if ordered and below level 2: (manifest.total), (ranks, GATHERED) */
+    int   crossing;                     /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
+    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED), there and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
     int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */
@@ -293,8 +297,8 @@ void moe_up_again(Model *m, int l, const floatX *x);        /* what its backward
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
 void moe_encode_weights(Model *m, int l, int backward);     /* in 8 bits, if the pass that begins uses them so and has not yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
-void route_forward (Model *m, Route *r, const floatX *router, const floatX *x);
+void route_forward (Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x);
 void route_losses  (Model *m, Route *r);
-void route_backward(Model *m, Route *r, const floatX *router, void *drouter, ACC Sum *dx, const floatX *x, float scale,
-                    Write how);
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, ACC Sum *dx, const floatX *x, float scale,
+                    Write how);                             /* dbias NULL: there is none */
 #endif

@@ -16,7 +16,7 @@ static DenseMlp shared_expert(const Model *m, int l) {
     const LayerGrads *g = &m->lg[l];
     return (DenseMlp){ p->shared_up, p->shared_down, g->shared_up, g->shared_down, m->acts[l].shared_pre, m->config.shared_width };
 }
-static int pre_width(const Model *m, int F) { return m->config.activation == SWIGLU ? 2 * F : F; }
+static int pre_width(const Model *m, int F) { return IS_GATED(m->config.activation) ? 2 * F : F; }
 
 static void mlp_up(Model *m, DenseMlp mlp, const floatX *x) {
     m->dev->matmul_forward(mlp.pre, x, mlp.up, m->batch.N, m->config.channels, pre_width(m, mlp.F));
@@ -120,13 +120,20 @@ static void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX
 
 /* ---- the mixture ------------------------------------------------------------------------------------------ */
 
-/* What the experts' rows are before the nonlinearity, and after it: m->s.act8 or m->s.act. */
+/* What the experts' rows are before the nonlinearity, and after it: m->s.act8 or m->s.act. A bias comes between product and nonlinearity,
+ * which are two operations then. */
 static void experts_up(Model *m, int l, const floatX *x) {
-    const Config *c = &m->config;
-    LayerActs *a = &m->acts[l];
-    if (in_8_bits(m, l)) up_in_8_bits(m, l, x);
-    else m->dev->expert_up_forward(m->dev, a->pre, m->s.act, x, m->lp[l].up, &a->mlp.plan, (Activation)c->activation, c->channels, c->width,
-                                   BY_TOKEN);
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    const LayerActs *a = &m->acts[l];
+    const Plan *plan = &a->mlp.plan;
+    const Activation how = (Activation)m->config.activation;
+    const int C = m->config.channels, F = m->config.width, P = pre_width(m, F);
+    if (in_8_bits(m, l)) { up_in_8_bits(m, l, x); return; }
+    if (!p->up_bias) { dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, how, C, F, BY_TOKEN); return; }
+    dev->parallel_linear_forward(a->pre, x, p->up, plan, C, P, BY_TOKEN, GROUPED);
+    dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
+    dev->activation_forward(m->s.act, a->pre, how, plan->S, F);
 }
 void moe_up_again(Model *m, int l, const floatX *x) {
     if (!config_has_experts(&m->config, l)) { mlp_up(m, dense_mlp(m, l), x); return; }
@@ -147,12 +154,13 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     }
 
     /* 1, 2. Choose experts; sort the slots by expert. */
-    route_forward(m, &a->mlp, p->router, x);
+    route_forward(m, &a->mlp, p->router, p->router_bias, x);
 
     /* 3. Each expert is a small MLP on its own rows, which it reads in token order. */
     experts_up(m, l, x);
     if (in_8_bits(m, l)) dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &r->plan, F, C);
     else dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
+    if (p->down_bias) dev->expert_bias_forward(m->s.rows, p->down_bias, &r->plan, C);
 
     /* 4. Each token's answer is the weighted sum over its K experts: left to add_norm_forward, */
     if (!c->shared_width)
@@ -192,6 +200,10 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     else {
         dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, a->mlp.weight, plan,
                                   (Activation)c->activation, C, F, BY_TOKEN);
+        if (p->up_bias) {
+            dev->expert_bias_backward(g->down_bias, m->s.dweight, dout, p->down_bias, a->mlp.weight, plan, C, BY_TOKEN);
+            dev->expert_bias_backward(g->up_bias, NULL, m->s.dpre, p->up_bias, NULL, plan, P, GROUPED);
+        }
         dev->parallel_linear_backward_weight(g->down, dout, m->s.act, plan, F, C, GROUPED, BY_TOKEN, how);
         dev->parallel_linear_backward_input(m->s.rows, m->s.dpre, p->up, plan, C, P, GROUPED, GROUPED);
         dev->parallel_linear_backward_weight(g->up, m->s.dpre, x, plan, C, P, BY_TOKEN, GROUPED, how);
@@ -199,7 +211,7 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     dx.rows = m->s.rows, dx.plan = plan;
 
     /* 2, 1 */
-    route_backward(m, &a->mlp, p->router, g->router, &dx, x, scale, how);
+    route_backward(m, &a->mlp, p->router, g->router, g->router_bias, &dx, x, scale, how);
 
     /* 5 */
     if (c->shared_gate) gated_backward(m, l, shared_expert(m, l), &dx, dout, x, how);

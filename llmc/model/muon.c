@@ -4,22 +4,19 @@
  * layers' matrices of one shape are a batch, cut into as many as fit into the buffers.
  *
  * Where ranks share the optimizer's state (parallel.h), a rank has the summed gradient, the momentum and the master copy of its
- * piece of every range. A piece may begin and end within a matrix. Such matrices are shared: every rank that has a part of one
- * computes the momentum of its part, all ranks gather the parts, each orthogonalizes the whole matrix, and updates its part of
- * the weights. In a block of 8 ranks that is at most 7 matrices of hundreds, and gathering them takes little; with few large
- * matrices (a dense model) most are shared, and much is computed on two ranks. */
+ * piece of every range. Pieces end between the matrices of experts (tensor.h), so that a rank has all of most matrices that it updates,
+ * and nothing more is exchanged. Where there are none, or not many, a piece may begin and end within a matrix. Such matrices are
+ * shared: every rank that has a part of one computes the momentum of its part, all ranks gather the parts, each orthogonalizes the whole
+ * matrix, and updates its part of the weights. With few large matrices (a dense model) most are shared, and much is computed on two
+ * ranks. */
 #include "optim.h"
 #include "parallel.h"
 #include <stdlib.h>
 
 /* ---- matrices ------------------------------------------------------------------------------------------------ */
 
-/* The rows of one matrix of t: it is (.., rows, columns), or (.., 2 rows, columns). */
-static int rows_of(const Tensor *t) {
-    return t->shape[t->rank - 2] / (t->kind == TENSOR_KEYS_VALUES || t->kind == TENSOR_GATE_UP ? 2 : 1);
-}
 static int columns_of(const Tensor *t) { return t->shape[t->rank - 1]; }
-static size_t size_of(const Tensor *t) { return (size_t)rows_of(t) * (size_t)columns_of(t); }
+static size_t size_of(const Tensor *t) { return (size_t)tensor_rows(t) * (size_t)columns_of(t); }
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 static size_t min(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -57,9 +54,9 @@ static int at_once(const MatrixShape *s) {
 
 static MatrixShape *shape_of(MatrixOptimizer *u, const Tensor *t) {
     for (int i = 0; i < u->shape_count; i++)
-        if (u->shapes[i].rows == rows_of(t) && u->shapes[i].columns == columns_of(t)) return &u->shapes[i];
+        if (u->shapes[i].rows == tensor_rows(t) && u->shapes[i].columns == columns_of(t)) return &u->shapes[i];
     if (u->shape_count == MATRIX_SHAPES) fail(EXIT_USAGE, "matrices of more than %d different shapes", MATRIX_SHAPES);
-    u->shapes[u->shape_count] = (MatrixShape){ .rows = rows_of(t), .columns = columns_of(t) };
+    u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t) };
     return &u->shapes[u->shape_count++];
 }
 /* What a rank has. Returns how many matrices. */
@@ -181,7 +178,7 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
     int i = -first;
     for (Matrix x = { .tensor = -1 }; i < count && next_matrix(o, f, o->shard, &x); ) {
         const Tensor *t = &f->at[x.tensor];
-        if (!is_shared(&x) || rows_of(t) != shape->rows || columns_of(t) != shape->columns || i++ < 0) continue;
+        if (!is_shared(&x) || tensor_rows(t) != shape->rows || columns_of(t) != shape->columns || i++ < 0) continue;
         for (int rank = 0; rank < o->shards; rank++) {
             const Segment piece = manifest_part(f, t->range, o->shards, rank);
             Matrix y = x;
@@ -208,7 +205,7 @@ static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *
 
 void muon_update(Optimizer *o, const Model *m) {
     const MatrixOptimizer *u = &o->muon;
-    Comm *c = m->dp.parallel ? m->dp.parallel->comm : NULL;
+    Comm *c = m->dp.parallel ? m->dp.parallel->node : NULL;
     if (u->shared && c) {
         m->dev->muon_momentum((floatX *)at(m, u->shared, (size_t)o->shard * u->part_elements), o->m, o->moments, m->grads,
                               real_at(m, m->results.grad_sq_norms, (size_t)o->tensors), u->parts, u->part_count, u->part_elements,

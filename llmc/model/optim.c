@@ -86,10 +86,10 @@ Segment optimizer_stored(const Model *m, Segment s) {
 /* ---- planning and starting --------------------------------------------------------------------------------- */
 
 void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum) {
-    const int shards = m->dp.level ? m->dp.ranks : 1;
+    const int shards = m->dp.level ? m->dp.shards : 1;
     const size_t each = dtype_size(m->dev, moments);
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.momentum = momentum, .shards = shards,
-                      .shard = shards > 1 ? m->dp.parallel->rank : 0 };
+                      .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     size_t most = 0;
     for (int i = 0; i < m->manifest.range_count; i++)
         if (muon_in_range(o, &m->manifest, i)) {
@@ -189,7 +189,7 @@ size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
 /* v of a range that Muon has a part in: every rank has its elements where the others have theirs. */
 static void gather_v(const Optimizer *o, const Model *m, int range, char *whole, const char *own) {
     const Manifest *f = &m->manifest;
-    Comm *c = m->dp.parallel->comm;
+    Comm *c = m->dp.parallel->node;
     const size_t size = optimizer_element(o, m, STATE_V), n = left_to_adamw(o, f, range, o->tensors);
     char *all = o->all_v;
     c->all_gather(c, all, own, n * size);
@@ -206,7 +206,7 @@ static size_t range_begin(const Optimizer *o, const Model *m, int kind, int rang
     return kind == STATE_V ? before_range(o, &m->manifest, range, shards) : m->manifest.ranges[range].offset / (size_t)shards;
 }
 static void lend(const Optimizer *o, const Model *m, Loan loan) {
-    Comm *c = m->dp.parallel->comm;
+    Comm *c = m->dp.parallel->node;
     if (!optimizer_part(o, loan.kind)) return;
     const size_t size = optimizer_element(o, m, loan.kind);
     char *whole = parallel_loan_buffer(m);
@@ -223,7 +223,7 @@ const void *optimizer_whole(const Optimizer *o, const Model *m, int kind, int ra
     return parallel_loan_buffer(m);
 }
 void optimizer_lend(const Optimizer *o, const Model *m) {
-    while (o->shards > 1) {
+    while (m->dp.level) {
         const Loan loan = parallel_loan(m, (Loan){ LOAN_END, 0 });
         if (loan.kind == LOAN_END) return;
         if (loan.kind == LOAN_WEIGHTS) parallel_lend_weights(m, loan.range); else lend(o, m, loan);

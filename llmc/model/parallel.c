@@ -3,20 +3,35 @@
 #include "routers.h"
 #include <stdlib.h>
 
+static Comm *connect_watched(const Parallel *p, const Device *dev, Group *group) {
+    char why[256];
+    Comm *c = dev->connect(group, why);
+    if (!c) fail(EXIT_PEER, "rank %d: %s", p->rank, why);
+    group_watch(p->group, c);
+    return c;
+}
 void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *processes, int local) {
     const char *why = dev->open(which);
-    char why_not[256];
     if (why) fail(EXIT_CUDA, "%s", why);
     p->group = group_of(processes, local);
     p->rank = p->group->rank;
     if (p->ranks == 1) return;
-    if (!(p->comm = dev->connect(p->group, why_not))) fail(EXIT_PEER, "rank %d: %s", p->rank, why_not);
-    group_watch(p->group, p->comm);
+    p->node = p->comm = connect_watched(p, dev, p->group);
+}
+void parallel_form_nodes(Parallel *p, const Device *dev) {
+    const int shards = parallel_shards(p), shard = parallel_shard(p);
+    if (shards == p->ranks) return;
+    p->parts[0] = group_part(p->group, p->rank - shard, 1, shards);
+    p->parts[1] = group_part(p->group, shard, shards, p->ranks / shards);
+    p->node   = connect_watched(p, dev, p->parts[0]);
+    p->across = connect_watched(p, dev, p->parts[1]);
 }
 void parallel_disconnect(Parallel *p) {
     group_barrier(p->group);
     group_watch(p->group, NULL);
+    if (p->across) p->across->close(p->across), p->node->close(p->node);
     if (p->comm) p->comm->close(p->comm);
+    for (int i = 0; i < 2; i++) free(p->parts[i]);
 }
 double parallel_sum(const Parallel *p, double x) {
     double sum = 0, *all = mem_alloc((size_t)p->ranks * sizeof *all);
@@ -29,10 +44,11 @@ double parallel_sum(const Parallel *p, double x) {
 /* ---- in a step ------------------------------------------------------------------------------------------ */
 
 static Comm *comm_of(const Model *m) { return m->dp.parallel ? m->dp.parallel->comm : NULL; }
+static Comm *node_of(const Model *m) { return m->dp.parallel ? m->dp.parallel->node : NULL; }
 static real *grads_of(const Model *m, const Range *r) { return real_at(m, m->grads, r->offset); }
 
 void parallel_register_memory(const Model *m) {
-    Comm *c = comm_of(m);
+    Comm *c = node_of(m);
     if (!c || !m->dp.stage) return;
     c->register_memory(c, m->dp.parallel->one_process ? m->arena.base : NULL, m->arena.total, m->dp.stage,
                        manifest_largest(&m->manifest) / (size_t)c->size);
@@ -51,41 +67,45 @@ void parallel_wait_loads(Model *m) {
     if (c && m->routers) c->wait_all(c);
 }
 
-/* m->dp.sums += the gradients of all ranks, rank by rank: of as many elements at a time as m->dp.gathered has room for. */
-static void add_in_order(Model *m) {
-    const Device *dev = m->dev;
-    const size_t Re = dev->real_size, total = m->manifest.total, ranks = (size_t)m->dp.ranks;
+/* Of as many elements at a time as m->dp.gathered has room for. */
+void parallel_add_in_order(Model *m, real *sums, const real *x, size_t n) {
+    const size_t Re = m->dev->real_size, ranks = (size_t)m->dp.ranks;
     Comm *c = comm_of(m);
-    if (!c) dev->accumulate(m->dp.sums, m->grads, total);
-    for (size_t from = 0; from < total && c; from += GATHERED) {
-        const size_t n = total - from < GATHERED ? total - from : GATHERED;
-        c->all_gather(c, m->dp.gathered, real_at(m, m->grads, from), n * Re);
+    if (!c) m->dev->accumulate(sums, x, n);
+    for (size_t from = 0; from < n && c; from += GATHERED) {
+        const size_t some = n - from < GATHERED ? n - from : GATHERED;
+        c->all_gather(c, m->dp.gathered, (const char *)x + from * Re, some * Re);
         c->wait_all(c);
-        for (size_t r = 0; r < ranks; r++)
-            dev->accumulate(real_at(m, m->dp.sums, from), real_at(m, m->dp.gathered, r * n), n);
+        for (size_t r = 0; r < ranks && sums; r++)
+            m->dev->accumulate(real_at(m, sums, from), real_at(m, m->dp.gathered, r * some), some);
     }
-    if (m->batch.phase & PHASE_LAST) dev->copy(m->grads, m->dp.sums, total * Re);
+}
+static void add_all_in_order(Model *m) {
+    parallel_add_in_order(m, m->dp.sums, m->grads, m->manifest.total);
+    if (m->batch.phase & PHASE_LAST) m->dev->copy(m->grads, m->dp.sums, m->manifest.total * m->dev->real_size);
 }
 
 void parallel_send_gradients(Model *m) {
-    Comm *c = comm_of(m);
+    Comm *c = node_of(m);
     if (!c || !m->dp.pending) return;
     const Range *r = &m->manifest.ranges[m->dp.pending - 1];
     if (m->dp.level) c->reduce_scatter(c, grads_of(m, r), r->count / (size_t)c->size);
     else             c->all_reduce(c, grads_of(m, r), r->count);
+    shards_cross(m, m->dp.pending);
     m->dp.pending = 0;
 }
 void parallel_open_gradients(Model *m, int range) { if (m->dp.level >= 2) shards_open(m, range); }
 void parallel_gradients(Model *m, int range) {
-    Comm *c = comm_of(m);
+    Comm *c = node_of(m);
     if (m->dp.level >= 2) { shards_send(m, range); return; }
-    if (m->dp.ordered && range == 0) add_in_order(m);
+    if (m->dp.ordered && range == 0) add_all_in_order(m);
     if (m->dp.ordered || !c || !(m->batch.phase & PHASE_LAST)) return;
     parallel_send_gradients(m);
     m->dp.pending = range + 1;
     if (range > 0) return;
     parallel_send_gradients(m);
     c->wait_all(c);
+    shards_finish(m);
 }
 
 const void *parallel_whole_gradients(Model *m, int range) {
@@ -93,7 +113,7 @@ const void *parallel_whole_gradients(Model *m, int range) {
 }
 
 /* step_losses, losses and grad_sq_norms are one array. Where the optimizer is not sharded, every rank has the norms of the
- * whole sum of gradients already. If ordered, losses and loads of routers are those of the step's last micro-batch, which
+ * whole sum of gradients already. Those of other nodes than the first do not count: they are the same ones. If ordered, losses and loads of routers are those of the step's last micro-batch, which
  * the last rank had. */
 void parallel_sum_results(Model *m) {
     Comm *c = comm_of(m);
@@ -105,6 +125,7 @@ void parallel_sum_results(Model *m) {
         m->dev->zero(m->results.load, loads * sizeof *m->results.load);
         m->dev->zero(m->results.losses, (size_t)(2 * m->routers) * m->dev->real_size);
     }
+    if (m->dp.parallel->rank >= m->dp.shards && !m->dp.ordered) m->dev->zero(m->results.grad_sq_norms, norms * m->dev->real_size);
     if (m->dp.ordered && loads) c->all_reduce_ints(c, m->results.load, loads);
     c->all_reduce(c, m->results.step_losses, losses + (m->dp.level && !m->dp.ordered ? norms : 0));
     c->wait_all(c);
@@ -115,7 +136,7 @@ void parallel_sum_results(Model *m) {
 static char *weights_of(const Model *m, int range) { return (char *)m->params + m->manifest.ranges[range].offset * m->dev->floatX_size; }
 
 void parallel_gather_weights(Model *m, int behind) {
-    Comm *c = comm_of(m);
+    Comm *c = node_of(m);
     if (!c || !m->dp.level || m->dp.level >= 3) return;
     for (int i = 0; i < m->manifest.range_count; i++) {
         const size_t bytes = m->manifest.ranges[i].count / (size_t)c->size * m->dev->floatX_size;
@@ -126,7 +147,7 @@ void parallel_gather_weights(Model *m, int behind) {
 }
 void parallel_begin_weights(Model *m) { if (m->dp.level >= 3) shards_forget(m); }
 void parallel_wait_weights(Model *m, int range, int way) {
-    Comm *c = comm_of(m);
+    Comm *c = node_of(m);
     if (m->dp.level >= 3) shards_wait(m, range, way);
     else if (c && m->dp.level && way >= 0) c->wait(c, range);
 }
@@ -135,7 +156,7 @@ void parallel_pass_weights(Model *m) {
     for (int i = 0; i < m->manifest.range_count && m->dp.level >= 3; i++) parallel_wait_weights(m, i, 1);
 }
 void parallel_wait_all_weights(const Model *m) {
-    Comm *c = comm_of(m);
+    Comm *c = node_of(m);
     if (c && m->dp.level && m->dp.level < 3) c->wait(c, m->manifest.range_count - 1);
 }
 void parallel_keep_weights(Model *m, int range) { if (m->dp.level >= 3) shards_keep(m, range); }
@@ -149,7 +170,7 @@ Loan parallel_loan(const Model *m, Loan asked) {
 /* Gradients are not needed between steps. Where they are sharded, the stage is as large as any range. */
 void *parallel_loan_buffer(const Model *m) { return m->dp.level >= 2 ? m->dp.stage : m->grads; }
 void parallel_lend_weights(const Model *m, int range) {
-    Comm *c = comm_of(m);
+    Comm *c = node_of(m);
     const size_t own = m->manifest.ranges[range].offset / (size_t)c->size, X = m->dev->floatX_size;
     c->all_gather(c, parallel_loan_buffer(m), (char *)m->params + own * X, m->manifest.ranges[range].count / (size_t)c->size * X);
     c->wait_all(c);

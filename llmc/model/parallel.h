@@ -19,12 +19,19 @@
  * own pieces of the weights, too: a range is gathered while forward, or backward, works on the two before it, and dropped after its
  * use. Both need buffers for a few whole ranges (shards.c). Ranges of one rank are never sharded: it has level 0.
  *
+ * Nodes: ranks may be sharded in groups of `shards` consecutive ones, those of a node; W above is then their number, and every node has
+ * all of the model. A rank's sums are at first those of its node. After the step's last micro-batch, range by range, rank i of each node
+ * adds its sum to those of rank i of the others: 8/W bytes a parameter, once a step, are all that crosses between nodes. Each node then
+ * makes the same update.
+ *
  * Ordered: the same bits on any number of ranks, as long as a micro-batch has the same size; it makes no difference which rank
  * takes which of a step's M micro-batches. The gradient of each is computed apart from the others, and they are added in order,
  * g_0 + g_1 + ... + g_(M-1): after each round of micro-batches every rank gathers the gradients of all ranks and adds them to
  * its own sum. All ranks then hold the whole sum, and compute the same norm and update. Balance is that of each micro-batch
  * alone. This sends (W-1) * 4 bytes a parameter for every micro-batch, hidden behind nothing, and needs 4 bytes a parameter more
  * on each rank: it is for comparing runs. From level 2 on sums have this order anyway; only the norm needs every gradient once more.
+ * With nodes all gradients go to all ranks, too, each of which adds those of its pieces in the order of all ranks: neither what is
+ * sharded nor over how many changes a bit.
  * Without it a sum in another order has another last bit, some token eventually goes to another expert, and a hundred steps
  * later the loss differs.
  *
@@ -39,15 +46,23 @@ enum { MOST_SHARDED = 3 };
 struct Parallel {
     int    rank, ranks;
     int    level;                       /* what is sharded: 1 the optimizer's state, 2 gradients, too, 3 weights, too; 0 nothing */
+    int    shards;                      /* over how many consecutive ranks, which divide `ranks`; 0: over all */
+    int    by_matrix;                   /* 1: pieces end between the matrices of experts (tensor.h), for Muon */
     int    ordered;                     /* 1: the same bits on any number of ranks */
-    int    one_process;                 /* 1: one process drives all ranks, which may then reach each other's memory */
+    int    one_process;                 /* 1: one process drives all ranks that shard, which may then reach each other's memory */
     Group *group;                       /* this rank's host among the others, */
     Comm  *comm;                        /* and its device: NULL while only planning, and for a rank that is alone */
+    Comm  *node, *across;               /* the ranks that shard with it: comm if these are all; and those that have the same pieces, or NULL */
+    Group *parts[2];                    /* of the last two, if these are not all */
 };
+static inline int parallel_shards(const Parallel *p) { return p->level && p->shards ? p->shards : p->ranks; }
+static inline int parallel_shard(const Parallel *p) { return p->rank % parallel_shards(p); }
 
 /* The calling thread opens the which-th of its devices and becomes the local-th rank of its process; or the program ends.
- * ranks and level are set before. Disconnecting waits for the others. */
+ * ranks is set before. Disconnecting waits for the others. */
 void parallel_connect(Parallel *p, const Device *dev, int which, ProcessGroup *processes, int local);
+/* After level and shards were chosen, which may be after connecting. All ranks have chosen the same. */
+void parallel_form_nodes(Parallel *p, const Device *dev);
 void parallel_disconnect(Parallel *p);
 double parallel_sum(const Parallel *p, double x);       /* over all ranks, in their order */
 
@@ -100,5 +115,9 @@ void shards_wait(Model *m, int range, int way);
 void shards_keep(Model *m, int range);
 void shards_open(Model *m, int range);
 void shards_send(Model *m, int range);
+void shards_cross(Model *m, int sent);          /* after a range was sent within the node: the one sent before goes to the other nodes */
+void shards_finish(Model *m);                   /* after range 0 of the last micro-batch: the last one, too; all have arrived */
+/* sums += x of all ranks, rank by rank. sums NULL: not here, but all ranks call it.   x (n) */
+void parallel_add_in_order(Model *m, real *sums, const real *x, size_t n);
 const real *shards_gather_gradients(Model *m, int range);
 #endif

@@ -25,6 +25,7 @@ static const MixtureNames mixture_names[] = {
     { GRANITES,         "*block_sparse_moe.router.layer.weight",
       "*block_sparse_moe.input_linear.weight", "*block_sparse_moe.output_linear.weight",
       "*shared_mlp.input_linear.weight", "*shared_mlp.output_linear.weight" },
+    { FAMILY_GPT_OSS,   "*mlp.router.weight", "*mlp.experts.gate_up_proj", "*mlp.experts.down_proj", NULL, NULL },
     { FAMILY_QWEN2_MOE, "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_expert.") },
     { ~0,               "*mlp.gate.weight", MLP("mlp.experts.%."), MLP("mlp.shared_experts.") },
 };
@@ -50,6 +51,12 @@ static float initial_output(const Config *c, int inputs) {
     return c->zero_output ? ZEROS : initial(c, inputs) / sqrtf(2.0f * (float)c->layers);
 }
 
+/* How files have the last tensor's experts, if that is not as memory has them (Tensor). */
+static void as_in_files(Manifest *m, int transposed, int interleaved) {
+    Tensor *t = &m->at[m->count - 1];
+    t->transposed = transposed;
+    t->interleaved = interleaved;
+}
 /* The rows of the last tensor are those of heads, which files may have in another order; keys: only of its first half. */
 static void turned(Manifest *m, const Config *c, int keys) {
     Tensor *t = &m->at[m->count - 1];
@@ -89,6 +96,8 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
         if (c->attention_bias > 1)
         TENSOR(att_bias,   "*self_attention.o_proj.bias", pick(f, NULL, "*self_attn.o_proj.bias"), ZEROS, TENSOR_BIAS, C);
     }
+    if (c->sinks)
+        TENSOR(sink,       "*self_attn.sinks", NULL, ZEROS, TENSOR_BIAS, c->query_heads * c->kv_heads);
     if (c->qk_norm) {
         const int all = c->qk_norm > 1;
         TENSOR(query_norm, "*self_attention.q_norm.weight", pick(f, NULL, "*self_attn.q_norm.weight"), ONES, TENSOR_NORM, all ? QGD : c->head_size);
@@ -104,7 +113,7 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
 }
 
 static void describe_mlp(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = c->activation == SWIGLU ? 2 : 1;
+    const int C = c->channels, E = c->experts, F = config_width(c, l), Fs = c->shared_width, gate = IS_GATED(c->activation) ? 2 : 1;
     const float std = initial(c, C);
     const Family f = config_family(c);
     const MixtureNames *mixture = names_of(f);
@@ -114,7 +123,17 @@ static void describe_mlp(Manifest *m, const Config *c, int l) {
     if (config_has_experts(c, l)) {
         TENSOR(router,     "*mlp.router.layer.weight",  mixture->router, std, TENSOR_ROUTER, E, C);
         TENSOR(up,         "*mlp.input_linear.weight",  mixture->up, std, up, E, gate*F, C);
+        as_in_files(m, f == FAMILY_GPT_OSS, f == FAMILY_GPT_OSS);
         TENSOR(down,       "*mlp.output_linear.weight", mixture->down, initial_output(c, F), TENSOR_MLP, E, C, F);
+        as_in_files(m, f == FAMILY_GPT_OSS, 0);
+        if (c->expert_bias) {
+        TENSOR(router_bias, "*mlp.router.bias",               NULL, ZEROS, TENSOR_BIAS, E);
+        TENSOR(up_bias,     "*mlp.experts.gate_up_proj_bias", NULL, ZEROS, TENSOR_BIAS, E, gate*F);
+        m->at[m->count - 1].summed = 1;
+        as_in_files(m, 0, f == FAMILY_GPT_OSS);
+        TENSOR(down_bias,   "*mlp.experts.down_proj_bias",    NULL, ZEROS, TENSOR_BIAS, E, C);
+        m->at[m->count - 1].summed = 1;
+        }
         if (c->output_bias)
         TENSOR(mlp_bias,   "*mlp.bias", NULL, ZEROS, TENSOR_BIAS, C);
         if (Fs) {
@@ -201,7 +220,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
     const size_t Q = (size_t)c->query_heads;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
+    const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
     LayerActs *s = &m->shared;
 
 #define ACT(part, field, bytes) act(m, l, pass, part, #field, &a->field, &s->field, bytes, measured)
@@ -285,7 +304,7 @@ static void describe_scratch(Model *m) {
     const size_t QGD = (size_t)c->query_heads * GD, F = c->experts > 1 ? (size_t)c->width : 0;
     const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
-    const size_t gate = c->activation == SWIGLU ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
+    const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
     const size_t SF = in_8_bits(m) && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
@@ -346,15 +365,15 @@ static void plan_weights(Model *m) {
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size;
     const Parallel *parallel = m->dp.parallel;
     Arena *a = &m->arena;
-    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks;
-    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? ranks : 1) * X);
+    const size_t total = m->manifest.total, ranks = (size_t)m->dp.ranks, shards = (size_t)m->dp.shards;
+    if (!m->weights_of) arena_add(a, MEM_WEIGHTS, "weights", &m->params, total / (m->dp.level >= 3 ? shards : 1) * X);
     if (m->routers && !m->weights_of) arena_add(a, MEM_WEIGHTS, "router bias", &m->bias, router_offset(m, m->routers)*Re);
     if (m->mode == MODEL_TRAIN)
-        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? ranks : 1));
+        arena_add(a, MEM_GRADIENTS, "gradients", &m->grads, m->manifest.gradient_bytes / (m->dp.level >= 2 ? shards : 1));
     if (m->dp.level >= 2 || (m->dp.level && parallel->one_process))
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
     if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
-    if (m->dp.ordered && m->dp.level < 2 && m->dp.ranks > 1)
+    if (m->dp.ordered && ranks > 1 && (m->dp.level < 2 || shards < ranks))
         arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * GATHERED * Re);
     shards_plan(m);
 }
@@ -419,7 +438,8 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
-    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.ranks;      /* the same layout as its weights */
+    m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
+    m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
     describe_model(&m->manifest, c, m->from, m->to);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
@@ -435,21 +455,24 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
     *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
                   .recompute = recompute ? *recompute : (Recompute){ { 0 } },
                   .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
+                          .shards = parallel ? parallel_shards(parallel) : 1,
                           .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
     for (int p = 0; p < LAYER_PARTS; p++) if (m->recompute.layers[p] >= c->layers) m->recompute.layers[p] = c->layers - 1;
     plan(m, micro_batches, gradients);
 }
-void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
-                          const Model *weights_of) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
-                  .dp = { .ranks = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
+static void plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, const Model *weights_of, int from,
+                           int to) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from, .to = to,
+                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
     plan(m, 1, REAL);
 }
+void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
+                          const Model *weights_of) {
+    plan_inference(m, dev, c, B, T, capacity, weights_of, 0, c->layers);
+}
 void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from, .to = to,
-                  .dp = { .ranks = 1 }, .cache_capacity = capacity };
-    plan(m, 1, REAL);
+    plan_inference(m, dev, c, B, T, capacity, NULL, from, to);
 }
 
 static void bind_route(Model *m, Route *r, int router, int E, int K, int always, double scale) {
@@ -498,6 +521,7 @@ int model_allocate(Model *m) {
         if (m->weights_of->dp.level >= 3) {                 /* and the buffers in which they are whole */
             m->dp.parallel = m->weights_of->dp.parallel;
             m->dp.level = m->weights_of->dp.level;
+            m->dp.shards = m->weights_of->dp.shards;
             m->dp.weights = m->weights_of->dp.weights;
         }
     }
@@ -521,7 +545,7 @@ int model_allocate(Model *m) {
  * draws its own. */
 static void initialize(Model *m, unsigned kinds, uint64_t seed) {
     enum { PART = 1 << 18 };
-    const int shards = m->dp.level >= 3 ? m->dp.ranks : 1, shard = shards > 1 ? m->dp.parallel->rank : 0;
+    const int shards = m->dp.level >= 3 ? m->dp.shards : 1, shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0;
     double *values = mem_alloc(PART * sizeof *values);
     for (int i = 0; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];

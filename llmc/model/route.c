@@ -1,7 +1,7 @@
 /* route.c: one router, whatever its experts are. */
 #include "model.h"
 
-void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
+void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
     const Scores scores = (Scores)m->config.scores;
@@ -11,6 +11,7 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *x) {
 
     /* 1. Every token scores every expert and keeps the best K. */
     dev->matmul_forward(r->logits, x, router, N, C, E);
+    if (bias) dev->bias_forward(r->logits, bias, N, E);
     dev->router_forward(choice, r->chosen_weight, r->lse, r->logits, r->bias, scores, r->groups, m->forced, N, E, K);
 
     /* 2. The slots are sorted by expert: each expert owns consecutive rows, if asked for whole tiles of them. */
@@ -36,7 +37,7 @@ void route_losses(Model *m, Route *r) {
 }
 
 /* The choice of experts has no gradient; the weights and the two losses have. m->s.dweight: d loss / d weight. */
-void route_backward(Model *m, Route *r, const floatX *router, void *drouter, Sum *dx, const floatX *x, float scale,
+void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, Sum *dx, const floatX *x, float scale,
                     Write how) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, E = r->E, K = r->K;
@@ -49,6 +50,7 @@ void route_backward(Model *m, Route *r, const floatX *router, void *drouter, Sum
     /* 1 */
     dev->router_backward(m->s.dlogits, extends ? m->s.dchosen : m->s.dweight, r->chosen_weight, r->lse, r->chosen, r->plan.first, r->logits, r->load,
                          m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
+    if (dbias) dev->bias_backward(dbias, m->s.dlogits, N, E);
     sum_add(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, how);
 }

@@ -30,7 +30,7 @@ void shards_plan(Model *m) {
 }
 
 static void *buffer(const Model *m, const Ranges *r, int range) { return r->at[buffer_of(m, r, range)]; }
-static Comm *comm_of(const Model *m) { return m->dp.parallel->comm; }
+static Comm *comm_of(const Model *m) { return m->dp.parallel->node; }
 /* Of a range: the elements of one rank, and where this rank has them. */
 static size_t own_count(const Model *m, int range) { return m->manifest.ranges[range].count / (size_t)comm_of(m)->size; }
 static char *own(const Model *m, void *shards, int range, size_t element) {
@@ -61,6 +61,7 @@ static void begin(const Model *m) {
 static void end(const Model *m) {
     if (!is_first(m)) return;
     comm_of(m)->wait_all(comm_of(m));
+    if (m->dp.parallel->across) m->dp.parallel->across->wait_all(m->dp.parallel->across);
     m->dev->sync();
     group_barrier(m->dp.parallel->group);
 }
@@ -122,17 +123,49 @@ void shards_open(Model *m, int range) {
     g->moving[b] = 0;
     model_clear_gradients(m, range);
 }
+static real *own_sums(const Model *m, int range) {
+    const Range *r = &m->manifest.ranges[range];
+    const size_t at = m->dp.level < 2 ? r->offset + (size_t)comm_of(m)->rank * own_count(m, range) : r->offset / (size_t)comm_of(m)->size;
+    return real_at(m, m->grads, at);
+}
+static void add_in_order(Model *m, int range) {
+    const size_t n = own_count(m, range);
+    real *whole = buffer(m, &m->dp.gradients, range);
+    for (int i = 0; i < comm_of(m)->size; i++)
+        parallel_add_in_order(m, i == comm_of(m)->rank ? own_sums(m, range) : NULL, real_at(m, whole, (size_t)i * n), n);
+}
+/* A range's sums are those of the node when the next range has been sent, which took the device long enough: then it need not wait. */
+void shards_cross(Model *m, int sent) {
+    Comm *c = comm_of(m), *across = m->dp.parallel->across;
+    const int event = m->manifest.range_count + RANGE_BUFFERS, range = m->dp.crossing - 1;
+    if (!across || m->dp.ordered) return;
+    if (range >= 0) {
+        c->wait(c, event);
+        across->all_reduce(across, own_sums(m, range), own_count(m, range));
+    }
+    if (sent) c->record(c, event);
+    m->dp.crossing = sent;
+}
+void shards_finish(Model *m) {
+    Comm *across = m->dp.parallel->across;
+    if (!across || m->dp.ordered) return;
+    shards_cross(m, 0);
+    across->wait_all(across);
+}
 void shards_send(Model *m, int range) {
     Ranges *g = &m->dp.gradients;
     Comm *c = comm_of(m);
     const int b = buffer_of(m, g, range);
     begin(m);
-    c->scatter_add(c, (real *)own(m, m->grads, range, m->dev->real_size), g->at[b], own_count(m, range));
+    if (m->dp.ordered && m->dp.parallel->across) add_in_order(m, range);
+    else c->scatter_add(c, own_sums(m, range), g->at[b], own_count(m, range));
     c->record(c, event_of(m, b));
+    if (m->batch.phase & PHASE_LAST) shards_cross(m, range + 1);
     end(m);
     g->moving[b] = 1;
     if (range > 0) return;
     c->wait_all(c);
+    if (m->batch.phase & PHASE_LAST) shards_finish(m);
     for (int i = 0; i < RANGE_BUFFERS; i++) g->moving[i] = 0;
 }
 const real *shards_gather_gradients(Model *m, int range) {

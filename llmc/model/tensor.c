@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGN = 64 };                    /* elements: tensors start on 128 bytes even as bf16, as bulk copies need */
+enum { ALIGN = 64,                      /* elements: tensors start on 128 bytes even as bf16, as bulk copies need */
+       MOST_OF_RANGE = 64 };            /* tensors */
 
 /* "*x|*y" with layer 3: "model.layers.3.x|model.layers.3.y" */
 static void expand(char *to, size_t capacity, const char *from, int layer) {
@@ -31,10 +32,34 @@ void manifest_add(Manifest *m, int layer, size_t field, const char *name, const 
     m->learnable += t->count;
     m->total += (t->count + ALIGN - 1) / ALIGN * ALIGN;
 }
+int tensor_rows(const Tensor *t) {
+    return t->shape[t->rank - 2] / (t->kind == TENSOR_KEYS_VALUES || t->kind == TENSOR_GATE_UP ? 2 : 1);
+}
+static size_t rounded(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+static int is_experts(const Tensor *t) { return t->rank == 3 && (t->kind == TENSOR_MLP || t->kind == TENSOR_GATE_UP); }
+/* The tensors from number `first` on, a range that begins at `from`, are laid out anew if that is worth its padding. */
+static void end_pieces_between_matrices(Manifest *m, size_t from, int first) {
+    size_t unit = 0, places[MOST_OF_RANGE], at = from;
+    for (int i = first; i < m->count; i++)
+        if (is_experts(&m->at[i])) unit = (size_t)tensor_rows(&m->at[i]) * (size_t)m->at[i].shape[2];
+    if (!unit || unit % ALIGN || m->count - first > MOST_OF_RANGE) return;
+    for (int i = first; i < m->count; i++) {
+        if (is_experts(&m->at[i])) at = from + rounded(at - from, unit);
+        places[i - first] = at;
+        at += rounded(m->at[i].count, ALIGN);
+    }
+    at = from + rounded(at - from, unit * (size_t)m->shards);
+    if (at - m->total > (m->total - from) / 16) return;
+    for (int i = first; i < m->count; i++) m->at[i].offset = places[i - first];
+    m->total = at;
+}
 void manifest_end_range(Manifest *m) {
     const Range *last = m->range_count ? &m->ranges[m->range_count - 1] : NULL;
-    const size_t from = last ? last->offset + last->count : 0, unit = ALIGN * (size_t)m->shards;
-    m->total = from + (m->total - from + unit - 1) / unit * unit;
+    const size_t from = last ? last->offset + last->count : 0;
+    int first = m->count;
+    while (first && m->at[first - 1].range == m->range_count) first--;
+    if (m->by_matrix && m->shards > 1) end_pieces_between_matrices(m, from, first);
+    m->total = from + rounded(m->total - from, ALIGN * (size_t)m->shards);
     m->ranges = mem_grow(m->ranges, (size_t)(m->range_count + 1) * sizeof *m->ranges);
     m->ranges[m->range_count++] = (Range){ .offset = from, .count = m->total - from };
 }
@@ -74,7 +99,7 @@ Piece manifest_piece(const Tensor *t, int i) {
     const char *from = t->pieces;
     const size_t files = t->count / (size_t)t->shape[0] * (size_t)(t->shape[0] - t->padding);
     Piece p = { .rank = t->rank - indexed, .count = files / (size_t)manifest_piece_count(t),
-                .head = t->keys && i ? 0 : t->head };
+                .head = t->keys && i ? 0 : t->head, .transposed = t->transposed, .interleaved = t->interleaved };
     for (int skip = i % per; skip; skip--) from = strchr(from, '|') + 1;
     size_t n = 0;
     for (; *from && *from != '|'; from++) {
@@ -84,6 +109,11 @@ Piece manifest_piece(const Tensor *t, int i) {
     p.name[n] = 0;
     for (int d = 0; d < p.rank; d++) p.shape[d] = t->shape[d + indexed];
     p.shape[0] = (p.shape[0] - t->padding) / per;
+    if (p.transposed) {
+        const int64_t rows = p.shape[p.rank - 2];
+        p.shape[p.rank - 2] = p.shape[p.rank - 1];
+        p.shape[p.rank - 1] = rows;
+    }
     p.offset = t->offset + (size_t)i * p.count;
     return p;
 }

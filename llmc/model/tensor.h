@@ -27,11 +27,14 @@ typedef struct {
     int    padding;                     /* rows at its end that no file has */
     int    head, keys;                  /* files have the rows of heads of this size in another order (rope.h), 0: they do not; keys:
                                          * only those of the first half */
+    int    transposed, interleaved;     /* 1: files have each expert's matrix transposed; 1: and gate and up rows in turns, gate first */
 } Tensor;
 
 /* What ranks exchange as a whole: the embedding, a block, what follows the last one. Backward completes their gradients in the
  * opposite order, so that one is reduced while the next is computed. Ranges fill the arena without gaps, and each is padded
- * so that it divides into `shards` equal pieces: rank r updates piece r of every range. */
+ * so that it divides into `shards` equal pieces: rank r updates piece r of every range. by_matrix: and so that pieces end between the
+ * matrices of experts, which Muon updates as wholes. For that pieces are multiples of such a matrix, and experts begin at one; unless
+ * the padding would be more than a sixteenth of the range. */
 typedef struct {
     size_t offset, count;
     size_t parts_at, parts;             /* muon.c: where it has parts of matrices that pieces of this range share, and room for so many */
@@ -40,11 +43,11 @@ typedef struct {
     Tensor *at;
     int     count, capacity;
     Range  *ranges;
-    int     range_count, shards;
+    int     range_count, shards, by_matrix;
     size_t  total, learnable;           /* elements; total: with padding */
     size_t  gradient_bytes;             /* of all gradients, padded likewise */
 } Manifest;
-typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head; size_t offset, count; } Piece;
+typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head, transposed, interleaved; size_t offset, count; } Piece;
 
 #define ONES  (-1.0f)
 #define ZEROS (0.0f)
@@ -53,6 +56,7 @@ typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head; 
 void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
+int    tensor_rows(const Tensor *t);                        /* of one of its matrices: it is (.., rows, columns), or (.., 2 rows, columns) */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
 /* Lays out the gradients one after the other, in the order of the weights. After the dtype of each is set. */
 void manifest_place_gradients(Manifest *m, const Device *dev);
@@ -60,7 +64,7 @@ void manifest_free(Manifest *m);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
 
-/* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
+/* shape of a Piece: the file's. A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
  * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of
  * (E,2F,C) is e0.a (F,C), e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. */
 int   manifest_piece_count(const Tensor *t);

@@ -129,6 +129,57 @@ static void reduce(Group *group, void *x, size_t bytes, void (*add)(void *x, con
     thread_barrier(g);
 }
 
+/* ---- parts of a group ---------------------------------------------------------------------------------------- */
+
+typedef struct { Group group; Group *whole; int first, step; } Part;
+
+/* 1: all parts of this shape are within a process. Parts of consecutive ranks are, if each process has some whole ones. */
+static int is_within_processes(const ProcessGroup *g, const Part *part) {
+    int within = part->step == 1;
+    for (int p = 0; p < g->processes; p++) within &= g->at[p].first % part->group.size == 0 && g->at[p].ranks % part->group.size == 0;
+    return within || g->processes == 1;
+}
+/* Else the blocks of all ranks come here, in pieces, and this part's are kept. */
+static void exchange_part(Group *group, void *all, const void *mine, size_t bytes) {
+    const Part *part = (const Part *)group;
+    Rank *r = (Rank *)part->whole;
+    ProcessGroup *g = r->processes;
+    const size_t members = (size_t)group->size, size = (size_t)g->size;
+    if (is_within_processes(g, part)) {
+        r->mine = mine;
+        thread_barrier(g);
+        for (size_t i = 0; i < members && bytes; i++) {
+            const void *from = g->rank[part->first + (int)i * part->step - g->at[g->process].first].mine;
+            if ((char *)all + i * bytes != from) memcpy((char *)all + i * bytes, from, bytes);
+        }
+        thread_barrier(g);
+        return;
+    }
+    char *blocks = mem_alloc(size * (bytes < PIECE ? bytes : PIECE) + 1);
+    for (size_t from = 0; from < bytes; from += PIECE) {
+        const size_t n = bytes - from < PIECE ? bytes - from : PIECE;
+        part->whole->exchange(part->whole, blocks, (const char *)mine + from, n);
+        for (size_t i = 0; i < members; i++)
+            memcpy((char *)all + i * bytes + from, blocks + ((size_t)part->first + i * (size_t)part->step) * n, n);
+    }
+    free(blocks);
+}
+static void reduce_part(Group *group, void *x, size_t bytes, void (*add)(void *x, const void *y, size_t bytes)) {
+    char *blocks = mem_alloc((size_t)group->size * (bytes < PIECE ? bytes : PIECE) + 1);
+    for (size_t from = 0; from < bytes; from += PIECE) {
+        const size_t n = bytes - from < PIECE ? bytes - from : PIECE;
+        exchange_part(group, blocks, (char *)x + from, n);
+        for (int i = 1; i < group->size; i++) add(blocks, blocks + (size_t)i * n, n);
+        memcpy((char *)x + from, blocks, n);
+    }
+    free(blocks);
+}
+Group *group_part(Group *whole, int first, int step, int size) {
+    Part *part = mem_alloc(sizeof *part);
+    *part = (Part){ .group = { (whole->rank - first) / step, size, exchange_part, reduce_part }, .whole = whole, .first = first, .step = step };
+    return &part->group;
+}
+
 /* ---- what hosts agree on ------------------------------------------------------------------------------------ */
 
 void group_barrier(Group *group) {
@@ -160,6 +211,7 @@ void group_broadcast(Group *group, void *data, size_t bytes) {
 
 int    group_size(const ProcessGroup *g)      { return g->size; }
 Group *group_of(ProcessGroup *g, int local)   { return &g->rank[local].group; }
+int    group_host_ranks(const ProcessGroup *g, Error *e) { return processes_host_ranks(g->at, g->processes, e); }
 
 /* ---- joining and leaving -------------------------------------------------------------------------------------- */
 

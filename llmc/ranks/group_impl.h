@@ -10,6 +10,7 @@
 
 enum { ATTEMPT = 2,                         /* seconds for one attempt to connect */
        PATIENCE = 10,                       /* seconds that a process waits for the proof of process 0 before it connects again */
+       COMMS = 3,                           /* of a rank: with all, within its node, with other nodes */
        LINGER = 1 };                        /* seconds to deliver the last message of a process that ends or refuses */
 
 typedef struct {                            /* a rank of this process */
@@ -17,7 +18,7 @@ typedef struct {                            /* a rank of this process */
     ProcessGroup *processes;
     void  *all;  const void *mine;          /* buffers of the exchange or reduction in progress */
     RankStatus  status;
-    Comm  *comm;                            /* polled for errors; NULL: none */
+    Comm  *comm[COMMS];                     /* polled for errors; NULL: none */
 } Rank;
 
 typedef struct {                            /* this process's connections to another */

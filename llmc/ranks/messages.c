@@ -124,6 +124,21 @@ int processes_number(Process *at, int processes, Error *e) {
     return 1;
 }
 
+int processes_host_ranks(const Process *at, int processes, Error *e) {
+    int first = 0;                                          /* ranks of the first host */
+    for (int p = 0, q; p < processes; p = q) {
+        const char *const host = at[p].host;
+        int ranks = 0;
+        for (q = p; q < processes && !strcmp(at[q].host, host); q++) ranks += at[q].ranks;
+        for (int later = q; later < processes; later++)
+            if (!strcmp(at[later].host, host))
+                return error_set(e, "ranks %d and %d are on host %s, and those between are not all", at[p].first, at[later].first, host);
+        if (!first) first = ranks;
+        if (ranks != first) return error_set(e, "host %s has %d ranks and host %s has %d", at[0].host, first, host, ranks);
+    }
+    return first;
+}
+
 int processes_check(Process *at, int processes, int me, const Process *mine, Error *e) {
     int64_t ranks = 0;
     for (int p = 0; p < processes; ranks += at[p++].ranks) {

@@ -70,6 +70,8 @@ typedef struct {                            /* a process, as all know it after t
 } Process;
 /* Numbers the ranks of all processes. 0 and e: there are too many. */
 int processes_number(Process *at, int processes, Error *e);
+/* Ranks of each host, by its name. 0 and e: they have not equally many, or those of a host are not consecutive. */
+int processes_host_ranks(const Process *at, int processes, Error *e);
 /* Is this a valid list, in which process `me` is what it said of itself? Ends its texts. */
 int processes_check(Process *at, int processes, int me, const Process *mine, Error *e);
 

@@ -106,8 +106,10 @@ static void heartbeat(ProcessGroup *g, RankStatus *statuses) {
     pthread_mutex_lock(&g->mutex);
     for (int r = 0; r < g->ranks; r++) {
         statuses[r] = g->rank[r].status;
-        if (g->rank[r].comm && !error && (error = g->rank[r].comm->error(g->rank[r].comm)))
-            snprintf(why, sizeof why, "rank %d: %s", g->rank[r].group.rank, error);
+        for (int i = 0; i < COMMS; i++) {
+            Comm *const c = g->rank[r].comm[i];
+            if (c && !error && (error = c->error(c))) snprintf(why, sizeof why, "rank %d: %s", g->rank[r].group.rank, error);
+        }
     }
     pthread_mutex_unlock(&g->mutex);
     if (error && g->process && g->link[0].watch >= 0) {
@@ -211,7 +213,8 @@ void group_phase(Group *group, const char *phase, double limit) {
 void group_watch(Group *group, Comm *c) {
     Rank *r = (Rank *)group;
     pthread_mutex_lock(&r->processes->mutex);
-    r->comm = c;
+    for (int i = COMMS - 1; i > 0; i--) r->comm[i] = c ? r->comm[i - 1] : NULL;
+    r->comm[0] = c;
     pthread_mutex_unlock(&r->processes->mutex);
 }
 

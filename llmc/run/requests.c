@@ -1,5 +1,5 @@
 /* requests.c: see requests.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "requests.h"
 #include "llmc/base/base.h"
 #include "llmc/ranks/group.h"

@@ -60,6 +60,7 @@ void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
     if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
+    if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
     const Holding holding = checkpoint_exists(s->out, &e);
     if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
@@ -277,6 +278,24 @@ static char *find_secret(const Run *r) {
     return secret;
 }
 
+/* How many ranks are a node (-zn). A run that is resumed on ranks which its nodes do not divide has those of its hosts. */
+static void find_nodes(Run *r) {
+    Error e;
+    const int ranks = r->parallel.ranks, divides = r->s.node > 0 && ranks % r->s.node == 0;
+    r->node = ranks;
+    if (ranks == 1 || r->s.node == 0) return;
+    if (r->s.node > 0 && !divides && (!r->restored || settings_given(&r->s, "zn")))
+        fail(EXIT_USAGE, "-zn %d: %d ranks are not nodes of %d ranks each. -zn must divide their number; -zn 0 shards over all", r->s.node, ranks, r->s.node);
+    if (r->s.node > 0 && !divides) r->s.node = -1;
+    if (divides) r->node = r->s.node;
+    if (divides || r->s.level == 0 || r->s.level == 1) return;
+    const int locals = r->launch.locals * r->local_devices.count;
+    const int host = r->processes ? group_host_ranks(r->processes, &e) : locals && ranks % locals == 0 ? locals : ranks;
+    if (!host && r->s.level >= 2)
+        fail(EXIT_USAGE, "-z %d shards over the ranks of each host, but %s. -zn 0 shards over all ranks, -zn N over each N of them", r->s.level, e.text);
+    if (host > 1) r->node = host;
+}
+
 /* If there is nothing to train, no other process is needed. */
 void run_join_ranks(Run *r) {
     const Settings *s = &r->s;
@@ -303,7 +322,8 @@ void run_join_ranks(Run *r) {
     }
     r->parallel.ordered = s->ordered;
     r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
-    r->parallel.one_process = s->copies && r->dev->is_gpu && r->launch.processes == 1 && !r->records;
+    r->parallel.by_matrix = muon_momentum(s) > 0;
+    find_nodes(r);
     free(settings.at);
 }
 
@@ -330,16 +350,21 @@ static void bound_validation(Run *r) {
 }
 
 /* What of a plan may be given up for memory. */
-typedef struct { int batch, automatic, master, level; Recompute recompute; Dtype moments; } Economy;   /* automatic: -r auto */
+typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;   /* automatic: -r auto */
 static Economy as_set(const Run *r) {
-    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->recompute, dtype_by_name(r->s.moments) };
+    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, dtype_by_name(r->s.moments) };
+}
+static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
+    p->level = level;
+    p->shards = shards;
+    p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
 /* The memory needed that way; -r auto: where there is so much. chosen: NULL, or what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
     Optimizer o;
     Parallel p = r->parallel;
-    p.level = e.level;
+    set_sharding(r, &p, e.level, e.shards);
     if (e.automatic) e.recompute = recompute_numbered(0);
     model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute, r->micro_batches * r->s.batch / e.batch,
                         dtype_by_name(r->s.gradients), p.ranks > 1 || p.ordered ? &p : NULL);
@@ -365,23 +390,47 @@ static size_t least_memory(const Run *r, int *which) {
     return (size_t)least;
 }
 
-/* What is sharded. -z auto: 1, or the lowest level above it that fits on every rank; if none does, the one that takes least. */
+/* As options: -z 3, and over which ranks, if there are nodes. */
+static const char *sharding_name(const Run *r, int level, int shards, char name[48]) {
+    const int ranks = r->parallel.ranks;
+    snprintf(name, 48, "-z %d", level);
+    if (level > 0 && shards < ranks) snprintf(name, 48, "-z %d -zn %d", level, shards);
+    else if (level > 1 && r->node < ranks) snprintf(name, 48, "-z %d -zn 0", level);
+    return name;
+}
+/* What may be sharded over which ranks, in the order of preference. -z auto: 1 over all ranks, whose optimizer state is smallest and
+ * which sends least; then, within a node, 2 and 3; then those over all. */
+enum { SHARDINGS = 5 };
+static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) {
+    static const struct { int level, over_all; } order[SHARDINGS] = { { 1, 1 }, { 2, 0 }, { 3, 0 }, { 2, 1 }, { 3, 1 } };
+    const int all = r->parallel.ranks, hosts = r->s.node < 0 && r->node < all;
+    int n = 0;
+    for (int i = 0; i < (hosts ? SHARDINGS : 3); i++) {
+        level[n] = r->s.level < 0 ? order[i].level : r->s.level;
+        shards[n] = r->s.node < 0 && (r->s.level < 0 ? order[i].over_all : r->s.level < 2) ? all : r->node;
+        n += r->s.level < 0 || !i;
+    }
+    return n;
+}
+/* The first of these that fits on every rank; if none does, the one that takes least. */
 static void choose_level(Run *r) {
-    const int planned = r->parallel.level;                  /* before there were ranks, for this one's memory */
+    int level[SHARDINGS], shards[SHARDINGS], which = 0;
+    const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;    /* before there were ranks, for this one's memory */
     const size_t capacity = rank_memory(r);
+    char name[48], before[48];
     Economy e = as_set(r);
-    int least = r->s.level < 0 ? 1 : r->s.level;
     size_t fewest = 0;
-    for (e.level = least; r->s.level < 0 && capacity && e.level <= MOST_SHARDED; e.level++) {
+    for (int i = 0; i < count && capacity; i++) {
+        e.level = level[i], e.shards = shards[i];
         const size_t bytes = memory_with(r, e, 0, NULL);
-        if (!fewest || bytes < fewest) least = e.level, fewest = bytes;
+        if (!fewest || bytes < fewest) which = i, fewest = bytes;
         if (bytes <= capacity) break;
     }
-    e.level = least;
-    if (r->parallel.group) e.level = group_max(r->parallel.group, e.level);
-    if (r->parallel.group && r->leads && e.level != planned)
-        printf("-z %d instead of %d: that is what fits on all ranks\n", e.level, planned);
-    r->parallel.level = e.level;
+    if (r->parallel.group) which = group_max(r->parallel.group, which);
+    if (r->parallel.group && r->leads && (level[which] != planned || shards[which] != over))
+        printf("%s instead of %s: that is what fits on all ranks\n", sharding_name(r, level[which], shards[which], name),
+               sharding_name(r, planned, over, before));
+    set_sharding(r, &r->parallel, level[which], shards[which]);
 }
 
 /* What is recomputed. -r auto: nothing, or what costs least of what makes the plan fit on every rank. */
@@ -449,15 +498,16 @@ static char *would_fit(const Run *r, size_t capacity) {
     for (few.batch /= 2; few.batch > 1 && memory_with(r, few, capacity, NULL) > capacity; ) few.batch /= 2;
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
     again.automatic = both.automatic = all.automatic = 1;
-    shards.level = all.level = MOST_SHARDED;
+    shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
     char smaller[96];
     snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", few.batch, (long long)tokens_per_step(r));
     struct { const char *options; Economy with; int again; size_t bytes; } remedy[REMEDIES] = {
         { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 }, { smaller, few, 0, 0 },
-        { "-z 3", shards, 0, 0 }, { "-z 3 -r auto", all, 1, 0 } };
+        { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0, 0 },
+        { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r auto" : "-z 3 -r auto", all, 1, 0 } };
     for (int i = 0; i < REMEDIES; i++) {
         const Economy *with = &remedy[i].with;
-        const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level;
+        const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level || with->shards != now.shards;
         if (with->batch && (!needs_bf16 || r->dev->floatX_size == 2) && (!needs_ranks || r->parallel.ranks > 1) && (could || !remedy[i].again))
             remedy[i].bytes = memory_with(r, *with, capacity, NULL);
     }
@@ -476,9 +526,10 @@ static char *would_fit(const Run *r, size_t capacity) {
 /* rank: the one that does not have it, of several; capacity: what it has. */
 static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
     const size_t need = r->model.arena.total;
-    char where[96] = "", has[64] = "";
+    char where[96] = "", has[96] = "", name[48];
     if (r->parallel.ranks > 1) snprintf(where, sizeof where, "rank %d of %d: ", rank, r->parallel.ranks);
-    if (r->parallel.ranks > 1 && capacity > 0) snprintf(has, sizeof has, " with -z %d; it has %.1f MB", r->parallel.level, capacity / 1e6);
+    if (r->parallel.ranks > 1 && capacity > 0)
+        snprintf(has, sizeof has, " with %s; it has %.1f MB", sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
     fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s%s", where, r->dev->name, (double)need / 1e6, has,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
          r->s.recompute < 0 ? "All that backward can make once more is already (-r auto). " : "", would_fit(r, (size_t)capacity));
@@ -493,8 +544,16 @@ static void check_memory(const Run *r) {
 static void print_levels(const Run *r) {
     static const char *const sharded[] = { "nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and weights" };
     Economy e = as_set(r);
-    printf("|   (%s sharded over %d ranks, -z %d; in all", sharded[e.level], r->parallel.ranks, e.level);
-    for (e.level = 0; e.level <= MOST_SHARDED; e.level++) printf("%s -z %d: %.2f MB", e.level ? "," : "", e.level, (double)memory_with(r, e, 0, NULL) / 1e6);
+    const int ranks = r->parallel.ranks, shards = parallel_shards(&r->parallel);
+    char name[48];
+    printf("|   (%s sharded over %d ranks%s", sharded[e.level], shards, shards < ranks ? " of a node, alike in each of " : "");
+    if (shards < ranks) printf("%d nodes", ranks / shards);
+    printf(", %s; in all", sharding_name(r, e.level, shards, name));
+    for (int nodes = 0; nodes <= (r->node < ranks); nodes++)
+        for (e.level = nodes ? r->s.node > 0 ? 1 : 2 : 0; e.level <= MOST_SHARDED; e.level++) {
+            e.shards = nodes ? r->node : ranks;
+            printf("%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name), (double)memory_with(r, e, 0, NULL) / 1e6);
+        }
     puts(")");
 }
 

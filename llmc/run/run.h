@@ -39,6 +39,7 @@ typedef struct {
     Replay        replay_micro[PHASES], replay_update;      /* of a micro-batch in each phase, and of the update */
     int           records;              /* 1: steps are recorded and replayed */
     Checkpoint   *from;                 /* the checkpoint that is resumed, or NULL */
+    int           node;                 /* ranks of a node, or all (-zn) */
     int           micro_batches;        /* of a step, on each rank */
     int          *inputs, *targets, *positions;     /* (micro_batches,B,T) */
     int64_t       counted;              /* targets of the step that count, of all ranks: its loss is their mean */

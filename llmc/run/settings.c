@@ -119,6 +119,8 @@ static const Option options[] = {
       "record a step's work once and replay it: 0 never, 1 on one GPU, 2 on several, too" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(level),         "auto",                -1,   3,     "auto",
       "what ranks shard: 0 nothing, 1 the optimizer's state (ZeRO-1), 2 gradients, too, 3 weights, too; auto: 1, or the lowest that fits" },
+    { "machine",   "zn", "node-ranks",       OPTION_INT,   AT(node),          "auto",                -1,   1e6,   "auto",
+      "ranks of a node, over which -z shards, while nodes have copies of each other; 0: over all ranks; auto: -z 2 and 3 over those of a host" },
     { "machine",   "ce", "copy-engines",     OPTION_INT,   AT(copies),        "1",                   0,    1,     NULL,
       "1: GPUs of one process exchange by copy engines where possible; 0: by NCCL's kernels" },
     { "machine",   "rp", "reproducible",     OPTION_INT,   AT(ordered),       "0",                   0,    1,     NULL,
@@ -249,9 +251,11 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
 static void explain_here(Options o) {
     Settings *s = o.settings;
     Error e;
-    char why_cpu[256];
+    char why_cpu[256] = "";
     LocalDevices local = { .count = 1 };
-    const Device *dev = device_choose(s->device, &local, why_cpu);
+    const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
+    const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e) : device_choose(s->device, &local, why_cpu);
+    if (!dev) fail(EXIT_USAGE, "%s", e.text);
     Data *data = data_open(s->train, s->val, NULL, &e);
     if (!data) fail(EXIT_INPUT, "%s", e.text);
     /* -tk: a token of a BPE is about four bytes */

@@ -159,7 +159,7 @@ static void test_training(void) {
 }
 
 static void test_threads(void) {
-    static const char *const names[] = { "gpt2", "qwen2", "neox", "llama3", "starcoder", "llama2" };
+    static const char *const names[] = { "gpt2", "qwen2", "neox", "llama3", "o200k", "starcoder", "llama2" };
     const int threads = omp_get_max_threads();
     size_t bytes, first_bytes = 0;
     Text text = random_text(5 << 19);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[] = { "", "gpt2", "qwen2", "neox", "llama3", "starcoder", "llama2", "llama2_v5", "trained_gpt2", "trained_cl100k" };
+static const char *const names[] = { "", "gpt2", "qwen2", "neox", "llama3", "o200k", "starcoder", "llama2", "llama2_v5", "trained_gpt2", "trained_cl100k" };
 enum { TOKENIZERS = sizeof names / sizeof *names };
 static Tokenizer *tokenizer[TOKENIZERS];
 

@@ -77,7 +77,7 @@ static void run(const Device *dev, const Tokenizer *t, const char *file, int sma
     Model m;
     Questions q;
     Evaluation v;
-    size_t cut;
+    size_t cut = 0;
     char *path = text_format(FOLDER "/%s", file), *details = scratch_path("details.jsonl");
     check(hf_load_config(FOLDER, &c, &e) && questions_read(&q, path, t, c.vocab, &e) && questions_cut(&q, path, c.context, &cut, &e),
           "%s: %s", what, e.text);

@@ -67,6 +67,8 @@ const char *family_case(int i, Config *c) {
         { "m3:c16h4d8q2e6k2f12a1s2w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .dense_width = 20, .dense = { { 1 } }, .rotated = 4,
                                                .attention_bias = 1 } },                                         /* as GLM 4.5 */
         { "m2:c16h4q2e6k2f12a1s1w250n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2 } },  /* as Dots 1 */
+        { "m3:c16h6d8q3e5k2f7a1n0u1", { .scores = TOPK_SOFTMAX, .activation = CLAMPED, .attention_bias = 2, .sinks = 1, .expert_bias = 1,
+                                        .window = 3, .windowed = { { 5 } }, .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 } } },   /* as gpt-oss */
         { "m2:c16h4q2e6k3f12a1s1n0", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },           /* as ERNIE */
         { "d2:c16h4q2f20n0", { .window = 5, .windowed = { { 3 } } } },                                             /* as Mistral */
         { "m3:c16h6d6q2e5k2f12a1n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } } },
@@ -81,6 +83,8 @@ const char *family_case(int i, Config *c) {
     c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
     c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
     c->dense = w->dense, c->window = w->window, c->windowed = w->windowed;
+    c->sinks = w->sinks, c->expert_bias = w->expert_bias;
+    if (w->activation) c->activation = w->activation;
     return cases[i].descriptor;
 }
 

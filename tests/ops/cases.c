@@ -577,14 +577,21 @@ static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, in
 
 /* ---- activation ---------------------------------------------------------------------------------------- */
 
-static const char *const activation_name[] = { "swiglu", "gelu", "relu2", "identity" };
+static const char *const activation_name[] = { "swiglu", "gelu", "relu2", "identity", "clamped" };
+
+/* Some of what CLAMPED gets is clamped, and none is where the slope changes. */
+static void pre(Case *c, size_t n) {
+    Buffer *b = drawn(c, INPUT, FLOATX, "pre", n, 0, c->f == CLAMPED ? 4 : 1);
+    for (size_t i = 0; i < b->given && c->f == CLAMPED; i++)
+        if (fabs(fabs(b->value[i]) - CLAMPED_LIMIT) < 0.2) b->value[i] *= 1.1;
+}
 
 CALL(activation_forward, b[0], b[1], c->f, c->M, c->F)
 static Case *activation_forward(const Shape *s, Activation f) {
     Case *c = BEGIN(activation_forward, s, 0, "%s M=%d F=%d", activation_name[f], s->B * s->T * s->K, s->F);
     c->f = f, c->M = c->S, c->F = s->F;
     out(c, FLOATX, "act", times(c->M, c->F), 8, 0);
-    in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
+    pre(c, times(c->M, c->F) * (IS_GATED(f) ? 2 : 1));
     return c;
 }
 CALL(activation_backward, b[0], b[1], b[2], b[3], b[4], b[5], c->plan < 0 ? NULL : &plan, c->from, c->f, c->M, c->F)
@@ -592,12 +599,12 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
     Case *c = BEGIN(activation_backward, s, 0, "%s %s %s M=%d F=%d", activation_name[f],
                     rows == BY_TOKEN ? "dense" : rows_name[rows], s->name, s->B * s->T * s->K, s->F);
     c->f = f, c->from = rows, c->M = c->S, c->F = s->F;
-    out(c, FLOATX, "dpre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 8, 0);
+    out(c, FLOATX, "dpre", times(c->M, c->F) * (IS_GATED(f) ? 2 : 1), 8, 0);
     out(c, FLOATX, "wact", times(c->M, c->F), 8, 0);
     /* devices may use act rounded or not */
     if (rows != BY_TOKEN) out(c, REAL, "dweight", (size_t)c->S, 8, sum_error(c->F)); else absent(c);
     in(c, FLOATX, "da", times(c->M, c->F), 0, 1);
-    in(c, FLOATX, "pre", times(c->M, c->F) * (f == SWIGLU ? 2 : 1), 0, 1);
+    pre(c, times(c->M, c->F) * (IS_GATED(f) ? 2 : 1));
     if (rows == BY_TOKEN) absent(c);
     else { in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); routed(c); }
     c->forward[0] = activation_forward(s, f);
@@ -607,7 +614,7 @@ static Case *activation_backward(const Shape *s, Activation f, Rows rows) {     
 CALL(expert_up_forward, d, b[0], b[1], b[2], b[3], &plan, c->f, c->C, c->F, c->from)
 static Case *expert_up_forward(const Shape *s, Activation f, Rows inp_rows) {
     Case *c = BEGIN(expert_up_forward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[inp_rows], s->name, s->C, s->F);
-    c->f = f, c->from = inp_rows, c->F = s->F, c->O = f == SWIGLU ? 2 * s->F : s->F;
+    c->f = f, c->from = inp_rows, c->F = s->F, c->O = IS_GATED(f) ? 2 * s->F : s->F;
     out(c, FLOATX, "pre", times(c->S, c->O), 1, sum_error(c->C));
     out(c, FLOATX, "act", times(c->S, c->F), 12, 2 * sum_error(c->C));
     in(c, FLOATX, "inp", rows_in(c, inp_rows) * (size_t)c->C, 0, 1);
@@ -619,14 +626,14 @@ CALL(expert_down_backward, d, b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], &p
 static Case *expert_down_backward(const Shape *s, Activation f, Rows dout_rows) {
     Case *c = BEGIN(expert_down_backward, s, 0, "%s %s %s C=%d F=%d", activation_name[f], rows_name[dout_rows], s->name, s->C,
                     s->F);
-    c->f = f, c->from = dout_rows, c->F = s->F, c->O = f == SWIGLU ? 2 * s->F : s->F;
+    c->f = f, c->from = dout_rows, c->F = s->F, c->O = IS_GATED(f) ? 2 * s->F : s->F;
     out(c, FLOATX, "dpre", times(c->S, c->O), 12, 2 * sum_error(c->C));
     out(c, FLOATX, "wact", times(c->S, c->F), 8, 0);
     out(c, REAL, "dweight", (size_t)c->S, 12, sum_error(c->F) + 2 * sum_error(c->C));
     add(c, SCRATCH, FLOATX, "da", times(c->S, c->F), NULL);
     in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)c->C, 0, 1);
     in(c, FLOATX, "down", times(s->E * c->C, c->F), 0, 1 / sqrt(c->C));
-    in(c, FLOATX, "pre", times(c->S, c->O), 0, 1);
+    pre(c, times(c->S, c->O));
     in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2);
     routed(c);
     return c;
@@ -804,6 +811,31 @@ static Case *bias_backward(const Shape *s, int exact) {
     return c;
 }
 
+/* rows: of what is weighted after the bias, or, GROUPED, is not weighted. The sum that it is added to has no part in the gradient. */
+CALL(expert_bias_forward, b[0], b[1], &plan, c->C)
+static Case *expert_bias_forward(const Shape *s, const char *name, double spread) {
+    Case *c = BEGIN(expert_bias_forward, s, 0, "%s %s C=%d", name, s->name, s->C);
+    acc(c, FLOATX, name, times(c->S, c->C), 0, spread, 1, 0);
+    in(c, FLOATX, "bias", times(s->E, c->C), 0, 1);
+    routed(c);
+    return c;
+}
+CALL(expert_bias_backward, b[0], b[1], b[2], b[3], b[4], &plan, c->C, c->from)
+static Case *expert_bias_backward(const Shape *s, Rows dout_rows, int exact) {
+    const int weighted = dout_rows == BY_TOKEN;
+    Case *c = BEGIN(expert_bias_backward, s, exact, "%s %s C=%d", rows_name[dout_rows], s->name, s->C);
+    c->from = dout_rows;
+    acc(c, REAL, "dbias", times(s->E, c->C), 0, 1, 0, c->S + 2);           /* a running sum */
+    if (weighted) acc(c, REAL, "dweight", (size_t)c->S, 0, 1, 0, sum_error(c->C)); else absent(c);
+    in(c, FLOATX, "dout", rows_in(c, dout_rows) * (size_t)c->C, 0, 1);
+    in(c, FLOATX, "bias", times(s->E, c->C), 0, 1);
+    if (weighted) in(c, REAL, "weight", (size_t)c->S, 0.5, 0.2); else absent(c);
+    routed(c);
+    c->forward[0] = expert_bias_forward(s, weighted ? "inp" : "out", 0);
+    if (weighted) c->forward[1] = combine_forward(s, GROUPED, 1, 0, 0);
+    return c;
+}
+
 static void run_add_norm_forward(const Device *d, const Case *c, void *const *b) {
     const Plan plan = plan_at(c, b);
     const Sum sum = { .rows = b[4], .weight = b[5], .bias = b[6], .plan = c->plan < 0 ? NULL : &plan };
@@ -907,15 +939,38 @@ static Case *attention_backward(const Shape *s, HeadOrder order, View view) {
     c->forward[0] = attention_forward(s, order, view);
     return c;
 }
-CALL(attention_cached, b[0], b[1], b[2], b[3], c->window, c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
-static Case *attention_cached(const Shape *s, HeadOrder order, View view) {
-    Case *c = BEGIN(attention_cached, s, 0, "%s" HEADS, view_name[view], HEADS_OF(s, order));
+/* Over one key sinks that are large matter as much as small ones over many. */
+CALL(sink_forward, b[0], b[1], b[2], c->N, c->s.Q * c->s.G, c->s.D)
+static Case *sink_forward(const Shape *s) {
+    const int H = s->Q * s->G;
+    Case *c = BEGIN(sink_forward, s, 0, "N=%d H=%d D=%d", s->B * s->T, H, s->D);
+    acc(c, FLOATX, "out", times(c->N, H * s->D), 0, 1, 2, 16);
+    acc(c, REAL, "lse", times(c->N, H), 2, 2, 0, 8);
+    in(c, FLOATX, "sink", (size_t)H, 2, 3);
+    return c;
+}
+CALL(sink_backward, b[0], b[1], b[2], b[3], b[4], c->N, c->s.Q * c->s.G, c->s.D)
+static Case *sink_backward(const Shape *s) {
+    const int H = s->Q * s->G;
+    Case *c = BEGIN(sink_backward, s, 0, "N=%d H=%d D=%d", s->B * s->T, H, s->D);
+    acc(c, REAL, "dsink", (size_t)H, 0, 1, 0, sum_error(c->N * s->D) + 16);
+    in(c, FLOATX, "dout", times(c->N, H * s->D), 0, 1);
+    in(c, FLOATX, "out", times(c->N, H * s->D), 0, 0.3);
+    in(c, REAL, "lse", times(c->N, H), 4, 1);
+    in(c, FLOATX, "sink", (size_t)H, 2, 1);
+    c->forward[0] = sink_forward(s);
+    return c;
+}
+CALL(attention_cached, b[0], b[1], b[2], b[3], b[4], c->window, c->order, c->s.B, c->s.T, c->s.G, c->s.Q, c->s.D)
+static Case *attention_cached(const Shape *s, HeadOrder order, View view, int sinks) {
+    Case *c = BEGIN(attention_cached, s, 0, "%s%s" HEADS, view_name[view], sinks ? "sink " : "", HEADS_OF(s, order));
     const int H = s->Q * s->G;
     c->order = order;
     c->window = view == WINDOW ? window_of(c) : 0;
     out(c, FLOATX, "out", times(s->B, H * s->D), 8, 0);
     in(c, FLOATX, "q", times(s->B, H * s->D), 0, 1);
     in(c, FLOATX, "cache", times(c->N, 2 * s->G * s->D), 0, 1);
+    if (sinks) in(c, FLOATX, "sink", (size_t)H, 1, 2); else absent(c);
     double *position = integers(c, "position", (size_t)s->B, s->T);
     if (s->B) position[0] = s->T - 1;
     return c;
@@ -1184,6 +1239,9 @@ static void each_column_sum(const Visit *v, int exact) {
     V(v, embed_backward(v->s, 1, exact));
     V(v, bias_forward(v->s));
     V(v, bias_backward(v->s, exact));
+    if (!v->all) return;
+    V(v, expert_bias_forward(v->s, "x", 1));
+    for (Rows rows = BY_TOKEN; rows <= GROUPED; rows += GROUPED - BY_TOKEN) V(v, expert_bias_backward(v->s, rows, exact));
 }
 /* Every layout of every product. */
 static void each_product(const Visit *v, int exact) {
@@ -1269,7 +1327,7 @@ static void each_of_routing(const Visit *v) {
     for (int relative = 0; relative < 2; relative++) V(v, router_bias(s, relative));
 }
 static void each_of_experts(const Visit *v) {
-    for (Activation f = SWIGLU; f <= IDENTITY; f++) {
+    for (Activation f = SWIGLU; f <= CLAMPED; f++) {
         if (!v->all && f != SWIGLU && f != IDENTITY) continue;
         const Rows first = v->all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED;
         V(v, activation_forward(v->s, f));
@@ -1318,9 +1376,12 @@ static void each_of_attention(const Visit *v) {
         for (View view = WHOLE; view < (v->all ? VIEWS : PACKED); view++) {
             V(v, attention_forward(v->s, order, view));
             V(v, attention_backward(v->s, order, view));
-            if (view != PACKED) V(v, attention_cached(v->s, order, view));
+            if (view != PACKED) V(v, attention_cached(v->s, order, view, 0));
+            if (view != PACKED && v->all) V(v, attention_cached(v->s, order, view, 1));
         }
     }
+    if (v->all) V(v, sink_forward(v->s));
+    if (v->all) V(v, sink_backward(v->s));
     V(v, cache_store(v->s));
 }
 static void each_at_the_head(const Visit *v) {

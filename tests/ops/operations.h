@@ -25,7 +25,7 @@ static const char *const rows_name[] = { "token", "slot", "grouped" }, *const ho
 static inline double times(double a, double b) { return a * b; }
 static inline double slots(const Plan *plan) { return times(plan->N, plan->K); }
 static inline double rows_in(const Plan *plan, Rows rows) { return rows == BY_TOKEN ? plan->N : slots(plan); }
-static inline double width_of(Activation f) { return f == SWIGLU ? 2 : 1; }             /* of pre, in F */
+static inline double width_of(Activation f) { return IS_GATED(f) ? 2 : 1; }             /* of pre, in F */
 static inline double writes(Write how) { return how == SET_ROUNDED ? unit.fx : how == ADD ? 2 * unit.re : unit.re; }
 static inline double product(double N, double C, double O) { return N*C + N*O + C*O; }  /* elements of three matrices */
 static inline double coded(double N, double C) { return N * C * (1 + unit.re / FP8_BLOCK); }               /* bytes of rows as Fp8 */
@@ -178,6 +178,13 @@ OPERATION(bias_forward, (floatX *x, const floatX *bias, int N, int C), (x, bias,
     "N=%d C=%d", N, C)
 OPERATION(bias_backward, (real *dbias, const floatX *dout, int N, int C), (dbias, dout, N, C), 0, times(N, C) * unit.fx,
     "N=%d C=%d", N, C)
+OPERATION(expert_bias_forward, (floatX *x, const floatX *bias, const Plan *plan, int O), (x, bias, plan, O), 0,
+    (2 * slots(plan) + plan->E) * O * unit.fx, "S=%d E=%d O=%d", plan->N * plan->K, plan->E, O)
+OPERATION(expert_bias_backward,
+    (real *dbias, real *dweight, const floatX *dout, const floatX *bias, const real *weight, const Plan *plan, int O, Rows dout_rows),
+    (dbias, dweight, dout, bias, weight, plan, O, dout_rows), 0,
+    (rows_in(plan, dout_rows) + plan->E) * O * unit.fx + 2 * times(plan->E, O) * unit.re + (weight ? 3 * slots(plan) * unit.re : 0),
+    "S=%d E=%d O=%d %s", plan->N * plan->K, plan->E, O, rows_name[dout_rows])
 
 /* a sub-layer's sum and the next norm; the products of add_norm_backward are operations of their own */
 COMPOUND(add_norm_forward,
@@ -202,9 +209,14 @@ OPERATION(attention_backward,
     (dq, dkv, dout, out, lse, q, kv, reach, order, B, T, G, Q, D),
     10 * pairs(B, T, G, Q) * D, keys(B, T, G, D) * (4 * Q + 4) * unit.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
 OPERATION(attention_cached,
-    (floatX *out, const floatX *q, const floatX *cache, const int *position, int window, HeadOrder order, int B, int T, int G, int Q,
-     int D), (out, q, cache, position, window, order, B, T, G, Q, D), 0,
+    (floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position, int window, HeadOrder order, int B,
+     int T, int G, int Q, int D), (out, q, cache, sink, position, window, order, B, T, G, Q, D), 0,
     (keys(B, 1, G, D) * 2 * Q + visible(B, T) * 2 * G * D) * unit.fx, "B=%d T=%d G=%d Q=%d D=%d", B, T, G, Q, D)
+OPERATION(sink_forward, (floatX *out, real *lse, const floatX *sink, int N, int H, int D), (out, lse, sink, N, H, D), 0,
+    2 * times(N, H) * (D * unit.fx + unit.re), "N=%d H=%d D=%d", N, H, D)
+OPERATION(sink_backward,
+    (real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H, int D),
+    (dsink, dout, out, lse, sink, N, H, D), 0, times(N, H) * (2 * D * unit.fx + unit.re), "N=%d H=%d D=%d", N, H, D)
 OPERATION(cache_store, (floatX *cache, const floatX *kv, const int *row, int N, int width), (cache, kv, row, N, width), 0,
     N * (4 + 2 * width * unit.fx), "N=%d width=%d", N, width)
 

@@ -85,6 +85,11 @@ static void naive_columns_put(const Case *c, double **v) {
 static void naive_bias_forward(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] += v[1][i];
 }
+static void naive_expert_bias_forward(const Case *c, double **v) {
+    const double *start = v[c->plan];
+    for (int e = 0; e < c->s.E; e++)
+        for (int row = (int)start[e]; row < (int)start[e + 1]; row++) for (int i = 0; i < c->C; i++) v[0][row*c->C + i] += v[1][e*c->C + i];
+}
 static void naive_columns_take(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] = v[1][n*c->stride + c->count + i];
 }
@@ -278,6 +283,7 @@ static double activate(Activation f, const double *pre, int F) {
     double x = *pre;
     switch (f) {
     case SWIGLU: return x * sigmoid(x) * pre[F];
+    case CLAMPED: return fmin(x, 7) * sigmoid(1.702 * fmin(x, 7)) * (fmax(-7, fmin(pre[F], 7)) + 1);
     case GELU:   return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
     case RELU2:  return x > 0 ? x * x : 0;
     default:     return x;
@@ -286,14 +292,14 @@ static double activate(Activation f, const double *pre, int F) {
 static void naive_activation_forward(const Case *c, double **v) {
     for (int m = 0; m < c->M; m++)
         for (int i = 0; i < c->F; i++)
-            v[0][m*c->F + i] = activate(c->f, v[1] + m*c->F * (c->f == SWIGLU ? 2 : 1) + i, c->F);
+            v[0][m*c->F + i] = activate(c->f, v[1] + m*c->F * (IS_GATED(c->f) ? 2 : 1) + i, c->F);
 }
 static void naive_activation_backward(const Case *c, double **v) {        /* only wact: the others are gradients */
     const int grouped = v[5] && c->from == GROUPED;
     free(v[0]), free(v[2]), v[0] = v[2] = NULL;
     for (int m = 0; m < c->M; m++)
         for (int i = 0; i < c->F; i++) {
-            const double act = activate(c->f, v[4] + m*c->F * (c->f == SWIGLU ? 2 : 1) + i, c->F);
+            const double act = activate(c->f, v[4] + m*c->F * (IS_GATED(c->f) ? 2 : 1) + i, c->F);
             v[1][m*c->F + i] = act * (v[5] ? v[5][grouped ? (int)v[c->plan + 1][m] : m] : 1);
         }
 }
@@ -435,10 +441,11 @@ static void naive_fp8_backward_weight(const Case *c, double **v) {
             free(dy), free(x);
         }
 }
-/* One query (D) over the positions first ... seen-1 of the keys and values of head h; returns the log of the sum. */
-static double attend(const Case *c, double *y, const double *q, const double *kv, int h, int first, int seen) {
+/* One query (D) over the positions first ... seen-1 of the keys and values of head h; returns the log of the sum, to which the sink,
+ * if any, adds. */
+static double attend(const Case *c, double *y, const double *q, const double *kv, const double *sink, int h, int first, int seen) {
     const int G = c->s.G, D = c->s.D, g = c->order == HEADS_TILED ? h % G : h / c->s.Q;
-    double total = 0;
+    double total = sink ? exp(sink[h]) : 0;
     for (int pass = 0; pass < 2; pass++)
         for (int j = first; j < seen; j++) {
             const double *k = kv + j*2*G*D + g*D, *value = k + G*D;
@@ -455,15 +462,23 @@ static void naive_attention_forward(const Case *c, double **v) {
         for (int t = 0; t < c->s.T; t++)
             for (int h = 0; h < H; h++) {
                 const int n = b*c->s.T + t, at = n*H + h, first = limited < 0 ? 0 : t - (int)v[limited][n];
-                v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, h, first, t + 1);
+                v[1][at] = attend(c, v[0] + at*D, v[2] + at*D, v[3] + b*c->s.T*2*c->s.G*D, NULL, h, first, t + 1);
             }
 }
 static void naive_attention_cached(const Case *c, double **v) {
     const int H = c->s.Q * c->s.G, D = c->s.D;
     for (int b = 0; b < c->s.B; b++)
         for (int h = 0; h < H; h++)
-            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, h,
-                   c->window ? (int)fmax(v[3][b] + 1 - c->window, 0) : 0, (int)v[3][b] + 1);
+            attend(c, v[0] + (b*H + h)*D, v[1] + (b*H + h)*D, v[2] + b*c->s.T*2*c->s.G*D, v[3], h,
+                   c->window ? (int)fmax(v[4][b] + 1 - c->window, 0) : 0, (int)v[4][b] + 1);
+}
+static void naive_sink_forward(const Case *c, double **v) {
+    const int H = c->s.Q * c->s.G, D = c->s.D;
+    for (int i = 0; i < c->N * H; i++) {
+        const double was = exp(v[1][i]), all = was + exp(v[2][i % H]);
+        for (int d = 0; d < D; d++) v[0][i*D + d] *= was / all;
+        v[1][i] = log(all);
+    }
 }
 static void naive_cache_store(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][(int)v[2][n]*c->C + i] = v[1][n*c->C + i];
@@ -609,7 +624,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
     NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
-    NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
+    NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
     NAIVE(muon_momentum), NAIVE(orthogonalize), NAIVE(muon_update), NAIVE(fp8_rows), NAIVE(fp8_weight), NAIVE(fp8_up_forward),
     NAIVE(fp8_linear), NAIVE(fp8_down_backward), NAIVE(fp8_columns), NAIVE(fp8_backward_weight)

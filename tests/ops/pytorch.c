@@ -35,7 +35,7 @@ typedef struct { const Device *dev; int compared; const char *only; } Reference;
 /* The names of this case's tensors in the file. Returns 0 if it has none. */
 static int prefixes(const Case *c, const char *only, const char **inputs, const char **outputs) {
     static const char *const scores[] = { "router_topk_softmax", "router_softmax_topk", NULL, "router_sigmoid_topk" };
-    static const char *const experts[] = { "expert_swiglu", "expert_gelu", "expert_relu2", "" };
+    static const char *const experts[] = { "expert_swiglu", "expert_gelu", "expert_relu2", "", "expert_clamped" };
     static const char *const orders[] = { "attention_tiled", "attention_grouped" };
     const int with_bias = case_find(c, "bias") >= 0, wide = c->buffer[1].summed > 8;
     if (strncmp(c->op, only, strlen(only)) || c->scores == SIGMOID_EACH || c->scores == SOFTMAX_RENORM) return 0;
@@ -140,7 +140,7 @@ void check_pytorch(const Device *dev) {
     static const struct { const char *only; Shape shape; int outputs; } part[] = {
         { "rmsnorm",    { "file", 1, 5, 12, 3, 2, 1, 3, 1, 1, 2, MIXED }, 2 + 2 },
         { "router",     { "file", 1, 9, 3, 3, 6, 3, 3, 1, 1, 2, MIXED }, 3 * 3 + 3 * 1 + 3 * 4 },
-        { "activation", { "file", 1, 7, 3, 3, 2, 1, 5, 1, 1, 2, MIXED }, 3 * (1 + 1 + 3) },
+        { "activation", { "file", 1, 7, 3, 3, 2, 1, 5, 1, 1, 2, MIXED }, 4 * (1 + 1 + 3) },
         { "attention",  { "file", 2, 7, 3, 3, 3, 1, 3, 2, 3, 4, MIXED }, 2 * (2 + 2) },
     };
     Error e;

@@ -1,6 +1,6 @@
 /* test_comm.c: ranks. How the environment of a launcher is read; every operation among 1 to 4 ranks, as threads, as processes and
  * both, bit for bit; what each process reports when another is missing, different, killed, stopped or stuck. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "tests/test.h"
 #include "processes.h"
 #include <math.h>
@@ -181,7 +181,7 @@ static int gathered_bytes(const Rank *r, size_t n) {
     const size_t total = n * (size_t)r->c->size, own = n * (size_t)r->c->rank;
     unsigned char *bytes = mem_alloc(total + 8);
     int bad = 0;
-    for (int elsewhere = 0; elsewhere < (r->c->size > 1 ? 2 : 1); elsewhere++) {
+    for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
         char *x = part_of(r, 2), *mine = elsewhere ? part_of(r, 1) : x + own;
         memset(bytes, 0, total);
         r->dev->upload(x, bytes, total);
@@ -224,9 +224,32 @@ static int operations_of_hosts(Group *p) {
 }
 
 typedef struct { const Device *dev; Comm *(*connect)(Group *group, char why[256]); int threads; } Means;
+static const size_t counts[] = { 0, 1, 7, 1000, 130003 };
+static int all_counts(const Rank *r) {
+    int bad = 0;
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
+        bad += sums_of_reals(r, counts[k]) + gathered_bytes(r, counts[k]) + sums_of_ints(r, counts[k]) + (r->registered ? added_shards(r, counts[k]) : 0);
+    return bad;
+}
+/* Four ranks as two pairs: neighbours; and the first and third, the second and fourth. */
+static int operations_of_parts(Group *whole, Rank r, const Means *means) {
+    int bad = 0;
+    for (int step = 1; step <= 2 && whole->size == 4; step++) {
+        Group *p = group_part(whole, step == 1 ? whole->rank / 2 * 2 : whole->rank % 2, step, 2);
+        char why[256];
+        bad += p->size != 2 || p->rank != (step == 1 ? whole->rank % 2 : whole->rank / 2) || !(r.c = means->connect(p, why));
+        if (bad) return bad;
+        r.c->register_memory(r.c, r.arena, r.capacity, (real *)(r.arena + r.capacity), MOST_ELEMENTS);
+        r.registered = 1;
+        bad += all_counts(&r) + operations_of_hosts(p) + (r.c->error(r.c) != NULL);
+        group_barrier(whole);
+        r.c->close(r.c);
+        free(p);
+    }
+    return bad;
+}
 /* Returns how many results are wrong. */
 static int operations(Group *p, const void *argument) {
-    static const size_t counts[] = { 0, 1, 7, 1000, 130003 };
     const Means *means = argument;
     const Device *dev = means->dev;
     Rank r = { .dev = dev, .threads = means->threads, .capacity = 3 * (size_t)MOST_ELEMENTS * (size_t)p->size * dev->real_size };
@@ -238,10 +261,9 @@ static int operations(Group *p, const void *argument) {
     r.arena = dev->alloc(r.capacity + (size_t)MOST_ELEMENTS * (size_t)p->size * dev->real_size);
     for (; r.registered < 2; r.registered++) {
         if (r.registered) r.c->register_memory(r.c, r.arena, r.capacity, (real *)(r.arena + r.capacity), MOST_ELEMENTS);
-        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
-            bad += sums_of_reals(&r, counts[k]) + gathered_bytes(&r, counts[k]) + sums_of_ints(&r, counts[k])
-                 + (r.registered ? added_shards(&r, counts[k]) : 0);
+        bad += all_counts(&r);
     }
+    bad += operations_of_parts(p, r, means);
     bad += operations_of_hosts(p) + (r.c->error(r.c) != NULL);
     r.c->close(r.c);
     dev->release(r.arena);

@@ -218,6 +218,23 @@ static void lists(void) {
     free(many);
 }
 
+static void hosts(void) {
+    static const struct { int processes, ranks[4]; const char *hosts, *expected; int each; } cases[] = {
+        { 1, { 8 },          "a",    NULL, 8 },  { 2, { 4, 4 },       "ab",   NULL, 4 },  { 4, { 1, 1, 1, 1 }, "aabb", NULL, 2 },
+        { 3, { 3, 1, 4 },    "aab",  NULL, 4 },  { 4, { 1, 1, 1, 1 }, "aaaa", NULL, 4 },
+        { 2, { 4, 2 },       "ab",   "host a has 4 ranks and host b has 2", 0 },
+        { 4, { 1, 1, 1, 1 }, "aaab", "host a has 3 ranks and host b has 1", 0 },
+        { 4, { 1, 1, 1, 1 }, "abab", "ranks 0 and 2 are on host a, and those between are not all", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Process at[4];
+        Error e = { "" };
+        for (int p = 0; p < cases[i].processes; p++) at[p] = (Process){ .ranks = cases[i].ranks[p], .host = { cases[i].hosts[p] } };
+        check(processes_number(at, cases[i].processes, &e) && processes_host_ranks(at, cases[i].processes, &e) == cases[i].each
+              && !strcmp(e.text, cases[i].expected ? cases[i].expected : ""), "hosts %s: %s", cases[i].hosts, e.text);
+    }
+}
+
 static void messages(void) {
     enum { R = 3, S = R * sizeof(RankStatus) };
     static const struct { uint32_t kind, bytes; size_t have; long took; } cases[] = {
@@ -412,6 +429,7 @@ void test_messages(void) {
     introductions();
     hellos();
     lists();
+    hosts();
     messages();
     deadlines();
     addresses();

@@ -17,14 +17,14 @@ typedef struct {                        /* ranks that train one model, and their
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
     int fp8;                            /* 1: experts in 8 bits */
-    int ranks, level, ordered, late, micro_batches, steps;       /* late: nothing arrives before it is waited for */
+    int ranks, shards, level, ordered, late, micro_batches, steps;          /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor between nodes */
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *processes;
     double loss[STEPS], balance[STEPS], z[STEPS];
-    int    load[STEPS], bad[8], updates[8], agree;
+    int    load[STEPS], bad[8], updates[8], shared[8], agree;      /* shared: matrices of which a rank has only a part */
     size_t state_bytes, weight_bytes, total, learnable;
     void  *kept[KEPT];              /* at the end, all tensors one after the other */
     size_t kept_bytes[KEPT];
@@ -53,13 +53,15 @@ static void *packed(const Model *m, const Optimizer *o, int kind, size_t *bytes)
 /* Ranks whose transfers are done no earlier than they must be: what was queued is done when it is waited for. (The loopback does
  * everything at once.) A range that is used before it was waited for is then the one before; a gradient that is made before the last
  * one in its place was waited for spoils that. */
-typedef struct { enum { T_GATHER, T_ADD, T_RECORD } what; void *x; const void *from; size_t n; int event; } Transfer;
+typedef struct { enum { T_GATHER, T_ADD, T_SUM, T_SCATTER, T_RECORD } what; void *x; const void *from; size_t n; int event; } Transfer;
 typedef struct { Comm comm, *prompt; Transfer queue[64]; int count; } Late;
 
 static void do_first(Late *l, int count) {
     for (int i = 0; i < count; i++) {
         const Transfer *t = &l->queue[i];
         if (t->what == T_GATHER) l->prompt->all_gather(l->prompt, t->x, t->from, t->n);
+        if (t->what == T_SUM) l->prompt->all_reduce(l->prompt, t->x, t->n);
+        if (t->what == T_SCATTER) l->prompt->reduce_scatter(l->prompt, t->x, t->n);
         if (t->what == T_ADD) l->prompt->scatter_add(l->prompt, t->x, t->from, t->n);
     }
     memmove(l->queue, l->queue + count, (size_t)(l->count -= count) * sizeof *l->queue);
@@ -80,9 +82,9 @@ static void late_wait(Comm *c, int i) {
 }
 static void late_join(Comm *c, int i) { (void)c, (void)i; }
 static void late_wait_all(Comm *c) { do_first((Late *)c, ((Late *)c)->count); }
-static void late_sum(Comm *c, real *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->all_reduce(((Late *)c)->prompt, x, n); }
+static void late_sum(Comm *c, real *x, size_t n) { queue(c, (Transfer){ T_SUM, x, NULL, n, 0 }); }
 static void late_sum_ints(Comm *c, int *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->all_reduce_ints(((Late *)c)->prompt, x, n); }
-static void late_scatter(Comm *c, real *x, size_t n) { late_wait_all(c), ((Late *)c)->prompt->reduce_scatter(((Late *)c)->prompt, x, n); }
+static void late_scatter(Comm *c, real *x, size_t n) { queue(c, (Transfer){ T_SCATTER, x, NULL, n, 0 }); }
 static void late_close(Comm *c) {
     ((Late *)c)->prompt->close(((Late *)c)->prompt);
     free(c);
@@ -131,6 +133,7 @@ static void train(Team *t, Trainee *m, int rank, int first) {
         results_free(&r);
     }
     t->updates[rank] = m->o.updates;
+    t->shared[rank] = m->o.muon.part_count;
 }
 static int load(const Team *t, Trainee *m) {                /* the step */
     Error e;
@@ -150,7 +153,7 @@ static void save(const Team *t, Trainee *m, int rank) {
 }
 /* Of what this rank has of the weights: of all, or of its own shards. */
 static uint64_t weights_hash(const Model *m) {
-    const size_t bytes = m->manifest.total / (size_t)(m->dp.level >= 3 ? m->dp.ranks : 1) * m->dev->floatX_size;
+    const size_t bytes = m->manifest.total / (size_t)(m->dp.level >= 3 ? m->dp.shards : 1) * m->dev->floatX_size;
     char *host = mem_alloc(bytes);
     parallel_wait_all_weights(m);
     m->dev->download(host, m->params, bytes);
@@ -165,7 +168,8 @@ static void keep_state(Team *t, Trainee *m, const Parallel *p) {
     if (p->rank) optimizer_lend(&m->o, &m->m);
     else {
         t->agree = 1;
-        for (int i = 0; i < t->ranks && t->level < 3; i++) t->agree &= hashes[i] == mine;
+        const int shards = t->level < 3 ? 1 : t->shards ? t->shards : t->ranks;          /* of sharded weights the nodes have the same */
+        for (int i = 0; i < t->ranks; i++) t->agree &= hashes[i] == hashes[i % shards];
         for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(&m->m, &m->o, LOAN_WEIGHTS + i, &t->kept_bytes[i]);
         parallel_end_loans(&m->m);
         t->state_bytes = m->m.arena.category[MEM_OPTIMIZER];
@@ -179,9 +183,11 @@ static void member(void *team, int local) {
     Team *t = team;
     Trainee m;
     const Device *dev = device_find(t->device);
-    Parallel p = { .ranks = t->ranks, .level = t->level, .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
+    Parallel p = { .ranks = t->ranks, .by_matrix = t->momentum > 0, .shards = t->shards, .level = t->level, .ordered = t->ordered, .one_process = dev->is_gpu && !t->by_kernels };
     parallel_connect(&p, dev, dev->is_gpu ? local : 0, t->processes, local);
-    if (t->late) p.comm = late(p.comm);
+    parallel_form_nodes(&p, dev);
+    if (t->late) p.node = p.node == p.comm ? (p.comm = late(p.comm)) : late(p.node);
+    if (t->late > 1 && p.across) p.across = late(p.across);
     open_member(t, &m, &p);
     train(t, &m, p.rank, t->from ? load(t, &m) : 0);
     if (t->to) save(t, &m, p.rank);
@@ -208,6 +214,31 @@ static double largest(const double *a, const double *b) {
 }
 
 static const char *const levels[] = { "each with the whole state", "state sharded", "state and gradients sharded", "all sharded" };
+
+/* Two nodes: each has everything, and only sums of gradients go from one to the other. */
+static void two_nodes(const Team *one, int shards, int level, double bound) {
+    Team both = *one;
+    if (SEQUENCES / 2 / shards % both.micro_batches) return;
+    memset(both.kept, 0, sizeof both.kept);
+    both.ranks = 2 * shards;
+    both.shards = shards;
+    both.level = level;
+    both.steps = 10;
+    run(&both);
+    check(both.agree, "%s: two nodes of %d, %s, end with the same weights", one->device, shards, levels[level]);
+    check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model, shards, levels[level]);
+    check_error(largest(both.balance, one->balance), bound, "balance likewise");
+    check(both.load[0] == one->load[0], "loads are counted over all nodes: %d and %d", both.load[0], one->load[0]);
+    Team late = both;
+    int same = 1;
+    memset(late.kept, 0, sizeof late.kept);
+    late.late = 1 + level % 2;
+    run(&late);
+    for (int k = 0; k < KEPT && both.kept[k]; k++) same &= !memcmp(late.kept[k], both.kept[k], both.kept_bytes[k]);
+    check(same, "%s: the same bits, however late what nodes exchange arrives", levels[level]);
+    team_free(&both);
+    team_free(&late);
+}
 
 /* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to another expert. */
 static void any_number_of_ranks(void) {
@@ -246,29 +277,34 @@ static void any_number_of_ranks(void) {
                 check(many.load[0] == one.load[0], "loads are counted over all ranks: %d and %d", many.load[0], one.load[0]);
                 team_free(&many);
             }
+        for (int level = i % 6 ? 3 : 1; level <= 3; level++) two_nodes(&one, 2, level, runs[i].bound);
+        if (i % 6 == 1) two_nodes(&one, 1, 3, runs[i].bound);
         team_free(&one);
     }
 }
 
 /* Ordered: 12 micro-batches of one sequence, split among 1, 2, 3 and 4 ranks, are the same step, whatever is sharded, and however late
- * what they exchange arrives. */
-static void same_bits_as(const Team *one, int ranks, int level, int late) {
+ * what they exchange arrives. Returns how many matrices the ranks have only parts of. */
+static int same_bits_as(const Team *one, int ranks, int shards, int level, int late) {
     Team many = *one;
-    int same = 1;
+    int same = 1, shared = 0;
     memset(many.kept, 0, sizeof many.kept);
     many.ranks = ranks;
+    many.shards = shards;
     many.level = level;
     many.late = late;
     many.micro_batches = SEQUENCES / ranks;
     run(&many);
     for (int k = 0; k < KEPT && one->kept[k]; k++)
         same &= one->kept_bytes[k] == many.kept_bytes[k] && !memcmp(one->kept[k], many.kept[k], one->kept_bytes[k]);
-    check(many.agree && same, "%s %s: 12 micro-batches on %d ranks, %s%s, end with the same bits as on %d", one->device, one->model, ranks,
-          levels[level], late ? ", late" : one->by_kernels ? ", by NCCL" : "", one->ranks);
+    check(many.agree && same, "%s %s: 12 micro-batches on %d ranks%s, %s%s, end with the same bits as on %d", one->device, one->model, ranks,
+          shards ? " in nodes" : "", levels[level], late ? ", late" : one->by_kernels ? ", by NCCL" : "", one->ranks);
     check(!memcmp(many.loss, one->loss, sizeof one->loss) && !memcmp(many.balance, one->balance, sizeof one->balance)
           && !memcmp(many.z, one->z, sizeof one->z) && !memcmp(many.load, one->load, sizeof one->load),
           "the same losses, balance and loads in all %d steps", one->steps);
+    for (int r = 0; r < ranks; r++) shared += many.shared[r];
     team_free(&many);
+    return shared;
 }
 static void same_bits(void) {
     static const struct { const char *device, *model; Recompute again; float dropout, momentum; } runs[] = {        /* again: not on one rank */
@@ -280,16 +316,18 @@ static void same_bits(void) {
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
-                     .micro_batches = SEQUENCES, .steps = STEPS, .ranks = 1, .ordered = 1 };
+                     .micro_batches = SEQUENCES, .steps = STEPS / 2, .ranks = 1, .ordered = 1 };
         run(&one);
-        check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
-              one.loss[STEPS - 1]);
+        check(one.loss[STEPS / 2 - 1] < 0.9 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
+              one.loss[STEPS / 2 - 1]);
         one.recompute = runs[i].again;
         for (int ranks = 2; ranks <= 4; ranks++) {
-            same_bits_as(&one, ranks, ranks == 3 ? 0 : 1, 0);
-            same_bits_as(&one, ranks, ranks == 3 ? 2 : 3, ranks == 2);
+            same_bits_as(&one, ranks, 0, ranks == 3 ? 0 : 1, 0);
+            same_bits_as(&one, ranks, 0, ranks == 3 ? 2 : 3, ranks == 2);
         }
-        same_bits_as(&one, 3, 3, 1);
+        same_bits_as(&one, 3, 0, 3, 1);
+        for (int level = i % 5 ? 3 : 1; level <= 3; level++) same_bits_as(&one, 4, 2, level, level == 3);
+        if (i == 0) same_bits_as(&one, 6, 2, 3, 0), same_bits_as(&one, 6, 3, 3, 0), same_bits_as(&one, 2, 1, 3, 1);
         team_free(&one);
     }
 }
@@ -298,9 +336,9 @@ static void same_bits(void) {
 static void same_bits_in_8_bits(void) {
     Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = 1, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
     run(&one);
-    for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, level, level == 3);
+    for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, 0, level, level == 3);
     one.recompute = recompute_numbered(2);
-    same_bits_as(&one, 2, 3, 0);
+    same_bits_as(&one, 2, 0, 3, 0);
     team_free(&one);
 }
 
@@ -311,11 +349,28 @@ static void same_bits_on_gpus(const Device *dev) {
         Team state = { .device = dev->name, .model = models[i], .ranks = 2, .level = 1, .ordered = 1, .steps = 6, .micro_batches = SEQUENCES / 2,
                        .momentum = i ? 0 : 0.95f };
         run(&state);
-        same_bits_as(&state, 2, 2, 0);
-        same_bits_as(&state, 2, 3, 0);
+        same_bits_as(&state, 2, 0, 2, 0);
+        same_bits_as(&state, 2, 0, 3, 0);
+        same_bits_as(&state, 2, 1, 3, 0);
+        if (dev->count() >= 4) same_bits_as(&state, 4, 2, 3, 0);
         state.by_kernels = 1;
-        same_bits_as(&state, 2, 3, 0);
+        same_bits_as(&state, 2, 0, 3, 0);
+        if (dev->count() >= 4) same_bits_as(&state, 4, 2, 3, 0);
         team_free(&state);
+    }
+}
+
+/* With many experts, pieces end between matrices: nothing is shared, and the bits are those of one rank. Dense ones are cut. */
+static void whole_matrices(void) {
+    static const struct { const char *model; int cuts; } models[] = { { "m2:c16h4d4e32k2f16a4x2", 0 }, { "m2:c16h4d4e32k2f16v1", 0 }, { "d2:c16h4f20", 1 } };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        Team one = { .device = "cpu-f32", .model = models[i].model, .momentum = 0.95f, .micro_batches = SEQUENCES, .steps = 4, .ranks = 1, .ordered = 1 };
+        run(&one);
+        for (int ranks = 2; ranks <= 4; ranks++) {
+            const int shared = same_bits_as(&one, ranks, 0, ranks == 3 ? 1 : 3, 0);
+            check((shared > 0) == (models[i].cuts && ranks > 2), "%s on %d ranks: %d matrices have parts on several", one.model, ranks, shared);
+        }
+        team_free(&one);
     }
 }
 
@@ -337,14 +392,15 @@ static void shards(void) {
 /* Saved on 4, 1 and 3 ranks, resumed on 1, 3 and 2: the state is the same bit for bit, and the losses are those of a run that
  * was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
-    static const struct { int before, after; } moves[] = { { 4, 1 }, { 1, 3 }, { 3, 2 }, { 2, 2 } };
-    const Team whole = { .device = device, .model = "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .level = 1, .momentum = momentum };
+    static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
+    const Team whole = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = STEPS, .level = 1, .momentum = momentum };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = whole, after = whole, loaded = whole, all = whole;
         int same = 1;
         before.ranks = all.ranks = moves[i].before;
         after.ranks = loaded.ranks = moves[i].after;
+        if ((before.shards = moves[i].shards)) before.level = 3;
         before.steps = loaded.steps = STEPS / 2;
         before.to = loaded.from = after.from = folder;
         run(&before);
@@ -353,11 +409,12 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
             same &= loaded.kept_bytes[k] == before.kept_bytes[k]
                 && !memcmp(loaded.kept[k] ? loaded.kept[k] : "", before.kept[k] ? before.kept[k] : "", before.kept_bytes[k]);
         check(same && before.kept_bytes[2] > 0 && loaded.updates[0] == STEPS / 2,
-              "%s: saved on %d ranks, resumed on %d: weights and state are the same bits", device, before.ranks, after.ranks);
+              "%s: saved on %d ranks%s, resumed on %d: weights and state are the same bits", device, before.ranks,
+              before.shards ? " in nodes" : "", after.ranks);
         run(&after);
         run(&all);
         for (int s = 0; s < STEPS / 2; s++) after.loss[s] = before.loss[s];
-        check_error(largest(after.loss, all.loss), before.ranks == after.ranks ? 0 : bound, "%d to %d ranks: the losses of a run that was not interrupted", before.ranks, after.ranks);
+        check_error(largest(after.loss, all.loss), before.ranks == after.ranks && !before.shards ? 0 : bound, "%d to %d ranks: the losses of a run that was not interrupted", before.ranks, after.ranks);
         team_free(&before);
         team_free(&after);
         team_free(&loaded);
@@ -369,17 +426,18 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
 
 /* One rank's gradient is NaN: all skip the step. */
 static void skipped_together(float momentum) {
-    for (int level = 0; level <= 3; level++) {
-        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .level = level, .steps = 4,
-                      .momentum = momentum };
+    for (int i = 0; i <= 5; i++) {
+        const int level = i <= 3 ? i : i - 2, ranks = i <= 3 ? 3 : 4;
+        Team good = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = ranks, .shards = i <= 3 ? 0 : 2, .level = level,
+                      .steps = 4, .momentum = momentum };
         Team bad = good;
         bad.steps = bad.fails_at = 5;
         run(&good);
         run(&bad);
         int skipped = 1, same = 1;
-        for (int r = 0; r < 3; r++) skipped &= bad.bad[r] >= 0 && bad.updates[r] == 4 && good.bad[r] < 0;
+        for (int r = 0; r < ranks; r++) skipped &= bad.bad[r] >= 0 && bad.updates[r] == 4 && good.bad[r] < 0;
         for (int k = 0; k < KEPT - 1; k++) same &= !memcmp(good.kept[k], bad.kept[k], good.kept_bytes[k]);
-        check(skipped, "a bad gradient on one of 3 ranks is skipped by all (%s)", levels[level]);
+        check(skipped, "a bad gradient on one of %d ranks is skipped by all (%s)", ranks, levels[level]);
         check(same && bad.agree, "a skipped step changes no weight and no state");
         team_free(&good);
         team_free(&bad);
@@ -390,6 +448,7 @@ void test_parallel(void) {
     any_number_of_ranks();
     same_bits();
     same_bits_in_8_bits();
+    whole_matrices();
     shards();
     resumed_elsewhere("cpu-f32", 1e-5, 0);
     resumed_elsewhere("cpu-bf16", 2e-2, 0);

@@ -209,6 +209,19 @@ ERNIE = """{%- if not cls_token is defined -%}
     {{- "Assistant: " -}}
 {%- endif -%}"""
 
+HARMONY = """{{- '<|start|>system<|message|>' }}{{- 'You are ChatGPT, a large language model trained by OpenAI.\\n' }}
+{{- 'Knowledge cutoff: 2024-06\\n' }}{{- 'Current date: ' + date + '\\n\\n' }}{{- 'Reasoning: medium\\n\\n' }}
+{{- '# Valid channels: analysis, commentary, final. Channel must be included for every message.' }}{{- '<|end|>' }}
+{%- if messages[0].role == 'system' %}{%- set instructions = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}{%- set instructions = '' %}{%- set rest = messages %}{%- endif %}
+{%- if instructions %}{{- '<|start|>developer<|message|>' }}{{- '# Instructions\\n\\n' }}{{- instructions + '\\n\\n<|end|>' }}{%- endif %}
+{%- for message in rest %}
+    {%- if message.role == 'user' %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- elif loop.last and not add_generation_prompt %}{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+    {%- else %}{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant<|channel|>final<|message|>' }}{%- endif %}"""
+
 # name: program, what in it becomes the same with {% generation %}, tokenizer, its tokens: all, bos, eos
 IM = ["<|im_start|>", "<|im_end|>"]
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
@@ -235,6 +248,7 @@ SOURCES = {
     "dots1": (DOTS, "qwen2", ["<|system|>", "<|endofsystem|>", "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"], None, "<|endofresponse|>"),
     "glm4.5": (GLM, "qwen2", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>"], None, "<|endoftext|>"),
     "ernie4.5": (ERNIE, "llama2_v5", ["<|begin_of_sentence|>", "<|end_of_sentence|>"], "<s>", "</s>"),
+    "harmony": (HARMONY, "o200k", ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"], None, "<|return|>"),
 }
 NEXT_ENDS = {"glm4.5": "<|user|>"}          # the mark of the next role ends an answer; after the last one training writes the user's
 NO_SYSTEM = {"mistral"}
@@ -293,12 +307,15 @@ def made(name):
         marked = marked.replace('{{- " " + message["content"] + eos_token}}', 'G{{- " " + message["content"] + eos_token}}E')
     if name == "ernie4.5":
         marked = marked.replace('{{- "Assistant: " + message["content"] + sep_token -}}', '{{- "Assistant: " -}}G{{- message["content"] + sep_token -}}E')
+    if name == "harmony":
+        for end in ("return", "end"):
+            marked = marked.replace('|>" + message.content + "<|%s|>" }}' % end, '|>" }}G{{- message.content + "<|%s|>" }}E' % end)
     if name == "llama2":
         marked = marked.replace("{{ ' '  + content.strip() + ' ' + eos_token }}", "G{{ ' '  + content.strip() + ' ' + eos_token }}E")
     if name in ("chatml", "qwen1.5", "qwen2"):          # these write all roles in one place
         marked = marked.replace("G{{", "{% if message['role'] == 'assistant' %}G{{").replace("}}E", "}}E{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}")
     # tags at the ends of lines take the line end with them, so text that follows one is put into a string
-    dash = "-" if name.startswith(("qwen2.5", "qwen3", "llama3.1", "granite", "mixtral", "glm", "ernie")) else ""
+    dash = "-" if name.startswith(("qwen2.5", "qwen3", "llama3.1", "granite", "mixtral", "glm", "ernie", "harmony")) else ""
     marked = re.sub(r"G(?=\{\{|\n)", "{%" + dash + " generation %}", marked)
     marked = re.sub(r"(?<=[}>])E", "{%" + dash + " endgeneration %}", marked)
     plain = re.sub(r"(?<=[}>])E", "", re.sub(r"G(?=\{\{|\n)", "", program))
@@ -311,15 +328,16 @@ def made(name):
                           "normalized": False, "special": not token.endswith("think>")})
             t.add_tokens([AddedToken(token, normalized=False, special=added[-1]["special"])])
     fast = PreTrainedTokenizerFast(tokenizer_object=t, bos_token=bos, eos_token=eos, chat_template=plain)
-    more = {"date": "July 26, 2024"} if name == "granite3.1" else {}
+    dates = {"granite3.1": ("July 26, 2024", "%B %d, %Y"), "harmony": ("2024-07-26", "%Y-%m-%d")}
+    more = {"date": dates[name][0]} if name in dates else {}
     cases = []
     for case in CASES + (WITH_TOOLS if name in TOOLS else []):
         messages = [{"role": r, "content": c} for r, c in case]
         if name in NO_SYSTEM and messages[0]["role"] == S:
             continue
         cases += list(rows(fast, messages, marked, fast.convert_tokens_to_ids(NEXT_ENDS[name]) if name in NEXT_ENDS else None, **more))
-    if name in ("granite3.1",):
-        plain = plain.replace("+ date +", "+ strftime_now('%B %d, %Y') +")
+    if name in dates:
+        plain = plain.replace("+ date +", "+ strftime_now('%s') +" % dates[name][1])
     return {"name": name, "tokenizer": tokenizer, "added": json.dumps(added, ensure_ascii=False)[1:-1], "config": settings(name, added, bos, eos, plain), "cases": cases}
 
 

@@ -24,6 +24,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import modeling_rope_utils
+from transformers.integrations import mxfp4
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "llmc" / "files"))
 from modeling_smoe import SmoeConfig, SmoeForCausalLM
@@ -37,6 +38,8 @@ THETA = dict(rope_type="default", rope_theta=1e4)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=24)
 YARN = dict(rope_type="yarn", rope_theta=300.0, factor=3.0, original_max_position_embeddings=32)
+GPT_YARN = dict(rope_type="yarn", rope_theta=700.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                original_max_position_embeddings=24)
 SIZES = dict(hidden_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 MOE = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, intermediate_size=11)
 # name: config, number type of the file, bytes of a shard
@@ -79,6 +82,12 @@ MODELS = {
     "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig(
         **COMMON, **(SIZES | dict(num_hidden_layers=3, hidden_size=24)), moe_intermediate_size=7, intermediate_size=11, moe_num_experts=6,
         moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, rope_parameters=THETA), torch.bfloat16, None),
+    "gpt_oss": (transformers.GptOssConfig(
+        **COMMON, **(SIZES | dict(hidden_size=18, num_hidden_layers=3, num_attention_heads=6)), head_dim=8, intermediate_size=7, num_local_experts=5,
+        num_experts_per_tok=2, sliding_window=4, rope_parameters=GPT_YARN), torch.bfloat16, None),
+    "gpt_oss_mxfp4": (transformers.GptOssConfig(
+        **COMMON, **(SIZES | dict(hidden_size=32)), head_dim=8, intermediate_size=32, num_local_experts=3, num_experts_per_tok=2,
+        sliding_window=5, rope_parameters=GPT_YARN), torch.bfloat16, None),
     # windows: in all layers, in those that a family's rule says, and in those that are listed
     "mistral_window": (transformers.MistralConfig(
         **COMMON, **SIZES, intermediate_size=11, head_dim=6, sliding_window=5, rope_parameters=THETA), torch.bfloat16, None),
@@ -118,7 +127,7 @@ TOKENS = 64
 
 
 # What a config.json of each family means where it says nothing: the defaults of its class, for tests/model/test_train.c.
-CLASSES = ["JetMoe", "Mixtral", "Llama", "Mistral", "Olmoe", "Qwen3", "Qwen3Moe", "Qwen2Moe", "GraniteMoe", "GraniteMoeShared", "Dots1",
+CLASSES = ["GptOss", "JetMoe", "Mixtral", "Llama", "Mistral", "Olmoe", "Qwen3", "Qwen3Moe", "Qwen2Moe", "GraniteMoe", "GraniteMoeShared", "Dots1",
            "Glm4Moe", "Ernie4_5_Moe"]
 
 
@@ -135,13 +144,22 @@ def write_defaults():
     (OUT / "defaults.json").write_text(json.dumps(all_, indent=1, sort_keys=True) + "\n")
 
 
-def randomize(model, seed):
+def randomize(model, seed, in_mxfp4=False):
+    """in_mxfp4: experts are those of random codes and scales, which are returned."""
+    packed = {}
     rng = torch.Generator().manual_seed(seed)
     for name, p in list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n]:
         noise = torch.randn(p.shape, generator=rng)
         value = (1 + 0.2 * noise if "norm" in name else 0.1 * noise if name.endswith("bias") else
-                 0.5 * noise if "gate.weight" in name or "router" in name else 0.25 * noise)
+                 0.5 * noise if "gate.weight" in name or "router" in name else noise if "gate_up_proj" in name else 0.25 * noise)
         p.data = value.bfloat16().to(p.dtype)
+        if in_mxfp4 and name.endswith(("gate_up_proj", "down_proj")):
+            E, columns, rows = p.shape
+            blocks = torch.randint(256, (E, rows, columns // 32, 16), generator=rng, dtype=torch.uint8)
+            scales = torch.randint(124, 127, (E, rows, columns // 32), generator=rng, dtype=torch.uint8)
+            p.data = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+            packed |= {name + "_blocks": blocks, name + "_scales": scales}
+    return packed
 
 
 def routers(model):
@@ -201,7 +219,7 @@ def write(name, config, dtype, shard):
     stock = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EXACT).eval()
     plain = modeling_rope_utils.torch
     for seed in range(1000):
-        randomize(stock, seed)
+        packed = randomize(stock, seed, name.endswith("mxfp4"))
         with all_float64(type(stock)):
             modeling_rope_utils.torch = sys.modules[type(stock).__module__].torch
             exact = transformers.AutoModelForCausalLM.from_config(config, **EXACT).double().eval()
@@ -223,6 +241,14 @@ def write(name, config, dtype, shard):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EXACT)
     model.load_state_dict(stock.state_dict())
     model.to(dtype).save_pretrained(folder, **(dict(max_shard_size=shard) if shard else {}))
+    if packed:                                  # as it is published: experts in two tensors, positions in older keys
+        saved = json.loads((folder / "config.json").read_text())
+        rope = saved.pop("rope_parameters")
+        saved |= dict(rope_theta=rope.pop("rope_theta"), rope_scaling=rope, quantization_config=dict(
+            modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"], quant_method="mxfp4"))
+        (folder / "config.json").write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
+        weights = load_file(folder / "model.safetensors")
+        save_file({n: t for n, t in weights.items() if n + "_blocks" not in packed} | packed, folder / "model.safetensors", {"format": "pt"})
     grads = {n: g for n, g in gradients_of(exact).items() if "correction" not in n and "choice_bias" not in n}
     if config.model_type == "smoe":             # as the trainer writes it
         saved = json.loads((folder / "config.json").read_text())

@@ -14,6 +14,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 GPT4 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
+GPT4O = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
 TEXT = """The router of a mixture of experts looks at each token and sends it to a few experts, not to all of them. That's why
 the model can grow while the work for a token doesn't. We've seen that balance matters: if one expert takes everything, the
 others never learn. They'll be idle, and you're paying for them. I'd rather keep the loads within 10% of the mean.
@@ -37,6 +41,9 @@ CASES = ["", " ", "a", "Hello world", " Hello  world  ", "the experts don't know
          "👩‍👩‍👧‍👦 family", "\u00A0nbsp\u00A0\u3000wide\u2003em\u180E mvs\u200B zwsp\u0085nel\u2028ls", "\x00\x01\x1c\x1f\x7f control", "<|endoftext|>",
          "one<|endoftext|>two <|endoftext|> three", "<s>a</s> b <unk>", "<|endoftext", "!!!???\n\n...---\r\n", "a!b?c.d,e", " !", "! ", "\n", "\n\n", " \n", "\n ",
          "\t", "  \t  x", "x" * 40, "the " * 12, "a\u0300\u0301\u0302b\u0316\u0300", "<0x41> <0x0A>", "▁under▁line", " ▁ ", "𝒳𐍈 𠀀", "e\u0301" * 5, "don’t “quote”"]
+
+
+CASED = ["中AB ABc中 e\u0301AB AB\u0301C", "ʰAb AbCd ABC's", "ab/cd !\u0301a .AB a1B", "ÉÀé ǅe ÉÀ!\u0301AB", "//\n/x 中AB's 中ab's"]
 
 
 def random_cases(count):
@@ -86,6 +93,18 @@ def llama3():
     t = byte_level(450, split(r"\p{N}{1,3}"))
     t.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])])
+    return t
+
+
+def o200k():        # merges are learned across words, so that ids depend on where words end
+    words = ["中AB", "ABc中", "e\u0301AB", "AB\u0301C", "ʰAb", "AbCd", "ABC's", "ab/cd", "!\u0301a", ".AB", "a1B", "ÉÀé"]
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator([TEXT] * 3 + words * 9, trainers.BpeTrainer(vocab_size=900, special_tokens=["<|endoftext|>"], min_frequency=2, show_progress=False,
+                                                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(GPT4O), "isolated"),
+                                               pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     return t
 
 
@@ -143,14 +162,14 @@ def trained(pre_tokenizer, text):
 
 
 MADE = {"gpt2": old_spelling(as_dict(gpt2())), "qwen2": as_dict(qwen2()), "neox": as_dict(neox()), "llama3": ignoring(as_dict(llama3())),
-        "starcoder": as_dict(starcoder()), "llama2": sentencepiece(True), "llama2_v5": sentencepiece(False)}
+        "o200k": as_dict(o200k()), "starcoder": as_dict(starcoder()), "llama2": sentencepiece(True), "llama2_v5": sentencepiece(False)}
 
 os.makedirs("tokenizers", exist_ok=True)
 for name, made in MADE.items():
     text = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
     t = Tokenizer.from_str(text)
     cases = []
-    for case in CASES + random_cases(60):
+    for case in CASES + random_cases(60) + (CASED if name == "o200k" else []):
         ids = t.encode(case, add_special_tokens=False).ids
         decoded = None if name == "neox" and t.token_to_id("naï") in ids else t.decode(ids)
         cases.append(json.dumps({"text": case, "ids": ids, "decoded": decoded}, separators=(",", ":")))

@@ -61,6 +61,11 @@ template <int MAX, class At> __device__ static inline Partial merged(int count, 
     return all;
 }
 
+// What a head's sink, if there is one, adds to the sum of weights whose top this is.
+__device__ static inline float weight_of_sink(const floatX *sink, int head, float top) {
+    return sink ? power_of_2(LOG2E * R(sink[head]) - top) : 0;
+}
+
 // The running softmax of a lane over the keys that it has seen, for a group of query heads and VECTOR columns.
 template <int HEADS> struct Softmax {
     float top[HEADS], sum[HEADS] = {}, result[HEADS][VECTOR] = {};
@@ -275,7 +280,7 @@ template <int HEADS> __device__ static inline void merge_lanes(Softmax<HEADS> &s
 }
 // The warps of a block: to out, or, if there are several splits, to partials (B*G*Q,splits,2+D): top, sum, the D sums.
 template <int HEADS> __device__ static inline void
-merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at) {
+merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const SplitBlock<HEADS> &at, const floatX *sink) {
     __shared__ alignas(16) float tops[HEADS][SPLIT_WARPS], sums[HEADS][SPLIT_WARPS], results[HEADS][SPLIT_WARPS][32*VECTOR];
     const int D = at.h.D, splits = at.t.splits, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     #pragma unroll
@@ -292,13 +297,14 @@ merge_warps(floatX *out, float *partials, const Softmax<HEADS> &softmax, const S
         });
         if (j >= at.h.Q || at.column + d >= D) continue;
         float *to = partials + (((size_t)at.pair*at.h.Q + j) * splits + at.split) * (D + 2);
-        if (splits == 1) out[(size_t)at.head(m) * D + at.column + d] = X(all.x / all.sum);
+        if (splits == 1) out[(size_t)at.head(m) * D + at.column + d] = X(all.x / (all.sum + weight_of_sink(sink, at.head_of_token(m), all.top)));
         else to[2 + at.column + d] = all.x;
         if (splits > 1 && at.column + d == 0) { to[0] = all.top; to[1] = all.sum; }
     }
 }
 // The splits of a group of heads.
-template <int HEADS> __device__ static inline void merge_splits(floatX *out, const float *partials, const SplitBlock<HEADS> &at) {
+template <int HEADS> __device__ static inline void
+merge_splits(floatX *out, const float *partials, const SplitBlock<HEADS> &at, const floatX *sink) {
     const int D = at.h.D, splits = at.t.splits;
     #pragma unroll 1
     for (int i = threadIdx.x; i < min(HEADS, at.h.Q - at.head0) * D; i += SPLIT_THREADS) {
@@ -308,7 +314,7 @@ template <int HEADS> __device__ static inline void merge_splits(floatX *out, con
             const float *p = from + (size_t)s*(D + 2);
             return Partial{ p[0], p[1], p[2 + d] };
         });
-        out[(size_t)at.head(m) * D + d] = X(all.x / all.sum);
+        out[(size_t)at.head(m) * D + d] = X(all.x / (all.sum + weight_of_sink(sink, at.head_of_token(m), all.top)));
     }
 }
 
@@ -318,7 +324,7 @@ static __device__ unsigned arrivals[COUNTERS];                          // of ea
 // Keys and values are read once for HEADS query heads. Moves 2*D elements per key.
 template <int HEADS, bool WIDE> __global__ static void __launch_bounds__(SPLIT_THREADS)
 decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache, const int *position, Newest newest, Shape h,
-                    Tiling t) {
+                    Tiling t, const floatX *sink) {
     extern __shared__ __align__(16) unsigned char shared[];
     floatX *const queries = (floatX *)shared;                           // (HEADS,D)
     const SplitBlock<HEADS> at(h, t);
@@ -342,9 +348,9 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
     Softmax<HEADS> softmax;
     attend<HEADS, WIDE>(softmax, at, queries, keys, begin, end);
     merge_lanes(softmax, t.lanes);
-    merge_warps(out, partials, softmax, at);
+    merge_warps(out, partials, softmax, at, sink);
     if (t.splits > 1 && last_block(&arrivals[at.pair*t.groups + at.head0/HEADS], (unsigned)(t.columns*t.splits)))
-        merge_splits(out, partials, at);
+        merge_splits(out, partials, at, sink);
 }
 
 // ---- heads of 64 or 128: splits merged in a cluster ---------------------------------------------------------------------
@@ -521,9 +527,9 @@ template <int W> __global__ static void cache_store_kernel(floatX *cache, const 
 }
 
 // The number of splits depends on the sizes alone, so that every GPU adds in the same order.
-static void decode_split(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest,
+static void decode_split(floatX *out, const floatX *q, floatX *cache, const floatX *sink, const int *position, Newest newest,
                          int window, HeadOrder order, int B, int T, int G, int Q, int D) {
-    typedef void Kernel(floatX *, float *, const floatX *, floatX *, const int *, Newest, Shape, Tiling);
+    typedef void Kernel(floatX *, float *, const floatX *, floatX *, const int *, Newest, Shape, Tiling, const floatX *);
     static Kernel *const wide_kernel[] = {
         decode_split_kernel<1, true>, decode_split_kernel<2, true>, decode_split_kernel<4, true>
     };
@@ -544,11 +550,11 @@ static void decode_split(floatX *out, const floatX *q, floatX *cache, const int 
     if ((size_t)B*G * t.groups > COUNTERS) t.splits = 1;
     float *partials = t.splits > 1 ? (float *)workspace((size_t)B*G*Q * t.splits * (D + 2) * sizeof *partials) : NULL;
     LAUNCH_EARLY((is_wide ? wide_kernel[power] : decode_split_kernel<1, false>), (unsigned)(blocks * t.splits), SPLIT_THREADS,
-                 ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache, position, newest, h, t);
+                 ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache, position, newest, h, t, sink);
 }
-static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const int *position, int window, HeadOrder order,
-                             int B, int T, int G, int Q, int D) {
-    decode_split(out, q, (floatX *)cache, position, {}, window, order, B, T, G, Q, D);
+static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position, int window,
+                             HeadOrder order, int B, int T, int G, int Q, int D) {
+    decode_split(out, q, (floatX *)cache, sink, position, {}, window, order, B, T, G, Q, D);
 }
 static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *new_heads, const real *table,
                              const int *position, const int *row, int window, HeadOrder order, int B, int T, int G, int Q, int D) {
@@ -562,7 +568,7 @@ static void decode_attention(floatX *out, floatX *cache, const floatX *q, const 
                        (Shape{ order, T, G, Q, D, window }), groups);
         return;
     }
-    decode_split(out, q, cache, position, newest, window, order, B, T, G, Q, D);
+    decode_split(out, q, cache, NULL, position, newest, window, order, B, T, G, Q, D);
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     const bool w = wide((size_t)width, cache, kv);
