@@ -898,7 +898,7 @@ for how in "-t 0 -n 40" "-s 7 -n 40 -r 2" "-x val.txt" "-s 2 -n 0"; do
     ok "and says which layers are where" grep -q 'layer 1 on pretended device 0: .* MB' "$said"
 done
 printf 'int a;\n/reset\nstatic\n' > lines.txt
-limited $infer whole -dv cpu -m chat -s 4 -n 30 < lines.txt > one.txt 2> /dev/null; limited $infer whole -dv cpu -m chat -s 4 -n 30 -ng 2 < lines.txt > dealt.txt 2> /dev/null
+limited sh -c "$infer whole -dv cpu -m chat -s 4 -n 30 < lines.txt > one.txt 2> /dev/null; $infer whole -dv cpu -m chat -s 4 -n 30 -ng 2 < lines.txt > dealt.txt 2> /dev/null"
 ok "infer_moe -m chat -ng 2 answers the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
 expect 2 'it has only 2 layers' $infer whole -dv cpu -ng 3
 expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 -v 2

@@ -461,16 +461,18 @@ void model_plan_training(Model *m, const Device *dev, const Config *c, int B, in
     for (int p = 0; p < LAYER_PARTS; p++) if (m->recompute.layers[p] >= c->layers) m->recompute.layers[p] = c->layers - 1;
     plan(m, micro_batches, gradients);
 }
-void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
-                          const Model *weights_of) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
+static void plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, const Model *weights_of, int from,
+                           int to) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from, .to = to,
                   .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
     plan(m, 1, REAL);
 }
+void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
+                          const Model *weights_of) {
+    plan_inference(m, dev, c, B, T, capacity, weights_of, 0, c->layers);
+}
 void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from, .to = to,
-                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity };
-    plan(m, 1, REAL);
+    plan_inference(m, dev, c, B, T, capacity, NULL, from, to);
 }
 
 static void bind_route(Model *m, Route *r, int router, int E, int K, int always, double scale) {

@@ -29,7 +29,7 @@ static Pace pace_of(const Device *dev) { return dev->is_gpu ? (Pace){ 0.75, 1.1,
 static double layer_work(const Model *m, int l, LayerPart part) {
     const Config *c = &m->config;
     const Pace pace = pace_of(m->dev);
-    const double X = (double)m->dev->floatX_size, T = m->batch.T, W = config_window(c, l), gate = c->activation == SWIGLU ? 2 : 1;
+    const double X = (double)m->dev->floatX_size, T = m->batch.T, W = config_window(c, l), gate = IS_GATED(c->activation) ? 2 : 1;
     const double C = c->channels, GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads;
     const double F = config_has_experts(c, l) ? (double)c->topk * c->width + c->shared_width : config_width(c, l);
     const double unseen = W > 0 && W < T ? (T - W) * (T - W) / T : 0;

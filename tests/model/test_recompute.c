@@ -41,12 +41,13 @@ static uint64_t trained(const char *device, const Config *c, Recompute again) {
     return hash;
 }
 
-/* Every set of parts, in all layers; and each part in one layer beside another in two. */
+/* Every set of parts, in all layers (bf16: a few of them); and each part in one layer beside another in two. */
 static void same_bits(const char *device, const char *descriptor, const Config *c) {
     const uint64_t kept = trained(device, c, recompute_parts(0, 0));
+    const unsigned step = strstr(device, "bf16") ? 6 : 1;
     int differ = 0;
-    for (unsigned parts = 1; parts < 1u << LAYER_PARTS; parts++) differ += trained(device, c, recompute_parts(parts, INT_MAX)) != kept;
-    check(!differ, "%s %s: %d of 31 sets of recomputed parts change a bit", device, descriptor, differ);
+    for (unsigned parts = 1; parts < 1u << LAYER_PARTS; parts += step) differ += trained(device, c, recompute_parts(parts, INT_MAX)) != kept;
+    check(!differ, "%s %s: %d sets of recomputed parts change a bit", device, descriptor, differ);
     for (int p = 0; p < LAYER_PARTS; p++) {
         Recompute mixed = recompute_parts(1u << p, 1);
         mixed.layers[(p + 1) % LAYER_PARTS] = 2;
