@@ -21,12 +21,18 @@ static const Published models[] = {
     { "OLMoE-1B-7B",    "m16:c2048h16d128e64k8f1024n2u1",              SOFTMAX_TOPK, 50304,  1 },
     { "Qwen3, 8 layers", "m8:c2048h32d128q4e128k8f768u1",              TOPK_SOFTMAX, 16384,  1 },
     { "Qwen3-30B-A3B",  "m48:c2048h32d128q4e128k8f768u1",              TOPK_SOFTMAX, 151936, 1 },
+    { "gpt-oss, 8 layers", "m8:c2880h64d64q8e32k4f2880n0u1",           TOPK_SOFTMAX, 16384,  1 },
 };
 enum { MODELS = sizeof models / sizeof *models, CONTEXT = 1024, PROMPT = 64, WARM = 16, STEPS = 240 };
 
 static Config config_of(const Published *p) {
     Config c = trainee_config(p->descriptor, p->vocab, CONTEXT);
     c.scores = p->scores;
+    if (!strncmp(p->name, "gpt-oss", 7)) {                /* what no descriptor says */
+        c.activation = CLAMPED, c.attention_bias = 2, c.sinks = c.expert_bias = 1, c.window = 128;
+        for (int l = 0; l < c.layers; l += 2) layers_add(&c.windowed, l);
+        c.rope = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, 1.3466 };
+    }
     return c;
 }
 static int fits(const Device *dev, const Published *p, const char *filter) {

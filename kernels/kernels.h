@@ -54,10 +54,10 @@ typedef struct {
 /* The nonlinearity of an expert. pre: the output of the up projection; for the gated kind its halves are gate and up. */
 typedef enum {
     SWIGLU,                             /* act = silu(gate) * up      pre (.,2F): gate columns first */
-    CLAMPED,                            /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up clamped to +-7; pre as SWIGLU's (gpt-oss) */
     GELU,                               /* act = gelu(pre), tanh form pre (.,F) */
     RELU2,                              /* act = max(pre,0)^2         pre (.,F) */
-    IDENTITY                            /* act = pre                  pre (.,F): attention experts have none */
+    IDENTITY,                           /* act = pre                  pre (.,F): attention experts have none */
+    CLAMPED                             /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up clamped to +-7; pre as SWIGLU's (gpt-oss) */
 } Activation;
 #define IS_GATED(f) ((f) == SWIGLU || (f) == CLAMPED)
 #define CLAMPED_SLOPE 1.702f            /* of CLAMPED: in its sigmoid, and where it clamps */

@@ -142,6 +142,8 @@ expect 0 'channels, the width' $train --help model
 expect 2 'no such topic' $train --help weather
 expect 0 '--batch .*\[32\]' $train -h
 expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --help -i text.txt
+expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
+[ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
 expect 0 '--tokens .*\[256\]' $infer -h
 for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
 for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do

@@ -53,7 +53,7 @@ template<Activation f, int W> static __global__ void backward_kernel(floatX *dpr
 }
 
 #define KIND(kernel, f) { kernel<f, 1>, kernel<f, VECTOR> }
-#define KINDS(kernel) { KIND(kernel, SWIGLU), KIND(kernel, CLAMPED), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY) }
+#define KINDS(kernel) { KIND(kernel, SWIGLU), KIND(kernel, GELU), KIND(kernel, RELU2), KIND(kernel, IDENTITY), KIND(kernel, CLAMPED) }
 
 static void activation_forward(floatX *act, const floatX *pre, Activation f, int M, int F) {
     static void (*const kernels[5][2])(floatX *, const floatX *, int, int) = KINDS(forward_kernel);

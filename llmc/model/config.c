@@ -9,8 +9,8 @@
 enum { MOST_NAMES = 8 };
 typedef const char *const Names[MOST_NAMES];                /* in the order of the enum; NULL after the last */
 static Names scores_names     = { "topk-softmax", "softmax-topk", "softmax-renorm", "sigmoid", "sigmoid-each" };
-static Names activation_names = { "silu", "silu", "gelu_pytorch_tanh", "relu2" };       /* Hugging Face's; the clamped kind goes with its family */
-static Names activation_short = { "swiglu", "clamped", "gelu", "relu2" };               /* of the option, which does not have that one */
+static Names activation_names = { "silu", "gelu_pytorch_tanh", "relu2", [CLAMPED] = "silu" };    /* Hugging Face's; clamped: by family, not by name */
+static Names activation_short = { "swiglu", "gelu", "relu2" };                  /* of the option */
 static Names rounding_names   = { "off", "nearest", "stochastic", "up", "down" };
 
 static int by_name(Names names, const char *name) {
@@ -353,7 +353,7 @@ static int features(const Config *c) {
     if (c->sinks)                             f |= HAS_SINKS;
     if (c->expert_bias)                       f |= HAS_EXPERT_BIAS;
     if (c->activation == CLAMPED)             f |= HAS_CLAMPED;
-    if (c->universal || c->activation > CLAMPED || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
+    if (c->universal || (c->activation != SWIGLU && c->activation != CLAMPED) || c->attention_always || c->value_embeddings || c->logit_cap > 0) f |= HAS_OWN;
     return f;
 }
 int family_expresses(Family f, const Config *c) {

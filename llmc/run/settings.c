@@ -252,9 +252,11 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
 static void explain_here(Options o) {
     Settings *s = o.settings;
     Error e;
-    char why_cpu[256];
+    char why_cpu[256] = "";
     LocalDevices local = { .count = 1 };
-    const Device *dev = device_choose(s->device, &local, why_cpu);
+    const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
+    const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e) : device_choose(s->device, &local, why_cpu);
+    if (!dev) fail(EXIT_USAGE, "%s", e.text);
     Data *data = data_open(s->train, s->val, NULL, &e);
     if (!data) fail(EXIT_INPUT, "%s", e.text);
     /* -tk: a token of a BPE is about four bytes */

@@ -577,7 +577,7 @@ static Case *combine_forward(const Shape *s, Rows rows, int weight, int bias, in
 
 /* ---- activation ---------------------------------------------------------------------------------------- */
 
-static const char *const activation_name[] = { "swiglu", "clamped", "gelu", "relu2", "identity" };
+static const char *const activation_name[] = { "swiglu", "gelu", "relu2", "identity", "clamped" };
 
 /* Some of what CLAMPED gets is clamped, and none is where the slope changes. */
 static void pre(Case *c, size_t n) {
@@ -1327,7 +1327,7 @@ static void each_of_routing(const Visit *v) {
     for (int relative = 0; relative < 2; relative++) V(v, router_bias(s, relative));
 }
 static void each_of_experts(const Visit *v) {
-    for (Activation f = SWIGLU; f <= IDENTITY; f++) {
+    for (Activation f = SWIGLU; f <= CLAMPED; f++) {
         if (!v->all && f != SWIGLU && f != IDENTITY) continue;
         const Rows first = v->all ? BY_TOKEN : f == IDENTITY ? BY_SLOT : GROUPED;
         V(v, activation_forward(v->s, f));

@@ -35,7 +35,7 @@ typedef struct { const Device *dev; int compared; const char *only; } Reference;
 /* The names of this case's tensors in the file. Returns 0 if it has none. */
 static int prefixes(const Case *c, const char *only, const char **inputs, const char **outputs) {
     static const char *const scores[] = { "router_topk_softmax", "router_softmax_topk", NULL, "router_sigmoid_topk" };
-    static const char *const experts[] = { "expert_swiglu", "expert_clamped", "expert_gelu", "expert_relu2", "" };
+    static const char *const experts[] = { "expert_swiglu", "expert_gelu", "expert_relu2", "", "expert_clamped" };
     static const char *const orders[] = { "attention_tiled", "attention_grouped" };
     const int with_bias = case_find(c, "bias") >= 0, wide = c->buffer[1].summed > 8;
     if (strncmp(c->op, only, strlen(only)) || c->scores == SIGMOID_EACH || c->scores == SOFTMAX_RENORM) return 0;

@@ -17,7 +17,7 @@ typedef struct {                        /* ranks that train one model, and their
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
     int fp8;                            /* Fp8Passes of the experts */
-    int ranks, shards, level, ordered, late, micro_batches, steps;       /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for */
+    int ranks, shards, level, ordered, late, micro_batches, steps;          /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor between nodes */
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
@@ -187,7 +187,7 @@ static void member(void *team, int local) {
     parallel_connect(&p, dev, dev->is_gpu ? local : 0, t->processes, local);
     parallel_form_nodes(&p, dev);
     if (t->late) p.node = p.node == p.comm ? (p.comm = late(p.comm)) : late(p.node);
-    if (t->late && p.across) p.across = late(p.across);
+    if (t->late > 1 && p.across) p.across = late(p.across);
     open_member(t, &m, &p);
     train(t, &m, p.rank, t->from ? load(t, &m) : 0);
     if (t->to) save(t, &m, p.rank);
@@ -223,6 +223,7 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     both.ranks = 2 * shards;
     both.shards = shards;
     both.level = level;
+    both.steps = 10;
     run(&both);
     check(both.agree, "%s: two nodes of %d, %s, end with the same weights", one->device, shards, levels[level]);
     check_error(largest(both.loss, one->loss), bound, "%s %s: loss on two nodes of %d, %s", one->device, one->model, shards, levels[level]);
@@ -231,7 +232,7 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
     Team late = both;
     int same = 1;
     memset(late.kept, 0, sizeof late.kept);
-    late.late = 1;
+    late.late = 1 + level % 2;
     run(&late);
     for (int k = 0; k < KEPT && both.kept[k]; k++) same &= !memcmp(late.kept[k], both.kept[k], both.kept_bytes[k]);
     check(same, "%s: the same bits, however late what nodes exchange arrives", levels[level]);
@@ -315,10 +316,10 @@ static void same_bits(void) {
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
-                     .micro_batches = SEQUENCES, .steps = STEPS, .ranks = 1, .ordered = 1 };
+                     .micro_batches = SEQUENCES, .steps = STEPS / 2, .ranks = 1, .ordered = 1 };
         run(&one);
-        check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
-              one.loss[STEPS - 1]);
+        check(one.loss[STEPS / 2 - 1] < 0.9 * one.loss[0], "%s %s learns, ordered: %g to %g", one.device, one.model, one.loss[0],
+              one.loss[STEPS / 2 - 1]);
         one.recompute = runs[i].again;
         for (int ranks = 2; ranks <= 4; ranks++) {
             same_bits_as(&one, ranks, 0, ranks == 3 ? 0 : 1, 0);

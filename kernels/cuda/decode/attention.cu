@@ -27,8 +27,7 @@ struct Shape { HeadOrder order; int T, G, Q, D, window; };
 __device__ static inline int first_seen(const Shape &h, int seen) { return h.window ? max(seen - h.window, 0) : 0; }
 // Keys that a token can see at most.
 static inline int most_seen(int T, int window) { return window && window < T ? window : T; }
-// table NULL: attention_cached, only queries; then there may be sinks (Q*G), too.
-struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; const floatX *sink; };
+struct Newest { const real *table; const floatX *kv; const int *row; NewHeads heads; };  // table NULL: attention_cached, only queries
 
 enum {
     BATCH = 4,                              // keys that a lane has in flight
@@ -325,7 +324,7 @@ static __device__ unsigned arrivals[COUNTERS];                          // of ea
 // Keys and values are read once for HEADS query heads. Moves 2*D elements per key.
 template <int HEADS, bool WIDE> __global__ static void __launch_bounds__(SPLIT_THREADS)
 decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache, const int *position, Newest newest, Shape h,
-                    Tiling t) {
+                    Tiling t, const floatX *sink) {
     extern __shared__ __align__(16) unsigned char shared[];
     floatX *const queries = (floatX *)shared;                           // (HEADS,D)
     const SplitBlock<HEADS> at(h, t);
@@ -349,9 +348,9 @@ decode_split_kernel(floatX *out, float *partials, const floatX *q, floatX *cache
     Softmax<HEADS> softmax;
     attend<HEADS, WIDE>(softmax, at, queries, keys, begin, end);
     merge_lanes(softmax, t.lanes);
-    merge_warps(out, partials, softmax, at, newest.sink);
+    merge_warps(out, partials, softmax, at, sink);
     if (t.splits > 1 && last_block(&arrivals[at.pair*t.groups + at.head0/HEADS], (unsigned)(t.columns*t.splits)))
-        merge_splits(out, partials, at, newest.sink);
+        merge_splits(out, partials, at, sink);
 }
 
 // ---- heads of 64 or 128: splits merged in a cluster ---------------------------------------------------------------------
@@ -528,9 +527,9 @@ template <int W> __global__ static void cache_store_kernel(floatX *cache, const 
 }
 
 // The number of splits depends on the sizes alone, so that every GPU adds in the same order.
-static void decode_split(floatX *out, const floatX *q, floatX *cache, const int *position, Newest newest,
+static void decode_split(floatX *out, const floatX *q, floatX *cache, const floatX *sink, const int *position, Newest newest,
                          int window, HeadOrder order, int B, int T, int G, int Q, int D) {
-    typedef void Kernel(floatX *, float *, const floatX *, floatX *, const int *, Newest, Shape, Tiling);
+    typedef void Kernel(floatX *, float *, const floatX *, floatX *, const int *, Newest, Shape, Tiling, const floatX *);
     static Kernel *const wide_kernel[] = {
         decode_split_kernel<1, true>, decode_split_kernel<2, true>, decode_split_kernel<4, true>
     };
@@ -551,17 +550,15 @@ static void decode_split(floatX *out, const floatX *q, floatX *cache, const int 
     if ((size_t)B*G * t.groups > COUNTERS) t.splits = 1;
     float *partials = t.splits > 1 ? (float *)workspace((size_t)B*G*Q * t.splits * (D + 2) * sizeof *partials) : NULL;
     LAUNCH_EARLY((is_wide ? wide_kernel[power] : decode_split_kernel<1, false>), (unsigned)(blocks * t.splits), SPLIT_THREADS,
-                 ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache, position, newest, h, t);
+                 ((size_t)D << (is_wide ? power : 0)) * sizeof(floatX), out, partials, q, cache, position, newest, h, t, sink);
 }
 static void attention_cached(floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position, int window,
                              HeadOrder order, int B, int T, int G, int Q, int D) {
-    Newest newest = {};
-    newest.sink = sink;
-    decode_split(out, q, (floatX *)cache, position, newest, window, order, B, T, G, Q, D);
+    decode_split(out, q, (floatX *)cache, sink, position, {}, window, order, B, T, G, Q, D);
 }
 static void decode_attention(floatX *out, floatX *cache, const floatX *q, const floatX *kv, const NewHeads *new_heads, const real *table,
                              const int *position, const int *row, int window, HeadOrder order, int B, int T, int G, int Q, int D) {
-    const Newest newest = { table, kv, row, *new_heads, NULL };
+    const Newest newest = { table, kv, row, *new_heads };
     const int heads = Q > 1 ? 2 : 1, groups = (Q + heads - 1) / heads, most = most_seen(T, window), splits = (most + 127) / 128;
     if (B && context()->arch >= 90 && (D == 64 || D == 128) && wide((size_t)D, cache) && most <= 1024 * CLUSTER) {
         auto kernel = D == 64 ? Q > 1 ? decode_cluster_kernel<2, 64>  : decode_cluster_kernel<1, 64>
@@ -571,7 +568,7 @@ static void decode_attention(floatX *out, floatX *cache, const floatX *q, const 
                        (Shape{ order, T, G, Q, D, window }), groups);
         return;
     }
-    decode_split(out, q, cache, position, newest, window, order, B, T, G, Q, D);
+    decode_split(out, q, cache, NULL, position, newest, window, order, B, T, G, Q, D);
 }
 static void cache_store(floatX *cache, const floatX *kv, const int *row, int N, int width) {
     const bool w = wide((size_t)width, cache, kv);
