@@ -18,13 +18,14 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unversioned
 # run, because the compiler is for another machine, linking counts. Every flag that a compiler may lack has a probe.
 COMMA := ,
 NOTHING = int main(void){return 0;}
-probe = $(shell t=$$(mktemp) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t $(3) -lm >/dev/null 2>&1 && { $(RUNS) $$t >/dev/null 2>&1 && echo yes; }; rm -f $$t)
+probe = $(shell t=$$(mktemp -d) && printf '%s' '$(2)' | $(CC) $(1) -x c - -o $$t/a $(3) >/dev/null 2>&1 && { $(RUNS) $$t/a >/dev/null 2>&1 && echo yes; }; rm -rf $$t)
 RUNS := true
 HAVE_CC := $(call probe,,$(NOTHING))
 RUNS :=
 HAVE_HOST := $(call probe,,$(NOTHING))
 RUNS := $(if $(HAVE_HOST),,true)
-first = $(if $(1),$(if $(call probe,$(firstword $(1)),$(NOTHING)),$(firstword $(1)),$(call first,$(wordlist 2,9,$(1)))))
+# A flag that is only warned of is not known, either: clang takes -mcpu=none for x86.
+first = $(if $(1),$(if $(call probe,-Werror $(firstword $(1)),$(NOTHING)),$(firstword $(1)),$(call first,$(wordlist 2,9,$(1)))))
 ARCH_FLAG := $(call first,-march=$(ARCH) -mcpu=$(ARCH))
 WIDE  := $(if $(ARCH_FLAG),$(call first,-mprefer-vector-width=512))
 # 32-bit x86 computes in 80 bits unless it is told not to.
@@ -39,8 +40,8 @@ OMP := $(if $(NO_OMP)$(filter thread,$(DEBUG)),,$(if $(call probe,-fopenmp,$(OMP
 OMP_LINK :=
 HOMEBREW := $(if $(NO_OMP)$(OMP),,$(wildcard /opt/homebrew/opt/libomp /usr/local/opt/libomp))
 ifneq ($(HOMEBREW),)
-ifeq ($(call probe,-Xpreprocessor -fopenmp -I$(firstword $(HOMEBREW))/include,$(OMP_USE),-L$(firstword $(HOMEBREW))/lib -lomp),yes)
-OMP := -Xpreprocessor -fopenmp -I$(firstword $(HOMEBREW))/include
+ifeq ($(call probe,-Xpreprocessor -fopenmp -isystem $(firstword $(HOMEBREW))/include,$(OMP_USE),-L$(firstword $(HOMEBREW))/lib -lomp),yes)
+OMP := -Xpreprocessor -fopenmp -isystem $(firstword $(HOMEBREW))/include
 OMP_LINK := -L$(firstword $(HOMEBREW))/lib -lomp
 endif
 endif
@@ -57,8 +58,7 @@ B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
 OPT   = $(if $(DEBUG),-O1 -g -fsanitize=$(if $(filter thread,$(DEBUG)),thread,address$(COMMA)undefined) -fno-omit-frame-pointer,-O3)
-DARWIN := $(if $(filter Darwin,$(shell uname -s)),-D_DARWIN_C_SOURCE)
-BUILD = -std=c11 -I. $(DARWIN) $(OPT) $(FUSED) $(ARCH_FLAG) $(WIDE) $(SSE) $(OMP) $(SIMD)
+BUILD = -std=c11 -I. $(OPT) $(FUSED) $(ARCH_FLAG) $(WIDE) $(SSE) $(OMP) $(SIMD)
 FLAGS = $(BUILD) $(WARN) $(if $(OMP),,-Wno-unknown-pragmas) $(QUIET) $(if $(DEPS),-MMD -MP)
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
 NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP
@@ -104,13 +104,13 @@ run_tests: $(B)/run_tests
 
 $(B)/train_moe $(B)/infer_moe: $(B)/%: $(B)/%.o $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
+	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm $(if $(CUDA),-ldl) -lpthread
 $(B)/bench/bench_moe: $(BENCH) $(SHARED) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
+	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm $(if $(CUDA),-ldl) -lpthread
 $(B)/run_tests: $(TESTS) $(LADDER) $(LIBRARY)
 	@echo "  link  $@"
-	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm -ldl -lpthread
+	$(Q)$(LINKER) $^ -o $@ $(OMP_LINK) -lm $(if $(CUDA),-ldl) -lpthread
 
 $(PAGES:%=$(B)/llmc/run/%_page.c): $(B)/llmc/run/%_page.c: llmc/run/%/page.html llmc/run/style.css llmc/run/%/page.css llmc/run/%/page.js Makefile
 	@mkdir -p $(@D)

@@ -5,7 +5,7 @@
  *
  * main() is at the end. The loop: llmc/run/generate.c. Text in and out: llmc/run/stream.h. Views of experts:
  * llmc/run/view.h. stdout carries only the text, so it can be piped; messages go to stderr. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -18,6 +18,7 @@
 #include <unistd.h>
 #include "llmc/base/random.h"
 #include "llmc/files/hf.h"
+#include "llmc/model/relay.h"
 #include "llmc/ranks/threads.h"
 #include "llmc/run/converse.h"
 #include "llmc/run/device.h"
@@ -30,7 +31,7 @@
 
 typedef struct {
     const char *prompt, *mode, *chat, *stop, *tokenizer, *file, *questions, *details, *device, *color, *address;
-    int     tokens, sequences, context, echo, verbose, layer, top_k, port;
+    int     tokens, sequences, context, echo, verbose, layer, top_k, port, gpus;
     float   temperature, top_p, min_p;
     int64_t seed;
 } Settings;
@@ -52,6 +53,7 @@ static const Option table[] = {
     { "model",    "c",  "context",     OPTION_INT,   FIELD(context),     "0",        0, 1 << 24, NULL, "tokens the model sees; 0: as many as in training" },
     { "model",    "z",  "tokenizer",   OPTION_TEXT,  FIELD(tokenizer),   "",         0, 0, NULL, "a tokenizer.json instead of the checkpoint's" },
     { "model",    "dv", "device",      OPTION_TEXT,  FIELD(device),      "auto",     0, 0, NULL, "auto, cpu, cuda, or a device by name: cpu-bf16" },
+    { "model",    "ng", "gpus",        OPTION_INT,   FIELD(gpus),        "1",        1, 1024, NULL, "GPUs that the layers are dealt out to, for a model larger than one (-dv cpu: the CPU pretends to be so many)" },
     { "page",     "wa", "address",     OPTION_TEXT,  FIELD(address),     "127.0.0.1", 0, 0, NULL, "of this machine, for -m web; one that others can reach needs the token of the link that is printed" },
     { "page",     "wp", "port",        OPTION_INT,   FIELD(port),        "8080",     0, 65535, NULL, "of the page; 0: any that is free" },
     { "views",    "x",  "perplexity",  OPTION_TEXT,  FIELD(file),        "",         0, 0, NULL, "instead of generating: perplexity and bits per byte of a file" },
@@ -94,6 +96,8 @@ static void check_options(Options o) {
         fail(EXIT_USAGE, "a chat reads its lines from stdin: -m chat cannot be combined with -i -");
     if (web && s->sequences > 1) fail(EXIT_USAGE, "-m web serves one text to each request: it cannot be combined with -r");
     if (web && s->verbose > 1) fail(EXIT_USAGE, "the page of -m web shows the experts: it cannot be combined with -v %d", s->verbose);
+    if (s->gpus > 1 && s->verbose > 1) fail(EXIT_USAGE, "-v %d shows the experts of a model on one device: it cannot be combined with -ng", s->verbose);
+    if (s->gpus > 1 && web) fail(EXIT_USAGE, "the page of -m web shows the experts of a model on one device: it cannot be combined with -ng");
     if (!web && (option_given(o, "wa") || option_given(o, "wp"))) fail(EXIT_USAGE, "-wa and -wp are for the page of -m web");
     if (chat && option_given(o, "e")) fail(EXIT_USAGE, "a chat prints no prompt: -m chat cannot be combined with -e");
     if (!chat && !web && *s->chat) fail(EXIT_USAGE, "-ct %s is for chats: -m chat or -m web", s->chat);
@@ -109,6 +113,7 @@ typedef struct {
     Config     config;
     Tokenizer *tokenizer;               /* NULL: there is none, and text is ids */
     Generator  g;
+    int        first_gpu;               /* the one that this thread drives; those after it have layers before its own (-ng) */
     Conversation talk;                  /* of -m chat; no template: lines are continued */
 } Session;
 
@@ -152,11 +157,46 @@ static Tokenizer *find_tokenizer(const Session *q) {
     return t;
 }
 
-static _Noreturn void out_of_memory(const Session *q, const Arena *a) {
-    for (int i = 0; i < MEM_CATEGORIES; i++)
+/* The devices of a model whose layers are dealt out, the first layers first; the one that the caller drives is the last of them. */
+static int devices_of(const Model *m) { return m->relay ? relay_devices(m->relay) : 1; }
+static const Model *device_model(const Model *m, int d) { return d < devices_of(m) - 1 ? relay_model(m->relay, d) : m; }
+static double device_memory(const Session *q, const Model *m, int d) {
+    return (double)(d < devices_of(m) - 1 ? relay_memory(m->relay, d) : q->g.dev->memory());
+}
+static void list_devices(const Session *q, const Model *m, int memory) {
+    for (int d = 0; d < devices_of(m); d++) {
+        const Model *x = device_model(m, d);
+        const int number = d < devices_of(m) - 1 ? q->first_gpu + 1 + d : q->first_gpu;
+        if (x->to - x->from > 1) fprintf(stderr, "layers %d to %d", x->from, x->to - 1);
+        else fprintf(stderr, "layer %d", x->from);
+        fprintf(stderr, " on %s %d: %.1f MB", q->g.dev->is_gpu ? "GPU" : "pretended device", number, (double)x->arena.total / 1e6);
+        fprintf(stderr, memory ? " of %.1f MB free\n" : "\n", device_memory(q, m, d) / 1e6);
+    }
+}
+/* The least number of GPUs like this one that would do; 0: none would. */
+static int devices_enough(const Session *q, const Model *m) {
+    size_t dealt = 0, each = 0;
+    const double have = device_memory(q, m, devices_of(m) - 1);
+    for (int d = 0; d < devices_of(m); d++) {
+        const Arena *a = &device_model(m, d)->arena;
+        const size_t own = a->category[MEM_WEIGHTS] + a->category[MEM_CACHE];
+        dealt += own;
+        if (a->total - own > each) each = a->total - own;
+    }
+    for (int n = 1; n <= q->config.layers && q->g.dev->is_gpu && !q->config.universal; n++)
+        if ((double)each + 1.1 * (double)dealt / n <= have) return n;       /* 1.1: layers are not dealt out evenly */
+    return 0;
+}
+static _Noreturn void out_of_memory(const Session *q, const Model *m) {
+    const Arena *a = &m->arena;
+    const int enough = devices_enough(q, m);
+    if (m->relay) list_devices(q, m, 1);
+    for (int i = 0; i < MEM_CATEGORIES && !m->relay; i++)
         if (a->category[i]) fprintf(stderr, "%12.1f MB  %s\n", (double)a->category[i] / 1e6, mem_category_name[i]);
-    fail(EXIT_MEMORY, "%s does not have the %.1f MB that this needs. %s", q->g.dev->name, (double)a->total / 1e6,
-         a->category[MEM_WEIGHTS] > a->total / 2 ? "Most of it is weights: a bf16 device (-dv) halves them"
+    char more[64] = "";
+    if (enough > devices_of(m)) snprintf(more, sizeof more, "-ng %d deals its layers out to %d GPUs. ", enough, enough);
+    fail(EXIT_MEMORY, "%s does not have the %.1f MB that this needs%s. %s%s", q->g.dev->name, (double)a->total / 1e6,
+         m->relay ? " on each device" : "", more, a->category[MEM_WEIGHTS] > a->total / 2 ? "Most of it is weights: a bf16 device (-dv) halves them"
          : q->s.sequences > 1 ? "Fewer sequences (-r) or a shorter context (-c) need less"
          : "A shorter context (-c) needs less");
 }
@@ -164,12 +204,13 @@ static _Noreturn void out_of_memory(const Session *q, const Arena *a) {
 static void load(Session *q, const char *asked) {
     Error e;
     char name[128], why_cpu[256];
-    LocalDevices one = { .count = 1 };
+    LocalDevices local = { .count = q->s.gpus };
     q->folder = hf_find_model(asked, &e);
     if (!q->folder) fail(EXIT_CHECKPOINT, "%s%s", e.text, asked ? "" : ". To train one: ./train_moe");
     if (!hf_load_config(q->folder, &q->config, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
     config_pad_vocab(&q->config);
-    q->g.dev = device_choose(q->s.device, &one, why_cpu);
+    q->g.dev = device_choose(q->s.device, &local, why_cpu);
+    q->first_gpu = local.first;
     if (!hf_check_weights(q->g.dev, &q->config, q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
     q->tokenizer = find_tokenizer(q);
     const int trained = q->config.context;
@@ -179,16 +220,28 @@ static void load(Session *q, const char *asked) {
         warn("the model was trained for %d tokens: its output for longer contexts may be nonsense", trained);
     if ((int64_t)q->s.sequences * q->s.context > INT_MAX)
         fail(EXIT_USAGE, "-r %d times -c %d: at most %d positions", q->s.sequences, q->s.context, INT_MAX);
+    if (q->s.gpus > 1) {
+        const size_t cache = *q->s.file || *q->s.questions ? 0 : (size_t)q->s.sequences * (size_t)q->s.context;
+        q->g.relay = relay_open(q->g.dev, local.first + 1, &q->config, q->s.gpus, cache, why_cpu);
+        if (!q->g.relay) fail(EXIT_USAGE, "-ng %d: the layers of this model cannot be dealt out: %s", q->s.gpus, why_cpu);
+    }
     config_descriptor(&q->config, name);
     message(q, "model %s (%s), context %d, %s\n", q->folder, name, q->s.context, q->g.dev->name);
 }
 
+static int load_part(Model *m, void *session) {
+    Error e;
+    const Session *q = session;
+    if (!hf_load_weights(m, q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    return 1;
+}
 /* Into an allocated model; then its experts can be watched. */
 static void load_weights(Session *q, Model *m) {
-    Error e;
     const Settings *s = &q->s;
     const int layers = q->config.layers;
-    if (!hf_load_weights(m, q->folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
+    if (m->relay && s->verbose) list_devices(q, m, 0);
+    load_part(m, q);
+    if (m->relay) relay_each(m->relay, load_part, q);
     if (q->tokenizer) m->used_vocab = tokenizer_vocab(q->tokenizer);
     if (s->verbose < 2) return;
     if (s->layer >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", s->layer, layers - 1);
@@ -217,7 +270,7 @@ static void open_generator(Session *q, int capacity) {
     }
     g->sequences = s->sequences;
     g->interrupted = &interrupts;
-    if (!generator_open(g, &q->config, capacity, &q->style)) out_of_memory(q, &g->d.model.arena);
+    if (!generator_open(g, &q->config, capacity, &q->style)) out_of_memory(q, &g->d.model);
     load_weights(q, &g->d.model);
     sigaction(SIGINT, &action, NULL);
 }
@@ -385,8 +438,8 @@ static void measure(Session *q) {
 
     const size_t N = tokens - 1, context = (size_t)q->s.context, T = N < context ? N : context;
     const size_t windows = N / T, most = 4096 / T > 1 ? 4096 / T : 1, B = windows < most ? windows : most;
-    model_plan_inference(&m, dev, &q->config, (int)B, (int)T, 0, NULL);
-    if (!model_allocate(&m)) out_of_memory(q, &m.arena);
+    model_plan_dealt(&m, dev, &q->config, (int)B, (int)T, 0, q->g.relay);
+    if (!model_allocate(&m)) out_of_memory(q, &m);
     load_weights(q, &m);
 
     const double start = now();
@@ -442,8 +495,8 @@ static void ask(Session *q) {
     if (all.binary && q->tokenizer && tokenizer_vocab(q->tokenizer) != GPT2_TOKENS)
         warn("%s has tokens of GPT-2, but the model's tokenizer is another: the result means nothing", s->questions);
     if (*s->details && !(details = file_create(s->details, &e))) fail(EXIT_DISK, "-eo %s", e.text);
-    evaluate_plan(&m, q->g.dev, &q->config, &all);
-    if (!model_allocate(&m)) out_of_memory(q, &m.arena);
+    evaluate_plan(&m, q->g.dev, &q->config, &all, q->g.relay);
+    if (!model_allocate(&m)) out_of_memory(q, &m);
     load_weights(q, &m);
     m.used_vocab = q->config.vocab - q->config.padding;     /* likelihoods of all ids that the file has, as in other programs */
     sigaction(SIGINT, &action, NULL);
@@ -496,6 +549,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(q->s.mode, "web")) serve(q, options);
     else generate(q);
 
+    relay_close(q->g.relay);
     converse_close(&q->talk);
     tokenizer_free(q->tokenizer);
     free(q->folder);

@@ -17,7 +17,9 @@
  * Batches of the copies and dense products alternate with them, because clocks and the load by other programs change. */
 #include "layers.h"
 #include "ranks.h"
+#include "llmc/model/recompute.h"
 #include "tests/ops/cases.h"
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -336,6 +338,7 @@ static const char *const usage =
     "                         heads      attention layers of the same sizes\n"
     "                         attention  causal attention alone\n"
     "                         steps      training steps, queued and recorded\n"
+    "                         parts      training steps in which backward makes parts of layers once more\n"
     "                         ranks      collectives and training steps on several GPUs\n"
     "                         ladder     the rungs of kernels/ladder\n"
     "                         rounding   an MLP layer under each rule of train_moe -rt\n"
@@ -346,15 +349,15 @@ static const char *const usage =
     "                         on CPUs 1) of TOKENS (1024): share of the step's time, and of its limit; or of the layers\n"
     "                         of -e layers\n"
     "  -r N, -mw N, -mo TYPE, -mg TYPE, -wo NAME\n"
-    "                         of that step, as for train_moe: recomputation (0), master weights (1), type of the moments\n"
-    "                         (f32) and of the gradients (bf16), optimizer (adamw)\n"
+    "                         of that step, as for train_moe: recomputation (0; also one part of all layers: norms, qkv, attention,\n"
+    "                         output, up), master weights (1), type of the moments (f32) and of the gradients (bf16), optimizer (adamw)\n"
     "  -w, --wait             layers, attention: measure again for each line of standard input (bench/peers.py)\n"
     "  -o, --folder FOLDER    of loading\n"
     "  -l, --list             list the operations instead of timing them\n"
     "  FILTER                 only operations whose line contains this\n";
 
-static const char *const whole[] = { "layers", "heads", "attention", "steps", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
-typedef enum { LAYERS, HEADS, ATTENTION, STEPS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP, STEP_LAYERS } Subject;
+static const char *const whole[] = { "layers", "heads", "attention", "steps", "parts", "ranks", "ladder", "rounding", "decoding", "loading", NULL };
+typedef enum { LAYERS, HEADS, ATTENTION, STEPS, PARTS, RANKS, RUNGS, ROUNDED, DECODING, LOADING, OPERATIONS, STEP, STEP_LAYERS } Subject;
 typedef struct {
     const char *device, *size, *step, *folder;
     int     wait;
@@ -385,8 +388,10 @@ static double seconds_of(const char *text) {
     if (end == text || *end || !(seconds >= 0 && seconds <= 3600)) fail(EXIT_USAGE, "%s: not a number of seconds\n%s", text, usage);
     return seconds;
 }
+/* -r 0, 1 or 2, or the name of one part, in all layers. */
+static Recompute recompute_of(int choice) { return choice < 3 ? recompute_numbered(choice) : recompute_parts(1u << (choice - 3), INT_MAX); }
 static void parse(Request *r, Bench *b, int argc, char **argv) {
-    static const char *const numbers[] = { "0", "1", "2", NULL }, *const yes[] = { "0", "1", NULL };
+    static const char *const again[] = { "0", "1", "2", "norms", "qkv", "attention", "output", "up", NULL }, *const yes[] = { "0", "1", NULL };
     static const char *const optimizers[] = { "adamw", "muon", NULL };
     static const char *const types[] = { "f32", "bf16", NULL };
     for (int i = 1; i < argc; i++)
@@ -397,7 +402,7 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
         else if (is(argv[i], "-s", "--step") || is(argv[i], "-step", "-step")) r->step = value_of(argc, argv, &i);
         else if (is(argv[i], "-w", "--wait")) r->wait = 1;
         else if (is(argv[i], "-o", "--folder")) r->folder = value_of(argc, argv, &i);
-        else if (!strcmp(argv[i], "-r")) r->training.recompute = choice(argc, argv, &i, numbers);
+        else if (!strcmp(argv[i], "-r")) r->training.recompute = recompute_of(choice(argc, argv, &i, again));
         else if (!strcmp(argv[i], "-mw")) r->training.no_master = !choice(argc, argv, &i, yes);
         else if (!strcmp(argv[i], "-wo")) r->training.momentum = choice(argc, argv, &i, optimizers) ? 0.95f : 0;
         else if (!strcmp(argv[i], "-mo")) r->training.moments = (Dtype)choice(argc, argv, &i, types);
@@ -467,6 +472,7 @@ int main(int argc, char **argv) {
     case LAYERS: case HEADS: bench_layers(b.dev, r.subject == HEADS, b.filter, shrink, r.wait); break;
     case ATTENTION:          bench_attention(b.dev, b.filter, r.wait); break;
     case STEPS:              bench_steps(b.dev); break;
+    case PARTS:              bench_parts(b.dev); break;
     case RUNGS:              bench_ladder(b.dev); break;
     case ROUNDED:            bench_rounding(b.dev); break;
     case DECODING:           bench_decoding(b.dev, b.filter, &copies); break;

@@ -25,6 +25,8 @@ void bench_attention(const Device *dev, const char *filter, int wait);
 
 /* Training steps of m12 (on a CPU, m4), queued each time and recorded once: ms, tokens/s, and how often the host waits. */
 void bench_steps(const Device *dev);
+/* Steps in which backward makes parts of layers once more (train_moe -r): ms and bytes beside what the plan says (parts.c). */
+void bench_parts(const Device *dev);
 void bench_rounding(const Device *dev);         /* rounding.c */
 void bench_ladder(const Device *dev);           /* ladder.c; dev: cuda-bf16 */
 /* decode.c: tokens per second of models with random weights; and how fast such a model's folder is read, which is written first. */

@@ -6,7 +6,7 @@
  * -k: in the group kernels only operations whose name begins so.
  * -p: part I of N (1 to N) of the groups kernels and ladder, to split the work among processes.
  * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "test.h"
 #include "llmc/ranks/threads.h"
 #include "kernels/kernels.h"

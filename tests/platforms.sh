@@ -34,16 +34,24 @@ short() {
     awk "BEGIN { d = $loss - $reference; exit !(d < 1e-3 && d > -1e-3) }"; verdict $? "$name: loss $loss, here $reference"
     "$@" "$bin/infer_moe" "$out" -i static -n 20 > "$said" 2>&1; verdict $? "$name: generates: $(tail -1 "$said" | cut -c1-60)"
 }
-# platform NAME "MAKE'S ARGUMENTS" [COMMAND...]: builds without warnings, then short; COMMAND runs the programs.
-platform() {
+# build NAME "MAKE'S ARGUMENTS" [PROGRAM...]: builds the two programs, and these, without warnings. 1: it failed or was not asked for.
+build() {
     id=$1 settings=$2 objects=build/platforms/$1; shift 2
-    case " $only " in "  "|*" $id "*) ;; *) return ;; esac
-    $make $settings "B=$objects" "$objects/train_moe" "$objects/infer_moe" > "$work/build" 2>&1
+    case " $only " in "  "|*" $id "*) ;; *) return 1 ;; esac
+    programs="$objects/train_moe $objects/infer_moe"
+    for program; do programs="$programs $objects/$program"; done
+    $make $settings "B=$objects" $programs > "$work/build" 2>&1
     code=$?
     $make -s $settings "B=$objects" found | sed -n 1p
     [ $code = 0 ] && ! grep -q 'warning:' "$work/build"
     verdict $? "$id: make ${settings:-as it is}: $(grep -c '^  cc' "$work/build") files$(grep -m1 'warning:\|rror' "$work/build")"
-    [ $code != 0 ] || short "$id" "$objects" "$@"
+    return $code
+}
+# platform NAME "MAKE'S ARGUMENTS" [COMMAND...]: builds, then short; COMMAND runs the programs.
+platform() {
+    build "$1" "$2" || return
+    shift 2
+    short "$id" "$objects" "$@"
 }
 skip() { echo "skip platforms  $1: $2 is not installed"; }
 
@@ -59,11 +67,20 @@ if [ "$(uname -m)" = x86_64 ]; then
         verdict $? "x86-64-v2: run_tests kernels: $(grep -m1 FAIL "$said" || tail -1 "$said")" ;;
     esac
 fi
-platform generic "ARCH=none NO_OMP=1"
+# clang reads the pragmas of OpenMP without OpenMP, too; musl and i686 are gcc without it.
+if has clang; then platform generic "ARCH=none NO_OMP=1 CC=clang"; else platform generic "ARCH=none NO_OMP=1"; fi
 if has musl-gcc; then platform musl "CC=musl-gcc"; else skip musl "musl-gcc (musl-tools)"; fi
 if has i686-linux-gnu-gcc; then platform i686 "CC=i686-linux-gnu-gcc"; else skip i686 gcc-i686-linux-gnu; fi
 if has aarch64-linux-gnu-gcc && has qemu-aarch64; then platform aarch64 "CC=aarch64-linux-gnu-gcc" qemu-aarch64 -L /usr/aarch64-linux-gnu
 else skip aarch64 "gcc-aarch64-linux-gnu or qemu-user"; fi
+# Systems that are not here: compiled and linked, tests included. zig has the headers and libraries of these; `pip install ziglang` suffices.
+if has zig; then zig=zig; elif python3 -m ziglang version > /dev/null 2>&1; then zig="python3 -m ziglang"; else zig=; fi
+for target in aarch64-macos x86_64-macos x86_64-freebsd x86_64-openbsd; do
+    if [ -z "$zig" ]; then skip $target "zig (PyPI: ziglang)"; continue; fi
+    mkdir -p build/platforms && printf '#!/bin/sh\nexec %s cc -target %s "$@"\n' "$zig" $target > build/platforms/$target.cc
+    chmod +x build/platforms/$target.cc
+    build $target "CC=build/platforms/$target.cc" run_tests bench/bench_moe
+done
 
 # A path with spaces, and a machine without git, python, curl and bash.
 case " $only " in "  "|*" poor "*)

@@ -142,6 +142,8 @@ expect 0 'channels, the width' $train --help model
 expect 2 'no such topic' $train --help weather
 expect 0 '--batch .*\[32\]' $train -h
 expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --help -i text.txt
+expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
+[ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
 expect 0 '--tokens .*\[256\]' $infer -h
 for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
 for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do
@@ -168,7 +170,13 @@ expect 2 'given twice' $train -cf mine.txt -cf mine.txt -o new
 expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
-expect 0 'DOES NOT FIT. This would fit: .*-mw 0 -mo bf16: .*-b ' $train $data -x 0 -gm 1 -e m6
+expect 0 'DOES NOT FIT. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
+expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
+expect 0 'recomputing would save: norms .*up projections' $train $data -x 0 -gm 1.5 -e m6
+expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
+expect 2 'expected auto, or a whole number from 0 to 2' $train $data -r 3
 expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm h1000
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
@@ -245,6 +253,7 @@ expect 3 'config.json' $train $data -e void -o again -y 0
 expect 2 'given twice' $run -o again -y 0 -b 1
 expect 0 'step    1/60' $run -o again -y 0 -n 20
 same_run whole again "-y 0 starts over"
+cp -r again reseeded && expect 0 'from here on the seed is 1; the run began with 1337' $train -o reseeded -y 1 -sd 1 -x 61
 ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
 
 expect 0 'total ' $some -o new -x 0
@@ -687,7 +696,7 @@ expect 0 'optimizer state sharded over 4 ranks, -z 1; in all -z 0: .*, -z 3: ' $
 expect 0 'state and gradients sharded over 4 ranks, -z 2' $plan -gm 4
 expect 0 'gradients and weights sharded over 4 ranks, -z 3' $plan -gm 3.5
 expect 0 'DOES NOT FIT. This would fit: .*-z 3: ' $plan -gm 4 -z 1
-expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2
+expect 0 'DOES NOT FIT. Try .*more ranks' $plan -gm 2 -r 0
 hosts="env WORLD_SIZE=2 RANK=0 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=192.0.2.1 $plan"
 expect 0 'optimizer state sharded over 8 ranks, -z 1; .* -z 3 -zn 0: .* -z 3 -zn 4: ' $hosts -gm 8
 expect 0 'weights sharded over 4 ranks of a node, alike in each of 2 nodes, -z 3 -zn 4' $hosts -gm 3.5
@@ -695,7 +704,7 @@ expect 0 'gradients and weights sharded over 8 ranks, -z 3 -zn 0' $hosts -gm 2.4
 expect 0 'DOES NOT FIT. This would fit: .*-z 3 -zn 0: ' $hosts -gm 2.4 -z 3
 expect 0 'sharded over 4 ranks of a node' $hosts -z 3
 huge="$train $data -dv cpu -ng 2 -b 1 -t 32 -e m48:c4096h32e256k8f2048"
-expect 7 'rank 0 of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new
+expect 7 'rank [01] of 2: cpu-f32 does not have the .* MB that this run needs with -z 1; it has .* MB' $huge -z 1 -o new
 expect 7 'needs with -z 3; it has' $huge -o new
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
@@ -798,12 +807,14 @@ expect 0 'tile waste [1-9].* 0.0 % as rounded' $train $data $model -b 16 -t 32 -
 cp -r rounded rounded2 && rm -rf rounded2/state/step-00000008
 resume 0 'step    8/8' rounded2
 same_run rounded rounded2 "stochastically rounded routing, resumed"
-expect 0 'step    8/8' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -pe fp8 -o eight
+expect 0 'step    8/8' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -x 8 -v 4 -m 1 -s 0 -n 4 -nk 3 -pe fp8-all -o eight
 for copy in eight2 eight3; do cp -r eight $copy && rm -rf $copy/state/step-00000008; done
 resume 0 'step    8/8' eight2
 same_run eight eight2 "experts in 8 bits, resumed"
 expect 0 'step    8/8' $train $data -o eight3 -y 1 -pe bf16
 ok "a run in 8 bits goes on without them" [ "$(fingerprint eight)" != "$(fingerprint eight3)" ]
+expect 0 'experts in e4m3 .* 0 of 6 products: in bf16 .*fp8-all' $train $data -e m1:c128h4e4k2f128 -b 4 -t 32 -pe fp8 -x 0
+expect 0 'experts in e4m3 .* 12 of 12 products, of 4096 rows' $train $data -e m2:c2048h16e64k8f1024 -b 32 -t 1024 -pe fp8 -x 0
 for device in cpu-bf16 'cpu-bf16 -mw 0 -mo bf16 -mg f32' cpu-f64 'cpu-f32 -wo muon' 'cpu-bf16 -wo muon -mw 0 -mo bf16'; do
     expect 0 fingerprint $some -x 20 -dv $device -o once
     expect 0 fingerprint $some -x 20 -dv $device -n 10 -nk 9 -o twice
@@ -880,11 +891,27 @@ ok "infer_moe -x has the loss of the trainer's validation: $theirs and $ours" aw
 theirs=$(sed -n 's/.*bits\/byte \([0-9.]*\).*/\1/p' "$said") ours=$(grep '"event": "val", "step": 60' whole/log.jsonl | sed 's/.*bits_per_byte": \([0-9.]*\).*/\1/')
 ok "infer_moe -x has its bits per byte: $theirs and $ours" awk "BEGIN { d = $theirs / $ours - 1; exit !(d < 1e-3 && d > -1e-3) }"
 
+# Layers dealt out over pretended devices: the same text, loss and answers.
+for how in "-t 0 -n 40" "-s 7 -n 40 -r 2" "-x val.txt" "-s 2 -n 0"; do
+    limited $infer whole -dv cpu $how > one.txt 2> /dev/null; limited $infer whole -dv cpu $how -ng 2 > dealt.txt 2> "$said"
+    ok "infer_moe $how -ng 2 prints the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
+    ok "and says which layers are where" grep -q 'layer 1 on pretended device 0: .* MB' "$said"
+done
+printf 'int a;\n/reset\nstatic\n' > lines.txt
+limited sh -c "$infer whole -dv cpu -m chat -s 4 -n 30 < lines.txt > one.txt 2> /dev/null; $infer whole -dv cpu -m chat -s 4 -n 30 -ng 2 < lines.txt > dealt.txt 2> /dev/null"
+ok "infer_moe -m chat -ng 2 answers the same" sh -c 'cmp -s one.txt dealt.txt && [ -s one.txt ]'
+expect 2 'it has only 2 layers' $infer whole -dv cpu -ng 3
+expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 -v 2
+expect 2 'cannot be combined with -ng' $infer whole -dv cpu -ng 2 -m web
+
 # Multiple-choice questions. What is wrong with a file is said before the weights are read.
 printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n\n{"ctx": "de", "endings": ["f", "gh"], "label": "0"}\n' > asked.jsonl
 expect 0 'asked.jsonl: questions 2  accuracy [0-9.]* +- [0-9.]*  per token .*  per character ' $infer whole -ev asked.jsonl -eo answers.jsonl
 ok "a line of details for each question" [ "$(grep -c '"logprobs": \[-.*, -.*\], "tokens": \[' answers.jsonl)" = 2 ]
 expect 0 '1 questions are longer than the 3 tokens' $infer whole -ev asked.jsonl -c 3
+expect 0 'accuracy' $infer whole -ev asked.jsonl -eo dealt.jsonl -dv cpu -ng 2
+limited $infer whole -ev asked.jsonl -eo answers.jsonl -dv cpu > /dev/null 2>&1
+ok "infer_moe -ev -ng 2 has the same likelihoods" cmp -s answers.jsonl dealt.jsonl
 echo '{"context": "a", "choices": ["b", "c"], "answer": 2}' >> asked.jsonl
 expect 3 'asked.jsonl: line 4: "answer" is 2' $infer whole -ev asked.jsonl
 expect 3 'missing.jsonl: No such file' $infer whole -ev missing.jsonl

@@ -45,4 +45,5 @@ pair 75 "until a request to stop" -x 100000
 pair 0 "resumed" -y 1 -x $(($(ls "$work/out/state" | sed -n '$s/step-0*//p') + 10))
 pair 0 "with -rp 1 and the state of Muon" -y 0 -x 12 -rp 1 -wo muon -rb 1e-3 -dr 0.1
 pair 0 "without sharding" -y 0 -x 12 -z 0
+pair 0 "as two nodes that shard everything" -y 0 -x 12 -z 3 -zn 2
 exit $bad

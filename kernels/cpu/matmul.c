@@ -32,12 +32,6 @@
  * With few rows (decoding a token) a weight is used once or twice, and the time is that of reading it: forward then uses weights
  * without packing (few_rows). The choice depends on the number of rows alone. */
 #include "matmul.h"
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-static int omp_in_parallel(void) { return 0; }
-#endif
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 #define MR 12

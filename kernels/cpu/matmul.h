@@ -1,7 +1,13 @@
-/* matmul.h: products that only other operations use. */
+/* matmul.h: products that only other operations use, and OpenMP's functions, also without OpenMP. */
 #ifndef MATMUL_H
 #define MATMUL_H
 #include "impl.h"
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+static inline int omp_get_max_threads(void) { return 1; }
+static inline int omp_in_parallel(void) { return 0; }
+#endif
 
 /* out (k,k) = x x^T of x (rows,columns), k = rows; or, transposed, x^T x, k = columns. By little more than half of a product's work, with
  * the same bits. */

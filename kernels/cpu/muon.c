@@ -9,9 +9,6 @@
  * and its square one half is computed (matmul.h). */
 #include "matmul.h"
 #include "kernels/random.h"
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 static const real newton_schulz[3] = { (real)3.4445, (real)-4.7750, (real)2.0315 };
 

@@ -1,5 +1,5 @@
 /* file.c: files as a whole; see base.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #define _FILE_OFFSET_BITS 64
 #include "base.h"
 #include <errno.h>
@@ -44,18 +44,26 @@ char *file_read(const char *path, size_t *bytes, Error *e) {
 struct FileWriter {
     char *path;
     int fd, failed;
-    uint64_t written;
+    uint64_t written;                   /* where the next byte of the buffer goes */
     size_t waiting;                     /* bytes in the buffer */
     unsigned char buffer[BUFFER];
 };
 
-FileWriter *file_create(const char *path, Error *e) {
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+static FileWriter *writer(const char *path, int how, Error *e) {
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | how, 0666);
     if (fd < 0) { error_set(e, "%s: %s", path, strerror(errno)); return NULL; }
     FileWriter *w = mem_alloc(sizeof *w);
     w->path = text_format("%s", path);
     w->fd = fd;
     return w;
+}
+FileWriter *file_create(const char *path, Error *e) { return writer(path, O_TRUNC, e); }
+FileWriter *file_join(const char *path, uint64_t bytes, Error *e) {
+    FileWriter *w = writer(path, 0, e);
+    if (!w || !ftruncate(w->fd, (off_t)bytes)) return w;
+    error_set(e, "%s: %s", path, strerror(errno));
+    file_abandon(w);
+    return NULL;
 }
 
 static int write_all(FileWriter *w, const unsigned char *data, size_t bytes, Error *e) {
@@ -90,6 +98,14 @@ int file_add(FileWriter *w, const void *data, size_t bytes, Error *e) {
     return 1;
 }
 
+int file_seek(FileWriter *w, uint64_t at, Error *e) {
+    if (at == w->written + w->waiting) return 1;
+    if (!usable(w, e) || !flush(w, e)) return 0;
+    if (lseek(w->fd, (off_t)at, SEEK_SET) < 0) { w->failed = 1; return error_set(e, "%s: %s", w->path, strerror(errno)); }
+    w->written = at;
+    return 1;
+}
+
 int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error *e) {
     if (!usable(w, e) || !flush(w, e)) return 0;
     if (at > w->written || bytes > w->written - at)
@@ -105,9 +121,17 @@ int file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error
     return 1;
 }
 
+/* macOS leaves what is synced in the disk's own cache, unless it is asked for more; not every file system there can do more. */
+static int sync_fd(int fd) {
+#ifdef F_FULLFSYNC
+    if (!fcntl(fd, F_FULLFSYNC)) return 0;
+#endif
+    return fsync(fd);
+}
+
 int file_finish(FileWriter *w, Error *e) {
     int ok = usable(w, e) && flush(w, e);
-    while (ok && fsync(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
+    while (ok && sync_fd(w->fd)) if (errno != EINTR) ok = error_set(e, "%s: fsync: %s", w->path, strerror(errno));
     if (ok) {
         const int fd = w->fd;
         w->fd = -1;                                         /* closed even if close() fails */
@@ -131,13 +155,28 @@ int file_put(const char *path, const void *data, size_t bytes, Error *e) {
     return 0;
 }
 
+static int by_place(const void *a, const void *b) {
+    const FilePart *x = a, *y = b;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+int file_sum(FilePart *parts, size_t count, FileSum *sum) {
+    *sum = (FileSum){ 0 };
+    qsort(parts, count, sizeof *parts, by_place);
+    for (size_t i = 0; i < count; i++) {
+        if (parts[i].at != sum->bytes) return 0;
+        sum->crc = crc32c_join(sum->crc, parts[i].sum.crc, parts[i].sum.bytes);
+        sum->bytes += parts[i].sum.bytes;
+    }
+    return 1;
+}
+
 /* ---- publishing ---------------------------------------------------------------------------------------- */
 
 /* Some network file systems cannot sync a folder, and say so. */
 int folder_sync(const char *path, Error *e) {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int ok = fd >= 0;
-    while (ok && fsync(fd)) {
+    while (ok && sync_fd(fd)) {
         if (errno == EINTR) continue;
         if (errno == EINVAL || errno == ENOTSUP || errno == ENOSYS) break;
         ok = 0;

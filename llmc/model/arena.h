@@ -21,6 +21,7 @@ typedef struct {
 
 /* Plans `bytes` bytes for *pointer, zeroed and aligned to 256. `pointer` must stay where it is until arena_allocate. */
 void arena_add(Arena *a, MemCategory category, const char *name, void *pointer, size_t bytes);
+size_t arena_rounded(size_t bytes);                     /* what that takes */
 int  arena_allocate(Arena *a, const Device *dev);       /* 0 if the device does not have it; then nothing was changed */
 void arena_free(Arena *a, const Device *dev);
 #endif

@@ -90,15 +90,22 @@ static void add_values_backward(Model *m, int l, Sizes z) {
 }
 
 Sum attention_layer_forward(Model *m, int l, const floatX *x) {
+    /* 1, 2. Choose attention experts; sort the slots by expert. */
+    if (m->config.attention_experts > 1) route_forward(m, &m->acts[l].att, m->lp[l].att_router, NULL, x);
+
+    /* 3, 4; 5; 6. */
+    attention_heads(m, l, x);
+    attention_mix(m, l);
+    return attention_answer(m, l);
+}
+
+void attention_heads(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
     LayerActs *a = &m->acts[l];
     const Route *r = &a->att;
     const Sizes z = sizes_of(m);
-    const int N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D, B = m->batch.B, T = m->batch.T;
-
-    /* 1, 2. Choose attention experts; sort the slots by expert. */
-    if (z.mixture) route_forward(m, &a->att, p->att_router, NULL, x);
+    const int N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
 
     /* 3. Queries from the chosen experts, G heads for each slot; keys and values from the shared projection. */
     if (z.mixture) dev->parallel_linear_forward(a->q, x, p->query, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
@@ -115,16 +122,33 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     if (norms > 1) norm_all(m, l, z);
     if (norms == 1) norm_rotate(m, l, z);
     else            rotate(m, z, a->q, a->kv, +1);
+}
+
+void attention_mix(Model *m, int l) {
+    const Device *dev = m->dev;
+    LayerActs *a = &m->acts[l];
+    const floatX *sink = m->lp[l].sink;
+    const Sizes z = sizes_of(m);
+    const int G = z.G, Q = z.Q, D = z.D, B = m->batch.B, T = m->batch.T;
 
     /* 5. Every query head attends. The heads of a token's slots are more heads of that token. A cache is empty when it gets
      * more than one token. */
-    if (m->cache) dev->cache_store(m->cache[l], a->kv, m->cache_row, N, 2*G*D);
-    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], p->sink, m->batch.position, config_window(&m->config, l),
+    if (m->cache) dev->cache_store(m->cache[l], a->kv, m->cache_row, z.N, 2*G*D);
+    if (m->cache && T == 1) dev->attention_cached(a->mixed, a->q, m->cache[l], sink, m->batch.position, config_window(&m->config, l),
                                                   z.order, B, m->cache_capacity, G, Q, D);
     else {
         dev->attention_forward(a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, B, T, G, Q, D);
-        if (p->sink) dev->sink_forward(a->mixed, a->att_lse, p->sink, N, Q*G, D);
+        if (sink) dev->sink_forward(a->mixed, a->att_lse, sink, z.N, Q*G, D);
     }
+}
+
+Sum attention_answer(Model *m, int l) {
+    const Device *dev = m->dev;
+    const LayerParams *p = &m->lp[l];
+    LayerActs *a = &m->acts[l];
+    const Route *r = &a->att;
+    const Sizes z = sizes_of(m);
+    const int N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
 
     /* 6. Back to C channels by the same experts; 7. summed by the router's weights, in add_norm_forward. */
     if (!z.mixture) {

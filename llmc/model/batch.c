@@ -116,7 +116,7 @@ void model_gradients(const Model *m, double *host) {
 }
 
 uint64_t model_state(const Model *m) {
-    const double all[] = { m->batch.B, m->batch.T, m->recompute, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase, m->batch.packed,
+    const double all[] = { m->batch.B, m->batch.T, m->forced, m->rounds, m->fp8, m->used_vocab, m->batch.phase, m->batch.packed,
                            (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }

@@ -25,7 +25,7 @@ static void random_weights(const Manifest *m, uint64_t seed, double *w) {
 static int probe_open(Probe *b, const Check *c, const Device *dev) {
     const size_t N = (size_t)c->B * (size_t)c->T;
     *b = (Probe){ .c = c };
-    model_plan_training(&b->m, dev, &c->config, c->B, c->T, c->recompute, 1, FLOATX, NULL);
+    model_plan_training(&b->m, dev, &c->config, c->B, c->T, &c->recompute, 1, FLOATX, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
     b->m.balance_coef = c->balance;
     b->m.z_coef = c->z;

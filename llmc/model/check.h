@@ -6,7 +6,8 @@
 
 typedef struct {
     Config config;                      /* vocab and context set */
-    int    B, T, recompute, samples;    /* a small batch; elements tried per tensor */
+    int    B, T, samples;               /* a small batch; elements tried per tensor */
+    Recompute recompute;
     float  balance, z, dropout;
     uint64_t seed;
 } Check;

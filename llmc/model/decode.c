@@ -1,18 +1,34 @@
 /* decode.c: see decode.h. The model is that of model.c; only keys and values come from a cache (attention.c, step 5). */
 #include "decode.h"
+#include "relay.h"
 #include <stdlib.h>
 #include <string.h>
 
-int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
+static void plan(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of, struct Relay *relay) {
     const int chunk = 4096 / sequences > 1 ? 4096 / sequences : 1;
     const size_t B = (size_t)sequences;
     Model *m = &d->model;
     *d = (Decoder){ .sequences = sequences, .chunk = chunk < capacity ? chunk : capacity };
-    model_plan_inference(m, dev, c, sequences, d->chunk, capacity, weights_of);
+    if (relay) model_plan_dealt(m, dev, c, sequences, d->chunk, capacity, relay);
+    else model_plan_inference(m, dev, c, sequences, d->chunk, capacity, weights_of);
+    d->replay.off = relay != NULL;                          /* work of several devices is not recorded */
     arena_add(&m->arena, MEM_SHARED, "next logits", &d->logits, B * (size_t)c->vocab * dev->floatX_size);
     arena_add(&m->arena, MEM_DATA, "drawn tokens", &d->log, B * (size_t)capacity * sizeof *d->log);
     arena_add(&m->arena, MEM_DATA, "sampling keys", &d->keys, B * sizeof *d->keys);
-    return model_allocate(m);
+}
+int decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
+    plan(d, dev, c, sequences, capacity, weights_of, NULL);
+    return model_allocate(&d->model);
+}
+void decoder_plan_dealt(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, struct Relay *relay) {
+    plan(d, dev, c, sequences, capacity, NULL, relay);
+}
+size_t decoder_bytes(const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of) {
+    Decoder d;
+    plan(&d, dev, c, sequences, capacity, weights_of, NULL);
+    const size_t bytes = d.model.arena.total;
+    model_free(&d.model);
+    return bytes;
 }
 void decoder_close(Decoder *d) {
     replay_free(&d->replay, d->model.dev);

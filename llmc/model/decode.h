@@ -22,6 +22,9 @@ typedef struct {
 /* Memory for `sequences` of up to `capacity` positions; 0 if the device does not have it. weights_of: see model.h. With
  * NULL the weights must be loaded into d->model afterwards. */
 int  decoder_open(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);
+size_t decoder_bytes(const Device *dev, const Config *c, int sequences, int capacity, const Model *weights_of);     /* that it takes */
+/* Of layers that are dealt out (relay.h; NULL: all here); then model_allocate(&d->model). */
+void decoder_plan_dealt(Decoder *d, const Device *dev, const Config *c, int sequences, int capacity, struct Relay *relay);
 void decoder_close(Decoder *d);
 void decoder_reset(Decoder *d);                             /* forget everything read */
 

@@ -17,6 +17,7 @@
  * Backward takes the same steps in the opposite order. The stream passes its gradient on unchanged, and each sub-layer adds its
  * own: add_norm_backward sums the gradient of a norm's output, takes it through the norm, and adds it to the stream's. */
 #include "parallel.h"
+#include "relay.h"
 
 static Norm norm_of(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static Norm final_norm(const Model *m) { return (Norm){ m->p.final_norm, (float)m->config.final_eps }; }
@@ -52,9 +53,8 @@ static void add_norm_forward(Model *m, floatX *normed, real *rstd, floatX *resid
     m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->batch.N, m->config.channels);
 }
 
-static void attention_forward(Model *m, int l) {
+static void add_attention(Model *m, int l, Sum answer) {
     LayerActs *a = &m->acts[l];
-    const Sum answer = attention_layer_forward(m, l, a->att_normed);
     add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &answer, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
 }
 /* The range of tensors that block l has; and that of what follows the last block. */
@@ -63,13 +63,14 @@ static int last_range(const Model *m) { return m->manifest.range_count - 1; }
 
 static void block_forward(Model *m, int l) {
     LayerActs *a = &m->acts[l], *next = a + 1;
-    const int last = l == m->config.layers - 1;
+    const int last = l == m->config.layers - 1, hands_on = !last && l == m->to - 1;       /* to the device that has the next layer */
     parallel_wait_weights(m, range_of(m, l), 1);
-    attention_forward(m, l);
+    add_attention(m, l, attention_layer_forward(m, l, a->att_normed));
     moe_encode_weights(m, l, 0);
     const Sum answer = moe_layer_forward(m, l, a->mlp_normed);
     parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm; the answer may have a bias of this */
     if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, final_norm(m));
+    else if (hands_on) add_norm_forward(m, a->att_normed, a->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l].att_norm));
     else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
 }
 
@@ -86,25 +87,29 @@ static int model_decode_path(const Model *m) {
         && dev->decode_fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
 
-void model_forward(Model *m) {
+static void embed(Model *m) {
     const Device *dev = m->dev;
-    const int N = m->batch.N, C = m->config.channels, L = m->config.layers;
-    parallel_begin_weights(m);
-    parallel_wait_weights(m, 0, 1);
+    const int N = m->batch.N, C = m->config.channels;
     dev->embed_forward(m->encoded, m->batch.tokens, m->p.embed, N, C);
     if (drops(dropout_at(m, 0))) dev->dropout(m->encoded, m->encoded, dropout_at(m, 0), (size_t)N * (size_t)C);
+}
+void model_forward(Model *m) {
+    parallel_begin_weights(m);
+    parallel_wait_weights(m, 0, 1);
+    if (m->relay) relay_bring(m->relay, m);
+    else if (!m->from) embed(m);                            /* else the stream is there already */
     parallel_wait_weights(m, 1, 0);
     if (model_decode_path(m)) {                             /* from stream to stream: decode_in has the norm */
-        for (int l = 0; l < L; l++) {
+        for (int l = m->from; l < m->to; l++) {
             parallel_wait_weights(m, range_of(m, l), 1);
             attention_layer_decode(m, l, m->acts[l].mid, stream(m, l));
             moe_layer_decode(m, l, m->acts[l].out, m->acts[l].mid);
         }
         parallel_wait_weights(m, last_range(m), 1);
     } else {
-        attention_norm(m, 0);
-        for (int l = 0; l < L; l++) block_forward(m, l);
-        divide_logits(m, m->final, C);
+        attention_norm(m, m->from);
+        for (int l = m->from; l < m->to; l++) block_forward(m, l);
+        if (m->to == m->config.layers) divide_logits(m, m->final, m->config.channels);
     }
 }
 
@@ -186,25 +191,29 @@ static const floatX *dropout_backward(Model *m, real *dbias, int site) {
     return m->s.branch;
 }
 
-/* m->s.dresid: on entry the gradient of the block's output, on return that of its input. What was not kept is made once more:
- * with 2 all that the backward reads, with 1 the two norms. */
+/* What backward reads and forward has not left: each part from what was kept, or from the part before it. Routing is always kept. */
+static void recompute(Model *m, int l) {
+    const LayerActs *a = &m->acts[l];
+    if (model_recomputes(m, l, PART_NORMS)) attention_norm(m, l);
+    if (model_recomputes(m, l, PART_HEADS)) attention_heads(m, l, a->att_normed);
+    if (model_recomputes(m, l, PART_ATTENTION)) attention_mix(m, l);
+    if (model_recomputes(m, l, PART_MIDDLE)) add_attention(m, l, attention_answer(m, l));
+    else if (model_recomputes(m, l, PART_NORMS)) mlp_norm(m, l);
+    if (model_recomputes(m, l, PART_UP)) moe_up_again(m, l, a->mlp_normed);
+}
+
+/* m->s.dresid: on entry the gradient of the block's output, on return that of its input. */
 static void block_backward(Model *m, int l, float scale) {
     LayerActs *a = &m->acts[l];
     const LayerParams *p = &m->lp[l];
     LayerGrads *g = &m->lg[l];
     parallel_wait_weights(m, range_of(m, l), -1);
     moe_encode_weights(m, l, 1);
-    if (m->recompute >= 2) {
-        attention_norm(m, l);
-        attention_forward(m, l);
-        moe_layer_forward(m, l, a->mlp_normed);
-    }
-    if (m->recompute == 1) mlp_norm(m, l);
+    recompute(m, l);
     const floatX *dout = dropout_backward(m, g->mlp_bias, 2*l + 2);
     Sum dx = moe_layer_backward(m, l, dout, a->mlp_normed, scale);
     add_norm_backward(m, g->mlp_norm, g->att_bias, &dx, a->mid, norm_of(m, p->mlp_norm), a->mlp_rstd);
 
-    if (m->recompute == 1) attention_norm(m, l);
     dout = dropout_backward(m, g->att_bias, 2*l + 1);
     attention_output_backward(m, l, dout);
     parallel_send_gradients(m);                             /* parallel.h says why here */

@@ -79,6 +79,19 @@ typedef struct {                        /* what a layer's forward leaves for its
     floatX *out;                        /* (N,C) residual stream after the layer */
 } LayerActs;
 
+/* Parts of a layer that backward can make once more from what is kept, so that layers share one buffer for them; in the order in which
+ * they are made. */
+typedef enum {
+    PART_NORMS,                         /* att_normed, mlp_normed */
+    PART_HEADS,                         /* q, kv, and what they were before their norms */
+    PART_ATTENTION,                     /* mixed, att_lse */
+    PART_MIDDLE,                        /* mid */
+    PART_UP,                            /* pre, shared_pre */
+    LAYER_PARTS
+} LayerPart;
+/* How many layers make a part once more: those before the last. What the last one made is still in the buffer when backward begins. */
+typedef struct { int layers[LAYER_PARTS]; } Recompute;
+
 typedef struct { Fp8 up, up_transposed, down, down_transposed; } ExpertCodes;       /* (E,2F,C) (E,C,2F) (E,C,F) (E,F,C) */
 
 typedef struct {                        /* used by one layer at a time */
@@ -160,16 +173,19 @@ struct Model {
     const Device *dev;
     Config    config;
     ModelMode mode;
-    int       recompute;                /* 0 keep all, 1 recompute norms, 2 recompute whole layers */
+    Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
-    int       fp8;                      /* 1: experts compute in 8 bits if the config says so: in training. 0: they do not */
+    int       fp8;                      /* 1: experts compute in 8 bits if fp8_passes says so: in training. 0: they do not */
+    int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
     float     balance_coef, z_coef;     /* of the losses added to the cross entropy */
     Dtype     matrix_gradients;         /* what gradients of layers' matrices are stored as */
     int       routers;                  /* 2 a layer, or fewer */
+    int       from, to;                 /* the layers that it has: all, unless they are dealt out over devices (relay.h) */
+    struct Relay *relay;                /* brings the stream that enters layer `from`; NULL: this model has the first */
 
     const Model *weights_of;            /* another model whose weights this one uses; NULL: its own */
     Manifest  manifest;
@@ -202,19 +218,24 @@ static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)
 /* ---- plan.c: memory --------------------------------------------------------------------------------------- */
 
 /* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
- * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. gradients FLOATX: those
+ * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. recompute NULL: nothing. gradients FLOATX: those
  * of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer used twice. */
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel);
+void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* of a planned model: what layer l keeps, or would keep */
+int  model_recomputes(const Model *m, int l, LayerPart part);
 /* For generating, with a cache of `capacity` positions; weights_of: a model whose weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of);
+/* Of layers from .. to - 1 only, and the embedding and the head if they belong to these (relay.h). */
+void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to);
 int  model_allocate(Model *m);                              /* 0: the device does not have m->arena.total bytes */
 void model_initialize(Model *m, uint64_t seed);
 void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* only tensors of this kind, with the same values */
 void model_free(Model *m);
 void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
+int  fp8_passes(const Config *c, int N);                    /* fp8.c: FP8_FORWARD, FP8_BACKWARD, for batches of N tokens */
 /* Where the weights of a tensor, and its gradient, are: in m->params and m->grads, or, of sharded ones, in the buffer that its range
  * has while it is whole (parallel.h). */
 floatX *model_weight(const Model *m, const Tensor *t);
@@ -267,10 +288,14 @@ Write gradient_write(const Model *m, int l);
 /* ---- attention.c, moe.c, route.c: the two sub-layers of layer l, and their routers ------------------------
  * Forward returns the answer to x; backward, with dout the gradient of that answer, the gradient of x. */
 Sum  attention_layer_forward (Model *m, int l, const floatX *x);
+void attention_heads (Model *m, int l, const floatX *x);    /* its steps 3 and 4, */
+void attention_mix   (Model *m, int l);                     /* 5, */
+Sum  attention_answer(Model *m, int l);                     /* and 6: forward is these, and backward may make each once more */
 void attention_output_backward(Model *m, int l, const floatX *dout);     /* first the output experts, */
 Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then attention and what is before it */
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
+void moe_up_again(Model *m, int l, const floatX *x);        /* what its backward reads: up projections, routed as in forward */
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
 void moe_encode_weights(Model *m, int l, int backward);     /* in 8 bits, if the pass that begins uses them so and has not yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);

@@ -18,11 +18,14 @@ static DenseMlp shared_expert(const Model *m, int l) {
 }
 static int pre_width(const Model *m, int F) { return IS_GATED(m->config.activation) ? 2 * F : F; }
 
+static void mlp_up(Model *m, DenseMlp mlp, const floatX *x) {
+    m->dev->matmul_forward(mlp.pre, x, mlp.up, m->batch.N, m->config.channels, pre_width(m, mlp.F));
+}
 /* out = down f(up x) */
 static void mlp_forward(Model *m, DenseMlp mlp, floatX *out, const floatX *x) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, F = mlp.F;
-    dev->matmul_forward(mlp.pre, x, mlp.up, N, C, pre_width(m, F));
+    mlp_up(m, mlp, x);
     dev->activation_forward(m->s.act, mlp.pre, (Activation)m->config.activation, N, F);
     dev->matmul_forward(out, m->s.act, mlp.down, N, F, C);
 }
@@ -68,7 +71,7 @@ static void gated_backward(Model *m, int l, DenseMlp mlp, Sum *dx, const floatX 
 
 /* ---- experts in 8 bits: steps 3 and 4 of the mixture, and what they need ------------------------------------- */
 
-static int in_8_bits(const Model *m, int l) { return m->fp8 && m->codes && config_has_experts(&m->config, l); }
+static int in_8_bits(const Model *m, int l, int passes) { return m->fp8 && m->fp8_passes & passes && config_has_experts(&m->config, l); }
 static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->config.universal || m->codes_shared ? 0 : l]; }
 
 /* The optimizer has changed the weights since the last step: the first forward encodes them. Layers that share the codes' memory, because
@@ -76,20 +79,17 @@ static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->
 void moe_encode_weights(Model *m, int l, int backward) {
     const Config *c = &m->config;
     const int are_new = !backward && m->batch.phase & PHASE_FIRST && !(c->universal && l);
-    if (!in_8_bits(m, l) || !(are_new || m->codes_shared)) return;
+    if (!in_8_bits(m, l, backward || !m->codes_shared ? FP8_ALL : FP8_FORWARD) || !(are_new || m->codes_shared)) return;
     const ExpertCodes *w = codes_of(m, l);
     m->dev->fp8_weight(w->up, w->up_transposed, m->lp[l].up, c->experts, 2 * c->width, c->channels);
     m->dev->fp8_weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
 }
 
-static void forward_in_8_bits(Model *m, int l, const floatX *x) {
+static void up_in_8_bits(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
-    const Plan *plan = &m->acts[l].mlp.plan;
-    const ExpertCodes *w = codes_of(m, l);
-    const int C = m->config.channels, F = m->config.width;
+    const int C = m->config.channels;
     dev->fp8_rows(m->s.x8, x, m->batch.N, C);
-    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, w->up, plan, C, F);
-    dev->fp8_linear(dev, m->s.rows, m->s.act8, w->down, plan, F, C);
+    dev->fp8_up_forward(dev, m->acts[l].pre, m->s.act8, m->s.x8, codes_of(m, l)->up, &m->acts[l].mlp.plan, C, m->config.width);
 }
 
 /* Where the device has no weight gradient in 8 bits, the products' results are wanted as floatX, too. */
@@ -118,21 +118,28 @@ static void backward_in_8_bits(Model *m, int l, const floatX *dout, const floatX
     } else dev->parallel_linear_backward_weight(g->up, s->dpre, x, plan, C, 2*F, BY_TOKEN, GROUPED, how);
 }
 
-/* Experts with biases: the same in more operations. */
-static void forward_with_biases(Model *m, int l, const floatX *x) {
+/* ---- the mixture ------------------------------------------------------------------------------------------ */
+
+/* What the experts' rows are before the nonlinearity, and after it: m->s.act8 or m->s.act. A bias comes between product and nonlinearity,
+ * which are two operations then. */
+static void experts_up(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
     const LayerActs *a = &m->acts[l];
     const Plan *plan = &a->mlp.plan;
+    const Activation how = (Activation)m->config.activation;
     const int C = m->config.channels, F = m->config.width, P = pre_width(m, F);
+    if (in_8_bits(m, l, FP8_FORWARD)) { up_in_8_bits(m, l, x); return; }
+    if (!p->up_bias) { dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, how, C, F, BY_TOKEN); return; }
     dev->parallel_linear_forward(a->pre, x, p->up, plan, C, P, BY_TOKEN, GROUPED);
     dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
-    dev->activation_forward(m->s.act, a->pre, (Activation)m->config.activation, plan->S, F);
-    dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, plan, F, C, GROUPED, GROUPED);
-    dev->expert_bias_forward(m->s.rows, p->down_bias, plan, C);
+    dev->activation_forward(m->s.act, a->pre, how, plan->S, F);
 }
-
-/* ---- the mixture ------------------------------------------------------------------------------------------ */
+void moe_up_again(Model *m, int l, const floatX *x) {
+    if (!config_has_experts(&m->config, l)) { mlp_up(m, dense_mlp(m, l), x); return; }
+    experts_up(m, l, x);
+    if (m->config.shared_width) mlp_up(m, shared_expert(m, l), x);
+}
 
 Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     const Device *dev = m->dev;
@@ -150,12 +157,10 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     route_forward(m, &a->mlp, p->router, p->router_bias, x);
 
     /* 3. Each expert is a small MLP on its own rows, which it reads in token order. */
-    if (in_8_bits(m, l)) forward_in_8_bits(m, l, x);
-    else if (p->up_bias) forward_with_biases(m, l, x);
-    else {
-        dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, &r->plan, (Activation)c->activation, C, F, BY_TOKEN);
-        dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
-    }
+    experts_up(m, l, x);
+    if (in_8_bits(m, l, FP8_FORWARD)) dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &r->plan, F, C);
+    else dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
+    if (p->down_bias) dev->expert_bias_forward(m->s.rows, p->down_bias, &r->plan, C);
 
     /* 4. Each token's answer is the weighted sum over its K experts: left to add_norm_forward, */
     if (!c->shared_width)
@@ -191,7 +196,7 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     }
 
     /* 4, 3. All K experts of a token share one gradient of the sum, and read it in token order. */
-    if (in_8_bits(m, l)) backward_in_8_bits(m, l, dout, x, how);
+    if (in_8_bits(m, l, FP8_BACKWARD)) backward_in_8_bits(m, l, dout, x, how);
     else {
         dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, a->mlp.weight, plan,
                                   (Activation)c->activation, C, F, BY_TOKEN);

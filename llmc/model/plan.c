@@ -1,5 +1,6 @@
 /* plan.c: every tensor the model has and every buffer it needs, each once; and where they are in memory. */
 #include "parallel.h"
+#include "relay.h"
 #include "rope.h"
 #include "routers.h"
 #include <math.h>
@@ -148,17 +149,23 @@ static void describe_mlp(Manifest *m, const Config *c, int l) {
 }
 #undef TENSOR
 
-static void describe_model(Manifest *m, const Config *c) {
-    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers;
+/* With layers from .. to - 1. The head may be the embedding. */
+static void describe_model(Manifest *m, const Config *c, int from, int to) {
+    const int C = c->channels, V = c->vocab, blocks = c->universal ? 1 : c->layers, ends = to == c->layers;
     const float embed = c->init_embed > 0 ? (float)c->init_embed : (float)c->init_std;
     const float head = c->zero_output > 1 ? ZEROS : initial(c, C);
-    manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
-                 (int[]){ V, C });
-    m->at[0].padding = c->padding;
+    if (!from || (ends && c->tied)) {
+        manifest_add(m, -1, offsetof(ModelParams, embed), "model.embed_tokens.weight", NULL, embed, TENSOR_EMBEDDING, 2,
+                     (int[]){ V, C });
+        m->at[0].padding = c->padding;
+    }
     manifest_end_range(m);
-    for (int l = 0; l < blocks; l++) { describe_attention(m, c, l); describe_mlp(m, c, l); manifest_end_range(m); }
-    manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
-    if (!c->tied) {
+    for (int l = 0; l < blocks; l++) {
+        if (l >= from && l < to) { describe_attention(m, c, l); describe_mlp(m, c, l); }
+        manifest_end_range(m);
+    }
+    if (ends) manifest_add(m, -1, offsetof(ModelParams, final_norm), "model.norm.weight", NULL, ONES, TENSOR_NORM, 1, (int[]){ C });
+    if (ends && !c->tied) {
         manifest_add(m, -1, offsetof(ModelParams, head), "lm_head.weight", NULL, head, TENSOR_HEAD, 2,
                      (int[]){ V, C });
         m->at[m->count - 1].padding = c->padding;
@@ -167,11 +174,11 @@ static void describe_model(Manifest *m, const Config *c) {
 }
 
 /* ---- activations, each once --------------------------------------------------------------------------------
- * KEEP: backward needs what forward made, one buffer per layer. NORM and LAYER: the same, unless that much is
- * recomputed (-r 1, -r 2), when all layers use one buffer; so do they all when nothing is trained. */
+ * Each has the part of the layer that makes it once more, where backward does so, and layers then share one buffer for it. KEEP: none
+ * does. Without training all layers share all buffers. */
 
-typedef enum { KEEP, NORM, LAYER } Lifetime;
-typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED } ActsPass;
+enum { KEEP = LAYER_PARTS };                  /* a LayerPart, or this */
+typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED, MEASURE } ActsPass;
 
 /* Upper bound on slots: rounding adds at most tile-1 (UP) or tile/2 (NEAREST) rows an expert. An expert never has more than N. */
 int mlp_slots(const Config *c, int N, int rounds) {
@@ -189,18 +196,24 @@ static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 /* F of layers with one MLP; 0: there are none. */
 static int widest_dense(const Config *c) { return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0; }
 
-static int is_shared(const Model *m, Lifetime life) {
-    return m->mode == MODEL_INFER || (life == NORM && m->recompute >= 1) || (life == LAYER && m->recompute >= 2);
+/* Of layer l; -1: of any. The last layer shares, too, but needs nothing once more. */
+static int is_shared(const Model *m, int l, int part) {
+    const int again = part == KEEP ? 0 : m->recompute.layers[part];
+    return m->mode == MODEL_INFER || (again && (l < 0 || l >= m->config.layers - 1 - again));
 }
-/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. */
-static void act(Model *m, ActsPass pass, Lifetime life, const char *name, void *pointer, void *shared, size_t bytes) {
-    if (pass == BIND_SHARED) { if (is_shared(m, life)) memcpy(pointer, shared, sizeof(void *)); }
-    else if (is_shared(m, life) == (pass == PLAN_SHARED))
+int model_recomputes(const Model *m, int l, LayerPart part) { return l < m->config.layers - 1 && is_shared(m, l, part); }
+
+/* One buffer of one layer: planned if this pass is for its kind, or pointed at the shared one. measured: (LAYER_PARTS), of MEASURE. */
+static void act(Model *m, int l, ActsPass pass, int part, const char *name, void *pointer, void *shared, size_t bytes, size_t *measured) {
+    const int shares = is_shared(m, l, part);
+    if (pass == MEASURE) { if (part != KEEP) measured[part] += arena_rounded(bytes); }
+    else if (pass == BIND_SHARED) { if (shares) memcpy(pointer, shared, sizeof(void *)); }
+    else if (shares == (pass == PLAN_SHARED))
         arena_add(&m->arena, pass == PLAN_SHARED ? MEM_SHARED : MEM_KEPT, name, pointer, bytes);
 }
 
 /* l: the layer; -1: any of them, for buffers that all share. */
-static void describe_acts(Model *m, int l, ActsPass pass) {
+static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     const Config *c = &m->config;
     const int routed = l < 0 ? c->experts > 1 : config_has_experts(c, l), dense = l < 0 || !routed;
     LayerActs *const a = l < 0 ? &m->shared : &m->acts[l];
@@ -210,28 +223,28 @@ static void describe_acts(Model *m, int l, ActsPass pass) {
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
     LayerActs *s = &m->shared;
 
-#define ACT(life, field, bytes) act(m, pass, life, #field, &a->field, &s->field, bytes)
-    ACT(NORM,  att_normed, N*C*X);
-    ACT(KEEP,  att_rstd,   N*Re);
-    ACT(LAYER, q,          N*Q*G*D*X);
-    ACT(LAYER, kv,         N*2*G*D*X);
+#define ACT(part, field, bytes) act(m, l, pass, part, #field, &a->field, &s->field, bytes, measured)
+    ACT(PART_NORMS,     att_normed, N*C*X);
+    ACT(KEEP,           att_rstd,   N*Re);
+    ACT(PART_HEADS,     q,          N*Q*G*D*X);
+    ACT(PART_HEADS,     kv,         N*2*G*D*X);
     if (c->qk_norm > 1 || (c->qk_norm && m->mode == MODEL_TRAIN)) {
-    ACT(LAYER, q_before,   N*Q*G*D*X);
-    ACT(LAYER, k_before,   N*G*D*X);
+    ACT(PART_HEADS,     q_before,   N*Q*G*D*X);
+    ACT(PART_HEADS,     k_before,   N*G*D*X);
     }
     if (c->qk_norm > 1) {
-    ACT(LAYER, q_rstd,     N*Re);
-    ACT(LAYER, k_rstd,     N*Re);
+    ACT(PART_HEADS,     q_rstd,     N*Re);
+    ACT(PART_HEADS,     k_rstd,     N*Re);
     }
-    ACT(LAYER, mixed,      N*Q*G*D*X);
-    ACT(LAYER, att_lse,    N*Q*G*Re);
-    ACT(LAYER, mid,        N*C*X);
-    ACT(NORM,  mlp_normed, N*C*X);
-    ACT(KEEP,  mlp_rstd,   N*Re);
-    ACT(LAYER, pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)widest_dense(c) : 0) * gate*X);
+    ACT(PART_ATTENTION, mixed,      N*Q*G*D*X);
+    ACT(PART_ATTENTION, att_lse,    N*Q*G*Re);
+    ACT(PART_MIDDLE,    mid,        N*C*X);
+    ACT(PART_NORMS,     mlp_normed, N*C*X);
+    ACT(KEEP,           mlp_rstd,   N*Re);
+    ACT(PART_UP,        pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)widest_dense(c) : 0) * gate*X);
     if (routed && c->shared_width)
-    ACT(LAYER, shared_pre, N*gate*(size_t)c->shared_width*X);
-    ACT(KEEP,  out,        N*C*X);
+    ACT(PART_UP,        shared_pre, N*gate*(size_t)c->shared_width*X);
+    ACT(KEEP,           out,        N*C*X);
 #define ROUTE(r, experts, always, slots, extends) do { const size_t E = (size_t)(experts), S_ = (size_t)(slots); \
     ACT(KEEP, r.logits, N*E*X);           ACT(KEEP, r.lse, N*Re);            ACT(KEEP, r.weight, S_*Re); \
     ACT(KEEP, r.expert, S_*I);            ACT(KEEP, r.plan.start, (E+(always)+1)*I);  ACT(KEEP, r.plan.slot_of_row, S_*I); \
@@ -244,10 +257,14 @@ static void describe_acts(Model *m, int l, ActsPass pass) {
 #undef ROUTE
 #undef ACT
 }
+void model_part_bytes(const Model *m, int l, size_t bytes[LAYER_PARTS]) {
+    Model measured = *m;
+    memset(bytes, 0, LAYER_PARTS * sizeof *bytes);
+    describe_acts(&measured, l, MEASURE, bytes);
+}
 
 /* ---- experts in 8 bits ------------------------------------------------------------------------------------------ */
 
-static int in_8_bits(const Model *m) { return m->mode == MODEL_TRAIN && m->config.fp8 && m->config.experts > 1; }
 static void add_codes(Model *m, MemCategory category, const char *name, Fp8 *x, size_t codes, size_t scales) {
     arena_add(&m->arena, category, name, &x->code, codes);
     arena_add(&m->arena, category, name, &x->scale, scales * m->dev->real_size);
@@ -262,7 +279,7 @@ static void plan_codes(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width, weight = (size_t)c->experts * C * F;
     const int S = mlp_slots(c, m->batch.N, 1);
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
-    if (!in_8_bits(m)) return;
+    if (!m->fp8_passes) return;
     m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);
     m->codes_shared = m->dp.level >= 3 && !c->universal;
     for (int l = 0; l < (c->universal || m->codes_shared ? 1 : c->layers); l++) {
@@ -273,7 +290,7 @@ static void plan_codes(Model *m) {
     add_codes(m, MEM_SHARED, "x8", &m->s.x8, N * C, N * C / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "act8", &m->s.act8, rows * F, rows * F / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "dpre8", &m->s.dpre8, rows * 2*F, rows * 2*F / FP8_BLOCK);
-    if (!m->dev->fp8_columns) return;
+    if (!(m->fp8_passes & FP8_BACKWARD) || !m->dev->fp8_columns) return;
     add_codes(m, MEM_SHARED, "columns_C", &m->s.columns_C, blocks * FP8_BLOCK * C, blocks * C / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "columns_F", &m->s.columns_F, blocks * FP8_BLOCK * 2*F, blocks * 2*F / FP8_BLOCK);
 }
@@ -287,7 +304,7 @@ static void describe_scratch(Model *m) {
     const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
-    const size_t SF = in_8_bits(m) && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
+    const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
 
@@ -365,8 +382,8 @@ static void plan_activations(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)m->config.channels;
     const MemCategory kept = m->mode == MODEL_TRAIN ? MEM_KEPT : MEM_SHARED;
     Arena *a = &m->arena;
-    for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT);
-    describe_acts(m, -1, PLAN_SHARED);
+    for (size_t l = 0; l < L; l++) describe_acts(m, (int)l, PLAN_KEPT, NULL);
+    describe_acts(m, -1, PLAN_SHARED, NULL);
     describe_scratch(m);
     plan_codes(m);
     arena_add(a, kept, "encoded", &m->encoded, N*C*X);
@@ -406,7 +423,7 @@ static void plan_cache(Model *m) {
     const size_t X = m->dev->floatX_size, L = (size_t)c->layers, GD = (size_t)(c->kv_heads * c->head_size);
     if (!m->cache_capacity) return;
     m->cache = mem_alloc(L * sizeof *m->cache);
-    for (size_t l = 0; l < L; l++)
+    for (int l = m->from; l < m->to; l++)
         arena_add(&m->arena, MEM_CACHE, "cache", &m->cache[l], (size_t)m->batch.B * (size_t)m->cache_capacity * 2*GD*X);
     arena_add(&m->arena, MEM_DATA, "cache_row", &m->cache_row, (size_t)m->batch.N * sizeof(int));
 }
@@ -416,13 +433,14 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     const Config *c = &m->config;
     const size_t L = (size_t)c->layers;
     m->head_rows = head_chunk(m);
+    m->fp8_passes = m->mode == MODEL_TRAIN ? fp8_passes(c, m->batch.N) : 0;
     m->used_vocab = c->vocab - c->padding;
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;
     m->manifest.shards = m->weights_of ? m->weights_of->manifest.shards : m->dp.shards;      /* the same layout as its weights */
     m->manifest.by_matrix = m->weights_of ? m->weights_of->manifest.by_matrix : m->dp.level && m->dp.parallel->by_matrix;
-    describe_model(&m->manifest, c);
+    describe_model(&m->manifest, c, m->from, m->to);
     place_gradients(m, gradients);
     m->lp = mem_alloc(L * sizeof *m->lp);
     m->lg = mem_alloc(L * sizeof *m->lg);
@@ -432,21 +450,29 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     plan_batch(m);
     plan_cache(m);
 }
-void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, int recompute, int micro_batches,
+void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T },
-                  .recompute = recompute,
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_TRAIN, .batch = { .B = B, .T = T, .N = B * T }, .to = c->layers,
+                  .recompute = recompute ? *recompute : (Recompute){ { 0 } },
                   .dp = { .parallel = parallel, .ranks = parallel ? parallel->ranks : 1,
                           .shards = parallel ? parallel_shards(parallel) : 1,
                           .level = parallel && parallel->ranks > 1 ? parallel->level : 0,
                           .ordered = parallel && parallel->ordered } };
+    for (int p = 0; p < LAYER_PARTS; p++) if (m->recompute.layers[p] >= c->layers) m->recompute.layers[p] = c->layers - 1;
     plan(m, micro_batches, gradients);
+}
+static void plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, const Model *weights_of, int from,
+                           int to) {
+    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T }, .from = from, .to = to,
+                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
+    plan(m, 1, REAL);
 }
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of) {
-    *m = (Model){ .dev = dev, .config = *c, .mode = MODEL_INFER, .batch = { .B = B, .T = T, .N = B * T },
-                  .dp = { .ranks = 1, .shards = 1 }, .cache_capacity = capacity, .weights_of = weights_of };
-    plan(m, 1, REAL);
+    plan_inference(m, dev, c, B, T, capacity, weights_of, 0, c->layers);
+}
+void model_plan_layers(Model *m, const Device *dev, const Config *c, int B, int T, int capacity, int from, int to) {
+    plan_inference(m, dev, c, B, T, capacity, NULL, from, to);
 }
 
 static void bind_route(Model *m, Route *r, int router, int E, int K, int always, double scale) {
@@ -487,7 +513,7 @@ static void bind_results(Model *m) {
 int model_allocate(Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
-    if (!arena_allocate(&m->arena, dev)) return 0;
+    if ((m->relay && !relay_allocate(m->relay, m)) || !arena_allocate(&m->arena, dev)) return 0;
     if (m->weights_of) {
         m->params = m->weights_of->params;
         m->bias = m->weights_of->bias;
@@ -505,7 +531,7 @@ int model_allocate(Model *m) {
     for (int l = 0, router = 0; l < c->layers; l++) {
         const int block = c->universal ? 0 : l;
         bind_tensors(m, block, &m->lp[l], &m->lg[l]);
-        describe_acts(m, l, BIND_SHARED);
+        describe_acts(m, l, BIND_SHARED, NULL);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
         if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen };
         if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
@@ -537,6 +563,8 @@ void model_initialize(Model *m, uint64_t seed) { initialize(m, ~0u, seed); }
 void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed) { initialize(m, 1u << kind, seed); }
 
 void model_free(Model *m) {
+    if (m->relay) relay_free(m->relay);
+    m->relay = NULL;
     arena_free(&m->arena, m->dev);
     manifest_free(&m->manifest);
     free(m->lp);

@@ -1,5 +1,5 @@
 /* net.c: see net.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "net.h"
 #include <arpa/inet.h>
 #include <errno.h>

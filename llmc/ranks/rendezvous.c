@@ -1,6 +1,6 @@
 /* rendezvous.c: how the processes of a run find each other. Process 0 listens until every other process has connected
  * twice and introduced itself (messages.h). Then it sends each the list of all processes, or the reason why the run cannot begin. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "group_impl.h"
 #include "introductions.h"
 #include "net.h"

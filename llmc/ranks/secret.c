@@ -1,5 +1,5 @@
 /* secret.c: see secret.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "secret.h"
 #include "net.h"
 #include <errno.h>

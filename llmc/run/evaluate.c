@@ -30,7 +30,7 @@ int evaluate_answer(const Question *q, const double *logp, Measure by) {
     return best;
 }
 
-void evaluate_plan(Model *m, const Device *dev, const Config *c, const Questions *q) {
+void evaluate_plan(Model *m, const Device *dev, const Config *c, const Questions *q, Relay *relay) {
     int longest = 1;
     int64_t all = 0;
     for (size_t i = 0; i < q->count; i++)
@@ -41,7 +41,7 @@ void evaluate_plan(Model *m, const Device *dev, const Config *c, const Questions
         }
     const int64_t tokens = all < batch_tokens(dev) ? all : batch_tokens(dev);
     const int B = (int)((tokens + longest - 1) / longest);
-    model_plan_inference(m, dev, c, B, longest, 0, NULL);
+    model_plan_dealt(m, dev, c, B, longest, 0, relay);
 }
 
 static int longest_first(const void *a, const void *b) {

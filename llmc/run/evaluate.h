@@ -4,7 +4,7 @@
 #define EVALUATE_H
 #include <signal.h>
 #include "llmc/data/questions.h"
-#include "llmc/model/model.h"
+#include "llmc/model/relay.h"
 
 typedef enum {
     RAW,                             /* log-likelihood: lm-eval's acc */
@@ -22,8 +22,9 @@ typedef struct {
 /* The index of the largest value; of equal ones the first, as numpy's argmax. */
 int evaluate_answer(const Question *q, const double *logp, Measure by);
 
-/* Plans a model for batches of such questions, each of several choices of several questions; allocates nothing. */
-void evaluate_plan(Model *m, const Device *dev, const Config *c, const Questions *q);
+/* Plans a model for batches of such questions, each of several choices of several questions; allocates nothing. relay: NULL, or the
+ * devices that its layers are dealt out to. */
+void evaluate_plan(Model *m, const Device *dev, const Config *c, const Questions *q, Relay *relay);
 
 /* details: NULL, or where a line of JSON is added for each question: {"line", "answer", "logprobs", "tokens", "characters"}.
  * visible: progress is shown on stderr. 0 and an error: a likelihood is not finite, or details cannot be written. */

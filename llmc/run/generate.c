@@ -11,7 +11,8 @@ int generator_open(Generator *g, const Config *c, int capacity, const TextStyle 
     g->stream = mem_alloc(B * sizeof *g->stream);
     g->window = mem_alloc(B * (size_t)capacity * sizeof *g->window);
     for (size_t b = 0; b < B; b++) stream_open(&g->stream[b], style);
-    return decoder_open(&g->d, g->dev, c, g->sequences, capacity, g->weights_of);
+    if (g->relay) decoder_plan_dealt(&g->d, g->dev, c, g->sequences, capacity, g->relay);
+    return g->relay ? model_allocate(&g->d.model) : decoder_open(&g->d, g->dev, c, g->sequences, capacity, g->weights_of);
 }
 void generator_close(Generator *g) {
     for (int b = 0; b < g->sequences; b++) stream_close(&g->stream[b]);
@@ -186,7 +187,7 @@ static double per(double x, double y) { return y > 0 ? x / y : 0; }
 static double bytes_per_token(const Generator *g) {
     const Model *m = &g->d.model;
     const Config *c = &m->config;
-    const double weights = (double)config_active(c, m->manifest.learnable) - (c->tied ? 0 : (double)c->vocab * c->channels);
+    const double weights = (double)config_active(c, m->manifest.learnable + (m->relay ? relay_learnable(m->relay) : 0)) - (c->tied ? 0 : (double)c->vocab * c->channels);
     const double row = 2.0 * c->layers * c->kv_heads * c->head_size;            /* of keys and values */
     return (weights + row * per((double)g->positions, (double)g->steps)) * (double)g->dev->floatX_size;
 }

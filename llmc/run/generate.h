@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include "llmc/files/hf.h"
 #include "llmc/model/decode.h"
+#include "llmc/model/relay.h"
 #include "stream.h"
 #include "view.h"
 
@@ -21,6 +22,7 @@ typedef struct {
     const volatile sig_atomic_t *interrupted;               /* decoding stops when it is not 0 */
     int      silent;                    /* 1: nothing is printed: the caller takes the text from the stream */
     const Model *weights_of;            /* a model with weights loaded, which this one uses, too; NULL: it has its own */
+    Relay   *relay;                     /* the layers are dealt out over these devices; NULL: all are on dev */
     View     view;                      /* opened after generator_open; main NULL: no experts are watched */
 
     Decoder  d;

@@ -5,6 +5,7 @@
 #include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
+#include "llmc/model/recompute.h"
 #include "llmc/ranks/secret.h"
 #include <stdlib.h>
 #include <string.h>
@@ -260,7 +261,7 @@ void run_choose_model(Run *r) {
         c->context = s->seq;
     }
     c->rounding = rounding_by_name(s->rounding);
-    c->fp8 = !strcmp(s->precision, "fp8");
+    c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
@@ -349,31 +350,45 @@ static void bound_validation(Run *r) {
 }
 
 /* What of a plan may be given up for memory. */
-typedef struct { int batch, recompute, master, level, shards; Dtype moments; } Economy;
+typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;   /* automatic: -r auto */
 static Economy as_set(const Run *r) {
-    return (Economy){ r->s.batch, r->s.recompute, r->s.master, r->parallel.level, r->parallel.shards, dtype_by_name(r->s.moments) };
+    return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, dtype_by_name(r->s.moments) };
 }
 static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->level = level;
     p->shards = shards;
     p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
-/* The memory needed that way. */
-static size_t memory_with(const Run *r, Economy e) {
+/* The memory needed that way; -r auto: where there is so much. chosen: NULL, or what is recomputed. */
+static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
     Optimizer o;
     Parallel p = r->parallel;
     set_sharding(r, &p, e.level, e.shards);
-    model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, e.recompute, r->micro_batches * r->s.batch / e.batch,
+    if (e.automatic) e.recompute = recompute_numbered(0);
+    model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute, r->micro_batches * r->s.batch / e.batch,
                         dtype_by_name(r->s.gradients), p.ranks > 1 || p.ordered ? &p : NULL);
     optimizer_plan(&o, &m, e.master, e.moments, muon_momentum(&r->s));
-    const size_t total = m.arena.total;
+    const int length = r->s.seq > 2 ? r->s.seq : 2;
+    const size_t kept = m.arena.total, samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
+    if (e.automatic && kept + samples > capacity) e.recompute = recompute_choose(&m, kept + samples - capacity);
+    const size_t total = e.automatic ? kept - recompute_saves(&m, e.recompute) : kept;
+    if (chosen) *chosen = e.recompute;
     model_free(&m);
     return total;
 }
 /* Ranks of this process that use the memory of one device. */
 static size_t ranks_on_device(const Run *r) { return r->dev->is_gpu ? 1 : (size_t)r->local_devices.count; }
 static size_t rank_memory(const Run *r) { return r->dev->memory() / ranks_on_device(r); }       /* 0: unknown */
+/* The least that a rank has, and which has it. All ranks call this. */
+static size_t least_memory(const Run *r, int *which) {
+    double all[4096], least = 0;
+    const int ranks = r->parallel.group && r->parallel.ranks <= 4096 ? r->parallel.ranks : 1;
+    all[0] = (double)rank_memory(r);
+    if (ranks > 1) group_gather(r->parallel.group, all, (double)rank_memory(r));
+    for (int i = *which = 0; i < ranks; i++) if (all[i] > 0 && (least <= 0 || all[i] < least)) least = all[i], *which = i;
+    return (size_t)least;
+}
 
 /* As options: -z 3, and over which ranks, if there are nodes. */
 static const char *sharding_name(const Run *r, int level, int shards, char name[48]) {
@@ -397,22 +412,34 @@ static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) 
     }
     return n;
 }
-/* The first of these that fits on every rank. */
+/* The first of these that fits on every rank; if none does, the one that takes least. */
 static void choose_level(Run *r) {
     int level[SHARDINGS], shards[SHARDINGS], which = 0;
     const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;    /* before there were ranks, for this one's memory */
     const size_t capacity = rank_memory(r);
     char name[48], before[48];
     Economy e = as_set(r);
-    for (; which < count - 1 && capacity; which++) {
-        e.level = level[which], e.shards = shards[which];
-        if (memory_with(r, e) <= capacity) break;
+    size_t fewest = 0;
+    for (int i = 0; i < count && capacity; i++) {
+        e.level = level[i], e.shards = shards[i];
+        const size_t bytes = memory_with(r, e, 0, NULL);
+        if (!fewest || bytes < fewest) which = i, fewest = bytes;
+        if (bytes <= capacity) break;
     }
     if (r->parallel.group) which = group_max(r->parallel.group, which);
     if (r->parallel.group && r->leads && (level[which] != planned || shards[which] != over))
         printf("%s instead of %s: that is what fits on all ranks\n", sharding_name(r, level[which], shards[which], name),
                sharding_name(r, planned, over, before));
     set_sharding(r, &r->parallel, level[which], shards[which]);
+}
+
+/* What is recomputed. -r auto: nothing, or what costs least of what makes the plan fit on every rank. */
+static void choose_recompute(Run *r) {
+    int which;
+    const size_t capacity = r->s.recompute < 0 ? least_memory(r, &which) : 0;
+    Economy e = as_set(r);
+    e.automatic = 1;
+    if (capacity) memory_with(r, e, capacity, &r->recompute);
 }
 
 void run_plan(Run *r) {
@@ -446,8 +473,10 @@ void run_plan(Run *r) {
         fail(EXIT_INPUT, "%s: an epoch has %lld sequences, less than the %lld of one step. "
              "Use smaller steps (-b, -t, -d), or set their number (-x)",
              s->train, (long long)data_epoch_samples(r->data, s->seq), (long long)samples_per_step(r));
+    r->recompute = recompute_numbered(s->recompute);
     if (ranks > 1) choose_level(r);
-    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, s->recompute, r->micro_batches,
+    choose_recompute(r);
+    model_plan_training(&r->model, r->dev, &r->config, s->batch, s->seq, &r->recompute, r->micro_batches,
                         dtype_by_name(s->gradients), ranks > 1 || s->ordered ? &r->parallel : NULL);
     if (s->ordered && r->dev->floatX_size == 2 && (!s->master || dtype_by_name(s->moments) == FLOATX))
         fail(EXIT_USAGE, "-rp 1: not with -mw 0 or -mo bf16. Their stochastic rounding depends on positions in memory, "
@@ -462,23 +491,25 @@ void run_plan(Run *r) {
 /* The options with which the run would fit, the largest saving first. free() it. */
 static char *would_fit(const Run *r, size_t capacity) {
     enum { REMEDIES = 6 };
-    const Economy now = as_set(r);
+    const int could = r->s.recompute == 0 || r->s.recompute == 1;           /* more may be recomputed than is */
+    Economy now = as_set(r);
+    now.automatic = r->s.recompute < 0;
     Economy few = now, lean = now, again = now, both = now, shards = now, all = now;
-    for (few.batch /= 2; few.batch > 1 && memory_with(r, few) > capacity; ) few.batch /= 2;
+    for (few.batch /= 2; few.batch > 1 && memory_with(r, few, capacity, NULL) > capacity; ) few.batch /= 2;
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
-    again.recompute = both.recompute = all.recompute = 2;
+    again.automatic = both.automatic = all.automatic = 1;
     shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
     char smaller[96];
     snprintf(smaller, sizeof smaller, "-b %d (with -d %lld the step stays the same)", few.batch, (long long)tokens_per_step(r));
-    struct { const char *options; Economy with; size_t bytes; } remedy[REMEDIES] = {
-        { "-mw 0 -mo bf16", lean, 0 }, { "-r 2", again, 0 }, { "-r 2 -mw 0 -mo bf16", both, 0 }, { smaller, few, 0 },
-        { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0 },
-        { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r 2" : "-z 3 -r 2", all, 0 } };
+    struct { const char *options; Economy with; int again; size_t bytes; } remedy[REMEDIES] = {
+        { "-mw 0 -mo bf16", lean, 0, 0 }, { "-r auto", again, 1, 0 }, { "-r auto -mw 0 -mo bf16", both, 1, 0 }, { smaller, few, 0, 0 },
+        { r->node < r->parallel.ranks ? "-z 3 -zn 0" : "-z 3", shards, 0, 0 },
+        { r->node < r->parallel.ranks ? "-z 3 -zn 0 -r auto" : "-z 3 -r auto", all, 1, 0 } };
     for (int i = 0; i < REMEDIES; i++) {
         const Economy *with = &remedy[i].with;
         const int needs_bf16 = with->moments != now.moments, needs_ranks = with->level != now.level || with->shards != now.shards;
-        if (with->batch && (!needs_bf16 || r->dev->floatX_size == 2) && (!needs_ranks || r->parallel.ranks > 1))
-            remedy[i].bytes = memory_with(r, *with);
+        if (with->batch && (!needs_bf16 || r->dev->floatX_size == 2) && (!needs_ranks || r->parallel.ranks > 1) && (could || !remedy[i].again))
+            remedy[i].bytes = memory_with(r, *with, capacity, NULL);
     }
     Text hint = { 0 };
     for (int best; best = -1, capacity; remedy[best].bytes = 0) {
@@ -488,7 +519,7 @@ static char *would_fit(const Run *r, size_t capacity) {
         text_add(&hint, "%s %s: %.1f MB", hint.at ? "," : "This would fit:", remedy[best].options,
                  (double)remedy[best].bytes / 1e6);
     }
-    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), -r 2, %sor a smaller model (-e)",
+    if (!hint.at) text_add(&hint, "Try a smaller batch (-b), shorter sequences (-t), %s%sor a smaller model (-e)", could ? "-r 2, " : "",
                            r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
     return hint.at;
 }
@@ -497,20 +528,17 @@ static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
     const size_t need = r->model.arena.total;
     char where[96] = "", has[96] = "", name[48];
     if (r->parallel.ranks > 1) snprintf(where, sizeof where, "rank %d of %d: ", rank, r->parallel.ranks);
-    if (r->parallel.ranks > 1 && capacity > 0) 
+    if (r->parallel.ranks > 1 && capacity > 0)
         snprintf(has, sizeof has, " with %s; it has %.1f MB", sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
-    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s", where, r->dev->name, (double)need / 1e6, has,
-         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "", would_fit(r, (size_t)capacity));
+    fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s%s", where, r->dev->name, (double)need / 1e6, has,
+         r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
+         r->s.recompute < 0 ? "All that backward can make once more is already (-r auto). " : "", would_fit(r, (size_t)capacity));
 }
 /* All ranks learn whether all have enough memory, so that they end alike. */
 static void check_memory(const Run *r) {
-    double all[4096], least = 0;
-    int which = 0;
-    const int ranks = r->parallel.ranks <= 4096 ? r->parallel.ranks : 1;
-    all[0] = (double)rank_memory(r);
-    if (ranks > 1) group_gather(r->parallel.group, all, (double)rank_memory(r));
-    for (int i = 0; i < ranks; i++) if (all[i] > 0 && (least <= 0 || all[i] < least)) least = all[i], which = i;
-    if (least > 0 && (double)r->model.arena.total > least) out_of_memory(r, which, least);
+    int which;
+    const size_t least = least_memory(r, &which);
+    if (least && r->model.arena.total > least) out_of_memory(r, which, (double)least);
 }
 /* What each level would take. */
 static void print_levels(const Run *r) {
@@ -524,15 +552,36 @@ static void print_levels(const Run *r) {
     for (int nodes = 0; nodes <= (r->node < ranks); nodes++)
         for (e.level = nodes ? r->s.node > 0 ? 1 : 2 : 0; e.level <= MOST_SHARDED; e.level++) {
             e.shards = nodes ? r->node : ranks;
-            printf("%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name), (double)memory_with(r, e) / 1e6);
+            printf("%s %s: %.2f MB", e.level || nodes ? "," : "", sharding_name(r, e.level, e.shards, name), (double)memory_with(r, e, 0, NULL) / 1e6);
         }
     puts(")");
+}
+
+/* Ranks of this process's machine. */
+static size_t ranks_here(const Run *r) { return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1)); }
+void run_plan_saves(Run *r) {
+    Saver *s = saver_open(&r->model, &r->optimizer);
+    const size_t room = saver_room(s), host = device_find("cpu-f32")->memory(), each = room + (r->dev->is_gpu ? 0 : r->model.arena.total);
+    saver_close(s);
+    r->save_room = host && each * ranks_here(r) > host / 4 * 3 ? 0 : room;
+}
+/* What is recomputed; in a plan that is only printed, also what could be. */
+static void print_recompute(const Run *r, int plans) {
+    Text t = { 0 };
+    recompute_describe(&r->model, r->recompute, &t);
+    if (t.at && r->s.recompute < 0) printf("|   (-r auto recomputes %s)\n", t.at);
+    else if (t.at) printf("|   (-r %d recomputes %s)\n", r->s.recompute, t.at);
+    t.length = 0;
+    recompute_list(&r->model, &t);
+    if (plans && r->config.layers > 1) printf("|   (recomputing would save: %s)\n", t.at);
+    free(t.at);
 }
 
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {
     const size_t total = r->model.arena.total, capacity = rank_memory(r);
     const int plans = r->s.steps == 0 && settings_given(&r->s, "x");
+    print_recompute(r, plans);
     printf("|   %-27s | %10.2f MB", "total", (double)total / 1e6);
     if (capacity) printf(" of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
     else if (plans && r->dev->is_gpu) printf("; for which GPU? -gm h100, or -gm 80 (GB), says whether it fits");
@@ -542,6 +591,8 @@ static void print_fit(const Run *r) {
         free(hint);
     }
     putchar('\n');
+    if (r->save_room) printf("|   a copy for saves, host      | %10.2f MB: steps wait for the copy only\n", (double)r->save_room / 1e6);
+    else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }
 
 /* How much of the validation split is read, and how much work a kill loses. */
@@ -559,6 +610,14 @@ static void print_intervals(const Run *r) {
     free(t.at);
 }
 
+/* Of an expert's layer two products are forward and four backward. */
+static void print_precision(const Model *m) {
+    const int layers = config_mixtures(&m->config), passes = m->fp8_passes;
+    printf("|   experts in e4m3     | %d of %d products%s, of %.0f rows an expert\n",
+           layers * ((passes & FP8_FORWARD ? 2 : 0) + (passes & FP8_BACKWARD ? 4 : 0)), 6 * layers,
+           passes == FP8_ALL ? "" : passes == FP8_FORWARD ? ": forward" : passes == FP8_BACKWARD ? ": backward"
+           : ": in bf16 this size is as fast, or was not measured (-pe fp8-all)", (double)m->batch.N * m->config.topk / m->config.experts);
+}
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;
     const Arena *a = &r->model.arena;
@@ -582,6 +641,7 @@ void run_print_plan(const Run *r) {
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
            c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
+    if (c->fp8) print_precision(&r->model);
     printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
     printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
@@ -603,7 +663,7 @@ void run_print_plan(const Run *r) {
 /* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. */
 int run_check_gradients(const Run *r) {
     const Settings *s = &r->s;
-    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = s->recompute,
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
                 .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
                 .dropout = s->dropout, .seed = (uint64_t)s->seed };
     c.config.tile = 4;                                      /* suits few tokens */
@@ -636,6 +696,13 @@ void run_allocate(Run *r) {
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
+    r->saver = saver_open(&r->model, &r->optimizer);
+    const int room = r->save_room && saver_make_room(r->saver);
+    if (r->save_room && !group_min(r->parallel.group, room)) {
+        saver_close(r->saver);
+        r->saver = saver_open(&r->model, &r->optimizer);
+        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
+    }
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);

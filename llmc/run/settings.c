@@ -111,10 +111,11 @@ static const Option options[] = {
       "gigabytes of the largest file of weights at the end; a larger model has several and an index; 0: always one file" },
     { "machine",   "dv", "device",           OPTION_TEXT,  AT(device),        "auto",                0,    0,     NULL,
       "auto, cpu, cuda, or a device by name, such as cpu-bf16" },
-    { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "0",                   0,    2,     NULL,
-      "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers" },
-    { "machine",   "pe", "expert-precision", OPTION_TEXT,  AT(precision),     "bf16",                0,    0,     "bf16|fp8",
-      "products of the MLP's experts while training; fp8, an experiment: in 8 bits (docs/numerics.md), on Hopper and, slowly, on CPUs" },
+    { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,     "auto",
+      "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: the parts that cost least, if nothing does not fit" },
+    { "machine",   "pe", "expert-precision", OPTION_TEXT,  AT(precision),     "bf16",                0,    0,     "bf16|fp8|fp8-all",
+      "products of the MLP's experts while training; fp8, an experiment: in 8 bits (docs/numerics.md) where that was measured to be faster, "
+      "on Hopper and, slowly, on CPUs; fp8-all: of any size" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
       "record a step's work once and replay it: 0 never, 1 on one GPU, 2 on several, too" },
     { "machine",   "z",  "zero",             OPTION_INT,   AT(level),         "auto",                -1,   3,     "auto",
@@ -251,9 +252,11 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
 static void explain_here(Options o) {
     Settings *s = o.settings;
     Error e;
-    char why_cpu[256];
+    char why_cpu[256] = "";
     LocalDevices local = { .count = 1 };
-    const Device *dev = device_choose(s->device, &local, why_cpu);
+    const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
+    const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e) : device_choose(s->device, &local, why_cpu);
+    if (!dev) fail(EXIT_USAGE, "%s", e.text);
     Data *data = data_open(s->train, s->val, NULL, &e);
     if (!data) fail(EXIT_INPUT, "%s", e.text);
     /* -tk: a token of a BPE is about four bytes */

@@ -171,8 +171,8 @@ static void rewrite_state(const char *folder, int64_t step, const char *suffix, 
     FileTensor *list = mem_alloc(n * sizeof *list);
     float **data = mem_alloc(n * sizeof *data);
     size_t chosen = n;
-    uint64_t bytes;
-    uint32_t crc;
+    uint64_t bytes = 0;
+    uint32_t crc = 0;
     for (size_t i = 0; i < n; i++) {
         const FileTensor *t = safetensors_at(s, i);
         const size_t length = strlen(t->name), tail = strlen(suffix);

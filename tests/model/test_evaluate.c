@@ -77,14 +77,14 @@ static void run(const Device *dev, const Tokenizer *t, const char *file, int sma
     Model m;
     Questions q;
     Evaluation v;
-    size_t cut;
+    size_t cut = 0;
     char *path = text_format(FOLDER "/%s", file), *details = scratch_path("details.jsonl");
     check(hf_load_config(FOLDER, &c, &e) && questions_read(&q, path, t, c.vocab, &e) && questions_cut(&q, path, c.context, &cut, &e),
           "%s: %s", what, e.text);
     check(cut == (strcmp(file, "choices.jsonl") == 0), "%s: %zu contexts are cut", what, cut);
     FileWriter *w = file_create(details, &e);
     if (small) model_plan_inference(&m, dev, &c, 1, 64, 0, NULL);
-    else evaluate_plan(&m, dev, &c, &q);
+    else evaluate_plan(&m, dev, &c, &q, NULL);
     const int ready = model_allocate(&m) && hf_load_weights(&m, FOLDER, &e) && evaluate(&m, &q, &never, 0, w, &v, &e);
     check(ready && file_finish(w, &e), "%s: %s", what, e.text);
     if (ready) compare(&q, &v, details, expected, what);

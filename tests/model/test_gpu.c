@@ -5,6 +5,7 @@
 #include "trainee.h"
 #include "tests/test.h"
 #include "llmc/model/check.h"
+#include "llmc/model/recompute.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,12 +46,12 @@ static double rounding_error(const Check *c) {
 static const char *name_of(size_t i) { return i < GRID ? grid[i].descriptor : family_case((int)(i - GRID), NULL); }
 static Config configuration(size_t i) {
     Config c = small(name_of(i), 48);
-    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = i >= GRID - IN_8_BITS;
+    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = i >= GRID - IN_8_BITS ? FP8_ALL : 0;
     else family_case((int)(i - GRID), &c);
     return c;
 }
 static int is_missing(const Config *c, const Device *dev) { return c->fp8 && !dev->fp8_fits(c->channels, c->width); }
-static int recompute_of(size_t i)   { return i < GRID ? grid[i].recompute : (int)i % 3; }
+static Recompute recompute_of(size_t i) { return recompute_numbered(i < GRID ? grid[i].recompute : (int)i % 3); }
 static float dropout_of(size_t i)   { return i < GRID ? grid[i].dropout : i % 2 ? 0.1f : 0; }
 
 static void lockstep(const Device *dev) {
@@ -85,7 +86,7 @@ static void learning(const Device *dev, const Config *c) {
 
 /* Steps of three micro-batches with dropout, their work queued or recorded: a hash of the losses and of what is left. */
 enum { MICRO = 3, STEPS = 5, FEW = 2 };                     /* FEW: -q */
-static uint64_t trained(const Device *dev, const Config *c, int recompute, float dropout, float momentum, int record,
+static uint64_t trained(const Device *dev, const Config *c, Recompute recompute, float dropout, float momentum, int record,
                         int *recorded) {
     Trainee t;
     uint64_t hash = 0;
@@ -121,6 +122,20 @@ static void recording(const Device *dev) {
         const uint64_t hash = trained(dev, &c, recompute_of(i), dropout_of(i), i % 2 ? 0.95f : 0, 1, &recorded);
         check(recorded && !plain, "%s: %s: a step is recorded if and only if requested", dev->name, name_of(i));
         check(hash == expected, "%s: %s: replayed steps give the same bits", dev->name, name_of(i));
+    }
+}
+
+/* Every part alone and all together, of layers as small as any and of some that fill tiles. */
+static void recomputing(const Device *dev) {
+    static const char *const models[] = { "m3:c64h4e8k2f64a8x2n0", "m3:c128h2d64e8k2f128a8x2n0", "m3:c128h2d64e8k2f128a1s1n2", "d3:c128h2d64n0" };
+    for (int i = 0; i < 4; i++) {
+        int recorded;
+        const Config c = small(models[i], 160);
+        const uint64_t kept = trained(dev, &c, recompute_numbered(0), 0.1f, 0, 0, &recorded);
+        for (int p = 0; p <= LAYER_PARTS; p++) {
+            const Recompute again = p < LAYER_PARTS ? recompute_parts(1u << p, 1 + p % 2) : recompute_numbered(2);
+            check(trained(dev, &c, again, 0.1f, 0, 1, &recorded) == kept, "%s: %s: part %d recomputed changes no bit", dev->name, models[i], p);
+        }
     }
 }
 
@@ -247,6 +262,7 @@ void test_gpu(void) {
         if (!quick) learning(dev, &c);
         if (!quick) faults(dev);
         recording(dev);
+        recomputing(dev);
         unrecordable(dev);
         forgetting(dev);
     }

@@ -6,6 +6,7 @@
 #include "llmc/model/check.h"
 #include "llmc/model/decode.h"
 #include "llmc/model/routers.h"
+#include "llmc/model/recompute.h"
 #include "llmc/base/random.h"
 #include "llmc/files/families.h"
 #include <math.h>
@@ -98,17 +99,17 @@ static void gradients_of(Check *c, const char *name) {
 static void gradients(void) {
     for (size_t i = 0; i < sizeof grid / sizeof *grid; i++) {
         Check c = { .config = config_of(grid[i].descriptor, grid[i].scores, grid[i].activation, grid[i].tied),
-                    .recompute = grid[i].recompute, .dropout = grid[i].dropout };
+                    .recompute = recompute_numbered(grid[i].recompute), .dropout = grid[i].dropout };
         gradients_of(&c, grid[i].descriptor);
     }
     for (int i = 0; family_case(i, NULL); i++) {
-        Check c = { .config = trainee_config(family_case(i, NULL), 29, 16), .recompute = i % 3, .dropout = i % 2 ? 0.1f : 0 };
+        Check c = { .config = trainee_config(family_case(i, NULL), 29, 16), .recompute = recompute_numbered(i % 3), .dropout = i % 2 ? 0.1f : 0 };
         family_case(i, &c.config);
         gradients_of(&c, family_case(i, NULL));
     }
     for (size_t i = 0; i < sizeof rounded / sizeof *rounded; i++) {
         Check c = { .config = config_of(rounded[i].descriptor, rounded[i].scores, rounded[i].activation, 1),
-                    .recompute = rounded[i].recompute };
+                    .recompute = recompute_numbered(rounded[i].recompute) };
         c.config.rounding = rounded[i].rule;
         c.config.tile = 4;                                  /* of 14 tokens */
         gradients_of(&c, rounded[i].descriptor);
@@ -127,7 +128,7 @@ double overfit(const Device *dev, const Config *c, int steps, int recompute, int
     const int lean = how & LEAN;
     double loss = NAN;
     Trainee t;
-    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute, .no_master = lean, .seed = 3,
+    if (!trainee_open(&t, dev, c, (TraineeOptions){ .B = 2, .T = c->context, .recompute = recompute_numbered(recompute), .no_master = lean, .seed = 3,
                                                     .moments = lean ? FLOATX : REAL, .gradients = FLOATX,
                                                     .momentum = how & MUON ? 0.95f : 0 })) return NAN;
     t.m.balance_coef = 0.01f;
@@ -585,4 +586,6 @@ void test_model(void) {
     bad_gradient();
     training();
     test_fp8();
+    test_recompute();
+    test_relay();
 }

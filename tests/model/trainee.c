@@ -47,7 +47,7 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     t->tokens = mem_alloc(tokens * sizeof *t->tokens);
     t->targets = mem_alloc(tokens * sizeof *t->targets);
     t->keys = mem_alloc(M * sizeof *t->keys);
-    model_plan_training(&t->m, dev, c, options.B, options.T, options.recompute, options.micro_batches, options.gradients,
+    model_plan_training(&t->m, dev, c, options.B, options.T, &options.recompute, options.micro_batches, options.gradients,
                         options.parallel);
     t->m.fp8 = c->fp8;
     optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, options.momentum);

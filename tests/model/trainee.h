@@ -12,7 +12,7 @@
 
 typedef struct {                        /* zeros are defaults */
     int      B, T, micro_batches;       /* of each rank; micro_batches 0: 1 */
-    int      recompute;                 /* -r of train_moe */
+    Recompute recompute;
     int      no_master;                 /* -mw 0 */
     Dtype    moments, gradients;        /* -mo, -mg; 0: REAL */
     float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */

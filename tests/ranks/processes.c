@@ -1,5 +1,5 @@
 /* processes.c: see processes.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "processes.h"
 #include <netinet/in.h>
 #include <pthread.h>

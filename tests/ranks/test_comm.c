@@ -1,6 +1,6 @@
 /* test_comm.c: ranks. How the environment of a launcher is read; every operation among 1 to 4 ranks, as threads, as processes and
  * both, bit for bit; what each process reports when another is missing, different, killed, stopped or stuck. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "tests/test.h"
 #include "processes.h"
 #include <math.h>
