@@ -74,6 +74,7 @@ static void train_step(Run *r) {
         run_work(r, &r->replay_micro[m->batch.phase], model_state(m), micro_batch);
         model_end_micro(m, micro);
     }
+    if (r->saving) m->dev->copied(0);                       /* what is saved is not changed before */
     run_work(r, &r->replay_update, 0, update);
     if (!r->records) parallel_gather_weights(m, 1);
 }
@@ -120,15 +121,17 @@ static int between_steps(Run *r) {
     p->unvalidated = validates(r, p->step) && !run_validate(r);
     if (shows_sample(r, p->step) && !p->unvalidated) run_show_sample(r);
     run_report(r);
-    const double taken = r->takes_signals && !r->dev->is_gpu ? threads_follow_load() : 0;
+    const double taken = r->takes_signals && !r->dev->is_gpu && !r->saving ? threads_follow_load() : 0;
     if (taken > 0)
         log_line(&r->log, "other programs are using this machine: its threads wait %.0f %% of their time for a core; they spin less from now on",
                  100 * taken);
     const int requests = requests_collect(r->parallel.group, r->takes_signals, r->leads ? s->out : NULL,
-                                          run_save_due(r) ? REQUEST_TIMED_SAVE : 0);
+                                          (run_save_due(r) ? REQUEST_TIMED_SAVE : 0) | (run_save_busy(r) ? REQUEST_BUSY : 0));
     const int last = p->step == s->steps && !p->unvalidated, by_step = s->save_every && p->step % s->save_every == 0;
-    if (last || requests || by_step) run_save(r, !last && !by_step && requests == REQUEST_TIMED_SAVE);
-    if (!(requests & REQUEST_STOP) || last) return 1;
+    const int asked = requests & ~REQUEST_BUSY, stops = requests & REQUEST_STOP;
+    if (!(requests & REQUEST_BUSY)) run_follow_save(r, 0);
+    if (last || asked || by_step) run_save(r, !last && !by_step && asked == REQUEST_TIMED_SAVE, last || stops);
+    if (!stops || last) return 1;
     if (r->saved_step != p->step) fail(EXIT_DISK, "stopped on request, but the checkpoint could not be saved");
     return 0;
 }
@@ -180,6 +183,7 @@ static void run_rank(void *all, int local) {
     run_begin_log(r);
     r->finished = train(r);
     run_end_log(r);
+    saver_close(r->saver);
     if (r->finished && r->lost_best >= 0)
         fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->lost_best);
     for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
@@ -202,6 +206,7 @@ int main(int argc, char **argv) {
     run_choose_model(r);
     run_join_ranks(r);
     run_plan(r);
+    run_plan_saves(r);
     if (r->leads) run_print_plan(r);
     if (r->s.check) return run_check_gradients(r);
     if (r->s.steps == 0) return EXIT_DONE;

@@ -127,23 +127,22 @@ static void load_one(const Device *dev, const Published *p, const char *folder) 
     const Config c = config_of(p);
     Model m;
     Error e;
-    uint64_t bytes = 0;
-    uint32_t crc;
+    FileSum sum;
     char *path = text_format("%s/model.safetensors", folder);
     model_plan_inference(&m, dev, &c, 1, 1, 0, NULL);
     if (!model_allocate(&m)) printf("%-16s does not fit into this device's memory\n", p->name);
     else {
         fill_weights(&m);
         double start = now();
-        if (!hf_save_small(folder, &m, NULL, NULL, &e) || !hf_save_weights(&m, path, 0, &e, &bytes, &crc)) fail(EXIT_DISK, "%s", e.text);
-        printf("%-16s %9.2f GB  written in %.2f s;  loaded in", p->name, (double)bytes / 1e9, now() - start);
+        if (!hf_save_small(folder, &m, NULL, NULL, &e) || !hf_save_weights(&m, path, 0, &sum, &e)) fail(EXIT_DISK, "%s", e.text);
+        printf("%-16s %9.2f GB  written in %.2f s;  loaded in", p->name, (double)sum.bytes / 1e9, now() - start);
         for (int i = 0; i < 3; i++) {
             fflush(stdout);
             start = now();
             if (!hf_load_weights(&m, folder, &e)) fail(EXIT_CHECKPOINT, "%s", e.text);
             dev->sync();
             const double seconds = now() - start;
-            printf("  %.2f s (%.1f GB/s)", seconds, (double)bytes / 1e9 / seconds);
+            printf("  %.2f s (%.1f GB/s)", seconds, (double)sum.bytes / 1e9 / seconds);
         }
         printf("\n");
     }

@@ -34,6 +34,7 @@ static void climb(Case *c, void *device) {
     double before = 0;
     /* Only the up projection: rows gathered from tokens, written sorted. */
     if (!strcmp(c->op, "parallel_linear_forward") && (c->from != BY_TOKEN || c->to != GROUPED)) return;
+    if (!case_fits(c, device)) return;
     for (int i = 0; (rung = ladder_list(i)); i++) {
         if (strcmp(c->op, rung->op) || strcmp(base->name, rung->base)) continue;
         const Device dev = ladder_device(device, rung);

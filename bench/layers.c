@@ -175,7 +175,7 @@ static int codes_open(Layer *l) {
     l->act8 = take_codes(l, S, F);                l->dpre8 = take_codes(l, S, 2*F);        l->wact8 = take_codes(l, S, F);
     l->left = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
     l->right = (Fp8){ take(l, blocks * widest * FP8_BLOCK), take(l, blocks * widest / FP8_BLOCK * l->dev->real_size) };
-    if ((size_t)l->count != before + 22) return 0;
+    if ((size_t)l->count != before + 22) return l->x8.code = NULL, 0;
     weights8(l);
     return 1;
 }
@@ -361,22 +361,28 @@ static void print_differences(Layer *l, Part *f, Part *b) {
 static void time_layer(Layer *l, int ceiling, int rested) {
     double ms[WORKS], f_work, b_work;
     const Size z = l->z;
-    const int codes = l->dev->is_gpu && !l->heads && l->dev->fp8_fits(z.C, z.F) && codes_open(l);
+    const int codes = l->dev->is_gpu && !l->heads && l->dev->fp8_fits(z.C, z.F) && (l->x8.code || codes_open(l));
     Part *const f = l->heads ? attention_forward : forward, *const b = l->heads ? attention_backward : backward;
-    if (rested) ms[0] = rested_ms(l, f, NULL), ms[1] = rested_ms(l, f, b) - ms[0];
-    else time_works(l, (Part *const[WORKS]){ f, b, ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL,
+    if (rested) {
+        ms[0] = rested_ms(l, f, NULL), ms[1] = rested_ms(l, f, b) - ms[0];
+        if (codes) ms[4] = rested_ms(l, forward8, NULL), ms[5] = rested_ms(l, forward8, backward8) - ms[4];
+    } else time_works(l, (Part *const[WORKS]){ f, b, ceiling ? uniform_forward : NULL, ceiling ? uniform_backward : NULL,
                     codes ? forward8 : NULL, codes ? backward8 : NULL, codes ? weights8 : NULL }, ms);
     work_of(l, &f_work, &b_work);
     printf("%-12s %6d,%d,%d,%d,%d  %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s", z.name, z.N, z.C, z.F, z.E, z.K,
            ms[0], ms[1], f_work / ms[0], b_work / ms[1], (f_work + b_work) / (ms[0] + ms[1]));
     if (ceiling)
         printf("  cuBLAS %8.3f + %8.3f ms, %.0f / %.0f %% of it", ms[2], ms[3], 100 * ms[2] / ms[0], 100 * ms[3] / ms[1]);
+    if (codes && rested) printf("  in 8 bits %8.3f + %8.3f ms", ms[4], ms[5]);
     putchar('\n');
     if (codes && !rested)
         printf("%-12s in 8 bits             %8.3f + %8.3f ms  %6.1f / %6.1f / %6.1f TFLOP/s  %.2f times as fast; weights to codes %.3f ms\n",
                "", ms[4], ms[5], f_work / ms[4], b_work / ms[5], (f_work + b_work) / (ms[4] + ms[5]),
                (ms[0] + ms[1]) / (ms[4] + ms[5]), ms[6]);
-    if (codes && !rested) print_parts8(l), print_differences(l, f, b);
+    if (codes && !rested) {
+        printf("%-12s   for llmc/model/fp8.c   { %d, %d, %d, %.2f, %.2f },\n", "", z.C, z.F, l->S / z.E, ms[0] / (ms[4] + ms[6]), ms[1] / ms[5]);
+        print_parts8(l), print_differences(l, f, b);
+    }
     fflush(stdout);
 }
 

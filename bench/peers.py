@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares the SMoE MLP layer with other implementations (peers) on the twelve sizes of bench/layers.c: times and ratios.
 
-    python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [FILTER]...
+    python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [--tuned FOLDER] [--seconds N] [FILTER]...
+    python3 bench/peers.py --tune ...the same
     python3 bench/peers.py --attention [--ours ./bench_moe] [FILTER]...
 
 Needs a GPU and PyTorch. --path names folders to import peers from. A peer that cannot be imported is skipped, with a line
@@ -16,14 +17,17 @@ The rest is the same for all, because these products are limited by power, and a
 are not emptied: one call writes more than they hold. Gradients of weights are bf16 for all; the flop counted are the same, 6 and
 12 times N K F C.
 
-SonicMoE compiles its kernels for each size, which takes half a minute. Therefore every size has a process of its own, and all
-compile at the same time, with few tokens. They are timed only when all have compiled, for compilers would leave no core free to
-start launches in time. Sizes are split among the GPUs, and a lock admits one process per GPU at a time.
+Where experts can compute in 8 bits, so does a second line of ours; weights are codes already.
+
+SonicMoE tries some dozens of kernels for each product of each size, which takes minutes. It does so first, one size after the other on
+each GPU. What was chosen is kept in the folder --tuned, product by product, so that an interrupted choice continues there, and the next
+run has it. --tune does only this; --seconds ends it after so long, and sizes that were not reached are not timed. Then every size has a
+process of its own. Sizes are split among the GPUs, and a lock admits one process per GPU at a time.
 
 --attention: causal attention compared with cuDNN's and with the FlashAttention-2 in PyTorch on the sizes of bench/attention.c,
 also in alternation. Times are the GPU's, of ten calls in a row.
 """
-import argparse, contextlib, fcntl, os, re, select, statistics, subprocess, sys, tempfile
+import argparse, contextlib, fcntl, os, re, statistics, subprocess, sys, tempfile, threading, time
 
 SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
          ("1.4B n=512", 40960, 768, 512, 64, 4),
@@ -62,24 +66,24 @@ def scattermoe(up, down, K):
 
 
 def sonicmoe(up, down, K):
-    """Guo et al. 2025. What its moe_TC_softmax_topk_layer does after the router, with its default kernels."""
+    """Guo et al. 2025, version 0.1.2. What its moe_TC_softmax_topk_layer does after the router."""
     import sonicmoe.functional as sonic
-    from sonicmoe.count_cumsum import count_cumsum
     from sonicmoe.enums import ActivationType
+    from sonicmoe.functional.triton_kernels import TC_topk_router_metadata_triton
     E, C, F = down.shape
     weave = lambda w: torch.stack([w[:, :F], w[:, F:]], 2).reshape(w.shape)        # gate and up rows in turn
     unweave = lambda w: torch.cat([w[:, 0::2], w[:, 1::2]], 1)
     w1, w2 = weave(up).requires_grad_(), down.clone().requires_grad_()
-    stream = torch.cuda.current_stream().cuda_stream
+    integers = lambda n: torch.empty(n, dtype=torch.int32, device=up.device)
 
     def layer(x, p, expert):
         N, f = x.shape[0], ActivationType.SWIGLU
-        _, start = count_cumsum(expert.view(-1), E, do_cumsum=True)
-        start, gather, scatter, reverse, per_token = sonic.TC_topk_router_metadata(expert, start, K)
-        act, pre = sonic._UpProjection.apply(x, w1.permute(1, 2, 0), None, start, N * K, K, stream, gather, scatter,
-                                             reverse, per_token, False, f, False)
-        return sonic._DownProjection.apply(act, pre, w2.permute(1, 2, 0), None, p, start, N, K, stream, gather, scatter,
-                                           reverse, per_token, False, f)
+        count, start, gather, scatter, reverse = map(integers, (E, E + 1, N * K, N * K, N * K))
+        TC_topk_router_metadata_triton(expert, E, count, start, gather, scatter, reverse)
+        act, pre = sonic._UpProjection.apply(x, w1.permute(1, 2, 0), None, start, N * K, K, gather, scatter, reverse, None, False,
+                                             f, False, False)
+        return sonic._DownProjection.apply(act, pre, w2.permute(1, 2, 0), None, p, start, N, K, gather, scatter, reverse, None,
+                                           False, f)
     return layer, [w1, w2], unweave
 
 
@@ -110,6 +114,15 @@ def grouped_mm(up, down, K):
 
 
 PEERS = [("ScatterMoE", scattermoe), ("SonicMoE", sonicmoe), ("torch._grouped_mm", grouped_mm)]
+TUNED = "SonicMoE"                              # the one that chooses its kernels by trying them
+PACKAGES = "scattermoe", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton"
+
+
+def versions():
+    from importlib.metadata import PackageNotFoundError, version
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            yield f"{name} {version(name)}"
 
 # ---- checking and timing ------------------------------------------------------------------------------------------------
 
@@ -148,6 +161,7 @@ def largest_error(make):
 
 
 ROUNDS, CALLS = 5, 5
+OURS = "this project", "in 8 bits"
 
 
 def median_ms(work):
@@ -196,10 +210,11 @@ class Ours:
         self.read()
 
     def read(self):
+        """In bf16 and, or None, in 8 bits."""
         for line in self.process.stdout:
-            ms = re.search(re.escape(self.name) + r" .*?([\d.]+) \+ +([\d.]+) ms", line)
+            ms = re.search(re.escape(self.name) + r" .*?([\d.]+) \+ +([\d.]+) ms(?:.*in 8 bits +([\d.]+) \+ +([\d.]+) ms)?", line)
             if ms:
-                return float(ms[1]), float(ms[2])
+                return (float(ms[1]), float(ms[2])), ms[3] and (float(ms[3]), float(ms[4]))
         sys.exit(f"bench_moe did not time {self.name}")
 
     def one_round(self):
@@ -230,39 +245,74 @@ def check_peers(wanted):
     return peers
 
 
-def compare(name, size, lock, compiled, ours, wanted):
-    """One size, in a process of its own: prints a line for us and for each peer that the lock's file names."""
+def tuned_file(folder, name):
+    return os.path.join(folder, name.replace(" ", "-") + ".versions")
+
+
+def is_tuned(folder, name):
+    with contextlib.suppress(FileNotFoundError), open(tuned_file(folder, name)) as f:
+        return f.read() == " ".join(versions())
+
+
+def tune(folder, name, size):
+    """One call and its backward pass choose all kernels of a size; quack keeps the choices in QUACK_CACHE_DIR."""
+    start = time.monotonic()
+    peer_timer(sonicmoe, size)
+    with open(tuned_file(folder, name), "w") as f:
+        f.write(" ".join(versions()))
+    print(f"{name:12s} {TUNED}: kernels chosen in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def tune_all(folder, sizes, gpus, seconds):
+    """Each size in a process of its own, one after the other on each GPU. Returns the names of those that have been tuned."""
+    end = time.monotonic() + seconds
+    missing = [name for name in sizes if not is_tuned(folder, name)]
+
+    def of_gpu(i):
+        for name in missing[i::len(gpus)]:
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            try:
+                subprocess.run([sys.executable, __file__, *sys.argv[1:], "--tune-size", name], timeout=left,
+                               env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i]})
+            except subprocess.TimeoutExpired:
+                print(f"{name:12s} {TUNED}: no time left to choose its kernels", flush=True)
+    threads = [threading.Thread(target=of_gpu, args=[i]) for i in range(len(gpus))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [name for name in sizes if is_tuned(folder, name)]
+
+
+def compare(name, size, lock, ours):
+    """One size, in a process of its own: prints a line or two for us and one for each peer that the lock's file names."""
     N, C, F, E, K = size
-    try:
-        if not wanted or "SonicMoE" in wanted:
-            peer_timer(sonicmoe, (1024, *size[1:]))         # only to compile; an error is raised and printed again below
-    except Exception:
-        pass
-    torch.cuda.empty_cache()
-    os.write(compiled, b"+")
     fcntl.flock(lock, fcntl.LOCK_EX)
     peers = lock.read().split("\n")
     work, timers = 6 * N * K * F * C / 1e9, {}
-    if ours:
-        mine = Ours(ours, "layers", name)
-        timers["this project"] = mine.one_round
+    mine = Ours(ours, "layers", name) if ours else None
     for peer, make in PEERS:
-        if peer not in peers:
+        if peer not in peers or peer == TUNED and f"tuned {name}" not in peers:
             continue
         try:
             timers[peer] = peer_timer(make, size)
         except Exception as e:
             print(f"{name:12s} {peer}: failed: {type(e).__name__}: {str(e)[:200]}", flush=True)
         torch.cuda.empty_cache()
-    rounds = [{who: timer() for who, timer in timers.items()} for _ in range(ROUNDS)]
-    rows = [(who, *(statistics.median(r[who][i] for r in rounds) for i in range(2))) for who in timers]
+    rounds = []
+    for _ in range(ROUNDS):
+        times = dict(zip(OURS, mine.one_round())) if ours else {}
+        rounds.append({who: ms for who, ms in times.items() if ms} | {who: timer() for who, timer in timers.items()})
+    rows = [(who, *(statistics.median(r[who][i] for r in rounds) for i in range(2))) for who in rounds[0]]
     if ours:
         mine.close()
     for peer, f, b in rows:
         ratios = ""
-        if ours and peer != "this project":
-            _, f0, b0 = rows[0]
-            ratios = f"   {f / f0:5.2f} / {b / b0:5.2f} / {(f + b) / (f0 + b0):5.2f}"
+        if ours and peer not in OURS:
+            for _, f0, b0 in rows[:sum(who in OURS for who, *_ in rows)]:
+                ratios += f"   {f / f0:5.2f} / {b / b0:5.2f} / {(f + b) / (f0 + b0):5.2f}"
         print(f"{name:12s} {peer:18s} {f:8.3f} + {b:8.3f}      {work / f:6.1f} / {2 * work / b:6.1f} / "
               f"{3 * work / (f + b):6.1f}{ratios}", flush=True)
 
@@ -297,7 +347,7 @@ def compare_attention(ours, wanted):
         if not chosen(name, wanted):
             continue
         mine = Ours(ours, "attention", name)
-        timers = {"this project": mine.one_round}
+        timers = {"this project": lambda: mine.one_round()[0]}
         for peer, backend in ("cuDNN", SDPBackend.CUDNN_ATTENTION), ("FlashAttention-2", SDPBackend.FLASH_ATTENTION):
             try:
                 timers[peer] = attention_timer(backend, B, T, G, Q, D)
@@ -324,9 +374,12 @@ def main():
     parser.add_argument("--ours", default="./bench_moe")
     parser.add_argument("--peer", action="append", default=[], help="only these: " + ", ".join(n for n, _ in PEERS))
     parser.add_argument("--attention", action="store_true")
-    parser.add_argument("--lock", help=argparse.SUPPRESS)       # for the processes that this one starts; --compiled:
-    parser.add_argument("--compiled", type=int, help=argparse.SUPPRESS)     # the pipe to which they write when they have compiled
+    parser.add_argument("--tune", action="store_true", help="only let SonicMoE choose its kernels")
+    parser.add_argument("--tuned", default=os.path.expanduser("~/.cache/moe-peers"), help="the folder of those choices: %(default)s")
+    parser.add_argument("--seconds", type=float, default=3600, help="for choosing: %(default)g")
+    parser.add_argument("--lock", help=argparse.SUPPRESS)       # for the processes that this one starts
     parser.add_argument("--size", help=argparse.SUPPRESS)
+    parser.add_argument("--tune-size", help=argparse.SUPPRESS)
     parser.add_argument("filter", nargs="*")
     args = parser.parse_args()
     sys.path[:0] = args.path
@@ -338,37 +391,36 @@ def main():
     if not torch.cuda.is_available():
         return print("no peer to time: PyTorch sees no GPU")
     ours = args.ours if os.path.exists(args.ours) else None
-    if args.lock:
-        for name, *size in SIZES:
-            if name == args.size:
-                compare(name, size, open(args.lock), args.compiled, ours, args.peer)
-        return
+    os.makedirs(args.tuned, exist_ok=True)
+    os.environ |= {"QUACK_CACHE_DIR": os.path.abspath(args.tuned), "QUACK_CACHE_AUTOTUNING": "1",
+                   "PYTHONPATH": ":".join([*args.path, os.environ.get("PYTHONPATH", "")])}      # for SonicMoE's compilers
+    for name, *size in SIZES:
+        if name == args.tune_size:
+            return tune(args.tuned, name, size)
+        if name == args.size:
+            return compare(name, size, open(args.lock), ours)
 
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of {ROUNDS} rounds of {CALLS} calls", flush=True)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of {ROUNDS} rounds of {CALLS} calls",
+          *versions(), sep="; ", flush=True)
     if args.attention:
         return compare_attention(ours, args.filter) if ours else print(f"{args.ours}: not built")
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    sizes = [name for name, *_ in SIZES if chosen(name, args.filter)]
+    right = check_peers([TUNED] if args.tune else args.peer)
+    tuned = tune_all(args.tuned, sizes, gpus, args.seconds) if TUNED in right else []
+    if TUNED in right:
+        print(f"{TUNED}: {len(tuned)} of {len(sizes)} sizes have their kernels, in {args.tuned}", flush=True)
+    if args.tune:
+        return
     with contextlib.ExitStack() as opened:
         locks = [opened.enter_context(tempfile.NamedTemporaryFile("w")) for gpu in gpus]
-        for lock in locks:
-            fcntl.flock(lock, fcntl.LOCK_EX)    # until the peers are checked and all have compiled
-        reader, writer = os.pipe()
-        children = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--lock", locks[i % len(gpus)].name,
-                                      "--compiled", str(writer), "--size", name],
-                                     pass_fds=[writer], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]})
-                    for i, name in enumerate(name for name, *_ in SIZES if chosen(name, args.filter))]
-        right = "\n".join(check_peers(args.peer))
-        for lock in locks:
-            lock.write(right)
-            lock.flush()
         print(f"{'':12s} {'':18s} forward + backward ms   TFLOP/s forward / backward / both   "
-              "peer's time / ours, f / b / both", flush=True)
-        compiled = 0
-        while compiled < sum(child.poll() is None for child in children):       # without those that have ended
-            if select.select([reader], [], [], 1)[0]:
-                compiled += len(os.read(reader, len(children)))
+              "peer's time / ours, f / b / both; / ours in 8 bits", flush=True)
         for lock in locks:
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            lock.write("\n".join([*right, *(f"tuned {name}" for name in tuned)]))
+            lock.flush()
+        children = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--lock", locks[i % len(gpus)].name, "--size", name],
+                                     env=os.environ | {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]}) for i, name in enumerate(sizes)]
         for child in children:
             child.wait()
 

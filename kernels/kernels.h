@@ -231,6 +231,14 @@ struct Device {
     void  (*post)(int slot, const void *src, size_t bytes);
     void  (*collect)(void *host, int slot, size_t bytes);
 
+    /* Copies of much memory, to memory of the host that the device reaches directly. copy_out starts after all work queued so far and runs
+     * beside work that is queued later, which leaves src as it is until copied(0): what is queued after that starts when all such
+     * copies are complete. copied(1): the host waits for them. */
+    void *(*host_alloc)(size_t bytes);                             /* NULL if there is not enough memory */
+    void  (*host_release)(void *host);
+    void  (*copy_out)(void *host, const void *src, size_t bytes);
+    void  (*copied)(int host_waits);
+
     Waits (*waits)(void);                                          /* so far: by sync; by download, collect and *_to_double */
     /* What the program is about to do, in a few words, for error messages of the device. Copied. NULL on a CPU, which has no such
      * errors. */

@@ -1,7 +1,7 @@
 /* faults.c: makes one call of a program fail; tests/faults.sh builds it as a library and preloads it (glibc, Linux).
  *
  *   FAULT=CALL:N:WHAT   the N-th CALL of the program itself (not of libraries inside one) does WHAT. CALL: write, fsync, rename, link,
- *                       open, mkdir, close, opendir, flush, malloc; or any: all of them but malloc.
+ *                       truncate, open, mkdir, close, opendir, flush, malloc; or any: all of them but malloc.
  *                       WHAT: the name of an errno; short: write only half; kill, killed: SIGKILL before or after the call.
  *                       N+: the N-th and all later calls
  *   FAULT_HIT=FILE      FILE is created when the fault happens
@@ -123,6 +123,8 @@ ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) { trace(FROM, "
 #define CALL(name, result) const int what = hit(name, FROM); if (what == ERROR) return -1; \
     const int r = (int)(result); after(what); return r
 int fsync(int fd)                                   { trace(FROM, "fsync", fd, NULL, NULL); CALL("fsync", syscall(SYS_fsync, fd)); }
+int ftruncate(int fd, off_t n)                      { CALL("truncate", syscall(SYS_ftruncate, fd, n)); }
+int ftruncate64(int fd, off64_t n)                  { CALL("truncate", syscall(SYS_ftruncate, fd, n)); }
 int rename(const char *from, const char *to)        { trace(FROM, "rename", -1, from, to); CALL("rename", syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0)); }
 int link(const char *from, const char *to)          { trace(FROM, "link", -1, from, to); CALL("link", syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0)); }
 int mkdir(const char *path, mode_t mode)            { CALL("mkdir", syscall(SYS_mkdirat, AT_FDCWD, path, mode)); }

@@ -41,6 +41,7 @@ reference() {                           # reference NAME COMMAND: NAME: 6 steps;
 reference one "$train" $options
 reference two "$train" $options -ng 2 -dv cpu
 reference shards "$train" $options -ng 2 -dv cpu -z 3
+reference four "$train" $(echo "$options" | sed "s/-b 2/-b 1/") -ng 4 -dv cpu -z 3
 reference words "$train" $options -tk 300
 cp -a words eight; calm "$train" -o eight -y 1 -x 8
 "$infer" one -n 20 -s 5 -i 'static ' > text 2> said
@@ -100,11 +101,13 @@ fails() {
     total "$name from $prepared, $calls: $((hits - before)) places"
 }
 if [ $long = 1 ]; then few=1 some=1 many=1; else few=11 some=41 many=311; fi
-errors="write:EIO write:ENOSPC write:short write:EINTR fsync:EIO rename:EIO link:EPERM link:EIO mkdir:ENOSPC open:EMFILE open:EIO opendir:EIO close:EIO flush:ENOSPC"
+errors="write:EIO write:ENOSPC write:short write:EINTR truncate:EIO fsync:EIO rename:EIO link:EPERM link:EIO mkdir:ENOSPC open:EMFILE open:EIO opendir:EIO close:EIO flush:ENOSPC"
 fails one - "$errors" $few "$train" $options -x 6 -y 1
 fails one one.4 "$errors" $few "$train" -y 1
 fails two two.4 "$errors" $few "$train" -y 1 -ng 2
-fails shards shards.4 "write:ENOSPC fsync:EIO rename:EIO" $few "$train" -y 1 -ng 2
+fails shards shards.4 "$errors" $few "$train" -y 1 -ng 2
+fails shards - "write:ENOSPC truncate:EIO fsync:EIO" $few "$train" $options -x 6 -y 1 -ng 2 -dv cpu -z 3
+fails four four.4 "write:ENOSPC fsync:EIO rename:EIO open:EMFILE" $few "$train" -y 1 -ng 4
 fails words - "$errors" $few "$train" $options -tk 300 -x 6 -y 1
 fails one - "malloc:ENOMEM" $many "$train" $options -x 6 -y 1
 fails one one.4 "malloc:ENOMEM" $many "$train" -y 1
@@ -140,7 +143,8 @@ hits=0
 fails one - "rename:kill rename:killed link:killed any:kill" $few "$train" $options -x 6 -y 1
 fails one one.4 "rename:kill rename:killed link:killed any:kill" $few "$train" -y 1
 fails two two.4 "rename:killed any:kill" $few "$train" -y 1 -ng 2
-fails shards shards.4 "any:kill" $some "$train" -y 1 -ng 2
+fails shards shards.4 "any:kill" $few "$train" -y 1 -ng 2
+fails four four.4 "any:kill" $some "$train" -y 1 -ng 4
 fails words - "any:kill" $some "$train" $options -tk 300 -x 6 -y 1
 random=12345
 draw() { random=$(((random * 1103515245 + 12345) & 2147483647)); drawn=$((random / 65536 * 32768 % $1)); }       # drawn: 0 to $1 - 1
@@ -161,11 +165,11 @@ kills=$hits
 # ---- two processes, one of them with a fault -------------------------------------------------------------------------------
 
 port=$((20000 + $$ % 20000)) before=$hits
-pair() {                                # pair FAULT OF: two processes of one rank; OF (0 or 1) has the fault. Sets got and other.
+pair() {                                # pair FAULT OF LEVEL: two processes of one rank; OF (0 or 1) has the fault. Sets code0 and code1.
     port=$((port + 1))
     for i in 0 1; do
         with=; [ $i = $2 ] && with="FAULT=$1 FAULT_HIT=hit LD_PRELOAD=$work/faults.so"
-        timeout -s KILL 60 env $with "$train" $options -x 6 -y 1 -o o -dv cpu -ng 1 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
+        timeout -s KILL 60 env $with "$train" $options -x 6 -y 1 -o o -dv cpu -ng 1 -z $3 -pn 2 -ps 127.0.0.1 -pp $port -pr $i -pt 3 -pw 3 > said.$i 2>&1 &
         eval "process$i=$!"
     done
     wait $process0 2> /dev/null; code0=$?
@@ -173,20 +177,31 @@ pair() {                                # pair FAULT OF: two processes of one ra
     sleep 0.1                           # timeout does not wait for a process it killed
 }
 for fault in any:kill $([ $long = 0 ] || echo any:EIO malloc:ENOMEM); do
-    for of in 0 1; do
-        at=$((long ? 1 : 5))
+    for of in 0 1; do for level in 1 3; do
+        at=$((long ? 1 : 5)); name=two; [ $level = 1 ] || name=shards
         while :; do
-            rm -rf o hit; cp -a two.4 o
-            pair ${fault%:*}:$at:${fault#*:} $of
+            rm -rf o hit; cp -a $name.4 o
+            pair ${fault%:*}:$at:${fault#*:} $of $level
             [ -e hit ] || break
             hits=$((hits + 1)) bad=0
             for code in $code0 $code1; do case $code in 0|3|4|5|7|8) ;; 137) [ $fault = any:kill ] || bad=1 ;; *) bad=1 ;; esac; done
-            verdict $bad "$fault $at in process $of: exit codes $code0 and $code1: $(tail -qn 1 said.0 said.1)"
-            again="$train -y 1 -ng 2 -o o" ends o two 6 "$fault $at in process $of"
+            verdict $bad "$fault $at in process $of, -z $level: exit codes $code0 and $code1: $(tail -qn 1 said.0 said.1)"
+            again="$train -y 1 -ng 2 -o o" ends o $name 6 "$fault $at in process $of, -z $level"
             case $fault in malloc*) at=$((at + (long ? 60 : 700))) ;; *) at=$((at + (long ? 8 : 90))) ;; esac
         done
-    done
+    done; done
 done
+# A disk that is full for one process: both go on, the first says why, and a later save succeeds.
+at=1 told=0
+while [ $at -le $((long ? 6 : 3)) ]; do
+    rm -rf o hit
+    pair write:$at:ENOSPC 1 3
+    hits=$((hits + 1))
+    [ -e hit ] && [ "$code0 $code1" = "0 0" ] && same o shards 6; verdict $? "write $at of process 1 finds no space: exit codes $code0 and $code1: $(tail -qn 1 said.0 said.1)"
+    ! grep -q 'not saved.*rank 1: .*No space left' said.0 || told=$((told + 1))
+    at=$((at + 1))
+done
+[ $told -gt 0 ]; verdict $? "rank 0 says why rank 1 could not write: $told of $((at - 1)) times"
 total "two processes: $((hits - before)) places"
 pairs=$((hits - before))
 

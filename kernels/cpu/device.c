@@ -2,6 +2,8 @@
 #define _DEFAULT_SOURCE
 #include "impl.h"
 #include "kernels/compound.h"
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,7 +23,24 @@ static void *alloc(size_t bytes) {
     return p ? memset(p, 0, bytes) : NULL;
 }
 static void release(void *p) { free(p); }
+/* The number after `name` in a file of such lines; name "": the first one of the file. -1: there is none. */
+static double number_in(const char *path, const char *name) {
+    char line[256];
+    double x = -1;
+    FILE *f = fopen(path, "r");
+    while (f && x < 0 && fgets(line, sizeof line, f))
+        if (!strncmp(line, name, strlen(name)) && sscanf(line + strlen(name), "%lf", &x) != 1) x = -1;
+    if (f) fclose(f);
+    return x;
+}
+/* Linux says what it has, with what it can take from its caches of files; a container's limit may be lower. */
 static size_t memory(void) {
+    double bytes = 1024 * number_in("/proc/meminfo", "MemAvailable:");
+    const double most = number_in("/sys/fs/cgroup/memory.max", ""), used = number_in("/sys/fs/cgroup/memory.current", ""),
+        cached = number_in("/sys/fs/cgroup/memory.stat", "file ");
+    const double left = most < 0 ? -1 : used > most ? 0 : most - used + (cached > 0 ? cached : 0);
+    if (left >= 0 && (bytes < 0 || left < bytes)) bytes = left;
+    if (bytes > 0) return (size_t)bytes;
 #if defined(_SC_AVPHYS_PAGES)
     long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
     return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : 0;
@@ -47,6 +66,7 @@ static void collect(void *host, int slot, size_t bytes) {
     waited.reads++;
     copy(host, posted[slot], bytes);
 }
+static void copied(int host_waits) { (void)host_waits; }        /* copy_out has copied */
 static void zero(void *dst, size_t bytes) { if (bytes) memset(dst, 0, bytes); }
 static void from_double(floatX *dst, const double *host, size_t n) {
     #pragma omp parallel for if (n > 10000)
@@ -86,7 +106,7 @@ PART(device) {
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
         .open = open_device, .count = count, .alloc = alloc, .release = release, .memory = memory,
         .upload = copy, .download = download, .copy = copy, .zero = zero, .sync = count_sync, .waits = waits,
-        .post = post, .collect = collect,
+        .post = post, .collect = collect, .host_alloc = alloc, .host_release = release, .copy_out = copy, .copied = copied,
         .from_double = from_double, .to_double = to_double,
         .reals_from_double = reals_from_double, .reals_to_double = reals_to_double,
         .expert_up_forward = compound_expert_up_forward, .expert_down_backward = compound_expert_down_backward,

@@ -75,6 +75,37 @@ static void collect(void *host, int slot, size_t bytes) {
     CUDA_CHECK(cudaEventSynchronize(posts[slot].complete));
     memcpy(host, posts[slot].at, bytes);
 }
+
+// Copies for saving have a stream of their own, and are queued in pieces, so that transfers between GPUs find the copy engines free in
+// between.
+static thread_local struct { cudaStream_t stream; cudaEvent_t ready, complete; } leaving;
+static void *host_alloc(size_t bytes) {
+    void *p = NULL;
+    if (cudaHostAlloc(&p, bytes ? bytes : 1, cudaHostAllocPortable) == cudaSuccess) return p;
+    cudaGetLastError();                                     // NULL reports it
+    return NULL;
+}
+static void host_release(void *host) { if (host) CUDA_CHECK(cudaFreeHost(host)); }
+static void copy_out(void *host, const void *src, size_t bytes) {
+    const size_t piece = (size_t)32 << 20;
+    if (!leaving.stream) {
+        CUDA_CHECK(cudaStreamCreateWithFlags(&leaving.stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaEventCreateWithFlags(&leaving.ready, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&leaving.complete, cudaEventDisableTiming));
+    }
+    CUDA_CHECK(cudaEventRecord(leaving.ready, context()->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(leaving.stream, leaving.ready, 0));
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = bytes - at < piece ? bytes - at : piece;
+        CUDA_CHECK(cudaMemcpyAsync((char *)host + at, (const char *)src + at, n, cudaMemcpyDeviceToHost, leaving.stream));
+    }
+    CUDA_CHECK(cudaEventRecord(leaving.complete, leaving.stream));
+}
+static void copied(int host_waits) {
+    if (!leaving.stream) return;
+    if (host_waits) CUDA_CHECK(cudaEventSynchronize(leaving.complete));
+    else CUDA_CHECK(cudaStreamWaitEvent(context()->stream, leaving.complete, 0));
+}
 static void copy(void *dst, const void *src, size_t bytes) {
     if (bytes) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, context()->stream));
 }
@@ -145,6 +176,8 @@ PART(device) {
     d->from_double = from_double;             d->to_double = to_double;
     d->reals_from_double = reals_from_double; d->reals_to_double = reals_to_double;
     d->post = post;                           d->collect = collect;
+    d->host_alloc = host_alloc;               d->host_release = host_release;
+    d->copy_out = copy_out;                   d->copied = copied;
     d->waits = cuda_waits;                    d->record_begin = cuda_record_begin;
     d->record_end = cuda_record_end;          d->replay = cuda_replay;
     d->record_free = cuda_record_free;

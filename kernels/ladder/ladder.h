@@ -1,4 +1,4 @@
-/* ladder.h: how the fast kernels came about. For two operations of the Device table, a ladder of implementations. Each rung
+/* ladder.h: how the fast kernels came about. For three operations of the Device table, a ladder of implementations. Each rung
  * adds one idea to the one before; the last is what kernels/cuda/ or kernels/cpu/ runs. A rung has the arguments of its operation, for
  * bf16 on GPUs and f32 on CPUs, and must pass the same cases (run_tests ladder). README.md has the ideas; `make ladder` measures the
  * times. */
@@ -6,13 +6,14 @@
 #define LADDER_H
 #include "kernels/kernels.h"
 
-/* The two operations that have ladders, as in kernels.h; a row of attention is one sample: position is NULL. */
+/* The operations that have ladders, as in kernels.h; a row of attention is one sample: position is NULL. */
 #define PARALLEL_LINEAR(name) \
     void name(OUT floatX *out, const floatX *inp, const floatX *weight, const Plan *plan, \
               int C, int O, Rows inp_rows, Rows out_rows)
 #define ATTENTION(name) \
     void name(OUT floatX *out, OUT real *lse, const floatX *q, const floatX *kv, const int *position, HeadOrder order, \
               int B, int T, int G, int Q, int D)
+#define FP8_LINEAR(name) void name(const Device *d, OUT floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O)
 
 PARALLEL_LINEAR(cpu_parallel_linear_naive);
 PARALLEL_LINEAR(cpu_parallel_linear_vectors);
@@ -24,11 +25,15 @@ PARALLEL_LINEAR(parallel_linear_pipelined);
 ATTENTION(attention_naive);
 ATTENTION(attention_tiled);
 ATTENTION(attention_tensor_cores);
+FP8_LINEAR(cpu_fp8_linear_naive);
+FP8_LINEAR(fp8_linear_naive);
+FP8_LINEAR(fp8_linear_tensor_cores);
 
 typedef struct {
     const char *base, *op, *file, *idea;    /* base: the device that it is for; op: the field of Device */
-    PARALLEL_LINEAR((*parallel_linear));    /* one of the two, */
+    PARALLEL_LINEAR((*parallel_linear));    /* one of these, */
     ATTENTION((*attention));
+    FP8_LINEAR((*fp8_linear));
     const char *device;                     /* or this device's own implementation */
 } Rung;
 

@@ -1,6 +1,7 @@
 /* base.c: see base.h. Files: file.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "text.h"
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -77,32 +78,38 @@ double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) {
+uint64_t hash_add(uint64_t h, const void *data, size_t bytes) {
     const unsigned char *p = data;
-    uint64_t h = seed ^ 0xcbf29ce484222325u, word;
+    uint64_t word;
     for (; bytes >= 8; p += 8, bytes -= 8) { memcpy(&word, p, 8); h = (h ^ word) * 0x100000001b3u; h ^= h >> 29; }
     for (; bytes; p++, bytes--) h = (h ^ *p) * 0x100000001b3u;
-    return h ^ h >> 32;
+    return h;
 }
+uint64_t hash_begin(uint64_t seed) { return seed ^ 0xcbf29ce484222325u; }
+uint64_t hash_end(uint64_t h) { return h ^ h >> 32; }
+uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes) { return hash_end(hash_add(hash_begin(seed), data, bytes)); }
 
 static const uint32_t crc_polynomial = 0x82f63b78;      /* Castagnoli's, the highest power in the lowest bit */
+static uint32_t crc_table[8][256];                       /* slicing by eight: [k][b] is the CRC of b and k zero bytes */
+static void crc_table_make(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t c = i;
+        for (int bit = 0; bit < 8; bit++) c = c >> 1 ^ (c & 1 ? crc_polynomial : 0);
+        crc_table[0][i] = c;
+    }
+    for (int k = 1; k < 8; k++)
+        for (int i = 0; i < 256; i++) crc_table[k][i] = crc_table[k - 1][i] >> 8 ^ crc_table[0][crc_table[k - 1][i] & 255];
+}
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes) {
-    static uint32_t table[8][256];                       /* slicing by eight: table[k][b] is the CRC of b and k zero bytes */
+    static pthread_once_t once = PTHREAD_ONCE_INIT;      /* several threads make sums */
+    uint32_t (*const table)[256] = crc_table;
     const unsigned char *p = data;
 #if defined(__SSE4_2__) && defined(__x86_64__)          /* an instruction does eight bytes */
     uint64_t sum = ~crc & 0xffffffffu, word;
     for (; bytes >= 8; p += 8, bytes -= 8) { memcpy(&word, p, 8); sum = __builtin_ia32_crc32di(sum, word); }
     crc = ~(uint32_t)sum;
 #endif
-    if (!table[0][1]) {
-        for (uint32_t i = 0; i < 256; i++) {
-            uint32_t c = i;
-            for (int bit = 0; bit < 8; bit++) c = c >> 1 ^ (c & 1 ? crc_polynomial : 0);
-            table[0][i] = c;
-        }
-        for (int k = 1; k < 8; k++)
-            for (int i = 0; i < 256; i++) table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
-    }
+    pthread_once(&once, crc_table_make);
     crc = ~crc;
     for (; bytes >= 8; p += 8, bytes -= 8) {
         uint32_t a = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);

@@ -38,9 +38,13 @@ int   is_folder(const char *path);
 int   is_file(const char *path);
 
 /* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch overwrites bytes that were added.
- * file_finish syncs the file to disk and closes it; finish and abandon free the writer. After one error all later calls fail. */
+ * file_finish syncs the file to disk and closes it; finish and abandon free the writer. After one error all later calls fail.
+ * file_join: a file of so many bytes that several writers fill, of any processes that see it; each writes its own bytes, from where
+ * file_seek puts it. It is created unless another one has done so. */
 typedef struct FileWriter FileWriter;
 FileWriter *file_create(const char *path, Error *e);
+FileWriter *file_join(const char *path, uint64_t bytes, Error *e);
+int  file_seek(FileWriter *w, uint64_t at, Error *e);
 int  file_add(FileWriter *w, const void *data, size_t bytes, Error *e);
 int  file_patch(FileWriter *w, uint64_t at, const void *data, size_t bytes, Error *e);
 int  file_finish(FileWriter *w, Error *e);
@@ -59,7 +63,17 @@ int   file_link(const char *from, const char *path, Error *e);
 int   file_is_temporary(const char *name);                           /* is it a temporary name of file_replace? */
 
 uint64_t hash_bytes(uint64_t seed, const void *data, size_t bytes);  /* FNV-1a over 8-byte words: not for security */
+/* The same of data that come in parts, all but the last of a multiple of 8 bytes. */
+uint64_t hash_begin(uint64_t seed);
+uint64_t hash_add(uint64_t h, const void *data, size_t bytes);
+uint64_t hash_end(uint64_t h);
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);       /* Castagnoli polynomial; start with 0 */
 /* That of data whose first part has the CRC a, and the second, of so many bytes, the CRC b. Source: M. Adler, zlib, crc32_combine. */
 uint32_t crc32c_join(uint32_t a, uint32_t b, uint64_t bytes);
+
+/* Bytes of a file and their CRC-32C. sum: of the file that the parts are together, which are sorted by this; 0 if they leave a hole or
+ * overlap. */
+typedef struct { uint64_t bytes; uint32_t crc; } FileSum;
+typedef struct { uint64_t at; FileSum sum; } FilePart;
+int file_sum(FilePart *parts, size_t count, FileSum *sum);
 #endif

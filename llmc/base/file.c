@@ -44,18 +44,26 @@ char *file_read(const char *path, size_t *bytes, Error *e) {
 struct FileWriter {
     char *path;
     int fd, failed;
-    uint64_t written;
+    uint64_t written;                   /* where the next byte of the buffer goes */
     size_t waiting;                     /* bytes in the buffer */
     unsigned char buffer[BUFFER];
 };
 
-FileWriter *file_create(const char *path, Error *e) {
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+static FileWriter *writer(const char *path, int how, Error *e) {
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | how, 0666);
     if (fd < 0) { error_set(e, "%s: %s", path, strerror(errno)); return NULL; }
     FileWriter *w = mem_alloc(sizeof *w);
     w->path = text_format("%s", path);
     w->fd = fd;
     return w;
+}
+FileWriter *file_create(const char *path, Error *e) { return writer(path, O_TRUNC, e); }
+FileWriter *file_join(const char *path, uint64_t bytes, Error *e) {
+    FileWriter *w = writer(path, 0, e);
+    if (!w || !ftruncate(w->fd, (off_t)bytes)) return w;
+    error_set(e, "%s: %s", path, strerror(errno));
+    file_abandon(w);
+    return NULL;
 }
 
 static int write_all(FileWriter *w, const unsigned char *data, size_t bytes, Error *e) {
@@ -87,6 +95,14 @@ int file_add(FileWriter *w, const void *data, size_t bytes, Error *e) {
     if (bytes >= BUFFER) return write_all(w, data, bytes, e);
     if (bytes) memcpy(w->buffer + w->waiting, data, bytes);
     w->waiting += bytes;
+    return 1;
+}
+
+int file_seek(FileWriter *w, uint64_t at, Error *e) {
+    if (at == w->written + w->waiting) return 1;
+    if (!usable(w, e) || !flush(w, e)) return 0;
+    if (lseek(w->fd, (off_t)at, SEEK_SET) < 0) { w->failed = 1; return error_set(e, "%s: %s", w->path, strerror(errno)); }
+    w->written = at;
     return 1;
 }
 
@@ -137,6 +153,21 @@ int file_put(const char *path, const void *data, size_t bytes, Error *e) {
     if (w && file_add(w, data, bytes, e)) return file_finish(w, e);
     file_abandon(w);
     return 0;
+}
+
+static int by_place(const void *a, const void *b) {
+    const FilePart *x = a, *y = b;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+int file_sum(FilePart *parts, size_t count, FileSum *sum) {
+    *sum = (FileSum){ 0 };
+    qsort(parts, count, sizeof *parts, by_place);
+    for (size_t i = 0; i < count; i++) {
+        if (parts[i].at != sum->bytes) return 0;
+        sum->crc = crc32c_join(sum->crc, parts[i].sum.crc, parts[i].sum.bytes);
+        sum->bytes += parts[i].sum.bytes;
+    }
+    return 1;
 }
 
 /* ---- publishing ---------------------------------------------------------------------------------------- */

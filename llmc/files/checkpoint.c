@@ -1,6 +1,6 @@
 /* checkpoint.c: see checkpoint.h. */
 #define _DEFAULT_SOURCE
-#include "checkpoint.h"
+#include "checkpoint_impl.h"
 #include "export.h"
 #include "optimizer_file.h"
 #include "llmc/model/parallel.h"
@@ -17,19 +17,17 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { FORMAT = 1, BUFFER = 1 << 22 };             /* BUFFER: elements moved at a time */
+enum { BUFFER = 1 << 22 };              /* bytes whose sum is made at a time */
 
 /* ---- folders ------------------------------------------------------------------------------------------- */
 
-/* The steps of the complete-looking folders under state/, newest first. */
 static int by_step(const void *a, const void *b) {
     const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? 1 : x > y ? -1 : 0;
 }
-static int list_steps(const char *folder, int64_t **steps, Error *e) {     /* -1: the folder cannot be read */
+int list_steps(const char *folder, int64_t **steps, Error *e) {
     char *path = text_format("%s/state", folder);
     DIR *d = opendir(path);
     int n = 0, capacity = 0;
@@ -48,12 +46,11 @@ static int list_steps(const char *folder, int64_t **steps, Error *e) {     /* -1
     if (n > 0) qsort(*steps, (size_t)n, sizeof **steps, by_step);
     return n;
 }
-static char *step_path(const char *folder, int64_t step) {
+char *step_path(const char *folder, int64_t step) {
     return text_format("%s/state/step-%08lld", folder, (long long)step);
 }
 
-/* Removes a folder of files. A failure only costs disk space: the folder has a temporary name. */
-static void remove_folder(const char *path) {
+void remove_folder(const char *path) {
     DIR *d = opendir(path);
     for (struct dirent *f; d && (f = readdir(d)); ) {
         if (!strcmp(f->d_name, ".") || !strcmp(f->d_name, "..")) continue;
@@ -65,15 +62,14 @@ static void remove_folder(const char *path) {
     rmdir(path);
 }
 
-/* Renames a step folder to a temporary name; removal follows. So a kill never leaves half a step folder. */
-static char *set_aside(const char *folder, int64_t step) {
+char *set_aside(const char *folder, int64_t step) {
     char *path = step_path(folder, step), *aside = text_format("%s/state/.tmp-old-step-%lld", folder, (long long)step);
     remove_folder(aside);
     if (rename(path, aside)) { free(aside); aside = NULL; }
     free(path);
     return aside;
 }
-static int remove_step(const char *folder, int64_t step) {
+int remove_step(const char *folder, int64_t step) {
     char *aside = set_aside(folder, step);
     if (!aside) return 0;
     remove_folder(aside);
@@ -182,127 +178,6 @@ int checkpoint_clear(const char *folder, Error *e) {
     ok = export_remove_shards(folder, 0, e) && export_remove_shards(best, 0, e) && ok;
     free(best);
     return clear_events(folder, e) && ok;
-}
-
-/* ---- writing ------------------------------------------------------------------------------------------------- */
-
-static char *top_weights(const char *folder) { return text_format("%s/model.safetensors", folder); }
-
-static int save_run(const char *path, const Snapshot *s, const FileSum *model, const FileSum *optimizer, Error *e) {
-    Text t = { 0 };
-    text_add(&t, "{\n  \"format\": %d,\n", FORMAT);
-    text_add_string(&t, s->progress);
-    text_add(&t, ",\n  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
-                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}",
-             (unsigned long long)model->bytes, model->crc, (unsigned long long)optimizer->bytes, optimizer->crc);
-    if (s->tokenizer) {
-        size_t bytes;
-        const char *json = tokenizer_json(s->tokenizer, &bytes);
-        text_add(&t, ",\n    \"tokenizer.json\": {\"bytes\": %zu, \"crc32c\": %u}", bytes, crc32c(0, json, bytes));
-    }
-    text_add_string(&t, "\n  },\n  \"config\": ");
-    config_to_json(&s->model->config, s->model->dev->dtype, 1, &t);
-    text_add(&t, ",  \"options\": %s", s->options);
-    json_seal(&t);
-    text_add_string(&t, "\n");
-    int ok = file_put(path, t.at, t.length, e);
-    free(t.at);
-    return ok;
-}
-
-static int has_space(const char *folder, size_t need, Error *e) {
-    struct statvfs s;
-    if (statvfs(folder, &s)) return 1;
-    const double available = (double)s.f_bavail * (double)s.f_frsize;
-    return available >= (double)need * 1.02 ? 1
-        : error_set(e, "%s: a checkpoint needs %.1f MB and the disk has %.1f MB free", folder, (double)need / 1e6,
-                    available / 1e6);
-}
-
-/* Writes the three files into `folder` and syncs all of it. */
-static int write_state(const char *folder, const Snapshot *s, Error *e) {
-    char *model = text_format("%s/model.safetensors", folder);
-    char *optimizer = text_format("%s/optimizer.safetensors", folder), *run = text_format("%s/run.json", folder);
-    FileSum sums[2];
-    const int ok = hf_save_weights(s->model, model, s->step, e, &sums[0].bytes, &sums[0].crc)
-                && optimizer_save(optimizer, s->model, s->optimizer, &sums[1], e)
-                && save_run(run, s, &sums[0], &sums[1], e) && folder_sync(folder, e);
-    free(model);
-    free(optimizer);
-    free(run);
-    return ok;
-}
-
-static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
-    int64_t *steps;
-    Error e;
-    int n = list_steps(folder, &steps, &e), kept = 0;
-    for (int i = 0; i < n; i++) {
-        if (steps[i] > step) continue;
-        const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step || (counts && kept < keep.newest);
-        kept += counts;
-        if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
-    }
-    free(steps);
-}
-
-/* Makes `folder` a Hugging Face folder of the weights in the file `from`. */
-static int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
-    char *top = top_weights(folder);
-    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, origin, e) && file_link(from, top, e);
-    free(top);
-    return ok;
-}
-
-/* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run was resumed from an older one.
- * *placed: the new folder is in place. If the result is then 0, only its sync failed, and a power loss may undo the rename. */
-static int place(const char *folder, int64_t step, const char *temporary, int *placed, Error *e) {
-    char *final = step_path(folder, step), *aside = NULL;
-    int ok = 1;
-    *placed = 0;
-    if (is_folder(final) && !(aside = set_aside(folder, step)))
-        ok = error_set(e, "%s cannot be replaced: %s", final, strerror(errno));
-    ok = ok && file_publish(temporary, final, e);
-    *placed = ok || (is_folder(final) && !is_folder(temporary));
-    if (aside && *placed) remove_folder(aside);
-    else if (aside) rename(aside, final);
-    free(final);
-    free(aside);
-    return ok;
-}
-
-Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e) {
-    const size_t each = s->model->dev->floatX_size + optimizer_bytes(s->model, s->optimizer);      /* per parameter */
-    char *state = text_format("%s/state", folder), *final = step_path(folder, s->step);
-    char *temporary = text_format("%s/.tmp-step-%lld", state, (long long)s->step), *weights = top_weights(final);
-    int placed = 0;
-    int ok = folder_make(state, e) && has_space(folder, s->model->manifest.learnable * each, e) && folder_make(temporary, e)
-          && write_state(temporary, s, e);
-    parallel_end_loans(s->model);
-    ok = ok && place(folder, s->step, temporary, &placed, e);
-    if (!placed) remove_folder(temporary);
-    ok = ok && publish(weights, folder, s->model, s->tokenizer, s->origin, e);
-    if (ok) remove_old_steps(folder, s->step, keep);
-    free(state); free(final); free(temporary); free(weights);
-    return ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
-}
-
-typedef struct { const Model *model; int64_t step; } Weights;
-static int write_weights(const char *temporary, const void *with, Error *e) {
-    const Weights *w = with;
-    FileSum sum;
-    return hf_save_weights(w->model, temporary, w->step, e, &sum.bytes, &sum.crc);
-}
-
-/* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
-int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
-                         Error *e) {
-    char *best = text_format("%s/best", folder), *final = top_weights(best);
-    const int ok = folder_make(best, e) && has_space(folder, m->manifest.learnable * m->dev->floatX_size, e)
-                && hf_save_small(best, m, tokenizer, origin, e) && file_replace(final, write_weights, &(Weights){ m, step }, e);
-    free(best);
-    free(final);
-    return ok;
 }
 
 /* ---- reading ------------------------------------------------------------------------------------------- */

@@ -36,9 +36,29 @@ typedef struct {                        /* what is saved */
  * those whose step is a multiple of `major` (0: none). */
 typedef struct { int newest; int64_t every, major; } Keep;
 
-/* Called by rank 0, while the other ranks call optimizer_lend. SAVED_STATE: the step folder is in place and can be resumed
- * from, but a later part of the save failed, as e says; no older folder was removed. */
+/* SAVED_STATE: the step folder is in place and can be resumed from, but a later part of the save failed, as e says; no older folder was
+ * removed. */
 typedef enum { SAVED_NOTHING, SAVED_STATE, SAVED_ALL } Saved;
+
+/* A save by all ranks, which call these functions in the same order; the folder must be one that all of them see. Each writes its own
+ * part of every tensor, and needs no other rank's, so none has more of the model in memory than it trains; the files are those that one
+ * rank would write. If one rank cannot, none of it is saved, and all get its reason.
+ * open: of a planned model and optimizer. room: bytes of a copy of what this rank writes, in the host's memory. make_room: allocates it;
+ * 0: the host does not have it. With a copy training goes on while files are written, and only waits for the copy; on a GPU from before
+ * the next update on (Device.copied). Without, begin returns when this rank has written.
+ * begin: 0: nothing was saved. busy, of this rank alone: 1: the next call of saver_next would wait for its thread. next, when no rank is
+ * busy, or to wait: 1: the save has ended, with the result *saved, and e unless it is SAVED_ALL. end: next until then. */
+typedef struct Saver Saver;
+Saver *saver_open(const Model *m, const Optimizer *o);
+size_t saver_room(const Saver *s);
+int    saver_make_room(Saver *s);
+int    saver_begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e);
+int    saver_busy(Saver *s);
+int    saver_next(Saver *s, Saved *saved, Error *e);
+Saved  saver_end(Saver *s, Error *e);
+void   saver_close(Saver *s);
+
+/* All at once, by all ranks likewise. best: the weights, as those with the best validation loss. */
 Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e);
 int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
                            Error *e);

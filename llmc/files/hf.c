@@ -17,7 +17,7 @@
 #define st_mtim st_mtimespec            /* POSIX's name of 2008 */
 #endif
 
-enum { BUFFER = 1 << 22 };              /* elements moved at a time */
+enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
 /* ---- finding a model --------------------------------------------------------------------------------------- */
 
@@ -147,19 +147,6 @@ static void shape_text(char *text, size_t capacity, const uint64_t *shape, int r
 /* Files may have the rows of heads, or what belongs to an expert, in another order. Elements of such a unit; 1: they have not. */
 static int of_experts(const Piece *p) { return p->transposed || p->interleaved; }
 static size_t unit_of(const Piece *p) { return p->head || of_experts(p) ? (size_t)(p->head ? p->head : 1) * (p->count / (size_t)p->shape[0]) : 1; }
-/* Elements of a piece that are written at a time. */
-static size_t chunk_of(const Piece *p) {
-    const size_t unit = unit_of(p);
-    return unit > BUFFER ? unit : BUFFER / unit * unit;
-}
-static size_t largest_chunk(const Model *m) {
-    size_t most = m->manifest.total < BUFFER ? m->manifest.total : BUFFER;
-    for (int i = 0; i < m->manifest.count; i++) {
-        const Piece p = manifest_piece(&m->manifest.at[i], 0);
-        if (unit_of(&p) > 1 && chunk_of(&p) > most && p.count > most) most = p.count < chunk_of(&p) ? p.count : chunk_of(&p);
-    }
-    return most;
-}
 /* An expert's matrix, (rows, columns) in memory. In files it may be transposed, and rows 0, 1, 2, ... those of gate and up in turns. Tiles
  * stay in the first cache while they are transposed; when a model is loaded, other threads have other experts. */
 static size_t row_in_file(const Piece *p, size_t r, size_t rows) { return !p->interleaved ? r : r < rows / 2 ? 2*r : 2*(r - rows / 2) + 1; }
@@ -284,16 +271,6 @@ static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
     free(values);
     return ok;
 }
-static int save_bias(const Model *m, SafetensorsWriter *w, int r, Error *e) {
-    const size_t bytes = (size_t)router_width(m, r) * m->dev->real_size;
-    char *values = mem_alloc(bytes);
-    m->dev->download(values, real_at(m, m->bias, router_offset(m, r)), bytes);
-    const int ok = first_not_finite(m->dev->real_size == 8 ? "F64" : "F32", values, (size_t)router_width(m, r)) < (size_t)router_width(m, r)
-                 ? error_set(e, "a router's bias is not finite: not saved") : safetensors_append(w, values, bytes, e);
-    free(values);
-    return ok;
-}
-
 /* Tensors that are in files and no part of a model: the prediction of later tokens (ERNIE; GLM keeps it as one more layer), angles of
  * positions, and the head that is the embedding. */
 static int is_idle(const Model *m, const char *name) {
@@ -552,57 +529,129 @@ int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, int ids[MOST_E
     return m || !tokenizer ? m : tokenizer_ends(tokenizer, ids, MOST_ENDS);
 }
 
-/* from: where the piece begins, on the device. buffer: for the largest chunk. */
-static int append_piece(SafetensorsWriter *w, const Model *m, const Piece *p, const char *from, void *buffer, Error *e) {
-    const size_t size = m->dev->floatX_size, chunk = chunk_of(p);
-    for (size_t i = 0; i < p->count; i += chunk) {
-        const size_t n = p->count - i < chunk ? p->count - i : chunk;
-        m->dev->download(buffer, from + i * size, n * size);
-        if (first_not_finite(m->dev->dtype, buffer, n) < n) return error_set(e, "tensor %s is not finite: not saved", p->name);
-        reorder(&m->config, p, buffer, n, size, 0);
-        if (!safetensors_append(w, buffer, n * size, e)) return 0;
-    }
-    return 1;
-}
-int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc) {
-    const size_t size = m->dev->floatX_size;
-    size_t count = 0, k = 0;
-    for (int i = 0; i < m->manifest.count; i++) count += (size_t)manifest_piece_count(&m->manifest.at[i]);
-    const size_t all = count + (size_t)bias_count(m);
-    Piece *pieces = mem_alloc(count * sizeof *pieces);
-    uint64_t (*shapes)[4] = mem_alloc(all * sizeof *shapes);
-    FileTensor *tensors = mem_alloc(all * sizeof *tensors);
-    char (*names)[TENSOR_NAME] = mem_alloc((all - count + 1) * sizeof *names);
+/* ---- the file of the weights ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    size_t count;
+    Piece *pieces;                      /* of all tensors; then come the biases */
+    uint64_t (*shapes)[4];
+    FileTensor *tensors;
+    char (*bias_names)[TENSOR_NAME];
+} WeightsFile;
+
+static WeightsFile weights_file(const Model *m) {
+    WeightsFile f = { 0 };
+    size_t pieces = 0, k = 0;
+    for (int i = 0; i < m->manifest.count; i++) pieces += (size_t)manifest_piece_count(&m->manifest.at[i]);
+    f.count = pieces + (size_t)bias_count(m);
+    f.pieces = mem_alloc(pieces * sizeof *f.pieces);
+    f.shapes = mem_alloc(f.count * sizeof *f.shapes);
+    f.tensors = mem_alloc(f.count * sizeof *f.tensors);
+    f.bias_names = mem_alloc((f.count - pieces + 1) * sizeof *f.bias_names);
     for (int i = 0; i < m->manifest.count; i++)
         for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]); j++, k++) {
-            pieces[k] = manifest_piece(&m->manifest.at[i], j);
-            for (int d = 0; d < pieces[k].rank; d++) shapes[k][d] = (uint64_t)pieces[k].shape[d];
-            tensors[k] = (FileTensor){ .name = pieces[k].name, .dtype = m->dev->dtype, .rank = pieces[k].rank,
-                                       .shape = shapes[k] };
+            const Piece *p = &f.pieces[k];
+            f.pieces[k] = manifest_piece(&m->manifest.at[i], j);
+            for (int d = 0; d < p->rank; d++) f.shapes[k][d] = (uint64_t)p->shape[d];
+            f.tensors[k] = (FileTensor){ .name = p->name, .dtype = m->dev->dtype, .rank = p->rank, .shape = f.shapes[k] };
         }
-    for (int r = 0; r < bias_count(m); r++) tensors[count + (size_t)r] = bias_tensor(m, r, names[r], shapes[count + (size_t)r]);
+    for (int r = 0; r < bias_count(m); r++, k++) f.tensors[k] = bias_tensor(m, r, f.bias_names[r], f.shapes[k]);
+    return f;
+}
+static void weights_file_free(WeightsFile *f) {
+    free(f->pieces);
+    free(f->shapes);
+    free(f->tensors);
+    free(f->bias_names);
+}
+
+typedef struct { SafetensorsWriter *to; const Share *share; char *buffer; size_t room; } Writing;       /* buffer: room elements */
+
+/* Elements from .. end - 1 of a head, whose first element is `head` of the piece: rows that the file has in another order. They are in
+ * w->buffer. at: where the piece begins in the data. */
+static int write_rows(const Writing *w, const Piece *p, uint64_t at, size_t head, size_t from, size_t end, Error *e) {
+    const Model *m = w->share->model;
+    const size_t size = m->dev->floatX_size, row = p->count / (size_t)p->shape[0];
+    int ok = 1;
+    for (int i = 0; i < p->head && ok; i++) {
+        const size_t place = head + (size_t)rope_place(&m->config, i) * row;
+        const size_t a = place > from ? place : from, b = place + row < end ? place + row : end;
+        if (a >= b) continue;
+        ok = safetensors_seek(w->to, at + (head + (size_t)i * row + (a - place)) * size, e)
+          && safetensors_append(w->to, w->buffer + (a - from) * size, (b - a) * size, e);
+    }
+    return ok;
+}
+/* This rank's part of a piece of a tensor. Only heads may be cut (share.h). */
+static int write_piece(const Writing *w, int tensor, const Piece *p, uint64_t at, Error *e) {
+    const Model *m = w->share->model;
+    const SharePart *part = &w->share->parts[SHARE_WEIGHTS][tensor];
+    const size_t size = m->dev->floatX_size, unit = unit_of(p), chunk = w->room / unit * unit, before = p->offset - m->manifest.at[tensor].offset;
+    const size_t first = part->first > before ? part->first - before : 0, last = part->first + part->count;
+    const size_t end = last > before ? last - before < p->count ? last - before : p->count : 0;
+    int ok = 1;
+    for (size_t i = first, n; i < end && ok; i += n) {
+        const size_t to_unit = (unit - i % unit) % unit;        /* the rest of one of which another rank has the beginning */
+        n = to_unit ? to_unit : end - i < unit ? end - i : end - i < chunk ? (end - i) / unit * unit : chunk;
+        if (n > end - i) n = end - i;
+        const int whole = !to_unit && n >= unit;
+        const void *values = share_read(w->share, SHARE_WEIGHTS, tensor, before + i, n, w->buffer);
+        if (first_not_finite(m->dev->dtype, values, n) < n) return error_set(e, "tensor %s is not finite: not saved", p->name);
+        if (unit > 1 && values != w->buffer) memcpy(w->buffer, values, n * size);
+        if (unit > 1 && whole) reorder(&m->config, p, w->buffer, n, size, 0);
+        if (unit > 1 && !whole) ok = write_rows(w, p, at, i / unit * unit, i, i + n, e);
+        else ok = safetensors_seek(w->to, at + i * size, e) && safetensors_append(w->to, unit > 1 ? w->buffer : values, n * size, e);
+    }
+    return ok;
+}
+static int write_biases(const Writing *w, uint64_t at, Error *e) {
+    const Model *m = w->share->model;
+    const char *type = m->dev->real_size == 8 ? "F64" : "F32";
+    const size_t Re = m->dev->real_size;
+    if (!w->share->leads || !bias_count(m)) return 1;
+    char *buffer = mem_alloc(router_offset(m, m->routers) * Re);
+    const char *all = share_bias(w->share, buffer);
+    int ok = safetensors_seek(w->to, at, e);
+    for (int r = 0; r < bias_count(m) && ok; r++) {
+        const char *bias = all + router_offset(m, r) * Re;
+        const size_t E = (size_t)router_width(m, r);
+        if (first_not_finite(type, bias, E) < E) ok = error_set(e, "a router's bias is not finite: not saved");
+        ok = ok && safetensors_append(w->to, bias, E * Re, e);
+    }
+    free(buffer);
+    return ok;
+}
+int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e) {
+    const Model *m = s->model;
+    WeightsFile f = weights_file(m);
     char number[32];
     snprintf(number, sizeof number, "%lld", (long long)step);
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
-    void *buffer = mem_alloc(largest_chunk(m) * size);
-    const char *weights = NULL;
-    SafetensorsWriter *w = safetensors_create(path, tensors, all, notes, 2, e);
-    int ok = w != NULL;
-    parallel_wait_all_weights(m);
-    k = 0;
-    for (int i = 0, range = -1; i < m->manifest.count && ok; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        if (t->range != range) weights = parallel_whole_weights(m, range = t->range);
-        for (int j = 0; j < manifest_piece_count(t) && ok; j++, k++)
-            ok = append_piece(w, m, &pieces[k], weights + (pieces[k].offset - m->manifest.ranges[range].offset) * size, buffer, e);
-    }
-    for (int r = 0; r < bias_count(m) && ok; r++) ok = save_bias(m, w, r, e);
-    if (ok) ok = safetensors_finish(w, e, bytes, crc);
-    else if (w) safetensors_abandon(w);
-    free(buffer);
-    free(names);
-    free(tensors);
-    free(shapes);
-    free(pieces);
+    Writing w = { safetensors_join(path, f.tensors, f.count, notes, 2, s->leads, e), s, NULL, BUFFER };
+    int ok = w.to != NULL;
+    for (size_t k = 0; k < f.count - (size_t)bias_count(m); k++) if (unit_of(&f.pieces[k]) > w.room) w.room = unit_of(&f.pieces[k]);
+    w.buffer = mem_alloc(w.room * m->dev->floatX_size);
+    uint64_t at = 0;
+    for (int i = 0, k = 0; i < m->manifest.count && ok; i++)
+        for (int j = 0; j < manifest_piece_count(&m->manifest.at[i]) && ok; j++, k++) {
+            ok = write_piece(&w, i, &f.pieces[k], at, e);
+            at += f.pieces[k].count * m->dev->floatX_size;
+        }
+    ok = ok && write_biases(&w, at, e);
+    if (ok) ok = safetensors_leave(w.to, parts, count, e);
+    else if (w.to) safetensors_abandon(w.to);
+    free(w.buffer);
+    weights_file_free(&f);
+    return ok;
+}
+int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e) {
+    Share s;
+    FilePart *parts = NULL;
+    size_t count;
+    share_open(&s, m, NULL);
+    int ok = hf_write_weights(&s, path, step, &parts, &count, e);
+    if (ok && !file_sum(parts, count, sum)) ok = error_set(e, "%s: other ranks have parts of it", path);
+    free(parts);
+    share_close(&s);
     return ok;
 }

@@ -1,8 +1,7 @@
 /* hf.h: a model as a Hugging Face folder: config.json, model.safetensors, tokenizer.json and the files that go with them. */
 #ifndef HF_H
 #define HF_H
-#include "llmc/model/model.h"
-#include "safetensors.h"
+#include "share.h"
 #include "llmc/data/tokenizer.h"
 
 /* The folder of a model; free() it. asked: this folder or its best/. NULL: out/best, out, or of the folders NAME and NAME/best
@@ -38,7 +37,7 @@ int hf_save_small(const char *folder, const Model *m, const Tokenizer *tokenizer
 enum { MOST_ENDS = 32 };
 int hf_end_tokens(const char *folder, const Tokenizer *tokenizer, OUT int ids[MOST_ENDS]);
 
-/* Writes the weights directly to `path`; returns the file's size and CRC-32C. Refuses weights that are not finite. Called by rank 0; of
- * sharded weights the other ranks lend their parts (parallel.h). */
-int hf_save_weights(const Model *m, const char *path, int64_t step, Error *e, uint64_t *bytes, uint32_t *crc);
+/* Writes this rank's parts of the weights' file at `path`, and syncs them (safetensors_leave). Refuses weights that are not finite. */
+int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **parts, size_t *count, Error *e);
+int hf_save_weights(const Model *m, const char *path, int64_t step, FileSum *sum, Error *e);       /* all of it, of a model of one rank */
 #endif

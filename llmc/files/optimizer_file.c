@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUFFER = 1 << 22 };              /* elements moved at a time */
+enum { BUFFER = 1 << 20 };              /* elements moved at a time */
 
 static int state_kinds(const Optimizer *o) { return o->master ? STATE_KINDS : STATE_KINDS - 1; }
 
@@ -56,43 +56,46 @@ static void state_file_free(StateFile *f) {
     free(f->entries);
 }
 
-/* Of one tensor. state: of its range, of that kind. buffer: BUFFER elements. */
-static int append_state(SafetensorsWriter *w, const Model *m, const Optimizer *o, int tensor, int kind, const char *state,
-                        void *buffer, Error *e) {
-    const Tensor *t = &m->manifest.at[tensor];
-    const char *dtype = load_dtype(m->dev, optimizer_type(o, kind));
-    const size_t size = optimizer_element(o, m, kind), offset = optimizer_offset(o, m, kind, tensor);
-    for (size_t from = 0; from < t->count; from += BUFFER) {
-        const size_t n = t->count - from < BUFFER ? t->count - from : BUFFER;
-        m->dev->download(buffer, state + (offset + from) * size, n * size);
-        if (first_not_finite(dtype, buffer, n) < n)
-            return error_set(e, "the optimizer state of %s is not finite: not saved", t->name);
-        if (!safetensors_append(w, buffer, n * size, e)) return 0;
+/* This rank's part of one tensor, which begins at byte `at` of the data. buffer: BUFFER elements. */
+static int write_part(SafetensorsWriter *w, const Share *s, int kind, int tensor, uint64_t at, void *buffer, Error *e) {
+    const SharePart *p = &s->parts[kind][tensor];
+    const char *dtype = load_dtype(s->model->dev, share_type(s, kind));
+    const size_t size = share_element(s, kind), end = p->first + p->count;
+    int ok = !p->count || safetensors_seek(w, at + p->first * size, e);
+    for (size_t from = p->first; from < end && ok; from += BUFFER) {
+        const size_t n = end - from < BUFFER ? end - from : BUFFER;
+        const void *state = share_read(s, kind, tensor, from, n, buffer);
+        if (first_not_finite(dtype, state, n) < n)
+            ok = error_set(e, "the optimizer state of %s is not finite: not saved", s->model->manifest.at[tensor].name);
+        ok = ok && safetensors_append(w, state, n * size, e);
     }
-    return 1;
+    return ok;
 }
-
-int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum *sum, Error *e) {
-    StateFile f = state_file(m, o);
-    const size_t bias_bytes = f.bias_count * m->dev->real_size, buffer_bytes = BUFFER * m->dev->real_size;
-    void *buffer = mem_alloc(buffer_bytes > bias_bytes ? buffer_bytes : bias_bytes);
-    SafetensorsWriter *w = safetensors_create(path, f.entries, f.count, NULL, 0, e);
+static int write_bias(SafetensorsWriter *w, const Share *s, size_t n, uint64_t at, Error *e) {
+    const Device *dev = s->model->dev;
+    if (!n || !s->leads) return 1;
+    void *buffer = mem_alloc(n * dev->real_size);
+    const void *bias = share_bias(s, buffer);
+    const int ok = first_not_finite(load_dtype(dev, REAL), bias, n) < n ? error_set(e, "the routers' biases are not finite: not saved")
+                 : safetensors_seek(w, at, e) && safetensors_append(w, bias, n * dev->real_size, e);
+    free(buffer);
+    return ok;
+}
+int optimizer_save(const Share *s, const char *path, FilePart **parts, size_t *count, Error *e) {
+    const Model *m = s->model;
+    StateFile f = state_file(m, s->optimizer);
+    void *buffer = mem_alloc(BUFFER * m->dev->real_size);
+    SafetensorsWriter *w = safetensors_join(path, f.entries, f.count, NULL, 0, s->leads, e);
+    uint64_t at = 0;
     int ok = w != NULL;
-    for (int kind = 0; kind < state_kinds(o) && ok; kind++) {
-        const char *state = NULL;
-        for (int i = 0, range = -1; i < m->manifest.count && ok; i++) {
-            if (!optimizer_has(o, m, kind, i)) continue;
-            if (m->manifest.at[i].range != range) state = optimizer_whole(o, m, kind, range = m->manifest.at[i].range);
-            ok = append_state(w, m, o, i, kind, state, buffer, e);
+    for (int kind = 0; kind < state_kinds(s->optimizer) && ok; kind++)
+        for (int i = 0; i < m->manifest.count && ok; i++) {
+            if (!share_has(s, kind, i)) continue;
+            ok = write_part(w, s, kind, i, at, buffer, e);
+            at += m->manifest.at[i].count * share_element(s, kind);
         }
-    }
-    if (ok && f.bias_count) {
-        m->dev->download(buffer, m->bias, bias_bytes);
-        if (first_not_finite(load_dtype(m->dev, REAL), buffer, f.bias_count) < f.bias_count)
-            ok = error_set(e, "the routers' biases are not finite: not saved");
-        ok = ok && safetensors_append(w, buffer, bias_bytes, e);
-    }
-    if (ok) ok = safetensors_finish(w, e, &sum->bytes, &sum->crc);
+    ok = ok && write_bias(w, s, f.bias_count, at, e);
+    if (ok) ok = safetensors_leave(w, parts, count, e);
     else safetensors_abandon(w);
     free(buffer);
     state_file_free(&f);
@@ -121,9 +124,8 @@ static int check_state(const Load *l, void *data, size_t first, size_t n, Error 
 /* This rank's part of one tensor's state. */
 static Load state_part(const FileTensor *f, const Model *m, const Optimizer *o, int tensor, LoadedState *of) {
     const Segment own = optimizer_segment(o, m, tensor);
-    const size_t at = own.offset - own.shift - (of->kind == STATE_V ? own.without_v : 0);
     return (Load){ .tensor = f, .first = own.offset - m->manifest.at[tensor].offset, .count = own.count, .unit = 1,
-                   .to = (char *)optimizer_part(o, of->kind) + at * optimizer_element(o, m, of->kind), .type = optimizer_type(o, of->kind),
+                   .to = (char *)optimizer_part(o, of->kind) + optimizer_place(own, of->kind) * optimizer_element(o, m, of->kind), .type = optimizer_type(o, of->kind),
                    .check = check_state, .of = of };
 }
 

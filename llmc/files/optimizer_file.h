@@ -2,15 +2,13 @@
  * have one, the master copies; then the routers' selection biases. Nothing in it depends on the number of ranks. */
 #ifndef OPTIMIZER_FILE_H
 #define OPTIMIZER_FILE_H
-#include "llmc/model/optim.h"
-
-typedef struct { uint64_t bytes; uint32_t crc; } FileSum;       /* of a file; crc: its CRC-32C */
+#include "share.h"
 
 /* Upper bound of the bytes of the state per parameter of the model. */
 size_t optimizer_bytes(const Model *m, const Optimizer *o);
 
-/* Writes the file, synced, to `path`; refuses a state that is not finite. Called by rank 0 (optimizer_whole). */
-int optimizer_save(const char *path, const Model *m, const Optimizer *o, FileSum *sum, Error *e);
+/* Writes this rank's parts of the file at `path`, and syncs them (safetensors_leave); refuses a state that is not finite. */
+int optimizer_save(const Share *s, const char *path, FilePart **parts, size_t *count, Error *e);
 
 /* Reads this rank's part, with conversion if its types differ. Refuses NaN, infinity, a negative v, and a number of
  * biases that is not the model's. */

@@ -444,14 +444,22 @@ int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first,
 struct SafetensorsWriter {
     FileWriter *file;
     char *path;
-    uint64_t left, bytes;               /* bytes of data still to be appended; of the file so far */
-    uint32_t crc;
+    uint64_t data, size, at;            /* where the data begins in the file; bytes of the data; where the next byte goes in the file */
+    FilePart *parts;                    /* what was written, neighbours as one */
+    size_t count, capacity;
     int too_much;
 };
 
 static int put(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
-    w->crc = crc32c(w->crc, data, bytes);
-    w->bytes += bytes;
+    const FilePart *before = w->count ? &w->parts[w->count - 1] : NULL;
+    if (!before || before->at + before->sum.bytes != w->at) {
+        if (w->count == w->capacity) w->parts = mem_grow(w->parts, (w->capacity = w->capacity ? 2 * w->capacity : 64) * sizeof *w->parts);
+        w->parts[w->count++] = (FilePart){ .at = w->at };
+    }
+    FilePart *now = &w->parts[w->count - 1];
+    now->sum.crc = crc32c(now->sum.crc, data, bytes);
+    now->sum.bytes += bytes;
+    w->at += bytes;
     return file_add(w->file, data, bytes, e);
 }
 
@@ -491,33 +499,50 @@ static int header_write(Text *h, const FileTensor *tensors, size_t n, const File
     return error_set(e, "the names and shapes of %zu tensors need more than %d bytes", n, HEADER_MAX);
 }
 
-SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
-                                      size_t note_count, Error *e) {
+/* how: of several writers the first, or one of the others; or the only one. */
+enum { ALONE = -1, OTHERS, FIRST };
+static SafetensorsWriter *create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes, size_t note_count, int how,
+                                 Error *e) {
     Error why;
     Text h = { 0 };
     Shard check = { .path = text_format("%s", path), .fd = -1 };
     SafetensorsWriter *w = mem_alloc(sizeof *w);
     w->path = text_format("%s", path);
-    int ok = header_write(&h, tensors, n, notes, note_count, &w->left, &why);
+    int ok = header_write(&h, tensors, n, notes, note_count, &w->size, &why);
     if (!ok) error_set(e, "%s: %.900s", path, why.text);
-    ok = ok && header_read(&check, h.at, h.length, w->left, e) && (w->file = file_create(path, e));
+    w->data = 8 + h.length;
+    ok = ok && (how == OTHERS || header_read(&check, h.at, h.length, w->size, e))
+      && (w->file = how == ALONE ? file_create(path, e) : file_join(path, w->data + w->size, e));
     unsigned char length[8];
     for (int i = 0; i < 8; i++) length[i] = (unsigned char)((uint64_t)h.length >> 8 * i);
-    ok = ok && put(w, length, 8, e) && put(w, h.at, h.length, e);
+    if (how != OTHERS) ok = ok && put(w, length, 8, e) && put(w, h.at, h.length, e);
+    else ok = ok && safetensors_seek(w, 0, e);
     shard_close(&check);
     free(h.at);
     if (ok) return w;
     safetensors_abandon(w);
     return NULL;
 }
+SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
+                                      size_t note_count, Error *e) {
+    return create(path, tensors, n, notes, note_count, ALONE, e);
+}
+SafetensorsWriter *safetensors_join(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes, size_t note_count,
+                                    int first, Error *e) {
+    return create(path, tensors, n, notes, note_count, first ? FIRST : OTHERS, e);
+}
 
+int safetensors_seek(SafetensorsWriter *w, uint64_t at, Error *e) {
+    if (at > w->size) return error_set(e, "%s: byte %llu of %llu", w->path, (unsigned long long)at, (unsigned long long)w->size);
+    w->at = w->data + at;
+    return file_seek(w->file, w->at, e);
+}
 int safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
-    if (bytes > w->left) {
+    const uint64_t left = w->data + w->size - w->at;
+    if (bytes > left) {
         w->too_much = 1;
-        return error_set(e, "%s: %zu more bytes of data, but only %llu are missing", w->path, bytes,
-                         (unsigned long long)w->left);
+        return error_set(e, "%s: %zu more bytes of data, but only %llu are missing", w->path, bytes, (unsigned long long)left);
     }
-    w->left -= bytes;
     return put(w, data, bytes, e);
 }
 
@@ -543,15 +568,29 @@ int safetensors_append_double(SafetensorsWriter *w, const char *name, const char
     return 1;
 }
 
+int safetensors_leave(SafetensorsWriter *w, FilePart **parts, size_t *count, Error *e) {
+    const int ok = file_finish(w->file, e);
+    w->file = NULL;
+    if (ok) {
+        *parts = w->parts;
+        *count = w->count;
+        w->parts = NULL;
+    }
+    safetensors_abandon(w);
+    return ok;
+}
 int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t *crc) {
+    FileSum sum;
+    const uint64_t left = w->data + w->size - w->at;
     int ok = w->too_much ? error_set(e, "%s: more data than its tensors hold", w->path)
-           : w->left ? error_set(e, "%s: %llu bytes of data are missing", w->path, (unsigned long long)w->left) : 1;
+           : left ? error_set(e, "%s: %llu bytes of data are missing", w->path, (unsigned long long)left)
+           : file_sum(w->parts, w->count, &sum) ? 1 : error_set(e, "%s: its data are not complete", w->path);
     if (ok) {
         ok = file_finish(w->file, e);
         w->file = NULL;
     }
-    if (ok && bytes) *bytes = w->bytes;
-    if (ok && crc) *crc = w->crc;
+    if (ok && bytes) *bytes = sum.bytes;
+    if (ok && crc) *crc = sum.crc;
     safetensors_abandon(w);
     return ok;
 }
@@ -559,6 +598,7 @@ int safetensors_finish(SafetensorsWriter *w, Error *e, uint64_t *bytes, uint32_t
 void safetensors_abandon(SafetensorsWriter *w) {
     if (!w) return;
     file_abandon(w->file);
+    free(w->parts);
     free(w->path);
     free(w);
 }

@@ -45,10 +45,17 @@ int safetensors_read_double(Safetensors *s, const FileTensor *t, uint64_t first,
 
 /* Writes directly to `path`: the caller picks a temporary name and renames the file. Data is appended in pieces of any
  * size, in the order of the list. finish checks that the data is complete, syncs it to disk, and returns size and CRC-32C
- * of the file. finish and abandon free the writer. */
+ * of the file. finish and abandon free the writer.
+ * join: one of several writers of the file, with the same list (file_join). `first` writes the head, on one of them. seek: the next piece goes
+ * to that byte of the data. leave: syncs what this writer has written, and returns its parts, of which file_sum makes the file's sum;
+ * free() them. */
 typedef struct SafetensorsWriter SafetensorsWriter;
 SafetensorsWriter *safetensors_create(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes,
                                       size_t note_count, Error *e);
+SafetensorsWriter *safetensors_join(const char *path, const FileTensor *tensors, size_t n, const FileNote *notes, size_t note_count,
+                                    int first, Error *e);
+int  safetensors_seek(SafetensorsWriter *w, uint64_t at, Error *e);
+int  safetensors_leave(SafetensorsWriter *w, FilePart **parts, size_t *count, Error *e);
 int  safetensors_append(SafetensorsWriter *w, const void *data, size_t bytes, Error *e);
 size_t safetensors_width(const char *dtype);                /* bytes of an element of a dtype that this program reads */
 /* n elements, converted to a dtype that this program reads: to the nearest number, of two the even one. 0 and an error if one is beyond

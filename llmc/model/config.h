@@ -15,6 +15,8 @@ typedef enum {
 } Family;
 
 /* How positions beyond the original context are made to fit (rope.c). */
+/* FP8_WHERE_FASTER: those of which fp8.c knows it. */
+typedef enum { FP8_FORWARD = 1, FP8_BACKWARD = 2, FP8_ALL = 3, FP8_WHERE_FASTER = 4 } Fp8Passes;
 typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
 typedef struct {
     int    kind, exact;             /* exact: YaRN's range of pairs is not rounded to whole ones */
@@ -42,7 +44,7 @@ typedef struct {
     int output_bias;                /* 1: a bias (C) on the output of every mixture, as JetMoE has */
     int tied;                       /* 1: the head is the embedding */
     int rounding, tile;             /* enum Rounding of the MLP's routing while it is trained, and to multiples of what */
-    int fp8;                        /* 1: the products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
+    int fp8;                        /* Fp8Passes whose products of the MLP's experts are in 8 bits while it is trained (fp8_fits in kernels.h) */
     double rope_theta, norm_eps, final_eps, init_std;
 
     /* Ingredients of a recipe. All of them are off at 0. */

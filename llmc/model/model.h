@@ -176,7 +176,8 @@ struct Model {
     Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
-    int       fp8;                      /* 1: experts compute in 8 bits if the config says so: in training. 0: they do not */
+    int       fp8;                      /* 1: experts compute in 8 bits if fp8_passes says so: in training. 0: they do not */
+    int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
     float     dropout;
@@ -234,6 +235,7 @@ void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* o
 void model_free(Model *m);
 void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
+int  fp8_passes(const Config *c, int N);                    /* fp8.c: FP8_FORWARD, FP8_BACKWARD, for batches of N tokens */
 /* Where the weights of a tensor, and its gradient, are: in m->params and m->grads, or, of sharded ones, in the buffer that its range
  * has while it is whole (parallel.h). */
 floatX *model_weight(const Model *m, const Tensor *t);

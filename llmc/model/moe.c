@@ -71,7 +71,7 @@ static void gated_backward(Model *m, int l, DenseMlp mlp, Sum *dx, const floatX 
 
 /* ---- experts in 8 bits: steps 3 and 4 of the mixture, and what they need ------------------------------------- */
 
-static int in_8_bits(const Model *m, int l) { return m->fp8 && m->codes && config_has_experts(&m->config, l); }
+static int in_8_bits(const Model *m, int l, int passes) { return m->fp8 && m->fp8_passes & passes && config_has_experts(&m->config, l); }
 static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->config.universal || m->codes_shared ? 0 : l]; }
 
 /* The optimizer has changed the weights since the last step: the first forward encodes them. Layers that share the codes' memory, because
@@ -79,7 +79,7 @@ static const ExpertCodes *codes_of(const Model *m, int l) { return &m->codes[m->
 void moe_encode_weights(Model *m, int l, int backward) {
     const Config *c = &m->config;
     const int are_new = !backward && m->batch.phase & PHASE_FIRST && !(c->universal && l);
-    if (!in_8_bits(m, l) || !(are_new || m->codes_shared)) return;
+    if (!in_8_bits(m, l, backward || !m->codes_shared ? FP8_ALL : FP8_FORWARD) || !(are_new || m->codes_shared)) return;
     const ExpertCodes *w = codes_of(m, l);
     m->dev->fp8_weight(w->up, w->up_transposed, m->lp[l].up, c->experts, 2 * c->width, c->channels);
     m->dev->fp8_weight(w->down, w->down_transposed, m->lp[l].down, c->experts, c->channels, c->width);
@@ -129,7 +129,7 @@ static void experts_up(Model *m, int l, const floatX *x) {
     const Plan *plan = &a->mlp.plan;
     const Activation how = (Activation)m->config.activation;
     const int C = m->config.channels, F = m->config.width, P = pre_width(m, F);
-    if (in_8_bits(m, l)) { up_in_8_bits(m, l, x); return; }
+    if (in_8_bits(m, l, FP8_FORWARD)) { up_in_8_bits(m, l, x); return; }
     if (!p->up_bias) { dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, how, C, F, BY_TOKEN); return; }
     dev->parallel_linear_forward(a->pre, x, p->up, plan, C, P, BY_TOKEN, GROUPED);
     dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
@@ -158,7 +158,7 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
 
     /* 3. Each expert is a small MLP on its own rows, which it reads in token order. */
     experts_up(m, l, x);
-    if (in_8_bits(m, l)) dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &r->plan, F, C);
+    if (in_8_bits(m, l, FP8_FORWARD)) dev->fp8_linear(dev, m->s.rows, m->s.act8, codes_of(m, l)->down, &r->plan, F, C);
     else dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
     if (p->down_bias) dev->expert_bias_forward(m->s.rows, p->down_bias, &r->plan, C);
 
@@ -196,7 +196,7 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     }
 
     /* 4, 3. All K experts of a token share one gradient of the sum, and read it in token order. */
-    if (in_8_bits(m, l)) backward_in_8_bits(m, l, dout, x, how);
+    if (in_8_bits(m, l, FP8_BACKWARD)) backward_in_8_bits(m, l, dout, x, how);
     else {
         dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, p->down, a->pre, a->mlp.weight, plan,
                                   (Activation)c->activation, C, F, BY_TOKEN);

@@ -55,11 +55,6 @@ size_t optimizer_count(const Optimizer *o, const Model *m, int kind) {
     return kind == STATE_V ? before_range(o, &m->manifest, m->manifest.range_count, o->shards)
                            : m->manifest.total / (size_t)o->shards;
 }
-size_t optimizer_offset(const Optimizer *o, const Model *m, int kind, int i) {
-    const Tensor *t = &m->manifest.at[i];
-    return kind == STATE_V && muon_in_range(o, &m->manifest, t->range) ? left_to_adamw(o, &m->manifest, t->range, i)
-                                                                       : t->offset - m->manifest.ranges[t->range].offset;
-}
 int optimizer_has(const Optimizer *o, const Model *m, int kind, int i) {
     return kind != STATE_V || !muon_updates(o, &m->manifest.at[i]);
 }
@@ -90,17 +85,10 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float mom
     const size_t each = dtype_size(m->dev, moments);
     *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.momentum = momentum, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
-    size_t most = 0;
-    for (int i = 0; i < m->manifest.range_count; i++)
-        if (muon_in_range(o, &m->manifest, i)) {
-            const size_t n = left_to_adamw(o, &m->manifest, i, o->tensors);
-            if (n > most) most = n;
-        }
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
     if (master && m->dev->floatX_size < m->dev->real_size)
         arena_add(&m->arena, MEM_OPTIMIZER, "master weights", &o->master, optimizer_count(o, m, 2) * m->dev->real_size);
-    if (shards > 1 && most) arena_add(&m->arena, MEM_SHARED, "v of all ranks", &o->all_v, (size_t)shards * most * each);
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
@@ -177,55 +165,12 @@ double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor
     return norm;
 }
 
-/* ---- the state as a whole ------------------------------------------------------------------------------- */
+/* ---- the state, for files ------------------------------------------------------------------------------- */
 
 const char *const state_suffix[STATE_KINDS] = { ".m", ".v", ".master" };
 void *optimizer_part(const Optimizer *o, int kind) { return kind == 0 ? o->m : kind == STATE_V ? o->v : o->master; }
+size_t optimizer_place(Segment own, int kind) { return own.offset - own.shift - (kind == STATE_V ? own.without_v : 0); }
 Dtype optimizer_type(const Optimizer *o, int kind) { return kind == STATE_KINDS - 1 ? REAL : o->moments; }
 size_t optimizer_element(const Optimizer *o, const Model *m, int kind) {
     return dtype_size(m->dev, optimizer_type(o, kind));
-}
-
-/* v of a range that Muon has a part in: every rank has its elements where the others have theirs. */
-static void gather_v(const Optimizer *o, const Model *m, int range, char *whole, const char *own) {
-    const Manifest *f = &m->manifest;
-    Comm *c = m->dp.parallel->node;
-    const size_t size = optimizer_element(o, m, STATE_V), n = left_to_adamw(o, f, range, o->tensors);
-    char *all = o->all_v;
-    c->all_gather(c, all, own, n * size);
-    c->wait_all(c);
-    for (int i = 0; i < o->tensors; i++)
-        for (int r = 0; r < o->shards && f->at[i].range == range && !muon_updates(o, &f->at[i]); r++) {
-            const Segment s = manifest_segment(f, i, o->shards, r);
-            const size_t at = (left_to_adamw(o, f, range, i) + (s.offset - f->at[i].offset)) * size;
-            if (s.count) m->dev->copy(whole + at, all + (size_t)r * n * size + at, s.count * size);
-        }
-}
-/* Where the state of a range begins in that of `shards` shards, in elements. */
-static size_t range_begin(const Optimizer *o, const Model *m, int kind, int range, int shards) {
-    return kind == STATE_V ? before_range(o, &m->manifest, range, shards) : m->manifest.ranges[range].offset / (size_t)shards;
-}
-static void lend(const Optimizer *o, const Model *m, Loan loan) {
-    Comm *c = m->dp.parallel->node;
-    if (!optimizer_part(o, loan.kind)) return;
-    const size_t size = optimizer_element(o, m, loan.kind);
-    char *whole = parallel_loan_buffer(m);
-    char *own = (char *)optimizer_part(o, loan.kind) + range_begin(o, m, loan.kind, loan.range, o->shards) * size;
-    if (loan.kind == STATE_V && muon_in_range(o, &m->manifest, loan.range)) { gather_v(o, m, loan.range, whole, own); return; }
-    c->all_gather(c, whole, own, m->manifest.ranges[loan.range].count / (size_t)o->shards * size);
-    c->wait_all(c);
-}
-const void *optimizer_whole(const Optimizer *o, const Model *m, int kind, int range) {
-    if (!optimizer_part(o, kind)) return NULL;
-    if (o->shards == 1)
-        return (const char *)optimizer_part(o, kind) + range_begin(o, m, kind, range, 1) * optimizer_element(o, m, kind);
-    lend(o, m, parallel_loan(m, (Loan){ kind, range }));
-    return parallel_loan_buffer(m);
-}
-void optimizer_lend(const Optimizer *o, const Model *m) {
-    while (m->dp.level) {
-        const Loan loan = parallel_loan(m, (Loan){ LOAN_END, 0 });
-        if (loan.kind == LOAN_END) return;
-        if (loan.kind == LOAN_WEIGHTS) parallel_lend_weights(m, loan.range); else lend(o, m, loan);
-    }
 }

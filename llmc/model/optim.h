@@ -32,7 +32,6 @@ typedef struct {
     Segment *summed;          /* (tensors) whose summed gradients it has: this rank's shares, or whole tensors if ordered */
     AdamW   *settings;        /* of this update, on the device */
     MatrixOptimizer muon;
-    void    *all_v;           /* saving: v of all ranks, of one range that Muon shares */
     int      tensors;
     int      shards, shard;   /* how many ranks the state is sharded over (parallel.h), and which shard this is */
     int      updates;         /* made so far: Adam's clock. A skipped step does not count */
@@ -51,20 +50,15 @@ void optimizer_update(Optimizer *o, Model *m);
  * changed nothing: `updates` is decremented. */
 double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor);
 
-/* The state of a whole range: of kind 0 (m), 1 (v) or 2 (master, NULL where there is none). Laid out like its weights, except v, if
- * some tensors have none: optimizer_offset tells where tensor i begins in it, in elements.
- * For rank 0. Where the state is sharded it is gathered for this call, and stays until the next loan (parallel.h): the other ranks
- * call optimizer_lend, which returns when rank 0 calls parallel_end_loans. */
+/* The state, of kind 0 (m), 1 (v) or 2 (master, NULL where there is none). */
 enum { STATE_KINDS = 3, STATE_V = 1 };
 extern const char *const state_suffix[STATE_KINDS];         /* of the names in files */
-const void *optimizer_whole(const Optimizer *o, const Model *m, int kind, int range);
-void        optimizer_lend(const Optimizer *o, const Model *m);
-size_t      optimizer_offset(const Optimizer *o, const Model *m, int kind, int i);
 int         optimizer_has(const Optimizer *o, const Model *m, int kind, int i);     /* does tensor i have that kind? */
 void       *optimizer_part(const Optimizer *o, int kind);   /* this rank's shard, */
 size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);          /* its elements, */
 Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);           /* and its part of tensor i in the model; */
 Segment     optimizer_stored(const Model *m, Segment s);    /* such a part in this rank's memory */
+size_t      optimizer_place(Segment own, int kind);         /* where this rank's shard has the state of such a part, in elements */
 Dtype      optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
 

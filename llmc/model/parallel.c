@@ -161,24 +161,12 @@ void parallel_wait_all_weights(const Model *m) {
 }
 void parallel_keep_weights(Model *m, int range) { if (m->dp.level >= 3) shards_keep(m, range); }
 
-/* ---- whole ranges for files ------------------------------------------------------------------------------------ */
-
-Loan parallel_loan(const Model *m, Loan asked) {
-    group_broadcast(m->dp.parallel->group, &asked, sizeof asked);
-    return asked;
-}
-/* Gradients are not needed between steps. Where they are sharded, the stage is as large as any range. */
-void *parallel_loan_buffer(const Model *m) { return m->dp.level >= 2 ? m->dp.stage : m->grads; }
-void parallel_lend_weights(const Model *m, int range) {
-    Comm *c = node_of(m);
-    const size_t own = m->manifest.ranges[range].offset / (size_t)c->size, X = m->dev->floatX_size;
-    c->all_gather(c, parallel_loan_buffer(m), (char *)m->params + own * X, m->manifest.ranges[range].count / (size_t)c->size * X);
-    c->wait_all(c);
-}
+/* Sharded ones are gathered in the stage, which is as large as any range; no gradients are in it between steps. */
 const void *parallel_whole_weights(const Model *m, int range) {
+    Comm *c = node_of(m);
     if (m->dp.level < 3) return weights_of(m, range);
-    parallel_loan(m, (Loan){ LOAN_WEIGHTS, range });
-    parallel_lend_weights(m, range);
-    return parallel_loan_buffer(m);
+    const size_t own = m->manifest.ranges[range].offset / (size_t)c->size, X = m->dev->floatX_size;
+    c->all_gather(c, m->dp.stage, (char *)m->params + own * X, m->manifest.ranges[range].count / (size_t)c->size * X);
+    c->wait_all(c);
+    return m->dp.stage;
 }
-void parallel_end_loans(const Model *m) { if (m->dp.level) parallel_loan(m, (Loan){ LOAN_END, 0 }); }

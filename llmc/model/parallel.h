@@ -98,15 +98,8 @@ void parallel_wait_all_weights(const Model *m);             /* before anything b
 /* Sharded weights of a range that were written where model_weight says are stored. All ranks have written the same. */
 void parallel_keep_weights(Model *m, int range);
 
-/* Files are written by rank 0, which has only its shards: for each range that it asks for, all ranks gather it once more. The others
- * call optimizer_lend (optim.h), which answers until rank 0 calls parallel_end_loans. */
-enum { LOAN_END = -2, LOAN_WEIGHTS = -1 };      /* else a kind of the optimizer's state */
-typedef struct { int kind, range; } Loan;
-const void *parallel_whole_weights(const Model *m, int range);      /* for rank 0: on the device, until the next loan */
-Loan  parallel_loan(const Model *m, Loan asked);                    /* what rank 0 asks for */
-void *parallel_loan_buffer(const Model *m);                         /* for any whole range */
-void  parallel_lend_weights(const Model *m, int range);
-void  parallel_end_loans(const Model *m);
+/* The weights of a whole range, on the device until the next call; all ranks call it. */
+const void *parallel_whole_weights(const Model *m, int range);
 
 /* shards.c: the part of it that levels 2 and 3 need. Called by the functions above, and, with the plan of memory, by plan.c. */
 void shards_plan(Model *m);

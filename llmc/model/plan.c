@@ -265,7 +265,6 @@ void model_part_bytes(const Model *m, int l, size_t bytes[LAYER_PARTS]) {
 
 /* ---- experts in 8 bits ------------------------------------------------------------------------------------------ */
 
-static int in_8_bits(const Model *m) { return m->mode == MODEL_TRAIN && m->config.fp8 && m->config.experts > 1; }
 static void add_codes(Model *m, MemCategory category, const char *name, Fp8 *x, size_t codes, size_t scales) {
     arena_add(&m->arena, category, name, &x->code, codes);
     arena_add(&m->arena, category, name, &x->scale, scales * m->dev->real_size);
@@ -280,7 +279,7 @@ static void plan_codes(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width, weight = (size_t)c->experts * C * F;
     const int S = mlp_slots(c, m->batch.N, 1);
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
-    if (!in_8_bits(m)) return;
+    if (!m->fp8_passes) return;
     m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);
     m->codes_shared = m->dp.level >= 3 && !c->universal;
     for (int l = 0; l < (c->universal || m->codes_shared ? 1 : c->layers); l++) {
@@ -291,7 +290,7 @@ static void plan_codes(Model *m) {
     add_codes(m, MEM_SHARED, "x8", &m->s.x8, N * C, N * C / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "act8", &m->s.act8, rows * F, rows * F / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "dpre8", &m->s.dpre8, rows * 2*F, rows * 2*F / FP8_BLOCK);
-    if (!m->dev->fp8_columns) return;
+    if (!(m->fp8_passes & FP8_BACKWARD) || !m->dev->fp8_columns) return;
     add_codes(m, MEM_SHARED, "columns_C", &m->s.columns_C, blocks * FP8_BLOCK * C, blocks * C / FP8_BLOCK);
     add_codes(m, MEM_SHARED, "columns_F", &m->s.columns_F, blocks * FP8_BLOCK * 2*F, blocks * 2*F / FP8_BLOCK);
 }
@@ -305,7 +304,7 @@ static void describe_scratch(Model *m) {
     const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
-    const size_t SF = in_8_bits(m) && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
+    const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
     const size_t most = max(S, c->attention_experts > 1 ? N * (size_t)c->query_heads : N);
     Scratch *s = &m->s;
 
@@ -434,6 +433,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     const Config *c = &m->config;
     const size_t L = (size_t)c->layers;
     m->head_rows = head_chunk(m);
+    m->fp8_passes = m->mode == MODEL_TRAIN ? fp8_passes(c, m->batch.N) : 0;
     m->used_vocab = c->vocab - c->padding;
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;

@@ -200,10 +200,11 @@ static void smaller(void *x, const void *y, size_t bytes) {
 int group_max(Group *group, int x) { group->reduce(group, &x, sizeof x, larger);  return x; }
 int group_min(Group *group, int x) { group->reduce(group, &x, sizeof x, smaller); return x; }
 
-/* A broadcast is a bitwise or in which every rank but 0 contributes zeros. */
 static void or_bits(void *x, const void *y, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) ((unsigned char *)x)[i] |= ((const unsigned char *)y)[i];
 }
+int group_or(Group *group, int bits) { group->reduce(group, &bits, sizeof bits, or_bits); return bits; }
+/* A broadcast is a bitwise or in which every rank but 0 contributes zeros. */
 void group_broadcast(Group *group, void *data, size_t bytes) {
     if (group->rank && bytes) memset(data, 0, bytes);
     group->reduce(group, data, bytes, or_bits);

@@ -21,6 +21,7 @@ void   group_barrier(Group *group);
 void   group_broadcast(Group *group, void *data, size_t bytes);             /* rank 0's data */
 int    group_max(Group *group, int x);                                      /* of flags: their logical or */
 int    group_min(Group *group, int x);
+int    group_or(Group *group, int bits);
 void   group_gather(Group *group, OUT double *all, double x);               /* all (size) */
 
 /* Ranks first, first + step, ... as a group of their own: rank i of it is the i-th of them. The ranks are divided into such parts of

@@ -164,6 +164,7 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
              (long long)t->step, name, t->loss, p->bad_steps);
     if (p->bad_steps < r->s.max_bad) return;
     char newest[64];
+    run_follow_save(r, 1);
     name_newest(r, newest);
     fail(EXIT_NUMERICS, "%d steps in a row without a finite gradient, the last on samples %lld to %lld. %s holds %s. "
          "A lower learning rate (-l) or stronger clipping (-cg) may help", p->bad_steps, (long long)(p->samples),
@@ -274,13 +275,10 @@ static int keep_best(Run *r) {
     Error e;
     int ok = 1;
     if (!r->s.keep_best) return 1;
-    if (!r->leads) optimizer_lend(&r->optimizer, &r->model);
-    for (int attempt = 0; r->leads && attempt < 2; attempt++) {
+    for (int attempt = 0; attempt < 2; attempt++) {
         if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, r->origin, &e))) break;
-        warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
+        if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
     }
-    if (r->leads) parallel_end_loans(&r->model);
-    ok = group_min(r->parallel.group, ok);
     r->lost_best = ok ? -1 : r->progress.step;
     return ok;
 }
@@ -367,71 +365,103 @@ static double save_period(const Run *r) {
     const double wanted = (double)r->s.save_seconds;
     return r->saved_in <= 0 ? wanted / 2 : wanted > 100 * r->saved_in ? wanted : 100 * r->saved_in;
 }
-int run_save_due(const Run *r) { return r->leads && r->s.save_seconds > 0 && now() - r->saved_at >= save_period(r); }
+int run_save_due(const Run *r) {
+    return r->leads && !r->saving && r->s.save_seconds > 0 && now() - r->saved_at >= save_period(r);
+}
 
-static Saved save_here(Run *r, int timed) {
+static void report_saved(Run *r, Saved saved, const char *why) {
+    const char *out = r->s.out;
+    const long long step = r->saving_step;
+    const double seconds = now() - r->saved_at;
+    if (saved == SAVED_ALL) {
+        log_line(&r->log, "saved step %lld in %s: the steps waited %.3f s, it was written in %.2f s", step, out, r->paused, seconds);
+        Text e = event("save");
+        event_int(&e, "step", step);
+        event_double(&e, "paused", r->paused);
+        event_double(&e, "seconds", seconds);
+        log_event(&r->log, &e);
+    }
+    if (saved == SAVED_STATE)
+        warn("step %lld is saved in %s/state, and -y 1 resumes from it; but the model in %s is an older one, or the disk may lose it: %s", step,
+             out, out, why);
+    if (saved != SAVED_NOTHING) { r->failed_saves = 0; return; }
+    char newest[64];
+    name_newest(r, newest);
+    warn("checkpoint of step %lld was not saved; %s holds %s: %s", step, out, newest, why);
+    if (!r->saving_timed && ++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", why);
+}
+/* What it has cost: of a CPU, the work beside the steps, too. */
+static void end_save(Run *r, Saved saved, const char *why) {
+    const int first = r->saved_in <= 0;
+    const double seconds = now() - r->saved_at;
+    r->saving = 0;
+    if (r->leads) report_saved(r, saved, why);
+    r->saved_in = r->dev->is_gpu ? r->paused + seconds / 10 : seconds;
+    if (saved != SAVED_NOTHING) { r->saved = saved; r->saved_step = r->saving_step; }
+    if (r->saving_timed && first && save_period(r) > (double)r->s.save_seconds)
+        log_line(&r->log, "a checkpoint takes %.2g s to save: by time, one every %.0f s instead of %.0f s, a hundredth of the run (-nt)",
+                 r->saved_in, save_period(r), (double)r->s.save_seconds);
+    r->saved_at = now();
+}
+int run_save_busy(const Run *r) { return r->saving && saver_busy(r->saver); }
+void run_follow_save(Run *r, int waits) {
+    const double start = now(), paused = r->paused;
     Error e;
-    const Settings *s = &r->s;
+    Saved saved;
+    while (r->saving) {
+        const int ended = saver_next(r->saver, &saved, &e);
+        r->paused = paused + now() - start;
+        if (ended) end_save(r, saved, e.text);
+        else if (!waits) return;
+    }
+}
+void run_save(Run *r, int timed, int waits) {
+    Error e;
     Progress *p = &r->progress;
-    p->updates = r->optimizer.updates;
-    if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return SAVED_ALL; }
+    run_follow_save(r, 1);
     Text progress = { 0 };
+    r->saved_at = now();
+    r->saving_step = p->step;
+    r->saving_timed = timed;
+    p->updates = r->optimizer.updates;
     progress_to_json(p, r->dev->name, &progress);
     const Snapshot snapshot = { .model = &r->model, .optimizer = &r->optimizer, .tokenizer = r->tokenizer, .origin = r->origin,
                                 .step = p->step, .progress = progress.at, .options = r->options_json };
-    const Saved saved = checkpoint_save(s->out, &snapshot, (Keep){ s->keep, s->save_every, s->major }, &e);
+    r->saving = saver_begin(r->saver, r->s.out, &snapshot, (Keep){ r->s.keep, r->s.save_every, r->s.major }, &e);
+    r->paused = now() - r->saved_at;
     free(progress.at);
-    if (saved != SAVED_NOTHING) r->failed_saves = 0;
-    if (saved == SAVED_ALL) log_line(&r->log, "saved step %lld in %s", (long long)p->step, s->out);
-    if (saved == SAVED_STATE)
-        warn("step %lld is saved in %s/state, and -y 1 resumes from it; but the model in %s is an older one, or the disk may lose it: %s",
-             (long long)p->step, s->out, s->out, e.text);
-    if (saved == SAVED_NOTHING) {
-        char newest[64];
-        name_newest(r, newest);
-        warn("checkpoint of step %lld was not saved; %s holds %s: %s", (long long)p->step, s->out, newest, e.text);
-        if (!timed && ++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", e.text);
-    }
-    return saved;
-}
-Saved run_save(Run *r, int timed) {
-    const double start = now();
-    const Saved saved = (Saved)group_min(r->parallel.group, save_here(r, timed));
-    const int first = r->saved_in <= 0;
-    r->saved_at = now();
-    r->saved_in = r->saved_at - start;
-    if (saved != SAVED_NOTHING) { r->saved = saved; r->saved_step = r->progress.step; }
-    if (timed && first && save_period(r) > (double)r->s.save_seconds)
-        log_line(&r->log, "a checkpoint takes %.2g s to save: by time, one every %.0f s instead of %.0f s, a hundredth of the run (-nt)",
-                 r->saved_in, save_period(r), (double)r->s.save_seconds);
-    return saved;
+    if (!r->saving) end_save(r, SAVED_NOTHING, e.text);
+    else if (waits) run_follow_save(r, 1);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------- */
 
-/* Of all weights, without the padding between tensors, which depends on the number of ranks. The other ranks lend. */
-static uint64_t fingerprint(const Model *m) {
+/* Of all weights, without the padding between tensors, which depends on the number of ranks. For rank 0; all take part. */
+static uint64_t fingerprint(const Model *m, int leads) {
+    enum { SOME = 1 << 22 };
     const size_t size = m->dev->floatX_size;
-    size_t most = 0;
-    for (int i = 0; i < m->manifest.count; i++) if (m->manifest.at[i].count > most) most = m->manifest.at[i].count;
-    char *weights = mem_alloc(most * size);
+    char *some = mem_alloc(SOME * size);
     uint64_t h = 0;
     const char *whole = NULL;
     parallel_wait_all_weights(m);
     for (int i = 0, range = -1; i < m->manifest.count; i++) {
         const Tensor *t = &m->manifest.at[i];
         if (t->range != range) whole = parallel_whole_weights(m, range = t->range);
-        m->dev->download(weights, whole + (t->offset - m->manifest.ranges[range].offset) * size, t->count * size);
-        h = hash_bytes(h, weights, t->count * size);
+        const char *weights = whole + (t->offset - m->manifest.ranges[range].offset) * size;
+        h = hash_begin(h);
+        for (size_t from = 0, n; from < t->count && leads; from += n) {
+            n = t->count - from < SOME ? t->count - from : SOME;
+            m->dev->download(some, weights + from * size, n * size);
+            h = hash_add(h, some, n * size);
+        }
+        h = hash_end(h);
     }
-    parallel_end_loans(m);
-    free(weights);
+    free(some);
     return h;
 }
 
-static void log_summary(Run *r) {
+static void log_summary(Run *r, uint64_t weights) {
     const Progress *p = &r->progress;
-    const uint64_t weights = fingerprint(&r->model);
     log_end(&r->log, p, weights, peak_memory());
     if (p->best_step >= 0)
         log_line(&r->log, "best val loss    | %.6f at step %lld", p->best_loss, (long long)p->best_step);
@@ -467,9 +497,10 @@ static void export_model(Run *r) {
 
 void run_end_log(Run *r) {
     Error e;
-    if (!r->leads) { optimizer_lend(&r->optimizer, &r->model); return; }
+    const uint64_t weights = fingerprint(&r->model, r->leads);
+    if (!r->leads) return;
     export_model(r);
-    log_summary(r);
+    log_summary(r, weights);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
     const int best = r->s.keep_best && r->progress.best_step >= 0;

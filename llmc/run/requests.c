@@ -45,8 +45,6 @@ int requests_stopping(void) { return stop_requested; }
 int requests_collect(Group *group, int signals, const char *folder, int own) {
     const int saves = signals && save_requested;
     if (saves) save_requested = 0;
-    const int asked = (stop_requested || (folder && consume_stop_file(folder)) ? REQUEST_STOP : 0)
-                    | (saves ? REQUEST_SAVE : 0) | own;
-    if (!group_max(group, asked)) return 0;                 /* usually one exchange is enough */
-    return group_max(group, asked & REQUEST_STOP) | group_max(group, asked & REQUEST_SAVE) | group_max(group, asked & REQUEST_TIMED_SAVE);
+    return group_or(group, (stop_requested || (folder && consume_stop_file(folder)) ? REQUEST_STOP : 0)
+                    | (saves ? REQUEST_SAVE : 0) | own);
 }

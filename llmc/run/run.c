@@ -261,7 +261,7 @@ void run_choose_model(Run *r) {
         c->context = s->seq;
     }
     c->rounding = rounding_by_name(s->rounding);
-    c->fp8 = !strcmp(s->precision, "fp8");
+    c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
@@ -557,6 +557,14 @@ static void print_levels(const Run *r) {
     puts(")");
 }
 
+/* Ranks of this process's machine. */
+static size_t ranks_here(const Run *r) { return (size_t)(r->local_devices.count * (r->launch.locals > 0 ? r->launch.locals : 1)); }
+void run_plan_saves(Run *r) {
+    Saver *s = saver_open(&r->model, &r->optimizer);
+    const size_t room = saver_room(s), host = device_find("cpu-f32")->memory(), each = room + (r->dev->is_gpu ? 0 : r->model.arena.total);
+    saver_close(s);
+    r->save_room = host && each * ranks_here(r) > host / 4 * 3 ? 0 : room;
+}
 /* What is recomputed; in a plan that is only printed, also what could be. */
 static void print_recompute(const Run *r, int plans) {
     Text t = { 0 };
@@ -583,6 +591,8 @@ static void print_fit(const Run *r) {
         free(hint);
     }
     putchar('\n');
+    if (r->save_room) printf("|   a copy for saves, host      | %10.2f MB: steps wait for the copy only\n", (double)r->save_room / 1e6);
+    else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }
 
 /* How much of the validation split is read, and how much work a kill loses. */
@@ -600,6 +610,14 @@ static void print_intervals(const Run *r) {
     free(t.at);
 }
 
+/* Of an expert's layer two products are forward and four backward. */
+static void print_precision(const Model *m) {
+    const int layers = config_mixtures(&m->config), passes = m->fp8_passes;
+    printf("|   experts in e4m3     | %d of %d products%s, of %.0f rows an expert\n",
+           layers * ((passes & FP8_FORWARD ? 2 : 0) + (passes & FP8_BACKWARD ? 4 : 0)), 6 * layers,
+           passes == FP8_ALL ? "" : passes == FP8_FORWARD ? ": forward" : passes == FP8_BACKWARD ? ": backward"
+           : ": in bf16 this size is as fast, or was not measured (-pe fp8-all)", (double)m->batch.N * m->config.topk / m->config.experts);
+}
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;
     const Arena *a = &r->model.arena;
@@ -623,6 +641,7 @@ void run_print_plan(const Run *r) {
            total, r->model.manifest.count, active, 100.0 * (double)active / (double)total);
     printf("|   experts             | %d MLP, %d per token, width %d; %d attention, %d per token\n",
            c->experts, c->topk, c->width, c->attention_experts, c->attention_topk);
+    if (c->fp8) print_precision(&r->model);
     printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
     printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
@@ -677,6 +696,13 @@ void run_allocate(Run *r) {
     r->model.balance_coef = s->balance;
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
+    r->saver = saver_open(&r->model, &r->optimizer);
+    const int room = r->save_room && saver_make_room(r->saver);
+    if (r->save_room && !group_min(r->parallel.group, room)) {
+        saver_close(r->saver);
+        r->saver = saver_open(&r->model, &r->optimizer);
+        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
+    }
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);

@@ -47,7 +47,12 @@ typedef struct {
     char         *options_json;
     double        started, session;     /* time of the program's start; seconds trained in this session */
     double        validated;            /* seconds that the last validation took; 0: none yet */
-    double        saved_at, saved_in;   /* time of the last save, or of the first step; seconds that it took, 0: none yet */
+    Saver        *saver;
+    size_t        save_room;            /* bytes of the host's memory for a copy of what a rank saves; 0: there is none, and steps wait */
+    int           saving, saving_timed; /* 1: a save is under way; it was asked for by the clock */
+    int64_t       saving_step;
+    double        paused;               /* seconds that the steps waited for it */
+    double        saved_at, saved_in;   /* time of the last save, or of the first step; seconds that it cost, 0: none yet */
     int64_t       saved_step;           /* of this session; -1: none */
     Saved         saved;                /* what the last save has saved */
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
@@ -69,6 +74,7 @@ void run_open_data(Run *r);
 void run_choose_model(Run *r);
 void run_join_ranks(Run *r);            /* connects to the other processes, which must have the same settings */
 void run_plan(Run *r);                  /* batch, model and optimizer; allocates nothing */
+void run_plan_saves(Run *r);            /* has the host room for a copy of what is saved? */
 void run_print_plan(const Run *r);
 int  run_check_gradients(const Run *r);     /* -gc 1, instead of training; returns an exit code */
 void run_allocate(Run *r);
@@ -83,7 +89,10 @@ int  run_validate(Run *r);                                  /* saves the best we
 void run_show_sample(Run *r);
 void run_report(Run *r);                                    /* renews report.html every few seconds */
 int  run_save_due(const Run *r);                            /* 1: rank 0's clock asks for a checkpoint (-nt) */
-/* A checkpoint; the same result on all ranks. timed: it may fail without consequences. */
-Saved run_save(Run *r, int timed);
+/* A checkpoint of this step. It is written while training goes on (checkpoint.h), unless this waits. timed: it may fail without
+ * consequences. */
+void run_save(Run *r, int timed, int waits);
+int  run_save_busy(const Run *r);       /* 1: this rank is still writing */
+void run_follow_save(Run *r, int waits);                    /* when no rank is: the next part of the save, or its end; or waits for that */
 void run_end_log(Run *r);
 #endif

@@ -35,7 +35,7 @@ static double *gradients(const Device *dev, const Config *c, double *loss) {
 /* Codes are wrong by up to a sixteenth of a value, a fiftieth on average, and a gradient passes several. One layer: in a second one a few
  * tokens would choose other experts. Without a gradient of weights in 8 bits those of the experts are closer. */
 static void near(const Device *dev, const char *what) {
-    const Config exact = config_of("m1:c128h4e4k2f256a8x2n0", 0), c = config_of("m1:c128h4e4k2f256a8x2n0", 1);
+    const Config exact = config_of("m1:c128h4e4k2f256a8x2n0", 0), c = config_of("m1:c128h4e4k2f256a8x2n0", FP8_ALL);
     double loss[2], *want = gradients(dev, &exact, &loss[0]), *got = gradients(dev, &c, &loss[1]);
     Trainee t;
     open_model(&t, dev, &exact, 0, 1);
@@ -65,7 +65,7 @@ static uint64_t trained(const Config *c, int recompute, int micro_batches) {
     return hash;
 }
 static void recomputing(const char *descriptor) {
-    const Config c = config_of(descriptor, 1), exact = config_of(descriptor, 0);
+    const Config c = config_of(descriptor, FP8_ALL), exact = config_of(descriptor, 0);
     const uint64_t kept = trained(&c, 0, 2);
     check(kept == trained(&c, 1, 2) && kept == trained(&c, 2, 2), "%s: in 8 bits recomputing gives the same bits as keeping", descriptor);
     check(kept != trained(&exact, 0, 2), "%s: 8 bits are not the default", descriptor);
@@ -73,7 +73,7 @@ static void recomputing(const char *descriptor) {
 
 /* A validation does not compute in 8 bits, and what the forward leaves for the backward is the same. */
 static void beside(const Device *dev) {
-    const Config configs[2] = { config_of("m2:c128h4e4k2f128a4x2n0", 0), config_of("m2:c128h4e4k2f128a4x2n0", 1) };
+    const Config configs[2] = { config_of("m2:c128h4e4k2f128a4x2n0", 0), config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL) };
     double loss[2][2];
     size_t kept[2];
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -100,10 +100,51 @@ static void beside(const Device *dev) {
     check(kept[0] == kept[1], "%s: in 8 bits the forward keeps %zu bytes, else %zu", dev->name, kept[1], kept[0]);
 }
 
+/* One pass in 8 bits: the loss is that of its forward pass; gradients of experts differ from both in bf16 and both in 8 bits. */
+static void one_pass(const Device *dev) {
+    double loss[4], *g[4];
+    for (int passes = 0; passes < 4; passes++) {
+        const Config c = config_of("m1:c128h4e4k2f128a4x2n0", passes);
+        g[passes] = gradients(dev, &c, &loss[passes]);
+    }
+    check(loss[FP8_FORWARD] == loss[FP8_ALL] && loss[FP8_BACKWARD] == loss[0] && loss[0] != loss[FP8_ALL], "%s: forward or backward in 8 bits", dev->name);
+    Trainee t;
+    const Config exact = config_of("m1:c128h4e4k2f128a4x2n0", 0);
+    open_model(&t, dev, &exact, 0, 1);
+    for (int i = 0; i < t.m.manifest.count; i++) {
+        const Tensor *x = &t.m.manifest.at[i];
+        if (!strstr(x->name, "mlp.input")) continue;
+        for (int passes = FP8_FORWARD; passes <= FP8_BACKWARD; passes++) {
+            const double error = relative_error(g[passes] + x->offset, g[0] + x->offset, x->count);
+            check(error > 0.005 && error <= 0.12 && relative_error(g[passes] + x->offset, g[FP8_ALL] + x->offset, x->count) > 0.005,
+                  "%s: gradient of %s with %s in 8 bits differs by %.1e", dev->name, x->name, passes == FP8_FORWARD ? "forward" : "backward", error);
+        }
+    }
+    trainee_close(&t);
+    for (int passes = 0; passes < 4; passes++) free(g[passes]);
+}
+
+/* FP8_WHERE_FASTER: in bf16 where no size was measured that is nowhere larger. */
+static void by_size(void) {
+    Config c = config_of("m2:c2048h16e64k8f1024", FP8_WHERE_FASTER), wide = config_of("m2:c4096h16e64k4f2048", FP8_WHERE_FASTER);
+    check(fp8_passes(&c, 32768) == FP8_ALL && fp8_passes(&wide, 32768) == FP8_ALL, "sizes that were measured are in 8 bits");
+    check(fp8_passes(&c, 40000) == FP8_ALL && fp8_passes(&c, 32767) == 0, "more rows are, fewer than any measured are not");
+    c.width = 640;
+    check(fp8_passes(&c, 32768) == 0, "nor are narrower experts");
+    c.fp8 = FP8_BACKWARD;
+    check(fp8_passes(&c, 64) == FP8_BACKWARD, "passes that are named do not depend on the size");
+    Config small = config_of("m2:c128h4e4k2f128a4x2n0", FP8_WHERE_FASTER), never = config_of("m2:c128h4e4k2f128a4x2n0", 0);
+    Trainee t[2];
+    open_model(&t[0], device_find("cpu-f32"), &small, 0, 1), open_model(&t[1], device_find("cpu-f32"), &never, 0, 1);
+    check(t[0].m.arena.total == t[1].m.arena.total, "where it is not faster no memory is planned for it");
+    trainee_close(&t[0]), trainee_close(&t[1]);
+    check(trained(&small, 0, 2) == trained(&never, 0, 2), "and the bits are those of bf16");
+}
+
 /* A weight that is not finite makes its whole block so. */
 static void not_finite(void) {
     const Device *dev = device_find("cpu-f32");
-    const Config c = config_of("m1:c128h4e4k2f128n0", 1);
+    const Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
     const double value[2] = { NAN, INFINITY };
     for (int kind = 0; kind < 2; kind++)
         for (int down = 0; down < 2; down++) {
@@ -132,8 +173,11 @@ void test_fp8(void) {
     recomputing("m2:c128h4e4k2f128a4x2n0");
     recomputing("u2:c128h4e4k2f128a4x2n0");
     beside(f64);
+    one_pass(f64);
+    one_pass(&half);
+    by_size();
     not_finite();
-    Config c = config_of("m1:c128h4e4k2f128n0", 1);
+    Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
     c.rounding = ROUND_UP;
     c.tile = 16;

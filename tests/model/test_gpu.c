@@ -46,7 +46,7 @@ static double rounding_error(const Check *c) {
 static const char *name_of(size_t i) { return i < GRID ? grid[i].descriptor : family_case((int)(i - GRID), NULL); }
 static Config configuration(size_t i) {
     Config c = small(name_of(i), 48);
-    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = i >= GRID - IN_8_BITS;
+    if (i < GRID) c.scores = grid[i].scores, c.activation = grid[i].activation, c.fp8 = i >= GRID - IN_8_BITS ? FP8_ALL : 0;
     else family_case((int)(i - GRID), &c);
     return c;
 }

@@ -438,8 +438,7 @@ static double *state_of(const Trainee *t, int kind, int i) {
     const Tensor *tensor = &t->m.manifest.at[i];
     double *x = mem_alloc(tensor->count * sizeof *x);
     if (kind < 0) dev->to_double(x, model_weight(&t->m, tensor), tensor->count);
-    else dev->reals_to_double(x, real_at(&t->m, (real *)optimizer_whole(&t->o, &t->m, kind, tensor->range),
-                                         optimizer_offset(&t->o, &t->m, kind, i)), tensor->count);
+    else dev->reals_to_double(x, real_at(&t->m, optimizer_part(&t->o, kind), optimizer_place(optimizer_segment(&t->o, &t->m, i), kind)), tensor->count);
     return x;
 }
 /* With Muon, tensors that are no matrices have AdamW's m and v, and move by as much as without, times the rate of their kind. An

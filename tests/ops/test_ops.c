@@ -332,7 +332,7 @@ void test_kernels(void) {
 static void check_rungs(Case *c, void *base) {
     const Rung *rung;
     for (int i = 0; case_find(c, "reach") < 0 && (rung = ladder_list(i)); i++) {
-        if (strcmp(rung->base, ((const Device *)base)->name)) continue;
+        if (strcmp(rung->base, ((const Device *)base)->name) || !case_fits(c, base)) continue;
         const Device dev = ladder_device(base, rung);
         if (!strcmp(c->op, rung->op) && in_part()) against_oracle(c, &dev, device_find("cpu-f64"));
     }
@@ -346,6 +346,7 @@ static void climb(const char *base) {
     for (int i = 0; i < SMALL && !quick; i++) each_case(&small[i], 1, check_rungs, &dev);
     for (int i = 0; i < LARGE && !quick; i++) each_case(&large[i], 1, check_rungs, &dev);
     for (int i = 0; i < TILES; i++) each_case(&tiles[i], 1, check_rungs, &dev);
+    for (int i = 0; i < EIGHTS; i++) each_case(&eights[i], 1, check_rungs, &dev);
 }
 void test_ladder(void) {
     climb("cpu-f32");

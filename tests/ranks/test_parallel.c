@@ -1,22 +1,33 @@
 /* test_parallel.c: several ranks, as threads on the CPU, train one model. A step has the same loss, balance and gradient on any
  * number of ranks, whether or not they shard the optimizer's state. A checkpoint of one number of ranks is bit for bit that of
  * another. A bad gradient on one rank is skipped by all. The trainer on several ranks and processes: tests/programs.sh. */
+#define _GNU_SOURCE
 #include "tests/test.h"
+#include "processes.h"
 #include "tests/model/trainee.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/model/parallel.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ranks/threads.h"
+#include <dirent.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 enum { SEQUENCES = 12, T = 8, STEPS = 30, KEPT = 1 + 3 };          /* KEPT: weights and up to three kinds of state */
 
-typedef struct {                        /* ranks that train one model, and their results */
+typedef struct Team Team;
+struct Team {                           /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
-    int fp8;                            /* 1: experts in 8 bits */
+    int fp8, pairs, oss;                /* Fp8Passes of the experts; rows of heads have another order in files; experts have, as gpt_oss's */
     int ranks, shards, level, ordered, late, micro_batches, steps;          /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor between nodes */
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
@@ -28,25 +39,29 @@ typedef struct {                        /* ranks that train one model, and their
     size_t state_bytes, weight_bytes, total, learnable;
     void  *kept[KEPT];              /* at the end, all tensors one after the other */
     size_t kept_bytes[KEPT];
-} Team;
+    void (*more)(const Team *t, Trainee *m, const Parallel *p);     /* what each rank does after the steps; NULL: nothing */
+};
 
-/* Everything that is learned, without the padding, which depends on the number of ranks: the weights (kind LOAN_WEIGHTS), or what
- * tensors have of a kind of the optimizer's state. For rank 0; the others lend. */
-static void *packed(const Model *m, const Optimizer *o, int kind, size_t *bytes) {
-    const size_t element = kind == LOAN_WEIGHTS ? m->dev->floatX_size : m->dev->real_size;
-    char *all = mem_alloc(m->manifest.total * element);
-    const char *whole = NULL;
+/* Everything that is learned: the weights (kind WEIGHTS), or what tensors have of a kind of the optimizer's state, from a step folder. */
+enum { WEIGHTS = -1 };
+static void *packed(const char *folder, const Model *m, const Optimizer *o, int kind, size_t *bytes) {
+    Error e;
+    char name[TENSOR_NAME + 16], *path = text_format("%s/state/step-00000000/%s", folder, kind < 0 ? "model.safetensors" : "optimizer.safetensors");
+    Safetensors *s = safetensors_open(path, &e);
+    char *all = NULL;
     *bytes = 0;
-    for (int i = 0, range = -1; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        if (t->range != range && kind == LOAN_WEIGHTS) whole = parallel_whole_weights(m, t->range);
-        if (t->range != range && kind >= 0) whole = optimizer_whole(o, m, kind, t->range);
-        range = t->range;
-        if (kind >= 0 && !optimizer_has(o, m, kind, i)) continue;
-        const size_t at = kind >= 0 ? optimizer_offset(o, m, kind, i) : t->offset - m->manifest.ranges[range].offset;
-        m->dev->download(all + *bytes, whole + at * element, t->count * element);
-        *bytes += t->count * element;
-    }
+    if (!s) fail(EXIT_CHECKPOINT, "%s", e.text);
+    for (int i = 0; i < m->manifest.count; i++)
+        for (int j = 0; j < (kind < 0 ? manifest_piece_count(&m->manifest.at[i]) : optimizer_has(o, m, kind, i)); j++) {
+            const Piece p = manifest_piece(&m->manifest.at[i], j);
+            snprintf(name, sizeof name, "%s%s", kind < 0 ? p.name : m->manifest.at[i].name, kind < 0 ? "" : state_suffix[kind]);
+            const FileTensor *t = safetensors_find(s, name);
+            all = mem_grow(all, *bytes + (t ? t->bytes : 0));
+            if (!t || !safetensors_read(s, t, 0, all + *bytes, t->bytes, &e)) fail(EXIT_CHECKPOINT, "%s: %s", name, t ? e.text : "missing");
+            *bytes += t->bytes;
+        }
+    safetensors_close(s);
+    free(path);
     return all;
 }
 
@@ -101,6 +116,8 @@ static Comm *late(Comm *prompt) {
 static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     Config c = trainee_config(t->model, 40, T);
     c.fp8 = t->fp8;
+    c.rope_pairs = t->pairs;
+    if (t->oss) c.family = FAMILY_GPT_OSS, c.expert_bias = 1, c.sinks = 1;
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
                                .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
@@ -143,13 +160,12 @@ static int load(const Team *t, Trainee *m) {                /* the step */
     checkpoint_close(from);
     return step;
 }
-static void save(const Team *t, Trainee *m, int rank) {
-    Error e;
-    if (rank) { optimizer_lend(&m->o, &m->m); return; }
-    char *progress = text_format("\"step\": %d, \"updates\": %d", t->steps, m->o.updates);
-    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = t->steps, .progress = progress, .options = "{}" };
-    check(checkpoint_save(t->to, &s, (Keep){ 2, 0, 0 }, &e), "%d ranks save: %s", t->ranks, e.text);
+static Saved save(const char *folder, const Trainee *m, int step, Error *e) {
+    char *progress = text_format("\"step\": %d, \"updates\": %d", step, m->o.updates);
+    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = step, .progress = progress, .options = "{}" };
+    const Saved saved = checkpoint_save(folder, &s, (Keep){ 2, 0, 0 }, e);
     free(progress);
+    return saved;
 }
 /* Of what this rank has of the weights: of all, or of its own shards. */
 static uint64_t weights_hash(const Model *m) {
@@ -161,22 +177,24 @@ static uint64_t weights_hash(const Model *m) {
     free(host);
     return hash;
 }
-/* Every rank has the same weights, unless it has only a part, and rank 0 can have the weights and the state of all. */
+/* Every rank has the same weights, unless it has only a part; and all together save the weights and the state of all. */
 static void keep_state(Team *t, Trainee *m, const Parallel *p) {
     uint64_t mine = weights_hash(&m->m), *hashes = mem_alloc((size_t)t->ranks * sizeof *hashes);
+    char *folder = scratch_path("kept");
+    Error e;
     p->group->exchange(p->group, hashes, &mine, sizeof mine);
-    if (p->rank) optimizer_lend(&m->o, &m->m);
-    else {
+    if (save(folder, m, 0, &e) != SAVED_ALL) fail(EXIT_DISK, "%s", e.text);
+    if (p->rank == 0) {
         t->agree = 1;
         const int shards = t->level < 3 ? 1 : t->shards ? t->shards : t->ranks;          /* of sharded weights the nodes have the same */
         for (int i = 0; i < t->ranks; i++) t->agree &= hashes[i] == hashes[i % shards];
-        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(&m->m, &m->o, LOAN_WEIGHTS + i, &t->kept_bytes[i]);
-        parallel_end_loans(&m->m);
+        for (int i = 0; i < 1 + (m->o.master ? 3 : 2); i++) t->kept[i] = packed(folder, &m->m, &m->o, WEIGHTS + i, &t->kept_bytes[i]);
         t->state_bytes = m->m.arena.category[MEM_OPTIMIZER];
         t->weight_bytes = m->m.arena.category[MEM_WEIGHTS];
         t->total = m->m.manifest.total;
         t->learnable = m->m.manifest.learnable;
     }
+    free(folder);
     free(hashes);
 }
 static void member(void *team, int local) {
@@ -190,7 +208,10 @@ static void member(void *team, int local) {
     if (t->late > 1 && p.across) p.across = late(p.across);
     open_member(t, &m, &p);
     train(t, &m, p.rank, t->from ? load(t, &m) : 0);
-    if (t->to) save(t, &m, p.rank);
+    Error e;
+    const Saved saved = t->to ? save(t->to, &m, t->steps, &e) : SAVED_ALL;
+    if (p.rank == 0) check(saved == SAVED_ALL, "%d ranks save: %s", t->ranks, e.text);
+    if (t->more) t->more(t, &m, &p);
     keep_state(t, &m, &p);
     parallel_disconnect(&p);
     trainee_close(&m);
@@ -334,7 +355,7 @@ static void same_bits(void) {
 
 /* With all sharded, the codes of weights are one layer's at a time. More layers than buffers for weights. */
 static void same_bits_in_8_bits(void) {
-    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = 1, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
+    Team one = { .device = "cpu-f32", .model = "m5:c128h4e2k1f128n0", .fp8 = FP8_ALL, .micro_batches = SEQUENCES, .steps = 3, .ranks = 1, .ordered = 1 };
     run(&one);
     for (int level = 1; level <= 3; level++) same_bits_as(&one, 2, 0, level, level == 3);
     one.recompute = recompute_numbered(2);
@@ -424,6 +445,151 @@ static void resumed_elsewhere(const char *device, double bound, float momentum) 
     }
 }
 
+/* What a rank loads from one file, all save again as the same file: whatever is sharded, over however many, with a copy or without. */
+static int same_bytes(const char *a, const char *b, int step) {
+    static const char *const names[] = { "model.safetensors", "optimizer.safetensors" };
+    int same = 1;
+    for (int i = 0; i < 2; i++) {
+        Error e;
+        size_t n = 0, m = 0;
+        char *one = text_format("%s/state/step-%08d/%s", a, step, names[i]), *two = text_format("%s/state/step-%08d/%s", b, step, names[i]);
+        char *x = file_read(one, &n, &e), *y = file_read(two, &m, &e);
+        same &= x && y && n == m && n > 1000 && !memcmp(x, y, n);
+        free(one); free(two); free(x); free(y);
+    }
+    return same;
+}
+/* A step after begin changes everything, and nothing of it is in the files. */
+static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
+    char *behind = text_format("%s-behind", t->to);
+    const Snapshot s = { .model = &m->m, .optimizer = &m->o, .step = t->steps, .progress = "\"step\": 2, \"updates\": 2", .options = "{}" };
+    Error e;
+    Saved saved = SAVED_NOTHING;
+    Saver *saver = saver_open(&m->m, &m->o);
+    const int room = saver_make_room(saver), begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
+    trainee_send(m, t->steps);
+    trainee_step(m);
+    if (begins) saved = saver_end(saver, &e);
+    if (p->rank == 0)
+        check(room && saved == SAVED_ALL && same_bytes(t->to, behind, t->steps), "%s on %d ranks, %d sharded: saved behind a step: %s", t->model,
+              t->ranks, t->level, saved == SAVED_ALL ? "" : e.text);
+    saver_close(saver);
+    free(behind);
+}
+static void saved_alike(void) {
+    static const struct { const char *device, *model; int pairs, oss; float momentum; } runs[] = {
+        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0.95f },
+        { "cpu-f32", "d2:c48h8f96", 1, 0, 0.95f }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0 } };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char *name = text_format("alike-%zu", i), *first = scratch_path(name);
+        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss, .momentum = runs[i].momentum, .ranks = 1, .steps = 2,
+                     .to = first };
+        run(&one);
+        for (int ranks = 1; ranks <= 5; ranks++)                /* 5: two nodes of two */
+            for (int level = ranks == 1 ? 3 : ranks == 5; level <= 3; level++) {
+                char *other = text_format("%s-%d-%d", first, ranks, level);
+                Team many = one;
+                memset(many.kept, 0, sizeof many.kept);
+                many.ranks = ranks == 5 ? 4 : ranks, many.shards = ranks == 5 ? 2 : 0, many.level = ranks > 1 ? level : 0;
+                many.from = first, many.to = other;
+                many.more = save_behind;
+                run(&many);
+                check(same_bytes(first, other, 2), "%s%s: %d ranks, %s, save the same files as one", runs[i].model, runs[i].momentum > 0 ? ", Muon" : "",
+                      many.ranks, levels[many.level]);
+                team_free(&many);
+                free(other);
+            }
+        team_free(&one);
+        free(name);
+        free(first);
+    }
+}
+
+/* One rank cannot: no rank has saved, all know why, and the checkpoint before stays. */
+static void one_cannot(const Team *t, Trainee *m, const Parallel *p) {
+    const double bad = NAN;
+    Error e = { "" };
+    double good;
+    real *const x = m->o.m;
+    m->m.dev->reals_to_double(&good, x, 1);
+    if (p->rank == 1) m->m.dev->reals_from_double(x, &bad, 1);
+    const Saved saved = save(t->to, m, t->steps + 1, &e);
+    const int alike = group_min(p->group, saved == SAVED_NOTHING && !strncmp(e.text, "rank 1: ", 8) && strstr(e.text, "not finite"));
+    if (p->rank == 0) {
+        char *state = text_format("%s/state", t->to);
+        DIR *d = opendir(state);
+        int others = 0;
+        for (const struct dirent *f; d && (f = readdir(d)); ) others += f->d_name[0] != '.' && strcmp(f->d_name, "step-00000002");
+        for (const struct dirent *f = d ? (rewinddir(d), readdir(d)) : NULL; f; f = readdir(d)) others += !strncmp(f->d_name, ".tmp", 4);
+        if (d) closedir(d);
+        check(alike, "a state that is not finite on rank 1 is saved by none, and all know why: %s", e.text);
+        check(checkpoint_newest(t->to) == t->steps && !others, "the checkpoint before stays, and nothing else is there");
+        free(state);
+    }
+    if (p->rank == 1) m->m.dev->reals_from_double(x, &good, 1);
+    const Saved next = save(t->to, m, t->steps + 2, &e);
+    if (p->rank == 0) check(next == SAVED_ALL, "the next save succeeds: %s", e.text);
+}
+static void saved_by_none(void) {
+    char *folder = scratch_path("none");
+    Team t = { .device = "cpu-f32", .model = "m2:c16h4d4e4k2f12a4x2", .ranks = 3, .level = 3, .steps = 2, .to = folder, .more = one_cannot };
+    run(&t);
+    team_free(&t);
+    free(folder);
+}
+
+/* No process has more of a sharded model in memory than its part: its peak grows by buffers only, when it saves and when it loads. */
+#if defined(__GLIBC__)
+static double peak(void) {
+    struct rusage use;
+    malloc_trim(0);                                         /* what was freed would hide what is needed */
+    return getrusage(RUSAGE_SELF, &use) ? NAN : 1024 * (double)use.ru_maxrss;
+}
+static int saves_and_loads(Group *group, const void *folder) {
+    const double most = 16e6;
+    const Device *dev = device_find("cpu-f32");
+    char why[256];
+    Error e;
+    Trainee m;
+    Parallel p = { .rank = group->rank, .ranks = group->size, .level = 3, .group = group };
+    const Config c = trainee_config("m4:c128h4e16k1f320", 40, T);
+    if (!(p.node = p.comm = dev->connect(group, why)) || !trainee_open(&m, dev, &c, (TraineeOptions){ .B = 1, .T = T, .seed = 5, .micro_batches = 1, .learnable = 1, .parallel = &p }))
+        return 1;
+    const double whole = (double)m.m.manifest.learnable * 4, before = peak();
+    const Saved saved = save(folder, &m, 1, &e);
+    const double after = peak();
+    group_barrier(group);
+    Checkpoint *from = checkpoint_open(folder, NULL, &e);
+    const int ok = saved == SAVED_ALL && from && checkpoint_load(from, &m.m, &m.o, &e);
+    const double loaded = peak();
+    const int bad = !(ok && whole > 2 * most && after - before < most && loaded - after < most);
+    if (bad) fprintf(stderr, "rank %d of a model of %.0f MB: saving takes %.1f MB more, loading %.1f MB: %s\n", p.rank, whole / 1e6, (after - before) / 1e6,
+                     (loaded - after) / 1e6, ok ? "" : e.text);
+    checkpoint_close(from);
+    group_barrier(group);
+    p.comm->close(p.comm);
+    trainee_close(&m);
+    return bad;
+}
+static void no_rank_has_all(void) {
+    const int port = free_port();
+    char *folder = scratch_path("peak");
+    int bad = 0, status;
+    pid_t pid[2];
+    fflush(stdout);
+    for (int i = 0; i < 2; i++)
+        if (!(pid[i] = fork())) {
+            alarm(60);
+            _exit(run_process(group_options(i, 2, 1, port), saves_and_loads, folder));
+        }
+    for (int i = 0; i < 2; i++) bad += waitpid(pid[i], &status, 0) != pid[i] || status;
+    check(!bad, "two processes save and load a sharded model; neither has all of it in memory");
+    free(folder);
+}
+#else
+static void no_rank_has_all(void) { skip("the peak of memory is known only with glibc"); }
+#endif
+
 /* One rank's gradient is NaN: all skip the step. */
 static void skipped_together(float momentum) {
     for (int i = 0; i <= 5; i++) {
@@ -453,6 +619,9 @@ void test_parallel(void) {
     resumed_elsewhere("cpu-f32", 1e-5, 0);
     resumed_elsewhere("cpu-bf16", 2e-2, 0);
     resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
+    saved_alike();
+    saved_by_none();
+    no_rank_has_all();
     skipped_together(0);
     skipped_together(0.95f);
     const Device *dev;

@@ -1,0 +1,330 @@
+/* save.c: how ranks save together; see checkpoint.h. What differs between ranks is only what each writes: its share of every tensor
+ * (share.h), at its place in the files that one rank would write. A save has two parts. In the first all ranks write and sync; when all
+ * have, they agree whether all could. In the second rank 0 makes run.json of the sums, renames and cleans up. Each part runs in a
+ * thread of its own beside training, if there is a copy to write from. These threads wait for no other rank, and call no device. */
+#define _POSIX_C_SOURCE 200809L
+#include "checkpoint_impl.h"
+#include "families.h"
+#include "optimizer_file.h"
+#include "llmc/base/text.h"
+#include "llmc/model/parallel.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+enum { FILES = 2 };                     /* of weights, of the optimizer's state */
+static const char *const file_names[FILES] = { "model.safetensors", "optimizer.safetensors" };
+
+/* ---- what is written -------------------------------------------------------------------------------------------- */
+
+char *top_weights(const char *folder) { return text_format("%s/model.safetensors", folder); }
+
+static int save_run(const char *path, const Snapshot *s, const FileSum sums[FILES], Error *e) {
+    Text t = { 0 };
+    text_add(&t, "{\n  \"format\": %d,\n", FORMAT);
+    text_add_string(&t, s->progress);
+    text_add(&t, ",\n  \"files\": {\n    \"model.safetensors\": {\"bytes\": %llu, \"crc32c\": %u},\n"
+                 "    \"optimizer.safetensors\": {\"bytes\": %llu, \"crc32c\": %u}",
+             (unsigned long long)sums[0].bytes, sums[0].crc, (unsigned long long)sums[1].bytes, sums[1].crc);
+    if (s->tokenizer) {
+        size_t bytes;
+        const char *json = tokenizer_json(s->tokenizer, &bytes);
+        text_add(&t, ",\n    \"tokenizer.json\": {\"bytes\": %zu, \"crc32c\": %u}", bytes, crc32c(0, json, bytes));
+    }
+    text_add_string(&t, "\n  },\n  \"config\": ");
+    config_to_json(&s->model->config, s->model->dev->dtype, 1, &t);
+    text_add(&t, ",  \"options\": %s", s->options);
+    json_seal(&t);
+    text_add_string(&t, "\n");
+    int ok = file_put(path, t.at, t.length, e);
+    free(t.at);
+    return ok;
+}
+
+static int has_space(const char *folder, size_t need, Error *e) {
+    struct statvfs s;
+    if (statvfs(folder, &s)) return 1;
+    const double available = (double)s.f_bavail * (double)s.f_frsize;
+    return available >= (double)need * 1.02 ? 1
+        : error_set(e, "%s: a checkpoint needs %.1f MB and the disk has %.1f MB free", folder, (double)need / 1e6,
+                    available / 1e6);
+}
+
+static void remove_old_steps(const char *folder, int64_t step, Keep keep) {
+    int64_t *steps;
+    Error e;
+    int n = list_steps(folder, &steps, &e), kept = 0;
+    for (int i = 0; i < n; i++) {
+        if (steps[i] > step) continue;
+        const int counts = keep.every <= 0 || steps[i] % keep.every == 0, stays = steps[i] == step || (counts && kept < keep.newest);
+        kept += counts;
+        if (!stays && !(keep.major > 0 && steps[i] % keep.major == 0)) remove_step(folder, steps[i]);
+    }
+    free(steps);
+}
+
+int publish(const char *from, const char *folder, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+    char *top = top_weights(folder);
+    const int ok = folder_make(folder, e) && hf_save_small(folder, m, tokenizer, origin, e) && file_link(from, top, e);
+    free(top);
+    return ok;
+}
+
+/* Publishes the finished step folder. A folder of the same step exists if it is damaged and the run was resumed from an older one.
+ * *placed: the new folder is in place. If the result is then 0, only its sync failed, and a power loss may undo the rename. */
+static int place(const char *folder, int64_t step, const char *temporary, int *placed, Error *e) {
+    char *final = step_path(folder, step), *aside = NULL;
+    int ok = 1;
+    *placed = 0;
+    if (is_folder(final) && !(aside = set_aside(folder, step)))
+        ok = error_set(e, "%s cannot be replaced: %s", final, strerror(errno));
+    ok = ok && file_publish(temporary, final, e);
+    *placed = ok || (is_folder(final) && !is_folder(temporary));
+    if (aside && *placed) remove_folder(aside);
+    else if (aside) rename(aside, final);
+    free(final);
+    free(aside);
+    return ok;
+}
+
+/* ---- a save ------------------------------------------------------------------------------------------------------ */
+
+typedef enum { IDLE, COPIES, WRITES, PUBLISHES } SavePhase;
+struct Saver {
+    Share share;
+    Group *group;                       /* NULL: there are no other ranks */
+    SavePhase phase;
+    /* of the save that is under way */
+    Snapshot what;
+    Keep keep;
+    int   is_best;                      /* 1: only weights, in best/ */
+    char *folder, *progress, *temporary;    /* temporary: a folder, or the file of the best weights */
+    FilePart *parts[FILES];             /* that this rank has written; of rank 0, then those of all */
+    size_t count[FILES];
+    FileSum sums[FILES];
+    Saved saved;
+    Error why;
+    /* the thread of its current part */
+    void (*work)(Saver *s);
+    int   ok, has_thread;
+    pthread_t thread;
+    atomic_int done;
+};
+
+static void write_parts(Saver *s) {
+    const char *const in = s->is_best ? NULL : s->temporary;
+    char *weights = in ? top_weights(in) : text_format("%s", s->temporary), *state = in ? text_format("%s/%s", in, file_names[1]) : NULL;
+    s->ok = hf_write_weights(&s->share, weights, s->what.step, &s->parts[0], &s->count[0], &s->why)
+         && (!state || optimizer_save(&s->share, state, &s->parts[1], &s->count[1], &s->why));
+    free(weights);
+    free(state);
+}
+static void publish_step(Saver *s) {
+    char *run = text_format("%s/run.json", s->temporary), *final = step_path(s->folder, s->what.step), *weights = top_weights(final);
+    int placed = 0;
+    int ok = save_run(run, &s->what, s->sums, &s->why) && folder_sync(s->temporary, &s->why)
+          && place(s->folder, s->what.step, s->temporary, &placed, &s->why);
+    ok = ok && publish(weights, s->folder, s->share.model, s->what.tokenizer, s->what.origin, &s->why);
+    if (ok) remove_old_steps(s->folder, s->what.step, s->keep);
+    s->saved = ok ? SAVED_ALL : placed ? SAVED_STATE : SAVED_NOTHING;
+    free(run); free(final); free(weights);
+}
+/* The folder's other files do not change during a run, so replacing the weights is the only step that must be atomic. */
+static void publish_best(Saver *s) {
+    char *best = text_format("%s/best", s->folder), *final = top_weights(best);
+    const int ok = hf_save_small(best, s->share.model, s->what.tokenizer, s->what.origin, &s->why)
+                && file_publish(s->temporary, final, &s->why);
+    s->saved = ok ? SAVED_ALL : SAVED_NOTHING;
+    free(best);
+    free(final);
+}
+
+/* ---- threads ------------------------------------------------------------------------------------------------------ */
+
+static void run_work(Saver *s) {
+    s->work(s);
+    atomic_store(&s->done, 1);
+}
+static void *run_thread(void *saver) {
+#ifdef _OPENMP
+    omp_set_num_threads(1);                                 /* the others train */
+#endif
+    run_work(saver);
+    return NULL;
+}
+/* Without a copy it reads the device, which only this thread may. */
+static void start(Saver *s, void (*work)(Saver *s)) {
+    s->work = work;
+    atomic_store(&s->done, 0);
+    s->has_thread = s->share.copied && !pthread_create(&s->thread, NULL, run_thread, s);
+    if (!s->has_thread) run_work(s);
+}
+static void join(Saver *s) {
+    if (s->has_thread) pthread_join(s->thread, NULL);
+    s->has_thread = 0;
+}
+static void start_writing(Saver *s) {
+    s->share.model->dev->copied(1);
+    s->phase = WRITES;
+    start(s, write_parts);
+}
+int saver_busy(Saver *s) {
+    if (s->phase == COPIES) start_writing(s);
+    return s->phase != IDLE && !atomic_load(&s->done);
+}
+
+/* ---- what ranks agree on ---------------------------------------------------------------------------------------- */
+
+/* Could all? If not, s->why says on all ranks what the first that could not says. */
+static int agree(Saver *s, int ok) {
+    typedef struct { int ok; Error why; } Answer;
+    if (!s->group || group_min(s->group, ok)) return ok;
+    Answer *all = mem_alloc((size_t)s->group->size * sizeof *all), mine = { .ok = ok };
+    if (!ok) mine.why = s->why;
+    s->group->exchange(s->group, all, &mine, sizeof mine);
+    int first = 0;
+    while (all[first].ok) first++;
+    if (first) error_set(&s->why, "rank %d: %.900s", first, all[first].why.text);
+    else s->why = all[0].why;
+    free(all);
+    return 0;
+}
+/* The sums of the files, on rank 0. */
+static int collect_sums(Saver *s) {
+    int ok = 1;
+    for (int f = 0; f < (s->is_best ? 1 : FILES); f++) {
+        const size_t most = s->group ? (size_t)group_max(s->group, (int)s->count[f]) : s->count[f];
+        const size_t ranks = s->group ? (size_t)s->group->size : 1;
+        FilePart *all = mem_alloc((ranks + 1) * most * sizeof *all), *mine = all + ranks * most;
+        size_t n = 0;
+        memcpy(mine, s->parts[f], s->count[f] * sizeof *mine);
+        if (s->group) s->group->exchange(s->group, all, mine, most * sizeof *mine);
+        else memcpy(all, mine, most * sizeof *mine);
+        for (size_t i = 0; i < ranks * most; i++) if (all[i].sum.bytes) all[n++] = all[i];
+        char *path = s->is_best ? text_format("%s", s->temporary) : text_format("%s/%s", s->temporary, file_names[f]);
+        struct stat there;
+        if (ok && s->share.leads && (!file_sum(all, n, &s->sums[f]) || stat(path, &there) || (uint64_t)there.st_size != s->sums[f].bytes))
+            ok = error_set(&s->why, "%s: the parts that the ranks have written do not make up the file", path);
+        free(path);
+        free(all);
+    }
+    return agree(s, ok);
+}
+
+/* ---- the save as a whole ----------------------------------------------------------------------------------------- */
+
+Saver *saver_open(const Model *m, const Optimizer *o) {
+    Saver *s = mem_alloc(sizeof *s);
+    share_open(&s->share, m, o);
+    s->group = m->dp.ranks > 1 ? m->dp.parallel->group : NULL;
+    return s;
+}
+size_t saver_room(const Saver *s) { return s->share.bytes; }
+int    saver_make_room(Saver *s) { return share_make_room(&s->share); }
+void saver_close(Saver *s) {
+    if (!s) return;
+    share_close(&s->share);
+    free(s);
+}
+
+static void forget(Saver *s) {
+    for (int f = 0; f < FILES; f++) {
+        free(s->parts[f]);
+        s->parts[f] = NULL;
+    }
+    free(s->folder); free(s->progress); free(s->temporary);
+    s->folder = s->progress = s->temporary = NULL;
+    share_drop(&s->share);
+    s->phase = IDLE;
+}
+static void discard(const Saver *s) {
+    if (!s->share.leads) return;
+    if (s->is_best) unlink(s->temporary); else remove_folder(s->temporary);
+}
+/* By rank 0: the place for the files. */
+static int prepare(Saver *s) {
+    const Model *m = s->share.model;
+    const size_t state = s->is_best ? 0 : optimizer_bytes(m, s->share.optimizer);
+    char *in = text_format("%s/%s", s->folder, s->is_best ? "best" : "state");
+    discard(s);
+    const int ok = folder_make(in, &s->why) && has_space(s->folder, m->manifest.learnable * (m->dev->floatX_size + state), &s->why)
+                && (s->is_best || folder_make(s->temporary, &s->why));
+    free(in);
+    return ok;
+}
+/* The temporary name has the number of rank 0's process: a process of an earlier run that still writes does not find the new one. */
+static int begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
+    long process = (long)getpid();
+    if (s->group) group_broadcast(s->group, &process, sizeof process);
+    s->folder = text_format("%s", folder);
+    s->progress = text_format("%s", what->progress ? what->progress : "");
+    s->what = *what;
+    s->what.progress = s->progress;
+    s->keep = keep;
+    s->temporary = s->is_best ? text_format("%s/best/.tmp-model-%ld.safetensors", folder, process)
+                              : text_format("%s/state/.tmp-step-%lld-%ld", folder, (long long)what->step, process);
+    if (!agree(s, !s->share.leads || prepare(s))) {
+        *e = s->why;
+        discard(s);
+        forget(s);
+        return 0;
+    }
+    share_borrow(&s->share);
+    if (s->share.copy) share_copy(&s->share);
+    s->phase = COPIES;
+    if (!s->share.copied || !s->share.model->dev->is_gpu) start_writing(s);
+    return 1;
+}
+int saver_begin(Saver *s, const char *folder, const Snapshot *what, Keep keep, Error *e) {
+    s->is_best = 0;
+    return begin(s, folder, what, keep, e);
+}
+
+int saver_next(Saver *s, Saved *saved, Error *e) {
+    if (s->phase == COPIES) start_writing(s);
+    join(s);
+    *saved = SAVED_NOTHING;
+    if (s->phase == WRITES && agree(s, s->ok) && collect_sums(s)) {
+        s->phase = PUBLISHES;
+        if (s->share.leads) start(s, s->is_best ? publish_best : publish_step);
+        return 0;
+    }
+    if (s->phase == PUBLISHES) *saved = s->saved;
+    if (s->group) {
+        group_broadcast(s->group, saved, sizeof *saved);
+        group_broadcast(s->group, &s->why, sizeof s->why);
+    }
+    *e = s->why;
+    if (*saved == SAVED_NOTHING) discard(s);
+    forget(s);
+    return 1;
+}
+Saved saver_end(Saver *s, Error *e) {
+    Saved saved = SAVED_NOTHING;
+    while (s->phase != IDLE && !saver_next(s, &saved, e)) { }
+    return saved;
+}
+
+Saved checkpoint_save(const char *folder, const Snapshot *what, Keep keep, Error *e) {
+    Saver *s = saver_open(what->model, what->optimizer);
+    const Saved saved = saver_begin(s, folder, what, keep, e) ? saver_end(s, e) : SAVED_NOTHING;
+    saver_close(s);
+    return saved;
+}
+int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+    const Snapshot what = { .model = m, .tokenizer = tokenizer, .origin = origin, .step = step };
+    Saver *s = saver_open(m, NULL);
+    s->is_best = 1;
+    const Saved saved = begin(s, folder, &what, (Keep){ 0 }, e) ? saver_end(s, e) : SAVED_NOTHING;
+    saver_close(s);
+    return saved == SAVED_ALL;
+}

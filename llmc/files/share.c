@@ -1,0 +1,150 @@
+/* share.c: see share.h. */
+#include "share.h"
+#include "llmc/model/parallel.h"
+#include "llmc/model/routers.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { GAP = 256 };                     /* bytes between tensors that are copied along, so that a copy is a few large pieces */
+
+Dtype share_type(const Share *s, int array) { return array == SHARE_WEIGHTS ? FLOATX : optimizer_type(s->optimizer, array); }
+size_t share_element(const Share *s, int array) { return dtype_size(s->model->dev, share_type(s, array)); }
+int share_has(const Share *s, int array, int tensor) {
+    return array == SHARE_WEIGHTS || (s->optimizer && (array < STATE_KINDS - 1 || s->optimizer->master) && optimizer_has(s->optimizer, s->model, array, tensor));
+}
+static const char *array_of(const Share *s, int array) {
+    return array == SHARE_WEIGHTS ? (const char *)s->model->params : optimizer_part(s->optimizer, array);
+}
+static size_t bias_bytes(const Share *s) { return s->leads ? router_offset(s->model, s->model->routers) * s->model->dev->real_size : 0; }
+
+/* A rank that has all of a tensor writes only its piece of it, as if it were sharded. Ranks of different nodes that have the same piece
+ * write parts of it. */
+static Segment written(const Model *m, int tensor) {
+    const Parallel *p = m->dp.parallel;
+    Segment s = manifest_segment(&m->manifest, tensor, m->dp.shards, p ? parallel_shard(p) : 0);
+    const size_t nodes = (size_t)(m->dp.ranks / m->dp.shards), node = p ? (size_t)(p->rank / m->dp.shards) : 0;
+    const size_t from = s.count * node / nodes, end = s.count * (node + 1) / nodes;
+    s.offset += from;
+    s.count = end - from;
+    return s;
+}
+/* What files have in another order, as a whole: an expert's matrix. */
+static size_t unit_of(const Tensor *t) { return t->transposed || t->interleaved ? t->count / (size_t)t->shape[0] : 1; }
+static SharePart part_of(const Share *s, int array, int tensor) {
+    const Model *m = s->model;
+    const Tensor *t = &m->manifest.at[tensor];
+    Segment mine = written(m, tensor);
+    SharePart p = { .first = mine.offset - t->offset, .count = mine.count, .own = mine.count };
+    if (array == SHARE_WEIGHTS) {
+        const size_t unit = unit_of(t), end = p.first + p.count, first = (p.first + unit - 1) / unit * unit;
+        if (!p.count) return p;
+        mine.offset = t->offset + first;
+        p.first = first;
+        p.count = (end + unit - 1) / unit * unit - first;
+        p.own = m->dp.level < 3 ? p.count : end > first ? end - first : 0;
+        p.source = optimizer_stored(m, mine).offset;
+        return p;
+    }
+    const Segment own = optimizer_segment(s->optimizer, m, tensor);
+    p.source = optimizer_place(own, array) + mine.offset - own.offset;
+    return p;
+}
+void share_open(Share *s, const Model *m, const Optimizer *o) {
+    *s = (Share){ .model = m, .optimizer = o, .leads = !m->dp.parallel || m->dp.parallel->rank == 0 };
+    for (int a = 0; a < SHARE_ARRAYS; a++) {
+        size_t end = 0;                                     /* of the source of the part before */
+        s->parts[a] = mem_alloc((size_t)m->manifest.count * sizeof *s->parts[a]);
+        for (int i = 0; i < m->manifest.count; i++) {
+            SharePart *p = &s->parts[a][i];
+            if (!share_has(s, a, i) || !(*p = part_of(s, a, i)).count) continue;
+            const size_t element = share_element(s, a);
+            const int follows = end && p->source >= end && (p->source - end) * element <= GAP;
+            p->borrowed = s->borrowed_bytes;
+            s->borrowed_bytes += (p->count - p->own) * element;
+            p->at = follows ? s->bytes + (p->source - end) * element : (s->bytes + GAP - 1) / GAP * GAP;
+            s->bytes = p->at + p->own * element;
+            end = p->source + p->own;
+        }
+    }
+    s->bias_at = (s->bytes + GAP - 1) / GAP * GAP;
+    s->bytes = s->bias_at + bias_bytes(s);
+}
+int share_make_room(Share *s) { return (s->copy = s->model->dev->host_alloc(s->bytes)) != NULL; }
+void share_close(Share *s) {
+    if (s->copy) s->model->dev->host_release(s->copy);
+    for (int a = 0; a < SHARE_ARRAYS; a++) free(s->parts[a]);
+    *s = (Share){ 0 };
+}
+
+void share_copy(Share *s) {
+    const Device *dev = s->model->dev;
+    for (int a = 0; a < SHARE_ARRAYS; a++) {
+        size_t from = 0, to = 0, bytes = 0;                 /* of parts that follow each other: in the array, in the copy */
+        for (int i = 0; i <= s->model->manifest.count; i++) {
+            const SharePart *p = i < s->model->manifest.count ? &s->parts[a][i] : NULL;
+            if (p && !p->own) continue;
+            const size_t element = p ? share_element(s, a) : 0, source = p ? p->source * element : 0;
+            if (p && bytes && source - from == p->at - to) {
+                bytes = p->at - to + p->own * element;
+                continue;
+            }
+            if (bytes) dev->copy_out(s->copy + to, array_of(s, a) + from, bytes);
+            if (p) from = source, to = p->at, bytes = p->own * element;
+        }
+    }
+    if (bias_bytes(s)) dev->copy_out(s->copy + s->bias_at, s->model->bias, bias_bytes(s));
+    s->copied = 1;
+}
+void share_drop(Share *s) {
+    free(s->borrowed);
+    s->borrowed = NULL;
+    s->copied = 0;
+}
+
+/* Does a rank's own part of a range end within a unit? The same answer on all ranks. */
+static int is_cut(const Model *m, int range) {
+    for (int i = 0; i < m->manifest.count; i++)
+        for (int r = 0; r < m->dp.shards * (m->manifest.at[i].range == range && unit_of(&m->manifest.at[i]) > 1); r++) {
+            const Segment s = manifest_segment(&m->manifest, i, m->dp.shards, r);
+            const int nodes = m->dp.ranks / m->dp.shards;
+            if (s.count && (nodes > 1 || (s.offset + s.count - m->manifest.at[i].offset) % unit_of(&m->manifest.at[i]))) return 1;
+        }
+    return 0;
+}
+void share_borrow(Share *s) {
+    const Model *m = s->model;
+    const size_t X = m->dev->floatX_size;
+    for (int i = 0; i < m->manifest.count; i++) if (unit_of(&m->manifest.at[i]) > 1) { parallel_wait_all_weights(m); break; }
+    s->borrowed = mem_alloc(s->borrowed_bytes);
+    for (int range = 0; range < m->manifest.range_count && m->dp.level >= 3; range++) {
+        if (!is_cut(m, range)) continue;
+        const char *whole = parallel_whole_weights(m, range);
+        for (int i = 0; i < m->manifest.count; i++) {
+            const SharePart *p = &s->parts[SHARE_WEIGHTS][i];
+            const size_t from = m->manifest.at[i].offset + p->first + p->own - m->manifest.ranges[range].offset;
+            if (m->manifest.at[i].range == range && p->count > p->own)
+                m->dev->download(s->borrowed + p->borrowed, whole + from * X, (p->count - p->own) * X);
+        }
+    }
+}
+
+const void *share_read(const Share *s, int array, int tensor, size_t first, size_t n, void *buffer) {
+    const SharePart *p = &s->parts[array][tensor];
+    const size_t element = share_element(s, array), end = p->first + p->own, from = first > end ? first : end;
+    if (first + n > end) {                                  /* the last ones are borrowed */
+        if (first < end) {
+            const void *own = share_read(s, array, tensor, first, end - first, buffer);
+            if (own != buffer) memcpy(buffer, own, (end - first) * element);
+        }
+        memcpy((char *)buffer + (from - first) * element, s->borrowed + p->borrowed + (from - end) * element, (first + n - from) * element);
+        return buffer;
+    }
+    if (s->copied) return s->copy + p->at + (first - p->first) * element;
+    s->model->dev->download(buffer, array_of(s, array) + (p->source + first - p->first) * element, n * element);
+    return buffer;
+}
+const void *share_bias(const Share *s, void *buffer) {
+    if (s->copied) return s->copy + s->bias_at;
+    s->model->dev->download(buffer, s->model->bias, bias_bytes(s));
+    return buffer;
+}
