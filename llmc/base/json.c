@@ -219,6 +219,12 @@ Json *json_parse(const char *text, size_t bytes, Error *e) {
     if (!ok) { json_free(json); json = NULL; }
     return json;
 }
+Json *json_parse_line(const char *line, size_t bytes, Error *e) {
+    static const char first[] = "line 1, ";
+    Json *json = json_parse(line, bytes, e);
+    if (!json && !strncmp(e->text, first, strlen(first))) memmove(e->text, e->text + strlen(first), strlen(e->text + strlen(first)) + 1);
+    return json;
+}
 
 void json_free(Json *json) {
     if (!json) return;

@@ -137,8 +137,8 @@ static int check_chat(const JsonValue *list, const Chat *chat, Error *e) {
 /* Decodes a line in place: a string is never longer than its JSON. A conversation stays as it is. */
 static int parse_line(Document *line, const Chat *chat, Error *e) {
     Error why;
-    Json *json = json_parse(line->at, line->bytes, &why);
-    if (!json) return error_set(e, "expected " A_LINE ": %.400s", strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8);
+    Json *json = json_parse_line(line->at, line->bytes, &why);
+    if (!json) return error_set(e, "expected " A_LINE ": %.400s", why.text);
     const JsonValue *root = json_root(json), *text = json_get(root, "text"), *list = chat_list(root);
     static const char *const names[] = { "null", "true or false", "a number", "a number", "a string", "an array",
                                          "an object" };

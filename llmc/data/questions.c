@@ -95,10 +95,9 @@ static int read_question(Question *q, const JsonValue *root, const Tokenizer *t,
 
 static int read_line(Question *q, const char *line, size_t bytes, const Tokenizer *t, Error *e) {
     Error why;
-    Json *json = json_parse(line, bytes, &why);
+    Json *json = json_parse_line(line, bytes, &why);
     const int ok = json ? read_question(q, json_root(json), t, e)
-                 : error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or HellaSwag's form: %.400s",
-                             strncmp(why.text, "line 1, ", 8) ? why.text : why.text + 8);
+                 : error_set(e, "expected {\"context\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0} or HellaSwag's form: %.400s", why.text);
     json_free(json);
     return ok;
 }

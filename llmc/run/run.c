@@ -382,11 +382,12 @@ static size_t ranks_on_device(const Run *r) { return r->dev->is_gpu ? 1 : (size_
 static size_t rank_memory(const Run *r) { return r->dev->memory() / ranks_on_device(r); }       /* 0: unknown */
 /* The least that a rank has, and which has it. All ranks call this. */
 static size_t least_memory(const Run *r, int *which) {
-    double all[4096], least = 0;
-    const int ranks = r->parallel.group && r->parallel.ranks <= 4096 ? r->parallel.ranks : 1;
+    const int ranks = r->parallel.group ? r->parallel.ranks : 1;
+    double least = 0, *all = mem_alloc((size_t)ranks * sizeof *all);
     all[0] = (double)rank_memory(r);
-    if (ranks > 1) group_gather(r->parallel.group, all, (double)rank_memory(r));
+    if (ranks > 1) group_gather(r->parallel.group, all, all[0]);
     for (int i = *which = 0; i < ranks; i++) if (all[i] > 0 && (least <= 0 || all[i] < least)) least = all[i], *which = i;
+    free(all);
     return (size_t)least;
 }
 
@@ -404,13 +405,17 @@ enum { SHARDINGS = 5 };
 static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) {
     static const struct { int level, over_all; } order[SHARDINGS] = { { 1, 1 }, { 2, 0 }, { 3, 0 }, { 2, 1 }, { 3, 1 } };
     const int all = r->parallel.ranks, hosts = r->s.node < 0 && r->node < all;
-    int n = 0;
-    for (int i = 0; i < (hosts ? SHARDINGS : 3); i++) {
-        level[n] = r->s.level < 0 ? order[i].level : r->s.level;
-        shards[n] = r->s.node < 0 && (r->s.level < 0 ? order[i].over_all : r->s.level < 2) ? all : r->node;
-        n += r->s.level < 0 || !i;
+    if (r->s.level >= 0) {              /* it is given */
+        level[0] = r->s.level;
+        shards[0] = r->s.node < 0 && r->s.level < 2 ? all : r->node;
+        return 1;
     }
-    return n;
+    const int count = hosts ? SHARDINGS : 3;
+    for (int i = 0; i < count; i++) {
+        level[i] = order[i].level;
+        shards[i] = r->s.node < 0 && order[i].over_all ? all : r->node;
+    }
+    return count;
 }
 /* The first of these that fits on every rank; if none does, the one that takes least. */
 static void choose_level(Run *r) {
