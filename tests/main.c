@@ -1,9 +1,9 @@
 /* main.c: runs the groups of tests named on the command line, or all of them.
- *   run_tests [-v] [-q] [-f] [-d DEVICE] [-k OPERATION] [-s SEED] [-p I/N] [GROUP ...]
+ *   run_tests [-v] [-q] [-f] [-d DEVICE] [-k NAME] [-s SEED] [-p I/N] [GROUP ...]
  * -v: print passed checks, too. -f: stop at the first failed check. -s: seed of uniform() and normal(), to repeat a run.
  * -q: quick, fewer and smaller cases. -d: only devices whose name matches this pattern ('cuda-*'), in the groups kernels,
  * comm, gpu, ladder, soak and large. Both keep runs under compute-sanitizer short (sanitize.sh).
- * -k: in the group kernels only operations whose name begins so.
+ * -k: in the group kernels only operations whose name begins so; in other groups only parts whose test function's does (-v names them).
  * -p: part I of N (1 to N) of the groups kernels and ladder, to split the work among processes.
  * -fault: no tests, but an error of the GPU that -d names (test_gpu.c). */
 #define _DEFAULT_SOURCE
@@ -26,7 +26,7 @@ static const char *only_device = "*", *only_operation = "";
 static const char *group = "";
 static int part = 1, parts = 1;
 static char folder[] = "/tmp/moe-tests-XXXXXX";
-static uint64_t state = 1;
+static uint64_t state = 1, first_state = 1;        /* of uniform(); at the beginning of a part */
 enum { MOST_SECONDS = 3600 };               /* of a group: many minutes under compute-sanitizer, else one */
 
 static void remove_folder(void) {
@@ -94,6 +94,18 @@ const Device *tested_device(int i) {
     for (int at = 0; (d = device_list(at)); at++) if (is_tested(d) && !d->open(0) && !i--) return d;
     return NULL;
 }
+static double part_start;
+static int passed_before;
+int part_begins(const char *call) {
+    if (!is_wanted(call)) return 0;
+    state = first_state;
+    part_start = now();
+    passed_before = passed;
+    return 1;
+}
+void part_ends(const char *call) {
+    if (verbose) printf("part %-9s %s: %d passed, %.2f s\n", group, call, passed - passed_before, now() - part_start);
+}
 const char *scratch(void) { return folder; }
 char *scratch_path(const char *name) { return text_format("%s/%s", folder, name); }
 
@@ -116,7 +128,7 @@ static void run_group(int g, uint64_t seed) {
     const double start = now();
     const int before = passed, bad = failed;
     group = groups[g].name;
-    state = seed * 0x9E3779B97F4A7C15ull + 1;
+    first_state = state = seed * 0x9E3779B97F4A7C15ull + 1;
     alarm(MOST_SECONDS);                    /* no test hangs */
     groups[g].run();
     alarm(0);

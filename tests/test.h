@@ -16,6 +16,11 @@ double uniform(void);                                       /* in [0,1), from a 
 double normal(void);
 
 int in_part(void);                                          /* does the next case belong to this process? (-p I/N) */
+/* Runs a call of a test function, a part of a group, unless -k asks for others. Random numbers begin anew, so that a part does alone
+ * what it does among others. */
+#define PART(call) do { if (part_begins(#call)) { call; part_ends(#call); } } while (0)
+int part_begins(const char *call);
+void part_ends(const char *call);
 int is_wanted(const char *operation);                       /* -k: is this one of the operations to test? */
 int may_be_wanted(const char *beginning);                   /* or one that begins so? */
 extern int quick;                                           /* -q: fewer and smaller cases */

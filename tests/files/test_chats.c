@@ -387,15 +387,15 @@ static void test_oldest(void) {
 }
 
 void test_chats(void) {
-    test_oldest();
-    test_goldens();
-    test_own_templates();
-    test_unknown();
-    test_dates();
-    test_bad_lines();
-    test_lone();
-    test_rows("", "bytes");
-    test_rows("tests/reference/tokenizers/qwen2.json", "qwen2");
-    test_rows("tests/reference/tokenizers/llama2.json", "llama2");
-    test_density();
+    PART(test_oldest());
+    PART(test_goldens());
+    PART(test_own_templates());
+    PART(test_unknown());
+    PART(test_dates());
+    PART(test_bad_lines());
+    PART(test_lone());
+    PART(test_rows("", "bytes"));
+    PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
+    PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2"));
+    PART(test_density());
 }

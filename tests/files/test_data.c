@@ -721,24 +721,24 @@ static void test_fetch(void) {
 }
 
 void test_data(void) {
-    test_layouts();
-    test_text();
+    PART(test_layouts());
+    PART(test_text());
     test_texts();
     test_chats();
-    test_tokenized();
-    test_tinyshakespeare();
-    test_fallback();
-    test_epochs();
-    test_every_token();
-    test_uniform_order();
-    test_stateless();
-    test_validation();
-    test_fingerprint();
-    test_bad_files();
-    test_check();
-    test_changes();
-    test_many_files();
-    test_large_file();
-    test_random_headers();
-    test_fetch();
+    PART(test_tokenized());
+    PART(test_tinyshakespeare());
+    PART(test_fallback());
+    PART(test_epochs());
+    PART(test_every_token());
+    PART(test_uniform_order());
+    PART(test_stateless());
+    PART(test_validation());
+    PART(test_fingerprint());
+    PART(test_bad_files());
+    PART(test_check());
+    PART(test_changes());
+    PART(test_many_files());
+    PART(test_large_file());
+    PART(test_random_headers());
+    PART(test_fetch());
 }

@@ -946,27 +946,27 @@ static void conversions(void) {
 }
 
 void test_files(void) {
-    conversions();
-    test_json_values();
-    test_json_refused();
-    test_json_large();
-    test_text();
-    test_utf8();
-    test_safetensors_round_trip();
-    test_safetensors_large();
-    test_conversion();
-    test_safetensors_writer_errors();
-    test_safetensors_refused();
-    test_safetensors_folder();
-    test_tokenizer_bytes();
-    test_tokenizer_goldens();
-    test_tokenizer_lossless();
-    test_tokenizer_without_bytes();
-    test_tokenizer_refused();
-    test_tokenizer_order();
-    test_tokenizer_stream();
+    PART(conversions());
+    PART(test_json_values());
+    PART(test_json_refused());
+    PART(test_json_large());
+    PART(test_text());
+    PART(test_utf8());
+    PART(test_safetensors_round_trip());
+    PART(test_safetensors_large());
+    PART(test_conversion());
+    PART(test_safetensors_writer_errors());
+    PART(test_safetensors_refused());
+    PART(test_safetensors_folder());
+    PART(test_tokenizer_bytes());
+    PART(test_tokenizer_goldens());
+    PART(test_tokenizer_lossless());
+    PART(test_tokenizer_without_bytes());
+    PART(test_tokenizer_refused());
+    PART(test_tokenizer_order());
+    PART(test_tokenizer_stream());
     test_outside();
-    fuzz_json(0.3);
-    fuzz_safetensors(0.4);
-    fuzz_tokenizer(0.3);
+    PART(fuzz_json(0.3));
+    PART(fuzz_safetensors(0.4));
+    PART(fuzz_tokenizer(0.3));
 }

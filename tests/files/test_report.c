@@ -492,14 +492,14 @@ static void test_terminal(void) {
 }
 
 void test_report(void) {
-    test_contents();
-    test_thinning();
-    test_gaps();
-    test_heat();
-    test_resume();
-    test_live();
-    test_damage();
-    test_bounds();
-    test_terminal();
+    PART(test_contents());
+    PART(test_thinning());
+    PART(test_gaps());
+    PART(test_heat());
+    PART(test_resume());
+    PART(test_live());
+    PART(test_damage());
+    PART(test_bounds());
+    PART(test_terminal());
     test_tensorboard();
 }

@@ -203,6 +203,6 @@ static void test_full(void) {
 }
 
 void test_tensorboard(void) {
-    test_file();
-    test_full();
+    PART(test_file());
+    PART(test_full());
 }

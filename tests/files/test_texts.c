@@ -476,13 +476,13 @@ static void test_kinds(void) {
 }
 
 void test_texts(void) {
-    test_kinds();
-    test_trained_as_reference();
-    test_training();
-    test_slots();
-    test_jobs();
-    test_threads();
-    test_documents();
-    test_refused();
-    test_cache();
+    PART(test_kinds());
+    PART(test_trained_as_reference());
+    PART(test_training());
+    PART(test_slots());
+    PART(test_jobs());
+    PART(test_threads());
+    PART(test_documents());
+    PART(test_refused());
+    PART(test_cache());
 }

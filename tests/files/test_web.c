@@ -93,7 +93,7 @@ static void test_answer(void) {
 }
 
 void test_web(void) {
-    test_heads();
-    test_limits();
-    test_answer();
+    PART(test_heads());
+    PART(test_limits());
+    PART(test_answer());
 }

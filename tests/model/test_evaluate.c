@@ -191,8 +191,8 @@ static void test_wrong_binary(void) {
 }
 
 void test_evaluate(void) {
-    test_answers();
-    test_scores();
-    test_wrong_lines();
-    test_wrong_binary();
+    PART(test_answers());
+    PART(test_scores());
+    PART(test_wrong_lines());
+    PART(test_wrong_binary());
 }

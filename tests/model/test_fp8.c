@@ -163,23 +163,27 @@ static void not_finite(void) {
         }
 }
 
-void test_fp8(void) {
-    const Device *f64 = device_find("cpu-f64");
-    Device half = *f64;                                     /* one whose gradients of weights are not in 8 bits */
-    half.fp8_columns = NULL, half.fp8_backward_weight = NULL;
-    near(f64, "");
-    near(&half, "without columns");
-    near(device_find("cpu-f32"), "");
-    recomputing("m2:c128h4e4k2f128a4x2n0");
-    recomputing("u2:c128h4e4k2f128a4x2n0");
-    beside(f64);
-    one_pass(f64);
-    one_pass(&half);
-    by_size();
-    not_finite();
+static void learning(void) {
     Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
     c.rounding = ROUND_UP;
     c.tile = 16;
     check(forgets(device_find("cpu-f32"), &c, 3), "in 8 bits model_forget removes all traces of a batch that was not finite");
+}
+
+void test_fp8(void) {
+    const Device *f64 = device_find("cpu-f64");
+    Device half = *f64;                                     /* one whose gradients of weights are not in 8 bits */
+    half.fp8_columns = NULL, half.fp8_backward_weight = NULL;
+    PART(near(f64, ""));
+    PART(near(&half, "without columns"));
+    PART(near(device_find("cpu-f32"), ""));
+    PART(recomputing("m2:c128h4e4k2f128a4x2n0"));
+    PART(recomputing("u2:c128h4e4k2f128a4x2n0"));
+    PART(beside(f64));
+    PART(one_pass(f64));
+    PART(one_pass(&half));
+    PART(by_size());
+    PART(not_finite());
+    PART(learning());
 }

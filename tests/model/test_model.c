@@ -552,39 +552,43 @@ static void initial_weights(void) {
     model_free(&m);
 }
 
-void test_model(void) {
-    initial_weights();
-    descriptors();
-    gradients();
-    bf16();
-    memory_promise();
-    rounded_gradients();
+static void forgetting(void) {
     Config tiled = config_of("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX, SWIGLU, 1);
     tiled.rounding = ROUND_UP;
     tiled.tile = 16;
     check(forgets(device_find("cpu-bf16"), &tiled, 3), "with rounded routing, model_forget removes all traces of a batch that was not finite");
     const Config recipe = config_of("m2:c32h6d8q2e4k2f32a4x2b1n1l3v1w200", TOPK_SOFTMAX, SWIGLU, 0);
     check(forgets(device_find("cpu-f32"), &recipe, 3), "with a recipe's ingredients likewise, and all gradients begin at zero");
-    loads();
-    decoding("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX);
-    decoding("m2:c32h4q2e4k2f32a1s1n0", SIGMOID_TOPK);
+}
+
+void test_model(void) {
+    PART(initial_weights());
+    PART(descriptors());
+    PART(gradients());
+    PART(bf16());
+    PART(memory_promise());
+    PART(rounded_gradients());
+    PART(forgetting());
+    PART(loads());
+    PART(decoding("m2:c32h4e4k2f32a4x2n0", TOPK_SOFTMAX));
+    PART(decoding("m2:c32h4q2e4k2f32a1s1n0", SIGMOID_TOPK));
     for (int k = 0; family_case(k, NULL); k++) {
         Config c = trainee_config(family_case(k, NULL), 29, 16);
         family_case(k, &c);
-        decoding_of(&c, family_case(k, NULL));
-        packing(&c, family_case(k, NULL));
+        PART(decoding_of(&c, family_case(k, NULL)));
+        PART(packing(&c, family_case(k, NULL)));
     }
-    decoding("u2:c32h4e4k2f32a4x2n0", SOFTMAX_TOPK);
-    decoding("d2:c32h4q2f64n0", TOPK_SOFTMAX);
-    decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX);
-    decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX);
+    PART(decoding("u2:c32h4e4k2f32a4x2n0", SOFTMAX_TOPK));
+    PART(decoding("d2:c32h4q2f64n0", TOPK_SOFTMAX));
+    PART(decoding("m2:c32h6d8q2e4k2f32a4x2b1n1u1l3v1w200", TOPK_SOFTMAX));
+    PART(decoding("d2:c32h4q2f64n1l3", TOPK_SOFTMAX));
     static const char *const packed[] = { "m2:c32h4e4k2f32a4x2n0", "m2:c32h6d8q2e4k2f32a4x2b1n1l3v1", "u2:c32h4q2e4k2f32a1s1n0" };
     for (int k = 0; k < 3; k++) {
         const Config c = config_of(packed[k], TOPK_SOFTMAX, SWIGLU, 1);
-        packing(&c, packed[k]);
+        PART(packing(&c, packed[k]));
     }
-    bad_gradient();
-    training();
+    PART(bad_gradient());
+    PART(training());
     test_fp8();
     test_recompute();
     test_relay();

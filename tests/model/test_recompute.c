@@ -140,9 +140,9 @@ void test_recompute(void) {
     Config c;
     const char *descriptor;
     for (int i = 0; (descriptor = kind(i, &c)); i++) {
-        same_bits("cpu-f32", descriptor, &c);
-        same_bits("cpu-bf16", descriptor, &c);
-        plans(i % 2 ? "cpu-f32" : "cpu-bf16", descriptor, &c);
+        PART(same_bits("cpu-f32", descriptor, &c));
+        PART(same_bits("cpu-bf16", descriptor, &c));
+        PART(plans(i % 2 ? "cpu-f32" : "cpu-bf16", descriptor, &c));
     }
-    words();
+    PART(words());
 }

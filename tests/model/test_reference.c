@@ -396,8 +396,8 @@ static void test_unknown_tensors(void) {
 }
 
 void test_reference(void) {
-    test_upcycling();
-    test_unknown_tensors();
+    PART(test_upcycling());
+    PART(test_unknown_tensors());
     test_evaluate();
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
@@ -412,9 +412,9 @@ void test_reference(void) {
     };
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         const int in_f64 = models[i][0][0] == 'f';              /* of the first three the expected values are f32 */
-        family_on(models[i][0], models[i][1], device_find("cpu-f64"), in_f64 ? 1e-9 : 1e-6);
-        family_on(models[i][0], models[i][1], device_find("cpu-f32"), 1e-5);
+        PART(family_on(models[i][0], models[i][1], device_find("cpu-f64"), in_f64 ? 1e-9 : 1e-6));
+        PART(family_on(models[i][0], models[i][1], device_find("cpu-f32"), 1e-5));
         const Device *gpu = device_find("cuda-f32");            /* with the bound of test_gpu.c */
-        if (gpu && gpu->count() > 0 && !gpu->open(0)) family_on(models[i][0], models[i][1], gpu, 1e-4);
+        if (gpu && gpu->count() > 0 && !gpu->open(0)) PART(family_on(models[i][0], models[i][1], gpu, 1e-4));
     }
 }

@@ -107,22 +107,26 @@ static void too_little(void) {
     relay_close(r);
 }
 
+static void impossible(void) {
+    char why[256];
+    const Config block = trainee_config("u3:c16h4d4e4k2f12n0", V, T), few = trainee_config("m2:c16h4d4e4k2f12n0", V, T);
+    check(!relay_open(device_find("cpu-f32"), 0, &block, 2, 0, why) && strstr(why, "one block"), "one block for all layers: %s", why);
+    check(!relay_open(device_find("cpu-f32"), 0, &few, 3, 0, why) && strstr(why, "only 2 layers"), "more devices than layers: %s", why);
+}
+
 void test_relay(void) {
     static const char *const models[] = { "m4:c16h4d4e4k2f12a4x2n0", "d3:c16h4d4f20n0", "m3:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100" };
-    char why[256];
     for (int i = 0; i < 3; i++) {
         const Config c = trainee_config(models[i], V, T);
-        for (int devices = 2; devices <= c.layers; devices++) same_bits(i % 2 ? "cpu-bf16" : "cpu-f32", &c, models[i], devices);
+        for (int devices = 2; devices <= c.layers; devices++) PART(same_bits(i % 2 ? "cpu-bf16" : "cpu-f32", &c, models[i], devices));
     }
     for (int i = 0; family_case(i, NULL); i++) {
         Config c = trainee_config(family_case(i, NULL), V, T);
         family_case(i, &c);
-        same_bits(i % 2 ? "cpu-f32" : "cpu-bf16", &c, family_case(i, NULL), 2);
+        PART(same_bits(i % 2 ? "cpu-f32" : "cpu-bf16", &c, family_case(i, NULL), 2));
     }
-    too_little();
-    shares("m8:c64h4e8k2f64n0", 2);
-    shares("m9:c64h4e8k2f64n0", 4);
-    const Config block = trainee_config("u3:c16h4d4e4k2f12n0", V, T), few = trainee_config("m2:c16h4d4e4k2f12n0", V, T);
-    check(!relay_open(device_find("cpu-f32"), 0, &block, 2, 0, why) && strstr(why, "one block"), "one block for all layers: %s", why);
-    check(!relay_open(device_find("cpu-f32"), 0, &few, 3, 0, why) && strstr(why, "only 2 layers"), "more devices than layers: %s", why);
+    PART(too_little());
+    PART(shares("m8:c64h4e8k2f64n0", 2));
+    PART(shares("m9:c64h4e8k2f64n0", 4));
+    PART(impossible());
 }

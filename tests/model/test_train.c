@@ -1112,31 +1112,31 @@ static void atomic_files(void) {
 }
 
 void test_train(void) {
-    schedules();
-    sampling();
-    windows();
-    options();
-    defaults();
-    fine_tuning_defaults();
-    accumulation();
-    muon_and_adamw();
-    threads(0);
-    threads(0.95f);
-    replaying();
-    round_trip("cpu-f32", 0, 0);
-    round_trip("cpu-bf16", 0, 0);
-    round_trip("cpu-bf16", 1, 0);
-    round_trip("cpu-f64", 0, 0);
-    round_trip("cpu-f32", 0, 0.95f);
-    round_trip("cpu-bf16", 1, 0.95f);
-    conversion();
-    fallback();
-    pruning();
-    lock();
-    configs();
-    refused_configs();
-    windows_of_configs();
-    default_configs();
-    sums();
-    atomic_files();
+    PART(schedules());
+    PART(sampling());
+    PART(windows());
+    PART(options());
+    PART(defaults());
+    PART(fine_tuning_defaults());
+    PART(accumulation());
+    PART(muon_and_adamw());
+    PART(threads(0));
+    PART(threads(0.95f));
+    PART(replaying());
+    PART(round_trip("cpu-f32", 0, 0));
+    PART(round_trip("cpu-bf16", 0, 0));
+    PART(round_trip("cpu-bf16", 1, 0));
+    PART(round_trip("cpu-f64", 0, 0));
+    PART(round_trip("cpu-f32", 0, 0.95f));
+    PART(round_trip("cpu-bf16", 1, 0.95f));
+    PART(conversion());
+    PART(fallback());
+    PART(pruning());
+    PART(lock());
+    PART(configs());
+    PART(refused_configs());
+    PART(windows_of_configs());
+    PART(default_configs());
+    PART(sums());
+    PART(atomic_files());
 }

@@ -474,14 +474,14 @@ void test_comm(void) {
     const Device *dev;
     Scene slow;
     if (!quick) begin(&slow, &slow_exit);
-    launch_table();
-    for (int i = 0; (dev = device_list(i)); i++) if (!dev->is_gpu && is_tested(dev)) every_operation(dev);
+    PART(launch_table());
+    for (int i = 0; (dev = device_list(i)); i++) if (!dev->is_gpu && is_tested(dev)) PART(every_operation(dev));
     for (size_t i = 0; i < TROUBLES && !quick; i += AT_ONCE) {
         Scene scenes[AT_ONCE];
         for (size_t k = i; k < i + AT_ONCE && k < TROUBLES; k++) begin(&scenes[k - i], &troubles[k]);
         for (size_t k = i; k < i + AT_ONCE && k < TROUBLES; k++) finish(&scenes[k - i], &troubles[k]);
     }
-    if (!quick) alone();
+    if (!quick) PART(alone());
     if (!quick) finish(&slow, &slow_exit);
-    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count()) every_gpu(dev);
+    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count()) PART(every_gpu(dev));
 }

@@ -424,15 +424,15 @@ static void secret_of_file(void) {
 }
 
 void test_messages(void) {
-    hash_vectors();
-    hmac_vectors();
-    introductions();
-    hellos();
-    lists();
-    hosts();
-    messages();
-    deadlines();
-    addresses();
-    secret_of_environment();
-    secret_of_file();
+    PART(hash_vectors());
+    PART(hmac_vectors());
+    PART(introductions());
+    PART(hellos());
+    PART(lists());
+    PART(hosts());
+    PART(messages());
+    PART(deadlines());
+    PART(addresses());
+    PART(secret_of_environment());
+    PART(secret_of_file());
 }

@@ -612,19 +612,19 @@ static void skipped_together(float momentum) {
 }
 
 void test_parallel(void) {
-    any_number_of_ranks();
-    same_bits();
-    same_bits_in_8_bits();
-    whole_matrices();
-    shards();
-    resumed_elsewhere("cpu-f32", 1e-5, 0);
-    resumed_elsewhere("cpu-bf16", 2e-2, 0);
-    resumed_elsewhere("cpu-f64", 1e-7, 0.95f);
-    saved_alike();
-    saved_by_none();
-    no_rank_has_all();
-    skipped_together(0);
-    skipped_together(0.95f);
+    PART(any_number_of_ranks());
+    PART(same_bits());
+    PART(same_bits_in_8_bits());
+    PART(whole_matrices());
+    PART(shards());
+    PART(resumed_elsewhere("cpu-f32", 1e-5, 0));
+    PART(resumed_elsewhere("cpu-bf16", 2e-2, 0));
+    PART(resumed_elsewhere("cpu-f64", 1e-7, 0.95f));
+    PART(saved_alike());
+    PART(saved_by_none());
+    PART(no_rank_has_all());
+    PART(skipped_together(0));
+    PART(skipped_together(0.95f));
     const Device *dev;
-    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count() > 1) same_bits_on_gpus(dev);
+    for (int i = 0; (dev = device_list(i)); i++) if (dev->is_gpu && is_tested(dev) && dev->count() > 1) PART(same_bits_on_gpus(dev));
 }

@@ -489,15 +489,15 @@ void test_strangers(void) {
     char host[256] = "";
     int fd[NET_LISTENERS], n;
     Error e;
-    crowd();
-    misbehaving();
-    false_hub();
+    PART(crowd());
+    PART(misbehaving());
+    PART(false_hub());
     if (quick) return;
-    undisturbed();
-    deadline_holds();
-    runs_at("127.0.0.1");
-    if (!gethostname(host, sizeof host - 1)) runs_at(host);
-    if ((n = net_listen("::1", free_port(), 0, fd, &e))) runs_at("::1");
+    PART(undisturbed());
+    PART(deadline_holds());
+    PART(runs_at("127.0.0.1"));
+    if (!gethostname(host, sizeof host - 1)) PART(runs_at(host));
+    if ((n = net_listen("::1", free_port(), 0, fd, &e))) PART(runs_at("::1"));
     else skip("a run at ::1: %s", e.text);
     while (n) close(fd[--n]);
 }
