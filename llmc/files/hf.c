@@ -627,7 +627,7 @@ int hf_write_weights(const Share *s, const char *path, int64_t step, FilePart **
     char number[32];
     snprintf(number, sizeof number, "%lld", (long long)step);
     const FileNote notes[] = { { "format", "pt" }, { "step", number } };
-    Writing w = { safetensors_join(path, f.tensors, f.count, notes, 2, s->leads, e), s, NULL, BUFFER };
+    Writing w = { safetensors_join(path, f.tensors, f.count, notes, 2, s->leads, e), s, NULL, m->manifest.total < BUFFER ? m->manifest.total : BUFFER };
     int ok = w.to != NULL;
     for (size_t k = 0; k < f.count - (size_t)bias_count(m); k++) if (unit_of(&f.pieces[k]) > w.room) w.room = unit_of(&f.pieces[k]);
     w.buffer = mem_alloc(w.room * m->dev->floatX_size);

@@ -56,7 +56,7 @@ static void state_file_free(StateFile *f) {
     free(f->entries);
 }
 
-/* This rank's part of one tensor, which begins at byte `at` of the data. buffer: BUFFER elements. */
+/* This rank's part of one tensor, which begins at byte `at` of the data. buffer: of BUFFER elements, or all there are. */
 static int write_part(SafetensorsWriter *w, const Share *s, int kind, int tensor, uint64_t at, void *buffer, Error *e) {
     const SharePart *p = &s->parts[kind][tensor];
     const char *dtype = load_dtype(s->model->dev, share_type(s, kind));
@@ -84,7 +84,7 @@ static int write_bias(SafetensorsWriter *w, const Share *s, size_t n, uint64_t a
 int optimizer_save(const Share *s, const char *path, FilePart **parts, size_t *count, Error *e) {
     const Model *m = s->model;
     StateFile f = state_file(m, s->optimizer);
-    void *buffer = mem_alloc(BUFFER * m->dev->real_size);
+    void *buffer = mem_alloc((m->manifest.total < BUFFER ? m->manifest.total : BUFFER) * m->dev->real_size);
     SafetensorsWriter *w = safetensors_join(path, f.entries, f.count, NULL, 0, s->leads, e);
     uint64_t at = 0;
     int ok = w != NULL;

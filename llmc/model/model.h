@@ -158,7 +158,7 @@ typedef struct {                        /* what other ranks add to a model */
     int   ordered;                      /* 1: the same bits on any number of ranks */
     int   pending;                      /* gradient range awaiting its all-reduce, plus 1; 0: none */
     int   crossing;                     /* gradient range whose sums have yet to go to the other nodes, plus 1; 0: none */
-    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED), there and with nodes */
+    real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED or total), there and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
     int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */

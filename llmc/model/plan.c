@@ -373,7 +373,7 @@ static void plan_weights(Model *m) {
         arena_add(a, MEM_GRADIENTS, "gradients of other ranks", &m->dp.stage, manifest_largest(&m->manifest) * Re);
     if (m->dp.ordered && m->dp.level < 2) arena_add(a, MEM_GRADIENTS, "ordered sums", &m->dp.sums, total * Re);
     if (m->dp.ordered && ranks > 1 && (m->dp.level < 2 || shards < ranks))
-        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * GATHERED * Re);
+        arena_add(a, MEM_GRADIENTS, "gathered gradients", &m->dp.gathered, ranks * (total < GATHERED ? total : GATHERED) * Re);
     shards_plan(m);
 }
 

@@ -19,7 +19,9 @@ Config trainee_config(const char *descriptor, int vocab, int context) {
 static void initialize(Model *m, uint64_t seed) {
     enum { DRAWN = 1 << 20 };
     const size_t size = m->dev->floatX_size;
-    double *values = mem_alloc(DRAWN * sizeof *values);
+    size_t most = 0;
+    for (int i = 0; i < m->manifest.count; i++) if (m->manifest.at[i].count > most) most = m->manifest.at[i].count;
+    double *values = mem_alloc((most < DRAWN ? most : DRAWN) * sizeof *values);
     parallel_begin_weights(m);
     for (int i = 0; i < m->manifest.count; i++) {
         Tensor t = m->manifest.at[i];
