@@ -75,8 +75,8 @@ static void test_template(const JsonValue *golden) {
     json_write(&config, json_get(golden, "config"), 0);
     free(write_scratch("tokenizer_config.json", config.at, config.length));
     free(config.at);
-    check(chat_open(&found, "", scratch(), &e) && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found),
-          found.why ? found.why : "");
+    const int opened = chat_open(&found, "", scratch(), &e);
+    check(opened && !strcmp(chat_name(&found), name), "%s is recognized as %s%s", name, chat_name(&found), found.why ? found.why : "");
     check(chat_open(&named, name, scratch(), &e) && named.form && named.form == found.form, "-ct %s", name);
     Tokenizer *t = golden_tokenizer(golden);
     for (const JsonValue *one = json_first(json_get(golden, "cases")); one && found.form; one = one->next) test_case(&found, t, name, one);
