@@ -21,9 +21,8 @@ enum { COUNT = sizeof fill / sizeof *fill };
 
 const Device *device_list(int i) {
     static Device devices[COUNT];
-    if (i < 0 || i >= COUNT) return NULL;
-    if (!devices[i].name) fill[i](&devices[i]);
-    return &devices[i];
+    if (!devices[COUNT - 1].name) for (int k = 0; k < COUNT; k++) fill[k](&devices[k]);
+    return i < 0 || i >= COUNT ? NULL : &devices[i];
 }
 
 const Device *device_find(const char *name) {

@@ -569,6 +569,7 @@ struct Device {
 
 static inline size_t dtype_size(const Device *dev, Dtype s) { return s == REAL ? dev->real_size : dev->floatX_size; }
 
-const Device *device_list(int i);               /* the i-th device of this build, best first; NULL past the end */
+/* The i-th device of this build, best first; NULL past the end. The first call of this or of device_find comes before there are threads. */
+const Device *device_list(int i);
 const Device *device_find(const char *name);    /* NULL if this build has no device of that name */
 #endif

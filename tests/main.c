@@ -153,6 +153,7 @@ int main(int argc, char **argv) {
         } else named++;
     if (fault) gpu_fault();
     if (!mkdtemp(folder)) { perror(folder); return 2; }
+    device_list(0);                         /* before there are threads */
     printf("seed %llu\n", (unsigned long long)seed);
     for (int g = 0; g < GROUPS; g++) {
         int wanted = !named;

@@ -334,7 +334,7 @@ static void check_rungs(Case *c, void *base) {
     for (int i = 0; case_find(c, "reach") < 0 && (rung = ladder_list(i)); i++) {
         if (strcmp(rung->base, ((const Device *)base)->name) || !case_fits(c, base)) continue;
         const Device dev = ladder_device(base, rung);
-        if (!strcmp(c->op, rung->op) && in_part()) against_oracle(c, &dev, device_find("cpu-f64"));
+        if (!strcmp(c->op, rung->op) && is_wanted(rung->op) && in_part()) against_oracle(c, &dev, device_find("cpu-f64"));
     }
 }
 static void climb(const char *base) {
