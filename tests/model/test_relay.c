@@ -48,7 +48,7 @@ static void make(Made *made, const Device *dev, const Config *c, Relay *r) {
     decoder_close(&d);
 }
 
-static void same_bits(const char *device, const Config *c, const char *descriptor, int devices) {
+static void dealt_out(const char *device, const Config *c, const char *descriptor, int devices) {
     static Made one, dealt;
     const Device *dev = device_find(device);
     char why[256];
@@ -118,12 +118,12 @@ void test_relay(void) {
     static const char *const models[] = { "m4:c16h4d4e4k2f12a4x2n0", "d3:c16h4d4f20n0", "m3:c16h6d4q2e4k2f12a4x2b1n1z2i100v1l5w150y100" };
     for (int i = 0; i < 3; i++) {
         const Config c = trainee_config(models[i], V, T);
-        for (int devices = 2; devices <= c.layers; devices++) PART(same_bits(i % 2 ? "cpu-bf16" : "cpu-f32", &c, models[i], devices));
+        for (int devices = 2; devices <= c.layers; devices++) PART(dealt_out(i % 2 ? "cpu-bf16" : "cpu-f32", &c, models[i], devices));
     }
     for (int i = 0; family_case(i, NULL); i++) {
         Config c = trainee_config(family_case(i, NULL), V, T);
         family_case(i, &c);
-        PART(same_bits(i % 2 ? "cpu-f32" : "cpu-bf16", &c, family_case(i, NULL), 2));
+        PART(dealt_out(i % 2 ? "cpu-f32" : "cpu-bf16", &c, family_case(i, NULL), 2));
     }
     PART(too_little());
     PART(shares("m8:c64h4e8k2f64n0", 2));
