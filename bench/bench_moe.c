@@ -319,7 +319,7 @@ static void bench_operations(Bench *b, const char *size) {
         memset(b->time, 0, sizeof b->time);
         memset(b->amount, 0, sizeof b->amount);
         b->only = sizes[i].only;
-        each_case(s, 0, time_case, b);
+        each_case(s, 0, "", time_case, b);
         print_groups(b, s->name);
     }
     if (!b->done && !b->list) fail(EXIT_USAGE, "no operation matches %s (-l lists them)", b->filter);

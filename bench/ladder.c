@@ -56,5 +56,5 @@ void bench_ladder(const Device *dev) {
     Device base = *dev;
     if (strcmp(dev->name, "cuda-bf16") && strcmp(dev->name, "cpu-f32"))
         fail(EXIT_USAGE, "the rungs are for cuda-bf16 and cpu-f32: -d cpu-f32 -e ladder");
-    each_case(dev->is_gpu ? &shape : &little, 0, climb, &base);
+    each_case(dev->is_gpu ? &shape : &little, 0, "", climb, &base);
 }

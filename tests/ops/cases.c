@@ -436,7 +436,7 @@ static void lse_of(Case *c, const double *logits) {
     add(c, INPUT, REAL, "lse", (size_t)c->N, lse);
 }
 CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->groups, c->forced, c->N, c->s.E, c->s.K)
-static Case *router_of_groups(const Shape *s, Scores scores, int bias, int forced, int wide, Groups groups) {
+static Case *router_forward_of_groups(const Shape *s, Scores scores, int bias, int forced, int wide, Groups groups) {
     char in_groups[40] = "";
     if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups", groups.chosen, groups.count);
     Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
@@ -456,7 +456,7 @@ static Case *router_of_groups(const Shape *s, Scores scores, int bias, int force
     return c;
 }
 static Case *router_forward(const Shape *s, Scores scores, int bias, int forced, int wide) {
-    return router_of_groups(s, scores, bias, forced, wide, (Groups){ 0 });
+    return router_forward_of_groups(s, scores, bias, forced, wide, (Groups){ 0 });
 }
 CALL(router_losses, b[0], b[1], b[2], b[3], c->tokens, c->scores, c->N, c->s.E, c->s.K)
 static Case *router_losses(const Shape *s, Scores scores) {
@@ -684,7 +684,7 @@ static Case *fp8_rows(const Shape *s) {
 }
 /* Every code, what is halfway to the next, and its neighbours, both signs, at a scale of 1; then every scale, with largest magnitudes
  * around its limit. */
-static Case *fp8_table(const Shape *s) {
+static Case *fp8_rows_table(const Shape *s) {
     enum { CODES_ROWS = 8, LEAST = -149, KINDS = 4, ROWS = CODES_ROWS + (128 - LEAST) * KINDS };
     Case *c = BEGIN(fp8_rows, s, 0, "table");
     double *x = mem_alloc((size_t)ROWS * FP8_BLOCK * sizeof *x);
@@ -1191,12 +1191,15 @@ Case *case_product(int N, int C, int O) {
     to_be_timed = 1;
     return matmul_forward(&s, N, C, O, 0);
 }
-/* What each_case passes on. V: visits a case and frees it. */
-typedef struct { const Shape *s; int all; void (*visit)(Case *c, void *context); void *context; } Visit;
-static void V(const Visit *v, Case *c) {
+/* What each_case passes on. V: makes a case of an operation that is asked for, visits and frees it. make: a call of a constructor, whose
+ * name begins with that of the operation. */
+typedef struct { const Shape *s; int all; const char *only; void (*visit)(Case *c, void *context); void *context; } Visit;
+static void pass_on(const Visit *v, const char *make, Case *c) {
+    if (make && strncmp(make, c->op, strlen(c->op))) fail(EXIT_USAGE, "%s makes a case of %s", make, c->op);
     v->visit(c, v->context);
     case_free(c);
 }
+#define V(v, make) do { if (!strncmp(#make, (v)->only, strlen((v)->only))) pass_on(v, #make, make); } while (0)
 static int head_rows(const Shape *s) {                          /* tokens whose logits a model has at a time */
     const int N = s->B * s->T, chunk = N / 16 < 512 ? 512 : N / 16;
     return N < chunk ? N : chunk;
@@ -1288,12 +1291,12 @@ static void each_product_of_a_model(const Visit *v) {
                          parallel_linear_backward_input(s, in, out, GROUPED, GROUPED, 0),
                          parallel_linear_backward_weight(s, in, out, GROUPED, GROUPED, SET, 0) };
         unplanned = 0;
-        V(v, with_limits(parallel_linear_forward(s, in, out, expert[i].inp, expert[i].out, 0),
-                         matmul_forward(s, S, in, out, 0), even[0]));
-        V(v, with_limits(parallel_linear_backward_input(s, in, out, expert[i].dinp, expert[i].dout, 0),
-                         matmul_backward_input(s, S, in, out, SET, 0), even[1]));
-        V(v, with_limits(parallel_linear_backward_weight(s, in, out, expert[i].inp, expert[i].dout, SET, 0),
-                         matmul_backward_weight(s, S, in, out, SET, 0), even[2]));
+        pass_on(v, NULL, with_limits(parallel_linear_forward(s, in, out, expert[i].inp, expert[i].out, 0),
+                                     matmul_forward(s, S, in, out, 0), even[0]));
+        pass_on(v, NULL, with_limits(parallel_linear_backward_input(s, in, out, expert[i].dinp, expert[i].dout, 0),
+                                     matmul_backward_input(s, S, in, out, SET, 0), even[1]));
+        pass_on(v, NULL, with_limits(parallel_linear_backward_weight(s, in, out, expert[i].inp, expert[i].dout, SET, 0),
+                                     matmul_backward_weight(s, S, in, out, SET, 0), even[2]));
     }
     V(v, combine_forward(s, GROUPED, 1, 0, 0));
     V(v, combine_forward(s, GROUPED, 0, 0, 0));
@@ -1312,7 +1315,7 @@ static void each_of_routing(const Visit *v) {
         for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
             for (int chosen = (count + 1) / 2; chosen < count; chosen++)
                 if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
-                    V(v, router_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen }));
+                    V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen }));
         V(v, router_backward(s, scores, 0, 0));
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));
@@ -1343,7 +1346,7 @@ static void each_in_8_bits(const Visit *v) {
     const int C = s->C, F = s->F;
     if (C % FP8_BLOCK || F % FP8_BLOCK) return;
     V(v, fp8_rows(s));
-    if (v->all) V(v, fp8_table(s));
+    if (v->all) V(v, fp8_rows_table(s));
     V(v, fp8_weight(s, 2 * F, C));
     V(v, fp8_weight(s, C, F));
     V(v, fp8_up_forward(s));
@@ -1436,8 +1439,8 @@ static void each_of_the_optimizer(const Visit *v) {
     each_of_muon(v);
 }
 
-void each_case(const Shape *s, int all, void (*visit)(Case *c, void *context), void *context) {
-    const Visit v = { s, all, visit, context };
+void each_case(const Shape *s, int all, const char *only, void (*visit)(Case *c, void *context), void *context) {
+    const Visit v = { s, all, only, visit, context };
     to_be_timed = !all;
     each_on_tokens(&v);
     for (int exact = 0; exact <= all; exact++) {

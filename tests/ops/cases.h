@@ -75,8 +75,8 @@ struct Case {
 };
 
 /* Calls visit with every case of a shape, and frees it. all 1: every variant, to be checked; 0: those that a model uses, to be
- * timed. */
-void each_case(const Shape *shape, int all, void (*visit)(Case *c, void *context), void *context);
+ * timed. only: operations whose names begin so; "": all. Making a case takes longer than most checks of it. */
+void each_case(const Shape *shape, int all, const char *only, void (*visit)(Case *c, void *context), void *context);
 Case *case_product(int N, int C, int O);                /* one dense product, to be timed */
 typedef struct { double flop, bytes; } Cost;            /* flop 0: limited by memory. bytes: moved at least */
 Cost  case_cost(const Case *c, const Device *dev);      /* as operations.h has it; cost.c */

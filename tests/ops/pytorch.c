@@ -150,7 +150,7 @@ void check_pytorch(const Device *dev) {
     }
     for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
         Reference r = { dev, 0, part[i].only };
-        each_case(&part[i].shape, 1, against_pytorch, &r);
+        each_case(&part[i].shape, 1, "", against_pytorch, &r);
         check(r.compared == part[i].outputs, "%s: compared %d outputs of %s with those of PyTorch, of %d", dev->name,
               r.compared, part[i].only, part[i].outputs);
     }

@@ -88,7 +88,7 @@ void test_soak(void) {
         if (!dev->is_gpu || dev->floatX_size != 2) continue;
         Device gpu = *dev;
         found = 1;
-        for (size_t s = 0; s < sizeof full / sizeof *full; s++) each_case(&full[s], 0, soak_case, &gpu);
+        for (size_t s = 0; s < sizeof full / sizeof *full; s++) each_case(&full[s], 0, "", soak_case, &gpu);
         for (int B = 1; B <= 16; B *= 4) soak_decoding(dev, B);
     }
     if (!found) skip("there is no GPU here, or this build has no CUDA");

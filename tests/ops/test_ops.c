@@ -273,9 +273,6 @@ static void check_all(Case *c, void *unused) {
     (void)unused;
     check_case(c, &(int){ 0 });
 }
-static void check_eights(Case *c, void *unused) {
-    if (!strncmp(c->op, "fp8", 3)) check_all(c, unused);
-}
 static void check_products(Case *c, void *unused) {
     if (is_product(c)) check_all(c, unused);
 }
@@ -283,7 +280,6 @@ typedef struct { const char *only; int found; } Special;
 static void check_special(Case *c, void *context) {
     const Device *f64 = device_find("cpu-f64"), *dev;
     Special *s = context;
-    if (strncmp(c->op, s->only, strlen(s->only))) return;
     s->found = 1;
     if (!is_wanted(c->op) || !in_part()) return;
     const int of_bf16 = !strcmp(s->only, "attention");      /* which has kernels for these heads */
@@ -314,14 +310,14 @@ void test_kernels(void) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];
         if (quick && on_gpu && strcmp(s->name, "odd")) continue;
         is_small = s->B * s->T * s->F < 10000;              /* single elements call the forward hundreds of times */
-        each_case(s, 1, check_case, &is_small);
+        each_case(s, 1, "", check_case, &is_small);
     }
-    for (int i = 0; i < TILES && quick && on_gpu; i++) each_case(&tiles[i], 1, i ? check_products : check_all, NULL);
-    for (int i = 0; i < (quick ? 2 : EIGHTS) && may_be_wanted("fp8"); i++) each_case(&eights[i], 1, check_eights, NULL);
+    for (int i = 0; i < TILES && quick && on_gpu; i++) each_case(&tiles[i], 1, "", i ? check_products : check_all, NULL);
+    for (int i = 0; i < (quick ? 2 : EIGHTS) && may_be_wanted("fp8"); i++) each_case(&eights[i], 1, "fp8", check_all, NULL);
     for (int i = 0; i < SPECIAL && (!quick || on_gpu); i++) {
         Special s = { .only = special[i].only };
-        if (!may_be_wanted(s.only)) continue;               /* making all cases of a shape takes longer than most of them */
-        each_case(&special[i].s, 1, check_special, &s);
+        if (!may_be_wanted(s.only)) continue;
+        each_case(&special[i].s, 1, s.only, check_special, &s);
         if (!s.found) check(0, "no operation begins with %s, for which there is the shape %s", s.only, special[i].s.name);
     }
     omp_set_num_threads(threads);
@@ -343,10 +339,10 @@ static void climb(const char *base) {
     Device dev = *found;
     if (!is_tested(&dev)) return;
     if (dev.open(0)) { skip("there is no GPU here"); return; }
-    for (int i = 0; i < SMALL && !quick; i++) each_case(&small[i], 1, check_rungs, &dev);
-    for (int i = 0; i < LARGE && !quick; i++) each_case(&large[i], 1, check_rungs, &dev);
-    for (int i = 0; i < TILES; i++) each_case(&tiles[i], 1, check_rungs, &dev);
-    for (int i = 0; i < EIGHTS; i++) each_case(&eights[i], 1, check_rungs, &dev);
+    for (int i = 0; i < SMALL && !quick; i++) each_case(&small[i], 1, "", check_rungs, &dev);
+    for (int i = 0; i < LARGE && !quick; i++) each_case(&large[i], 1, "", check_rungs, &dev);
+    for (int i = 0; i < TILES; i++) each_case(&tiles[i], 1, "", check_rungs, &dev);
+    for (int i = 0; i < EIGHTS; i++) each_case(&eights[i], 1, "", check_rungs, &dev);
 }
 void test_ladder(void) {
     climb("cpu-f32");
