@@ -66,7 +66,7 @@ NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE)
 LINKER  = $(if $(CUDA),$(NVCC) -cudart static -Xcompiler '$(OPT) $(OMP)',$(CC) $(OPT) $(OMP))
 # What objects are made with. If it changes (CC, ARCH, NO_OMP, DEBUG, ...), the file does, and everything is compiled again.
 MADE_BY = $(CC) $(BUILD) $(if $(CUDA),$(NVCC) $(GENCODE))
-ifneq ($(filter-out help size clean mutate,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help size clean,$(or $(MAKECMDGOALS),all)),)
 $(shell mkdir -p $(B) && { printf '%s\n' '$(subst ','\'',$(MADE_BY))' | cmp -s - $(B)/made-by || printf '%s\n' '$(subst ','\'',$(MADE_BY))' > $(B)/made-by; })
 endif
 
@@ -191,7 +191,7 @@ define check
 build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh kernels/cuda/*/*.cuh kernels/ladder/*.h kernels/ladder/*/*.cuh)
 	@mkdir -p $$(@D)
 	@echo "  check $$<, $1"
-	$(Q)$(NVCC) -std=c++17 -I. -O3 -Werror all-warnings -Xptxas -v -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
+	$(Q)$(NVCC) -std=c++17 -I. -O3 -Werror all-warnings -Xptxas -v -Xcompiler -O0 -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a -DPRECISION_$1 -c $$< -o $$(@:.txt=.o) > $$@.new 2>&1 || { cat $$@.new; exit 1; }
 	@mv $$@.new $$@
 endef
 $(foreach p,BF16 F32,$(eval $(call check,$p)))
@@ -214,7 +214,7 @@ endif
 # Other compilers and machines, as far as they are installed.
 platforms: train_moe infer_moe
 	@JOBS=$(JOBS) sh tests/platforms.sh
-mutate:
+mutate: run_tests
 	@if command -v python3 > /dev/null; then python3 tests/mutate.py -j $(JOBS); else echo "skip mutate: no python3"; fi
 
 # Fuzzing: every file of tests/fuzz/ is a target of libFuzzer (tests/fuzz/support/fuzz.h). SECONDS=n gives each n seconds, FUZZ="json data"

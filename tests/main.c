@@ -86,6 +86,7 @@ int in_part(void) {
     return next++ % parts == part - 1;
 }
 
+const char *wanted(void) { return only_operation; }
 int is_wanted(const char *operation) { return !strncmp(operation, only_operation, strlen(only_operation)); }
 int may_be_wanted(const char *beginning) { return is_wanted(beginning) || !strncmp(beginning, only_operation, strlen(beginning)); }
 int is_tested(const Device *d) { return !fnmatch(only_device, d->name, 0); }

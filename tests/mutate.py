@@ -26,8 +26,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROUNDS = "kernels/cpu/optimizer.c"      # rounds stochastically, in bf16 only
-# At the level of optimization for which building and running together take the least time.
-MAKE = ["make", "-s", "-j2", "NO_CUDA=1", "OPT=-O2", "WARN=", "VERSION=mutant"]
+MAKE = ["make", "-s", "-j2", "NO_CUDA=1", "WARN=", "VERSION=mutant"]
+LEVEL = "-O2"                           # of what is compiled again: building and running then take the least time
 # The jobs share the cores. Of a make that started this nothing is passed on.
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}, "OMP_NUM_THREADS": "1"}
 COMMANDS = {}                           # of files that were compiled again
@@ -98,6 +98,9 @@ class Builder:
         self.folder = pathlib.Path(folder)
         for name in ("kernels", "llmc", "tests"):
             shutil.copytree(ROOT / name, self.folder / name)
+        if (ROOT / "build/made-by").is_file():               # what is up to date there is not compiled once more
+            others = shutil.ignore_patterns("bench*", "check", "cuda-*", "debug*", "fuzz", "platforms", "race", "*_moe*")
+            shutil.copytree(ROOT / "build", self.folder / "build", ignore=others)
         for name in ("Makefile", *(p.name for p in ROOT.glob("*.c"))):
             shutil.copy2(ROOT / name, self.folder / name)
 
@@ -135,7 +138,8 @@ class Builder:
         if file not in COMMANDS:
             COMMANDS[file] = self.shell([*MAKE, "-n", "-W", file, "build/run_tests"], BUILD_SECONDS)[1].splitlines()
         others = [f"-DPRECISION_{p} " for p in ("F32", "BF16")] if alone else []
-        return self.shell(["sh", "-ec", "\n".join(c for c in COMMANDS[file] if not any(o in c for o in others))], BUILD_SECONDS)
+        commands = [c.replace(" -O3 ", f" {LEVEL} ") for c in COMMANDS[file] if not any(o in c for o in others)]
+        return self.shell(["sh", "-ec", "\n".join(commands)], BUILD_SECONDS)
 
     def run(self, tests, cpu_seconds=TEST_SECONDS):
         """'' if the tests pass, else their first complaint. The small shapes (-q) are enough to tell. tests: see tests_of."""

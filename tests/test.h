@@ -21,7 +21,8 @@ int in_part(void);                                          /* does the next cas
 #define PART(call) do { if (part_begins(#call)) { call; part_ends(#call); } } while (0)
 int part_begins(const char *call);
 void part_ends(const char *call);
-int is_wanted(const char *operation);                       /* -k: is this one of the operations to test? */
+const char *wanted(void);                                   /* -k: how the names of the operations to test begin; "": all */
+int is_wanted(const char *operation);                       /* is this one of them? */
 int may_be_wanted(const char *beginning);                   /* or one that begins so? */
 extern int quick;                                           /* -q: fewer and smaller cases */
 struct Device;

@@ -286,15 +286,17 @@ static void check_special(Case *c, void *context) {
     for (int i = 0; (dev = tested_device(i)); i++)
         if (dev != f64 && (dev->floatX_size == 2 || !of_bf16) && !is_again(c, dev)) against_oracle(c, dev, f64);
 }
+static void check_rounded_routings(const Device *dev, int tries) {
+    for (int i = 0; i < tries; i++) if (in_part()) check_rounded_routing(dev, i);
+}
 static void check_device(const Device *dev) {
     const int tries = (quick && dev->is_gpu ? 2 : 2 * 3 * 3) * ROUND_DOWN;
-    if (!is_wanted("")) return;                             /* -k */
-    if (in_part()) check_pytorch(dev);
-    if (in_part()) check_sharded_update(dev);
-    if (in_part()) check_singular_values(dev);
-    if (in_part()) check_rounded_update(dev);
-    for (int i = 0; i < tries; i++) if (in_part()) check_rounded_routing(dev, i);
-    if ((!quick || !dev->is_gpu) && in_part()) check_stochastic_routing(dev);
+    if (in_part()) PART(check_pytorch(dev));
+    if (in_part()) PART(check_sharded_update(dev));
+    if (in_part()) PART(check_singular_values(dev));
+    if (in_part()) PART(check_rounded_update(dev));
+    PART(check_rounded_routings(dev, tries));
+    if ((!quick || !dev->is_gpu) && in_part()) PART(check_stochastic_routing(dev));
 }
 void test_kernels(void) {
     const Device *dev;
@@ -310,7 +312,7 @@ void test_kernels(void) {
         const Shape *s = i < SMALL ? &small[i] : &large[i - SMALL];
         if (quick && on_gpu && strcmp(s->name, "odd")) continue;
         is_small = s->B * s->T * s->F < 10000;              /* single elements call the forward hundreds of times */
-        each_case(s, 1, "", check_case, &is_small);
+        each_case(s, 1, wanted(), check_case, &is_small);
     }
     for (int i = 0; i < TILES && quick && on_gpu; i++) each_case(&tiles[i], 1, "", i ? check_products : check_all, NULL);
     for (int i = 0; i < (quick ? 2 : EIGHTS) && may_be_wanted("fp8"); i++) each_case(&eights[i], 1, "fp8", check_all, NULL);
