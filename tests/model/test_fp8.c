@@ -163,6 +163,14 @@ static void not_finite(void) {
         }
 }
 
+/* A block of columns is of other tokens where samples are packed, so a gradient of a weight is as near as 8 bits are. */
+static void packed(const Device *dev) {
+    const Config c = config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL);
+    double loss;
+    check_error(packing_error(dev, &c, &loss), 0.05, "%s: in 8 bits, gradients of packed samples against each alone", dev->name);
+    check_error(loss, 1e-5, "%s: their loss", dev->name);
+}
+
 void test_fp8(void) {
     const Device *f64 = device_find("cpu-f64");
     Device half = *f64;                                     /* one whose gradients of weights are not in 8 bits */
@@ -176,6 +184,7 @@ void test_fp8(void) {
     one_pass(f64);
     one_pass(&half);
     by_size();
+    packed(device_find("cpu-f32"));
     not_finite();
     Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
