@@ -128,9 +128,11 @@ static void one_pass(const Device *dev) {
 static void by_size(void) {
     Config c = config_of("m2:c2048h16e64k8f1024", FP8_WHERE_FASTER), wide = config_of("m2:c4096h16e64k4f2048", FP8_WHERE_FASTER);
     check(fp8_passes(&c, 32768) == FP8_ALL && fp8_passes(&wide, 32768) == FP8_ALL, "sizes that were measured are in 8 bits");
-    check(fp8_passes(&c, 40000) == FP8_ALL && fp8_passes(&c, 32767) == 0, "more rows are, fewer than any measured are not");
-    c.width = 640;
+    check(fp8_passes(&c, 40000) == FP8_ALL && fp8_passes(&c, 12287) == 0, "more rows are, fewer than any measured are not");
+    c.width = 192;
     check(fp8_passes(&c, 32768) == 0, "nor are narrower experts");
+    Config narrow = config_of("m2:c768h12e128k8f256", FP8_WHERE_FASTER);
+    check(fp8_passes(&narrow, 40960) == FP8_FORWARD, "the forward pass is, where the backward was slower");
     c.fp8 = FP8_BACKWARD;
     check(fp8_passes(&c, 64) == FP8_BACKWARD, "passes that are named do not depend on the size");
     Config small = config_of("m2:c128h4e4k2f128a4x2n0", FP8_WHERE_FASTER), never = config_of("m2:c128h4e4k2f128a4x2n0", 0);
