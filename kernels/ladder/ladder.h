@@ -44,4 +44,8 @@ Device ladder_device(const Device *base, const Rung *rung);     /* base, with th
  * groups of rows. It neither gathers rows nor reads the plan, so its results are wrong unless routing is balanced and all rows
  * are sorted. 0: the library is missing. */
 int ladder_uniform(Device *d, const Device *base);
+
+/* For tests, on the GPU that is open: fills all shared memory with NaN, as floats, and -1, as integers. A kernel that reads what it has not
+ * written then finds these, and not what the last one left, which may do no harm. */
+void ladder_poison(void);
 #endif

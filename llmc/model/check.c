@@ -31,7 +31,6 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
     b->m.z_coef = c->z;
     b->m.dropout = c->dropout;
     b->m.rounds = 1;
-    b->m.fp8 = c->config.fp8;
     const uint64_t key = random_key(c->seed, 3);
     dev->upload(b->m.batch.key, &key, sizeof key);
     b->weights = mem_alloc(b->m.manifest.total * sizeof *b->weights);

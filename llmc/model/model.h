@@ -176,7 +176,7 @@ struct Model {
     Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
-    int       fp8;                      /* 1: experts compute in 8 bits if fp8_passes says so: in training. 0: they do not */
+    int       fp8;                      /* 1: experts compute in 8 bits if fp8_passes says so: in training. 0: they do not, and nothing goes backward */
     int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */

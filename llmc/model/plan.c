@@ -434,6 +434,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     const size_t L = (size_t)c->layers;
     m->head_rows = head_chunk(m);
     m->fp8_passes = m->mode == MODEL_TRAIN ? fp8_passes(c, m->batch.N) : 0;
+    m->fp8 = 1;
     m->used_vocab = c->vocab - c->padding;
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;

@@ -24,7 +24,7 @@ static int clipped(const Model *m, int layers) { return layers < most(m) ? layer
 /* How long it takes, in flop of a step, each of which takes its mean time: a flop of a product, a flop of attention, and a byte that is
  * read or written. Measured: docs/LOG.md, "Recomputing by parts". */
 typedef struct { double product, attention, byte; } Pace;
-static Pace pace_of(const Device *dev) { return dev->is_gpu ? (Pace){ 0.75, 1.1, 120 } : (Pace){ 0.65, 2.4, 5 }; }
+static Pace pace_of(const Device *dev) { return dev->is_gpu ? (Pace){ 0.85, 1.3, 120 } : (Pace){ 0.65, 2.4, 5 }; }
 
 static double layer_work(const Model *m, int l, LayerPart part) {
     const Config *c = &m->config;

@@ -128,9 +128,11 @@ static void one_pass(const Device *dev) {
 static void by_size(void) {
     Config c = config_of("m2:c2048h16e64k8f1024", FP8_WHERE_FASTER), wide = config_of("m2:c4096h16e64k4f2048", FP8_WHERE_FASTER);
     check(fp8_passes(&c, 32768) == FP8_ALL && fp8_passes(&wide, 32768) == FP8_ALL, "sizes that were measured are in 8 bits");
-    check(fp8_passes(&c, 40000) == FP8_ALL && fp8_passes(&c, 32767) == 0, "more rows are, fewer than any measured are not");
-    c.width = 640;
+    check(fp8_passes(&c, 40000) == FP8_ALL && fp8_passes(&c, 12287) == 0, "more rows are, fewer than any measured are not");
+    c.width = 192;
     check(fp8_passes(&c, 32768) == 0, "nor are narrower experts");
+    Config narrow = config_of("m2:c768h12e128k8f256", FP8_WHERE_FASTER);
+    check(fp8_passes(&narrow, 40960) == FP8_FORWARD, "the forward pass is, where the backward was slower");
     c.fp8 = FP8_BACKWARD;
     check(fp8_passes(&c, 64) == FP8_BACKWARD, "passes that are named do not depend on the size");
     Config small = config_of("m2:c128h4e4k2f128a4x2n0", FP8_WHERE_FASTER), never = config_of("m2:c128h4e4k2f128a4x2n0", 0);
@@ -163,6 +165,13 @@ static void not_finite(void) {
         }
 }
 
+/* A block of columns is of other tokens where samples are packed, so a gradient of a weight is as near as 8 bits are. */
+static void packed(const Device *dev) {
+    const Config c = config_of("m2:c128h4e4k2f128a4x2n0", FP8_ALL);
+    double loss;
+    check_error(packing_error(dev, &c, &loss), 0.05, "%s: in 8 bits, gradients of packed samples against each alone", dev->name);
+    check_error(loss, 1e-5, "%s: their loss", dev->name);
+}
 static void learning(void) {
     Config c = config_of("m1:c128h4e4k2f128n0", FP8_ALL);
     check_error(overfit(device_find("cpu-f32"), &c, 80, 0, 0, NULL), 0.05, "in 8 bits a model overfits one batch: loss");
@@ -184,6 +193,7 @@ void test_fp8(void) {
     PART(one_pass(f64));
     PART(one_pass(&half));
     PART(by_size());
+    PART(packed(device_find("cpu-f32")));
     PART(not_finite());
     PART(learning());
 }

@@ -67,7 +67,7 @@ static void lockstep(const Device *dev) {
         c.config.tile = 4;
         if (is_missing(&c.config, dev)) continue;
         /* With rounded routing many tokens have one expert, with weight 1 and no gradient: the router's gradient is a sum of few terms. */
-        const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1 : fmax(3e-2, at < GRID ? 0 : 2 * rounding_error(&c));
+        const double bound = dev->floatX_size != 2 ? 1e-4 : rounds ? 1e-1 : fmax(3e-2, at < GRID - IN_8_BITS ? 0 : 2 * rounding_error(&c));
         const int bad = check_devices(&c, dev, twin, bound, stdout, 0, &worst);
         check(bad == 0, "%s%s: %s agrees with %s, %d bad tensors, worst %.1e", name_of(at), rounds ? " rounded" : "", dev->name,
               twin->name, bad, worst);

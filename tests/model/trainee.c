@@ -51,7 +51,6 @@ int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions 
     t->keys = mem_alloc(M * sizeof *t->keys);
     model_plan_training(&t->m, dev, c, options.B, options.T, &options.recompute, options.micro_batches, options.gradients,
                         options.parallel);
-    t->m.fp8 = c->fp8;
     optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, options.momentum);
     if (!model_allocate(&t->m)) return 0;
     if (t->m.dp.level >= 2) parallel_register_memory(&t->m);            /* which these need */

@@ -180,6 +180,9 @@ static void against_oracle(Case *c, const Device *dev, const Device *oracle) {
     case_round(c, hurry ? device_find(dev->floatX_size == 2 ? "cpu-bf16" : "cpu-f32") : dev);
     if (!place_case(&got, c, dev)) return;
     if (!place_case(&want, c, oracle)) { case_release(&got); return; }
+#ifdef WITH_CUDA
+    if (dev->is_gpu && !hurry) ladder_poison();
+#endif
     case_run(&got);
     dev->sync();
     case_run(&want);

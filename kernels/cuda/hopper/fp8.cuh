@@ -66,8 +66,15 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
 
 // ---- the scales of a tile of rows ----------------------------------------------------------------------------------------
 
+// In every lane 0, which the compiler does not know to be the same in all.
+__device__ static inline int zero_of_lane(void) {
+    uint32_t lower;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lower));
+    return lower >> 31;
+}
 // Of a (.,pitch) and b (E,.,pitch): those of the thread's two rows and of PIECES times 128 columns. A step with one piece is too short for
-// a read of memory; then they are fetched two steps ahead.
+// a read of memory; then they are fetched two steps ahead. All lanes read the same scales of b; a read that the compiler knows to be
+// uniform would be moved to a uniform register at once, and each step would wait for L2.
 template <int PIECES> struct RowScales {
     enum { DEEP = PIECES == 1 };
     const float *a, *b;
@@ -77,14 +84,14 @@ template <int PIECES> struct RowScales {
     float a_next[1 + DEEP][2], b_next[1 + DEEP][PIECES], a_now[2], b_now[PIECES];
     // first: of b, the block of the tile's first 128 columns; the others are `apart` from one to the next.
     __device__ void find(Tile tile, int first, int apart) {
-        const int r = tile.row + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4;
+        const int r = tile.row + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4, zero = zero_of_lane();
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             row[h] = min(r + 8 * h, tile.end - 1);
             if (a_row) row[h] = a_row[row[h]];
         }
 #pragma unroll
-        for (int i = 0; i < PIECES; i++) column[i] = first + i * apart;
+        for (int i = 0; i < PIECES; i++) column[i] = first + i * apart + zero;
     }
     __device__ void read(int step, int slot) {
 #pragma unroll

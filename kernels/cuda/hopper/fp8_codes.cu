@@ -138,7 +138,8 @@ void columns_kernel(Fp8 out, Fp8 inp, const int *row_of, const int *start, int E
 #if defined(HOPPER)
     __shared__ uint32_t factor[TILE_ROWS];              // from the row's scale to the block's
     __shared__ int where[TILE_ROWS];
-    const int across = C / 128, number = blockIdx.x / across, block = blockIdx.x % across;
+    const int across = C / 128, down = gridDim.x / across;                      // rows of tokens: those of one column first, from L2 again
+    const int number = row_of ? blockIdx.x % down : blockIdx.x / across, block = row_of ? blockIdx.x / down : blockIdx.x % across;
     const int rows = threadIdx.x / 16, chunk = threadIdx.x % 16;
     const int e = last_expert(start, E, number, FP8_BLOCK, 1);
     const int row = start[e] + (number - start[e] / FP8_BLOCK - e) * FP8_BLOCK, end = start[e + 1];

@@ -70,8 +70,9 @@ struct Finisher {
     int row, end, column;                                                   // end: as in Tile
     real weight;                                                            // of row `lane` of the 32
     __device__ void begin(const Down8Backward &e, Tile tile, int first) {
-        const int lane = threadIdx.x % 32, mine = tile.row + first + lane;
-        row = tile.row + first + lane / 8, end = tile.expert < 0 ? 0 : tile.end, column = tile.column + lane % 8 * 8;
+        const bool is_last = tile.expert < 0;                               // of which nothing else is set
+        const int lane = threadIdx.x % 32, top = is_last ? 0 : tile.row + first, mine = top + lane;
+        row = top + lane / 8, end = is_last ? 0 : tile.end, column = tile.column + lane % 8 * 8;
         weight = mine < end ? e.weight[e.slot_of_row[mine]] : 0;
     }
     // Starts to copy its elements of gate and up, which no other lane reads.

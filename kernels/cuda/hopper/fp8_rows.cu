@@ -58,11 +58,11 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
     Product p = given;
     p.start = s.init(up ? 1 + WARPGROUP : 1, p.start, p.E);
     if (threadIdx.x < WARPGROUP) {
-        give_registers<up ? 56 : 40>();
+        give_registers<up ? 40 : 24>();
         produce_rows<FORWARD, up, up>(s, &a_map, &b_map, p, tiles, work_counter);
         return;
     }
-    take_registers<up ? 224 : 232>();
+    take_registers<up ? 232 : 240>();
     const int steps = p.C / BK, consumer = threadIdx.x / WARPGROUP - 1, across = (up ? 2 : 1) * p.O / 128;
     const Output to_c = { &c_map, (floatX *)p.c, NULL, (up ? 2 : 1) * p.O }, to_act = { &act_map, act, NULL, p.O / 2 };
     RowScales<2> scales = { a_scale, b_scale, up ? given.a_row : NULL, steps };

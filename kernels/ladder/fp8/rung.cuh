@@ -9,9 +9,7 @@
 typedef struct { Product p; Fp8 inp, weight; } Product8;        // p.inp and p.weight are not used
 
 static inline Product8 product8(floatX *out, Fp8 inp, Fp8 weight, const Plan *plan, int C, int O) {
-    Product p = product(out, NULL, NULL, plan, C, O, GROUPED, GROUPED);
-    p.S = plan->S;
-    return { p, inp, weight };
+    return { product(out, NULL, NULL, plan, C, O, GROUPED, GROUPED), inp, weight };
 }
 // The product of the scales of block b of a row, and of a column of an expert's weight.
 __device__ static inline float scale_of(const Product8 &q, int expert, int row, int column, int b) {

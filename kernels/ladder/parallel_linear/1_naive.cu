@@ -8,7 +8,7 @@
 static __global__ void naive(const Product p) {
     const size_t i = global_index();
     const int row = (int)(i / p.O), column = (int)(i % p.O);
-    if (row >= p.S) return;
+    if (row >= p.start[p.E]) return;             // a plan has room for more rows than its experts have
     const int expert = last_expert(p, row, 1, 0);
     const floatX *x = inp_at(p, row), *w = weight_at(p, expert, column);
     float sum = 0;

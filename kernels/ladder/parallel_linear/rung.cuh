@@ -23,7 +23,7 @@ static inline Product product(floatX *out, const floatX *inp, const floatX *weig
                               int C, int O, Rows inp_rows, Rows out_rows) {
     const int *const list[] = { plan->token_of_row, plan->slot_of_row, NULL };      // by Rows
     const bool vectors = C % VECTOR == 0 && ((uintptr_t)inp | (uintptr_t)weight) % 16 == 0;
-    return { out, inp, weight, plan->start, list[inp_rows], list[out_rows], plan->E, plan->N * plan->K, C, O, vectors };
+    return { out, inp, weight, plan->start, list[inp_rows], list[out_rows], plan->E, plan->S, C, O, vectors };
 }
 
 __device__ static inline const floatX *inp_at(const Product &p, int row) {

@@ -1,0 +1,17 @@
+// poison.cu: see ladder_poison in ladder.h. A block takes all of a multiprocessor's shared memory, so several of them for each one come to
+// all of them.
+#include "kernels/cuda/impl.cuh"
+extern "C" {
+#include "ladder.h"
+}
+
+static __global__ void poison(int words) {
+    extern __shared__ unsigned shared[];
+    for (int i = threadIdx.x; i < words; i += blockDim.x) ((volatile unsigned *)shared)[i] = 0xffffffff;
+}
+void ladder_poison(void) {
+    int bytes;
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, context()->device));
+    CUDA_CHECK(cudaFuncSetAttribute(poison, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    LAUNCH(poison, 4 * context()->sm_count, 1024, bytes, bytes / 4);
+}
