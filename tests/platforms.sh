@@ -89,7 +89,7 @@ case " $only " in "  "|*" poor "*)
     for tool in sh make gcc as ld ar sed cat mv mkdir rm mktemp cmp ln printf echo head grep uname nproc tr dirname basename cp tail wc touch; do
         has $tool && ln -s "$(command -v $tool)" "$work/a b/tools/$tool" 2> /dev/null
     done
-    poor="${MAKE:-make} NO_CUDA=1 OPT=-O1"                 # what is built here is tested by the others
+    poor="${MAKE:-make} NO_CUDA=1 OPT=-O0"                 # what is built here is tested by the others
     ( cd "$work/a b" && rm -f train_moe infer_moe && PATH="$work/a b/tools" $poor -j${JOBS:-2} > ../build 2>&1 )
     verdict $? "poor: make in a path with spaces, without git, python, curl: $(tail -1 "$work/build" | cut -c1-80)"
     ( cd "$work/a b" && PATH="$work/a b/tools" ./train_moe -e m2:c32h4 -b 2 -t 32 -x 3 -m 2 -s 0 > ../said 2>&1 )
