@@ -261,7 +261,7 @@ help:
 	@echo 'make ladder        times of all rungs of kernels/ladder on the GPU of this machine, or on its CPU'
 	@echo 'make fuzz          damaged and malicious input for every parser, for 8 seconds each (SECONDS=n); needs clang'
 	@echo 'make platforms     builds with clang, musl, for i686, aarch64 (qemu), without OpenMP, and trains a little with each'
-	@echo 'make mutate        breaks one line at a time and expects the tests to fail (minutes)'
+	@echo 'make mutate        breaks one line at a time and expects the tests to fail (three minutes on two cores)'
 	@echo 'make size          lines per folder'
 	@echo 'make clean         removes what was built'
 # Lines of every folder, and all together.
