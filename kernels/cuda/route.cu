@@ -232,13 +232,77 @@ static __global__ void router_backward_kernel(floatX *dlogits, const real *dweig
     __syncwarp();
     if (own < N) for (int e = lane; e < E; e += blockDim.x) dlogits[n*E + e] = X(p[e]);
 }
+
+// The same where probabilities are a softmax and LANES threads have VECTOR neighbouring experts each: they stay in registers.
+template<int LANES> struct Probabilities {
+    real p[VECTOR], load[VECTOR];
+    __device__ Probabilities(const int *load_of) {
+        #pragma unroll
+        for (int i = 0; i < VECTOR; i++) load[i] = (real)load_of[threadIdx.x * VECTOR + i];
+    }
+    // Of the token with these logits. Returns their sum, weighted by the loads.
+    __device__ real set(const floatX *logits, real lse) {
+        const Reals<VECTOR> x = unpack(load_vec(logits + threadIdx.x * VECTOR));
+        real sum = 0;
+        #pragma unroll
+        for (int i = 0; i < VECTOR; i++) sum += (p[i] = expf(x.x[i] - lse)) * load[i];
+        return warp_sum<LANES>(sum);
+    }
+};
+template<int LANES> static __global__ __launch_bounds__(256) void softmax_backward_kernel(floatX *dlogits, const real *dweight,
+        const real *weight, const real *lse, const int *expert, const floatX *logits, const int *load_of, real balance, real zloss,
+        Scores scores, int N, int K) {
+    const int lane = threadIdx.x, E = LANES * VECTOR;
+    const size_t own = (size_t)blockIdx.x * blockDim.y + threadIdx.y, n = own < N ? own : N - 1;
+    Probabilities<LANES> t(load_of);
+    const real l = lse[n], pull = t.set(logits + n*E, l);
+    Reals<VECTOR> d;
+    real dot = 0;
+    for (int k = lane; k < K; k += LANES) dot += weight[n*K + k] * dweight[n*K + k];
+    dot = warp_sum<LANES>(dot);
+    #pragma unroll
+    for (int i = 0; i < VECTOR; i++) {
+        d.x[i] = balance * (t.load[i] - pull) * t.p[i] + zloss * l * t.p[i];
+        if (scores == SOFTMAX_TOPK) d.x[i] -= t.p[i] * dot;
+    }
+    for (int from = 0; from < K; from += LANES) {
+        const int k = from + lane, mine = k < K ? expert[n*K + k] : -1;
+        const real w = k < K ? weight[n*K + k] : 0, dw = k < K ? dweight[n*K + k] : 0;
+        const real add = scores == SOFTMAX_TOPK ? w * dw : w * (dw - dot);
+        for (int j = 0; j < LANES && from + j < K; j++) {
+            const int e = __shfl_sync(ALL, mine, j, LANES) - lane * VECTOR;
+            const real g = __shfl_sync(ALL, add, j, LANES);
+            #pragma unroll
+            for (int i = 0; i < VECTOR; i++) if (e == i) d.x[i] += g;
+        }
+    }
+    if (own < N) store(dlogits + n*E + lane * VECTOR, pack(d));
+}
+// f(an integral constant) with the number of lanes that have E experts, if there is one: a power of two.
+template<class Call> static inline bool with_lanes(int E, Call call) {
+    switch (E % VECTOR ? 0 : E / VECTOR) {
+    case 1:  call(std::integral_constant<int, 1>());  return true;
+    case 2:  call(std::integral_constant<int, 2>());  return true;
+    case 4:  call(std::integral_constant<int, 4>());  return true;
+    case 8:  call(std::integral_constant<int, 8>());  return true;
+    case 16: call(std::integral_constant<int, 16>()); return true;
+    case 32: call(std::integral_constant<int, 32>()); return true;
+    default: return false;
+    }
+}
+
 static void router_backward(floatX *dlogits, const real *dweight, const real *weight, const real *lse,
         const int *expert, const int *first, const floatX *logits, const int *load, float balance, float zloss,
         int tokens, Scores scores, int N, int E, int K) {
     const dim3 block = token_rows(E);
+    const real balance_scale = balance * E / ((real)K * N * tokens), z_scale = zloss * 2 / N;
+    if (!first && scores < SIGMOID_TOPK && wide(E, logits, dlogits) && with_lanes(E, [&](auto lanes) {
+        const dim3 rows(lanes, 256 / lanes);
+        LAUNCH(softmax_backward_kernel<lanes>, divide_up(N, rows.y), rows, 0, dlogits, dweight, weight, lse, expert, logits, load,
+               balance_scale, z_scale, scores, N, K);
+    })) return;
     LAUNCH(router_backward_kernel, divide_up(N, block.y), block, block.y * pitch(E) * sizeof(real), dlogits, dweight,
-            weight, lse, expert, first, logits, load, balance * E / ((real)K * N * tokens), zloss * 2 / N,
-            scores, N, E, K);
+            weight, lse, expert, first, logits, load, balance_scale, z_scale, scores, N, E, K);
 }
 
 // ---- plan: slots sorted by expert -------------------------------------------------------------------------
@@ -251,11 +315,21 @@ static void route_plan(Plan *plan, int *load, const int *expert) {
 
 // ---- losses and bias --------------------------------------------------------------------------------------
 
-// A row of threads has every (rows of the grid)-th token. A token's addend is a float, sums are doubles. partial (2,blocks).
+// The sums of a block's rows of threads, each of which its first thread has, to partial (2,blocks).
+__device__ static inline void add_losses(double *partial, double balance, double z) {
+    __shared__ double of_row[2][256];
+    if (threadIdx.x == 0) { of_row[0][threadIdx.y] = balance; of_row[1][threadIdx.y] = z; }
+    __syncthreads();
+    const int which = threadIdx.y * blockDim.x + threadIdx.x;
+    if (which >= 2) return;
+    double sum = 0;
+    for (int y = 0; y < blockDim.y; y++) sum += of_row[which][y];
+    partial[which * gridDim.x + blockIdx.x] = sum;
+}
+// A row of threads has every (rows of the grid)-th token. A token's addend is a float, sums are doubles.
 static __global__ void router_losses_kernel(double *partial, const floatX *logits, const real *lse,
         const int *load_of, Scores scores, int N, int E) {
     extern __shared__ real shared_p[];                      // (rows,pitch)
-    __shared__ double of_row[2][32];
     real *p = shared_p + threadIdx.y * pitch(E);
     double balance = 0, z = 0;
     for (size_t from = (size_t)blockIdx.x * blockDim.y; from < N; from += (size_t)gridDim.x * blockDim.y) {
@@ -266,12 +340,19 @@ static __global__ void router_losses_kernel(double *partial, const floatX *logit
         inner = row_sum(inner);
         if (own == n) { balance += inner; z += (double)lse[n] * (double)lse[n]; }
     }
-    if (threadIdx.x == 0) { of_row[0][threadIdx.y] = balance; of_row[1][threadIdx.y] = z; }
-    __syncthreads();
-    if (threadIdx.x >= 2 || threadIdx.y) return;
-    double sum = 0;
-    for (int y = 0; y < blockDim.y; y++) sum += of_row[threadIdx.x][y];
-    partial[threadIdx.x * gridDim.x + blockIdx.x] = sum;
+    add_losses(partial, balance, z);
+}
+// The same where a softmax's probabilities stay in registers.
+template<int LANES> static __global__ __launch_bounds__(256) void softmax_losses_kernel(double *partial, const floatX *logits,
+        const real *lse, const int *load_of, int N) {
+    Probabilities<LANES> t(load_of);
+    double balance = 0, z = 0;
+    for (size_t from = (size_t)blockIdx.x * blockDim.y; from < N; from += (size_t)gridDim.x * blockDim.y) {
+        const size_t own = from + threadIdx.y, n = own < N ? own : N - 1;
+        const real l = lse[n], inner = t.set(logits + n * (LANES * VECTOR), l);
+        if (own == n) { balance += inner; z += (double)l * (double)l; }
+    }
+    add_losses(partial, balance, z);
 }
 static __global__ void router_losses_finish_kernel(real *loss, const double *partial, int blocks,
         double balance_scale, double z_scale) {
@@ -283,10 +364,17 @@ static __global__ void router_losses_finish_kernel(real *loss, const double *par
 }
 static void router_losses(real *loss, const floatX *logits, const real *lse, const int *load, int tokens,
         Scores scores, int N, int E, int K) {
-    const dim3 block = token_rows(E);
-    const size_t groups = divide_up(N, block.y), blocks = groups < 512 ? groups : 512;
-    double *const partial = (double *)workspace(2 * (blocks + 1) * sizeof(double));
-    LAUNCH(router_losses_kernel, blocks, block, block.y * pitch(E) * sizeof(real), partial, logits, lse, load, scores, N, E);
+    enum { MOST = 512 };
+    double *const partial = (double *)workspace(2 * (MOST + 1) * sizeof(double));
+    unsigned blocks = 0;
+    auto grid = [&](dim3 block) { return blocks = (unsigned)min(divide_up(N, block.y), (size_t)MOST); };
+    if (scores >= SIGMOID_TOPK || !wide(E, logits) || !with_lanes(E, [&](auto lanes) {
+        const dim3 block(lanes, 256 / lanes);
+        LAUNCH(softmax_losses_kernel<lanes>, grid(block), block, 0, partial, logits, lse, load, N);
+    })) {
+        const dim3 block = token_rows(E);
+        LAUNCH(router_losses_kernel, grid(block), block, block.y * pitch(E) * sizeof(real), partial, logits, lse, load, scores, N, E);
+    }
     LAUNCH(router_losses_finish_kernel, 1, 32, 0, loss, partial, (int)blocks,
             N ? E / ((double)K * N * tokens) : 0, N ? 1.0 / N : 0);
 }

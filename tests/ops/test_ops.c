@@ -81,6 +81,9 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "varied",    3,   70,   264,      5,  16,  7,  72, 1, 1, 2, VARIED }, "add_norm" },
     { { "varied",    3,   70,     4,      5,  16,  7,  72, 1, 1, 2, VARIED }, "activation_backward" },
     { { "varied",    3,   70,     4,      5,  70,  7,   1, 1, 1, 2, VARIED }, "router_backward" },
+    { { "64",        3,   71,     4,      5,  64,  7,   1, 1, 1, 2, MIXED }, "router" },         /* experts that fill lanes */
+    { { "128",       3,   71,     4,      5, 128,  8,   1, 1, 1, 2, MIXED }, "router" },
+    { { "256",       3,   71,     4,      5, 256, 40,   1, 1, 1, 2, MIXED }, "router" },
     { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "parallel_linear" },
     { { "varied",    3,   70,    40,      5,   6,  5,  64, 1, 1, 2, VARIED }, "expert" },
     { { "many",      1, 1100,   72,      5, 150,  2,  64, 1, 1, 2, MIXED }, "parallel_linear_forward" },
