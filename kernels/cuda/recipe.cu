@@ -62,10 +62,22 @@ template<int W> __device__ static inline Pairs<W> pairs_at(const floatX *d, cons
     turn_back(&p.da, &p.db, turn, i);
     return p;
 }
+// sums (groups,D) of a block, added up, to its row of partial. Sums of 16: one chain of 256 would lose 8 eps.
+__device__ static inline void store_partial(real *partial, const real *sums, int groups, int D) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < D; i += HEAD_THREADS) {
+        real total = 0;
+        for (int g = 0; g < groups; ) {
+            real part = 0;
+            for (const int end = min(g + 16, groups); g < end; g++) part += sums[g * D + i];
+            total += part;
+        }
+        partial[(size_t)blockIdx.x * D + i] = total;
+    }
+}
 // A block has every gridDim.x-th group of heads, and a row of `partial` (gridDim.x,D) for its part of dweight. A group of lanes
-// adds its part up in the order of heads: in registers if a thread has one piece of a head (ONCE), which is then also read only
-// once, else in a row of its own in shared memory. Moves 3 N heads D elements.
-template<int W, bool ONCE> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_rope_backward_kernel(floatX *dx,
+// adds its part up in the order of heads, in a row of its own in shared memory. Moves 3 N heads D elements.
+template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 3) norm_rope_backward_kernel(floatX *dx,
         real *partial, const floatX *before, const Heads z) {
     extern __shared__ real sums[];                          // (groups,D)
     const int groups = HEAD_THREADS / z.lanes, group = threadIdx.x / z.lanes;
@@ -79,10 +91,9 @@ template<int W, bool ONCE> static __global__ void __launch_bounds__(HEAD_THREADS
         floatX *const d = dx + n * z.stride + h * z.D;
         const floatX *const y = before + row * z.D;
         const real *const turn = z.table + (size_t)(end ? z.position[n] : 0) * z.D;
-        Pairs<W> p;
         real squares = 0, dot = 0;
         for (int i = first; i < end; i += step) {
-            p = pairs_at<W>(d, y, turn, half, i);
+            const Pairs<W> p = pairs_at<W>(d, y, turn, half, i);
             const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
             const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
             for (int j = 0; j < W; j++) {
@@ -92,7 +103,8 @@ template<int W, bool ONCE> static __global__ void __launch_bounds__(HEAD_THREADS
         }
         const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) / z.D + z.eps), k = r * r * r / z.D * lanes_sum(dot, z.lanes);
         for (int i = first; i < end; i += step) {
-            if (!ONCE) p = pairs_at<W>(d, y, turn, half, i), low_sum = load<W>(sum + i), high_sum = load<W>(sum + half + i);
+            Pairs<W> p = pairs_at<W>(d, y, turn, half, i);
+            low_sum = load<W>(sum + i), high_sum = load<W>(sum + half + i);
             const Reals<W> wa = unpack(load<W>(z.weight + i)), wb = unpack(load<W>(z.weight + half + i));
             const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
             for (int j = 0; j < W; j++) {
@@ -103,20 +115,67 @@ template<int W, bool ONCE> static __global__ void __launch_bounds__(HEAD_THREADS
             }
             store(d + i, pack(p.da));
             store(d + half + i, pack(p.db));
-            if (!ONCE) store(sum + i, low_sum), store(sum + half + i, high_sum);
+            store(sum + i, low_sum), store(sum + half + i, high_sum);
         }
     }
-    if (ONCE && first < half) store(sum + first, low_sum), store(sum + half + first, high_sum);
-    __syncthreads();
-    for (int i = threadIdx.x; i < z.D; i += HEAD_THREADS) {
-        real total = 0;                                     // of sums of 16: one chain of 256 would lose 8 eps
-        for (int g = 0; g < groups; ) {
-            real part = 0;
-            for (const int end = min(g + 16, groups); g < end; g++) part += sums[g * z.D + i];
-            total += part;
+    store_partial(partial, sums, groups, z.D);
+}
+
+// The same where a thread has one piece of a head, W pairs: it keeps the weights and its part of dweight in registers, and requests its
+// piece of the next head before it works on this one.
+template<int W> struct Piece { Pack<W> low, high, dlow, dhigh; floatX *d; int position; };
+template<int W> static __global__ void __launch_bounds__(HEAD_THREADS, 2) norm_rope_backward_once_kernel(floatX *dx,
+        real *partial, const floatX *before, const Heads z) {
+    extern __shared__ real sums[];                          // (groups,D)
+    const int groups = HEAD_THREADS / z.lanes, group = threadIdx.x / z.lanes, first = threadIdx.x % z.lanes * W, half = z.D / 2;
+    const size_t each = (size_t)gridDim.x * groups, more_n = each / z.heads;
+    const int more_h = (int)(each % z.heads);
+    const bool mine = first < half;
+    const real inverse = 1 / (real)z.D;
+    Reals<W> wa = {}, wb = {}, low_sum = {}, high_sum = {};
+    if (mine) wa = unpack(load<W>(z.weight + first)), wb = unpack(load<W>(z.weight + half + first));
+    size_t row = (size_t)blockIdx.x * groups + group, n = row / z.heads;
+    int h = (int)(row % z.heads);
+    Piece<W> next = {};
+    auto request = [&] {                                    // of head h of token n
+        if (!mine || row >= z.rows) return;
+        const floatX *const y = before + row * z.D + first;
+        next.d = dx + n * z.stride + h * z.D + first, next.position = z.position[n];
+        next.low = load<W>(y), next.high = load<W>(y + half), next.dlow = load<W>(next.d), next.dhigh = load<W>(next.d + half);
+    };
+    request();
+    for (size_t from = (size_t)blockIdx.x * groups; from < z.rows; from += each) {
+        const bool here = mine && row < z.rows;
+        const Piece<W> p = next;
+        row += each, n += more_n, h += more_h;
+        if (h >= z.heads) h -= z.heads, n++;
+        request();
+        Reals<2 * W> turn = {};                             // cosine and sine of each pair
+        for (int j = 0; j < 2 * W && here; j += 4) {
+            const Reals<4> two = load<4>(z.table + (size_t)p.position * z.D + 2 * first + j);
+            for (int i = 0; i < 4; i++) turn.x[j + i] = two.x[i];
         }
-        partial[(size_t)blockIdx.x * z.D + i] = total;
+        const Reals<W> ya = unpack(p.low), yb = unpack(p.high);
+        Reals<W> da = unpack(p.dlow), db = unpack(p.dhigh);
+        turn_back(&da, &db, turn.x, 0);
+        real squares = 0, dot = 0;
+        for (int j = 0; j < W; j++) {
+            squares += ya.x[j] * ya.x[j] + yb.x[j] * yb.x[j];
+            dot += da.x[j] * wa.x[j] * ya.x[j] + db.x[j] * wb.x[j] * yb.x[j];
+        }
+        const real r = 1 / sqrtf(lanes_sum(squares, z.lanes) * inverse + z.eps), k = r * r * r * inverse * lanes_sum(dot, z.lanes);
+        if (!here) continue;
+        for (int j = 0; j < W; j++) {
+            low_sum.x[j]  += da.x[j] * R(X(ya.x[j] * r));
+            high_sum.x[j] += db.x[j] * R(X(yb.x[j] * r));
+            da.x[j] = r * da.x[j] * wa.x[j] - k * ya.x[j];
+            db.x[j] = r * db.x[j] * wb.x[j] - k * yb.x[j];
+        }
+        store(p.d, pack(da));
+        store(p.d + half, pack(db));
     }
+    if (mine) store(sums + group * z.D + first, low_sum), store(sums + group * z.D + half + first, high_sum);
+    store_partial(partial, sums, groups, z.D);
 }
 // to[c] += sum over rows of partial (rows,D); a block of 32 by 32 threads has 32 columns.
 static __global__ void add_rows_kernel(real *to, const real *partial, int rows, int D) {
@@ -153,13 +212,12 @@ static void norm_rope_backward(floatX *dx, real *dweight, const floatX *before, 
         Norm norm, int N, int stride, int heads, int D) {
     const bool w = vectors(dx, before, norm.weight, stride, D);
     const Heads z = heads_of(table, position, norm, N, stride, heads, D, w);
-    const size_t groups = HEAD_THREADS / z.lanes, all = divide_up(z.rows, groups), blocks = all < 4 * 132 ? all : 4 * 132;
-    const size_t shared = groups * D * sizeof(real);
+    const bool once = w && z.lanes * VECTOR >= D / 2 && (uintptr_t)table % 16 == 0;
+    const size_t groups = HEAD_THREADS / z.lanes, all = divide_up(z.rows, groups), most = (once ? 2 : 3) * 132;     // one wave
+    const size_t blocks = all < most ? all : most, shared = groups * D * sizeof(real);
     if (!z.rows) return;
     real *const partial = (real *)workspace(blocks * D * sizeof(real));
-    const bool once = z.lanes * (w ? VECTOR : 1) >= D / 2;
-    auto kernel = w ? once ? norm_rope_backward_kernel<VECTOR, true> : norm_rope_backward_kernel<VECTOR, false>
-                    : once ? norm_rope_backward_kernel<1, true> : norm_rope_backward_kernel<1, false>;
+    auto kernel = once ? norm_rope_backward_once_kernel<VECTOR> : w ? norm_rope_backward_kernel<VECTOR> : norm_rope_backward_kernel<1>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     LAUNCH(kernel, (unsigned)blocks, HEAD_THREADS, shared, dx, partial, before, z);
     LAUNCH(add_rows_kernel, (unsigned)divide_up(D, 32), dim3(32, 32), 0, dweight, partial, (int)blocks, D);

@@ -8,8 +8,8 @@
 //                sums by the scales and adds them in f32. Both kinds are in registers, which have room for 64 x 256 sums and half as
 //                many partial ones: a step has two pieces of 128 columns, one after the other.
 //   overlap      While a consumer adds, nothing of its own is queued, and the tensor cores work on a piece of the other consumer.
-//   scales       A consumer's threads load those of their two rows straight from memory, a step ahead; those of a tile's first step
-//                while the last tile is stored. What that needs of the next tile is read during the last piece.
+//   scales       A consumer's threads load scales straight from memory, a step ahead; those of a tile's first step while the last tile
+//                is stored. What that needs of the next tile is read during the last piece.
 #pragma once
 #include "gemm.cuh"
 #include "kernels/cuda/fp8.cuh"
@@ -54,10 +54,10 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
             wgmma_commit();
             if (piece == 0) scales.next(step, step + 1 < steps);
             if (piece == PIECES - 1 && step == steps - 1) last();
+            const float f[2] = { scales.factor(piece, 0), scales.factor(piece, 1) };
             wgmma_wait<0>();
             pin(partial);
             if (piece == PIECES - 1) s.pipe.arrive_empty(now);
-            const float f[2] = { scales.factor(piece, 0), scales.factor(piece, 1) };
 #pragma unroll
             for (int i = 0; i < 64; i++) sum[piece * 64 + i] += f[i / 2 % 2] * partial[i];
         }
@@ -66,51 +66,35 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
 
 // ---- the scales of a tile of rows ----------------------------------------------------------------------------------------
 
-// In every lane 0, which the compiler does not know to be the same in all.
-__device__ static inline int zero_of_lane(void) {
-    uint32_t lower;
-    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lower));
-    return lower >> 31;
-}
-// Of a (.,pitch) and b (E,.,pitch): those of the thread's two rows and of PIECES times 128 columns. A step with one piece is too short for
-// a read of memory; then they are fetched two steps ahead. All lanes read the same scales of b; a read that the compiler knows to be
-// uniform would be moved to a uniform register at once, and each step would wait for L2.
+// Of a (.,pitch) and b (E,.,pitch), for PIECES times 128 columns. Of the four that a quad of lanes needs, for rows g and g + 8 of a and the
+// first and the last 128 columns of b, each lane reads one, and they give them to each other while the tensor cores work: a fourth of the
+// loads and registers. A step with one piece is too short for a read of memory; then they are fetched two steps ahead.
 template <int PIECES> struct RowScales {
     enum { DEEP = PIECES == 1 };
     const float *a, *b;
     const int *a_row;
     int pitch;
-    int row[2], column[PIECES];
-    float a_next[1 + DEEP][2], b_next[1 + DEEP][PIECES], a_now[2], b_now[PIECES];
-    // first: of b, the block of the tile's first 128 columns; the others are `apart` from one to the next.
+    const float *from = a;                                          // a block without tiles reads something
+    float ahead[1 + DEEP], now;
+    // first: of b, the block of the tile's first 128 columns; the last is `apart` from it.
     __device__ void find(Tile tile, int first, int apart) {
-        const int r = tile.row + (threadIdx.x / 32 - 4) * 16 + threadIdx.x % 32 / 4, zero = zero_of_lane();
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            row[h] = min(r + 8 * h, tile.end - 1);
-            if (a_row) row[h] = a_row[row[h]];
-        }
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) column[i] = first + i * apart + zero;
-    }
-    __device__ void read(int step, int slot) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) a_next[slot][h] = a[(size_t)row[h] * pitch + step];
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) b_next[slot][i] = b[(size_t)column[i] * pitch + step];
+        const int q = threadIdx.x % 4;
+        int row = min(tile.row + (int)(threadIdx.x / 32 - 4) * 16 + (int)threadIdx.x % 32 / 4 + q % 2 * 8, tile.end - 1);
+        if (q < 2 && a_row) row = a_row[row];
+        from = q < 2 ? a + (size_t)row * pitch : b + (size_t)(q == 2 ? first : first + (PIECES - 1) * apart) * pitch;
     }
     __device__ void fetch(void) {
-        read(0, 0);
-        if (DEEP) read(min(1, pitch - 1), DEEP);
+        ahead[0] = from[0];
+        if (DEEP) ahead[DEEP] = from[min(1, pitch - 1)];
     }
     __device__ void next(int step, bool) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) a_now[h] = a_next[0][h], a_next[0][h] = a_next[DEEP][h];
-#pragma unroll
-        for (int i = 0; i < PIECES; i++) b_now[i] = b_next[0][i], b_next[0][i] = b_next[DEEP][i];
-        if (step + 1 + DEEP < pitch) read(step + 1 + DEEP, DEEP);
+        now = ahead[0], ahead[0] = ahead[DEEP];
+        if (step + 1 + DEEP < pitch) ahead[DEEP] = from[step + 1 + DEEP];
     }
-    __device__ float factor(int piece, int h) const { return a_now[h] * b_now[piece]; }
+    __device__ float factor(int piece, int h) const {
+        const int quad = threadIdx.x % 32 & ~3;
+        return __shfl_sync(ALL, now, quad + h) * __shfl_sync(ALL, now, quad + 2 + piece);
+    }
 };
 
 // The codes of 128 columns of this warp's 16 rows to a slab: x[4j + 2h + i] is row g + 8h, column 8j + 2q + i (wgmma.cuh).

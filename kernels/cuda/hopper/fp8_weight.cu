@@ -14,7 +14,14 @@
 struct BlockProduct { const float *dout, *inp; WeightProduct c; };
 
 #if defined(HOPPER)
-// The scales of a tile: of its 128 of O and of twice 128 of C.
+// In every lane 0, which the compiler does not know to be the same in all.
+__device__ static inline int zero_of_lane(void) {
+    uint32_t lower;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lower));
+    return lower >> 31;
+}
+// The scales of a tile: of its 128 of O and of twice 128 of C. All lanes read the same; a read that the compiler knows to be uniform
+// would be moved to a uniform register at once, and each step would wait for L2.
 struct BlockScales {
     const float *left, *right;                        // of the tile's columns in the next block
     int left_pitch, right_pitch, second;                // second: where those of the next 128 of C are
@@ -64,11 +71,11 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
     const WeightProduct &p = given.c;
     const int *start = s.init(1, p.start, p.E);
     if (threadIdx.x < WARPGROUP) {
-        give_registers<40>();
+        give_registers<24>();
         produce_blocks(s, &left_map, &right_map, p, start);
         return;
     }
-    take_registers<232>();
+    take_registers<240>();
     const int consumer = threadIdx.x / WARPGROUP - 1, barrier = CONSUMER_BARRIER + consumer;
     const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);     // the consumer's, not this warp's part
     BlockScales scales = { given.dout, given.inp, p.P / 128, p.Q / 128 };
@@ -77,9 +84,9 @@ void grouped_weight8(const __grid_constant__ CUtensorMap left_map, const __grid_
         s.pipe.wait_full(at);
         const WeightTile tile = s.tile(at);
         if (tile.plane < 0) return;
-        const size_t block = first_block(start, tile.plane);
-        scales.left = given.dout + block * scales.left_pitch + tile.row / 128;
-        scales.right = given.inp + block * scales.right_pitch + tile.column / 128;
+        const size_t block = first_block(start, tile.plane), zero = zero_of_lane();
+        scales.left = given.dout + block * scales.left_pitch + tile.row / 128 + zero;
+        scales.right = given.inp + block * scales.right_pitch + tile.column / 128 + zero;
         scales.second = tile.column + 128 < p.Q;
         scales.fetch();
     };
