@@ -17,43 +17,45 @@
 #include "impl.h"
 
 enum { BLOCK = 16 };                    /* query rows at a time; the masked half of a diagonal block is wasted */
-enum { TILE_M = 4, TILE_N = 2 * LANES };
+enum { TILE_M = 4 };
 
-/* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have
- * rows of ldc and ldb elements. TILE_M x TILE_N sums stay in registers during the loop over k. */
+/* TILE_M rows of `vectors` vectors, in registers during the loop over k. */
+static inline __attribute__((always_inline)) void tile(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int K,
+                                                       Write how, const int vectors) {
+    Vector sum[TILE_M][2] = { 0 };
+    for (int k = 0; k < K; k++)
+        #pragma GCC unroll 4
+        for (int i = 0; i < TILE_M; i++)
+            #pragma GCC unroll 2
+            for (int j = 0; j < vectors; j++)
+                sum[i][j] += a[(size_t)i*a_row + (size_t)k*a_col] * *(const Vector *)(b + (size_t)k*ldb + j * LANES);
+    #pragma GCC unroll 4
+    for (int i = 0; i < TILE_M; i++)
+        #pragma GCC unroll 2
+        for (int j = 0; j < vectors; j++) {
+            Vector *at = (Vector *)(c + (size_t)i*ldc + j * LANES);
+            if (how == ADD) *at += sum[i][j]; else *at = sum[i][j];
+        }
+}
+/* c (M,N) = or += a (M,K) b (K,N). a is read at a[m*a_row + k*a_col], so that it can be a transpose; c and b have rows of ldc and ldb
+ * elements. Every other block of queries ends with one vector of keys where a vector has as many as a block. */
 static void product(real *c, int ldc, const real *a, int a_row, int a_col, const real *b, int ldb, int M,
                     int N, int K, Write how) {
-    for (int m = 0; m < M; m += TILE_M)
-        for (int n = 0; n < N; n += TILE_N) {
-            const real *am = a + (size_t)m*a_row, *bn = b + n;
-            real *cm = c + (size_t)m*ldc + n;
-            if (m + TILE_M <= M && n + TILE_N <= N) {
-                Vector sum[TILE_M][2] = { 0 };
-                for (int k = 0; k < K; k++) {
-                    Vector b0 = *(const Vector *)(bn + (size_t)k*ldb);
-                    Vector b1 = *(const Vector *)(bn + (size_t)k*ldb + LANES);
-                    #pragma GCC unroll 4
-                    for (int i = 0; i < TILE_M; i++) {
-                        real x = am[(size_t)i*a_row + (size_t)k*a_col];
-                        sum[i][0] += x * b0;
-                        sum[i][1] += x * b1;
-                    }
-                }
-                #pragma GCC unroll 4
-                for (int i = 0; i < TILE_M; i++)
-                    for (int j = 0; j < 2; j++) {
-                        Vector *at = (Vector *)(cm + (size_t)i*ldc + j * LANES);
-                        if (how == ADD) *at += sum[i][j]; else *at = sum[i][j];
-                    }
-            } else
-                for (int i = 0; i < TILE_M && m + i < M; i++)
-                    for (int j = 0; j < TILE_N && n + j < N; j++) {
-                        real sum = 0;
-                        for (int k = 0; k < K; k++)
-                            sum += am[(size_t)i*a_row + (size_t)k*a_col] * bn[(size_t)k*ldb + j];
-                        cm[(size_t)i*ldc + j] = how == ADD ? cm[(size_t)i*ldc + j] + sum : sum;
-                    }
+    for (int m = 0; m < M; m += TILE_M) {
+        const real *am = a + (size_t)m*a_row;
+        real *cm = c + (size_t)m*ldc;
+        int n = 0;
+        if (m + TILE_M <= M) {
+            for (; n + 2 * LANES <= N; n += 2 * LANES) tile(cm + n, ldc, am, a_row, a_col, b + n, ldb, K, how, 2);
+            for (; n + LANES <= N; n += LANES) tile(cm + n, ldc, am, a_row, a_col, b + n, ldb, K, how, 1);
         }
+        for (; n < N; n++)
+            for (int i = 0; i < TILE_M && m + i < M; i++) {
+                real sum = 0;
+                for (int k = 0; k < K; k++) sum += am[(size_t)i*a_row + (size_t)k*a_col] * b[(size_t)k*ldb + n];
+                cm[(size_t)i*ldc + n] = how == ADD ? cm[(size_t)i*ldc + n] + sum : sum;
+            }
+    }
 }
 
 /* The number, among the Q*G heads of a token, of query head r of key/value head g. */

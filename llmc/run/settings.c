@@ -41,22 +41,22 @@ static const Option options[] = {
       "folder for checkpoints and logs" },
     { "output",    "y",  "resume",           OPTION_INT,   AT(resume),        "0",                   0,    1,     NULL,
       "1: continue the run in the folder; 0, if given: discard it" },
-    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "32",                  1,    1e6,   NULL,
+    { "batch",     "b",  "batch",            OPTION_INT,   AT(batch),         "24",                  1,    1e6,   NULL,
       "sequences per micro-batch and rank (B); the default is split across the ranks" },
     { "batch",     "t",  "seq",              OPTION_INT,   AT(seq),           "128",                 1,    262144, NULL,       "tokens per sequence (T)" },
     { "batch",     "d",  "total",            OPTION_LONG,  AT(total),         "0",                   0,    1e12,  NULL,
       "tokens per step, a multiple of B*T (more than B*T: gradients accumulate); 0: B*T" },
-    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "300",                 -1000, 1e12, NULL,
+    { "schedule",  "x",  "steps",            OPTION_LONG,  AT(steps),         "400",                 -1000, 1e12, NULL,
       "optimizer steps; -1: one epoch, -2: two; 0: print the plan and exit" },
     { "schedule",  "k",  "schedule",         OPTION_TEXT,  AT(schedule),      "cosine",              0,    0,     SCHEDULES,   "learning-rate schedule" },
-    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "4e-3",                0,    10,    NULL,
+    { "schedule",  "l",  "lr",               OPTION_FLOAT, AT(lr),            "6e-3",                0,    10,    NULL,
       "peak learning rate; with -wo adamw 1e-3 is the default, with -up 3e-4, for a folder's model 2e-5 * 2048 / channels" },
     { "schedule",  "u",  "warmup",           OPTION_LONG,  AT(warmup),        "50",                 0,    1e12,  NULL,        "steps to reach the peak" },
     { "schedule",  "q",  "final-lr",         OPTION_FLOAT, AT(final_lr),      "0.1",                 0,    1,     NULL,
       "final learning rate, as a fraction of the peak" },
     { "optimizer", "wo", "optimizer",        OPTION_TEXT,  AT(optimizer),     "muon",                0,    0,     "adamw|muon",
       "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
-    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.9",                 0.01, 0.99999, NULL,
+    { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
@@ -86,7 +86,7 @@ static const Option options[] = {
       "in training, round every MLP expert's rows to a multiple of 128" },
     { "routing",   "rf", "force-balance",    OPTION_INT,   AT(forced),        "0",                   0,    1,     NULL,
       "benchmark only: 1 forces round-robin routing" },
-    { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "100",                 1,    1e12,  NULL,        "steps between validations" },
+    { "reports",   "v",  "val-every",        OPTION_LONG,  AT(val_every),     "200",                 1,    1e12,  NULL,        "steps between validations" },
     { "reports",   "m",  "val-batches",      OPTION_LONG,  AT(val_batches),   "-1",                  -1,   1e12,  NULL,
       "batches per validation, from the beginning of the split; -1: the whole split, the default unless it is long" },
     { "reports",   "s",  "sample-every",     OPTION_LONG,  AT(sample_every),  "150",                 0,    1e12,  NULL,
@@ -226,8 +226,8 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
     return 1;
 }
 
-/* Less text than this is seen many times: a small model with much dropout. More is seen about once. docs/recipe.md has the
- * experiments behind the last column. A folder with a model is trained further, by AdamW. */
+/* Less text than this is seen many times: a small model. More is seen about once. The options' own defaults suit a CPU and a small
+ * text; docs/recipe.md has the experiments behind both ends. A folder with a model is trained further, by AdamW. */
 enum { LARGE_TEXT = 10000000 };
 void settings_suit(Settings *s, int gpu, int64_t tokens) {
     static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
@@ -237,7 +237,8 @@ void settings_suit(Settings *s, int gpu, int64_t tokens) {
         { "wo", "muon",  "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
         { "c",  "2",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
         { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
-        { "s",  "400",   "400",   "1000" },
+        { "s",  "400",   "400",   "1000" },     { "l",  "4e-3",  "4e-3",  "4e-3" },
+        { "wm", "0.9",   "0.9",   "0.9" },
     };
     const int large = tokens >= LARGE_TEXT;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)

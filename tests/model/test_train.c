@@ -340,7 +340,7 @@ static void options(void) {
 /* What is given stays; the rest suits the machine and the text. */
 static void defaults(void) {
     static const struct { const char *arguments; int gpu; int64_t tokens; const char *model, *optimizer; float lr; int batch; } cases[] = {
-        { "",                   0, 1000000,   "m4:z1", "muon", 4e-3f, 32 },
+        { "",                   0, 1000000,   "m4:z1", "muon", 6e-3f, 24 },
         { "",                   0, 100000000, "m4:z1", "muon", 4e-3f, 32 },
         { "",                   1, 1000000,   "m6:z1", "muon", 4e-3f, 64 },
         { "",                   1, 100000000, "m6:c512e128k6f256z1", "muon", 4e-3f, 64 },
@@ -348,7 +348,7 @@ static void defaults(void) {
         { "-wo adamw -b 3",     0, 1000000,   "m4:z1", "adamw", 1e-3f, 3 },
         { "-wo adamw",          1, 1000000,   "m6:z1", "adamw", 2e-3f, 64 },
         { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256z1", "muon", 1e-4f, 64 },
-        { "-e tests",           0, 1000000,   "tests", "adamw", 1e-3f, 32 },
+        { "-e tests",           0, 1000000,   "tests", "adamw", 1e-3f, 24 },
         { "-e tests",           1, 100000000, "tests", "adamw", 6e-4f, 64 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
