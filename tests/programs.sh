@@ -140,7 +140,7 @@ expect 2 'config.json defines' $train $data -o new -e whole -fa gelu
 expect 0 'usage\|--help' $train --help
 expect 0 'channels, the width' $train --help model
 expect 2 'no such topic' $train --help weather
-expect 0 '--batch .*\[32\]' $train -h
+expect 0 '--batch .*\[24\]' $train -h
 expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --help -i text.txt
 expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
 [ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
@@ -708,7 +708,7 @@ expect 7 'rank [01] of 2: cpu-f32 does not have the .* MB that this run needs wi
 expect 7 'needs with -z 3; it has' $huge -o new
 expect 2 'multiple of B\*T = 5\*32, times the ranks' $shared -x 40 -v 20 -b 5 -ng 2 -o new
 expect 0 'sharded over 4 ranks' $shared -x 0 -b 3 -ng 4
-expect 0 '= 8 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
+expect 0 '= 6 x 128 x 1 micro-batches x 4 ranks' $train $data $model -dv cpu -x 0 -ng 4
 
 port=$((20000 + $$ % 20000))
 pair() {                                # pair FOLDER OPTIONS...: two processes of two ranks each; the second also gets $others

@@ -22,8 +22,8 @@
  *
  * Packing, that is copying numbers into panels in the order of use and widening them to real, costs about as much as eight
  * FMAs for each number: b is packed once for up to MB rows of c, a once for up to NB columns. Packing is also where rows are
- * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where a matrix is transposed if k is
- * its slow dimension.
+ * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where b is transposed if k is its fast
+ * dimension. a may have either order: one number of it at a time goes to all lanes.
  *
  * A job is a tile of one expert's c. Threads take jobs from a common list, large ones first and small ones at the end, so
  * that all finish at about the same time however uneven the experts are. An element of c belongs to one job, and its sum runs
@@ -49,7 +49,7 @@ enum {
     NR = 2 * LANES,
     KC = 272,                               /* a multiple of LANES; with a power of two, rows of a panel would be in the same sets of L1 */
     NB = 256,                               /* a multiple of NR */
-    MA = 4 * MR,                            /* whole vectors, since a may have to be transposed */
+    MA = 4 * MR,
     MB = 6 * MA,
     FEW = 4                                 /* few_rows is faster up to this many rows */
 };
@@ -187,18 +187,20 @@ static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t 
     }
 }
 
-/* The micro-kernel. a: mr rows, KC apart; b: NR numbers for each k; to: NR sums in each of mr rows, overwritten or added to, and
- * prefetched because they may be far away. mr is a constant in each copy of this function, so that `s` is registers. */
+/* The micro-kernel. a: mr rows, KC apart, or, by_k, mr numbers of each k, MA apart; b: NR numbers for each k; to: NR sums in each of mr
+ * rows, overwritten or added to, and prefetched because they may be far away. mr and by_k are constants in each copy of this function,
+ * so that `s` is registers. */
 static inline __attribute__((always_inline))
-void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b, real *const *to, int add) {
+void multiply(int mr, int by_k, size_t kc, const real *restrict a, const real *restrict b, real *const *to, int add) {
+    const size_t row = by_k ? 1 : KC;
     for (int i = 0; i < mr; i++) __builtin_prefetch(to[i], 1), __builtin_prefetch(to[i] + NR - 1, 1);
     vec s[12][2] = { 0 };
-    for (size_t k = 0; k < kc; k++, a++, b += NR) {
+    for (size_t k = 0; k < kc; k++, a += by_k ? MA : 1, b += NR) {
         vec b0 = *(const vec *)b, b1 = *(const vec *)(b + LANES);
 #pragma GCC unroll 12
         for (int i = 0; i < mr; i++) {
-            s[i][0] += a[i * KC] * b0;
-            s[i][1] += a[i * KC] * b1;
+            s[i][0] += a[(size_t)i * row] * b0;
+            s[i][1] += a[(size_t)i * row] * b1;
         }
     }
 #pragma GCC unroll 12
@@ -208,19 +210,24 @@ void multiply(int mr, size_t kc, const real *restrict a, const real *restrict b,
         c[0] = s[i][0], c[1] = s[i][1];
     }
 }
-#define MULTIPLY(mr) static void multiply_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { \
-    multiply(mr, kc, a, b, to, add); }
+typedef void Multiply(size_t kc, const real *a, const real *b, real *const *to, int add);
+#define MULTIPLY(mr) \
+    static void multiply_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { multiply(mr, 0, kc, a, b, to, add); } \
+    static void multiply_by_k_##mr(size_t kc, const real *a, const real *b, real *const *to, int add) { multiply(mr, 1, kc, a, b, to, add); }
 MULTIPLY(1) MULTIPLY(2) MULTIPLY(3) MULTIPLY(4) MULTIPLY(5) MULTIPLY(6)
 MULTIPLY(7) MULTIPLY(8) MULTIPLY(9) MULTIPLY(10) MULTIPLY(11) MULTIPLY(12)
-static void (*const multiply_rows[])(size_t kc, const real *a, const real *b, real *const *to, int add) = {
-    NULL, multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6,
-    multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12
+static Multiply *const multiply_rows[2][13] = {
+    { NULL, multiply_1, multiply_2, multiply_3, multiply_4, multiply_5, multiply_6,
+      multiply_7, multiply_8, multiply_9, multiply_10, multiply_11, multiply_12 },
+    { NULL, multiply_by_k_1, multiply_by_k_2, multiply_by_k_3, multiply_by_k_4, multiply_by_k_5, multiply_by_k_6,
+      multiply_by_k_7, multiply_by_k_8, multiply_by_k_9, multiply_by_k_10, multiply_by_k_11, multiply_by_k_12 }
 };
 
 /* Computes the tile of c from (m0, n0) on, at most MB x NB. Sums are kept in c itself where c holds reals and they fill a panel,
  * otherwise in scratch until they are rounded. Scratch: 0.6 MB of stack for f32, 1.2 for f64. */
 static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns) {
     struct { real a[MA * KC], b[NB * KC], c[MB * NB]; } __attribute__((aligned(64))) x;
+    const int by_k = p->kind == WEIGHT;
     int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX));
     real *out = p->kind == WEIGHT ? p->dweight : (real *)p->out;
     size_t direct = reals ? columns / NR * NR : 0;
@@ -235,7 +242,7 @@ static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, s
         }
         for (size_t m = 0; m < rows && !(p->symmetric && m0 + m >= n0 + columns); m += MA) {
             size_t ma = at_most(MA, rows - m);
-            if (p->kind == WEIGHT) pack_transposed(x.a, KC, p->a, s.a + k0, kc, m0 + m, ma);
+            if (by_k) pack(x.a, MA, p->a, s.a + k0, kc, m0 + m, ma);
             else pack(x.a, KC, p->a, s.a + m0 + m, ma, k0, kc);
             for (size_t n = 0; n < columns; n += NR)
                 for (size_t i = m; i < m + ma; i += MR) {
@@ -245,7 +252,7 @@ static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, s
                     real *to[MR];
                     for (size_t r = 0; r < mr; r++)
                         to[r] = here ? out + row_of_c(p, s, m0 + i + r) * s.n + n0 + n : x.c + (i + r) * NB + n;
-                    multiply_rows[mr](kc, x.a + (i - m) * KC, x.b + n * kc, to, k0 > 0 || (here && p->how == ADD));
+                    multiply_rows[by_k][mr](kc, x.a + (i - m) * (by_k ? 1 : KC), x.b + n * kc, to, k0 > 0 || (here && p->how == ADD));
                 }
         }
     }
