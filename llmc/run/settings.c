@@ -114,7 +114,7 @@ static const Option options[] = {
     { "machine",   "r",  "recompute",        OPTION_INT,   AT(recompute),     "auto",                -1,   2,     "auto",
       "recompute in backward, to save memory: 0 nothing, 1 norms, 2 whole layers; auto: the parts that cost least, if nothing does not fit" },
     { "machine",   "pe", "expert-precision", OPTION_TEXT,  AT(precision),     "bf16",                0,    0,     "bf16|fp8|fp8-all",
-      "products of the MLP's experts while training; fp8, an experiment: in 8 bits (docs/numerics.md) where that was measured to be faster, "
+      "products of the MLP's experts while training; fp8: in 8 bits (docs/numerics.md) where that was measured to be faster, "
       "on Hopper and, slowly, on CPUs; fp8-all: of any size" },
     { "machine",   "gr", "graph",            OPTION_INT,   AT(record),        "1",                   0,    2,     NULL,
       "record a step's work once and replay it: 0 never, 1 on one GPU, 2 on several, too" },
