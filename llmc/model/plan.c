@@ -180,13 +180,13 @@ static void describe_model(Manifest *m, const Config *c, int from, int to) {
 enum { KEEP = LAYER_PARTS };                  /* a LayerPart, or this */
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED, MEASURE } ActsPass;
 
-/* Upper bound on slots: rounding adds at most tile-1 (UP) or tile/2 (NEAREST) rows an expert. An expert never has more than N. */
-int mlp_slots(const Config *c, int N, int rounds) {
+/* Upper bound on slots: rounding adds at most tile-1 (UP) or (tile-1)/2 (NEAREST) rows an expert. An expert never has more than N. */
+int64_t mlp_slots(const Config *c, int N, int rounds) {
     const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
-    if (!rounds || !c->rounding || E == 1) return (int)chosen;
+    if (!rounds || !c->rounding || E == 1) return chosen;
     const int64_t more = c->rounding == ROUND_DOWN ? 0
                        : c->rounding == ROUND_NEAREST ? E * ((c->tile - 1) / 2) : E * (c->tile - 1);
-    return (int)(chosen + more < all ? chosen + more : all);
+    return chosen + more < all ? chosen + more : all;
 }
 static int can_round(const Model *m) {
     return m->mode == MODEL_TRAIN && m->config.rounding && m->config.experts > 1;
@@ -277,7 +277,7 @@ static void add_weight_codes(Model *m, Fp8 *x, Fp8 *transposed, size_t size) {
 static void plan_codes(Model *m) {
     const Config *c = &m->config;
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width, weight = (size_t)c->experts * C * F;
-    const int S = mlp_slots(c, m->batch.N, 1);
+    const int S = (int)mlp_slots(c, m->batch.N, 1);
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
     if (!m->fp8_passes) return;
     m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);

@@ -16,7 +16,7 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
 
     /* 2. The slots are sorted by expert: each expert owns consecutive rows, if asked for whole tiles of them. */
     r->plan.N = N;
-    r->plan.S = rounds ? mlp_slots(&m->config, N, 1) : N * r->plan.K;
+    r->plan.S = rounds ? (int)mlp_slots(&m->config, N, 1) : N * r->plan.K;
     r->plan.first = rounds ? r->first : NULL;
     if (rounds) {
         dev->route_round(&r->plan, r->own_load, r->chosen, r->chosen_weight, choice, r->logits, r->lse, scores,

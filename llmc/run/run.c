@@ -7,6 +7,7 @@
 #include "llmc/model/check.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ranks/secret.h"
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -447,6 +448,12 @@ static void choose_recompute(Run *r) {
     if (capacity) memory_with(r, e, capacity, &r->recompute);
 }
 
+/* Slots of the tokens of a micro-batch, in the layer that has the most. */
+static int64_t most_slots(const Config *c, int N) {
+    const int64_t mlp = mlp_slots(c, N, 1), attention = c->attention_experts > 1 ? (int64_t)N * c->query_heads : 0;
+    return mlp > attention ? mlp : attention;
+}
+
 void run_plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
@@ -456,6 +463,10 @@ void run_plan(Run *r) {
     const int64_t micro = (int64_t)s->batch * s->seq * ranks;
     if (micro / ranks > 1 << 28)
         fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
+    const int64_t slots = most_slots(&r->config, s->batch * s->seq);
+    if (micro > INT_MAX || slots > INT_MAX)
+        fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of %lld tokens on all ranks, and %lld slots of experts on each; at most %d of either. "
+             "A smaller -b, with the same -d, makes it several", s->batch, s->seq, (long long)micro, (long long)slots, INT_MAX);
     if (s->total == 0) s->total = micro;
     if (!r->restored && !settings_given(s, "d"))
         s->total = s->total < micro ? micro : s->total / micro * micro;
@@ -665,10 +676,10 @@ void run_print_plan(const Run *r) {
     fflush(stdout);
 }
 
-/* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. */
+/* This model with few tokens, but two: a query that sees one key has no gradient. cpu-f64 against finite differences, then this device against a more exact one. */
 int run_check_gradients(const Run *r) {
     const Settings *s = &r->s;
-    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 2 ? 2 : s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
                 .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
                 .dropout = s->dropout, .seed = (uint64_t)s->seed };
     c.config.tile = 4;                                      /* suits few tokens */
