@@ -60,8 +60,8 @@ typedef enum {
     CLAMPED                             /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up clamped to +-7; pre as SWIGLU's (gpt-oss) */
 } Activation;
 #define IS_GATED(f) ((f) == SWIGLU || (f) == CLAMPED)
-#define CLAMPED_SLOPE 1.702f            /* of CLAMPED: in its sigmoid, and where it clamps */
-#define CLAMPED_LIMIT 7.0f
+#define CLAMPED_SLOPE 1.702             /* of CLAMPED: in its sigmoid, and where it clamps */
+#define CLAMPED_LIMIT 7.0
 
 /* Numbers in 8 bits: e4m3 codes (sign, 4 bits of exponent, 3 of mantissa; largest 448; 0x7f is NaN) in blocks that share a scale, a
  * power of two: value = code * scale. Blocks are

@@ -28,7 +28,7 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
         case GELU:
             for (int i = 0; i < F; i++) {
                 real v = R(x[i]), u = GELU_C * (v + GELU_A * v * v * v);
-                a[i] = X(v * sigmoid(2 * u));
+                a[i] = X(v * fast_sigmoid(2 * u));
             }
             break;
         case RELU2:
@@ -84,7 +84,7 @@ static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const
             #pragma omp simd reduction(+:dot)
             for (int i = 0; i < F; i++) {
                 real g = R(x[i]), v = R(d[i]);
-                real s = sigmoid(2 * GELU_C * (g + GELU_A * g * g * g)), t = 2 * s - 1;
+                real s = fast_sigmoid(2 * GELU_C * (g + GELU_A * g * g * g)), t = 2 * s - 1;
                 real slope = s + g / 2 * (1 - t * t) * GELU_C * (1 + 3 * GELU_A * g * g);
                 dot += v * g * s;
                 wa[i] = X(w * g * s);

@@ -2,8 +2,8 @@
  *
  * If X = U diag(s) V^T, then (a I + b X X^T + c (X X^T)^2) X = U diag(a s + b s^3 + c s^5) V^T: an odd polynomial of X is the same
  * polynomial of every singular value, and takes products of matrices only. Those of X / |X| (Frobenius) are at most 1. Jordan's
- * coefficients have the largest slope at 0, 3.44, for which the values then do not converge, but wander between 0.68 and 1.13:
- * five steps bring there all that were above about 0.003. For the update that is as good as 1.
+ * coefficients have the largest slope at 0, 3.44, for which the values then do not converge, but wander between 0.68 and 1.20:
+ * five steps bring there all that were above 0.002. For the update that is as good as 1.
  *
  * With fewer rows than columns X X^T is the smaller one; else it is X^T X, and the polynomial is multiplied from the right. Of X X^T
  * and its square one half is computed (matmul.h). */
