@@ -1,7 +1,7 @@
 /* model.h: what the model is made of. Its story: model.c; its memory: plan.c; what goes in and out: batch.c. The layers:
  * attention.c, moe.c and route.c.
  *
- * Sizes as in kernels.h; A experts and X of them a token are those of attention. A layer has up to two routers, one before
+ * Sizes as in kernels.h; A: attention experts. A layer has up to two routers, one before
  * its attention experts and one before its MLP experts. */
 #ifndef MODEL_H
 #define MODEL_H
@@ -206,7 +206,7 @@ struct Model {
     Scratch     s;
     floatX *encoded;                    /* (N,C) the first residual stream */
     floatX *final, *dfinal;  real *final_rstd;   /* (N,C) (N,C) (N) */
-    real   *rope;                       /* (context, D/2, 2) */
+    real   *rope;                       /* (T or cache_capacity, D/2, 2) */
     real   *loss, *loss_sum;            /* (N), (1): of this micro-batch */
 
     floatX **cache;  int cache_capacity;  int *cache_row;   /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not */
@@ -286,11 +286,11 @@ int  model_counted(const Model *m);                         /* tokens whose slot
 Write gradient_write(const Model *m, int l);
 
 /* ---- attention.c, moe.c, route.c: the two sub-layers of layer l, and their routers ------------------------
- * Forward returns the answer to x; backward, with dout the gradient of that answer, the gradient of x. */
+ * Forward returns the output for x; backward, with dout the gradient of that output, the gradient of x. */
 Sum  attention_layer_forward (Model *m, int l, const floatX *x);
 void attention_heads (Model *m, int l, const floatX *x);    /* its steps 3 and 4, */
 void attention_mix   (Model *m, int l);                     /* 5, */
-Sum  attention_answer(Model *m, int l);                     /* and 6: forward is these, and backward may make each once more */
+Sum  attention_output(Model *m, int l);                     /* and 6: forward is these, and backward may make each once more */
 void attention_output_backward(Model *m, int l, const floatX *dout);     /* first the output experts, */
 Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then attention and what is before it */
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);

@@ -193,8 +193,6 @@ static int can_round(const Model *m) {
 }
 
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
-/* F of layers with one MLP; 0: there are none. */
-static int widest_dense(const Config *c) { return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0; }
 
 /* Of layer l; -1: of any. The last layer shares, too, but needs nothing once more. */
 static int is_shared(const Model *m, int l, int part) {
@@ -241,7 +239,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     ACT(PART_MIDDLE,    mid,        N*C*X);
     ACT(PART_NORMS,     mlp_normed, N*C*X);
     ACT(KEEP,           mlp_rstd,   N*Re);
-    ACT(PART_UP,        pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)widest_dense(c) : 0) * gate*X);
+    ACT(PART_UP,        pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)config_dense_width(c) : 0) * gate*X);
     if (routed && c->shared_width)
     ACT(PART_UP,        shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,           out,        N*C*X);
@@ -301,7 +299,7 @@ static void describe_scratch(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, V = (size_t)c->vocab;
     const size_t GD = (size_t)(c->kv_heads * c->head_size);
     const size_t QGD = (size_t)c->query_heads * GD, F = c->experts > 1 ? (size_t)c->width : 0;
-    const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
+    const size_t Fs = max((size_t)config_dense_width(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
     const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */
