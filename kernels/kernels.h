@@ -9,7 +9,7 @@
  *   - OUT is overwritten, ACC is accumulated into, the rest is only read; outputs do not alias anything unless stated;
  *   - offsets are computed in 64 bits; any number of rows from 0 up and of columns from 1 up is valid;
  *   - sums are `real`, in an order that depends on the sizes only: the same inputs give the same bits with any thread count;
- *   - work is queued on the device's one stream. Only download, collect, sync and the *_to_double functions wait;
+ *   - work is queued on the device's one stream. Only download, collect, copied(1), sync and the *_to_double functions wait;
  *   - what changes from step to step (data, dropout's key, the optimizer's settings) is read from device memory, not
  *     passed by value, so that a step can be recorded once and replayed.
  *
@@ -473,7 +473,7 @@ struct Device {
     void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position,
                                int window, HeadOrder order, int B, int T, int G, int Q, int D);
     /* ---- sink: every query sees one more key, whose score is learned and whose value is zero ---------------
-     * sink (H)   out (N,H,D) and lse (N,H), which attention_forward made without it, become those with it:
+     * H = Q*G query heads   sink (H)   out (N,H,D) and lse (N,H), which attention_forward made without it, become those with it:
      *     all = log(exp(lse) + exp(sink))   out *= exp(lse - all)   lse = all
      * With these attention_backward returns the right dq and dkv. backward: dsink -= sum over n of exp(sink - lse) <dout, out>.
      * Source: gpt-oss, arXiv 2508.10925.   error: forward out 2 eps + 16 eps_f32, lse 8 eps_f32;
