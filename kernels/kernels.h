@@ -57,7 +57,7 @@ typedef enum {
     GELU,                               /* act = gelu(pre), tanh form pre (.,F) */
     RELU2,                              /* act = max(pre,0)^2         pre (.,F) */
     IDENTITY,                           /* act = pre                  pre (.,F): attention experts have none */
-    CLAMPED                             /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up clamped to +-7; pre as SWIGLU's (gpt-oss) */
+    CLAMPED                             /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up within +-7; pre as SWIGLU (gpt-oss) */
 } Activation;
 #define IS_GATED(f) ((f) == SWIGLU || (f) == CLAMPED)
 #define CLAMPED_SLOPE 1.702             /* of CLAMPED: in its sigmoid, and where it clamps */

@@ -106,7 +106,8 @@ static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_
     const int most = most_blocks(plan);
     #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
     for (size_t n = 0; n < (size_t)plan->E * (size_t)most; n++) {
-        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK, rows = rows_of_block(plan, e, i);
+        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK;
+        const int rows = rows_of_block(plan, e, i);
         const size_t b = block_of(plan, e, i);
         if (!rows) continue;
         for (size_t a = 0; a < across; a++) {
@@ -153,7 +154,8 @@ static floatX *columns_from(Fp8 x, const Plan *plan, int C) {           /* (S,C)
     floatX *to = scratch((size_t)plan->S * (size_t)C * sizeof *to);
     #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
     for (size_t n = 0; n < (size_t)plan->E * (size_t)most; n++) {
-        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK, rows = rows_of_block(plan, e, i);
+        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK;
+        const int rows = rows_of_block(plan, e, i);
         const size_t b = block_of(plan, e, i);
         for (int r = 0; r < rows; r++)
             for (size_t c = 0; c < (size_t)C; c++) {

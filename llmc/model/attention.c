@@ -26,9 +26,10 @@ static void rotate(Model *m, Sizes z, floatX *q, floatX *kv, int direction) {
     m->dev->rope(q,  m->rope, m->batch.position, direction, z.N, z.Q*z.G*z.D, z.Q*z.G, z.D);
     m->dev->rope(kv, m->rope, m->batch.position, direction, z.N, 2*z.G*z.D, z.G, z.D);
 }
+static Norm head_norm(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
+
 /* The same where every head is normalized before: then the length of a query or key is a weight of the layer, the same for all
  * tokens. Source: Henry et al. 2020, arXiv 2010.04245; the form is Qwen3's. */
-static Norm head_norm(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static void norm_rotate(Model *m, int l, Sizes z) {
     const LayerParams *p = &m->lp[l];
     LayerActs *a = &m->acts[l];

@@ -63,7 +63,7 @@ static int range_of(const Model *m, int l) { return m->config.universal ? 1 : 1 
 static int last_range(const Model *m) { return m->manifest.range_count - 1; }
 
 static void block_forward(Model *m, int l) {
-    const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;    /* if another device has the next layer, its norm is not needed */
+    const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;   /* n = l: the next layer is elsewhere, the norm unused */
     LayerActs *a = &m->acts[l], *next = &m->acts[n];
     parallel_wait_weights(m, range_of(m, l), 1);
     add_attention(m, l, attention_layer_forward(m, l, a->att_normed));
@@ -80,7 +80,8 @@ static int decodes(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
-    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced && !c->attention_always && !c->sinks && !c->expert_bias && c->activation != CLAMPED
+    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
+        && !c->attention_always && !c->sinks && !c->expert_bias && c->activation != CLAMPED
         && (!mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk))
         && (mixtures == c->layers || dev->decode_fits(N, C, config_dense_width(c), 1, 1))
         && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))
@@ -149,7 +150,8 @@ void model_loss(Model *m, int gradient) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
+        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V,
+                           m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,

@@ -161,7 +161,7 @@ typedef struct {                        /* what other ranks add to a model */
     real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED or total), there and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
-    int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */
+    int   overlaps;                     /* 1: work and transfers of these overlap; 0: in a session's first step, not yet (shards.c) */
     int  *own_load;                     /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
 } DataParallel;
 enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
@@ -176,7 +176,8 @@ struct Model {
     Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
-    int       fp8;                      /* 1: experts compute in 8 bits if fp8_passes says so: in training. 0: they do not, and nothing goes backward */
+    int       fp8;                      /* 1: experts compute in 8 bits as fp8_passes says. 0, in validation: they do not, and there is
+                                         * no backward, whose buffers may be those of 8 bits only */
     int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
@@ -218,12 +219,13 @@ static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)
 /* ---- plan.c: memory --------------------------------------------------------------------------------------- */
 
 /* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
- * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. recompute NULL: nothing. gradients FLOATX: those
- * of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer used twice. */
+ * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. recompute NULL: nothing.
+ * gradients FLOATX: those of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer
+ * used twice. */
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel);
-void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* of a planned model: what layer l keeps, or would keep */
-int  model_recomputes(const Model *m, int l, LayerPart part);
+void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* what layer l of a planned model keeps, or would */
+int  model_recomputes(const Model *m, int l, LayerPart part);       /* 1: its backward makes this part once more */
 /* For generating, with a cache of `capacity` positions; weights_of: a model whose weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of);
@@ -250,8 +252,9 @@ void model_scale_loss(Model *m, double scale);      /* what gradients of the los
 /* Before the backward of a batch that model_batch has uploaded. FIRST: prepares the gradients to be overwritten. */
 void model_set_phase(Model *m, Phase phase);
 void model_clear_gradients(Model *m, int range);    /* those of a range that are sums begin at zero */
-/* Or all micro-batches of a step at once, (micro_batches, B, T) and their dropout keys; positions: NULL, or as for model_pack. Then each is made the batch, with its
- * phase, and its loss is kept for model_results. Between the two nothing comes from the host. */
+/* Or all micro-batches of a step at once, (micro_batches, B, T), and their dropout keys; positions: NULL, or as for model_pack.
+ * Then each is made the batch, with its phase, and its loss is kept for model_results. Between the two nothing comes from the
+ * host. */
 void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B, int T);
 void model_begin_micro(Model *m, int micro);
 void model_end_micro(Model *m, int micro);

@@ -68,7 +68,7 @@ static void turned(Manifest *m, const Config *c, int keys) {
     manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
 static void describe_attention(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, A = c->attention_experts, S = c->attention_always;
+    const int C = c->channels, A = c->attention_experts, experts = c->attention_always + A;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
     const float std = initial(c, C);
     const Family f = config_family(c);
@@ -79,8 +79,8 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
     turned(m, c, 1);
     if (A > 1) {
         TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION,    S + A, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_ATTENTION, S + A, C, GD);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION, experts, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, QGD), TENSOR_ATTENTION, experts, C, GD);
         if (c->output_bias)
         TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {

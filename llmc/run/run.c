@@ -676,7 +676,8 @@ void run_print_plan(const Run *r) {
     fflush(stdout);
 }
 
-/* This model with few tokens, but two: a query that sees one key has no gradient. cpu-f64 against finite differences, then this device against a more exact one. */
+/* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. At least two tokens, as
+ * a query that sees one key has no gradient. */
 int run_check_gradients(const Run *r) {
     const Settings *s = &r->s;
     Check c = { .config = r->config, .B = 2, .T = s->seq < 2 ? 2 : s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
