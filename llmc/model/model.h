@@ -245,7 +245,7 @@ void   *model_gradient(const Model *m, const Tensor *t);
 
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
 
-void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads (B,T) each; targets may be NULL */
 void model_position(Model *m, const int *position);      /* uploads (N) positions, and what follows from them */
 void model_pack(Model *m, const int *position);     /* then: the sequences are rows of several samples, (N): 0, 1, ... in each */
 void model_scale_loss(Model *m, double scale);      /* what gradients of the loss are multiplied by from now on */
@@ -289,7 +289,8 @@ int  model_counted(const Model *m);                         /* tokens whose slot
 Write gradient_write(const Model *m, int l);
 
 /* ---- attention.c, moe.c, route.c: the two sub-layers of layer l, and their routers ------------------------
- * Forward returns the output for x; backward, with dout the gradient of that output, the gradient of x. */
+ * Forward returns the output for x; backward, with dout the gradient of that output, the gradient of x.
+ * All of these are (N,C), and so are resid and out, the residual stream before and after. router (E,C)  bias (E) */
 Sum  attention_layer_forward (Model *m, int l, const floatX *x);
 void attention_heads (Model *m, int l, const floatX *x);    /* its steps 3 and 4, */
 void attention_mix   (Model *m, int l);                     /* 5, */
@@ -305,5 +306,5 @@ void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x);
 void route_losses  (Model *m, Route *r);
 void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, ACC Sum *dx, const floatX *x, float scale,
-                    Write how);                             /* dbias NULL: there is none */
+                    Write how);                             /* bias, dbias NULL: there is none */
 #endif

@@ -323,7 +323,7 @@ void run_join_ranks(Run *r) {
     }
     r->parallel.ordered = s->ordered;
     r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
-    r->parallel.by_matrix = muon_momentum(s) > 0;
+    r->parallel.by_matrix = settings_momentum(s) > 0;
     find_nodes(r);
     free(settings.at);
 }
@@ -369,7 +369,7 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     if (e.automatic) e.recompute = recompute_numbered(0);
     model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute, r->micro_batches * r->s.batch / e.batch,
                         dtype_by_name(r->s.gradients), p.ranks > 1 || p.ordered ? &p : NULL);
-    optimizer_plan(&o, &m, e.master, e.moments, muon_momentum(&r->s));
+    optimizer_plan(&o, &m, e.master, e.moments, settings_momentum(&r->s));
     const int length = r->s.seq > 2 ? r->s.seq : 2;
     const size_t kept = m.arena.total, samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
     if (e.automatic && kept + samples > capacity) e.recompute = recompute_choose(&m, kept + samples - capacity);
@@ -499,7 +499,7 @@ void run_plan(Run *r) {
              "which depend on the number of ranks");
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
-    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), muon_momentum(s));
+    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), settings_momentum(s));
     const int ids = r->config.vocab - r->config.padding, named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
