@@ -90,7 +90,7 @@ SHARED  := $(B)/tests/ops/cases.o $(B)/tests/ops/cost.o $(B)/tests/model/trainee
 
 # How many jobs mutate, fuzz and platforms start.
 JOBS := $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2))
-.PHONY: all run_tests test test_gpu faults sanitize races cuda_check quick bench pays ladder mutate fuzz fuzz_targets platforms data help size clean found ci
+.PHONY: all run_tests test test_gpu faults sanitize races cuda_check emulate quick bench pays ladder mutate fuzz fuzz_targets platforms data help size clean found ci
 all: train_moe infer_moe
 
 train_moe: found data $(B)/train_moe
@@ -164,7 +164,8 @@ test_cases:
 test_programs test_faults test_report test_web test_tensorboard: test_%:
 	@sh tests/$*.sh
 # All that a change must pass (.ci/run), the longest parts first. A job of each kind at a time: make -j starts several kinds.
-ci: mutate platforms fuzz test
+ci: mutate platforms fuzz emulate test
+ci: EMULATE := fp8 orthogonalize expert_down parallel_linear_forward attention_backward
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
@@ -195,6 +196,32 @@ build/check/$1/%.txt: %.cu Makefile $(wildcard kernels/*.h kernels/cuda/*.cuh ke
 	@mv $$@.new $$@
 endef
 $(foreach p,BF16 F32,$(eval $(call check,$p)))
+
+# The kernels of kernels/cuda on a CPU, in bf16 (kernels/cuda/emulator). EMULATE="fp8 attention": only operations with these names.
+CXX = g++
+EMULATED := build/emulated
+EMULATED_KERNELS := $(patsubst kernels/cuda/%.cu,$(EMULATED)/o/%.o,$(filter-out $(CUDA_ONCE:=.cu) kernels/cuda/dense.cu,$(wildcard kernels/cuda/*.cu kernels/cuda/hopper/*.cu)))
+EMULATOR := $(EMULATED)/o/emulator.o $(EMULATED)/o/device_of_emulator.o $(EMULATED)/o/devices.o
+CXXFLAGS = -std=c++20 -O2 $(ARCH_FLAG) -w -fpermissive -DPRECISION_BF16 -Ikernels/cuda/emulator -I$(EMULATED) -x c++
+HAVE_EMULATOR = $(shell command -v python3 > /dev/null && test "$$(uname -m)" = x86_64 && printf '_Float16 x;' | $(CXX) -std=c++20 -x c++ -c - -o /dev/null 2> /dev/null && echo yes)
+emulate:
+	@$(if $(HAVE_EMULATOR),$(MAKE) -s NO_CUDA=1 $(EMULATED)/run_tests && sh tests/emulate.sh $(EMULATED)/run_tests $(EMULATE),echo "skip emulate: needs python3 and $(CXX) for C++20 on x86-64")
+$(EMULATED)/prepared: $(wildcard kernels/*.h kernels/cuda/*.cu* kernels/cuda/*/*.cu* kernels/cuda/emulator/*)
+	@mkdir -p $(EMULATED)/o/hopper
+	$(Q)python3 kernels/cuda/emulator/prepare.py . $(EMULATED) && touch $@
+$(EMULATED_KERNELS): $(EMULATED)/o/%.o: $(EMULATED)/prepared
+	@echo "  emulate $*"
+	$(Q)$(CXX) $(CXXFLAGS) -c $(EMULATED)/kernels/cuda/$*.cu -o $@
+$(EMULATED)/o/emulator.o: $(EMULATED)/prepared
+	$(Q)$(CXX) $(CXXFLAGS) -c kernels/cuda/emulator/emulator.cpp -o $@
+$(EMULATED)/o/device_of_emulator.o: $(EMULATED)/prepared
+	$(Q)$(CXX) $(CXXFLAGS) -c kernels/cuda/emulator/device.cpp -o $@
+$(EMULATED)/o/devices.o: kernels/devices.c $(EMULATED)/prepared
+	$(Q)$(CC) $(FLAGS) -DWITH_CUDA -DEMULATED -c $< -o $@
+$(EMULATED)/run_tests: $(filter-out $(B)/kernels/devices.o,$(TESTS) $(LADDER) $(LIBRARY)) $(EMULATED_KERNELS) $(EMULATOR)
+	@echo "  link  $@"
+	$(Q)$(CXX) $(OPT) $(OMP) $^ -o $@ $(OMP_LINK) -lm -lpthread
+
 quick: run_tests
 	@./run_tests house files data kernels model reference
 bench: bench_moe
@@ -254,6 +281,7 @@ help:
 	@echo 'make test          all tests that need no GPU (three to six minutes; make -j2 test: two at a time)'
 	@echo 'make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)'
 	@echo 'make test_gpu      the kernels of the GPU, and training steps against the CPU'
+	@echo 'make emulate       the kernels of the GPU on a CPU, emulated (minutes); EMULATE="fp8 attention": only these operations'
 	@echo 'make sanitize      compute-sanitizer over all kernels of the GPU (minutes)'
 	@echo 'make races         several ranks and processes under the thread sanitizer (minutes)'
 	@echo 'make bench         times of all operations, compared with the limits of this machine (eight minutes on two cores)'

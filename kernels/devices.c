@@ -13,7 +13,11 @@ void cuda_bf16_portable(Device *d);
 
 static void (*const fill[])(Device *) = {
 #ifdef WITH_CUDA
-    cuda_bf16_device, cuda_f32_device, cuda_bf16_portable,
+    cuda_bf16_device,
+#ifndef EMULATED
+    cuda_f32_device,
+#endif
+    cuda_bf16_portable,
 #endif
     cpu_f32_device, cpu_bf16_device, cpu_f64_device,
 };
