@@ -229,6 +229,8 @@ for kind in '\037\213\010\000=a gzip archive.* gunzip -k odd.dat' '\3757zXZ\000=
     expect 3 "odd.dat is .*${kind##*=}" $train -i odd.dat -o new
 done
 expect 0 'text as bytes' $train -i odd.dat -ab 1 -t 16 -x 0
+printf '\377\376a\000' > 'two words.txt'
+expect 3 "iconv.* 'two words.txt' > utf-8.txt" $train -i 'two words.txt' -o new
 for plain in 'PAR1' 'RIFF' 'SQLite format' 'BZh'; do { printf "$plain"; cat page.txt; } > odd.dat; expect 0 'text as bytes' $train -i odd.dat -t 16 -x 0; done
 { printf '{"text": "'; tr -d '"\n\\' < page.txt; printf '"}\n'; } > odd.json
 expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
@@ -398,6 +400,7 @@ expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2
 ok "-ct leaves the template of a folder as it is" [ ! -e chosen/chat_template.jinja ]
 expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours
 ok "-ct saves the template with a model that had none" [ -s ours/chat_template.jinja -a -s ours/best/chat_template.jinja ]
+expect 4 'tuned.* is another model than -e ours' $train -i chats.jsonl -e ours -o tuned -y 1 -x 12
 expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer tuned -m chat -t 0 -n 12"
 expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
 expect 2 'for chats' $infer tuned -ct chatml
@@ -471,6 +474,11 @@ cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
 expect 4 'activation' $train -fa gelu -o x5 -y 1
 expect 4 'other data than page.txt.*--allow-data-change 1' $train -i page.txt -o x5 -y 1
+expect 2 '-tk 300: .*x5 .*256 tokens' $train $data -o x5 -y 1 -tk 300
+sed 's/"version":"1.0"/"version": "1.0"/' x5/tokenizer.json > other.json
+expect 4 'other.json is not the tokenizer of the run in x5.*--allow-data-change 1' $train $data -o x5 -y 1 -tk other.json
+expect 0 'run of 60 steps is complete' $train $data -o x5 -y 1 -tk x5/tokenizer.json
+expect 0 "infer_moe 'two words/best' -i" $some -x 2 -u 0 -o 'two words'
 expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 1
 resume 0 'run of 64 steps is complete' x5
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
