@@ -111,6 +111,12 @@ slow="$some -d 2560 -x 60"              # about 20 ms a step: long enough to be 
 
 expect 0 'fingerprint' $run -o whole -n 20
 ok "a run leaves its report, logs, model and best model" [ -f whole/report.html -a -f whole/main.log -a -f whole/config.json -a -f whole/tokenizer.json -a -f whole/best/model.safetensors ]
+if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
+    limited script -qec "stty cols 60; $some -d 2560 -x 8 -o narrow" /dev/null > "$said" 2>&1 < /dev/null
+    tr '\r' '\n' < "$said" > "$work/a"
+    ok "a line that is refreshed fits into the terminal" awk '/^step    [2-7]\/8/ { n++; wide += length($0) - 3 > 59 } END { exit !n || wide }' "$work/a"
+    rm -rf narrow
+else skipped "no script(1): no terminal"; fi
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
 ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
