@@ -862,6 +862,7 @@ expect 2 'nearest is' $infer whole --temprature 1
 expect 2 'expected' $infer whole -t -1
 expect 2 'not an option' $infer whole other
 expect 3 'nowhere.txt' $infer whole -x nowhere.txt
+if mkfifo pipe 2> /dev/null; then expect 3 'pipe: not a regular file' $infer whole -x pipe; rm pipe; fi
 expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
 ( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )
