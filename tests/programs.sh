@@ -484,7 +484,7 @@ expect 2 '-tk 300: .*x5 .*256 tokens' $train $data -o x5 -y 1 -tk 300
 sed 's/"version":"1.0"/"version": "1.0"/' x5/tokenizer.json > other.json
 expect 4 'other.json is not the tokenizer of the run in x5.*--allow-data-change 1' $train $data -o x5 -y 1 -tk other.json
 expect 0 'run of 60 steps is complete' $train $data -o x5 -y 1 -tk x5/tokenizer.json
-expect 0 "infer_moe 'two words/best' -i" $some -x 2 -u 0 -o 'two words'
+expect 0 "infer_moe 'two words/best' -i" $some -x 2 -o 'two words'
 expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 1
 resume 0 'run of 64 steps is complete' x5
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
