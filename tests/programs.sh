@@ -385,6 +385,8 @@ printf '{"eos_token": "<|endoftext|>", "chat_template": "%s%s"}' "{% for message
     " + '\\\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\\\n' }}{% endif %}" > base/tokenizer_config.json
 (head -1 chats.jsonl; echo '{"messages": [{"role": "robot", "content": "x"}]}') > bad.jsonl
 expect 3 'bad.jsonl: line 2: .*robot' $train -i bad.jsonl -e base -o never
+mkdir bare && cp base/config.json base/model.safetensors bare/
+expect 3 'bare/tokenizer.json is missing.*-tk' $train -i text.txt -e bare -b 2 -t 32 -x 1 -o never
 expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1 -o never
 expect 3 'nonesuch.*chatml' $train -i chats.jsonl -ct nonesuch -e base -o never
 tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
@@ -411,7 +413,7 @@ expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer
 expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
 expect 2 'for chats' $infer tuned -ct chatml
 expect 0 'forgotten' sh -c "printf 'one\ntwo\nthree\nfour\nfive\nsix\n' | $infer tuned -m chat -c 64 -n 20"
-rm -rf chatted chosen ours base short ranks1 ranks2
+rm -rf chatted chosen ours base bare short ranks1 ranks2
 
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -222,6 +222,9 @@ static void load_config(Run *r) {
     if (!*s->upcycle || data_has_chats(r->data))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
+    if (r->tokenizer && !*s->tokenizer && !is_file(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
+        fail(EXIT_INPUT, "%s is missing, and of bytes this model has learned nothing. To make it of the folder's other files: python3 -c \"import "
+             "transformers as t; t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
     if (*s->tokenizer && is_file(theirs) && r->leads)
         warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
     free(theirs);
