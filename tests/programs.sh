@@ -387,6 +387,8 @@ printf '{"eos_token": "<|endoftext|>", "chat_template": "%s%s"}' "{% for message
 expect 3 'bad.jsonl: line 2: .*robot' $train -i bad.jsonl -e base -o never
 mkdir bare && cp base/config.json base/model.safetensors bare/
 expect 3 'bare/tokenizer.json is missing.*-tk' $train -i text.txt -e bare -b 2 -t 32 -x 1 -o never
+expect 0 '--steps .*\[-2\]' $train --help -i chats.jsonl -e base
+expect 0 'training tokens' $train --help -i chats.jsonl
 expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1 -o never
 expect 3 'nonesuch.*chatml' $train -i chats.jsonl -ct nonesuch -e base -o never
 tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
