@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the SMoE MLP layer with other implementations (peers) on the twelve sizes of bench/layers.c: times and ratios.
+"""Compares the SMoE MLP layer with other implementations (peers) on the sizes of bench/layers.c: times and ratios.
 
     python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [--tuned FOLDER] [--seconds N] [FILTER]...
     python3 bench/peers.py --tune ...the same
@@ -40,7 +40,9 @@ SIZES = [("1.4B n=256", 40960, 768, 256, 128, 8),
          ("30B n=1024", 32768, 4096, 1024, 64, 4),
          ("120B n=512", 32768, 4096, 512, 256, 16),
          ("120B n=1024", 32768, 4096, 1024, 128, 8),
-         ("120B n=2048", 32768, 4096, 2048, 64, 4)]
+         ("120B n=2048", 32768, 4096, 2048, 64, 4),
+         ("OLMoE", 32768, 2048, 1024, 64, 8),
+         ("Qwen3-30B", 65536, 2048, 768, 128, 8)]
 ATTENTION = [("D=128 T=1024", 16, 1024, 16, 1, 128),
              ("D=128 T=4096", 4, 4096, 16, 1, 128),
              ("D=128 T=16384", 1, 16384, 16, 1, 128),

@@ -9,7 +9,7 @@
  *   - OUT is overwritten, ACC is accumulated into, the rest is only read; outputs do not alias anything unless stated;
  *   - offsets are computed in 64 bits; any number of rows from 0 up and of columns from 1 up is valid;
  *   - sums are `real`, in an order that depends on the sizes only: the same inputs give the same bits with any thread count;
- *   - work is queued on the device's one stream. Only download, collect, sync and the *_to_double functions wait;
+ *   - work is queued on the device's one stream. Only download, collect, copied(1), sync and the *_to_double functions wait;
  *   - what changes from step to step (data, dropout's key, the optimizer's settings) is read from device memory, not
  *     passed by value, so that a step can be recorded once and replayed.
  *
@@ -57,11 +57,11 @@ typedef enum {
     GELU,                               /* act = gelu(pre), tanh form pre (.,F) */
     RELU2,                              /* act = max(pre,0)^2         pre (.,F) */
     IDENTITY,                           /* act = pre                  pre (.,F): attention experts have none */
-    CLAMPED                             /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up clamped to +-7; pre as SWIGLU's (gpt-oss) */
+    CLAMPED                             /* act = g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up within +-7; pre as SWIGLU (gpt-oss) */
 } Activation;
 #define IS_GATED(f) ((f) == SWIGLU || (f) == CLAMPED)
-#define CLAMPED_SLOPE 1.702f            /* of CLAMPED: in its sigmoid, and where it clamps */
-#define CLAMPED_LIMIT 7.0f
+#define CLAMPED_SLOPE 1.702             /* of CLAMPED: in its sigmoid, and where it clamps */
+#define CLAMPED_LIMIT 7.0
 
 /* Numbers in 8 bits: e4m3 codes (sign, 4 bits of exponent, 3 of mantissa; largest 448; 0x7f is NaN) in blocks that share a scale, a
  * power of two: value = code * scale. Blocks are
@@ -263,7 +263,7 @@ struct Device {
     Comm *(*connect)(Group *group, char why[256]);
 
     /* ---- embedding: out[n] = weight[token[n]].   out (N,C)  weight (V,C)  token (N) in [0,V) -------------------
-     * error: forward exact; backward N*eps */
+     * error: forward exact; backward N eps_f32 */
     void (*embed_forward )(OUT floatX *out, const int *token, const floatX *weight, int N, int C);
     void (*embed_backward)(ACC real *dweight, const floatX *dout, const int *token, int N, int V, int C);
 
@@ -297,7 +297,7 @@ struct Device {
     void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask * scale / (1-p) ----------------
-     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= p * 2^16 (kernels/cpu/dropout.c).
+     * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= floor(p * 2^16) (kernels/cpu/dropout.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */
     void (*residual)(OUT floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n);
     void (*dropout )(OUT floatX *out, const floatX *inp, Dropout d, size_t n);
@@ -331,7 +331,8 @@ struct Device {
      * losses
      * forced: slot s takes expert s mod E instead (benchmarks: perfect balance)
      * backward: dlogits from dweight, plus the gradients of balance * balance_loss and zloss * z_loss (see
-     * router_losses), with load as a constant. first: the plan's, or NULL.   error: expert exact, the rest 8 eps_f32 */
+     * router_losses), with load as a constant. first: the plan's, or NULL.
+     * error: expert exact, the rest 8 eps_f32; weights of SOFTMAX_TOPK |logit - lse| eps_f32 more */
     void (*router_forward )(OUT int *expert, OUT real *weight, OUT real *lse, const floatX *logits, const real *bias,
                             Scores scores, Groups groups, int forced, int N, int E, int K);
     void (*router_backward)(OUT floatX *dlogits, const real *dweight, const real *weight, const real *lse,
@@ -468,14 +469,15 @@ struct Device {
     void (*attention_backward)(OUT floatX *dq, OUT floatX *dkv, const floatX *dout, const floatX *out, const real *lse,
                                const floatX *q, const floatX *kv, const int *reach, HeadOrder order, int B, int T, int G, int Q, int D);
     /* One new token per sequence: q, out (B,Q*G,D); cache (B,T,2,G,D); sequence b attends to positions 0..position[b], with a
-     * window only to the last `window` of them. window 0: none. sink (Q*G), or NULL: as sink_forward. */
+     * window only to the last `window` of them. window 0: none. sink (Q*G), or NULL: as sink_forward.   error: 8 eps */
     void (*attention_cached  )(OUT floatX *out, const floatX *q, const floatX *cache, const floatX *sink, const int *position,
                                int window, HeadOrder order, int B, int T, int G, int Q, int D);
     /* ---- sink: every query sees one more key, whose score is learned and whose value is zero ---------------
-     * sink (H)   out (N,H,D) and lse (N,H), which attention_forward made without it, become those with it:
+     * H = Q*G query heads   sink (H)   out (N,H,D) and lse (N,H), which attention_forward made without it, become those with it:
      *     all = log(exp(lse) + exp(sink))   out *= exp(lse - all)   lse = all
      * With these attention_backward returns the right dq and dkv. backward: dsink -= sum over n of exp(sink - lse) <dout, out>.
-     * Source: gpt-oss, arXiv 2508.10925.   error: forward out 1 eps + 8 eps_f32, lse 4 eps_f32; backward N eps_f32 */
+     * Source: gpt-oss, arXiv 2508.10925.   error: forward out 2 eps + 16 eps_f32, lse 8 eps_f32;
+     * backward (2 sqrt(N D) + 18) eps_f32 */
     void (*sink_forward )(ACC floatX *out, ACC real *lse, const floatX *sink, int N, int H, int D);
     void (*sink_backward)(ACC real *dsink, const floatX *dout, const floatX *out, const real *lse, const floatX *sink, int N, int H,
                           int D);
@@ -519,18 +521,19 @@ struct Device {
     void (*advance)(ACC int *position, ACC int *row, OUT int *log, const int *token, int N);
 
     /* ---- cross entropy: loss[n] = -log softmax(logits[n])[target[n]] --------------------------------------
-     * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1. Only the first `used` columns count: the rest is
-     * padding of the vocabulary and gets gradient 0. target[n] < 0: loss and gradient 0. cap: 0, or that of the soft_cap that made
-     * the logits, which the gradient then passes too.   error: 4 eps */
+     * logits (N,V); with gradient they become scale * dloss/dlogits in place; scale (1), NULL: 1. Only the first `used` columns count:
+     * the rest is padding of the vocabulary and gets gradient 0. target[n] is less than `used`; negative: loss and gradient 0.
+     * cap: 0, or that of the soft_cap that made the logits, which the gradient then passes too.
+     * error: loss 4 eps_f32, gradient 4 eps */
     void (*cross_entropy)(OUT real *loss, floatX *logits, const int *target, const real *scale, float cap, int gradient, int N,
                           int V, int used);
-    /* x = cap * tanh(x / cap), in place.   error: 4 eps.   Source: Gemma 2, arXiv 2408.00118 */
+    /* x = cap * tanh(x / cap), in place.   error: 2 eps + 4 eps_f32.   Source: Gemma 2, arXiv 2408.00118 */
     void (*soft_cap)(floatX *x, float cap, size_t n);
     void (*sum)(OUT real *out, const real *inp, size_t n);          /* fixed order.   error: 4 eps_f32 norm-wise */
     void (*accumulate)(ACC real *acc, const real *x, size_t n);     /* acc += x.   error: exact, rounded once */
 
     /* ---- optimizer ----------------------------------------------------------------------------------------
-     * grad_sq_norms: out[i] = sum of the squares of segment i's gradient, out[count] = their sum.   out (count+1)
+     * grad_sq_norms: out[i] = sum of the squares of segment i's gradient, out[count] = their sum.   out (count+1)   error: 4 eps_f32
      * adamw: one Adam update of every segment, with decoupled weight decay. grad_sq_norms: the result of that operation. Gradients
      * are scaled by min(1, clip/norm); if the norm is not finite nothing changes. a: in device memory.
      * master: a copy of the weights in real, or NULL: then the weights themselves are updated.
@@ -539,7 +542,8 @@ struct Device {
      * by tenths of itself: to nearest.) Element i uses 32 bits of random_bits(key, i / 2), the upper half if i is odd: 16 for the
      * weight, the next 16 for v.
      * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv 1502.02551.
-     * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX */
+     * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX
+     * set_master: master = weight.   master, weight (n).   error: exact */
     void (*grad_sq_norms)(OUT real *out, const void *grads, const Segment *segments, int count);
     void (*adamw)(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
                   const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a);

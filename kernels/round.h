@@ -32,7 +32,7 @@ ON_BOTH static inline uint32_t score_order(float score) {
     const uint32_t bits = ordered_bits(score);
     return score == score ? bits >> 1 : 0;
 }
-/* By which an expert ranks a token: larger is earlier. All tokens differ, and none has ~0. */
+/* An expert's rank of a token: larger is earlier. All tokens differ, and none has ~0. */
 ON_BOTH static inline uint64_t rank_of(int chose, float score, int token) {
     return (uint64_t)(chose != 0) << 63 | (uint64_t)score_order(score) << 32 | (uint32_t)~token;
 }

@@ -183,6 +183,8 @@ expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more wor
 expect 0 'recomputing would save: norms .*up projections' $train $data -x 0 -gm 1.5 -e m6
 expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
 expect 2 'expected auto, or a whole number from 0 to 2' $train $data -r 3
+expect 2 '67108864 tokens on all ranks, and 4294967296 slots' $train $data -x 0 -b 65536 -t 1024 -e m1:c16h2e64k64f1
+expect 2 'tokens on all ranks, and 2147483648 slots' $train $data -x 0 -b 262144 -t 1024 -e m1:c16h8a8x8f1e1
 expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm h1000
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
@@ -814,6 +816,9 @@ else skipped "no small disk can be mounted here: only a limit on file sizes was 
 # ---- watching and checks -----------------------------------------------------------------------------------------------------
 
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 8 -gc 1 -o new
+expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 1 -gc 1 -o new
+expect 0 'gradient check passed: 0 bad tensors' $train $data -e m1:c128h2e2f128 -pe fp8-all -t 4 -gc 1 -o new
+expect 9 'router.layer.weight .* it is zero everywhere' $train $data -e m1:c32h4e4k1 -ra 0 -rz 0 -gc 1 -o new
 ok "-gc creates nothing" [ ! -e new ]
 seq 1000 2000 > numbers.txt                             # a fixed text: the final loss depends on it
 expect 0 'step  300/300' $train -i numbers.txt $model -b 4 -t 32 -x 300 -u 10 -l 1e-2 -a 1 -v 1000 -m 1 -s 0 -o overfit

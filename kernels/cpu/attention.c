@@ -84,8 +84,8 @@ static void attention_forward(floatX *out, real *lse, const floatX *q, const flo
         real *values = keys + (size_t)T*D, *keys_t = values + (size_t)T*D;
         real *scores = keys_t + (size_t)T*D, *queries = scores + (size_t)BLOCK*T, *result = queries + (size_t)BLOCK*D;
         #pragma omp for schedule(dynamic)
-        for (int bg = 0; bg < B*G; bg++) {
-            const int b = bg / G, g = bg % G;
+        for (size_t bg = 0; bg < (size_t)B*G; bg++) {
+            const int b = (int)(bg / (size_t)G), g = (int)(bg % (size_t)G);
             const floatX *k0 = kv + (size_t)b*T*kv_row + (size_t)g*D;
             convert(keys, k0, kv_row, T, D, 1);
             convert(values, k0 + (size_t)G*D, kv_row, T, D, 1);
@@ -132,8 +132,8 @@ static void attention_backward(floatX *dq, floatX *dkv, const floatX *dout, cons
         real *queries = ds + (size_t)BLOCK*T, *dresult = queries + (size_t)BLOCK*D;
         real *dqueries = dresult + (size_t)BLOCK*D;
         #pragma omp for schedule(dynamic)
-        for (int bg = 0; bg < B*G; bg++) {
-            const int b = bg / G, g = bg % G;
+        for (size_t bg = 0; bg < (size_t)B*G; bg++) {
+            const int b = (int)(bg / (size_t)G), g = (int)(bg % (size_t)G);
             const size_t kv0 = (size_t)b*T*kv_row + (size_t)g*D;
             convert(keys, kv + kv0, kv_row, T, D, 1);
             convert(values, kv + kv0 + (size_t)G*D, kv_row, T, D, 1);
@@ -187,8 +187,8 @@ static void attention_cached(floatX *out, const floatX *q, const floatX *cache, 
         real *scores = scratch(((size_t)T + 3*(size_t)D) * sizeof *scores);
         real *const query = scores + T, *const sum = query + D, *const part = sum + D;
         #pragma omp for
-        for (int i = 0; i < B*G*Q; i++) {
-            const int b = i / (G*Q), g = i / Q % G, r = i % Q, seen = position[b] + 1;
+        for (size_t h = 0; h < (size_t)B*G*Q; h++) {
+            const int b = (int)(h / Q / G), g = (int)(h / Q % G), r = (int)(h % Q), seen = position[b] + 1;
             const int first = window && seen > window ? seen - window : 0;
             const floatX *k = cache + (size_t)b*T*kv_row + (size_t)g*D, *v = k + (size_t)G*D;
             const size_t at = ((size_t)b*Q*G + head(order, r, g, G, Q)) * D;

@@ -2,8 +2,6 @@
 #define _DEFAULT_SOURCE
 #include "impl.h"
 #include "kernels/compound.h"
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -84,23 +82,14 @@ static void reals_to_double(double *host, const real *src, size_t n) {
     for (size_t i = 0; i < n; i++) host[i] = (double)src[i];
 }
 
-void DEVICE(embed)(Device *d);
-void DEVICE(norm)(Device *d);
-void DEVICE(rope)(Device *d);
-void DEVICE(dropout)(Device *d);
-void DEVICE(matmul)(Device *d);
-void DEVICE(route)(Device *d);
-void DEVICE(round)(Device *d);
-void DEVICE(expert)(Device *d);
-void DEVICE(attention)(Device *d);
-void DEVICE(loss)(Device *d);
-void DEVICE(sum)(Device *d);
-void DEVICE(optimizer)(Device *d);
-void DEVICE(muon)(Device *d);
-void DEVICE(sample)(Device *d);
-void DEVICE(recipe)(Device *d);
-void DEVICE(fp8)(Device *d);
-void DEVICE(loopback)(Device *d);
+/* The files that fill the rest of the table. */
+#define PARTS(EACH) \
+    EACH(embed) EACH(norm) EACH(rope) EACH(dropout) EACH(matmul) EACH(route) EACH(round) EACH(expert) EACH(attention) EACH(loss) \
+    EACH(sum) EACH(optimizer) EACH(muon) EACH(sample) EACH(recipe) EACH(fp8) EACH(loopback)
+#define DECLARE(part) void DEVICE(part)(Device *d);
+#define FILL(part)    DEVICE(part)(d);
+PARTS(DECLARE)
+
 PART(device) {
     *d = (Device){
         .name = DEVICE_NAME, .dtype = DEVICE_DTYPE, .floatX_size = sizeof(floatX), .real_size = sizeof(real),
@@ -113,21 +102,5 @@ PART(device) {
         .add_norm_forward = compound_add_norm_forward, .add_norm_backward = compound_add_norm_backward,
         .decode_fits = compound_decode_fits,
     };
-    DEVICE(embed)(d);
-    DEVICE(norm)(d);
-    DEVICE(rope)(d);
-    DEVICE(dropout)(d);
-    DEVICE(matmul)(d);
-    DEVICE(route)(d);
-    DEVICE(round)(d);
-    DEVICE(expert)(d);
-    DEVICE(attention)(d);
-    DEVICE(loss)(d);
-    DEVICE(sum)(d);
-    DEVICE(optimizer)(d);
-    DEVICE(muon)(d);
-    DEVICE(sample)(d);
-    DEVICE(recipe)(d);
-    DEVICE(fp8)(d);
-    DEVICE(loopback)(d);
+    PARTS(FILL)
 }

@@ -28,7 +28,7 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
         case GELU:
             for (int i = 0; i < F; i++) {
                 real v = R(x[i]), u = GELU_C * (v + GELU_A * v * v * v);
-                a[i] = X(v * sigmoid(2 * u));
+                a[i] = X(v * fast_sigmoid(2 * u));
             }
             break;
         case RELU2:
@@ -41,12 +41,13 @@ static void activation_forward(floatX *act, const floatX *pre, Activation f, int
     }
 }
 
-/* One row of activation_backward: returns its dweight. dx (2F) may be x. */
-static real clamped_row(floatX *dx, floatX *wact, const floatX *da, const floatX *x, real w, int F) {
+/* One row of activation_backward of a gated kind: returns its dweight. dx (2F) may be x. */
+static inline __attribute__((always_inline)) real gated_row(floatX *dx, floatX *wact, const floatX *da, const floatX *x, real w, int F,
+                                                            int clamped) {
     real dot = 0;
     #pragma omp simd reduction(+:dot)
     for (int i = 0; i < F; i++) {
-        const SwigluGradient y = clamped_swiglu_backward(R(x[i]), R(x[F + i]), R(da[i]), w);
+        const SwigluGradient y = (clamped ? clamped_swiglu_backward : swiglu_backward)(R(x[i]), R(x[F + i]), R(da[i]), w);
         dot += y.dweight;
         wact[i]   = X(y.wact);
         dx[i]     = X(y.dg);
@@ -63,28 +64,21 @@ static void activation_backward(floatX *dpre, floatX *wact, real *dweight, const
     for (int m = 0; m < M; m++) {
         const size_t slot = plan && rows == GROUPED ? (size_t)plan->slot_of_row[m] : (size_t)m;
         const real w = weight ? weight[slot] : 1;
-        const floatX *d = da + (size_t)m*F, *x = pre + (size_t)m*F*wide, *up = x + F;
-        floatX *dx = dpre + (size_t)m*F*wide, *dup = dx + F, *wa = wact + (size_t)m*F;
+        const floatX *d = da + (size_t)m*F, *x = pre + (size_t)m*F*wide;
+        floatX *dx = dpre + (size_t)m*F*wide, *wa = wact + (size_t)m*F;
         real dot = 0;
         switch (f) {
         case SWIGLU:
-            #pragma omp simd reduction(+:dot)
-            for (int i = 0; i < F; i++) {
-                const SwigluGradient y = swiglu_backward(R(x[i]), R(up[i]), R(d[i]), w);
-                dot += y.dweight;
-                wa[i]  = X(y.wact);
-                dx[i]  = X(y.dg);
-                dup[i] = X(y.du);
-            }
+            dot = gated_row(dx, wa, d, x, w, F, 0);
             break;
         case CLAMPED:
-            dot = clamped_row(dx, wa, d, x, w, F);
+            dot = gated_row(dx, wa, d, x, w, F, 1);
             break;
         case GELU:
             #pragma omp simd reduction(+:dot)
             for (int i = 0; i < F; i++) {
                 real g = R(x[i]), v = R(d[i]);
-                real s = sigmoid(2 * GELU_C * (g + GELU_A * g * g * g)), t = 2 * s - 1;
+                real s = fast_sigmoid(2 * GELU_C * (g + GELU_A * g * g * g)), t = 2 * s - 1;
                 real slope = s + g / 2 * (1 - t * t) * GELU_C * (1 + 3 * GELU_A * g * g);
                 dot += v * g * s;
                 wa[i] = X(w * g * s);

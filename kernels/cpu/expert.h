@@ -3,26 +3,26 @@
 #define EXPERT_H
 #include "impl.h"
 
-static inline real sigmoid(real x) { return 1 / (1 + fast_exp(-x)); }
+static inline real fast_sigmoid(real x) { return 1 / (1 + fast_exp(-x)); }
 
 /* act = silu(g) u, with silu(g) = g s and s = sigmoid(g):  silu'(g) = s (1 + g (1 - s)).
  * With da = v and the row's weight w: dg = w v u silu'(g),  du = w v silu(g). */
-static inline real swiglu(real g, real u) { return g * sigmoid(g) * u; }
+static inline real swiglu(real g, real u) { return g * fast_sigmoid(g) * u; }
 typedef struct { real dweight, wact, dg, du; } SwigluGradient;          /* dweight: this element's addend */
 static inline SwigluGradient swiglu_backward(real g, real u, real v, real w) {
-    const real s = sigmoid(g), silu = g * s;
+    const real s = fast_sigmoid(g), silu = g * s;
     return (SwigluGradient){ v * silu * u, w * silu * u, w * v * u * s * (1 + g * (1 - s)), w * v * silu };
 }
 
 /* The same with g sigmoid(1.702 g) for silu, u + 1 for u, and both clamped: beyond the limits the gradient is zero. NaN stays NaN. */
 static inline real clamped_swiglu(real g, real u) {
     const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g, up = u > limit ? limit : u < -limit ? -limit : u;
-    return gate * sigmoid((real)1.702 * gate) * (up + 1);
+    return gate * fast_sigmoid((real)CLAMPED_SLOPE * gate) * (up + 1);
 }
 static inline SwigluGradient clamped_swiglu_backward(real g, real u, real v, real w) {
     const real limit = (real)CLAMPED_LIMIT, gate = g > limit ? limit : g, up = (u > limit ? limit : u < -limit ? -limit : u) + 1;
-    const real s = sigmoid((real)1.702 * gate), silu = gate * s;
-    const real dg = w * v * up * s * (1 + (real)1.702 * gate * (1 - s)), du = w * v * silu;
+    const real s = fast_sigmoid((real)CLAMPED_SLOPE * gate), silu = gate * s;
+    const real dg = w * v * up * s * (1 + (real)CLAMPED_SLOPE * gate * (1 - s)), du = w * v * silu;
     return (SwigluGradient){ v * silu * up, w * silu * up, g > limit ? 0 : dg, u > limit || u < -limit ? 0 : du };
 }
 #endif

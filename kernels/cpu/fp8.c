@@ -105,9 +105,10 @@ static void fp8_columns(OUT Fp8 out, Fp8 inp, const Plan *plan, int C, Rows inp_
     const size_t across = (size_t)C / FP8_BLOCK;
     const int most = most_blocks(plan);
     #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
-    for (int n = 0; n < plan->E * most; n++) {
-        const int e = n / most, first = plan->start[e] + n % most * FP8_BLOCK, rows = rows_of_block(plan, e, n % most);
-        const size_t b = block_of(plan, e, n % most);
+    for (size_t n = 0; n < (size_t)plan->E * (size_t)most; n++) {
+        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK;
+        const int rows = rows_of_block(plan, e, i);
+        const size_t b = block_of(plan, e, i);
         if (!rows) continue;
         for (size_t a = 0; a < across; a++) {
             size_t row[FP8_BLOCK];                          /* which block of inp */
@@ -152,9 +153,10 @@ static floatX *columns_from(Fp8 x, const Plan *plan, int C) {           /* (S,C)
     const int most = most_blocks(plan);
     floatX *to = scratch((size_t)plan->S * (size_t)C * sizeof *to);
     #pragma omp parallel for PARALLEL_IF((size_t)plan->S * (size_t)C)
-    for (int n = 0; n < plan->E * most; n++) {
-        const int e = n / most, first = plan->start[e] + n % most * FP8_BLOCK, rows = rows_of_block(plan, e, n % most);
-        const size_t b = block_of(plan, e, n % most);
+    for (size_t n = 0; n < (size_t)plan->E * (size_t)most; n++) {
+        const int e = (int)(n / (size_t)most), i = (int)(n % (size_t)most), first = plan->start[e] + i * FP8_BLOCK;
+        const int rows = rows_of_block(plan, e, i);
+        const size_t b = block_of(plan, e, i);
         for (int r = 0; r < rows; r++)
             for (size_t c = 0; c < (size_t)C; c++) {
                 const real scale = x.scale[b * across + c / FP8_BLOCK];

@@ -2,12 +2,13 @@
  *
  * If X = U diag(s) V^T, then (a I + b X X^T + c (X X^T)^2) X = U diag(a s + b s^3 + c s^5) V^T: an odd polynomial of X is the same
  * polynomial of every singular value, and takes products of matrices only. Those of X / |X| (Frobenius) are at most 1. Jordan's
- * coefficients have the largest slope at 0, 3.44, for which the values then do not converge, but wander between 0.68 and 1.13:
- * five steps bring there all that were above about 0.003. For the update that is as good as 1.
+ * coefficients have the largest slope at 0, 3.44, for which the values then do not converge, but wander between 0.68 and 1.20:
+ * five steps bring there all that were above 0.002. For the update that is as good as 1.
  *
  * With fewer rows than columns X X^T is the smaller one; else it is X^T X, and the polynomial is multiplied from the right. Of X X^T
  * and its square one half is computed (matmul.h). */
 #include "matmul.h"
+#include "sum.h"
 #include "kernels/random.h"
 
 static const real newton_schulz[3] = { (real)3.4445, (real)-4.7750, (real)2.0315 };
@@ -55,13 +56,6 @@ static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int 
                           rows, columns);
 }
 
-/* How much of the gradient is taken; a negative number: nothing, its norm is NaN or infinite, and this step does not happen. */
-static real scale_of(const real *grad_sq_norm, const Muon *a) {
-    const real norm = sqrt(*grad_sq_norm);
-    if (!(norm <= (real)3e38)) return -1;
-    return a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
-}
-
 /* The momentum looks one gradient ahead (Nesterov). */
 static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, const Segment *s, real beta, real scale) {
     real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
@@ -77,7 +71,7 @@ static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, co
 }
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
                           int count, size_t most, const Muon *a) {
-    const real scale = scale_of(grad_sq_norm, a);
+    const real scale = DEVICE(gradient_scale)(*grad_sq_norm, a->clip);
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
@@ -96,7 +90,7 @@ static void update_of(floatX *weight, real *master, const floatX *out, const Seg
 static void muon_update(floatX *weight, real *master, const floatX *out, const real *grad_sq_norm, const Segment *parts, int count,
                         int rows, int columns, const Muon *a) {
     const real size = (real)0.2 * sqrt((real)(rows > columns ? rows : columns));
-    if (scale_of(grad_sq_norm, a) < 0) return;
+    if (DEVICE(gradient_scale)(*grad_sq_norm, a->clip) < 0) return;
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * (size_t)rows * (size_t)columns)
     for (int e = 0; e < count; e++) {
         const Segment *s = &parts[e];

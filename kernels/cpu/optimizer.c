@@ -14,15 +14,20 @@ static void grad_sq_norms(real *out, const void *grads, const Segment *segments,
     out[count] = (real)total;
 }
 
+real DEVICE(gradient_scale)(real sq_norm, float clip) {
+    const real norm = sqrt(sq_norm);
+    if (!(norm <= (real)3e38)) return -1;
+    return clip > 0 && norm > (real)clip ? (real)clip / norm : 1;
+}
+
 /* ---- AdamW: m and v are running means of g and g^2, corrected by 1 / (1 - beta^t) because they start at zero ---- */
 
 static void adamw(floatX *weight, real *master, void *m, void *v, Dtype moments, const void *grads,
                   const real *grad_sq_norms, const Segment *segments, int count, const AdamW *a) {
     real *m_real = moments == REAL ? m : NULL, *v_real = moments == REAL ? v : NULL;
     floatX *m_short = m, *v_short = v;
-    const real norm = sqrt(grad_sq_norms[count]);
-    if (!(norm <= (real)3e38)) return;                       /* NaN or infinite: this step does not happen */
-    const real scale = a->clip > 0 && norm > (real)a->clip ? (real)a->clip / norm : 1;
+    const real scale = DEVICE(gradient_scale)(grad_sq_norms[count], a->clip);
+    if (scale < 0) return;
     const real b1 = (real)a->beta1, b2 = (real)a->beta2, eps = (real)a->eps;
     const real fix1 = (real)a->fix1, fix2 = (real)a->fix2;
     for (int s = 0; s < count; s++) {

@@ -1,6 +1,5 @@
 /* recipe.c: small operations of optional parts of a model: norms of heads, columns, experts that every token has. */
 #include "impl.h"
-#include <stdlib.h>
 
 /* ---- norm_rope: n = round(round(x r) w) with r = (mean(x^2) + eps)^(-1/2), then the rotation of rope.c ------------- */
 

@@ -17,8 +17,8 @@ static void probabilities(real *p, const floatX *x, real lse, Scores scores, int
 /* Where the slots of token n begin; they end where those of token n + 1 begin. */
 static inline size_t first_slot(const int *first, int n, int K) { return first ? (size_t)first[n] : (size_t)n*K; }
 
-/* ---- router ----------------------------------------------------------------------------------------------- TOPK_SOFTMAX
- * compares logits; the others probabilities or sigmoids, whose order without a bias is the same. Where two of these round to
+/* ---- router --------------------------------------------------------------------------------------------
+ * TOPK_SOFTMAX compares logits; the others probabilities or sigmoids, whose order without a bias is the same. Where two of these round to
  * the same number (a sigmoid of 17 is 1 in f32) the logits decide. */
 
 void DEVICE(choice_weights)(real *w, const int *chosen, int K, const floatX *x, real lse, Scores scores) {
@@ -86,10 +86,10 @@ static void router_forward(int *expert, real *weight, real *lse, const floatX *l
 }
 
 /* The gradient of a token's logits, l, has three parts:
- *  - through the weights. With w a softmax over the chosen set T, the softmax over everything else cancels, and
- *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in T.
- *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in T] dw_i - sum_{j in T} p_j dw_j) for all i.
- *    SIGMOID_TOPK: w is a softmax over T of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form times (1 - s_i).
+ *  - through the weights. With w a softmax over the chosen set J, the softmax over everything else cancels, and
+ *        dl_i = w_i (dw_i - sum_j w_j dw_j)  for i in J.
+ *    SOFTMAX_TOPK: w_i = p_i, so dl_i = p_i ([i in J] dw_i - sum_{j in J} p_j dw_j) for all i.
+ *    SIGMOID_TOPK: w is a softmax over J of log s_i, and dlog s_i/dl_i = 1 - s_i: the first form times (1 - s_i).
  *    SIGMOID_EACH: dl_i = dw_i s_i (1 - s_i).
  *  - balance: E/K sum_e f_e P_e with f constant, so dp_e = balance E f_e / (K N), pushed through the softmax,
  *        dl_i = p_i (dp_i - sum_j p_j dp_j),

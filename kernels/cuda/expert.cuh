@@ -20,9 +20,9 @@ template<Activation f> __device__ static inline Slope slope_of(real g, real up) 
         return { silu * up, up * (s + silu * (1 - s)), silu };
     }
     if (f == CLAMPED) {                                     // beyond the limits the slope is 0; NaN stays NaN
-        const real limit = CLAMPED_LIMIT, gate = g > limit ? limit : g, u = (up > limit ? limit : up < -limit ? -limit : up) + 1;
-        const real s = fast_sigmoid(CLAMPED_SLOPE * gate), silu = gate * s;
-        return { silu * u, g > limit ? 0 : u * s * (1 + CLAMPED_SLOPE * gate * (1 - s)), up > limit || up < -limit ? 0 : silu };
+        const real limit = (real)CLAMPED_LIMIT, slope = (real)CLAMPED_SLOPE, gate = g > limit ? limit : g, u = (up > limit ? limit : up < -limit ? -limit : up) + 1;
+        const real s = fast_sigmoid(slope * gate), silu = gate * s;
+        return { silu * u, g > limit ? 0 : u * s * (1 + slope * gate * (1 - s)), up > limit || up < -limit ? 0 : silu };
     }
     if (f == GELU) {                                        // g sigmoid(2u), u = sqrt(2/pi) (g + 0.044715 g^3)
         const real c = 0.7978845608028654f, a = 0.044715f, s = fast_sigmoid(2 * c * (g + a * g * g * g));

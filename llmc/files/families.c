@@ -394,10 +394,10 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
         return error_set(e, "config.json: \"quant_method\" is \"%.60s\"; of a %s this program reads mxfp4 and weights that are not quantized", method,
                          family_name(r->family));
     double least = 0, slope = 0, limit = 0;
-    if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), 1.702, e)
-                             && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), 7, e))) return 0;
-    if (r->family & GPT && (slope != 1.702 || limit != 7))
-        return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only 1.702 and 7 are known (CLAMPED in kernels/kernels.h)", slope, limit);
+    if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), CLAMPED_SLOPE, e)
+                             && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), CLAMPED_LIMIT, e))) return 0;
+    if (r->family & GPT && (slope != CLAMPED_SLOPE || limit != CLAMPED_LIMIT))
+        return error_set(e, "config.json: \"swiglu_alpha\" is %g and \"swiglu_limit\" %g; only %g and %g are known (CLAMPED in kernels/kernels.h)", slope, limit, CLAMPED_SLOPE, CLAMPED_LIMIT);
     if (r->family & ERN && !read_real(&least, "moe_norm_min", member(root, "moe_norm_min"), 1e-12, e)) return 0;
     if (least > 1e-6) return error_set(e, "config.json: \"moe_norm_min\" is %g; only one that never matters (below 1e-6) is known", least);
     return 1;

@@ -1,4 +1,4 @@
-/* attention.c: the attention sub-layer of a block. A mixture of attention heads: every token picks X of A attention experts,
+/* attention.c: the attention sub-layer of a block. A mixture of attention heads: every token picks a few of A attention experts,
  * each with a query projection and an output projection. Keys and values come from one projection that all experts share, so
  * the cache and the cost of attention do not grow with the number of experts. With one expert it is plain attention. Some
  * experts may be every token's, beside those it picks (arXiv 2410.11842): their slots come first, and nothing else differs.
@@ -26,9 +26,10 @@ static void rotate(Model *m, Sizes z, floatX *q, floatX *kv, int direction) {
     m->dev->rope(q,  m->rope, m->batch.position, direction, z.N, z.Q*z.G*z.D, z.Q*z.G, z.D);
     m->dev->rope(kv, m->rope, m->batch.position, direction, z.N, 2*z.G*z.D, z.G, z.D);
 }
+static Norm head_norm(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
+
 /* The same where every head is normalized before: then the length of a query or key is a weight of the layer, the same for all
  * tokens. Source: Henry et al. 2020, arXiv 2010.04245; the form is Qwen3's. */
-static Norm head_norm(const Model *m, const floatX *weight) { return (Norm){ weight, (float)m->config.norm_eps }; }
 static void norm_rotate(Model *m, int l, Sizes z) {
     const LayerParams *p = &m->lp[l];
     LayerActs *a = &m->acts[l];
@@ -96,7 +97,7 @@ Sum attention_layer_forward(Model *m, int l, const floatX *x) {
     /* 3, 4; 5; 6. */
     attention_heads(m, l, x);
     attention_mix(m, l);
-    return attention_answer(m, l);
+    return attention_output(m, l);
 }
 
 void attention_heads(Model *m, int l, const floatX *x) {
@@ -142,7 +143,7 @@ void attention_mix(Model *m, int l) {
     }
 }
 
-Sum attention_answer(Model *m, int l) {
+Sum attention_output(Model *m, int l) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
     LayerActs *a = &m->acts[l];
@@ -234,10 +235,11 @@ void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
     const LayerParams *p = &m->lp[l];
     LayerActs *a = &m->acts[l];
     const Sizes z = sizes_of(m);
-    const int A = c->attention_experts, X = c->attention_topk, N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
+    const int N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
     const int H = z.mixture ? G*D : Q*G*D;                  /* width of an expert's heads */
     const Norm norm = { p->att_norm, (float)c->norm_eps };
-    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = (Scores)c->scores, .E = A, .K = X };
+    const Router router = { .weight = p->att_router, .bias = a->att.bias, .scores = (Scores)c->scores, .E = c->attention_experts,
+                            .K = c->attention_topk };
     const Choice choice = { a->att.expert, a->att.weight };
     const NewHeads heads = { p->query_bias, p->kv_bias, p->value_embed, m->batch.tokens, head_norm(m, p->query_norm),
                              head_norm(m, p->key_norm), c->qk_norm > 1 };
@@ -247,5 +249,5 @@ void attention_layer_decode(Model *m, int l, floatX *out, const floatX *resid) {
                    N, C, H, 2*G*D);
     dev->decode_attention(a->mixed, m->cache[l], a->q, a->kv, &heads, m->rope, m->batch.position, m->cache_row,
                           config_window(c, l), z.order, m->batch.B, m->cache_capacity, G, Q, D);
-    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, A, X, H, C);
+    dev->decode_out(out, resid, a->mixed, choice, p->output, p->att_bias, (float)c->residual_scale, N, router.E, router.K, H, C);
 }

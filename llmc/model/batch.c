@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of `count` tokens. */
+/* Uploads how many keys before its own each of `count` tokens sees through a window. */
 static void upload_reach(const Model *m, int *reach, const int *position, size_t count) {
     const int most = m->config.window - 1;
     if (most < 0) return;

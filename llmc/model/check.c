@@ -159,8 +159,8 @@ int check_gradients(const Check *c, double bound, FILE *report, int all, double 
         failures += !ok;
         if (!(error <= *worst)) *worst = error;
         if (all || !ok)
-            fprintf(report, "%-4s %-64s %2d elements, error %.1e, allowed %.0e\n", ok ? "ok" : "FAIL",
-                    t->name, checked, error, bound);
+            fprintf(report, "%-4s %-64s %2d elements, error %.1e, allowed %.0e%s\n", ok ? "ok" : "FAIL",
+                    t->name, checked, error, bound, rms > 0 ? "" : ": it is zero everywhere");
     }
     probe_close(&b);
     return failures;

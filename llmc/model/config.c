@@ -209,7 +209,7 @@ static int within_limits(const Config *c, Error *e) {
             return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; it is 0 to 1e6", scales[i]);
     if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
     const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts) + (c->value_embeddings ? vocab * one : 0);
-    if (C * vocab > 1e12 || row > most || heads > most || layer * c->layers > 1e15)
+    if (C * vocab > 1e12 || row > most || heads > most || 2 * one > most || layer * c->layers > 1e15)
         return error_set(e, "these sizes are beyond what one tensor can hold");
     return 1;
 }
@@ -264,6 +264,7 @@ int config_mixtures(const Config *c) {
     for (int l = 0; l < c->layers; l++) n += config_has_experts(c, l);
     return n;
 }
+int config_dense_width(const Config *c) { return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0; }
 void config_pad_vocab(Config *c) {
     const int padded = c->vocab <= 256 ? c->vocab : (c->vocab + 127) / 128 * 128;       /* 128: whole tiles of the head */
     c->padding += padded - c->vocab;
@@ -398,7 +399,7 @@ double config_flops(const Config *c, int T) {
     const double block = C * (2 * GD + 2 * QGD) + (c->attention_experts > 1 ? C * c->attention_experts : 0);
     const double mixture = C * ((gate + 1) * ((double)c->topk * c->width + c->shared_width) + c->experts);
     const int mixtures = config_mixtures(c), dense = c->layers - mixtures;
-    const double one = C * (gate + 1) * (c->experts > 1 ? c->dense_width : c->width);
+    const double one = C * (gate + 1) * config_dense_width(c);
     double unseen = 0;                                      /* keys before a window, twice their mean over the queries */
     for (int l = 0; l < c->layers; l++) {
         const double W = config_window(c, l);

@@ -14,12 +14,13 @@ typedef enum {
     FAMILY_GPT_OSS = 1 << 14, FAMILIES_END = 1 << 15
 } Family;
 
-/* How positions beyond the original context are made to fit (rope.c). */
-/* FP8_WHERE_FASTER: those of which fp8.c knows it. */
+/* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: those of which fp8.c knows that they are. */
 typedef enum { FP8_FORWARD = 1, FP8_BACKWARD = 2, FP8_ALL = 3, FP8_WHERE_FASTER = 4 } Fp8Passes;
+
+/* How positions beyond the original context are made to fit (rope.c). */
 typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeKind;
 typedef struct {
-    int    kind, exact;             /* exact: YaRN's range of pairs is not rounded to whole ones */
+    int    kind, exact;             /* enum RopeKind; exact: YaRN's range of pairs is not rounded to whole ones */
     double factor, low, high;       /* low, high: turns within the original context between which a pair is scaled in part */
     double original, attention;     /* the context before; YaRN's factor of queries and of keys */
 } RopeScaling;
@@ -106,12 +107,12 @@ int         scores_by_name(const char *name);                       /* -1 if unk
 int         activation_by_name(const char *name);
 int         rounding_by_name(const char *name);
 
-
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */
 int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a mixture? */
 int config_width(const Config *c, int l);           /* F of layer l */
+int config_dense_width(const Config *c);            /* F of layers with one MLP; 0: there are none */
 int config_mixtures(const Config *c);               /* how many layers have one */
 /* Rows are added to the vocabulary up to whole tiles of the head; they are padding. */
 void config_pad_vocab(Config *c);

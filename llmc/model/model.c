@@ -27,7 +27,8 @@ static Dropout dropout_at(const Model *m, int site) {
     return (Dropout){ m->dropout, m->batch.key, site, site ? m->config.residual_scale : m->config.embed_scale };
 }
 static int drops(Dropout d) { return d.p > 0 || d.scale > 0; }
-/* x, (N,width), divided by what the logits are to be divided by: the logits, what they are made of, or its gradient. */
+/* Divides x (N,width) as the config wants the logits divided. They are linear in the head's input, so that may be divided instead, and
+ * in backward its gradient. */
 static void divide_logits(const Model *m, floatX *x, int width) {
     if (!(m->config.logit_divisor > 0)) return;
     const Dropout d = { .scale = 1 / m->config.logit_divisor };
@@ -53,36 +54,36 @@ static void add_norm_forward(Model *m, floatX *normed, real *rstd, floatX *resid
     m->dev->add_norm_forward(m->dev, normed, rstd, resid, residual, s, dropout_at(m, site), norm, m->batch.N, m->config.channels);
 }
 
-static void add_attention(Model *m, int l, Sum answer) {
+static void add_attention(Model *m, int l, Sum output) {
     LayerActs *a = &m->acts[l];
-    add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &answer, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
+    add_norm_forward(m, a->mlp_normed, a->mlp_rstd, a->mid, stream(m, l), &output, 2*l + 1, norm_of(m, m->lp[l].mlp_norm));
 }
 /* The range of tensors that block l has; and that of what follows the last block. */
 static int range_of(const Model *m, int l) { return m->config.universal ? 1 : 1 + l; }
 static int last_range(const Model *m) { return m->manifest.range_count - 1; }
 
 static void block_forward(Model *m, int l) {
-    LayerActs *a = &m->acts[l], *next = a + 1;
-    const int last = l == m->config.layers - 1, hands_on = !last && l == m->to - 1;       /* to the device that has the next layer */
+    const int last = l == m->config.layers - 1, n = l + 1 < m->to ? l + 1 : l;   /* n = l: the next layer is elsewhere, the norm unused */
+    LayerActs *a = &m->acts[l], *next = &m->acts[n];
     parallel_wait_weights(m, range_of(m, l), 1);
     add_attention(m, l, attention_layer_forward(m, l, a->att_normed));
     moe_encode_weights(m, l, 0);
-    const Sum answer = moe_layer_forward(m, l, a->mlp_normed);
-    parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm; the answer may have a bias of this */
-    if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &answer, 2*l + 2, final_norm(m));
-    else if (hands_on) add_norm_forward(m, a->att_normed, a->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l].att_norm));
-    else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &answer, 2*l + 2, norm_of(m, m->lp[l+1].att_norm));
+    const Sum output = moe_layer_forward(m, l, a->mlp_normed);
+    parallel_wait_weights(m, last ? last_range(m) : range_of(m, l + 1), 0);     /* of the next norm; the output may have a bias of this */
+    if (last) add_norm_forward(m, m->final, m->final_rstd, a->out, a->mid, &output, 2*l + 2, final_norm(m));
+    else add_norm_forward(m, next->att_normed, next->att_rstd, a->out, a->mid, &output, 2*l + 2, norm_of(m, m->lp[n].att_norm));
 }
 
 /* Can the decode_* operations take these tokens? One of each of a few sequences, in a model whose layers are not too wide and have nothing
  * that these operations lack. */
-static int model_decode_path(const Model *m) {
+static int decodes(const Model *m) {
     const Config *c = &m->config;
     const Device *dev = m->dev;
     const int N = m->batch.N, C = c->channels, mixtures = config_mixtures(c);
-    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced && !c->attention_always && !c->sinks && !c->expert_bias && c->activation != CLAMPED
-        && (c->experts > 1 ? !mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk) : dev->decode_fits(N, C, c->width, 1, 1))
-        && (c->experts == 1 || mixtures == c->layers || dev->decode_fits(N, C, c->dense_width, 1, 1))
+    return m->mode == MODEL_INFER && m->cache && m->batch.T == 1 && !m->forced
+        && !c->attention_always && !c->sinks && !c->expert_bias && c->activation != CLAMPED
+        && (!mixtures || dev->decode_fits(N, C, c->width, c->experts, c->topk))
+        && (mixtures == c->layers || dev->decode_fits(N, C, config_dense_width(c), 1, 1))
         && (!c->shared_width || dev->decode_fits(N, C, c->shared_width, 1, 1))
         && dev->decode_fits(N, C, c->kv_heads * c->head_size, c->attention_experts, c->attention_topk);
 }
@@ -99,7 +100,7 @@ void model_forward(Model *m) {
     if (m->relay) relay_bring(m->relay, m);
     else if (!m->from) embed(m);                            /* else the stream is there already */
     parallel_wait_weights(m, 1, 0);
-    if (model_decode_path(m)) {                             /* from stream to stream: decode_in has the norm */
+    if (decodes(m)) {                                       /* from stream to stream: decode_in has the norm */
         for (int l = m->from; l < m->to; l++) {
             parallel_wait_weights(m, range_of(m, l), 1);
             attention_layer_decode(m, l, m->acts[l].mid, stream(m, l));
@@ -130,7 +131,7 @@ void model_logits(Model *m, int first, int count) {
 void model_next(Model *m, floatX *logits) {
     const Device *dev = m->dev;
     const int N = m->batch.N, C = m->config.channels, V = m->config.vocab;
-    if (model_decode_path(m)) {
+    if (decodes(m)) {
         dev->decode_in(logits, NULL, (Choice){ 0 }, m->acts[m->config.layers - 1].out,
                        final_norm(m), (Router){ .E = 1, .K = 1 },
                        m->p.head, NULL, NULL, 0, IDENTITY, N, C, V, 0);
@@ -149,7 +150,8 @@ void model_loss(Model *m, int gradient) {
         const int rows = N - n < m->head_rows ? N - n : m->head_rows;
         real *loss = real_at(m, m->loss, (size_t)n);
         model_logits(m, n, rows);
-        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V, m->used_vocab);
+        dev->cross_entropy(loss, m->s.logits, m->batch.targets + n, m->batch.loss_scale, (float)m->config.logit_cap, gradient, rows, V,
+                           m->used_vocab);
         if (!gradient) continue;
         dev->matmul_backward_input(row(m, m->dfinal, n), m->s.logits, m->p.head, rows, C, V, SET);
         dev->matmul_backward_weight(m->g.head, m->s.logits, row(m, m->final, n), rows, C, V,
@@ -197,7 +199,7 @@ static void recompute(Model *m, int l) {
     if (model_recomputes(m, l, PART_NORMS)) attention_norm(m, l);
     if (model_recomputes(m, l, PART_HEADS)) attention_heads(m, l, a->att_normed);
     if (model_recomputes(m, l, PART_ATTENTION)) attention_mix(m, l);
-    if (model_recomputes(m, l, PART_MIDDLE)) add_attention(m, l, attention_answer(m, l));
+    if (model_recomputes(m, l, PART_MIDDLE)) add_attention(m, l, attention_output(m, l));
     else if (model_recomputes(m, l, PART_NORMS)) mlp_norm(m, l);
     if (model_recomputes(m, l, PART_UP)) moe_up_again(m, l, a->mlp_normed);
 }

@@ -1,7 +1,7 @@
 /* model.h: what the model is made of. Its story: model.c; its memory: plan.c; what goes in and out: batch.c. The layers:
  * attention.c, moe.c and route.c.
  *
- * Sizes as in kernels.h; A experts and X of them a token are those of attention. A layer has up to two routers, one before
+ * Sizes as in kernels.h; A: attention experts. A layer has up to two routers, one before
  * its attention experts and one before its MLP experts. */
 #ifndef MODEL_H
 #define MODEL_H
@@ -161,7 +161,7 @@ typedef struct {                        /* what other ranks add to a model */
     real *sums, *gathered;              /* if ordered: (manifest.total), below level 2; (ranks, GATHERED or total), there and with nodes */
     real *stage;                        /* where peers write their gradients of a range: (largest range) */
     Ranges weights, gradients;          /* from level 3 and 2 on */
-    int   overlaps;                     /* 1: work and transfers of these overlap; 0: not yet, as work is done for the first time (shards.c) */
+    int   overlaps;                     /* 1: work and transfers of these overlap; 0: in a session's first step, not yet (shards.c) */
     int  *own_load;                     /* (routers, E) of this rank; the same memory as ResultBuffers.load if it is alone */
 } DataParallel;
 enum { GATHERED = 1 << 22 };            /* elements that each rank contributes to a piece of ordered sums */
@@ -176,7 +176,8 @@ struct Model {
     Recompute recompute;                /* at most layers - 1 of each part */
     int       forced;                   /* 1: perfectly balanced routing, for benchmarks */
     int       rounds;                   /* 1: routing is rounded as the config says: in training. 0: it is not */
-    int       fp8;                      /* 1: experts compute in 8 bits if fp8_passes says so: in training. 0: they do not, and nothing goes backward */
+    int       fp8;                      /* 1: experts compute in 8 bits as fp8_passes says. 0, in validation: they do not, and there is
+                                         * no backward, whose buffers may be those of 8 bits only */
     int       fp8_passes;               /* Fp8Passes for which the codes are planned */
     int       head_rows;                /* tokens whose logits exist at one time */
     int       used_vocab;               /* ids that the tokenizer has; the other columns of the head are padding */
@@ -206,7 +207,7 @@ struct Model {
     Scratch     s;
     floatX *encoded;                    /* (N,C) the first residual stream */
     floatX *final, *dfinal;  real *final_rstd;   /* (N,C) (N,C) (N) */
-    real   *rope;                       /* (context, D/2, 2) */
+    real   *rope;                       /* (T or cache_capacity, D/2, 2) */
     real   *loss, *loss_sum;            /* (N), (1): of this micro-batch */
 
     floatX **cache;  int cache_capacity;  int *cache_row;   /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not */
@@ -218,12 +219,13 @@ static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)
 /* ---- plan.c: memory --------------------------------------------------------------------------------------- */
 
 /* Plans a model for batches of up to B x T tokens, and the layout of its arena for these ranks (NULL: one). Nothing is allocated,
- * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. recompute NULL: nothing. gradients FLOATX: those
- * of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer used twice. */
+ * so the plan can be printed first: m->arena. More buffers may be added to it before model_allocate. recompute NULL: nothing.
+ * gradients FLOATX: those of layers' matrices are stored so where nothing is added to them: one micro-batch, one rank, no layer
+ * used twice. */
 void model_plan_training(Model *m, const Device *dev, const Config *c, int B, int T, const Recompute *recompute, int micro_batches,
                          Dtype gradients, const Parallel *parallel);
-void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* of a planned model: what layer l keeps, or would keep */
-int  model_recomputes(const Model *m, int l, LayerPart part);
+void model_part_bytes(const Model *m, int l, OUT size_t bytes[LAYER_PARTS]);      /* what layer l of a planned model keeps, or would */
+int  model_recomputes(const Model *m, int l, LayerPart part);       /* 1: its backward makes this part once more */
 /* For generating, with a cache of `capacity` positions; weights_of: a model whose weights to use, or NULL to have its own. */
 void model_plan_inference(Model *m, const Device *dev, const Config *c, int B, int T, int capacity,
                           const Model *weights_of);
@@ -234,7 +236,7 @@ void model_initialize(Model *m, uint64_t seed);
 void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* only tensors of this kind, with the same values */
 void model_free(Model *m);
 void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
-int  mlp_slots(const Config *c, int N, int rounds);         /* the most that N tokens have */
+int64_t mlp_slots(const Config *c, int N, int rounds);      /* the most that N tokens have; a Plan counts them as int (run_plan) */
 int  fp8_passes(const Config *c, int N);                    /* fp8.c: FP8_FORWARD, FP8_BACKWARD, for batches of N tokens */
 /* Where the weights of a tensor, and its gradient, are: in m->params and m->grads, or, of sharded ones, in the buffer that its range
  * has while it is whole (parallel.h). */
@@ -243,15 +245,16 @@ void   *model_gradient(const Model *m, const Tensor *t);
 
 /* ---- batch.c: in and out ---------------------------------------------------------------------------------- */
 
-void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads; targets may be NULL */
+void model_batch(Model *m, const int *tokens, const int *targets, int B, int T);     /* uploads (B,T) each; targets may be NULL */
 void model_position(Model *m, const int *position);      /* uploads (N) positions, and what follows from them */
 void model_pack(Model *m, const int *position);     /* then: the sequences are rows of several samples, (N): 0, 1, ... in each */
 void model_scale_loss(Model *m, double scale);      /* what gradients of the loss are multiplied by from now on */
 /* Before the backward of a batch that model_batch has uploaded. FIRST: prepares the gradients to be overwritten. */
 void model_set_phase(Model *m, Phase phase);
 void model_clear_gradients(Model *m, int range);    /* those of a range that are sums begin at zero */
-/* Or all micro-batches of a step at once, (micro_batches, B, T) and their dropout keys; positions: NULL, or as for model_pack. Then each is made the batch, with its
- * phase, and its loss is kept for model_results. Between the two nothing comes from the host. */
+/* Or all micro-batches of a step at once, (micro_batches, B, T), and their dropout keys; positions: NULL, or as for model_pack.
+ * Then each is made the batch, with its phase, and its loss is kept for model_results. Between the two nothing comes from the
+ * host. */
 void model_send(Model *m, const int *tokens, const int *targets, const int *positions, const uint64_t *keys, int B, int T);
 void model_begin_micro(Model *m, int micro);
 void model_end_micro(Model *m, int micro);
@@ -286,11 +289,12 @@ int  model_counted(const Model *m);                         /* tokens whose slot
 Write gradient_write(const Model *m, int l);
 
 /* ---- attention.c, moe.c, route.c: the two sub-layers of layer l, and their routers ------------------------
- * Forward returns the answer to x; backward, with dout the gradient of that answer, the gradient of x. */
+ * Forward returns the output for x; backward, with dout the gradient of that output, the gradient of x.
+ * All of these are (N,C), and so are resid and out, the residual stream before and after. router (E,C)  bias (E) */
 Sum  attention_layer_forward (Model *m, int l, const floatX *x);
 void attention_heads (Model *m, int l, const floatX *x);    /* its steps 3 and 4, */
 void attention_mix   (Model *m, int l);                     /* 5, */
-Sum  attention_answer(Model *m, int l);                     /* and 6: forward is these, and backward may make each once more */
+Sum  attention_output(Model *m, int l);                     /* and 6: forward is these, and backward may make each once more */
 void attention_output_backward(Model *m, int l, const floatX *dout);     /* first the output experts, */
 Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then attention and what is before it */
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
@@ -302,5 +306,5 @@ void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 void route_forward (Model *m, Route *r, const floatX *router, const floatX *bias, const floatX *x);
 void route_losses  (Model *m, Route *r);
 void route_backward(Model *m, Route *r, const floatX *router, void *drouter, real *dbias, ACC Sum *dx, const floatX *x, float scale,
-                    Write how);                             /* dbias NULL: there is none */
+                    Write how);                             /* bias, dbias NULL: there is none */
 #endif

@@ -29,13 +29,18 @@ static void mlp_forward(Model *m, DenseMlp mlp, floatX *out, const floatX *x) {
     dev->activation_forward(m->s.act, mlp.pre, (Activation)m->config.activation, N, F);
     dev->matmul_forward(out, m->s.act, mlp.down, N, F, C);
 }
-/* Adds its addend to dx. */
-static void mlp_backward(Model *m, DenseMlp mlp, Sum *dx, const floatX *dout, const floatX *x, Write how) {
+/* Adds its addend to dx. gate: NULL, or of the weights that its output was multiplied by; then m->s.dweight is their gradient. */
+static void mlp_backward(Model *m, DenseMlp mlp, const Route *gate, Sum *dx, const floatX *dout, const floatX *x, Write how) {
     const Device *dev = m->dev;
+    const Activation f = (Activation)m->config.activation;
     const int N = m->batch.N, C = m->config.channels, F = mlp.F, P = pre_width(m, F);
-    dev->matmul_backward_input(m->s.dact, dout, mlp.down, N, F, C, SET);
-    dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, mlp.pre, NULL, NULL, BY_TOKEN,
-                             (Activation)m->config.activation, N, F);
+    if (gate)
+        dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, mlp.down, mlp.pre, gate->weight, &gate->plan,
+                                  f, C, F, BY_TOKEN);
+    else {
+        dev->matmul_backward_input(m->s.dact, dout, mlp.down, N, F, C, SET);
+        dev->activation_backward(m->s.dpre, m->s.act, NULL, m->s.dact, mlp.pre, NULL, NULL, BY_TOKEN, f, N, F);
+    }
     dev->matmul_backward_weight(mlp.ddown, dout, m->s.act, N, F, C, how);
     sum_add(dx, m->s.dpre, mlp.up, P);
     dev->matmul_backward_weight(mlp.dup, m->s.dpre, x, N, C, P, how);
@@ -52,17 +57,10 @@ static void gate_forward(Model *m, int l, const floatX *x) {
     r->plan.N = r->plan.S = N;
     dev->route_plan(&r->plan, m->s.gate_load, r->expert);
 }
-/* dout: the gradient of the gated output. Adds the addends of the gate and of the expert to dx. */
-static void gated_backward(Model *m, int l, DenseMlp mlp, Sum *dx, const floatX *dout, const floatX *x, Write how) {
+static void gate_backward(Model *m, int l, Sum *dx, const floatX *x, Write how) {
     const Device *dev = m->dev;
-    const Activation f = (Activation)m->config.activation;
     const Route *r = &m->acts[l].gate;
-    const int N = m->batch.N, C = m->config.channels, P = pre_width(m, mlp.F);
-    dev->expert_down_backward(dev, m->s.dpre, m->s.act, m->s.dweight, m->s.dact, dout, mlp.down, mlp.pre, r->weight, &r->plan, f,
-                              C, mlp.F, BY_TOKEN);
-    dev->matmul_backward_weight(mlp.ddown, dout, m->s.act, N, mlp.F, C, how);
-    sum_add(dx, m->s.dpre, mlp.up, P);
-    dev->matmul_backward_weight(mlp.dup, m->s.dpre, x, N, C, P, how);
+    const int N = m->batch.N, C = m->config.channels;
     dev->router_backward(m->s.dgate, m->s.dweight, r->weight, r->lse, r->expert, NULL, r->logits, m->s.gate_load, 0, 0, N,
                          SIGMOID_EACH, N, 1, 1);
     sum_add(dx, m->s.dgate, m->lp[l].shared_gate, 1);
@@ -127,13 +125,13 @@ static void experts_up(Model *m, int l, const floatX *x) {
     const LayerParams *p = &m->lp[l];
     const LayerActs *a = &m->acts[l];
     const Plan *plan = &a->mlp.plan;
-    const Activation how = (Activation)m->config.activation;
+    const Activation f = (Activation)m->config.activation;
     const int C = m->config.channels, F = m->config.width, P = pre_width(m, F);
     if (in_8_bits(m, l, FP8_FORWARD)) { up_in_8_bits(m, l, x); return; }
-    if (!p->up_bias) { dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, how, C, F, BY_TOKEN); return; }
+    if (!p->up_bias) { dev->expert_up_forward(dev, a->pre, m->s.act, x, p->up, plan, f, C, F, BY_TOKEN); return; }
     dev->parallel_linear_forward(a->pre, x, p->up, plan, C, P, BY_TOKEN, GROUPED);
     dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
-    dev->activation_forward(m->s.act, a->pre, how, plan->S, F);
+    dev->activation_forward(m->s.act, a->pre, f, plan->S, F);
 }
 void moe_up_again(Model *m, int l, const floatX *x) {
     if (!config_has_experts(&m->config, l)) { mlp_up(m, dense_mlp(m, l), x); return; }
@@ -162,7 +160,7 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     else dev->parallel_linear_forward(m->s.rows, m->s.act, p->down, &r->plan, F, C, GROUPED, GROUPED);
     if (p->down_bias) dev->expert_bias_forward(m->s.rows, p->down_bias, &r->plan, C);
 
-    /* 4. Each token's answer is the weighted sum over its K experts: left to add_norm_forward, */
+    /* 4. Each token's output is the weighted sum over its K experts: left to add_norm_forward, */
     if (!c->shared_width)
         return (Sum){ .rows = m->s.rows, .plan = &r->plan, .weight = r->weight, .bias = p->mlp_bias };
 
@@ -178,7 +176,7 @@ Sum moe_layer_forward(Model *m, int l, const floatX *x) {
     return (Sum){ .rows = m->s.branch };
 }
 
-/* Neither the experts' answers nor their activations were kept: activation_backward recomputes the latter from a->pre and
+/* Neither the experts' outputs nor their activations were kept: activation_backward recomputes the latter from a->pre and
  * derives the gradient of the router weights from that of the former (kernels/cpu/expert.c). */
 Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale) {
     const Device *dev = m->dev;
@@ -191,7 +189,7 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     const Write how = gradient_write(m, l);
     Sum dx = { 0 };
     if (!config_has_experts(c, l)) {
-        mlp_backward(m, dense_mlp(m, l), &dx, dout, x, how);
+        mlp_backward(m, dense_mlp(m, l), NULL, &dx, dout, x, how);
         return dx;
     }
 
@@ -214,8 +212,8 @@ Sum moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, flo
     route_backward(m, &a->mlp, p->router, g->router, g->router_bias, &dx, x, scale, how);
 
     /* 5 */
-    if (c->shared_gate) gated_backward(m, l, shared_expert(m, l), &dx, dout, x, how);
-    else if (c->shared_width) mlp_backward(m, shared_expert(m, l), &dx, dout, x, how);
+    if (c->shared_width) mlp_backward(m, shared_expert(m, l), c->shared_gate ? &a->gate : NULL, &dx, dout, x, how);
+    if (c->shared_gate) gate_backward(m, l, &dx, x, how);
     return dx;
 }
 

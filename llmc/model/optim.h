@@ -26,7 +26,7 @@ typedef struct {
 
 typedef struct {
     void    *m, *v;           /* running means of the gradient, and, of AdamW's tensors, of its square; optimizer_count elements */
-    Dtype   moments;         /* what they are stored as */
+    Dtype    moments;         /* what they are stored as */
     real    *master;          /* the weights in `real`, where floatX is too coarse to take small updates; else NULL */
     Segment *segments;        /* (tensors) on the device: this rank's share of each, empty of Muon's */
     Segment *summed;          /* (tensors) whose summed gradients it has: this rank's shares, or whole tensors if ordered */
@@ -59,7 +59,7 @@ size_t      optimizer_count(const Optimizer *o, const Model *m, int kind);      
 Segment     optimizer_segment(const Optimizer *o, const Model *m, int i);           /* and its part of tensor i in the model; */
 Segment     optimizer_stored(const Model *m, Segment s);    /* such a part in this rank's memory */
 size_t      optimizer_place(Segment own, int kind);         /* where this rank's shard has the state of such a part, in elements */
-Dtype      optimizer_type(const Optimizer *o, int kind);
+Dtype       optimizer_type(const Optimizer *o, int kind);
 size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    /* bytes */
 
 /* muon.c: the part of it that Muon updates. Called by the functions above. */

@@ -68,7 +68,7 @@ static void turned(Manifest *m, const Config *c, int keys) {
     manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
 static void describe_attention(Manifest *m, const Config *c, int l) {
-    const int C = c->channels, A = c->attention_experts, S = c->attention_always;
+    const int C = c->channels, A = c->attention_experts, experts = c->attention_always + A;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
     const float std = initial(c, C);
     const Family f = config_family(c);
@@ -79,8 +79,8 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
     turned(m, c, 1);
     if (A > 1) {
         TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
-        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION,    S + A, GD, C);
-        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, c->query_heads * GD), TENSOR_ATTENTION, S + A, C, GD);
+        TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION, experts, GD, C);
+        TENSOR(output,     "*self_attention.experts.output_linear.weight", NULL, initial_output(c, QGD), TENSOR_ATTENTION, experts, C, GD);
         if (c->output_bias)
         TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {
@@ -180,21 +180,19 @@ static void describe_model(Manifest *m, const Config *c, int from, int to) {
 enum { KEEP = LAYER_PARTS };                  /* a LayerPart, or this */
 typedef enum { PLAN_KEPT, PLAN_SHARED, BIND_SHARED, MEASURE } ActsPass;
 
-/* Upper bound on slots: rounding adds at most tile-1 (UP) or tile/2 (NEAREST) rows an expert. An expert never has more than N. */
-int mlp_slots(const Config *c, int N, int rounds) {
+/* Upper bound on slots: rounding adds at most tile-1 (UP) or (tile-1)/2 (NEAREST) rows an expert. An expert never has more than N. */
+int64_t mlp_slots(const Config *c, int N, int rounds) {
     const int64_t chosen = (int64_t)N * c->topk, all = (int64_t)N * c->experts, E = c->experts;
-    if (!rounds || !c->rounding || E == 1) return (int)chosen;
+    if (!rounds || !c->rounding || E == 1) return chosen;
     const int64_t more = c->rounding == ROUND_DOWN ? 0
                        : c->rounding == ROUND_NEAREST ? E * ((c->tile - 1) / 2) : E * (c->tile - 1);
-    return (int)(chosen + more < all ? chosen + more : all);
+    return chosen + more < all ? chosen + more : all;
 }
 static int can_round(const Model *m) {
     return m->mode == MODEL_TRAIN && m->config.rounding && m->config.experts > 1;
 }
 
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
-/* F of layers with one MLP; 0: there are none. */
-static int widest_dense(const Config *c) { return c->experts == 1 ? c->width : config_mixtures(c) < c->layers ? c->dense_width : 0; }
 
 /* Of layer l; -1: of any. The last layer shares, too, but needs nothing once more. */
 static int is_shared(const Model *m, int l, int part) {
@@ -241,7 +239,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     ACT(PART_MIDDLE,    mid,        N*C*X);
     ACT(PART_NORMS,     mlp_normed, N*C*X);
     ACT(KEEP,           mlp_rstd,   N*Re);
-    ACT(PART_UP,        pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)widest_dense(c) : 0) * gate*X);
+    ACT(PART_UP,        pre,        max(routed ? S*(size_t)c->width : 0, dense ? N*(size_t)config_dense_width(c) : 0) * gate*X);
     if (routed && c->shared_width)
     ACT(PART_UP,        shared_pre, N*gate*(size_t)c->shared_width*X);
     ACT(KEEP,           out,        N*C*X);
@@ -277,7 +275,7 @@ static void add_weight_codes(Model *m, Fp8 *x, Fp8 *transposed, size_t size) {
 static void plan_codes(Model *m) {
     const Config *c = &m->config;
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, F = (size_t)c->width, weight = (size_t)c->experts * C * F;
-    const int S = mlp_slots(c, m->batch.N, 1);
+    const int S = (int)mlp_slots(c, m->batch.N, 1);
     const size_t rows = (size_t)S, blocks = (size_t)fp8_blocks(S, c->experts);
     if (!m->fp8_passes) return;
     m->codes = mem_alloc((size_t)c->layers * sizeof *m->codes);
@@ -301,7 +299,7 @@ static void describe_scratch(Model *m) {
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, V = (size_t)c->vocab;
     const size_t GD = (size_t)(c->kv_heads * c->head_size);
     const size_t QGD = (size_t)c->query_heads * GD, F = c->experts > 1 ? (size_t)c->width : 0;
-    const size_t Fs = max((size_t)widest_dense(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
+    const size_t Fs = max((size_t)config_dense_width(c), c->experts > 1 ? (size_t)c->shared_width : 0);       /* of MLPs of all tokens */
     const int train = m->mode == MODEL_TRAIN;
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, train);
     const size_t SF = m->fp8_passes & FP8_BACKWARD && m->dev->fp8_columns ? 0 : S*F;                /* what their backward has as floatX */

@@ -16,7 +16,7 @@ void route_forward(Model *m, Route *r, const floatX *router, const floatX *bias,
 
     /* 2. The slots are sorted by expert: each expert owns consecutive rows, if asked for whole tiles of them. */
     r->plan.N = N;
-    r->plan.S = rounds ? mlp_slots(&m->config, N, 1) : N * r->plan.K;
+    r->plan.S = rounds ? (int)mlp_slots(&m->config, N, 1) : N * r->plan.K;
     r->plan.first = rounds ? r->first : NULL;
     if (rounds) {
         dev->route_round(&r->plan, r->own_load, r->chosen, r->chosen_weight, choice, r->logits, r->lse, scores,
@@ -48,8 +48,8 @@ void route_backward(Model *m, Route *r, const floatX *router, void *drouter, rea
     else if (extends) dev->route_extend_backward(m->s.dchosen, m->s.dweight, r->scale, N, r->always, K);
 
     /* 1 */
-    dev->router_backward(m->s.dlogits, extends ? m->s.dchosen : m->s.dweight, r->chosen_weight, r->lse, r->chosen, r->plan.first, r->logits, r->load,
-                         m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
+    dev->router_backward(m->s.dlogits, extends ? m->s.dchosen : m->s.dweight, r->chosen_weight, r->lse, r->chosen, r->plan.first,
+                         r->logits, r->load, m->balance_coef * scale, m->z_coef * scale, model_counted(m), (Scores)m->config.scores, N, E, K);
     if (dbias) dev->bias_backward(dbias, m->s.dlogits, N, E);
     sum_add(dx, m->s.dlogits, router, E);
     dev->matmul_backward_weight(drouter, m->s.dlogits, x, N, C, E, how);

@@ -36,14 +36,15 @@ RouterStats router_stats(const Model *m, const int *load, const double *losses) 
     int mlp = 0, attention = 0;
     for (int r = 0; r < m->routers; r++) {
         const int experts = router_width(m, r), *own = load + router_offset(m, r);
-        int total = 0, most = 0;
+        int64_t total = 0;
+        int most = 0;
         for (int e = 0; e < experts; e++) {
             total += own[e];
             if (own[e] > most) most = own[e];
             s.dead += own[e] == 0;
         }
         s.experts += experts;
-        if (total && (double)most * experts / total > s.max_load) s.max_load = (double)most * experts / total;
+        if (total && (double)most * experts / (double)total > s.max_load) s.max_load = (double)most * experts / (double)total;
         if (is_attention(m, r)) { s.att_balance += losses[2*r]; attention++; }
         else                    { s.balance += losses[2*r]; mlp++; }
         s.z += losses[2*r + 1] / m->routers;

@@ -56,7 +56,7 @@ typedef struct { char name[TENSOR_NAME + 16]; int64_t shape[4]; int rank, head, 
 void manifest_add(Manifest *m, int layer, size_t field, const char *name, const char *pieces, float init, TensorKind kind,
                   int rank, const int *shape);
 void manifest_end_range(Manifest *m);                       /* the tensors since the last call are one */
-int    tensor_rows(const Tensor *t);                        /* of one of its matrices: it is (.., rows, columns), or (.., 2 rows, columns) */
+int    tensor_rows(const Tensor *t);                        /* of one of its matrices (TensorKind) */
 size_t manifest_largest(const Manifest *m);                 /* elements of the largest range */
 /* Lays out the gradients one after the other, in the order of the weights. After the dtype of each is set. */
 void manifest_place_gradients(Manifest *m, const Device *dev);
@@ -64,9 +64,9 @@ void manifest_free(Manifest *m);
 
 void *gradient_of(const Tensor *t, const void *gradients);  /* its gradient in that arena */
 
-/* shape of a Piece: the file's. A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index
- * over the first dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of
- * (E,2F,C) is e0.a (F,C), e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. */
+/* A tensor in memory may be several in a file. `pieces` lists their names with '|' between; a '%' stands for an index over the first
+ * dimension, which then disappears from the shape. "k|v" of (2D,C) is k (D,C), v (D,C); "e%.a|e%.b" of (E,2F,C) is e0.a (F,C),
+ * e0.b (F,C), e1.a ... Every piece is contiguous in memory, in this order. Its shape is the file's. */
 int   manifest_piece_count(const Tensor *t);
 Piece manifest_piece(const Tensor *t, int i);
 

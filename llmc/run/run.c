@@ -7,6 +7,7 @@
 #include "llmc/model/check.h"
 #include "llmc/model/recompute.h"
 #include "llmc/ranks/secret.h"
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -336,7 +337,7 @@ void run_join_ranks(Run *r) {
     }
     r->parallel.ordered = s->ordered;
     r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
-    r->parallel.by_matrix = muon_momentum(s) > 0;
+    r->parallel.by_matrix = settings_momentum(s) > 0;
     find_nodes(r);
     free(settings.at);
 }
@@ -382,7 +383,7 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     if (e.automatic) e.recompute = recompute_numbered(0);
     model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute, r->micro_batches * r->s.batch / e.batch,
                         dtype_by_name(r->s.gradients), p.ranks > 1 || p.ordered ? &p : NULL);
-    optimizer_plan(&o, &m, e.master, e.moments, muon_momentum(&r->s));
+    optimizer_plan(&o, &m, e.master, e.moments, settings_momentum(&r->s));
     const int length = r->s.seq > 2 ? r->s.seq : 2;
     const size_t kept = m.arena.total, samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
     if (e.automatic && kept + samples > capacity) e.recompute = recompute_choose(&m, kept + samples - capacity);
@@ -461,6 +462,12 @@ static void choose_recompute(Run *r) {
     if (capacity) memory_with(r, e, capacity, &r->recompute);
 }
 
+/* Slots of the tokens of a micro-batch, in the layer that has the most. */
+static int64_t most_slots(const Config *c, int N) {
+    const int64_t mlp = mlp_slots(c, N, 1), attention = c->attention_experts > 1 ? (int64_t)N * c->query_heads : 0;
+    return mlp > attention ? mlp : attention;
+}
+
 void run_plan(Run *r) {
     Settings *s = &r->s;
     const int ranks = r->parallel.ranks;
@@ -470,6 +477,10 @@ void run_plan(Run *r) {
     const int64_t micro = (int64_t)s->batch * s->seq * ranks;
     if (micro / ranks > 1 << 28)
         fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of more than %d tokens", s->batch, s->seq, 1 << 28);
+    const int64_t slots = most_slots(&r->config, s->batch * s->seq);
+    if (micro > INT_MAX || slots > INT_MAX)
+        fail(EXIT_USAGE, "-b %d -t %d: a micro-batch of %lld tokens on all ranks, and %lld slots of experts on each; at most %d of either. "
+             "A smaller -b, with the same -d, makes it several", s->batch, s->seq, (long long)micro, (long long)slots, INT_MAX);
     if (s->total == 0) s->total = micro;
     if (!r->restored && !settings_given(s, "d"))
         s->total = s->total < micro ? micro : s->total / micro * micro;
@@ -502,7 +513,7 @@ void run_plan(Run *r) {
              "which depend on the number of ranks");
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
-    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), muon_momentum(s));
+    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), settings_momentum(s));
     const int ids = r->config.vocab - r->config.padding, named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
@@ -679,15 +690,17 @@ void run_print_plan(const Run *r) {
     fflush(stdout);
 }
 
-/* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. */
+/* This model with few tokens: cpu-f64 against finite differences, then this device against a more exact one. At least two tokens, as
+ * a query that sees one key has no gradient. */
 int run_check_gradients(const Run *r) {
     const Settings *s = &r->s;
-    Check c = { .config = r->config, .B = 2, .T = s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
+    Check c = { .config = r->config, .B = 2, .T = s->seq < 2 ? 2 : s->seq < 12 ? s->seq : 12, .recompute = r->recompute,
                 .samples = r->config.channels > 512 ? 3 : 12, .balance = s->balance, .z = s->z,
                 .dropout = s->dropout, .seed = (uint64_t)s->seed };
     c.config.tile = 4;                                      /* suits few tokens */
+    c.config.fp8 = 0;                                       /* backward takes a rounding as the identity, a difference does not */
     double worst, worst_device = 0;
-    puts("gradient check: every tensor against finite differences, cpu-f64");
+    printf("gradient check: every tensor against finite differences, cpu-f64%s\n", r->config.fp8 ? ", without -pe fp8" : "");
     int bad = check_gradients(&c, 1e-6, stdout, 1, &worst);
     if (bad < 0) fail(EXIT_MEMORY, "not enough memory to check this model in f64");
     const int is_bf16 = r->dev->floatX_size == 2;

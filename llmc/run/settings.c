@@ -318,5 +318,5 @@ void settings_fit_rows(Settings *s, int64_t rows) {
     options_default(table(s), "u", text);
 }
 
-float muon_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }
+float settings_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }
 Dtype dtype_by_name(const char *type) { return strcmp(type, "bf16") ? REAL : FLOATX; }

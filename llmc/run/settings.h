@@ -35,6 +35,6 @@ void settings_json(const Settings *s, Text *out);
 void settings_write(const Settings *s, Text *out);
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e);     /* 0: one is unknown or invalid; s is unchanged */
-float muon_momentum(const Settings *s);                         /* of -wo and -wm; 0: AdamW updates all tensors */
+float settings_momentum(const Settings *s);                     /* of -wo and -wm; 0: AdamW updates all tensors */
 Dtype dtype_by_name(const char *type);                         /* of -mo and -mg: bf16 is FLOATX, f32 is REAL */
 #endif
