@@ -1,5 +1,5 @@
 # Makefile: `make help` lists what can be made.
-#   CC=clang        another compiler             DEBUG=1   no optimization, with sanitizers; DEBUG=thread: with that for threads
+#   CC=clang        another compiler             DEBUG=1   with sanitizers, little optimized; DEBUG=thread: with that for threads
 #   ARCH=x86-64-v3  for another machine          WERROR=1  warnings are errors (CI)
 #   NO_OMP=1        one thread                   NO_FETCH=1  do not look for tinyshakespeare
 #   V=1             show the commands
@@ -34,6 +34,8 @@ FUSED := $(call first,-ffp-contract=fast)
 DEPS  := $(call first,-MMD)
 # clang says where it does not vectorize what OpenMP's simd asks for; that is known, and no fault.
 QUIET := $(if $(call first,-Werror=pass-failed),-Wno-pass-failed)
+# With its sanitizers gcc takes it for possible that a format is a null pointer.
+QUIET += $(if $(DEBUG),$(call first,-Wno-format-truncation))
 # OpenMP: as gcc and clang know it, or Apple's clang with the libomp of Homebrew.
 OMP_USE = int omp_get_max_threads(void);int main(void){int n=0;_Pragma("omp parallel for reduction(+:n)")for(int i=0;i<9;i++)n+=i;return n!=36||omp_get_max_threads()<1;}
 OMP := $(if $(NO_OMP)$(filter thread,$(DEBUG)),,$(if $(call probe,-fopenmp,$(OMP_USE)),-fopenmp))
@@ -148,7 +150,7 @@ $(foreach p,$(PRECISIONS),$(eval $(call precision,$p)))
 found:
 	@$(if $(HAVE_CC),,echo "$(CC) is not a C compiler that works here. Another one: make CC=clang" >&2; exit 1)
 	@echo "compiler $(CC), $(or $(ARCH_FLAG),no -march=$(ARCH): slower code for any processor of this kind; ARCH=... names one), OpenMP $(if $(OMP),found,$(if $(NO_OMP),left out,not found): one thread does all work)"
-	@echo "CUDA: $(if $(CUDA),for $(CUDA),$(if $(HAVE_NVCC),nvcc but no GPU: the CPU only (GPU_ARCH=90 builds for one elsewhere),no nvcc: the CPU only))"
+	@echo "CUDA: $(if $(CUDA),for $(CUDA),$(if $(NO_CUDA),left out: the CPU only,$(if $(HAVE_NVCC),nvcc but no GPU: the CPU only (GPU_ARCH=90 builds for one elsewhere),no nvcc: the CPU only)))"
 data:
 	@$(if $(NO_FETCH),true,sh data/tinyshakespeare/fetch.sh)
 

@@ -58,6 +58,10 @@ skip() { echo "skip platforms  $1: $2 is not installed"; }
 # The programs that are here come first: their loss is the reference.
 short here .
 if has clang; then platform clang "CC=clang"; else skip clang clang; fi
+case " $only " in "  "|*" debug "*)                       # gcc warns of more with its sanitizers
+    $make DEBUG=1 WERROR=1 B=build/platforms/debug build/platforms/debug/llmc/base/base.o build/platforms/debug/llmc/base/text.o > "$work/build" 2>&1
+    verdict $? "debug: make DEBUG=1 WERROR=1: $(grep -m1 'error:' "$work/build")" ;;
+esac
 # Without wide vectors sums have another order: every operation is tested once more.
 if [ "$(uname -m)" = x86_64 ]; then
     platform x86-64-v2 "ARCH=x86-64-v2"

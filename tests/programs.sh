@@ -111,6 +111,12 @@ slow="$some -d 2560 -x 60"              # about 20 ms a step: long enough to be 
 
 expect 0 'fingerprint' $run -o whole -n 20
 ok "a run leaves its report, logs, model and best model" [ -f whole/report.html -a -f whole/main.log -a -f whole/config.json -a -f whole/tokenizer.json -a -f whole/best/model.safetensors ]
+if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
+    limited script -qec "stty cols 60; $some -d 2560 -x 8 -o narrow" /dev/null > "$said" 2>&1 < /dev/null
+    tr '\r' '\n' < "$said" > "$work/a"
+    ok "a line that is refreshed fits into the terminal" awk '/^step    [2-7]\/8/ { n++; wide += length($0) - 3 > 59 } END { exit !n || wide }' "$work/a"
+    rm -rf narrow
+else skipped "no script(1): no terminal"; fi
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
 ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
@@ -231,6 +237,8 @@ for kind in '\037\213\010\000=a gzip archive.* gunzip -k odd.dat' '\3757zXZ\000=
     expect 3 "odd.dat is .*${kind##*=}" $train -i odd.dat -o new
 done
 expect 0 'text as bytes' $train -i odd.dat -ab 1 -t 16 -x 0
+printf '\377\376a\000' > 'two words.txt'
+expect 3 "iconv.* 'two words.txt' > utf-8.txt" $train -i 'two words.txt' -o new
 for plain in 'PAR1' 'RIFF' 'SQLite format' 'BZh'; do { printf "$plain"; cat page.txt; } > odd.dat; expect 0 'text as bytes' $train -i odd.dat -t 16 -x 0; done
 { printf '{"text": "'; tr -d '"\n\\' < page.txt; printf '"}\n'; } > odd.json
 expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
@@ -379,6 +387,10 @@ printf '{"eos_token": "<|endoftext|>", "chat_template": "%s%s"}' "{% for message
     " + '\\\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\\\n' }}{% endif %}" > base/tokenizer_config.json
 (head -1 chats.jsonl; echo '{"messages": [{"role": "robot", "content": "x"}]}') > bad.jsonl
 expect 3 'bad.jsonl: line 2: .*robot' $train -i bad.jsonl -e base -o never
+mkdir bare && cp base/config.json base/model.safetensors bare/
+expect 3 'bare/tokenizer.json is missing.*-tk' $train -i text.txt -e bare -b 2 -t 32 -x 1 -o never
+expect 0 '--steps .*\[-2\]' $train --help -i chats.jsonl -e base
+expect 0 'training tokens' $train --help -i chats.jsonl
 expect 3 'no chat template.*-ct NAME' $train -i chats.jsonl -e m2:c32h4e4k2f32a1 -o never
 expect 3 'nonesuch.*chatml' $train -i chats.jsonl -ct nonesuch -e base -o never
 tune="$train -i chats.jsonl -e base -u 2 -v 5 -s 10 -g 20 -x 10 -n 5 -l 1e-2 -b 2"
@@ -400,11 +412,12 @@ expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2
 ok "-ct leaves the template of a folder as it is" [ ! -e chosen/chat_template.jinja ]
 expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours
 ok "-ct saves the template with a model that had none" [ -s ours/chat_template.jinja -a -s ours/best/chat_template.jinja ]
+expect 4 'tuned.* is another model than -e ours' $train -i chats.jsonl -e ours -o tuned -y 1 -x 12
 expect 0 'generated 24 tokens' sh -c "printf 'say 3\n/reset\n\nsay 4\n' | $infer tuned -m chat -t 0 -n 12"
 expect 0 'chat template chatml\|tokens/s' sh -c "printf 'hello\n' | $infer ours -m chat -n 5"
 expect 2 'for chats' $infer tuned -ct chatml
 expect 0 'forgotten' sh -c "printf 'one\ntwo\nthree\nfour\nfive\nsix\n' | $infer tuned -m chat -c 64 -n 20"
-rm -rf chatted chosen ours base short ranks1 ranks2
+rm -rf chatted chosen ours base bare short ranks1 ranks2
 
 # ---- damaged checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -473,6 +486,11 @@ cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
 expect 4 'activation' $train -fa gelu -o x5 -y 1
 expect 4 'other data than page.txt.*--allow-data-change 1' $train -i page.txt -o x5 -y 1
+expect 2 '-tk 300: .*x5 .*256 tokens' $train $data -o x5 -y 1 -tk 300
+sed 's/"version":"1.0"/"version": "1.0"/' x5/tokenizer.json > other.json
+expect 4 'other.json is not the tokenizer of the run in x5.*--allow-data-change 1' $train $data -o x5 -y 1 -tk other.json
+expect 0 'run of 60 steps is complete' $train $data -o x5 -y 1 -tk x5/tokenizer.json
+expect 0 "infer_moe 'two words/best' -i" $some -x 2 -o 'two words'
 expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 1
 resume 0 'run of 64 steps is complete' x5
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
@@ -853,6 +871,7 @@ expect 2 'nearest is' $infer whole --temprature 1
 expect 2 'expected' $infer whole -t -1
 expect 2 'not an option' $infer whole other
 expect 3 'nowhere.txt' $infer whole -x nowhere.txt
+if mkfifo pipe 2> /dev/null; then expect 3 'pipe: not a regular file' $infer whole -x pipe; rm pipe; fi
 expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
 ( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )

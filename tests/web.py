@@ -239,6 +239,8 @@ def test_bounds(server):
                                             Sec_Fetch_Site="same-origin"))):
         status = server.send(data)[0]
         check(status == expected, f"{what}: {status}, expected {expected}")
+    body = server.ask("/generate", "POST", {}, Content_Type="application/x-www-form-urlencoded")[2]
+    check(b"Content-Type: application/json" in body, f"what curl sends is told which header it needs: {body}")
     whole = request("/model", "GET", None, server.port)
     with server.connect() as s:
         for i in range(len(whole)):

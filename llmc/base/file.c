@@ -19,13 +19,16 @@ int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S
 
 char *file_read(const char *path, size_t *bytes, Error *e) {
     struct stat s;
+    if (!stat(path, &s) && !S_ISREG(s.st_mode)) {           /* a pipe without a writer would hang */
+        error_set(e, "%s: not a regular file", path);
+        return NULL;
+    }
     FILE *f = fopen(path, "rb");
     if (!f || fstat(fileno(f), &s)) {
         error_set(e, "%s: %s", path, strerror(errno));
         if (f) fclose(f);
         return NULL;
     }
-    if (!S_ISREG(s.st_mode)) { error_set(e, "%s: not a regular file", path); fclose(f); return NULL; }
     size_t size = (size_t)s.st_size;
     char *data = malloc(size + 1);
     if (!data) fail(EXIT_MEMORY, "out of host memory: %s has %zu bytes", path, size);

@@ -143,6 +143,13 @@ void text_add_bytes(Text *t, const void *data, size_t bytes) {
     t->at[t->length] = 0;
 }
 void text_add_string(Text *t, const char *string) { text_add_bytes(t, string, strlen(string)); }
+void text_add_word(Text *t, const char *string) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%";
+    if (*string && !string[strspn(string, plain)]) { text_add_string(t, string); return; }
+    text_add_string(t, "'");
+    for (const char *c = string; *c; c++) if (*c == '\'') text_add_string(t, "'\\''"); else text_add_bytes(t, c, 1);
+    text_add_string(t, "'");
+}
 
 void text_add(Text *t, const char *format, ...) {
     locale_t before = locale_enter();

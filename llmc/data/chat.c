@@ -327,7 +327,7 @@ static int role_of(const char *name) {
 }
 
 static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error *e) {
-    const JsonValue *from = json_get(v, "role"), *text = json_get(v, "content");
+    const JsonValue *from = json_get(v, "role"), *text = json_get(v, "content"), *calls = json_get(v, "tool_calls");
     if (!from) from = json_get(v, "from");
     if (!text) text = json_get(v, "value");
     const int role = from ? role_of(json_string(from, "")) : -1;
@@ -335,7 +335,7 @@ static int read_message(const JsonValue *v, size_t number, ChatMessage *m, Error
     if (!from) return error_set(e, "message %zu has no \"role\"", number);
     if (role < 0)
         return error_set(e, "message %zu has the role \"%.40s\", expected system, user, assistant or tool", number, json_string(from, "?"));
-    if (json_get(v, "tool_calls") && !json_is(json_get(v, "tool_calls"), JSON_NULL))
+    if (calls && !json_is(calls, JSON_NULL) && !(json_is(calls, JSON_ARRAY) && !calls->length))
         return error_set(e, "message %zu has \"tool_calls\", which are not implemented; write them as its \"content\"", number);
     if (!text || json_is(text, JSON_NULL)) return error_set(e, "message %zu has no \"content\"", number);
     if (!json_is(text, JSON_STRING)) return error_set(e, "message %zu has a \"content\" that is no string", number);

@@ -48,6 +48,7 @@ typedef struct {
     int any_bytes;                      /* 1: archives, pictures and other files that are no text are read as if they were */
 } DataRequest;
 Data       *data_open_text(const DataRequest *request, Tokenizer **tokenizer, Error *e);    /* *tokenizer: NULL for bytes */
+int         data_trains_tokenizer(const DataRequest *request);                              /* is .tokenizer a number? */
 /* Writes the tokens of texts, and the tokenizer, to FOLDER/tokens.cache. data_open_text reads them if the text and the
  * tokenizer are the same. Writes nothing for bytes, for files of tokens, and if the tokens came from a cache. Deleting the
  * file costs only time. */

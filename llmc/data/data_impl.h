@@ -13,6 +13,7 @@ typedef struct {
     Sample  *sample;                    /* those of a row one after another */
     int64_t *row;                       /* (rows + 1) the first sample of each */
     int64_t  rows, cut, unanswered;     /* cut: longer than T+1 tokens. unanswered: none of the T targets counts: left out */
+    int      late;                      /* a later target counts */
 } Packing;
 
 /* Tokens of conversations, 32 bits each, have two flags: the first token of a sample, and those that the loss counts. */
@@ -43,7 +44,7 @@ typedef struct {
 typedef struct { Source *at; int *use; int count; } Texts;     /* use: a Split, or BOTH: hold out a tenth */
 enum { BOTH = 2 };
 
-enum { HELD_OUT_TENTH = 1, HELD_OUT_DOCUMENTS };
+enum { HELD_OUT_TENTH = 1, HELD_OUT_DOCUMENTS, HELD_OUT_LAST };
 
 struct Data {
     Segment *segment[2];                /* of each split */
@@ -82,7 +83,6 @@ int  packing_row(const Segment *p, int64_t row, int T, int *inputs, int *targets
 
 /* data_text.c: makes segments of the texts. request: NULL, or what data_open_text was asked for. */
 int data_encode_texts(Data *d, const DataRequest *request, Tokenizer **tokenizer, Error *e);
-int data_trains_tokenizer(const DataRequest *request);         /* does -tk give a number? */
 int data_load_tokenizer(const DataRequest *request, Tokenizer **tokenizer, Error *e);
 
 /* token_cache.c */

@@ -3,6 +3,7 @@
 #define _FILE_OFFSET_BITS 64
 #include "data_impl.h"
 #include "kinds.h"
+#include "llmc/base/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -119,9 +120,15 @@ static void fingerprint(Data *d, int use, const char *name, int64_t size, const 
 /* 0: it is another kind of file, whose bytes nobody wants to train on. */
 static int is_text(const Data *d, const Source *s, Error *e) {
     const char *remedy, *what = d->any_bytes ? NULL : kind_of_binary(s->text, s->bytes, &remedy), *name = strstr(what ? remedy : "", "%s");
-    if (what)
-        return error_set(e, "%s is %s, not plain text. %.*s%s%s. To train on its bytes as they are: -ab 1", s->path, what,
-                         name ? (int)(name - remedy) : (int)strlen(remedy), remedy, name ? s->path : "", name ? name + 2 : "");
+    if (what) {
+        Text command = { 0 };
+        text_add_bytes(&command, remedy, name ? (size_t)(name - remedy) : strlen(remedy));
+        if (name) text_add_word(&command, s->path);
+        if (name) text_add_string(&command, name + 2);
+        error_set(e, "%s is %s, not plain text. %s. To train on its bytes as they are: -ab 1", s->path, what, command.at);
+        free(command.at);
+        return 0;
+    }
     if (!d->any_bytes && !s->separate && kind_is_json(s->text, s->bytes))
         warn("%s looks like JSON, and is read as plain text. Of files called *.jsonl, a document is read from each line: {\"text\": \"...\"}", s->path);
     return 1;
@@ -334,7 +341,7 @@ static int scan_all(Data *d, Error *e) {
 }
 
 static void describe(Data *d) {
-    static const char *const held_out[] = { "", " (the last tenth)", " (every tenth document)" };
+    static const char *const held_out[] = { "", " (the last tenth)", " (every tenth document)", " (the last document)" };
     const Texts *texts = &d->texts;
     const char *first = texts->count ? texts->at[0].path : d->segment[DATA_TRAIN][0].path;
     const char *last = texts->count ? texts->at[0].path : d->segment[DATA_TRAIN][d->segments[DATA_TRAIN] - 1].path;

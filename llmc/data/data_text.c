@@ -37,7 +37,7 @@ static int find_documents(Data *d, Portions *p, Error *e) {
             return error_set(e, "%s: found one conversation, expected at least 2 to hold one out for validation; or give "
                              "validation data of its own (-j)", s->path);
         if (!two) return data_too_small(s->path, (int64_t)s->bytes, e);
-        d->held_out = s->documents > 1 ? HELD_OUT_DOCUMENTS : HELD_OUT_TENTH;
+        d->held_out = s->documents == 1 ? HELD_OUT_TENTH : s->documents < 10 ? HELD_OUT_LAST : HELD_OUT_DOCUMENTS;
     }
     d->has_chats = has_chats;
     return 1;

@@ -180,6 +180,7 @@ static int parse_file(Source *s, const TextFile *f, size_t *capacity, const Chat
     const char *at = s->text + f->from, *end = s->text + f->to;
     size_t first = s->documents, *number = NULL, numbers = 0;
     if (!is_jsonl(f->path)) { add_document(s, capacity, at, (size_t)(end - at)); return 1; }
+    if (end - at >= 3 && !memcmp(at, "\xEF\xBB\xBF", 3)) at += 3;        /* a byte-order mark, as Windows writes it */
     for (size_t line = 1; at < end; line++) {
         const char *next = memchr(at, '\n', (size_t)(end - at));
         const size_t bytes = (size_t)((next ? next : end) - at);

@@ -23,8 +23,10 @@ static const struct { int sure; size_t at, count; const char *bytes, *what, *rem
     { 0, 0,   4, "GIF8",                 "a picture",                "Text is needed" },
     { 0, 0,   4, "RIFF",                 "sound, a picture or a film", "Text is needed" },
     { 1, 0,   4, "\x7f" "ELF",           "a program",                "Text is needed" },
-    { 1, 0,   2, "\xff\xfe",             "text in UTF-16",           "Make it UTF-8: iconv -f UTF-16 -t UTF-8 %s > text.txt" },
-    { 1, 0,   2, "\xfe\xff",             "text in UTF-16",           "Make it UTF-8: iconv -f UTF-16 -t UTF-8 %s > text.txt" },
+    { 1, 0,   4, "\xff\xfe\0\0",         "text in UTF-32",           "Make it UTF-8: iconv -f UTF-32 -t UTF-8 %s > utf-8.txt" },
+    { 1, 0,   4, "\0\0\xfe\xff",         "text in UTF-32",           "Make it UTF-8: iconv -f UTF-32 -t UTF-8 %s > utf-8.txt" },
+    { 1, 0,   2, "\xff\xfe",             "text in UTF-16",           "Make it UTF-8: iconv -f UTF-16 -t UTF-8 %s > utf-8.txt" },
+    { 1, 0,   2, "\xfe\xff",             "text in UTF-16",           "Make it UTF-8: iconv -f UTF-16 -t UTF-8 %s > utf-8.txt" },
 };
 
 const char *kind_of_binary(const char *bytes, size_t count, const char **remedy) {

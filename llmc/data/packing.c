@@ -40,7 +40,7 @@ static int find_samples(const Segment *s, Packing *p, size_t *n, Error *e) {
                 if (at >= 0) end_sample(p, n, &capacity, at, first + i, counted);
                 at = first + i;
                 counted = 0;
-            } else if (tokens[i] & TOKEN_COUNTS && first + i - at <= p->T) counted = 1;
+            } else if (tokens[i] & TOKEN_COUNTS) *(first + i - at <= p->T ? &counted : &p->late) = 1;
         }
     }
     if (ok && at >= 0) end_sample(p, n, &capacity, at, s->tokens, counted);
@@ -105,8 +105,10 @@ int packing_make(Segment *s, int T, Error *e) {
     packing_free(p);
     p->T = T;
     if (!find_samples(s, p, &n, e)) return 0;
-    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer of the assistant within the first %d tokens: a larger -t would do",
-                             s->path, (long long)p->unanswered, T + 1);
+    if (!n && p->late)
+        return error_set(e, "%s: none of its %lld conversations has an answer of the assistant within the first %d tokens: a larger -t would do",
+                         s->path, (long long)p->unanswered, T + 1);
+    if (!n) return error_set(e, "%s: none of its %lld conversations has an answer: a message with content whose role is assistant", s->path, (long long)p->unanswered);
     make_rows(p, n);
     return 1;
 }

@@ -19,16 +19,11 @@
 
 static void add_string(Text *e, const char *key, const char *string) { event_text(e, key, string, strlen(string)); }
 
-/* The command line as a shell reads it: an argument with other characters than these stands in quotes. */
 static char *command_line(char **arguments) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=+@%";
     Text t = { 0 };
     for (char **a = arguments; *a; a++) {
         if (a != arguments) text_add_string(&t, " ");
-        if (**a && !(*a)[strspn(*a, plain)]) { text_add_string(&t, *a); continue; }
-        text_add_string(&t, "'");
-        for (const char *c = *a; *c; c++) if (*c == '\'') text_add_string(&t, "'\\''"); else text_add_bytes(&t, c, 1);
-        text_add_string(&t, "'");
+        text_add_word(&t, *a);
     }
     return t.at;
 }
@@ -503,13 +498,17 @@ void run_end_log(Run *r) {
     log_summary(r, weights);
     if (!report_update(r->report, 0, &e)) warn("%s", e.text);
     report_close(r->report);
-    const int best = r->s.keep_best && r->progress.best_step >= 0;
+    Text folder = { 0 };
+    char *best = text_format("%s%s", r->s.out, r->s.keep_best && r->progress.best_step >= 0 ? "/best" : "");
+    text_add_word(&folder, r->finished ? best : r->s.out);
     if (r->finished && data_has_chats(r->data))
-        log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s%s -m chat", r->s.out, best ? "/best" : "");
+        log_line(&r->log, "\nto talk to it:  make infer_moe && ./infer_moe %s -m chat", folder.at);
     else if (r->finished)
-        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s%s -i %s%s", r->s.out, best ? "/best" : "",
+        log_line(&r->log, "\nto generate text:  make infer_moe && ./infer_moe %s -i %s%s", folder.at,
                  r->tokenizer ? "\"ROMEO:\"" : "\"1 2 3\"", r->tokenizer ? "" : "      (ids of tokens; -z names a tokenizer)");
     else
-        log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", r->s.out);
+        log_line(&r->log, "\nstopped on request; to continue:  ./train_moe -o %s -y 1", folder.at);
+    free(folder.at);
+    free(best);
     log_close(&r->log);
 }

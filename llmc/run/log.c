@@ -1,5 +1,5 @@
 /* log.c: see log.h. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "log.h"
 #include "plot.h"
 #include "llmc/base/json.h"
@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 static Log *current;                    /* receives warnings; one log is open at a time */
@@ -161,6 +162,8 @@ static void print_step(Log *l, const StepStats *s, int keep_line) {
                                 s->norm, norm_z, s->lr, s->ms, s->tok_s, balance, attention, eta);
     if (!l->terminal) puts(line);
     else if (keep_line || now() - l->refreshed > 0.05) {    /* at most 20 times a second */
+        struct winsize size;                                /* a line that goes on in the next row could not be refreshed */
+        if (!keep_line && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1 && size.ws_col <= sizeof line) line[size.ws_col - 1] = 0;
         printf("\r%s\033[K", line);
         l->open_line = 1;
         if (keep_line) finish_line(l);

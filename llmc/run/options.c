@@ -83,7 +83,7 @@ void options_help(Options o, const char *usage, int as_set) {
         if (!as_set) snprintf(value, sizeof value, "%s", row->init);
         text_print(stdout, *value ? " [%s]%s\n" : "%s%s\n", value, as_set && o.given[i] ? " (given)" : "");
     }
-    printf("\n  -cf  --config          a file of settings, a line \"name = value\" for each, names as here, long or short; # begins a comment.\n"
+    printf("\n  -cf  --config          a file of settings, a line \"name = value\" for each, names as here, long or short; a line that begins with # is a comment.\n"
            "                         What the command line gives counts more\n"
            "  -h   --help            this text\n       --version         the version\n");
 }

@@ -150,7 +150,13 @@ void run_open_data(Run *r) {
     const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = readable ? own : s->tokenizer,
                                   .pattern = s->pattern, .chat = s->chat, .cache = s->out, .show = r->leads, .any_bytes = s->any_bytes,
                                   .trained = r->from && checkpoint_has_tokenizer(r->from, trained) ? trained : NULL };
+    if (r->from && is_file(s->tokenizer) && !s->allow_data && !checkpoint_has_tokenizer(r->from, s->tokenizer))
+        fail(EXIT_CHECKPOINT, "%s is not the tokenizer of the run in %s, which is %s. To continue anyway: --allow-data-change 1",
+             s->tokenizer, s->out, trained);
     if (!(r->data = data_open_text(&request, &r->tokenizer, &e))) fail(EXIT_INPUT, "%s", e.text);
+    if (r->from && r->tokenizer && data_trains_tokenizer(&request) && tokenizer_vocab(r->tokenizer) != strtol(s->tokenizer, NULL, 10))
+        fail(EXIT_USAGE, "-tk %s: the run in %s goes on with its own tokenizer, of %d tokens. Another one needs a new run (-o)",
+             s->tokenizer, s->out, tokenizer_vocab(r->tokenizer));
     if (own && !readable && data_is_text(r->data))
         fail(EXIT_INPUT, "%s. Encode the text with its own program and train on the tokens (*.bin), or name another tokenizer (-tk)", why.text);
     if (own && !readable && r->leads) warn("%s; it is copied as it is", why.text);
@@ -187,8 +193,13 @@ static void resume_config(Run *r, int given) {
     if (settings_given(&r->s, "up")) fail(EXIT_USAGE, "-up makes the model of a new run; %s has its model, and goes on without", path);
     if (!given) return;
     const JsonValue *word = json_get(checkpoint_options(r->from), "model");
+    const int same = json_is(word, JSON_STRING) && !strcmp(word->is.string, r->s.model);
     asked = *c;
-    if (json_is(word, JSON_STRING) && !strcmp(word->is.string, r->s.model)) describe_kinds(&r->s, &asked);
+    if (is_folder(r->s.model)) {
+        if (same) return;
+        if (!hf_load_config(r->s.model, &asked, &e) || (*r->s.upcycle && asked.experts == 1 && !config_upcycle(&asked, r->s.upcycle, &e)))
+            fail(EXIT_INPUT, "%s", e.text);
+    } else if (same) describe_kinds(&r->s, &asked);
     else describe_config(&r->s, &asked);
     asked.vocab = c->vocab;
     asked.padding = c->padding;
@@ -212,6 +223,9 @@ static void load_config(Run *r) {
     if (!*s->upcycle || data_has_chats(r->data))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
+    if (r->tokenizer && !*s->tokenizer && !is_file(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
+        fail(EXIT_INPUT, "%s is missing, and of bytes this model has learned nothing. To make it of the folder's other files: python3 -c \"import "
+             "transformers as t; t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
     if (*s->tokenizer && is_file(theirs) && r->leads)
         warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
     free(theirs);
@@ -243,7 +257,7 @@ void run_choose_model(Run *r) {
     if (!r->tokenizer && data_max_id(r->data) >= 1 << 24)
         fail(EXIT_INPUT, "%s: token id %d; at most %d is allowed", s->train, data_max_id(r->data), (1 << 24) - 1);
     if (!r->from && !is_model && *s->upcycle) fail(EXIT_USAGE, "-up %s needs a dense model in a folder: -e FOLDER", s->upcycle);
-    if (r->from) resume_config(r, (kind_given || settings_given(s, "e")) && !is_model);
+    if (r->from) resume_config(r, (kind_given && !is_model) || settings_given(s, "e"));
     else if (is_model) {
         if (kind_given) fail(EXIT_USAGE, "-e %s: this folder's config.json defines what -rs and -fa set", s->model);
         load_config(r);

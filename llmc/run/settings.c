@@ -4,6 +4,7 @@
 #include "llmc/data/bpe.h"
 #include "llmc/data/chat.h"
 #include "llmc/data/data.h"
+#include "llmc/files/hf.h"
 #include "llmc/model/config.h"
 #include "llmc/model/schedule.h"
 #include "llmc/base/text.h"
@@ -258,11 +259,18 @@ static void explain_here(Options o) {
     const int absent = *s->gpu_memory || (!strncmp(s->device, "cuda", 4) && !device_usable(s->device));
     const Device *dev = absent ? device_imagine(s->device, s->gpu_memory, 1, &e) : device_choose(s->device, &local, why_cpu);
     if (!dev) fail(EXIT_USAGE, "%s", e.text);
-    Data *data = data_open(s->train, s->val, NULL, &e);
+    Config c;
+    Tokenizer *bytes;
+    const int is_model = is_folder(s->model);
+    const DataRequest request = { .train = s->train, .validation = s->val, .tokenizer = "", .chat = *s->chat ? s->chat : "chatml", .any_bytes = 1 };
+    if (is_model && !hf_load_config(s->model, &c, &e)) fail(EXIT_INPUT, "%s", e.text);
+    Data *data = data_open_text(&request, &bytes, &e);
     if (!data) fail(EXIT_INPUT, "%s", e.text);
-    /* -tk: a token of a BPE is about four bytes */
-    const int64_t tokens = data_tokens(data, DATA_TRAIN) / (*s->tokenizer && data_is_text(data) ? 4 : 1);
+    /* a token of a BPE is about four bytes */
+    const int64_t tokens = data_tokens(data, DATA_TRAIN) / ((*s->tokenizer || is_model) && data_is_text(data) ? 4 : 1);
     settings_suit(s, dev->is_gpu, tokens);
+    if (is_model && (!*s->upcycle || data_has_chats(data))) settings_fine_tune(s, dev->is_gpu, c.channels, c.context, data_has_chats(data));
+    if (is_model && data_has_chats(data)) settings_fit_rows(s, tokens / s->seq + 1);
     char *text = text_format("%s\nBrackets contain what holds here: for %s: about %lld training tokens (%s), on %s%s%s.", usage, s->train,
                              (long long)tokens, tokens < LARGE_TEXT ? "less than 10 million, which are seen many times: a small model"
                              : "10 million or more, which are seen about once: a larger model, shorter validations", dev->name,

@@ -220,7 +220,7 @@ static void request_answer(Server *s, Client *c, const HttpRequest *r) {
         refuse(c, 403, "a page of another site may not use this server");
     else if (http_is(r->path, "/model") && get) answer(c, 200, "application/json", &s->model, "");
     else if (http_is(r->path, "/generate") && post) {
-        if (r->type.bytes < 16 || !http_is_name((HttpText){ r->type.at, 16 }, "application/json")) refuse(c, 415, "expected application/json");
+        if (r->type.bytes < 16 || !http_is_name((HttpText){ r->type.at, 16 }, "application/json")) refuse(c, 415, "expected the header Content-Type: application/json");
         else generation_ask(s, c, r);
     } else if (http_is(r->path, "/") || http_is(r->path, "/model") || http_is(r->path, "/generate")) refuse(c, 405, "not this method");
     else refuse(c, 404, "there is nothing here");

@@ -3,7 +3,8 @@
  *
  *   GET  /           the page (llmc/run/web/), one file without references
  *   GET  /model      JSON: what the page must know of the model, and the options that a request may set
- *   POST /generate   JSON: {"prompt": "...", "temperature": 0.8, ...}, options by name; what is missing has infer_moe's value.
+ *   POST /generate   JSON (Content-Type: application/json): {"prompt": "...", "temperature": 0.8, ...}, options by name; what is missing
+ *                    has infer_moe's value.
  *                    Or {"messages": [{"role": "user", "content": "..."}], ...}, where the model has a chat template: the text is
  *                    then the answer. Of a conversation that is too long, the oldest questions and answers are left out.
  *                    The answer comes as it is made, a JSON object in each line:

@@ -215,6 +215,30 @@ static void test_lone(void) {
     check(!open_chats(line, strlen(line), "", "chatml", NULL, &t, &e) && strstr(e.text, "one conversation"), "one conversation: %s", e.text);
 }
 
+static void test_no_calls(void) {
+    static const char lines[] = "{\"messages\": [{\"role\": \"assistant\", \"content\": \"x\", \"tool_calls\": []}]}\n"
+                                "{\"messages\": [{\"role\": \"assistant\", \"content\": \"y\", \"tool_calls\": null}]}\n";
+    Error e = { "" };
+    Tokenizer *t;
+    Data *d = open_chats(lines, strlen(lines), "", "chatml", NULL, &t, &e);
+    check(d != NULL, "an empty list of tool calls is none: %s", e.text);
+    data_close(d);
+    tokenizer_free(t);
+}
+
+/* Two such conversations cannot be trained on, and a larger -t would help or not. */
+static void test_unanswered(const char *line, int helps) {
+    Error e = { "" };
+    Tokenizer *t;
+    Text two = { 0 };
+    text_add(&two, "%s\n%s\n", line, line);
+    Data *d = open_chats(two.at, two.length, "", "chatml", NULL, &t, &e);
+    check(d && !data_check(d, 16, 256, &e) && (strstr(e.text, "larger -t") != NULL) == helps && (strstr(e.text, "role is assistant") != NULL) == !helps, "no answers: %s", e.text);
+    data_close(d);
+    tokenizer_free(t);
+    free(two.at);
+}
+
 /* ---- rows ------------------------------------------------------------------------------------------------ */
 
 enum { SAMPLES = 230 };
@@ -394,6 +418,9 @@ void test_chats(void) {
     PART(test_dates());
     PART(test_bad_lines());
     PART(test_lone());
+    PART(test_no_calls());
+    PART(test_unanswered("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}", 0));
+    PART(test_unanswered("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}, {\"role\": \"assistant\", \"content\": \"y\"}]}", 1));
     PART(test_rows("", "bytes"));
     PART(test_rows("tests/reference/tokenizers/qwen2.json", "qwen2"));
     PART(test_rows("tests/reference/tokenizers/llama2.json", "llama2"));

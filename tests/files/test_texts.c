@@ -315,8 +315,8 @@ static void test_documents(void) {
     holds("a folder, and bytes as tokens", folder, NULL, "", "first inner line 1 l\xC3\xADnea 2 ", "last one ");
     one = put_text("one.jsonl", "{\"text\":\"only this one, cut as a text\"}");
     holds("a JSONL file of one document", one, NULL, "257", "only this one, cut as a t|", "ext|");
-    other = put_text("other.jsonl", "\n {\"text\": \"held\"}\r\n\n{\"text\": \"\"}\n   \n{\"text\": \"out\"}");
-    holds("a JSONL file for validation, blank lines and empty texts", folder, other, "257",
+    other = put_text("other.jsonl", "\xEF\xBB\xBF\n {\"text\": \"held\"}\r\n\n{\"text\": \"\"}\n   \n{\"text\": \"out\"}");
+    holds("a JSONL file for validation, a byte-order mark, blank lines and empty texts", folder, other, "257",
           "first |inner |line 1 |l\xC3\xADnea 2 |last one |", "held|out|");
     Text many = { 0 };
     for (int i = 0; i < 25; i++) text_add(&many, "{\"text\": \"%c\"}\n", 'a' + i);
@@ -462,6 +462,7 @@ static void test_cache(void) {
 static void test_kinds(void) {
     static const struct { const char *bytes; size_t count; const char *what; } cases[] = {
         { "\x1f\x8b\x08 text", 8, "gzip" },   { "%PDF-1.4\nabc", 12, "PDF" },        { "\xff\xfe" "a\0b\0", 6, "UTF-16" },
+        { "\xff\xfe\0\0a\0\0\0", 8, "UTF-32" }, { "\0\0\xfe\xff\0\0\0a", 8, "UTF-32" },
         { "PK\3\4\0", 5, "zip" },             { "PAR1 is a word", 14, NULL },          { "PAR1\0", 5, "Parquet" },
         { "a\0b", 3, "NUL" },                  { "plain", 5, NULL },                    { "", 0, NULL },
         { "\x1f\x8b", 1, NULL },               { "{\\rtf1 a", 8, "rich" },             { "BZh, a word", 11, NULL },
