@@ -167,7 +167,7 @@ test_programs test_faults test_report test_web test_tensorboard: test_%:
 	@sh tests/$*.sh
 # All that a change must pass (.ci/run), the longest parts first. A job of each kind at a time: make -j starts several kinds.
 ci: mutate platforms fuzz emulate test
-ci: EMULATE := fp8 orthogonalize expert_down
+ci: EMULATE := fp8 orthogonalize parallel_linear_backward_input
 # Every place where a call can fail or a kill can come, and a thousand flipped bits.
 faults: train_moe infer_moe
 	@sh tests/faults.sh -l
