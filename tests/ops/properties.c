@@ -255,7 +255,7 @@ static int wrong_weights(const Routed *r) {
         const int from = r->host[FIRST][n], to = r->host[FIRST][n + 1];
         double total = 0;
         for (int s = from; s < to; s++) total += w[s];
-        wrong |= !(fabs(total - sum[n]) < 1e-2 * (1 + total)) || (from == to && sum[n] != 0)
+        wrong |= !(fabs(total - sum[n]) < 1e-2 * fmax(1, total)) || (from == to && sum[n] != 0)
               || (SUMS_TO_ONE(r->scores) && from < to && !(fabs(total - 1) < 1e-5));
     }
     r->dev->release(rows), r->dev->release(out);
