@@ -202,22 +202,20 @@ $(foreach p,BF16 F32,$(eval $(call check,$p)))
 # The kernels of kernels/cuda on a CPU, in bf16 (kernels/cuda/emulator). EMULATE="fp8 attention": only operations with these names.
 CXX = g++
 EMULATED := build/emulated
-EMULATED_KERNELS := $(patsubst kernels/cuda/%.cu,$(EMULATED)/o/%.o,$(filter-out $(CUDA_ONCE:=.cu) kernels/cuda/dense.cu,$(wildcard kernels/cuda/*.cu kernels/cuda/hopper/*.cu)))
-EMULATOR := $(EMULATED)/o/emulator.o $(EMULATED)/o/device_of_emulator.o $(EMULATED)/o/devices.o
+EMULATED_KERNELS := $(patsubst kernels/cuda/%.cu,$(EMULATED)/o/%.o,$(filter-out $(CUDA_ONCE:=.cu) kernels/cuda/dense.cu,$(wildcard kernels/cuda/*.cu kernels/cuda/hopper/*.cu) kernels/cuda/decode/attention.cu))
+EMULATOR := $(EMULATED)/o/emulator/emulator.o $(EMULATED)/o/emulator/device.o $(EMULATED)/o/devices.o
 CXXFLAGS = -std=c++20 -O2 $(ARCH_FLAG) -w -fpermissive -DPRECISION_BF16 -Ikernels/cuda/emulator -I$(EMULATED) -x c++
 HAVE_EMULATOR = $(shell command -v python3 > /dev/null && test "$$(uname -m)" = x86_64 && printf '_Float16 x;' | $(CXX) -std=c++20 -x c++ -c - -o /dev/null 2> /dev/null && echo yes)
 emulate:
 	@$(if $(HAVE_EMULATOR),$(MAKE) -s NO_CUDA=1 $(EMULATED)/run_tests && sh tests/emulate.sh $(EMULATED)/run_tests $(EMULATE),echo "skip emulate: needs python3 and $(CXX) for C++20 on x86-64")
 $(EMULATED)/prepared: $(wildcard kernels/*.h kernels/cuda/*.cu* kernels/cuda/*/*.cu* kernels/cuda/emulator/*)
-	@mkdir -p $(EMULATED)/o/hopper
+	@mkdir -p $(EMULATED)/o/hopper $(EMULATED)/o/decode $(EMULATED)/o/emulator
 	$(Q)python3 kernels/cuda/emulator/prepare.py . $(EMULATED) && touch $@
 $(EMULATED_KERNELS): $(EMULATED)/o/%.o: $(EMULATED)/prepared
 	@echo "  emulate $*"
 	$(Q)$(CXX) $(CXXFLAGS) -c $(EMULATED)/kernels/cuda/$*.cu -o $@
-$(EMULATED)/o/emulator.o: $(EMULATED)/prepared
-	$(Q)$(CXX) $(CXXFLAGS) -c kernels/cuda/emulator/emulator.cpp -o $@
-$(EMULATED)/o/device_of_emulator.o: $(EMULATED)/prepared
-	$(Q)$(CXX) $(CXXFLAGS) -c kernels/cuda/emulator/device.cpp -o $@
+$(EMULATED)/o/emulator/%.o: $(EMULATED)/prepared
+	$(Q)$(CXX) $(CXXFLAGS) -c kernels/cuda/emulator/$*.cpp -o $@
 $(EMULATED)/o/devices.o: kernels/devices.c $(EMULATED)/prepared
 	$(Q)$(CC) $(FLAGS) -DWITH_CUDA -DEMULATED -c $< -o $@
 $(EMULATED)/run_tests: $(filter-out $(B)/kernels/devices.o,$(TESTS) $(LADDER) $(LIBRARY)) $(EMULATED_KERNELS) $(EMULATOR)

@@ -124,13 +124,6 @@ bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int ran
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
-                uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
-    const uint64_t extent[] = { columns, rows, planes }, pitches[] = { pitch, planes > 1 ? plane : rows * pitch };
-    const uint32_t box[] = { (uint32_t)box_columns, (uint32_t)box_rows, 1 };
-    return tensor_map_of(map, base, element_size, 3, extent, pitches, box);
-}
-
 // ---- waiting ----------------------------------------------------------------------------------------------
 
 void cuda_sync(void) {

@@ -1,8 +1,9 @@
 /* device.cpp: what context.cu, dense.cu and nccl.cu are for a GPU. One emulated GPU, an H100 with three multiprocessors, that has no
- * cuBLASLt, records nothing and is alone. The kernels of decode/ are left out: their blocks wait for each other. */
+ * cuBLASLt, records nothing and is alone. Layers of single tokens (decode/layer.cu) are left out. */
 #define PRECISION_BF16
 #include "kernels/cuda/dense.cuh"
 #include "kernels/cuda/hopper/pipeline.cuh"
+#include "kernels/compound.h"
 
 static Context mine;
 static unsigned work_counter;
@@ -33,13 +34,6 @@ bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int ran
     }
     return legal;
 }
-bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes, uint64_t pitch,
-                uint64_t plane, int box_columns, int box_rows) {
-    const uint64_t extent[] = { columns, rows, planes }, pitches[] = { pitch, planes > 1 ? plane : rows * pitch };
-    const uint32_t box[] = { (uint32_t)box_columns, (uint32_t)box_rows, 1 };
-    return tensor_map_of(map, base, element_size, 3, extent, pitches, box);
-}
-
 bool dense_product(void *, bool, bool, const floatX *, bool, const floatX *, bool, int, int, int, int) { return false; }
 const char *cuda_open(int which) { return which ? "there is one emulated GPU" : NULL; }
 int cuda_count(void) { return 1; }
@@ -54,5 +48,4 @@ Recording *cuda_record_end(const char **why) { *why = cuda_record_begin(); retur
 void cuda_replay(const Recording *) {}
 void cuda_record_free(Recording *) {}
 Comm *cuda_connect(Group *, char why[256]) { strcpy(why, "an emulated GPU is alone"); return NULL; }
-PART(decode_attention) { (void)d; }
-PART(decode_layer) { (void)d; }
+PART(decode_layer) { d->decode_fits = compound_decode_fits; }

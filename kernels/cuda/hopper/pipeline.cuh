@@ -18,15 +18,19 @@
 #define HOPPER
 #endif
 
-// A map of a row-major bf16 matrix or stack of matrices: `columns` x `rows` x `planes`, rows `pitch` elements apart, planes `plane`
-// elements apart. Copies move boxes of box_columns (64: 128 swizzled bytes) x box_rows. Address and pitches are multiples of
-// 16 bytes. For floats element_size is 4 and box_columns 32. Returns false if the driver cannot make the map.
-bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
-                uint64_t pitch, uint64_t plane, int box_columns, int box_rows);
-// The same for any rank up to 5: extents and box innermost first; consecutive elements of dimension i + 1 are pitch[i] elements
-// apart.
+// A map of a row-major bf16 matrix of any rank up to 5: extents and box innermost first; consecutive elements of dimension i + 1 are
+// pitch[i] elements apart. Copies move boxes whose innermost side is 64 (128 swizzled bytes). Address and pitches are multiples of
+// 16 bytes. For floats element_size is 4 and that side 32. Returns false if the driver cannot make the map.
 bool tensor_map_of(CUtensorMap *map, const void *base, int element_size, int rank, const uint64_t *extent,
                    const uint64_t *pitch, const uint32_t *box);
+// The same for a matrix or stack of matrices: `columns` x `rows` x `planes`, rows `pitch` elements apart, planes `plane` elements apart;
+// boxes of box_columns x box_rows.
+static inline bool tensor_map(CUtensorMap *map, const void *base, int element_size, uint64_t columns, uint64_t rows, uint64_t planes,
+                              uint64_t pitch, uint64_t plane, int box_columns, int box_rows) {
+    const uint64_t extent[] = { columns, rows, planes }, pitches[] = { pitch, planes > 1 ? plane : rows * pitch };
+    const uint32_t box[] = { (uint32_t)box_columns, (uint32_t)box_rows, 1 };
+    return tensor_map_of(map, base, element_size, 3, extent, pitches, box);
+}
 
 #if defined(HOPPER)
 
