@@ -27,10 +27,6 @@
 // Products of bf16 are summed in f32; p and ds are rounded to bf16 as operands of the next product.
 #include "ptx.cuh"
 
-// A number that is the same in all lanes of a warp, in a form that tells the compiler so: it keeps what depends on it in uniform
-// registers. The kernels on tensor cores have no others to spare.
-__device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
-
 struct HeadLayout { HeadOrder order; int T, G, Q, D; const int *reach; };    // reach (B,T) or NULL
 
 // A (sequence, key/value head) pair. i: its number.

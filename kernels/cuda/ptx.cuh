@@ -12,6 +12,11 @@
 // The address in shared memory, 32 bits, that instructions take.
 __device__ static inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
+// A number that is the same in all lanes of a warp, in a form that tells the compiler so: it keeps what depends on it in uniform
+// registers. The kernels on tensor cores have no others to spare; and wgmma takes its descriptors from there: what every thread
+// computes would be moved there one by one between the instructions.
+__device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
+
 // Loads four 8 x 8 matrices of 16-bit numbers. Lane l gives the address of row l%8 of matrix l/8: 16 bytes, 16-byte aligned.
 // r[i] receives row lane/4, columns 2(lane%4) and 2(lane%4)+1, of matrix i.
 __device__ static inline void ldmatrix(uint32_t r[4], uint32_t row) {

@@ -68,10 +68,6 @@ struct BoxStats { float lse[64], delta[64]; };
 
 #if defined(HOPPER)
 
-// The same number in all lanes of a warp, in a form from which the compiler knows it. Without it every thread would compute the
-// descriptors of wgmma, and they would be moved to uniform registers one by one between the instructions.
-__device__ static inline int uniform(int x) { return __shfl_sync(ALL, x, 0); }
-
 template <bool b> struct Bool { static constexpr bool value = b; };
 
 // ---- work tiles ---------------------------------------------------------------------------------------------------------
