@@ -8,8 +8,10 @@
 //                sums by the scales and adds them in f32. Both kinds are in registers, which have room for 64 x 256 sums and half as
 //                many partial ones: a step has two pieces of 128 columns, one after the other.
 //   overlap      While a consumer adds, nothing of its own is queued, and the tensor cores work on a piece of the other consumer.
-//   scales       A consumer's threads load scales straight from memory, a step ahead; those of a tile's first step while the last tile
-//                is stored. What that needs of the next tile is read during the last piece.
+//   scales       Of rows: a consumer's threads load scales straight from memory, two steps ahead; those of a tile's first two while the
+//                last tile is stored. What that needs of the next tile is read during the last piece. Of columns: fp8_weight.cu.
+//   descriptors  Whatever else a step computes delays both, and most of that is addresses. They are the same in a warp: in uniform
+//                registers, if `consumer` and `steps` are (ptx.cuh).
 #pragma once
 #include "gemm.cuh"
 #include "kernels/cuda/fp8.cuh"
@@ -26,8 +28,8 @@ __device__ static inline void wgmma_e4m3(float (&d)[64], uint64_t x, uint64_t y,
 
 // ---- the main loop of a consumer --------------------------------------------------------------------------------------------
 
-// sum (64 x BN) = a b over `steps` stages, of which the first is full already; scales.fetch() has been called.
-//   scales.next(step, more)   takes what was fetched for this step; more: fetches for the next
+// sum (64 x BN) = a b over `steps` stages.
+//   scales.next(step, stage)  takes what was fetched for this step, or came with its stage, and fetches for a later one
 //   scales.factor(i, h)       for columns 128i .. 128i+127 and row g + 8h of the thread
 //   last()                    called while the tensor cores work on the last piece: sums of other pieces are complete, and `at` is the
 //                             first stage of the next tile
@@ -38,12 +40,11 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
     float partial[64];
 #pragma unroll
     for (int i = 0; i < Layout::BN / 2; i++) sum[i] = 0;
-    __syncwarp();                                                   // all lanes have read the first stage's tile
     for (int step = 0; step < steps; step++) {
         const Position<Layout::STAGES> now = at;
-        if (step) s.pipe.wait_full(now);
-        at.advance();
         const uint64_t a = descriptor(s.a(now) + consumer * 8192, K_MAJOR), b = descriptor(s.b(now), K_MAJOR);
+        s.pipe.wait_full(now);
+        at.advance();
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece++) {
             pin(partial);
@@ -52,12 +53,12 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
             for (int k32 = 0; k32 < 4; k32++)
                 wgmma_e4m3(partial, advance(a, k32 * 32), advance(b, piece * 128 * 128 + k32 * 32), k32);
             wgmma_commit();
-            if (piece == 0) scales.next(step, step + 1 < steps);
+            if (piece == 0) scales.next(step, now.stage);
             if (piece == PIECES - 1 && step == steps - 1) last();
             const float f[2] = { scales.factor(piece, 0), scales.factor(piece, 1) };
             wgmma_wait<0>();
             pin(partial);
-            if (piece == PIECES - 1) s.pipe.arrive_empty(now);
+            if (piece == PIECES - 1) s.pipe.release(now);
 #pragma unroll
             for (int i = 0; i < 64; i++) sum[piece * 64 + i] += f[i / 2 % 2] * partial[i];
         }
@@ -68,14 +69,13 @@ __device__ static inline void mainloop_e4m3(float (&sum)[Layout::BN / 2], const 
 
 // Of a (.,pitch) and b (E,.,pitch), for PIECES times 128 columns. Of the four that a quad of lanes needs, for rows g and g + 8 of a and the
 // first and the last 128 columns of b, each lane reads one, and they give them to each other while the tensor cores work: a fourth of the
-// loads and registers. A step with one piece is too short for a read of memory; then they are fetched two steps ahead.
+// loads and registers. A step can be shorter than a read of memory, so they are fetched two steps ahead.
 template <int PIECES> struct RowScales {
-    enum { DEEP = PIECES == 1 };
     const float *a, *b;
     const int *a_row;
     int pitch;
     const float *from = a;                                          // a block without tiles reads something
-    float ahead[1 + DEEP], now;
+    float ahead[2], factors[PIECES][2];                             // ahead: this lane's for the next two steps
     // first: of b, the block of the tile's first 128 columns; the last is `apart` from it.
     __device__ void find(Tile tile, int first, int apart) {
         const int q = threadIdx.x % 4;
@@ -85,16 +85,19 @@ template <int PIECES> struct RowScales {
     }
     __device__ void fetch(void) {
         ahead[0] = from[0];
-        if (DEEP) ahead[DEEP] = from[min(1, pitch - 1)];
+        ahead[1] = from[min(1, pitch - 1)];
     }
-    __device__ void next(int step, bool) {
-        now = ahead[0], ahead[0] = ahead[DEEP];
-        if (step + 1 + DEEP < pitch) ahead[DEEP] = from[step + 1 + DEEP];
+    __device__ void next(int step, int) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float row = __shfl_sync(ALL, ahead[0], h, 4);
+#pragma unroll
+            for (int piece = 0; piece < PIECES; piece++) factors[piece][h] = row * __shfl_sync(ALL, ahead[0], 2 + piece, 4);
+        }
+        ahead[0] = ahead[1];
+        if (step + 2 < pitch) ahead[1] = from[step + 2];
     }
-    __device__ float factor(int piece, int h) const {
-        const int quad = threadIdx.x % 32 & ~3;
-        return __shfl_sync(ALL, now, quad + h) * __shfl_sync(ALL, now, quad + 2 + piece);
-    }
+    __device__ float factor(int piece, int h) const { return factors[piece][h]; }
 };
 
 // The codes of 128 columns of this warp's 16 rows to a slab: x[4j + 2h + i] is row g + 8h, column 8j + 2q + i (wgmma.cuh).

@@ -166,7 +166,7 @@ __device__ static inline void finish_tiles(const Shared<Down8> &s, const Down8Ba
 // ---- the consumers ----------------------------------------------------------------------------------------------------------
 
 __device__ static inline void multiply_tiles(const Shared<Down8> &s, const Product &p, const float *a_scale, const float *b_scale) {
-    const int F = p.O, steps = p.C / BK, consumer = threadIdx.x / WARPGROUP - 1;
+    const int F = p.O, steps = p.C / BK, consumer = uniform(threadIdx.x / WARPGROUP) - 1;
     const Handoff handoff(s, consumer);
     RowScales<1> scales = { a_scale, b_scale, p.a_row, steps };
     Position<Down8::STAGES> at;

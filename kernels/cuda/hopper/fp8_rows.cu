@@ -63,7 +63,7 @@ void rows8(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CU
         return;
     }
     take_registers<up ? 232 : 240>();
-    const int steps = p.C / BK, consumer = threadIdx.x / WARPGROUP - 1, across = (up ? 2 : 1) * p.O / 128;
+    const int steps = p.C / BK, consumer = uniform(threadIdx.x / WARPGROUP) - 1, across = (up ? 2 : 1) * p.O / 128;
     const Output to_c = { &c_map, (floatX *)p.c, NULL, (up ? 2 : 1) * p.O }, to_act = { &act_map, act, NULL, p.O / 2 };
     RowScales<2> scales = { a_scale, b_scale, up ? given.a_row : NULL, steps };
     const uint32_t slabs = s.slab(0);
