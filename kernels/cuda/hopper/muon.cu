@@ -199,13 +199,6 @@ template <int p> __device__ static inline void polynomial(uint32_t base, float (
         }
 }
 
-// Both of a consumer's rows of blocks += the products of 16 of k. left, right: where block 0 lies.
-template <int consumer, Major major, bool half> __device__ static inline void multiply_rows(float (&low)[32 * (consumer + 1)],
-        float (&high)[32 * (4 - consumer)], uint32_t left, uint32_t right, int accumulate) {
-    const uint64_t columns = descriptor(right, major);
-    wgmma<64 * (consumer + 1), major, major, half>(low, descriptor(left + consumer * SLAB, major), columns, accumulate);
-    wgmma<64 * (4 - consumer), major, major, half>(high, descriptor(left + (3 - consumer) * SLAB, major), columns, accumulate);
-}
 // Of the squared norm of X, the trace of X X^T: each warp's part, and their sum.
 template <int consumer> __device__ static inline void put_norm(float *sums, const float (&low)[32 * (consumer + 1)],
         const float (&high)[32 * (4 - consumer)]) {
@@ -219,34 +212,26 @@ __device__ static inline float inverse_norm(const float *sums) {
     return norm > 0 ? 1 / norm : 0;
 }
 
-// S S; the product is still being computed.
-template <int consumer> __device__ static inline void multiply_square(float (&low)[32 * (consumer + 1)], float (&high)[32 * (4 - consumer)],
-        uint32_t base) {
-#pragma unroll
-    for (int k16 = 0; k16 < 16; k16++) {
-        const uint32_t at = base + k16 / 4 * STAGE + k16 % 4 * 32;
-        multiply_rows<consumer, K_MAJOR, true>(low, high, at, at, k16);
-    }
-    wgmma_commit();
+// Rows 64p.. of S S, or of T S, += the products of 16 of k, in column r of blocks.
+template <int p, int r, bool square> __device__ static inline void multiply_row(float (&sum)[32 * (p + 1)], uint32_t base, int k16) {
+    constexpr Major major = square || r <= p ? K_MAJOR : MN_MAJOR;
+    const uint32_t block = square ? block_of_s(base, p, r) : major == K_MAJOR ? block_of_t(base, p, r) : block_of_t(base, r, p);
+    wgmma<64 * (p + 1), major, K_MAJOR, true>(sum, descriptor(block + k16 * (major == K_MAJOR ? 32 : 2048), major),
+                                              descriptor(block_of_s(base, 0, r) + k16 * 32, K_MAJOR), r | k16);
 }
-// Rows 64p.. of T S += the products of 16 of k, in column r of blocks.
-template <int p, int r> __device__ static inline void multiply_t_row(float (&sum)[32 * (p + 1)], uint32_t base, int k16) {
-    constexpr Major major = r > p ? MN_MAJOR : K_MAJOR;
-    const uint32_t left = r > p ? block_of_t(base, r, p) + k16 * 2048 : block_of_t(base, p, r) + k16 * 32;
-    wgmma<64 * (p + 1), major, K_MAJOR, true>(sum, descriptor(left, major), descriptor(block_of_s(base, 0, r) + k16 * 32, K_MAJOR), r | k16);
-}
-// T S from column r on; the product is still being computed.
-template <int consumer, int r = 0> __device__ static inline void multiply_t(float (&low)[32 * (consumer + 1)],
+// Both of a consumer's rows of blocks, from column r on; the product is still being computed.
+template <int consumer, bool square, int r = 0> __device__ static inline void multiply(float (&low)[32 * (consumer + 1)],
         float (&high)[32 * (4 - consumer)], uint32_t base) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; k16++)
-        multiply_t_row<consumer, r>(low, base, k16), multiply_t_row<3 - consumer, r>(high, base, k16);
-    if constexpr (r < 3) multiply_t<consumer, r + 1>(low, high, base);
+        multiply_row<consumer, r, square>(low, base, k16), multiply_row<3 - consumer, r, square>(high, base, k16);
+    if constexpr (r < 3) multiply<consumer, square, r + 1>(low, high, base);
     else wgmma_commit();
 }
 // X X^T; the last slab is still being multiplied. T will lie in the last stages: they are not released.
 template <int consumer, bool tall> __device__ static inline void multiply_slabs(float (&low)[32 * (consumer + 1)],
         float (&high)[32 * (4 - consumer)], uint32_t base, int slabs, int &turn) {
+    constexpr Major major = tall ? MN_MAJOR : K_MAJOR;
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
 #pragma unroll 1
     for (int i = 0; i < slabs; i++, turn++) {
@@ -256,7 +241,9 @@ template <int consumer, bool tall> __device__ static inline void multiply_slabs(
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++) {
             const uint32_t at = base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32);
-            multiply_rows<consumer, tall ? MN_MAJOR : K_MAJOR, false>(low, high, at, at, i | k16);
+            const uint64_t columns = descriptor(at, major);
+            wgmma<64 * (consumer + 1), major, major>(low, descriptor(at + consumer * SLAB, major), columns, i | k16);
+            wgmma<64 * (4 - consumer), major, major>(high, descriptor(at + (3 - consumer) * SLAB, major), columns, i | k16);
         }
         wgmma_commit();
         wgmma_wait<1>();
@@ -282,16 +269,16 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
         finish();
     } else if (op.kind == TO_S || op.kind == TO_T) {
         begin();
-        multiply_square<consumer>(low, high, base);
+        multiply<consumer, true>(low, high, base);
         finish();
         polynomial<consumer>(base, low), polynomial<3 - consumer>(base, high);
     } else {
         if (o < AGAIN && op.kind == FACTOR) barrier_wait(base + KEPT_AT, 0);
         begin();
-        multiply_t<consumer>(low, high, base);
+        multiply<consumer, false>(low, high, base);
         finish();
     }
-    if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(turn - i);   // what was T
+    if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(turn - i);                 // T is not needed any more
     if (o < AGAIN && (op.kind == GRAM || op.kind == FACTOR)) {                  // divide by the norm
         float *const sums = (float *)(generic + SUMS_AT);
         if (op.kind == GRAM) put_norm<consumer>(sums, low, high);
