@@ -15,6 +15,7 @@
 //   symmetric    Of a product only blocks on and below the diagonal are computed, and mirrored as they are stored in S.
 //                Rows 64p.. have p + 1 of them; consumer c has p = c and p = 3 - c: five blocks each, 160 sums a thread.
 //                wgmma reads a block above the diagonal of T as that below, transposed.
+//                Of a polynomial the higher rows are finished while the lower ones are computed.
 //   X            A slab of the result is the polynomial times the same slab of X, so it replaces it, in shared memory and in global
 //                memory. A consumer has every second slab. As the polynomial is symmetric it is computed as X^T Q, with 64 columns of X as
 //                rows: of all shapes that one reads least shared memory. The transposition back is stmatrix's.
@@ -212,20 +213,15 @@ __device__ static inline float inverse_norm(const float *sums) {
     return norm > 0 ? 1 / norm : 0;
 }
 
-// Rows 64p.. of S S, or of T S, += the products of 16 of k, in column r of blocks.
-template <int p, int r, bool square> __device__ static inline void multiply_row(float (&sum)[32 * (p + 1)], uint32_t base, int k16) {
+// Rows 64p.. of S S, or of T S, from column r of the blocks of S or T on; the product is still being computed.
+template <int p, bool square, int r = 0> __device__ static inline void multiply_rows(float (&sum)[32 * (p + 1)], uint32_t base) {
     constexpr Major major = square || r <= p ? K_MAJOR : MN_MAJOR;
     const uint32_t block = square ? block_of_s(base, p, r) : major == K_MAJOR ? block_of_t(base, p, r) : block_of_t(base, r, p);
-    wgmma<64 * (p + 1), major, K_MAJOR, true>(sum, descriptor(block + k16 * (major == K_MAJOR ? 32 : 2048), major),
-                                              descriptor(block_of_s(base, 0, r) + k16 * 32, K_MAJOR), r | k16);
-}
-// Both of a consumer's rows of blocks, from column r on; the product is still being computed.
-template <int consumer, bool square, int r = 0> __device__ static inline void multiply(float (&low)[32 * (consumer + 1)],
-        float (&high)[32 * (4 - consumer)], uint32_t base) {
 #pragma unroll
     for (int k16 = 0; k16 < 4; k16++)
-        multiply_row<consumer, r, square>(low, base, k16), multiply_row<3 - consumer, r, square>(high, base, k16);
-    if constexpr (r < 3) multiply<consumer, square, r + 1>(low, high, base);
+        wgmma<64 * (p + 1), major, K_MAJOR, true>(sum, descriptor(block + k16 * (major == K_MAJOR ? 32 : 2048), major),
+                                                  descriptor(block_of_s(base, 0, r) + k16 * 32, K_MAJOR), r | k16);
+    if constexpr (r < 3) multiply_rows<p, square, r + 1>(sum, base);
     else wgmma_commit();
 }
 // X X^T; the last slab is still being multiplied. T will lie in the last stages: they are not released.
@@ -269,13 +265,18 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
         finish();
     } else if (op.kind == TO_S || op.kind == TO_T) {
         begin();
-        multiply<consumer, true>(low, high, base);
+        multiply_rows<3 - consumer, true>(high, base), multiply_rows<consumer, true>(low, base);
+        wgmma_wait<1>();
+        pin(high);
+        polynomial<3 - consumer>(base, high);                                   // while low is computed; nobody reads T
+        if (op.kind == TO_T) put_rows<3 - consumer, true, true>(base, high);
         finish();
-        polynomial<consumer>(base, low), polynomial<3 - consumer>(base, high);
+        polynomial<consumer>(base, low);
+        if (op.kind == TO_T) put_rows<consumer, true, true>(base, low);
     } else {
         if (o < AGAIN && op.kind == FACTOR) barrier_wait(base + KEPT_AT, 0);
         begin();
-        multiply<consumer, false>(low, high, base);
+        multiply_rows<3 - consumer, false>(high, base), multiply_rows<consumer, false>(low, base);
         finish();
     }
     if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(turn - i);                 // T is not needed any more
@@ -291,15 +292,15 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
     if (op.kind != TO_T) named_barrier_sync(1, 256);                            // nobody reads S any more, or T
     if (copies && op.copy == RETURN) fence_copies(), load_t(&maps.kept, base);
     if (op.kind == FACTOR) put_rows<consumer, false>(base, low), put_rows<3 - consumer, false>(base, high);
-    else if (op.kind == TO_T) put_rows<consumer, true, true>(base, low), put_rows<3 - consumer, true, true>(base, high);
-    else put_rows<consumer, true>(base, low), put_rows<3 - consumer, true>(base, high);
+    else if (op.kind != TO_T) put_rows<consumer, true>(base, low), put_rows<3 - consumer, true>(base, high);
     fence_async_proxy();
     named_barrier_sync(1, 256);
     if (copies && op.copy == KEEP) store_t(&maps.kept, base), bulk_commit();
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs, int again, int &turn) {
+template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs,
+        int again, int &turn) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool first = threadIdx.x % 128 == 0;
     int stored = 0;
@@ -339,7 +340,8 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(cons
     if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
 }
 
-template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic, int slabs) {
+template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic,
+        int slabs) {
     int turn = 0;
 #pragma unroll 1
     for (int o = 0; o < OPERATIONS; o++)
