@@ -102,6 +102,8 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "matrices",  1,   1,   328,      5,   2,  1, 256, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "matrices",  1,   1,   328,      5,   7,  1, 256, 1, 1, 2, MIXED }, "muon" },
     { { "matrices",  1,   1,   264,      5,   3,  1, 136, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   192,      5,   2,  1, 136, 1, 1, 2, MIXED }, "orthogonalize" },
+    { { "matrices",  1,   1,   712,      5,   2,  1, 200, 1, 1, 2, MIXED }, "orthogonalize" },
     { { "cache",    40,   10,     4,      5,   1,  1,   1, 3, 1, 24, MIXED }, "cache" },
     { { "heads 64",   2, 215,   6,   9,  3, 1,   5, 2, 3,  64, MIXED }, "attention" },
     { { "heads 64",   1, 129,   6,   9,  3, 1,   5, 1, 8,  64, MIXED }, "attention" },

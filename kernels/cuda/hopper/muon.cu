@@ -7,13 +7,15 @@
 // result is nearer to the exact one than if every step multiplied X and rounded to bf16 (docs/LOG.md). All these matrices
 // are polynomials of A, so they commute, and all their products are symmetric.
 //
-// With k = 256 one such matrix fits into the block's shared memory, 128 KB. A product's other factor comes through the
-// ring of stages from global memory (the L2 cache), where it was kept, slab by slab (64 columns), like X. X is read four times in
-// all and written twice. What is done in which order: the table `program`.
+// With k = 256 two such matrices are in the block's shared memory: S, whole, 128 KB, and T, of which 10 of 16 blocks of 64 x 64 are
+// there, those on and below the diagonal, 80 KB. Products of them need nothing from global memory. X comes through a ring of stages,
+// slab by slab (64 columns). T lies in the ring: X is not needed from X X^T to the product that X is multiplied by. X
+// is read four times in all and written twice, first in place. What is done in which order: the table `program`.
 //
-//   symmetric    Of a product only blocks of 64 x 64 on and below the diagonal are computed, 10 of 16, and mirrored
-//                as they are stored. Rows 64p.. have p + 1 of them; consumer c has p = c and p = 3 - c: five blocks each, 160
-//                sums a thread.
+//   symmetric    Of a product only blocks on and below the diagonal are computed, and mirrored as they are stored in S.
+//                Rows 64p.. have p + 1 of them; consumer c has p = c and p = 3 - c: five blocks each, 160 sums a thread.
+//                wgmma reads a block above the diagonal of T as that below, transposed.
+//                Of a polynomial the higher rows are finished while the lower ones are computed.
 //   X            A slab of the result is the polynomial times the same slab of X, so it replaces it, in shared memory and in global
 //                memory. A consumer has every second slab. As the polynomial is symmetric it is computed as X^T Q, with 64 columns of X as
 //                rows: of all shapes that one reads least shared memory. The transposition back is stmatrix's.
@@ -29,45 +31,44 @@
 #include "muon.cuh"
 
 #if defined(PRECISION_BF16)
-enum { SIDE = 256, STAGE = SIDE * 128, STAGES = 3, SQUARE = 4 * STAGE, ORDER_SHIFT = 4 };
-enum { STAGES_AT = SQUARE, BARRIERS_AT = STAGES_AT + STAGES * STAGE, SUMS_AT = BARRIERS_AT + STAGES * 16, STORED_AT = SUMS_AT + 32,
-       KEPT_AT = STORED_AT + 8, BYTES = KEPT_AT + 8 + 1024 };
-static_assert(BYTES <= 232448, "what a block can have");
+enum { SIDE = 256, STAGE = SIDE * 128, STAGES = 3, TRIANGLE = 10 * SLAB, ORDER_SHIFT = 4 };
+enum { STAGES_AT = 4 * STAGE, BARRIERS_AT = STAGES_AT + STAGES * STAGE, KEPT_AT = BARRIERS_AT + STAGES * 16, SUMS_AT = KEPT_AT + 8,
+       STORED_AT = SUMS_AT + 32, BYTES = STORED_AT + 8 + 1024 };
+static_assert(BYTES <= 232448 && TRIANGLE <= STAGES * STAGE, "what a block can have, and what T can");
 
-// One matrix is in shared memory: S. Others are kept in global memory; the third where the first results of X will be.
 enum Kind : unsigned char {
     GRAM,                                       // S = X X^T
-    SQUARE_OF,                                  // S = a I + b S + c S S
-    TIMES,                                      // S = from S
+    TO_S, TO_T,                                 // S or T = a I + b S + c S S
+    TIMES,                                      // S = T S
     FACTOR,                                     // the same, as bf16 and, the first time, divided by the norm of X
     APPLY                                       // X = S X
 };
-enum Place : unsigned char { NOWHERE, FIRST, SECOND, THIRD };
-struct Operation { Kind kind; Place from, keep; unsigned char kept; };        // kept: how many matrices have to be kept before
+enum Copy : unsigned char { NOTHING, KEEP, RETURN };    // then T is kept in global memory, or becomes what was kept
+struct Operation { Kind kind; Copy copy; };
 static_assert(MUON_STEPS == 5, "three steps and two");
 enum { OPERATIONS = 18, AGAIN = 11 };           // where X X^T is made again
 [[maybe_unused]] static __constant__ const Operation program[OPERATIONS] = {
-    { GRAM,      NOWHERE, FIRST,   0 },         /* A1 */
-    { SQUARE_OF, NOWHERE, SECOND,  0 },         /* Q1 */
-    { TIMES,     FIRST,   NOWHERE, 1 }, { TIMES, SECOND, FIRST, 2 },       /* A2 = Q1 (Q1 A1) */
-    { SQUARE_OF, NOWHERE, THIRD,   0 },         /* Q2 */
-    { TIMES,     FIRST,   NOWHERE, 3 }, { TIMES, THIRD, NOWHERE, 4 },      /* A3 */
-    { SQUARE_OF, NOWHERE, NOWHERE, 0 },         /* Q3 */
-    { TIMES,     THIRD,   NOWHERE, 4 }, { FACTOR, SECOND, NOWHERE, 4 },    /* Q3 Q2 Q1 */
-    { APPLY,     NOWHERE, NOWHERE, 0 },
-    { GRAM,      NOWHERE, FIRST,   0 },         /* A4 */
-    { SQUARE_OF, NOWHERE, SECOND,  0 },         /* Q4 */
-    { TIMES,     FIRST,   NOWHERE, 5 }, { TIMES, SECOND, NOWHERE, 6 },     /* A5 */
-    { SQUARE_OF, NOWHERE, NOWHERE, 0 },         /* Q5 */
-    { FACTOR,    SECOND,  NOWHERE, 6 },
-    { APPLY,     NOWHERE, NOWHERE, 0 }
+    { GRAM,   NOTHING },                        /* S = A1 */
+    { TO_T,   KEEP    },                        /* T = Q1 */
+    { TIMES,  NOTHING }, { TIMES, NOTHING },    /* S = A2 = Q1 (Q1 A1) */
+    { TO_T,   NOTHING },                        /* T = Q2 */
+    { TIMES,  NOTHING }, { TIMES, NOTHING },    /* S = A3 */
+    { TO_S,   NOTHING },                        /* S = Q3 */
+    { TIMES,  RETURN  }, { FACTOR, NOTHING },   /* S = Q1 (Q2 Q3) */
+    { APPLY,  NOTHING },
+    { GRAM,   NOTHING },                        /* S = A4 */
+    { TO_T,   NOTHING },                        /* T = Q4 */
+    { TIMES,  NOTHING }, { TIMES, NOTHING },    /* S = A5 */
+    { TO_S,   NOTHING },                        /* S = Q5 */
+    { FACTOR, NOTHING },                        /* S = Q4 Q5 */
+    { APPLY,  NOTHING }
 };
-struct Maps { CUtensorMap x, out, gram, square; };
+struct Maps { CUtensorMap x, out, kept; };
 
 #if defined(HOPPER)
 // Which slab is i-th in X X^T the first or second time; X is multiplied from the last to the first.
 __device__ static inline int slab_of(int again, int i, int slabs) { return (i + ORDER_SHIFT * again) % slabs; }
-// Slabs that a consumer has stored so far, or matrices kept: told by one thread, asked by the producer.
+// Slabs that a consumer has stored so far: told by one thread, asked by the producer.
 __device__ static inline void tell(uint32_t address, int count) {
     asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" :: "r"(address), "r"(count) : "memory");
 }
@@ -79,10 +80,7 @@ __device__ static inline int asked(uint32_t address) {
 // Copies that begin after this see global memory as stores that are done left it.
 __device__ static inline void fence_copies(void) { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-__device__ static inline const CUtensorMap *map_of(const Maps &maps, Place place) {
-    return place == FIRST ? &maps.gram : place == SECOND ? &maps.square : &maps.out;
-}
-// A slab of X, or, not tall, of a matrix that is kept: boxes of 64 x 64, whose rows and columns change places if X is tall.
+// A slab of X: boxes of 64 x 64, whose rows and columns change places if X is tall.
 __device__ static inline void load_slab(uint32_t to, const CUtensorMap *map, uint32_t barrier, int slab, bool tall) {
     for (int i = 0; i < 4; i++) bulk_load(to + i * SLAB, map, barrier, (tall ? i : slab) * 64, (tall ? slab : i) * 64, blockIdx.x);
 }
@@ -93,38 +91,38 @@ __device__ static inline void store_slab(const CUtensorMap *map, uint32_t from, 
 // One thread orders all slabs.
 template <bool tall> __device__ static void produce(const Maps &maps, uint32_t base, int slabs) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
-    int turn = 0, again = 0;
-    auto load = [&](const CUtensorMap *map, int slab, bool across) {
-        pipe.acquire(turn, STAGE);
-        load_slab(base + STAGES_AT + turn % STAGES * STAGE, map, pipe.full(turn), slab, across);
-        turn++;
-    };
+    int turn = 0;
 #pragma unroll 1
-    for (int o = 0; o < OPERATIONS; o++) {
-        const Operation op = program[o];
-        const bool gram = op.kind == GRAM, apply = op.kind == APPLY;
-        if (op.kind == SQUARE_OF) continue;
-        if (op.from) {
-            while (asked(base + KEPT_AT) < op.kept) {}
-            fence_copies();
-        }
+    for (int pass = 0; pass < 4; pass++) {                                      // X X^T, X multiplied, both again
+        const int again = pass / 2;
+        const bool gram = pass % 2 == 0;
 #pragma unroll 1
-        for (int i = 0; i < (op.from ? 4 : slabs); i++) {
-            const int slab = op.from ? i : slab_of(again, gram ? i : slabs - 1 - i, slabs);
+        for (int i = 0; i < slabs; i++, turn++) {
+            const int slab = slab_of(again, gram ? i : slabs - 1 - i, slabs);
             if (gram && again) {                                                // where it was when X was multiplied, and whose
                 const int place = slabs - 1 - slab, consumer = place % 2;
                 while (asked(base + STORED_AT + consumer * 4) < place / 2 + 1) {}
                 fence_copies();
             }
-            load(op.from ? map_of(maps, op.from) : again ? &maps.out : &maps.x, slab, tall && !op.from);
+            pipe.acquire(turn, STAGE);
+            load_slab(base + STAGES_AT + turn % STAGES * STAGE, &maps.x, pipe.full(turn), slab, tall);
         }
-        again += apply;
     }
 }
 
-// A symmetric matrix in shared memory: four slabs of 64 columns, each of 256 rows of 128 bytes, swizzled. Its block (p, q); in it
-// the 16 rows of this warp.
-__device__ static inline uint32_t block_of(uint32_t square, int p, int q) { return square + q * STAGE + p * SLAB; }
+// S: four slabs of 64 columns, each of 256 rows of 128 bytes, swizzled. Its block (p, q), and that of T, where p >= q.
+__device__ static inline uint32_t block_of_s(uint32_t base, int p, int q) { return base + q * STAGE + p * SLAB; }
+__device__ static inline uint32_t block_of_t(uint32_t base, int p, int q) { return base + STAGES_AT + (p * (p + 1) / 2 + q) * SLAB; }
+// T is kept, or comes back.
+__device__ static inline void store_t(const CUtensorMap *map, uint32_t base) {
+    for (int p = 0; p < 4; p++)
+        for (int q = 0; q <= p; q++) bulk_store(map, block_of_t(base, p, q), q * 64, p * 64, blockIdx.x);
+}
+__device__ static inline void load_t(const CUtensorMap *map, uint32_t base) {
+    barrier_expect(base + KEPT_AT, TRIANGLE);
+    for (int p = 0; p < 4; p++)
+        for (int q = 0; q <= p; q++) bulk_load(block_of_t(base, p, q), map, base + KEPT_AT, q * 64, p * 64, blockIdx.x);
+}
 __device__ static inline int warp_of_four(void) { return threadIdx.x % 128 / 32; }
 // The lane, in a way that the compiler does not compute addresses from it long before they are needed: registers are few.
 __device__ static inline int lane_now(void) {
@@ -158,18 +156,19 @@ template <bool half> __device__ static inline void put_rows_of_columns(uint32_t 
 }
 // Of sums 8j .. 8j+7 of a block on the diagonal, is the i-th on its diagonal?
 __device__ static inline bool diagonal(int j, int i) {
-    const int lane = threadIdx.x % 32, row = warp_of_four() * 16 + lane / 4 + i / 2 % 2 * 8, column = 16 * j + i / 4 * 8 + lane % 4 * 2 + i % 2;
-    return row == column;
+    const int lane = threadIdx.x % 32;
+    return j == warp_of_four() && i / 4 == i / 2 % 2 && lane / 4 == lane % 4 * 2 + i % 2;
 }
 
-// x: rows 64p.. of the symmetric matrix, p + 1 blocks.
-template <int p, bool half> __device__ static inline void put_rows(uint32_t square, const float (&x)[32 * (p + 1)]) {
+// x: rows 64p.. of a symmetric matrix, p + 1 blocks. S gets their transposes, too.
+template <int p, bool half, bool to_t = false> __device__ static inline void put_rows(uint32_t base, const float (&x)[32 * (p + 1)]) {
 #pragma unroll
     for (int q = 0; q <= p; q++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            put_16_columns<half>(block_of(square, p, q) + warp_of_four() * (SLAB / 4), j, &x[q * 32 + j * 8]);
-            if (q < p) put_rows_of_columns<half>(block_of(square, q, p), j, &x[q * 32 + j * 8]);
+            const uint32_t block = to_t ? block_of_t(base, p, q) : block_of_s(base, p, q);
+            put_16_columns<half>(block + warp_of_four() * (SLAB / 4), j, &x[q * 32 + j * 8]);
+            if (!to_t && q < p) put_rows_of_columns<half>(block_of_s(base, q, p), j, &x[q * 32 + j * 8]);
         }
 }
 template <int p> __device__ static inline float trace(const float (&x)[32 * (p + 1)]) {
@@ -180,11 +179,11 @@ template <int p> __device__ static inline float trace(const float (&x)[32 * (p +
         for (int i = 0; i < 8; i++) sum += diagonal(j, i) ? x[p * 32 + j * 8 + i] : 0;
     return sum;
 }
-// x, which is of the square, becomes a I + b gram + c x.
-template <int p> __device__ static inline void polynomial(uint32_t gram, float (&x)[32 * (p + 1)]) {
+// x, which is of S S, becomes a I + b S + c x.
+template <int p> __device__ static inline void polynomial(uint32_t base, float (&x)[32 * (p + 1)]) {
     const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
     const int lane = threadIdx.x % 32, warp = warp_of_four();
-    const uint32_t row = block_of(gram, p, 0) + warp * (SLAB / 4) + lane % 16 * 128;
+    const uint32_t row = block_of_s(base, p, 0) + warp * (SLAB / 4) + lane % 16 * 128;
 #pragma unroll
     for (int q = 0; q <= p; q++)
 #pragma unroll
@@ -194,19 +193,13 @@ template <int p> __device__ static inline void polynomial(uint32_t gram, float (
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float &y = x[q * 32 + j * 8 + i];
-                y = c * y + b * unpack_half(g[i / 2], i % 2) + (q == p && diagonal(j, i) ? a : 0);
+                y = c * y + b * unpack_half(g[i / 2], i % 2);
+                if (q == p && diagonal(j, i)) y += a;
                 asm volatile("" : "+f"(y));
             }
         }
 }
 
-// Both of a consumer's rows of blocks += the products of 16 of k. left, right: where block 0 lies.
-template <int consumer, Major major, bool half> __device__ static inline void multiply_rows(float (&low)[32 * (consumer + 1)],
-        float (&high)[32 * (4 - consumer)], uint32_t left, uint32_t right, int accumulate) {
-    const uint64_t columns = descriptor(right, major);
-    wgmma<64 * (consumer + 1), major, major, half>(low, descriptor(left + consumer * SLAB, major), columns, accumulate);
-    wgmma<64 * (4 - consumer), major, major, half>(high, descriptor(left + (3 - consumer) * SLAB, major), columns, accumulate);
-}
 // Of the squared norm of X, the trace of X X^T: each warp's part, and their sum.
 template <int consumer> __device__ static inline void put_norm(float *sums, const float (&low)[32 * (consumer + 1)],
         const float (&high)[32 * (4 - consumer)]) {
@@ -220,21 +213,21 @@ __device__ static inline float inverse_norm(const float *sums) {
     return norm > 0 ? 1 / norm : 0;
 }
 
-// The square of the matrix in shared memory; the product is still being computed.
-template <int consumer> __device__ static inline void multiply_square(float (&low)[32 * (consumer + 1)], float (&high)[32 * (4 - consumer)],
-        uint32_t base) {
-    pin(low), pin(high);
-    wgmma_fence();
+// Rows 64p.. of S S, or of T S, from column r of the blocks of S or T on; the product is still being computed.
+template <int p, bool square, int r = 0> __device__ static inline void multiply_rows(float (&sum)[32 * (p + 1)], uint32_t base) {
+    constexpr Major major = square || r <= p ? K_MAJOR : MN_MAJOR;
+    const uint32_t block = square ? block_of_s(base, p, r) : major == K_MAJOR ? block_of_t(base, p, r) : block_of_t(base, r, p);
 #pragma unroll
-    for (int k16 = 0; k16 < 16; k16++) {
-        const uint32_t at = base + k16 / 4 * STAGE + k16 % 4 * 32;
-        multiply_rows<consumer, K_MAJOR, true>(low, high, at, at, k16);
-    }
-    wgmma_commit();
+    for (int k16 = 0; k16 < 4; k16++)
+        wgmma<64 * (p + 1), major, K_MAJOR, true>(sum, descriptor(block + k16 * (major == K_MAJOR ? 32 : 2048), major),
+                                                  descriptor(block_of_s(base, 0, r) + k16 * 32, K_MAJOR), r | k16);
+    if constexpr (r < 3) multiply_rows<p, square, r + 1>(sum, base);
+    else wgmma_commit();
 }
-// Slabs of X times themselves (gram), or those of another matrix times those in shared memory; the last is still being computed.
-template <int consumer, bool tall, bool gram> __device__ static inline void multiply_slabs(float (&low)[32 * (consumer + 1)],
+// X X^T; the last slab is still being multiplied. T will lie in the last stages: they are not released.
+template <int consumer, bool tall> __device__ static inline void multiply_slabs(float (&low)[32 * (consumer + 1)],
         float (&high)[32 * (4 - consumer)], uint32_t base, int slabs, int &turn) {
+    constexpr Major major = tall ? MN_MAJOR : K_MAJOR;
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
 #pragma unroll 1
     for (int i = 0; i < slabs; i++, turn++) {
@@ -243,40 +236,50 @@ template <int consumer, bool tall, bool gram> __device__ static inline void mult
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < 4; k16++) {
-            const uint32_t stage = base + STAGES_AT + turn % STAGES * STAGE, at = stage + k16 * (gram && tall ? 2048 : 32);
-            multiply_rows<consumer, gram && tall ? MN_MAJOR : K_MAJOR, !gram>(low, high, at, gram ? at : base + i * STAGE + k16 * 32, i | k16);
+            const uint32_t at = base + STAGES_AT + turn % STAGES * STAGE + k16 * (tall ? 2048 : 32);
+            const uint64_t columns = descriptor(at, major);
+            wgmma<64 * (consumer + 1), major, major>(low, descriptor(at + consumer * SLAB, major), columns, i | k16);
+            wgmma<64 * (4 - consumer), major, major>(high, descriptor(at + (3 - consumer) * SLAB, major), columns, i | k16);
         }
         wgmma_commit();
         wgmma_wait<1>();
-        if (i) pipe.release(turn - 1);
+        if (i && i <= slabs - STAGES) pipe.release(turn - 1);
     }
 }
 
-// One matrix is made in shared memory.
+// S or T is made.
 template <int consumer, bool tall> __device__ static inline void make_matrix(int o, const Maps &maps, uint32_t base,
         unsigned char *generic, int slabs, int &turn) {
     const Operation &op = program[o];
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
-    const bool stores = threadIdx.x == 128;                                     // this thread stores what is kept
+    const bool copies = threadIdx.x == 128;                                     // this thread copies T
     float low[32 * (consumer + 1)] = {}, high[32 * (4 - consumer)] = {};        // set: else they would be kept from one to the next
+    auto begin = [&] { pin(low), pin(high), wgmma_fence(); };
     auto finish = [&] {                                                         // in each branch: the compiler follows wgmma no further
-        if (stores && o && program[o - 1].keep) bulk_wait<0>(), fence_copies(), tell(base + KEPT_AT, asked(base + KEPT_AT) + 1);
+        if (copies) bulk_wait<0>();                                             // T has been kept
         wgmma_wait<0>();
         pin(low), pin(high);
     };
-    if (op.kind == SQUARE_OF) {
-        multiply_square<consumer>(low, high, base);
+    if (op.kind == GRAM) {
+        multiply_slabs<consumer, tall>(low, high, base, slabs, turn);
         finish();
-    } else if (op.kind == GRAM) {
-        multiply_slabs<consumer, tall, true>(low, high, base, slabs, turn);
+    } else if (op.kind == TO_S || op.kind == TO_T) {
+        begin();
+        multiply_rows<3 - consumer, true>(high, base), multiply_rows<consumer, true>(low, base);
+        wgmma_wait<1>();
+        pin(high);
+        polynomial<3 - consumer>(base, high);                                   // while low is computed; nobody reads T
+        if (op.kind == TO_T) put_rows<3 - consumer, true, true>(base, high);
         finish();
-        pipe.release(turn - 1);
+        polynomial<consumer>(base, low);
+        if (op.kind == TO_T) put_rows<consumer, true, true>(base, low);
     } else {
-        multiply_slabs<consumer, tall, false>(low, high, base, 4, turn);
+        if (o < AGAIN && op.kind == FACTOR) barrier_wait(base + KEPT_AT, 0);
+        begin();
+        multiply_rows<3 - consumer, false>(high, base), multiply_rows<consumer, false>(low, base);
         finish();
-        pipe.release(turn - 1);
     }
-    if (op.kind == SQUARE_OF) polynomial<consumer>(base, low), polynomial<3 - consumer>(base, high);
+    if (op.kind == FACTOR) for (int i = STAGES; i > 0; i--) pipe.release(turn - i);                 // T is not needed any more
     if (o < AGAIN && (op.kind == GRAM || op.kind == FACTOR)) {                  // divide by the norm
         float *const sums = (float *)(generic + SUMS_AT);
         if (op.kind == GRAM) put_norm<consumer>(sums, low, high);
@@ -286,19 +289,18 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
 #pragma unroll
         for (float &x : high) x *= scale;
     }
-    named_barrier_sync(1, 256);                                                 // nobody reads the last matrix any more
+    if (op.kind != TO_T) named_barrier_sync(1, 256);                            // nobody reads S any more, or T
+    if (copies && op.copy == RETURN) fence_copies(), load_t(&maps.kept, base);
     if (op.kind == FACTOR) put_rows<consumer, false>(base, low), put_rows<3 - consumer, false>(base, high);
-    else put_rows<consumer, true>(base, low), put_rows<3 - consumer, true>(base, high);
+    else if (op.kind != TO_T) put_rows<consumer, true>(base, low), put_rows<3 - consumer, true>(base, high);
     fence_async_proxy();
     named_barrier_sync(1, 256);
-    if (stores && op.keep) {
-        for (int i = 0; i < 4; i++) store_slab(map_of(maps, op.keep), base + i * STAGE, i, false);
-        bulk_commit();
-    }
+    if (copies && op.copy == KEEP) store_t(&maps.kept, base), bulk_commit();
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs, int again, int &turn) {
+template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs,
+        int again, int &turn) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
     const bool first = threadIdx.x % 128 == 0;
     int stored = 0;
@@ -338,11 +340,12 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(cons
     if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
 }
 
-template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic, int slabs) {
+template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic,
+        int slabs) {
     int turn = 0;
 #pragma unroll 1
     for (int o = 0; o < OPERATIONS; o++)
-        if (program[o].kind == APPLY) multiply_x<consumer, tall>(&maps.out, base, slabs, o > AGAIN, turn);
+        if (program[o].kind == APPLY) multiply_x<consumer, tall>(o > AGAIN ? &maps.out : &maps.x, base, slabs, o > AGAIN, turn);
         else make_matrix<consumer, tall>(o, maps, base, generic, slabs, turn);
 }
 #endif
@@ -354,16 +357,17 @@ void newton_schulz(const __grid_constant__ Maps maps, int slabs) {
     const uint32_t at = shared_address(raw), skip = -at & 1023, base = at + skip;   // the swizzle counts from multiples of 1024
     if (threadIdx.x == 0) {
         Pipeline<STAGES>{ base + BARRIERS_AT }.init(8);
-        for (int i = 0; i < 3; i++) tell(base + STORED_AT + i * 4, 0);          // KEPT_AT too
+        barrier_init(base + KEPT_AT, 1);
+        for (int i = 0; i < 2; i++) tell(base + STORED_AT + i * 4, 0);
         fence_barrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        give_registers<104>();
+        give_registers<40>();
         if (threadIdx.x == 0) produce<tall>(maps, base, slabs);
         return;
     }
-    take_registers<200>();
+    take_registers<232>();
     if (threadIdx.x < 256) consume<0, tall>(maps, base, raw + skip, slabs);
     else consume<1, tall>(maps, base, raw + skip, slabs);
 #endif
@@ -375,8 +379,7 @@ template <bool tall> static bool launch(const MuonBuffers *b, int count, int row
     auto map = [&](CUtensorMap *to, const floatX *x, uint64_t height, uint64_t width) {
         return tensor_map(to, x, 2, width, height, count, width, height * width, 64, 64);
     };
-    if (!map(&maps.x, b->x, rows, columns) || !map(&maps.out, b->out, rows, columns) || !map(&maps.gram, b->gram, k, k)
-        || !map(&maps.square, b->square, k, k)) return false;
+    if (!map(&maps.x, b->x, rows, columns) || !map(&maps.out, b->out, rows, columns) || !map(&maps.kept, b->gram, k, k)) return false;
     auto *const kernel = newton_schulz<tall>;
     allow_shared((const void *)kernel, BYTES);
     LAUNCH(kernel, (unsigned)count, THREADS, BYTES, maps, (int)divide_up(tall ? rows : columns, 64));
@@ -385,7 +388,7 @@ template <bool tall> static bool launch(const MuonBuffers *b, int count, int row
 bool hopper_newton_schulz(const MuonBuffers *b, int count, int rows, int columns) {
     const int k = rows < columns ? rows : columns;
     if (context()->arch != 90 || k <= SIDE / 2 || k > SIDE || columns % 8 || k % 8
-        || ((uintptr_t)b->x | (uintptr_t)b->out | (uintptr_t)b->gram | (uintptr_t)b->square) % 16) return false;
+        || ((uintptr_t)b->x | (uintptr_t)b->out | (uintptr_t)b->gram) % 16) return false;
     return rows > columns ? launch<true>(b, count, rows, columns) : launch<false>(b, count, rows, columns);
 }
 #endif
