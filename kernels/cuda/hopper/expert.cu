@@ -86,7 +86,7 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
         return;
     }
     take_registers<224>();
-    const int F = p.O, steps = (p.C + BK - 1) / BK, consumer = uniform(threadIdx.x / WARPGROUP) - 1;
+    const int F = p.O, steps = (p.C + BK - 1) / BK, consumer = threadIdx.x / WARPGROUP - 1;
     const Output to_pre = { &pre_map, (floatX *)p.c, NULL, 2 * F }, to_act = { &act_map, act, NULL, F };
     Position<Up::STAGES> at;
     for (int stores = 0;;) {

@@ -100,7 +100,7 @@ void grouped_rows(const __grid_constant__ CUtensorMap a_map, const __grid_consta
         return;
     }
     take_registers<gather ? 224 : 232>();
-    const int steps = ((kind == FORWARD ? p.C : p.O) + BK - 1) / BK, consumer = uniform(threadIdx.x / WARPGROUP) - 1;
+    const int steps = ((kind == FORWARD ? p.C : p.O) + BK - 1) / BK, consumer = threadIdx.x / WARPGROUP - 1;
     Position<Layout::STAGES> at;
     for (int stores = 0;;) {
         s.pipe.wait_full(at);

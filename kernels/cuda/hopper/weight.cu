@@ -130,7 +130,7 @@ void grouped_weight(const __grid_constant__ CUtensorMap right_map, const __grid_
         return;
     }
     take_registers<gather ? 216 : 224>();
-    const int consumer = uniform(threadIdx.x / WARPGROUP) - 1;
+    const int consumer = threadIdx.x / WARPGROUP - 1;
     const uint32_t slabs = s.slab(0) - threadIdx.x % WARPGROUP / 32 * (SLAB / 4);     // the consumer's, not this warp's part
     Position<Weight::STAGES> at;
     for (;;) {
