@@ -30,7 +30,7 @@ static const Rung rungs[] = {
     ATTEND_OF("cuda-bf16", "cuda/hopper/attention.cu", "on sm_90: wgmma and bulk copies"),
     EIGHT("cuda-bf16", fp8_linear_naive, "ladder/fp8/1_naive.cu", "one thread for each element of out, 128 products, then their scales"),
     EIGHT("cuda-bf16", fp8_linear_tensor_cores, "ladder/fp8/2_tensor_cores.cu", "mma of codes, straight from memory; two kinds of sums"),
-    EIGHT_OF("cuda-bf16", "cuda/hopper/fp8_rows.cu", "wgmma and bulk copies; scales a step ahead"),
+    EIGHT_OF("cuda-bf16", "cuda/hopper/fp8_rows.cu", "wgmma and bulk copies; scales two steps ahead"),
 #endif
 };
 

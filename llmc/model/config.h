@@ -14,7 +14,7 @@ typedef enum {
     FAMILY_GPT_OSS = 1 << 14, FAMILIES_END = 1 << 15
 } Family;
 
-/* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: those of which fp8.c knows that they are. */
+/* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: all, if fp8.c knows that they are faster; else none. */
 typedef enum { FP8_FORWARD = 1, FP8_BACKWARD = 2, FP8_ALL = 3, FP8_WHERE_FASTER = 4 } Fp8Passes;
 
 /* How positions beyond the original context are made to fit (rope.c). */

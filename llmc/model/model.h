@@ -237,7 +237,7 @@ void model_initialize_kind(Model *m, TensorKind kind, uint64_t seed);       /* o
 void model_free(Model *m);
 void router_bias_name(const Config *c, int layer, int attention, char name[TENSOR_NAME]);    /* of Model.bias, in files */
 int64_t mlp_slots(const Config *c, int N, int rounds);      /* the most that N tokens have; a Plan counts them as int (run_plan) */
-int  fp8_passes(const Config *c, int N);                    /* fp8.c: FP8_FORWARD, FP8_BACKWARD, for batches of N tokens */
+int  fp8_passes(const Config *c, int N);                    /* fp8.c: Fp8Passes, for batches of N tokens */
 /* Where the weights of a tensor, and its gradient, are: in m->params and m->grads, or, of sharded ones, in the buffer that its range
  * has while it is whole (parallel.h). */
 floatX *model_weight(const Model *m, const Tensor *t);

@@ -640,13 +640,10 @@ static void print_intervals(const Run *r) {
     free(t.at);
 }
 
-/* Of an expert's layer two products are forward and four backward. */
 static void print_precision(const Model *m) {
-    const int layers = config_mixtures(&m->config), passes = m->fp8_passes;
-    printf("|   experts in e4m3     | %d of %d products%s, of %.0f rows an expert\n",
-           layers * ((passes & FP8_FORWARD ? 2 : 0) + (passes & FP8_BACKWARD ? 4 : 0)), 6 * layers,
-           passes == FP8_ALL ? "" : passes == FP8_FORWARD ? ": forward" : passes == FP8_BACKWARD ? ": backward"
-           : ": in bf16 this size is as fast, or was not measured (-pe fp8-all)", (double)m->batch.N * m->config.topk / m->config.experts);
+    printf("|   experts in e4m3     | %s, of %.0f rows an expert\n",
+           m->fp8_passes ? "all products" : "none: smaller than what was measured to be faster (-pe fp8-all)",
+           (double)m->batch.N * m->config.topk / m->config.experts);
 }
 void run_print_plan(const Run *r) {
     const Config *c = &r->config;
