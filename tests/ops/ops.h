@@ -18,7 +18,7 @@ int  place_case(Placed *p, const Case *c, const Device *dev);       /* case_plac
 /* ---- gradients.c, pytorch.c, properties.c ---- */
 void check_differences(Case *c, const Device *dev, int elements); /* by finite differences; elements: also one by one */
 void check_pytorch(const Device *dev);                          /* tests/reference/ops.safetensors */
-void check_rounded_update(const Device *dev);                   /* AdamW that rounds stochastically */
+void check_rounded_update(const Device *dev);                   /* AdamW and Muon that round stochastically */
 void check_sharded_update(const Device *dev);
 void check_singular_values(const Device *dev);                  /* of what orthogonalize makes */
 void check_rounded_routing(const Device *dev, int try);

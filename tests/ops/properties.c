@@ -1,4 +1,4 @@
-/* properties.c: what operations promise beyond single cases. AdamW: stochastic rounding without bias, shards that add up to the
+/* properties.c: what operations promise beyond single cases. AdamW and Muon: stochastic rounding without bias. AdamW: shards that add up to the
  * whole. route_round: whole tiles, the best tokens kept, weights that still sum to one, whatever the router says. */
 #include "ops.h"
 #include "llmc/model/model.h"
@@ -10,42 +10,48 @@
 
 /* Stochastic rounding must keep the mean: the exact results are a quarter or half of a unit from the nearest bf16 numbers, to
  * which rounding to nearest would always go. Even and odd elements use different bits, so they are averaged separately. */
-enum { ROUNDED = 1 << 16 };
-static double *rounded_update(const Device *dev, uint64_t key) {     /* weights, then v */
-    const Segment all = { .count = ROUNDED, .rate = 1 };
+enum { SIDE = 256, ROUNDED = SIDE * SIDE };
+typedef enum { ADAMW, MUON, MUON_ONE_BY_ONE, ROUNDERS } Rounder;                /* the last: not all elements, so GPUs take no four at once */
+static double *rounded_update(const Device *dev, Rounder by, uint64_t key) {    /* weights, then v */
+    const Segment all = { .count = ROUNDED - (by == MUON_ONE_BY_ONE), .rate = 1 };
     const AdamW a = { .lr = 0x1p-9f, .beta1 = 0, .beta2 = 0.999f, .fix1 = 1, .fix2 = 1, .key = key };
+    const Muon u = { .lr = 0x1p-9f / (0.2f * 16), .key = key };                 /* 16: the root of SIDE */
     double *value = mem_alloc(2 * ROUNDED * sizeof *value), norm[2] = { 1, 1 };
     floatX *w = dev->alloc(ROUNDED * dev->floatX_size), *m = dev->alloc(ROUNDED * dev->floatX_size);
-    floatX *v = dev->alloc(ROUNDED * dev->floatX_size);
+    floatX *v = dev->alloc(ROUNDED * dev->floatX_size), *out = dev->alloc(ROUNDED * dev->floatX_size);
     real *g = dev->alloc(ROUNDED * dev->real_size), *grad_sq_norms = dev->alloc(2 * dev->real_size);
     Segment *segments = dev->alloc(sizeof *segments);
-    AdamW *settings = dev->alloc(sizeof *settings);
+    AdamW *adamw = dev->alloc(sizeof *adamw);
+    Muon *muon = dev->alloc(sizeof *muon);
     for (int i = 0; i < ROUNDED; i++) value[i] = 1;
     dev->from_double(w, value, ROUNDED);
     dev->from_double(v, value, ROUNDED);
     for (int i = 0; i < ROUNDED; i++) value[i] = 0.5;
     dev->reals_from_double(g, value, ROUNDED);
+    dev->from_double(out, value, ROUNDED);
     dev->reals_from_double(grad_sq_norms, norm, 2);
     dev->upload(segments, &all, sizeof all);
-    dev->upload(settings, &a, sizeof a);
-    dev->adamw(w, NULL, m, v, FLOATX, g, grad_sq_norms, segments, 1, settings);
+    dev->upload(adamw, &a, sizeof a);
+    dev->upload(muon, &u, sizeof u);
+    if (by == ADAMW) dev->adamw(w, NULL, m, v, FLOATX, g, grad_sq_norms, segments, 1, adamw);
+    else dev->muon_update(w, NULL, out, grad_sq_norms, segments, 1, SIDE, SIDE, muon);
     dev->to_double(value, w, ROUNDED);
     dev->to_double(value + ROUNDED, v, ROUNDED);
-    dev->release(w), dev->release(m), dev->release(v), dev->release(g), dev->release(grad_sq_norms), dev->release(segments);
-    dev->release(settings);
+    dev->release(w), dev->release(m), dev->release(v), dev->release(out), dev->release(g), dev->release(grad_sq_norms), dev->release(segments);
+    dev->release(adamw), dev->release(muon);
     return value;
 }
-void check_rounded_update(const Device *dev) {
-    if (dev->floatX_size != 2) return;
-    const double square = 0.999 + 0.001 * 0.25, want[2] = { 1 - 0x1p-9 * 0.5 / sqrt(square), square };
-    double *got = rounded_update(dev, 1), *again = rounded_update(dev, 1), *other = rounded_update(dev, 2);
-    double *cpu = rounded_update(device_find("cpu-bf16"), 1);
-    for (int kind = 0; kind < 2; kind++)
+static void check_rounder(const Device *dev, Rounder by) {
+    const char *const name = (const char *[]){ "adamw", "muon_update", "muon_update one by one" }[by];
+    const double square = by == ADAMW ? 0.999 + 0.001 * 0.25 : 1, want[2] = { 1 - 0x1p-9 * 0.5 / sqrt(square), square };
+    double *got = rounded_update(dev, by, 1), *again = rounded_update(dev, by, 1), *other = rounded_update(dev, by, 2);
+    double *cpu = rounded_update(device_find("cpu-bf16"), by, 1);
+    for (int kind = 0; kind < (by == ADAMW ? 2 : 1); kind++)
         for (int odd = 0; odd < 2; odd++) {
             double mean = 0;
             for (int i = odd; i < ROUNDED; i += 2) mean += got[kind*ROUNDED + i] / (ROUNDED / 2);
-            check_error(fabs(mean - want[kind]), 5 * 0x1p-8 * 0.5 / sqrt(ROUNDED / 2), "%s adamw: mean of %s %s that "
-                        "are rounded stochastically, within five deviations", dev->name, odd ? "odd" : "even",
+            check_error(fabs(mean - want[kind]), 5 * 0x1p-8 * 0.5 / sqrt(ROUNDED / 2), "%s %s: mean of %s %s that "
+                        "are rounded stochastically, within five deviations", dev->name, name, odd ? "odd" : "even",
                         kind ? "v" : "weights");
         }
     int differs = 0, from_cpu = 0, both = 0, pairs = 0;
@@ -55,13 +61,17 @@ void check_rounded_update(const Device *dev) {
         both += i < ROUNDED && got[i] < 1 && got[ROUNDED + i] < 1;
         pairs += i < ROUNDED && i % 2 && got[i] < 1 && got[i - 1] < 1;
     }
-    check(!memcmp(got, again, 2*ROUNDED * sizeof *got), "%s adamw: the same key rounds the same way", dev->name);
-    check(differs > ROUNDED / 4, "%s adamw: another key rounds %d of %d differently", dev->name, differs, 2*ROUNDED);
-    check_error((double)both / ROUNDED, 0.07, "%s adamw: a weight and its v are rounded independently: share of both down",
-                dev->name);
-    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s adamw: neighbours are rounded independently: share of both down", dev->name);
-    check_error((double)from_cpu / ROUNDED, 1e-3, "%s adamw: rounds as cpu-bf16 does: share that differs", dev->name);
+    check(!memcmp(got, again, 2*ROUNDED * sizeof *got), "%s %s: the same key rounds the same way", dev->name, name);
+    check(differs > ROUNDED / 4, "%s %s: another key rounds %d of %d differently", dev->name, name, differs, 2*ROUNDED);
+    check_error((double)both / ROUNDED, 0.07, "%s %s: a weight and its v are rounded independently: share of both down",
+                dev->name, name);
+    check_error((double)pairs / (ROUNDED / 2), 0.09, "%s %s: neighbours are rounded independently: share of both down", dev->name,
+                name);
+    check_error((double)from_cpu / ROUNDED, 1e-3, "%s %s: rounds as cpu-bf16 does: share that differs", dev->name, name);
     free(got), free(again), free(other), free(cpu);
+}
+void check_rounded_update(const Device *dev) {
+    if (dev->floatX_size == 2) for (int by = 0; by < ROUNDERS; by++) check_rounder(dev, by);
 }
 /* Two tensors updated by one rank, and by two ranks with half of the elements and their state each: the same bits. The first
  * shard ends within the first tensor. */
