@@ -516,40 +516,47 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
 /* ---- tokens ---------------------------------------------------------------------------------------------- */
 
 /* How many of the first tokens are those of the first `bytes` bytes of the text. The token in which this prefix ends, if it ends
- * within one, belongs to what follows. */
-static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count) {
-    int *of_prefix;
-    const size_t n = tokenizer_encode(t, text, bytes, &of_prefix);
-    size_t same = 0;
-    while (same < n && same < count && of_prefix[same] == ids[same]) same++;
-    free(of_prefix);
-    return same;
+ * within one, belongs to what follows. *seam: the last seam before the last call's bytes, which were not more; so a conversation
+ * whose turns have added tokens takes linear time. */
+static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count, const TokenSeam **seam) {
+    int *more;
+    if (tokenizer_is_bytes(t)) return bytes;
+    while (seam[0][1].bytes <= bytes) ++*seam;
+    const size_t n = tokenizer_encode_part(t, text, (*seam)->bytes, bytes, &more, NULL);
+    size_t same = 0, at = (*seam)->ids;
+    while (same < n && at + same < count && more[same] == ids[at + same]) same++;
+    free(more);
+    return at + same;
 }
 
 int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, size_t count, int prompt, int **ids,
                     unsigned char **counts, Error *e) {
-    Text text = { 0 }, turns = { 0 };
+    Text text = { 0 }, turns = { 0 }, seams = { 0 };
     int64_t tokens = -1;
     text_add_bytes(&text, "", 0);
+    text_add_bytes(&seams, &(TokenSeam){ 0, 0 }, sizeof(TokenSeam));
     if (chat_write(c, m, count, prompt, &text, counts ? &turns : NULL, e)) {
         if (counts && !prompt && c->form->flags & NEXT_ENDS && m[count - 1].role == CHAT_ASSISTANT) {       /* else it would never learn to end */
             const size_t from = turns.length / sizeof(size_t) - 1;
             text_add_string(&text, c->form->end);
             memcpy(turns.at + from * sizeof from, &text.length, sizeof text.length);
         }
-        const size_t n = tokenizer_encode(t, text.at, text.length, ids), ends = turns.length / sizeof(size_t);
+        const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, &seams), ends = turns.length / sizeof(size_t);
         tokens = (int64_t)n;
+        text_add_bytes(&seams, &(TokenSeam){ SIZE_MAX, n }, sizeof(TokenSeam));
+        const TokenSeam *seam = (const TokenSeam *)(const void *)seams.at;
         if (counts) *counts = mem_alloc(n + 1);
         for (size_t i = 0; i + 1 < ends; i += 2) {
             size_t at[2];
             memcpy(at, turns.at + i * sizeof *at, sizeof at);
-            const size_t from = tokens_before(t, text.at, at[0], *ids, n);
-            const size_t to = at[1] == text.length ? n : tokens_before(t, text.at, at[1], *ids, n);
+            const size_t from = tokens_before(t, text.at, at[0], *ids, n, &seam);
+            const size_t to = at[1] == text.length ? n : tokens_before(t, text.at, at[1], *ids, n, &seam);
             if (to > from) memset(*counts + from, 1, to - from);
         }
     }
     free(text.at);
     free(turns.at);
+    free(seams.at);
     return tokens;
 }
 

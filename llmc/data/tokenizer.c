@@ -48,6 +48,8 @@ typedef struct {
     uint64_t *heap;
     size_t symbol_capacity, waiting;
     Slot *slots;
+    Text *seams;                                         /* NULL, or TokenSeams, of places in the text that begins at `text` */
+    const char *text;
 } Encoder;
 
 static void emit(Encoder *e, int id) {
@@ -249,6 +251,7 @@ static void encode(Encoder *e, const char *s, size_t n, int normalized, int firs
         if (at > from) between(e, s + from, at - from, normalized, first && !from);
         emit(e, a->id);
         from = at += a->bytes;
+        if (e->seams && !normalized) text_add_bytes(e->seams, &(TokenSeam){ (size_t)(s + at - e->text), e->count }, sizeof(TokenSeam));
     }
     if (n > from) between(e, s + from, n - from, normalized, first && !from);
 }
@@ -263,12 +266,16 @@ static void encoder_end(Encoder *e) {
     free(e->heap);
 }
 
-size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids) {
-    Encoder e = encoder_begin(t, bytes);
-    encode(&e, text, bytes, 0, 1);
+size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams) {
+    Encoder e = encoder_begin(t, end - from);
+    e.seams = seams, e.text = text;
+    encode(&e, text + from, end - from, 0, !from);
     encoder_end(&e);
     *ids = e.ids ? e.ids : mem_alloc(sizeof **ids);
     return e.count;
+}
+size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids) {
+    return tokenizer_encode_part(t, text, 0, bytes, ids, NULL);
 }
 
 /* May documents be cut where documents_jobs cuts them? Words must end there, and no added token may extend over it. */

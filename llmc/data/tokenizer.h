@@ -13,6 +13,7 @@
 #include "documents.h"
 #include "meter.h"
 #include "llmc/base/base.h"
+#include "llmc/base/text.h"
 
 typedef struct Tokenizer Tokenizer;
 Tokenizer *tokenizer_bytes(void);                                               /* 256 tokens, id = byte */
@@ -34,6 +35,10 @@ int    tokenizer_id(const Tokenizer *t, const char *piece);              /* -1 i
 
 /* Returns the number of ids; free(*ids). */
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **ids);
+/* The same of a part of it. What comes before an added token and what follows do not change each other's ids: seams, or NULL, gets all
+ * places where one ends, and `from` is 0 or such a place. */
+typedef struct { size_t bytes, ids; } TokenSeam;                        /* both of the part before it */
+size_t tokenizer_encode_part(const Tokenizer *t, const char *text, size_t from, size_t end, int **ids, Text *seams);
 /* Many documents on all cores, each followed by the token `end` (-1: by none). *ids: uint16_t or uint32_t, as wide as
  * tokenizer_width says; free(*ids). The same ids on any number of threads. */
 size_t tokenizer_encode_documents(const Tokenizer *t, const Document *documents, size_t count, int end, Meter *meter,

@@ -67,6 +67,29 @@ static void test_case(const Chat *c, const Tokenizer *t, const char *name, const
     free(text.at);
 }
 
+/* How many tokens count of a conversation of so many equal turns. */
+static int64_t counted(const Chat *c, const Tokenizer *t, size_t turns) {
+    Error e = { "" };
+    int *ids = NULL;
+    unsigned char *counts = NULL;
+    int64_t sum = 0;
+    ChatMessage *m = mem_alloc(2 * turns * sizeof *m);
+    for (size_t i = 0; i < turns; i++) {
+        m[2*i] = (ChatMessage){ .role = CHAT_USER, .text = "Why?", .bytes = 4 };
+        m[2*i + 1] = (ChatMessage){ .role = CHAT_ASSISTANT, .text = "It is\n\n so", .bytes = 10 };
+    }
+    const int64_t n = chat_encode(c, t, m, 2 * turns, 0, &ids, &counts, &e);
+    if (n < 0) fail(EXIT_INPUT, "%s", e.text);
+    for (int64_t i = 0; i < n; i++) sum += counts[i];
+    free(ids), free(counts), free(m);
+    return sum;
+}
+/* In a long one each turn has as many as in a short one. */
+static void test_long(const Chat *c, const Tokenizer *t, const char *name) {
+    const int64_t three = counted(c, t, 3), turn = three - counted(c, t, 2), many = counted(c, t, 203);
+    check(turn > 0 && many == three + 200 * turn, "%s: 203 turns have %lld tokens that count, 3 have %lld", name, (long long)many, (long long)three);
+}
+
 static void test_template(const JsonValue *golden) {
     Error e;
     Chat found, named;
@@ -80,6 +103,7 @@ static void test_template(const JsonValue *golden) {
     check(chat_open(&named, name, scratch(), &e) && named.form && named.form == found.form, "-ct %s", name);
     Tokenizer *t = golden_tokenizer(golden);
     for (const JsonValue *one = json_first(json_get(golden, "cases")); one && found.form; one = one->next) test_case(&found, t, name, one);
+    if (found.form) test_long(&found, t, name);
     tokenizer_free(t);
     chat_close(&found);
     chat_close(&named);
