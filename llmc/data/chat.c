@@ -520,7 +520,7 @@ int chat_write(const Chat *c, const ChatMessage *m, size_t count, int prompt, Te
  * whose turns have added tokens takes linear time. */
 static size_t tokens_before(const Tokenizer *t, const char *text, size_t bytes, const int *ids, size_t count, const TokenSeam **seam) {
     int *more;
-    if (tokenizer_is_bytes(t)) return bytes;
+    if (tokenizer_is_bytes(t)) return bytes;                        /* every byte is a token */
     while (seam[0][1].bytes <= bytes) ++*seam;
     const size_t n = tokenizer_encode_part(t, text, (*seam)->bytes, bytes, &more, NULL);
     size_t same = 0, at = (*seam)->ids;
@@ -541,7 +541,7 @@ int64_t chat_encode(const Chat *c, const Tokenizer *t, const ChatMessage *m, siz
             text_add_string(&text, c->form->end);
             memcpy(turns.at + from * sizeof from, &text.length, sizeof text.length);
         }
-        const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, &seams), ends = turns.length / sizeof(size_t);
+        const size_t n = tokenizer_encode_part(t, text.at, 0, text.length, ids, counts ? &seams : NULL), ends = turns.length / sizeof(size_t);
         tokens = (int64_t)n;
         text_add_bytes(&seams, &(TokenSeam){ SIZE_MAX, n }, sizeof(TokenSeam));
         const TokenSeam *seam = (const TokenSeam *)(const void *)seams.at;
