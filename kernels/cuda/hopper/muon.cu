@@ -17,8 +17,9 @@
 //                wgmma reads a block above the diagonal of T as that below, transposed.
 //                Of a polynomial the higher rows are finished while the lower ones are computed.
 //   X            A slab of the result is the polynomial times the same slab of X, so it replaces it, in shared memory and in global
-//                memory. A consumer has every second slab. As the polynomial is symmetric it is computed as X^T Q, with 64 columns of X as
-//                rows: of all shapes that one reads least shared memory. The transposition back is stmatrix's.
+//                memory, to which a thread of the producer's warpgroup stores it. A consumer has every second slab. As the
+//                polynomial is symmetric it is computed as X^T Q, with 64 columns of X as rows: of all shapes that one reads least
+//                shared memory. The transposition back is stmatrix's.
 //   norm         |X|^2 is the trace of X X^T. The first X is not normalized: its X X^T is divided by the square of the
 //                norm, and the product of polynomials by the norm.
 //   order        X is multiplied in the opposite order of X X^T, so that what was read last is still in the cache, and
@@ -32,8 +33,8 @@
 
 #if defined(PRECISION_BF16)
 enum { SIDE = 256, STAGE = SIDE * 128, STAGES = 3, TRIANGLE = 10 * SLAB, ORDER_SHIFT = 4 };
-enum { STAGES_AT = 4 * STAGE, BARRIERS_AT = STAGES_AT + STAGES * STAGE, KEPT_AT = BARRIERS_AT + STAGES * 16, SUMS_AT = KEPT_AT + 8,
-       STORED_AT = SUMS_AT + 32, BYTES = STORED_AT + 8 + 1024 };
+enum { STAGES_AT = 4 * STAGE, BARRIERS_AT = STAGES_AT + STAGES * STAGE, READY_AT = BARRIERS_AT + STAGES * 16,
+       KEPT_AT = READY_AT + STAGES * 8, SUMS_AT = KEPT_AT + 8, STORED_AT = SUMS_AT + 32, BYTES = STORED_AT + 8 + 1024 };
 static_assert(BYTES <= 232448 && TRIANGLE <= STAGES * STAGE, "what a block can have, and what T can");
 
 enum Kind : unsigned char {
@@ -68,7 +69,7 @@ struct Maps { CUtensorMap x, out, kept; };
 #if defined(HOPPER)
 // Which slab is i-th in X X^T the first or second time; X is multiplied from the last to the first.
 __device__ static inline int slab_of(int again, int i, int slabs) { return (i + ORDER_SHIFT * again) % slabs; }
-// Slabs that a consumer has stored so far: told by one thread, asked by the producer.
+// How many slabs have been stored so far: told by one thread, asked by another.
 __device__ static inline void tell(uint32_t address, int count) {
     asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" :: "r"(address), "r"(count) : "memory");
 }
@@ -99,14 +100,35 @@ template <bool tall> __device__ static void produce(const Maps &maps, uint32_t b
 #pragma unroll 1
         for (int i = 0; i < slabs; i++, turn++) {
             const int slab = slab_of(again, gram ? i : slabs - 1 - i, slabs);
-            if (gram && again) {                                                // where it was when X was multiplied, and whose
-                const int place = slabs - 1 - slab, consumer = place % 2;
-                while (asked(base + STORED_AT + consumer * 4) < place / 2 + 1) {}
+            if (gram && again) {                                                // it was stored in the opposite order
+                while (asked(base + STORED_AT) < slabs - slab) {}
                 fence_copies();
             }
             pipe.acquire(turn, STAGE);
             load_slab(base + STAGES_AT + turn % STAGES * STAGE, &maps.x, pipe.full(turn), slab, tall);
         }
+    }
+}
+
+// Another thread stores what X becomes, slab by slab, and releases the stage in the name of the consumer that made it, which goes on
+// meanwhile. The i-th of all slabs made is announced by barrier i % STAGES; that stage is not used again before it has been stored.
+template <bool tall> __device__ static void store_slabs(const Maps &maps, uint32_t base, int slabs) {
+    const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
+    int made = 0;
+#pragma unroll 1
+    for (int again = 0; again < 2; again++) {
+#pragma unroll 1
+        for (int i = 0; i < slabs; i++, made++) {
+            const int turn = (again * 2 + 1) * slabs + i;
+            const Position<STAGES> at = made;
+            barrier_wait(base + READY_AT + at.stage * 8, at.phase);
+            store_slab(again ? &maps.out : &maps.x, base + STAGES_AT + turn % STAGES * STAGE, slab_of(again, slabs - 1 - i, slabs), tall);
+            bulk_commit();
+            bulk_wait_read<0>();
+            for (int arrived = 0; arrived < 4 * RELEASING_LANES; arrived++) barrier_arrive(pipe.empty(turn));
+            bulk_wait<1>(), fence_copies(), tell(base + STORED_AT, made);
+        }
+        bulk_wait<0>(), fence_copies(), tell(base + STORED_AT, made);
     }
 }
 
@@ -299,16 +321,12 @@ template <int consumer, bool tall> __device__ static inline void make_matrix(int
 }
 
 // Every second slab of X becomes that of the polynomial times X.
-template <int consumer, bool tall> __device__ static inline void multiply_x(const CUtensorMap *out_map, uint32_t base, int slabs,
-        int again, int &turn) {
+template <int consumer, bool tall> __device__ static inline void multiply_x(uint32_t base, int slabs, int again, int &turn) {
     const Pipeline<STAGES> pipe = { base + BARRIERS_AT };
-    const bool first = threadIdx.x % 128 == 0;
-    int stored = 0;
 #pragma unroll 1
     for (int i = 0; i < slabs; i++, turn++) {
         if (i % 2 != consumer) { pipe.skip(turn); continue; }
         const uint32_t stage = base + STAGES_AT + turn % STAGES * STAGE;
-        const int slab = slab_of(again, slabs - 1 - i, slabs);
         float sum[SIDE / 2] = {};
         pipe.wait_full(turn);
         pin(sum);
@@ -321,23 +339,15 @@ template <int consumer, bool tall> __device__ static inline void multiply_x(cons
         wgmma_commit();
         wgmma_wait<0>();
         pin(sum);
-        if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
         named_barrier_sync(2 + consumer, 128);                                                // all four warps have read the slab
 #pragma unroll
         for (int j = 0; j < 16; j++)
             if (tall) put_16_columns<false>(stage + j / 4 * SLAB + warp_of_four() * (SLAB / 4), j % 4, &sum[j * 8]);
             else put_rows_of_columns<false>(stage, j, &sum[j * 8]);
         fence_async_proxy();
-        named_barrier_sync(2 + consumer, 128);
-        if (first) {
-            store_slab(out_map, stage, slab, tall);
-            bulk_commit();
-            bulk_wait_read<0>();
-        }
-        stored++;
-        pipe.release(turn);
+        __syncwarp();
+        if (releases()) barrier_arrive(base + READY_AT + Position<STAGES>(again * slabs + i).stage * 8);
     }
-    if (first) bulk_wait<0>(), fence_copies(), tell(base + STORED_AT + consumer * 4, stored);
 }
 
 template <int consumer, bool tall> __device__ static inline void consume(const Maps &maps, uint32_t base, unsigned char *generic,
@@ -345,7 +355,7 @@ template <int consumer, bool tall> __device__ static inline void consume(const M
     int turn = 0;
 #pragma unroll 1
     for (int o = 0; o < OPERATIONS; o++)
-        if (program[o].kind == APPLY) multiply_x<consumer, tall>(o > AGAIN ? &maps.out : &maps.x, base, slabs, o > AGAIN, turn);
+        if (program[o].kind == APPLY) multiply_x<consumer, tall>(base, slabs, o > AGAIN, turn);
         else make_matrix<consumer, tall>(o, maps, base, generic, slabs, turn);
 }
 #endif
@@ -358,13 +368,15 @@ void newton_schulz(const __grid_constant__ Maps maps, int slabs) {
     if (threadIdx.x == 0) {
         Pipeline<STAGES>{ base + BARRIERS_AT }.init(8);
         barrier_init(base + KEPT_AT, 1);
-        for (int i = 0; i < 2; i++) tell(base + STORED_AT + i * 4, 0);
+        for (int i = 0; i < STAGES; i++) barrier_init(base + READY_AT + i * 8, 4 * RELEASING_LANES);
+        tell(base + STORED_AT, 0);
         fence_barrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<40>();
         if (threadIdx.x == 0) produce<tall>(maps, base, slabs);
+        if (threadIdx.x == 32) store_slabs<tall>(maps, base, slabs);
         return;
     }
     take_registers<232>();
