@@ -75,7 +75,7 @@ static void train_step(Run *r) {
         model_end_micro(m, micro);
     }
     if (r->saving) m->dev->copied(0);                       /* what is saved is not changed before */
-    run_work(r, &r->replay_update, 0, update);
+    run_work(r, &r->replay_update[optimizer_turn(&r->optimizer)], 0, update);
     if (!r->records) parallel_gather_weights(m, 1);
 }
 
@@ -187,7 +187,7 @@ static void run_rank(void *all, int local) {
     if (r->finished && r->lost_best >= 0)
         fail(EXIT_DISK, "the weights with the best validation loss, of step %lld, could not be saved", (long long)r->lost_best);
     for (int i = 0; i < PHASES; i++) replay_free(&r->replay_micro[i], r->dev);
-    replay_free(&r->replay_update, r->dev);                 /* NCCL does not close while a recording holds its operations */
+    for (int i = 0; i < MUON_PERIODS; i++) replay_free(&r->replay_update[i], r->dev);      /* NCCL does not close while a recording holds its operations */
     parallel_disconnect(&r->parallel);
 }
 

@@ -348,9 +348,10 @@ static const char *const usage =
     "  -s, -step, --step      every operation of one training step of MODEL, for example m12, with SEQUENCES (default 16,\n"
     "                         on CPUs 1) of TOKENS (1024): share of the step's time, and of its limit; or of the layers\n"
     "                         of -e layers\n"
-    "  -r N, -mw N, -mo TYPE, -mg TYPE, -wo NAME\n"
+    "  -r N, -mw N, -mo TYPE, -mg TYPE, -wo NAME, -wp N\n"
     "                         of that step, as for train_moe: recomputation (0; also one part of all layers: norms, qkv, attention,\n"
-    "                         output, up), master weights (1), type of the moments (f32) and of the gradients (bf16), optimizer (adamw)\n"
+    "                         output, up), master weights (1), type of the moments (f32) and of the gradients (bf16), optimizer (adamw),\n"
+    "                         with -wo muon the period of experts (1)\n"
     "  -w, --wait             layers, attention: measure again for each line of standard input (bench/peers.py)\n"
     "  -o, --folder FOLDER    of loading\n"
     "  -l, --list             list the operations instead of timing them\n"
@@ -393,7 +394,7 @@ static Recompute recompute_of(int choice) { return choice < 3 ? recompute_number
 static void parse(Request *r, Bench *b, int argc, char **argv) {
     static const char *const again[] = { "0", "1", "2", "norms", "qkv", "attention", "output", "up", NULL }, *const yes[] = { "0", "1", NULL };
     static const char *const optimizers[] = { "adamw", "muon", NULL };
-    static const char *const types[] = { "f32", "bf16", NULL };
+    static const char *const types[] = { "f32", "bf16", NULL }, *const periods[] = { "1", "2", "3", "4", NULL };
     for (int i = 1; i < argc; i++)
         if (is(argv[i], "-h", "--help")) { fputs(usage, stdout); exit(EXIT_DONE); }
         else if (is(argv[i], "-d", "--device")) r->device = value_of(argc, argv, &i);
@@ -405,6 +406,7 @@ static void parse(Request *r, Bench *b, int argc, char **argv) {
         else if (!strcmp(argv[i], "-r")) r->training.recompute = recompute_of(choice(argc, argv, &i, again));
         else if (!strcmp(argv[i], "-mw")) r->training.no_master = !choice(argc, argv, &i, yes);
         else if (!strcmp(argv[i], "-wo")) r->training.momentum = choice(argc, argv, &i, optimizers) ? 0.95f : 0;
+        else if (!strcmp(argv[i], "-wp")) r->training.period = 1 + choice(argc, argv, &i, periods);
         else if (!strcmp(argv[i], "-mo")) r->training.moments = (Dtype)choice(argc, argv, &i, types);
         else if (!strcmp(argv[i], "-mg")) r->training.gradients = (Dtype)choice(argc, argv, &i, types);
         else if (is(argv[i], "-l", "--list")) b->list = 1;

@@ -66,7 +66,7 @@ static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, co
         const real g = (g_real ? g_real[i] : R(g_short[i])) * scale;
         const real mean = beta * (m_real ? m_real[i] : R(m_short[i])) + (1 - beta) * g;
         if (m_real) m_real[i] = mean; else m_short[i] = X(mean);
-        x[i] = X(beta * mean + (1 - beta) * g);
+        if (x) x[i] = X(beta * mean + (1 - beta) * g);
     }
 }
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
@@ -75,7 +75,7 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
-        if (scale >= 0) momentum_of(x + parts[e].at, m, moments, grads, &parts[e], (real)a->momentum, scale);
+        if (scale >= 0) momentum_of(x ? x + parts[e].at : NULL, m, moments, grads, &parts[e], (real)a->momentum, scale);
 }
 
 static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr, uint64_t key) {

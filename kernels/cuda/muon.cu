@@ -29,7 +29,7 @@ template<int W, class M, class G> __device__ static inline void momentum_of(floa
             to.x[j] = X(beta * next + (1 - beta) * now);
         }
         store(m + i, mean);
-        store(x + i, to);
+        if (x) store(x + i, to);
     }
 }
 template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const void *grads, const real *grad_sq_norm,
@@ -39,7 +39,8 @@ template<class M> static __global__ void momentum_kernel(floatX *x, M *m, const 
     if (!(norm <= 3e38f)) return;                           // what x holds is of no use then
     const real scale = clip > 0 && norm > clip ? clip / norm : 1;
     const bool fours = in_fours(s, aligned);
-    x += s.at, m += s.offset - s.shift;
+    if (x) x += s.at;
+    m += s.offset - s.shift;
     auto of = [&](const auto *grad) {
         if (fours) momentum_of<4>(x, m, grad + s.gradient, s.count, beta, scale);
         else momentum_of<1>(x, m, grad + s.gradient, s.count, beta, scale);

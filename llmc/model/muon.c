@@ -1,7 +1,8 @@
 /* muon.c: the matrices that Muon updates (kernels.h), in batches of equal shape.
  *
  * A tensor is a stack of matrices: one for each expert, and of a gate above an up projection, or keys above values, two. All
- * layers' matrices of one shape are a batch, cut into as many as fit into the buffers.
+ * layers' matrices of one shape are a batch, cut into as many as fit into the buffers. Experts that do not have their turn (optim.h) are batches
+ * of their own, of which only the momentum is computed.
  *
  * Where ranks share the optimizer's state (parallel.h), a rank has the summed gradient, the momentum and the master copy of its
  * piece of every range. Pieces end between the matrices of experts (tensor.h), so that a rank has all of most matrices that it updates,
@@ -52,11 +53,20 @@ static int at_once(const MatrixShape *s) {
     return most >= s->count ? s->count : most > ROUND ? most / ROUND * ROUND : most;
 }
 
-static MatrixShape *shape_of(MatrixOptimizer *u, const Tensor *t) {
-    for (int i = 0; i < u->shape_count; i++)
-        if (u->shapes[i].rows == tensor_rows(t) && u->shapes[i].columns == columns_of(t)) return &u->shapes[i];
+int muon_turn(const Optimizer *o, const Tensor *t, size_t begin) {
+    if (!muon_updates(o, t) || o->muon.options.period < 2 || t->rank < 3) return -1;
+    return (int)(begin / (t->count / (size_t)t->shape[0]) % (size_t)o->muon.options.period);
+}
+static int is_of(const Optimizer *o, const Manifest *m, const Matrix *x, const MatrixShape *s) {
+    const Tensor *t = &m->at[x->tensor];
+    return s->rows == tensor_rows(t) && s->columns == columns_of(t) && s->turn == muon_turn(o, t, x->begin - t->offset);
+}
+static MatrixShape *shape_of(Optimizer *o, const Manifest *m, const Matrix *x) {
+    MatrixOptimizer *u = &o->muon;
+    const Tensor *t = &m->at[x->tensor];
+    for (int i = 0; i < u->shape_count; i++) if (is_of(o, m, x, &u->shapes[i])) return &u->shapes[i];
     if (u->shape_count == MATRIX_SHAPES) fail(EXIT_USAGE, "matrices of more than %d different shapes", MATRIX_SHAPES);
-    u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t) };
+    u->shapes[u->shape_count] = (MatrixShape){ .rows = tensor_rows(t), .columns = columns_of(t), .turn = muon_turn(o, t, x->begin - t->offset) };
     return &u->shapes[u->shape_count++];
 }
 /* What a rank has. Returns how many matrices. */
@@ -65,7 +75,7 @@ static int count_matrices(Optimizer *o, const Manifest *m, int rank) {
     int all = 0;
     u->shape_count = u->part_count = 0;
     for (Matrix x = { .tensor = -1 }; next_matrix(o, m, rank, &x); ) {
-        MatrixShape *s = shape_of(u, &m->at[x.tensor]);
+        MatrixShape *s = shape_of(o, m, &x);
         s->count++;
         if (is_shared(&x)) u->part_count++; else s->whole++;
     }
@@ -149,7 +159,7 @@ void muon_start(Optimizer *o, const Model *m) {
     Segment *part = mem_alloc((size_t)(u->part_count + 1) * sizeof *part);
     for (Matrix x = { .tensor = -1 }; next_matrix(o, f, o->shard, &x); ) {
         const Tensor *t = &f->at[x.tensor];
-        const MatrixShape *shape = shape_of(u, t);
+        const MatrixShape *shape = shape_of(o, f, &x);
         const int which = (int)(shape - u->shapes), i = is_shared(&x) ? shape->whole + shared[which]++ : whole[which]++;
         Segment s = optimizer_segment(o, m, x.tensor);
         s.offset = x.from, s.count = x.to - x.from, s.gradient = t->gradient + (x.from - t->offset);
@@ -178,7 +188,7 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
     int i = -first;
     for (Matrix x = { .tensor = -1 }; i < count && next_matrix(o, f, o->shard, &x); ) {
         const Tensor *t = &f->at[x.tensor];
-        if (!is_shared(&x) || tensor_rows(t) != shape->rows || columns_of(t) != shape->columns || i++ < 0) continue;
+        if (!is_shared(&x) || !is_of(o, f, &x, shape) || i++ < 0) continue;
         for (int rank = 0; rank < o->shards; rank++) {
             const Segment piece = manifest_part(f, t->range, o->shards, rank);
             Matrix y = x;
@@ -192,12 +202,14 @@ static void collect(const Optimizer *o, const Model *m, const MatrixShape *shape
 
 static void update_batch(const Optimizer *o, const Model *m, const MatrixShape *s, int first, int count) {
     const MatrixOptimizer *u = &o->muon;
+    const int due = s->turn < 0 || s->turn == optimizer_turn(o);
     const Device *dev = m->dev;
     const real *grad_sq_norm = real_at(m, m->results.grad_sq_norms, (size_t)o->tensors);
     const Segment *matrices = u->matrices + s->first + first;
     const int whole = s->whole - first < 0 ? 0 : s->whole - first < count ? s->whole - first : count;
-    dev->muon_momentum(u->buffers.x, o->m, o->moments, m->grads, grad_sq_norm, matrices, whole,
+    dev->muon_momentum(due ? u->buffers.x : NULL, o->m, o->moments, m->grads, grad_sq_norm, matrices, whole,
                        (size_t)s->rows * (size_t)s->columns, u->settings);
+    if (!due) return;
     if (count > whole) collect(o, m, s, first + whole - s->whole, count - whole, whole);
     dev->orthogonalize(dev, &u->buffers, count, s->rows, s->columns);
     dev->muon_update(m->params, o->master, u->buffers.out, grad_sq_norm, matrices, count, s->rows, s->columns, u->settings);

@@ -26,7 +26,7 @@ static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS
     [TENSOR_MLP]         = { 1, 1,  .5f,  1 },
     [TENSOR_GATE_UP]     = { 1, 1,  .5f,  1 },
 };
-int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.momentum > 0 && rules[t->kind].muon; }
+int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.options.momentum > 0 && rules[t->kind].muon; }
 
 /* ---- where v is --------------------------------------------------------------------------------------------
  * m and the master copy lie like the weights; where they are sharded, the pieces of a rank one after the other. So does v of
@@ -63,7 +63,8 @@ Segment optimizer_segment(const Optimizer *o, const Model *m, int i) {
     const Tensor *t = &m->manifest.at[i];
     Segment s = manifest_segment(&m->manifest, i, o->shards, o->shard);
     s.decay = rules[t->kind].decay;
-    if (o->muon.momentum > 0) s.rate = t->rank > 2 ? rules[t->kind].experts : rules[t->kind].rate;
+    if (o->muon.options.momentum > 0) s.rate = t->rank > 2 ? rules[t->kind].experts : rules[t->kind].rate;
+    if (muon_turn(o, t, 0) >= 0) s.rate *= (float)o->muon.options.period;
     const size_t v = before_range(o, &m->manifest, t->range, o->shards);
     if (muon_in_range(o, &m->manifest, t->range))
         s.without_v = s.offset - s.shift - (v + left_to_adamw(o, &m->manifest, t->range, i) + (s.offset - t->offset));
@@ -80,10 +81,10 @@ Segment optimizer_stored(const Model *m, Segment s) {
 
 /* ---- planning and starting --------------------------------------------------------------------------------- */
 
-void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum) {
+void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptions muon) {
     const int shards = m->dp.level ? m->dp.shards : 1;
     const size_t each = dtype_size(m->dev, moments);
-    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.momentum = momentum, .shards = shards,
+    *o = (Optimizer){ .tensors = m->manifest.count, .moments = moments, .muon.options = muon, .shards = shards,
                       .shard = shards > 1 ? parallel_shard(m->dp.parallel) : 0 };
     arena_add(&m->arena, MEM_OPTIMIZER, "m", &o->m, optimizer_count(o, m, 0) * each);
     arena_add(&m->arena, MEM_OPTIMIZER, "v", &o->v, optimizer_count(o, m, STATE_V) * each);
@@ -92,7 +93,7 @@ void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float mom
     arena_add(&m->arena, MEM_DATA, "segments", &o->segments, (size_t)o->tensors * sizeof *o->segments);
     arena_add(&m->arena, MEM_DATA, "segments of sums", &o->summed, (size_t)o->tensors * sizeof *o->summed);
     arena_add(&m->arena, MEM_DATA, "settings of AdamW", &o->settings, sizeof *o->settings);
-    if (momentum > 0) muon_plan(o, m);
+    if (muon.momentum > 0) muon_plan(o, m);
 }
 
 /* The part of tensor i whose gradient this rank squares: if ordered the whole, which lies where parallel_whole_gradients says. */
@@ -117,7 +118,7 @@ static void upload_segments(const Optimizer *o, const Model *m) {
 }
 void optimizer_start(Optimizer *o, Model *m) {
     upload_segments(o, m);
-    if (o->muon.momentum > 0) muon_start(o, m);
+    if (o->muon.options.momentum > 0) muon_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = optimizer_stored(m, manifest_part(&m->manifest, i, o->shards, o->shard));
         const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
@@ -133,8 +134,12 @@ void optimizer_set(Optimizer *o, Model *m, AdamW a) {
     a.fix1 = 1 / (1 - pow((double)a.beta1, o->updates));
     a.fix2 = 1 / (1 - pow((double)a.beta2, o->updates));
     m->dev->upload(o->settings, &a, sizeof a);
-    const Muon muon = { .lr = a.lr, .momentum = o->muon.momentum, .decay = a.decay, .clip = a.clip, .key = a.key };
+    const Muon muon = { .lr = a.lr, .momentum = o->muon.options.momentum, .decay = a.decay, .clip = a.clip, .key = a.key };
     if (muon.momentum > 0) m->dev->upload(o->muon.settings, &muon, sizeof muon);
+}
+int optimizer_turn(const Optimizer *o) {
+    const MuonOptions *a = &o->muon.options;
+    return a->momentum > 0 && a->period > 1 ? o->updates % a->period : 0;
 }
 /* If ordered, range by range, so that what is added to what does not depend on what a rank has. */
 static void square_gradients(const Optimizer *o, Model *m) {
@@ -151,7 +156,7 @@ void optimizer_update(Optimizer *o, Model *m) {
     parallel_sum_results(m);
     m->dev->adamw(m->params, o->master, o->m, o->v, o->moments, m->grads, m->results.grad_sq_norms, o->segments, o->tensors,
                   o->settings);
-    if (o->muon.momentum > 0) muon_update(o, m);
+    if (o->muon.options.momentum > 0) muon_update(o, m);
 }
 
 double optimizer_norm(Optimizer *o, const double *grad_sq_norms, int *bad_tensor) {

@@ -6,13 +6,21 @@
 #define OPTIM_H
 #include "model.h"
 
-/* Muon's matrices of one shape on this rank: some of Optimizer.matrices, first the whole ones. Where the state is sharded, others
- * begin or end on another rank. */
-typedef struct { int rows, columns, first, count, whole; } MatrixShape;
-enum { MATRIX_SHAPES = 16 };
+/* How Muon runs. An expert's matrices are updated every `period` updates, at so many times their rate: in update u those of expert e
+ * if (u - e) % period is 0, so all updates are equally long. Momentum takes part in all. What it saves and costs: docs/recipe.md. */
+typedef struct {
+    float momentum;           /* decay rate of the running mean of gradients; 0: AdamW updates all */
+    int   period;             /* 1 .. MUON_PERIODS; 0: 1 */
+} MuonOptions;
+enum { MUON_PERIODS = 8 };
+
+/* Muon's matrices of one shape and turn on this rank: some of Optimizer.matrices, first the whole ones. Where the state is sharded, others
+ * begin or end on another rank. turn: u % period of the updates that they take part in; -1: all. */
+typedef struct { int rows, columns, turn, first, count, whole; } MatrixShape;
+enum { MATRIX_SHAPES = 16 + 4 * MUON_PERIODS };
 
 typedef struct {
-    float        momentum;    /* of its running mean; 0: AdamW updates all */
+    MuonOptions  options;
     Muon        *settings;    /* of this update, on the device */
     MatrixShape  shapes[MATRIX_SHAPES];
     int          shape_count;
@@ -38,11 +46,13 @@ typedef struct {
 } Optimizer;
 
 /* Adds its buffers to m->arena, before model_allocate. master 0: no copy of the weights even where floatX is coarse;
- * then updates are rounded stochastically. momentum: of Muon; 0: AdamW only. */
-void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, float momentum);
+ * then updates are rounded stochastically. */
+void optimizer_plan(Optimizer *o, Model *m, int master, Dtype moments, MuonOptions muon);
 void optimizer_start(Optimizer *o, Model *m);               /* after the weights are there */
-/* One step: its settings (fix1 and fix2 are set here), and then gradients to weights, which is the same work every time. */
+/* One step: its settings (fix1 and fix2 are set here), and then gradients to weights, which is the same work in
+ * every update of the same turn. */
 void optimizer_set(Optimizer *o, Model *m, AdamW a);
+int  optimizer_turn(const Optimizer *o);                    /* of the experts, in the update that was set; 0 .. MUON_PERIODS - 1 */
 void optimizer_update(Optimizer *o, Model *m);
 
 /* From StepResults.grad_sq_norms: the gradient's global norm, and the last tensor whose gradient is not finite (-1: none). A
@@ -64,6 +74,7 @@ size_t      optimizer_element(const Optimizer *o, const Model *m, int kind);    
 
 /* muon.c: the part of it that Muon updates. Called by the functions above. */
 int  muon_updates(const Optimizer *o, const Tensor *t);
+int  muon_turn(const Optimizer *o, const Tensor *t, size_t begin);    /* MatrixShape.turn of the matrix that begins there, in elements of t */
 void muon_plan(Optimizer *o, Model *m);
 void muon_start(Optimizer *o, const Model *m);
 void muon_update(Optimizer *o, const Model *m);

@@ -337,7 +337,7 @@ void run_join_ranks(Run *r) {
     }
     r->parallel.ordered = s->ordered;
     r->records = s->record >= (r->parallel.ranks > 1 ? 2 : 1);
-    r->parallel.by_matrix = settings_momentum(s) > 0;
+    r->parallel.by_matrix = settings_muon(s).momentum > 0;
     find_nodes(r);
     free(settings.at);
 }
@@ -383,7 +383,7 @@ static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *c
     if (e.automatic) e.recompute = recompute_numbered(0);
     model_plan_training(&m, r->dev, &r->config, e.batch, r->s.seq, &e.recompute, r->micro_batches * r->s.batch / e.batch,
                         dtype_by_name(r->s.gradients), p.ranks > 1 || p.ordered ? &p : NULL);
-    optimizer_plan(&o, &m, e.master, e.moments, settings_momentum(&r->s));
+    optimizer_plan(&o, &m, e.master, e.moments, settings_muon(&r->s));
     const int length = r->s.seq > 2 ? r->s.seq : 2;
     const size_t kept = m.arena.total, samples = r->s.sample_every > 0 ? decoder_bytes(r->dev, &r->config, 1, length, &m) : 0;
     if (e.automatic && kept + samples > capacity) e.recompute = recompute_choose(&m, kept + samples - capacity);
@@ -513,7 +513,7 @@ void run_plan(Run *r) {
              "which depend on the number of ranks");
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
-    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), settings_momentum(s));
+    optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), settings_muon(s));
     const int ids = r->config.vocab - r->config.padding, named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
@@ -737,7 +737,7 @@ void run_allocate(Run *r) {
     r->positions = mem_alloc(N * sizeof *r->positions);
     r->keys = mem_alloc((size_t)r->micro_batches * sizeof *r->keys);
     for (int i = 0; i < PHASES; i++) r->replay_micro[i].off = !r->records;
-    r->replay_update.off = !r->records;
+    for (int i = 0; i < MUON_PERIODS; i++) r->replay_update[i].off = !r->records;
     parallel_register_memory(&r->model);
     const double rows = (double)s->batch * s->seq * r->config.topk / r->config.experts;
     if (r->config.rounding && rows < 2 * ROW_TILE && r->leads)

@@ -59,6 +59,8 @@ static const Option options[] = {
       "of the layers' matrices; embedding, head, norms, biases and routers always have adamw" },
     { "optimizer", "wm", "momentum",         OPTION_FLOAT, AT(momentum),      "0.8",                 0.01, 0.99999, NULL,
       "Muon: decay rate of the momentum" },
+    { "optimizer", "wp", "expert-period",    OPTION_INT,   AT(period),        "1",                   1,    8,     NULL,
+      "Muon: experts are updated every N steps, in turn, at N times the rate" },
     { "optimizer", "c",  "decay",            OPTION_FLOAT, AT(decay),         "0.1",                 0,    10,    NULL,        "weight decay of matrices" },
     { "optimizer", "cg", "clip",             OPTION_FLOAT, AT(clip),          "1.0",                 0,    1e9,   NULL,
       "largest global gradient norm; 0: no clipping" },
@@ -232,14 +234,14 @@ int settings_restore(Settings *s, const JsonValue *saved, Error *e) {
 enum { LARGE_TEXT = 10000000 };
 void settings_suit(Settings *s, int gpu, int64_t tokens) {
     static const struct { const char *letter, *small_gpu, *large_cpu, *large_gpu; } defaults[] = {
-        { "e",  "m6:z1", "m4:z1", "m6:c512e128k6f256z1" },
+        { "e",  "m6:z1", "m4:z1", "m6:c512e128k6f256" },
         { "b",  "64",    "32",    "64" },       { "t",  "256",   "128",   "1024" },
         { "d",  "0",     "0",     "65536" },    { "x",  "800",   "1000",  "-1" },
         { "wo", "muon",  "muon",  "muon" },     { "w2", "0.99",  "0.95",  "0.95" },
         { "c",  "2",     "0.1",   "0.1" },      { "q",  "0",     "0.1",   "0.1" },
         { "dr", "0.3",   "0",     "0" },        { "v",  "25",    "200",   "250" },
         { "s",  "400",   "400",   "1000" },     { "l",  "4e-3",  "4e-3",  "4e-3" },
-        { "wm", "0.9",   "0.9",   "0.9" },
+        { "wm", "0.9",   "0.9",   "0.9" },      { "wp", "1",     "1",     "2" },
     };
     const int large = tokens >= LARGE_TEXT;
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults && (gpu || large); i++)
@@ -318,5 +320,7 @@ void settings_fit_rows(Settings *s, int64_t rows) {
     options_default(table(s), "u", text);
 }
 
-float settings_momentum(const Settings *s) { return strcmp(s->optimizer, "muon") ? 0 : s->momentum; }
+MuonOptions settings_muon(const Settings *s) {
+    return strcmp(s->optimizer, "muon") ? (MuonOptions){ 0 } : (MuonOptions){ s->momentum, s->period };
+}
 Dtype dtype_by_name(const char *type) { return strcmp(type, "bf16") ? REAL : FLOATX; }

@@ -5,14 +5,15 @@
 #include "kernels/kernels.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/model/optim.h"
 #include "options.h"
 
-enum { SETTINGS = 70 };
+enum { SETTINGS = 71 };
 typedef struct {
     const char *train, *val, *tokenizer, *pattern, *chat, *model, *upcycle, *scores, *activation, *out, *schedule, *device, *moments,
                *gradients, *optimizer, *precision, *rounding, *bias_law, *saved_type, *address, *gpu_memory;
     int64_t steps, total, warmup, val_every, val_batches, sample_every, save_every, major, seed;
-    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check,
+    int   batch, seq, sample_length, keep, keep_best, resume, allow_data, any_bytes, recompute, record, forced, overfit, check, period,
           max_bad, show_loads, board, master, level, node, ordered, copies, ranks, process, processes, port, join_seconds, silence_seconds;
     float save_seconds, lr, final_lr, decay, clip, momentum, beta1, beta2, dropout, balance, z, bias_rate, shard;
     char given[SETTINGS];               /* 1: given by the user */
@@ -35,6 +36,6 @@ void settings_json(const Settings *s, Text *out);
 void settings_write(const Settings *s, Text *out);
 void settings_given_json(const Settings *s, Text *out);         /* the names of those that the user gave */
 int  settings_restore(Settings *s, const JsonValue *saved, Error *e);     /* 0: one is unknown or invalid; s is unchanged */
-float settings_momentum(const Settings *s);                     /* of -wo and -wm; 0: AdamW updates all tensors */
+MuonOptions settings_muon(const Settings *s);                   /* of -wo, -wm and -wp */
 Dtype dtype_by_name(const char *type);                         /* of -mo and -mg: bf16 is FLOATX, f32 is REAL */
 #endif

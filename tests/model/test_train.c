@@ -343,11 +343,11 @@ static void defaults(void) {
         { "",                   0, 1000000,   "m4:z1", "muon", 6e-3f, 24 },
         { "",                   0, 100000000, "m4:z1", "muon", 4e-3f, 32 },
         { "",                   1, 1000000,   "m6:z1", "muon", 4e-3f, 64 },
-        { "",                   1, 100000000, "m6:c512e128k6f256z1", "muon", 4e-3f, 64 },
+        { "",                   1, 100000000, "m6:c512e128k6f256", "muon", 4e-3f, 64 },
         { "-wo adamw -e d12",   1, 100000000, "d12", "adamw", 6e-4f, 64 },
         { "-wo adamw -b 3",     0, 1000000,   "m4:z1", "adamw", 1e-3f, 3 },
         { "-wo adamw",          1, 1000000,   "m6:z1", "adamw", 2e-3f, 64 },
-        { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256z1", "muon", 1e-4f, 64 },
+        { "-l 1e-4 -wo muon",   1, 100000000, "m6:c512e128k6f256", "muon", 1e-4f, 64 },
         { "-e tests",           0, 1000000,   "tests", "adamw", 1e-3f, 24 },
         { "-e tests",           1, 100000000, "tests", "adamw", 6e-4f, 64 },
     };
@@ -486,6 +486,50 @@ static void muon_and_adamw(void) {
     check(count == 2 * (2 + 4 + 4 + 3 * 4), "each expert's matrix is one, and so is each half of two that are stacked: %d", count);
     check(matrices == 2 * 5 && others == 1 + 2 * 4 + 1 + 2 * 2, "%d tensors are Muon's, %d AdamW's", matrices, others);
     for (int i = 0; i < 2; i++) trainee_close(&t[i]);
+}
+
+/* Does each expert move if it has its turn, and only then? The first time by PERIOD times as much as without turns, and all have a momentum. */
+static void experts_in_turn(void) {
+    enum { PERIOD = 3, UPDATES = 4 };
+    const Config c = config_of("m2:c16h4d4e5k2f12a4x2n0");
+    const Device *dev = device_find("cpu-f32");
+    Trainee t, plain;
+    int wrong = 0, moved = 0, kept = 0, still = 0;
+    double apart = 0, whole = 0;
+    open_trainee(&t, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f, .period = PERIOD }, 0);
+    open_trainee(&plain, "cpu-f32", &c, (TraineeOptions){ .B = 8, .T = 16, .seed = 3, .momentum = 0.9f }, 0);
+    step(&plain, 1);
+    const size_t all = t.m.manifest.total;
+    float *before = mem_alloc(all * sizeof *before), *after = mem_alloc(all * sizeof *after), *usual = mem_alloc(all * sizeof *usual);
+    dev->download(usual, plain.m.params, all * sizeof *usual);
+    for (int update = 1; update <= UPDATES; update++) {
+        dev->download(before, t.m.params, all * sizeof *before);
+        step(&t, update);
+        dev->download(after, t.m.params, all * sizeof *after);
+        for (int i = 0; i < t.m.manifest.count; i++) {
+            const Tensor *x = &t.m.manifest.at[i];
+            const int experts = muon_updates(&t.o, x) && x->rank > 2, parts = experts ? x->shape[0] : 1;
+            const size_t each = x->count / (size_t)parts;
+            for (int e = 0; e < parts; e++) {
+                const size_t from = x->offset + (size_t)e * each;
+                const int due = !experts || e % PERIOD == update % PERIOD, same = !memcmp(before + from, after + from, each * sizeof *after);
+                wrong += due == same;
+                if (experts) *(due ? &moved : &kept) += 1;
+                for (size_t n = from; experts && due && update == 1 && n < from + each; n++)
+                    apart += pow((after[n] - before[n]) - PERIOD * (usual[n] - before[n]), 2), whole += pow(after[n] - before[n], 2);
+            }
+            if (!experts || update > 1) continue;
+            double *momentum = state_of(&t, 0, i);
+            for (size_t n = 0; n < x->count; n++) still += momentum[n] == 0;
+            free(momentum);
+        }
+    }
+    check(!wrong && moved && kept > moved, "what has its turn moves, %d times, and no other expert, %d times: %d are wrong", moved, kept, wrong);
+    check(whole > 0 && apart < 1e-6 * whole, "by as many times as much: %.2g of it is not", sqrt(apart / whole));
+    check(still < 100, "every expert has a momentum after one update; %d elements are 0", still);
+    free(before), free(after), free(usual);
+    trainee_close(&t);
+    trainee_close(&plain);
 }
 
 static void threads(float momentum) {
@@ -1120,6 +1164,7 @@ void test_train(void) {
     PART(fine_tuning_defaults());
     PART(accumulation());
     PART(muon_and_adamw());
+    PART(experts_in_turn());
     PART(threads(0));
     PART(threads(0.95f));
     PART(replaying());

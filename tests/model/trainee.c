@@ -43,15 +43,16 @@ static void initialize(Model *m, uint64_t seed) {
 int trainee_open(Trainee *t, const Device *dev, const Config *c, TraineeOptions options) {
     if (!options.micro_batches) options.micro_batches = 1;
     const size_t M = (size_t)options.micro_batches, tokens = M * (size_t)(options.B * options.T);
-    *t = (Trainee){ .options = options, .loss_factor = 1, .drawn = -1, .update = { .off = !options.record },
+    *t = (Trainee){ .options = options, .loss_factor = 1, .drawn = -1,
                     .adamw = { .lr = 3e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .decay = 0.1f, .clip = 1 } };
     for (int i = 0; i < PHASES; i++) t->batch[i].off = !options.record;
+    for (int i = 0; i < MUON_PERIODS; i++) t->update[i].off = !options.record;
     t->tokens = mem_alloc(tokens * sizeof *t->tokens);
     t->targets = mem_alloc(tokens * sizeof *t->targets);
     t->keys = mem_alloc(M * sizeof *t->keys);
     model_plan_training(&t->m, dev, c, options.B, options.T, &options.recompute, options.micro_batches, options.gradients,
                         options.parallel);
-    optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, options.momentum);
+    optimizer_plan(&t->o, &t->m, !options.no_master, options.moments, (MuonOptions){ options.momentum, options.period });
     if (!model_allocate(&t->m)) return 0;
     if (t->m.dp.level >= 2) parallel_register_memory(&t->m);            /* which these need */
     initialize(&t->m, options.seed);
@@ -102,7 +103,7 @@ void trainee_step(Trainee *t) {
         replay_run(&t->batch[m->batch.phase], m->dev, model_state(m), learn, t);
         model_end_micro(m, micro);
     }
-    replay_run(&t->update, m->dev, 0, update, t);
+    replay_run(&t->update[optimizer_turn(&t->o)], m->dev, 0, update, t);
 }
 double trainee_loss(Trainee *t, int *bad) {
     const int batches = t->m.batch.all_micro_batches;
@@ -134,7 +135,7 @@ uint64_t trainee_hash(const Trainee *t) {
 
 void trainee_close(Trainee *t) {
     for (int i = 0; i < PHASES; i++) replay_free(&t->batch[i], t->m.dev);
-    replay_free(&t->update, t->m.dev);
+    for (int i = 0; i < MUON_PERIODS; i++) replay_free(&t->update[i], t->m.dev);
     model_free(&t->m);
     free(t->tokens), free(t->targets), free(t->keys);
 }

@@ -16,6 +16,7 @@ typedef struct {                        /* zeros are defaults */
     int      no_master;                 /* -mw 0 */
     Dtype    moments, gradients;        /* -mo, -mg; 0: REAL */
     float    momentum;                  /* -wm of -wo muon; 0: -wo adamw */
+    int      period;                    /* -wp */
     uint64_t seed;                      /* of the initial weights */
     int      record;                    /* 1: the work of a step is recorded and replayed */
     int      learnable;                 /* 1: the target is a function of the token; 0: it is the next token, at random */
@@ -27,7 +28,7 @@ typedef struct {
     AdamW     adamw;                    /* of the next steps */
     float     loss_factor;              /* 1; NaN gives a step whose gradient is not finite */
     TraineeOptions options;
-    Replay    batch[PHASES], update;
+    Replay    batch[PHASES], update[MUON_PERIODS];
     int       steps;                    /* done so far */
     int       drawn;                    /* the number of the samples below */
     int      *tokens, *targets;         /* of a step: (micro_batches, B, T) */

@@ -245,7 +245,7 @@ OPERATION(adamw,
 OPERATION(muon_momentum,
     (floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts, int count, size_t most,
      const Muon *a), (x, m, moments, grads, grad_sq_norm, parts, count, most, a), 0,
-    times(count, (double)most) * (unit.gradient_bytes / unit.elements + unit.fx + 2 * (moments == REAL ? unit.re : unit.fx)),
+    times(count, (double)most) * (unit.gradient_bytes / unit.elements + (x ? unit.fx : 0) + 2 * (moments == REAL ? unit.re : unit.fx)),
     "%d of %zu", count, most)
 COMPOUND(orthogonalize, (const Device *d, const MuonBuffers *b, int count, int rows, int columns), (d, b, count, rows, columns),
     MUON_STEPS * times(count, rows < columns ? rows : columns) * (4 * times(rows, columns) + 2 * times(rows < columns ? rows : columns, rows < columns ? rows : columns)),

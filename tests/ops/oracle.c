@@ -599,7 +599,7 @@ static void naive_muon_momentum(const Case *c, double **v) {
             const Segment *s = &c->segment[e];
             const double g = v[2][s->gradient + i] * (clip > 0 ? fmin(1, clip / norm) : 1), m = beta * v[1][s->offset + i] + (1 - beta) * g;
             v[1][s->offset + i] = m;
-            v[0][s->at + i] = beta * m + (1 - beta) * g;
+            if (v[0]) v[0][s->at + i] = beta * m + (1 - beta) * g;
         }
 }
 static void naive_muon_update(const Case *c, double **v) {

@@ -33,6 +33,7 @@ struct Team {                           /* ranks that train one model, and their
     int ranks, shards, level, ordered, late, micro_batches, steps;          /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor between nodes */
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
+    int period;                         /* of its experts */
     int fails_at;                       /* the step, from 1 on, at which the gradient of rank 1 is NaN; 0: none */
     const char *from, *to;              /* folder to load from, to save in; NULL: none */
     ProcessGroup *processes;
@@ -122,7 +123,7 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     if (t->oss) c.family = FAMILY_GPT_OSS, c.expert_bias = c.sinks = 1, c.activation = CLAMPED, c.scores = TOPK_SOFTMAX;
     if (t->oss && config_family(&c) != FAMILY_GPT_OSS) fail(EXIT_USAGE, "%s: no gpt_oss", t->model);
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
-                               .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum,
+                               .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum, .period = t->period,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
     if (!trainee_open(m, device_find(t->device), &c, o)) fail(EXIT_MEMORY, "no memory for a small model");
     m->m.balance_coef = 0.1f;
@@ -266,20 +267,21 @@ static void two_nodes(const Team *one, int shards, int level, double bound) {
 
 /* Loss curves on 1, 2, 3 and 4 ranks. In bf16, sums in another order now and then send a token to another expert. */
 static void any_number_of_ranks(void) {
-    static const struct { const char *device, *model; int micro_batches, recompute; double bound; float momentum; } runs[] = {
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0 },
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0 },        /* sums over ranks happen once, whatever is recomputed */
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0 },         /* scales such as 1/3 are floats */
-        { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0 },         /* one block gets the gradients of all layers */
-        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0 },
-        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2, 0 },
-        { "cpu-f64",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0.95f },
-        { "cpu-f64",  "d2:c16h4f20",               3, 0, 1e-7, 0.95f },      /* most matrices have parts on several ranks */
-        { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f },
+    static const struct { const char *device, *model; int micro_batches, recompute; double bound; float momentum; int period; } runs[] = {
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-5, 0, 0 },
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2",     3, 2, 1e-5, 0, 0 },        /* sums over ranks happen once, whatever is recomputed */
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",      1, 1, 1e-7, 0, 0 },         /* scales such as 1/3 are floats */
+        { "cpu-f64",  "u3:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0, 0 },         /* one block gets the gradients of all layers */
+        { "cpu-f32",  "d2:c16h4f20",               1, 0, 1e-5, 0, 0 },
+        { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2",     1, 0, 2e-2, 0, 0 },
+        { "cpu-f64",  "m2:c16h4d4e4k2f12a4x2",     1, 0, 1e-7, 0.95f, 0 },
+        { "cpu-f64",  "m2:c16h4d4e5k2f12a4x2",     1, 0, 1e-7, 0.95f, 2 },
+        { "cpu-f64",  "d2:c16h4f20",               3, 0, 1e-7, 0.95f, 0 },      /* most matrices have parts on several ranks */
+        { "cpu-f64",  "d2:c48h4f96",               1, 0, 1e-7, 0.95f, 0 },
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         Team one = { .device = runs[i].device, .model = runs[i].model, .micro_batches = runs[i].micro_batches,
-                     .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum };
+                     .recompute = recompute_numbered(runs[i].recompute), .steps = STEPS, .ranks = 1, .momentum = runs[i].momentum, .period = runs[i].period };
         run(&one);
         check(one.loss[STEPS - 1] < 0.8 * one.loss[0], "%s %s learns: %g to %g", one.device, one.model, one.loss[0],
               one.loss[STEPS - 1]);
@@ -332,15 +334,15 @@ static int same_bits_as(const Team *one, int ranks, int shards, int level, int l
     return shared;
 }
 static void same_bits(void) {
-    static const struct { const char *device, *model; Recompute again; float dropout, momentum; } runs[] = {        /* again: not on one rank */
-        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", { { 0 } }, 0, 0 },               { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 1, 1, 1, 1, 1 } }, 0.1f, 0 },
-        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  { { 2, 0, 0, 0, 1 } }, 0.1f, 0 }, { "cpu-f32", "u3:c16h4d4e4k2f12a4x2u1", { { 0, 1, 2, 0, 0 } }, 0.1f, 0 },
-        { "cpu-f32",  "d2:c16h4f20",           { { 0, 0, 0, 0, 1 } }, 0, 0 },
-        { "cpu-f32",  "d2:c16h4f20",           { { 0 } }, 0, 0.95f },           { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 0, 1, 0, 1, 0 } }, 0.1f, 0.95f },
-        { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f },   /* a head of its own; more layers than buffers for them */
+    static const struct { const char *device, *model; Recompute again; float dropout, momentum; int period; } runs[] = {        /* again: not on one rank */
+        { "cpu-f32",  "m2:c16h4d4e4k2f12a4x2", { { 0 } }, 0, 0, 0 },               { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 1, 1, 1, 1, 1 } }, 0.1f, 0, 0 },
+        { "cpu-f64",  "m3:c16h4q2e6k3f8a1s2",  { { 2, 0, 0, 0, 1 } }, 0.1f, 0, 0 }, { "cpu-f32", "u3:c16h4d4e4k2f12a4x2u1", { { 0, 1, 2, 0, 0 } }, 0.1f, 0, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           { { 0, 0, 0, 0, 1 } }, 0, 0, 0 },
+        { "cpu-f32",  "d2:c16h4f20",           { { 0 } }, 0, 0.95f, 0 },           { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", { { 0, 1, 0, 1, 0 } }, 0.1f, 0.95f, 3 },
+        { "cpu-f32",  "m5:c16h4d4e4k2f12a4x2u1v1", { { 4, 3, 1, 2, 4 } }, 0, 0.95f, 0 },   /* a head of its own; more layers than buffers for them */
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum,
+        Team one = { .device = runs[i].device, .model = runs[i].model, .dropout = runs[i].dropout, .momentum = runs[i].momentum, .period = runs[i].period,
                      .micro_batches = SEQUENCES, .steps = FEW, .ranks = 1, .ordered = 1 }, longer = one;
         longer.steps = STEPS / 2;
         run(&longer);
@@ -421,7 +423,8 @@ static void shards(void) {
  * was not interrupted. */
 static void resumed_elsewhere(const char *device, double bound, float momentum) {
     static const struct { int before, shards, after; } moves[] = { { 4, 0, 1 }, { 1, 0, 3 }, { 3, 0, 2 }, { 2, 0, 2 }, { 4, 2, 3 }, { 4, 2, 4 }, { 2, 1, 1 } };
-    const Team whole = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = FEW, .level = 1, .momentum = momentum };
+    const Team whole = { .device = device, .model = momentum > 0 ? "m2:c16h4d4e32k2f16a4x2" : "m2:c16h4d4e4k2f12a4x2", .steps = FEW, .level = 1, .momentum = momentum,
+                         .period = 3 };
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         char *name = text_format("moved-%s%s-%d-%d", device, momentum > 0 ? "-muon" : "", moves[i].before, moves[i].after), *folder = scratch_path(name);
         Team before = whole, after = whole, loaded = whole, all = whole;
