@@ -4,7 +4,7 @@
 #   make train_moe && sh bench/pays.sh [FOLDER]        FOLDER (out-pays): all runs, table.txt and pays.svg; runs that are complete are kept
 # Settings by environment:
 #   DATA=data/linux  TOKENS=16384           -i and -tk of train_moe
-#   TWIN=d6:c512h8f1536z1  MIXTURE=m6:c512e128k6f256z1       -e
+#   TWIN=d6:c512h8f1536  MIXTURE=m6:c512e128k6f256           -e
 #   RATES=4e-3 (several are compared)                       -l, of both; TWIN_RATES, MIXTURE_RATES: of one
 #   STEPS=4240  MIXTURE_STEPS=2030          -x: a model that is faster or learns more needs fewer
 #   BATCH=64  SEQ=1024  TOTAL=65536         -b, -t, -d
@@ -13,7 +13,7 @@
 #   RECIPE="-wo muon -w2 0.95 -u 100"       other options of both; TWIN_RECIPE, MIXTURE_RECIPE: of one
 set -eu
 folder=${1:-out-pays}
-DATA=${DATA:-data/linux} TOKENS=${TOKENS:-16384} TWIN=${TWIN:-d6:c512h8f1536z1} MIXTURE=${MIXTURE:-m6:c512e128k6f256z1}
+DATA=${DATA:-data/linux} TOKENS=${TOKENS:-16384} TWIN=${TWIN:-d6:c512h8f1536} MIXTURE=${MIXTURE:-m6:c512e128k6f256}
 RATES=${RATES:-4e-3} BATCH=${BATCH:-64} SEQ=${SEQ:-1024} TOTAL=${TOTAL:-65536}
 TWIN_RATES=${TWIN_RATES:-$RATES} MIXTURE_RATES=${MIXTURE_RATES:-$RATES} MIXTURE_STEPS=${MIXTURE_STEPS:-${STEPS:-2030}} STEPS=${STEPS:-4240}
 EVERY=${EVERY:-25} VAL=${VAL:-4} DEVICE=${DEVICE:-cuda} RANKS=${RANKS:-1}
