@@ -552,7 +552,7 @@ struct Device {
     /* ---- Muon: matrices of equal shape ----------------------------------------------------------------------
      * w = w (1 - lr decay) - lr 0.2 sqrt(max(rows, columns)) O,  O = orthogonalize(beta m + (1-beta) g),  m = beta m + (1-beta) g
      *
-     * muon_momentum: g = gradient * min(1, clip/norm); of each part m, and x + at = beta m + (1-beta) g (Nesterov). x NULL: m only.
+     * muon_momentum: g = gradient * min(1, clip/norm); of each part m, and x + at = beta m + (1-beta) g (Nesterov). x NULL: m only, with the same bits.
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
      *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
      *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros. b.x and the other

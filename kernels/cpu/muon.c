@@ -57,7 +57,7 @@ static void orthogonalize(const Device *d, const MuonBuffers *b, int count, int 
 }
 
 /* The momentum looks one gradient ahead (Nesterov). */
-static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, const Segment *s, real beta, real scale) {
+__attribute__((noinline)) static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, const Segment *s, real beta, real scale) {
     real *m_real = moments == REAL ? (real *)m + (s->offset - s->shift) : NULL;
     floatX *m_short = (floatX *)m + (s->offset - s->shift);
     const real *g_real = s->dtype == REAL ? (const real *)grads + s->gradient : NULL;
@@ -66,7 +66,16 @@ static void momentum_of(floatX *x, void *m, Dtype moments, const void *grads, co
         const real g = (g_real ? g_real[i] : R(g_short[i])) * scale;
         const real mean = beta * (m_real ? m_real[i] : R(m_short[i])) + (1 - beta) * g;
         if (m_real) m_real[i] = mean; else m_short[i] = X(mean);
-        if (x) x[i] = X(beta * mean + (1 - beta) * g);
+        x[i] = X(beta * mean + (1 - beta) * g);
+    }
+}
+/* Without x: m has the same bits, because it is the same loop, compiled once. */
+static void momentum_alone(void *m, Dtype moments, const void *grads, Segment s, real beta, real scale) {
+    enum { AT_ONCE = 512 };
+    floatX unread[AT_ONCE];
+    for (size_t left = s.count; left; left -= s.count, s.offset += s.count, s.gradient += s.count) {
+        s.count = left < AT_ONCE ? left : AT_ONCE;
+        momentum_of(unread, m, moments, grads, &s, beta, scale);
     }
 }
 static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, const real *grad_sq_norm, const Segment *parts,
@@ -75,7 +84,8 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
     (void)most;                         /* without OpenMP */
     #pragma omp parallel for schedule(dynamic) PARALLEL_IF((size_t)count * most)
     for (int e = 0; e < count; e++)
-        if (scale >= 0) momentum_of(x ? x + parts[e].at : NULL, m, moments, grads, &parts[e], (real)a->momentum, scale);
+        if (scale >= 0 && x) momentum_of(x + parts[e].at, m, moments, grads, &parts[e], (real)a->momentum, scale);
+        else if (scale >= 0) momentum_alone(m, moments, grads, parts[e], (real)a->momentum, scale);
 }
 
 static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr, uint64_t key) {
