@@ -75,7 +75,7 @@ void fuzz_start(void) {
     c.vocab = 5;
     c.context = 4;
     model_plan_training(&m, device_find("cpu-f32"), &c, 1, 4, 0, 1, REAL, NULL);
-    optimizer_plan(&o, &m, 1, REAL, 0);
+    optimizer_plan(&o, &m, 1, REAL, (MuonOptions){ 0 });
     fuzz_allocate(&m);
     if (getenv("FUZZ_SEEDS")) seed(getenv("FUZZ_SEEDS"));
 }
