@@ -179,6 +179,7 @@ typedef struct {
     uint64_t key;
 } Muon;
 enum { MUON_STEPS = 5 };                /* of Newton and Schulz */
+#define MUON_LEAST 1e-30f               /* far below any gradient, and far above what is lost when the squares of f32 are added */
 /* What Muon needs for `count` matrices of rows x columns at a time; k: the smaller side. */
 typedef struct {
     floatX *x, *out;                    /* (count, rows, columns) momentum; the same with singular values near 1 */
@@ -555,8 +556,8 @@ struct Device {
      * muon_momentum: g = gradient * min(1, clip/norm); of each part m, and x + at = beta m + (1-beta) g (Nesterov). x NULL: m only, with the same bits.
      * orthogonalize: b.out = for each of `count` matrices x of b.x: x_0 = x / |x| (Frobenius); five times
      *     A = x_i x_i^T,  x_i+1 = (a I + b A + c A A) x_i     (a, b, c) = (3.4445, -4.7750, 2.0315)
-     *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros. b.x and the other
-     *   buffers are scratch. d: the device itself.
+     *   With more rows than columns A = x_i^T x_i, and the polynomial is the right factor. Zeros stay zeros, and what has a squared norm
+     *   of at most MUON_LEAST counts as zeros. b.x and the other buffers are scratch. d: the device itself.
      * muon_update: of each part w, with out + at as its part of O. master, and rounding without it: as adamw.
      *
      * parts: matrices or parts of some, in device memory; most: elements of the largest. grad_sq_norm: of all gradients; if it is not

@@ -13,12 +13,12 @@
 
 static const real newton_schulz[3] = { (real)3.4445, (real)-4.7750, (real)2.0315 };
 
-/* x /= its Frobenius norm; zeros stay. */
+/* x /= its Frobenius norm; zeros stay, and of an expert long without tokens what is left becomes zeros. */
 static void normalize(floatX *x, size_t n) {
     double sum = 0;
     #pragma omp simd reduction(+:sum)
     for (size_t i = 0; i < n; i++) sum += (double)R(x[i]) * (double)R(x[i]);
-    const real scale = sum > 0 ? (real)(1 / sqrt(sum)) : 0;
+    const real scale = sum > MUON_LEAST ? (real)(1 / sqrt(sum)) : 0;
     for (size_t i = 0; i < n; i++) x[i] = X(R(x[i]) * scale);
 }
 

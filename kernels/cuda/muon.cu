@@ -98,7 +98,7 @@ template<int W> static __global__ void squares_kernel(real *sums, const floatX *
 }
 // and every warp that divides by their root adds those.
 template<int W> static __global__ void normalize_kernel(floatX *x, const real *sums, size_t n) {
-    const real sum = warp_sum(sums[blockIdx.y * MUON_SUMS + threadIdx.x % 32]), scale = sum > 0 ? 1 / sqrtf(sum) : 0;
+    const real sum = warp_sum(sums[blockIdx.y * MUON_SUMS + threadIdx.x % 32]), scale = sum > MUON_LEAST ? 1 / sqrtf(sum) : 0;
     x += blockIdx.y * n;
     EACH(i, n, W) {
         Pack<W> a = load<W>(x + i);

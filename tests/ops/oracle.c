@@ -570,7 +570,7 @@ static void naive_newton_schulz(double *x, int rows, int columns) {
     double *y = mem_alloc((size_t)(k * n) * sizeof *y), *a = mem_alloc((size_t)(k * k) * sizeof *a), *p = mem_alloc((size_t)(k * k) * sizeof *p), sum = 0;
 #define X(i, j) x[(i) * down + (j) * across]
     for (int i = 0; i < k * n; i++) sum += x[i] * x[i];
-    for (int i = 0; i < k * n && sum > 0; i++) x[i] /= sqrt(sum);
+    for (int i = 0; i < k * n; i++) x[i] = sum > (double)MUON_LEAST ? x[i] / sqrt(sum) : 0;
     for (int step = 0; step < 5; step++) {
         memset(a, 0, (size_t)(k * k) * sizeof *a);
         memset(y, 0, (size_t)(k * n) * sizeof *y);

@@ -157,7 +157,32 @@ static void singular_values_of(const Device *dev, int rows, int columns) {
     dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums), dev->release(b.start);
     free(u), free(v), free(x);
 }
+/* Matrices whose squares leave the range of reals, because an expert without tokens has only what is left of an old momentum: what
+ * comes out is that of the same matrix in a larger unit, or, from MUON_LEAST on, zeros. */
+static void check_small_matrices(const Device *dev, int rows, int columns) {
+    const size_t n = (size_t)(rows * columns), k = (size_t)(rows < columns ? rows : columns);
+    double *x = mem_alloc(n * sizeof *x), *scaled = mem_alloc(n * sizeof *x), *want = NULL;
+    const MuonBuffers b = { dev->alloc(n * dev->floatX_size), dev->alloc(n * dev->floatX_size), dev->alloc(k * k * dev->floatX_size),
+                            dev->alloc(k * k * dev->floatX_size), dev->alloc(MUON_SUMS * dev->real_size), dev->alloc(4 * sizeof(int)) };
+    for (size_t i = 0; i < n; i++) x[i] = normal();
+    for (int down = 0; down < 150; down += down < 40 ? 40 : down < 76 ? 2 : 7) {    /* f32: squares are subnormal from 2^-63 on, values from 2^-126 */
+        double *got = mem_alloc(n * sizeof *got), difference = 0, squares = 0, norm = 0;
+        for (size_t i = 0; i < n; i++) scaled[i] = ldexp(x[i], -down), norm += scaled[i] * scaled[i];
+        dev->from_double(b.x, scaled, n);
+        dev->orthogonalize(dev, &b, 1, rows, columns);
+        dev->to_double(got, b.out, n);
+        for (size_t i = 0; i < n; i++) squares += got[i] * got[i], difference += want ? (got[i] - want[i]) * (got[i] - want[i]) : 0;
+        check(norm > (double)MUON_LEAST ? squares != 0 : squares == 0, "%s orthogonalize: %dx%d times 2^-%d: zeros from MUON_LEAST on", dev->name,
+              rows, columns, down);
+        if (squares != 0) check_error(sqrt(difference / (double)k), 1e-2, "%s orthogonalize: %dx%d times 2^-%d", dev->name, rows, columns, down);
+        if (want) free(got); else want = got;
+    }
+    dev->release(b.x), dev->release(b.out), dev->release(b.gram), dev->release(b.square), dev->release(b.sums), dev->release(b.start);
+    free(x), free(scaled), free(want);
+}
 void check_singular_values(const Device *dev) {
+    check_small_matrices(dev, 24, 40);
+    check_small_matrices(dev, 160, 136);
     singular_values_of(dev, 24, 40);
     singular_values_of(dev, 300, 256);
     singular_values_of(dev, 256, 512);

@@ -232,7 +232,7 @@ template <int consumer> __device__ static inline void put_norm(float *sums, cons
 __device__ static inline float inverse_norm(const float *sums) {
     float norm = 0;
     for (int i = 0; i < 8; i++) norm += sums[i];
-    return norm > 0 ? 1 / norm : 0;
+    return norm > MUON_LEAST ? 1 / norm : 0;
 }
 
 // Rows 64p.. of S S, or of T S, from column r of the blocks of S or T on; the product is still being computed.
