@@ -540,8 +540,7 @@ struct Device {
      * master: a copy of the weights in real, or NULL: then the weights themselves are updated.
      * Without a master weights are rounded stochastically, and so is v as floatX: to one of the two neighbours, with probabilities
      * whose expectation is the exact value, because most updates are smaller than half a unit and would be lost. (m changes
-     * by tenths of itself: to nearest.) Element i uses 32 bits of random_bits(key, i / 2), the upper half if i is odd: 16 for the
-     * weight, the next 16 for v.
+     * by tenths of itself: to nearest.) Element i uses random_32(key, i): 16 bits for the weight, the next 16 for v.
      * Source: Loshchilov and Hutter 2017, arXiv 1711.05101; rounding: Gupta et al. 2015, arXiv 1502.02551.
      * error: 8 eps_f32; 2 eps more where rounded stochastically, eps for m as floatX
      * set_master: master = weight.   master, weight (n).   error: exact */

@@ -17,7 +17,10 @@ ON_BOTH static inline uint64_t random_bits(uint64_t key, uint64_t index) {
     z = (z ^ z >> 27) * 0x94D049BB133111EBull;
     return z ^ z >> 31;
 }
-/* 16 bits for each index; four consecutive indices share a hash. */
+/* 32 or 16 bits for each index; two or four consecutive indices share a hash. */
+ON_BOTH static inline uint32_t random_32(uint64_t key, uint64_t index) {
+    return (uint32_t)(random_bits(key, index / 2) >> index % 2 * 32);
+}
 ON_BOTH static inline uint32_t random_16(uint64_t key, uint64_t index) {
     return (uint32_t)(random_bits(key, index / 4) >> index % 4 * 16) & 0xffff;
 }

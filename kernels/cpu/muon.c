@@ -91,7 +91,7 @@ static void muon_momentum(floatX *x, void *m, Dtype moments, const void *grads, 
 static void update_of(floatX *weight, real *master, const floatX *out, const Segment *s, real shrink, real lr, uint64_t key) {
     for (size_t j = 0; j < s->count; j++) {
         const size_t i = s->offset + j;
-        const uint32_t bits = (uint32_t)(random_bits(key, i / 2) >> i % 2 * 32);
+        const uint32_t bits = random_32(key, i);
         const real w = (master ? master[i - s->shift] : R(weight[i])) * shrink - lr * R(out[j]);
         if (master) master[i - s->shift] = w;
         weight[i] = master ? X(w) : X_random(w, bits);

@@ -30,6 +30,7 @@ typedef float real;
 extern "C" {
 #include "kernels/kernels.h"
 }
+#include "kernels/random.h"
 
 // What a host thread that drives a GPU owns: one GPU and one stream. Threads share nothing.
 typedef struct {
@@ -157,6 +158,16 @@ template<int W> __device__ static inline Pack<W> pack(const Reals<W> &r) {
 #endif
         p.x[i] = X(r.x[i]);
     return p;
+}
+// random_32 of elements first .. first + W-1, for X_random. first is even, or W is 1: pairs share a hash.
+template<int W> __device__ static inline void random_each(uint32_t (&bits)[W], uint64_t key, size_t first) {
+    if constexpr (W == 1) bits[0] = random_32(key, first);
+    else
+        #pragma unroll
+        for (int j = 0; j < W; j += 2) {
+            const uint64_t two = random_bits(key, (first + j) / 2);
+            bits[j] = (uint32_t)two, bits[j + 1] = (uint32_t)(two >> 32);
+        }
 }
 typedef Pack<VECTOR> Vec;
 __device__ static inline Vec  load_vec(const floatX *p) { return load<VECTOR>(p); }

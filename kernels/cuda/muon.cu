@@ -1,6 +1,5 @@
 // muon.cu: Muon. The method stands in kernels/cpu/muon.c.
 #include "impl.cuh"
-#include "kernels/random.h"
 #include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
@@ -61,12 +60,11 @@ template<int W> __device__ static inline void update_of(floatX *weight, real *ma
             const Pack<W> from = load<W>(weight + i);
             for (int j = 0; j < W; j++) w.x[j] = R(from.x[j]);
         }
-        uint64_t bits = 0;                                      // of two elements; first + i is even where W is 4
+        uint32_t bits[W] = {};
+        if (!master) random_each<W>(bits, u.key, first + i);
         for (int j = 0; j < W; j++) {
-            const size_t at = first + i + j;
-            if (!master && (W == 1 || j % 2 == 0)) bits = random_bits(u.key, at / 2);
             w.x[j] = w.x[j] * u.shrink - u.step * R(o.x[j]);
-            to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], (uint32_t)(bits >> (W == 1 ? at : j) % 2 * 32));
+            to.x[j] = master ? X(w.x[j]) : X_random(w.x[j], bits[j]);
         }
         if (master) store(master + i, w);
         store(weight + i, to);

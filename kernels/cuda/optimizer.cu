@@ -1,7 +1,6 @@
 // optimizer.cu: the squared norms of the gradients, and the update.
 #include "sum.cuh"
 #include "ptx.cuh"
-#include "kernels/random.h"
 #include <math.h>
 
 // ---- segments ---------------------------------------------------------------------------------------------
@@ -107,18 +106,17 @@ template<int W, class M, class G> __device__ static inline void update(const Upd
         for (int j = 0; j < W; j++) master.x[j] = R(weight.x[j]);
     }
     const bool random = !u.master || sizeof(M) < sizeof(real);
-    uint64_t bits = 0;
+    uint32_t bits[W] = {};
+    if (random) random_each<W>(bits, u.key, i);
     for (int j = 0; j < W; j++) {
-        if (random && (W == 1 || j % 2 == 0)) bits = random_bits(u.key, (i + j) / 2);   // i is even where W is 4
-        const uint32_t mine = bits >> (i + j) % 2 * 32;
         const real g = (real)grad.x[j] * scale;
         const real mean = u.b1 * (real)m.x[j] + (1 - u.b1) * g, square = u.b2 * (real)v.x[j] + (1 - u.b2) * g * g;
         const real w = master.x[j] * shrink
                      - __fdividef(u.lr * (mean * u.fix1), sqrt_approx(square * u.fix2) + u.eps);
         m.x[j] = (M)mean;
-        v.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(square, mine >> 16) : (M)square;
+        v.x[j] = sizeof(M) < sizeof(real) ? (M)X_random(square, bits[j] >> 16) : (M)square;
         master.x[j] = w;
-        weight.x[j] = u.master ? X(w) : X_random(w, mine);
+        weight.x[j] = u.master ? X(w) : X_random(w, bits[j]);
     }
     store(u.m + at, m);
     store(u.v + v_at, v);
