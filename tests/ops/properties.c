@@ -321,6 +321,41 @@ void check_rounded_routing(const Device *dev, int try) {
     routed_close(&r);
 }
 
+/* Buffers have more rows than a rounded plan uses, and those are what an earlier step has left there: NaN at worst. Experts without rows,
+ * in the middle and at the end, have a gradient of zeros, others one without NaN; whole stages of 64 rows, as rounding leaves them. */
+void check_unused_rows(const Device *dev) {
+    enum { N = 128, E = 5, S = 512, C = 72, O = 136 };
+    static const int start[E + 1] = { 0, 128, 128, 192, 256, 256 };
+    const int used = start[E];
+    const size_t X = dev->floatX_size;
+    double *x = mem_alloc(S * O * sizeof *x), *got = mem_alloc(E * O * C * sizeof *got);
+    int token[S], *on_device[2] = { dev->alloc(sizeof start), dev->alloc(sizeof token) };
+    floatX *tokens = dev->alloc(N * O * X), *rows = dev->alloc(S * O * X);
+    void *dweight = dev->alloc(E * O * C * dev->real_size);
+    for (int i = 0; i < S; i++) token[i] = i % N;
+    dev->upload(on_device[0], start, sizeof start);
+    dev->upload(on_device[1], token, sizeof token);
+    const Plan plan = { .N = N, .E = E, .K = 4, .S = S, .start = on_device[0], .token_of_row = on_device[1], .slot_of_row = on_device[1] };
+    for (int i = 0; i < S * O; i++) x[i] = normal();
+    dev->from_double(tokens, x, N * O);
+    for (int up = 0; up < 2; up++) {                    /* the rows are dout (S,O) of the up projection, or inp (S,C) of the down projection */
+        const int width = up ? O : C;
+        for (int i = 0; i < S * width; i++) x[i] = i < used * width ? normal() : NAN;
+        dev->from_double(rows, x, (size_t)(S * width));
+        dev->parallel_linear_backward_weight(dweight, up ? rows : tokens, up ? tokens : rows, &plan, C, O, up ? BY_TOKEN : GROUPED,
+                                             up ? GROUPED : BY_TOKEN, SET);
+        dev->reals_to_double(got, dweight, E * O * C);
+        for (int e = 0; e < E; e++) {
+            double squares = 0;
+            for (int i = 0; i < O * C; i++) squares += got[e * O * C + i] * got[e * O * C + i];
+            check(start[e] < start[e + 1] ? squares > 0 : squares == 0, "%s parallel_linear_backward_weight, %s: expert %d beside rows that are not used",
+                  dev->name, up ? "up" : "down", e);
+        }
+    }
+    dev->release(on_device[0]), dev->release(on_device[1]), dev->release(tokens), dev->release(rows), dev->release(dweight);
+    free(x), free(got);
+}
+
 /* Stochastic rounding keeps, on average, as many rows as tokens chose the expert: the mean of many draws, within five
  * deviations. */
 void check_stochastic_routing(const Device *dev) {

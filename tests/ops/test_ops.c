@@ -303,6 +303,7 @@ static void check_device(const Device *dev) {
     if (in_part()) PART(check_sharded_update(dev));
     if (in_part()) PART(check_singular_values(dev));
     if (in_part()) PART(check_rounded_update(dev));
+    if (in_part()) PART(check_unused_rows(dev));
     PART(check_rounded_routings(dev, tries));
     if ((!quick || !dev->is_gpu) && in_part()) PART(check_stochastic_routing(dev));
 }

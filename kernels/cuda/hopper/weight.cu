@@ -6,8 +6,9 @@
 // of both may be gathered. A block has a producer and two consumers as in rows.cu. What differs:
 //
 //   left, right  The kernel computes c (P,Q) = left^T right in tiles of 128 of P x 256 of Q. left is zero-filled, so it is
-//                always loaded by cp.async; right is loaded by bulk copies, unless it is gathered. If one operand is gathered,
-//                it is left; if that is inp, c is the transposed gradient, which the epilogue stores transposed.
+//                always loaded by cp.async; right is loaded by bulk copies, unless it is gathered: past an expert's last row it has the
+//                next one's, times zero. If one operand is gathered, it is left; if that is inp, c is the transposed gradient,
+//                which the epilogue stores transposed.
 //   tiles        Block i computes tiles i, i + gridDim.x, ...
 //   split-K      Where tiles are too few to keep all SMs busy, the rows of every expert are cut into `splits` ranges with sums
 //                of their own, which add_splits adds in order.
@@ -105,9 +106,10 @@ void produce_weight(const Shared<Weight, WeightTile> &s, const CUtensorMap *righ
                 if (threadIdx.x == 0) {
                     s.tile(at) = { plane, row, column, (last - first + BK - 1) / BK };
                     if (gather) barrier_arrive(full);
-                    else {
+                    else {                                          // a step of zeros: rows past the matrix, not somebody's that may be NaN
                         barrier_expect(full, Weight::b_bytes);
-                        for (int c = 0; c < Weight::BN; c += 64) bulk_load(s.b(at) + c * 128, right_map, full, column + c, k, 0);
+                        for (int c = 0; c < Weight::BN; c += 64)
+                            bulk_load(s.b(at) + c * 128, right_map, full, column + c, k < end ? k : p.rows, 0);
                     }
                 }
             }
