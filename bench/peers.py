@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the SMoE MLP layer with other implementations (peers) on the sizes of bench/layers.c: times and ratios.
 
-    python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [--tuned FOLDER] [--seconds N] [FILTER]...
+    python3 bench/peers.py [--path FOLDER]... [--ours ./bench_moe] [--peer NAME]... [--tuned FOLDER] [--seconds N] [--kernels] [FILTER]...
     python3 bench/peers.py --tune ...the same
     python3 bench/peers.py --attention [--ours ./bench_moe] [FILTER]...
 
@@ -23,6 +23,9 @@ SonicMoE tries some dozens of kernels for each product of each size, which takes
 each GPU. What was chosen is kept in the folder --tuned, product by product, so that an interrupted choice continues there, and the next
 run has it. --tune does only this; --seconds ends it after so long, and sizes that were not reached are not timed. Then every size has a
 process of its own. Sizes are split among the GPUs, and a lock admits one process per GPU at a time.
+
+--kernels: after a size's times the kernels of one forward and backward pass of each peer, by PyTorch's profiler, and our operations
+(./bench_moe -step layers), so that it shows which product a ratio comes from. These are not by turns.
 
 --attention: causal attention compared with cuDNN's and with the FlashAttention-2 in PyTorch on the sizes of bench/attention.c,
 also in alternation. Times are the GPU's, of ten calls in a row.
@@ -199,7 +202,21 @@ def peer_timer(make, size):
         f = median_ms(forward)
         return f, median_ms(both) - f
     one_round()                                     # compiles, and chooses kernels
+    one_round.both = both
     return one_round
+
+
+def list_kernels(name, peer, work):
+    """Ms a call of each kernel, the longest first."""
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        for _ in range(CALLS):
+            work()
+        torch.cuda.synchronize()
+    of_kernel = [(e.self_device_time_total / 1e3 / CALLS, e.count / CALLS, e.key) for e in record.key_averages()]
+    for ms, count, kernel in sorted(of_kernel, reverse=True):
+        if ms >= 0.005:
+            print(f"{name:12s} {peer:18s} {ms:8.3f} ms  {count:3g} x  {kernel[:100]}", flush=True)
 
 
 class Ours:
@@ -288,7 +305,7 @@ def tune_all(folder, sizes, gpus, seconds):
     return [name for name in sizes if is_tuned(folder, name)]
 
 
-def compare(name, size, lock, ours):
+def compare(name, size, lock, ours, kernels):
     """One size, in a process of its own: prints a line or two for us and one for each peer that the lock's file names."""
     N, C, F, E, K = size
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -317,6 +334,11 @@ def compare(name, size, lock, ours):
                 ratios += f"   {f / f0:5.2f} / {b / b0:5.2f} / {(f + b) / (f0 + b0):5.2f}"
         print(f"{name:12s} {peer:18s} {f:8.3f} + {b:8.3f}      {work / f:6.1f} / {2 * work / b:6.1f} / "
               f"{3 * work / (f + b):6.1f}{ratios}", flush=True)
+    if kernels:
+        for peer, timer in timers.items():
+            list_kernels(name, peer, timer.both)
+        if ours:
+            subprocess.run([ours, "-d", "cuda-bf16", "-step", "layers", name])
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------------
@@ -376,6 +398,7 @@ def main():
     parser.add_argument("--ours", default="./bench_moe")
     parser.add_argument("--peer", action="append", default=[], help="only these: " + ", ".join(n for n, _ in PEERS))
     parser.add_argument("--attention", action="store_true")
+    parser.add_argument("--kernels", action="store_true", help="also the times of single kernels")
     parser.add_argument("--tune", action="store_true", help="only let SonicMoE choose its kernels")
     parser.add_argument("--tuned", default=os.path.expanduser("~/.cache/moe-peers"), help="the folder of those choices: %(default)s")
     parser.add_argument("--seconds", type=float, default=3600, help="for choosing: %(default)g")
@@ -400,7 +423,7 @@ def main():
         if name == args.tune_size:
             return tune(args.tuned, name, size)
         if name == args.size:
-            return compare(name, size, open(args.lock), ours)
+            return compare(name, size, open(args.lock), ours, args.kernels)
 
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; medians of {ROUNDS} rounds of {CALLS} calls",
           *versions(), sep="; ", flush=True)
