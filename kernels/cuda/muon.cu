@@ -3,7 +3,7 @@
 #include "hopper/muon.cuh"
 
 enum { THREADS = 256 };
-// The blocks of a row of the grid share n elements, W of them a thread and turn. n is a multiple of W.
+// The blocks of a row of the grid share n elements; a thread takes W at a time. n is a multiple of W.
 #define EACH(i, n, W) for (size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * W; i < n; i += (size_t)gridDim.x * THREADS * W)
 
 // ---- before and after: gradient to momentum, direction to weight -------------------------------------------------

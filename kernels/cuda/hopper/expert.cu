@@ -24,7 +24,7 @@
 //   229376   barriers, tiles, next, starts
 //
 // Timeline of expert_up: that of rows.cu. Of a consumer of expert_down_backward, where sN is step N of tile i+1, and tile i is
-// pending (here with 16 steps; with fewer, a step finishes several units):
+// pending (here with 16 steps; with fewer, a step finishes several units; with more, the later ones have none):
 //
 //   tensor cores   |      | s0                   | s1                   | ... | s15     |                    | s0 of tile i+2 ...
 //   warps          | wait | unit 0, fetch unit 2 | unit 1, fetch unit 3 | ... | unit 15 | da of i+1 to slabs | unit 0 of i+1 ...
@@ -93,6 +93,7 @@ void expert_up(const __grid_constant__ CUtensorMap b_map, const __grid_constant_
         s.pipe.wait_full(at);
         const Tile tile = s.tile(at);
         if (tile.expert < 0) break;
+        if (SKIP_EMPTY && skip_empty(s, at, steps, consumer, tile)) continue;
         float sum[Up::BN / 2];
         mainloop<K_MAJOR, K_MAJOR>(sum, s, at, steps, consumer);
         epilogue(sum, s, to_pre, to_act, tile, stores);
@@ -110,7 +111,7 @@ struct DownBackward { const floatX *pre; floatX *dpre, *wact; real *part; const 
 // A tile whose product is complete. Of its unit u this thread has 8 elements: of row row + 4*(u/4), from column column +
 // 64*(u%4) on. They are finished in PARTS parts, which may be in different steps.
 #ifndef UNIT_PARTS
-#define UNIT_PARTS 1                                                // or 2, or 4: docs/LOG.md, "The work between the steps, spread"
+#define UNIT_PARTS 1                                                // or 2, or 4: docs/LOG.md, "Where the bf16 backward stands at C = 4096"
 #endif
 enum { UNITS = 16, PARTS = UNIT_PARTS };
 struct PendingTile {
@@ -212,11 +213,15 @@ void expert_down_backward(const __grid_constant__ CUtensorMap b_map, const __gri
             if (!has_prefetched) prefetch_unit(prefetched, e, next, 0, F), prefetch_unit(prefetched, e, next, 1, F);
             has_prefetched = true;
         };
+        auto finish_some = [&](void) {
+#pragma unroll 1
+            for (int i = 0; i < parts_of_step && pending.unit < UNITS; i++) finish_part(unit, my_da, prefetched, e, pending, p);
+        };
+        if (SKIP_EMPTY && skip_empty(s, at, steps, warp / 4, tile, finish_some)) continue;
         float da[Down::BN / 2];
         mainloop<K_MAJOR, MN_MAJOR>(da, s, at, steps, warp / 4, [&](void) {
             if (pending.unit == UNITS) prefetch();
-#pragma unroll 1
-            for (int i = 0; i < parts_of_step && pending.unit < UNITS; i++) finish_part(unit, my_da, prefetched, e, pending, p);
+            finish_some();
         });
         prefetch();
         __syncwarp();                                               // all lanes have read da of the pending tile

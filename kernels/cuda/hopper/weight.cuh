@@ -16,7 +16,8 @@ struct WeightProduct {
     int E, rows, P, Q, splits;              // with splits > 1 range s of expert e has a plane of its own, s*E + e of c
     Write how;
 };
-// The tile that a stage belongs to: 128 rows from `row` on, 256 columns from `column` on of a plane of c. steps: its stages.
+// The tile that a stage belongs to: 128 rows from `row` on, 256 columns from `column` on of a plane of c. steps: its stages, at
+// least one; in fp8_weight.cu 0 if its one stage stands for zeros.
 struct alignas(16) WeightTile { int plane, row, column, steps; };
 
 #if defined(HOPPER)
