@@ -279,7 +279,7 @@ static void figures_are_drawn(void) {
     }
     check(!system("python3 docs/figures/figures.py -check"), "house: docs/figures/*.svg are what docs/figures/figures.py makes");
 }
-/* What documents name exists: files, targets of make, options, groups of tests, functions. */
+/* What documents name exists: files, headings, targets of make, options, groups of tests, functions. */
 static void documents_are_true(void) {
     if (system("command -v python3 > /dev/null && test -f README.md")) {
         skip("no python3 or no documents here: what they name was not looked for");
@@ -287,7 +287,7 @@ static void documents_are_true(void) {
     }
     check(!system("python3 tests/documents.py > /dev/null"), "house: what the documents name exists (python3 tests/documents.py)");
     static const char wrong[] = "`make tset`\n`llmc/model/mo.c`\n[map](map.md)\n`./train_moe -zz 1`\n`-bq 3`\n`./run_tests kernel`\n"
-                                "`describe_" "layers`\n    ./infer_moe out -zq 1\n";
+                                "`describe_" "layers`\n    ./infer_moe out -zq 1\n# A heading: `x`\n[right](#a-heading-x)\n[wrong](#a-heading)\n";
     char *path = scratch_path("wrong.md"), *said = scratch_path("said"), *command = text_format("python3 tests/documents.py %s > %s", path, said);
     FILE *f = fopen(path, "w");
     if (f) { fputs(wrong, f); fclose(f); }
@@ -296,7 +296,7 @@ static void documents_are_true(void) {
     int lines = 0;
     for (int c; f && (c = getc(f)) != EOF; ) lines += c == '\n';
     if (f) fclose(f);
-    check(lines == 8 + 1, "house: and a fault in each of eight lines, %d", lines - 1);
+    check(lines == 9 + 1, "house: and a fault in each of nine lines, %d", lines - 1);
     free(path), free(said), free(command);
 }
 
