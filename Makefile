@@ -280,7 +280,7 @@ help:
 	@echo 'make infer_moe     generates text from what was trained;               then ./infer_moe --help'
 	@echo 'make run_tests     the tests;                                          then ./run_tests --help'
 	@echo 'make bench_moe     the benchmarks;                                     then ./bench_moe --help'
-	@echo 'make quick         the tests of a change: house files data kernels model reference (half a minute)'
+	@echo 'make quick         the tests of a change: house files data kernels model reference (a minute on two cores)'
 	@echo 'make test          all tests that need no GPU (three to six minutes; make -j2 test: two at a time)'
 	@echo 'make ci            all that a change must pass: test, emulate (a part), fuzz, platforms, mutate'
 	@echo 'make faults        all faults of tests/faults.sh: failing calls, kills, damage (a quarter of an hour)'
