@@ -817,6 +817,7 @@ else skipped "no small disk can be mounted here: only a limit on file sizes was 
 
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 8 -gc 1 -o new
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 1 -gc 1 -o new
+expect 0 'gradient check passed: 0 bad tensors' $train $data $model -tk 300 -t 8 -gc 1 -o new
 expect 0 'gradient check passed: 0 bad tensors' $train $data -e m1:c128h2e2f128 -pe fp8-all -t 4 -gc 1 -o new
 expect 9 'router.layer.weight .* it is zero everywhere' $train $data -e m1:c32h4e4k1 -ra 0 -rz 0 -gc 1 -o new
 ok "-gc creates nothing" [ ! -e new ]

@@ -24,6 +24,7 @@ static void random_weights(const Manifest *m, uint64_t seed, double *w) {
 
 static int probe_open(Probe *b, const Check *c, const Device *dev) {
     const size_t N = (size_t)c->B * (size_t)c->T;
+    const int ids = c->config.vocab - c->config.padding;
     *b = (Probe){ .c = c };
     model_plan_training(&b->m, dev, &c->config, c->B, c->T, &c->recompute, 1, FLOATX, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }
@@ -40,8 +41,8 @@ static int probe_open(Probe *b, const Check *c, const Device *dev) {
     random_weights(&b->m.manifest, c->seed, b->weights);
     dev->from_double(b->m.params, b->weights, b->m.manifest.total);
     for (size_t n = 0; n < N; n++) {
-        b->tokens[n] = (int)(random_uniform(c->seed, 2*n) * c->config.vocab);
-        b->targets[n] = (int)(random_uniform(c->seed, 2*n + 1) * c->config.vocab);
+        b->tokens[n] = (int)(random_uniform(c->seed, 2*n) * ids);
+        b->targets[n] = (int)(random_uniform(c->seed, 2*n + 1) * ids);
     }
     return 1;
 }
