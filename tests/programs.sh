@@ -117,6 +117,8 @@ if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
     ok "a line that is refreshed fits into the terminal" awk '/^step    [2-7]\/8/ { n++; wide += length($0) - 3 > 59 } END { exit !n || wide }' "$work/a"
     rm -rf narrow
 else skipped "no script(1): no terminal"; fi
+slots() { echo $(($(sed -n '/"event": "load"/s/.*"load": \[\([^]]*\)\]}\]}$/\1/p' "$1/log.jsonl" | tail -1 | tr , +))); }
+ok "the loads of a validation are those of all its 79 batches" [ "$(slots whole)" = $((79 * 2 * 32 * 2)) ]
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
 ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 

@@ -212,9 +212,18 @@ double run_seconds_left(const Run *r, int64_t step) {
     return each * (double)(steps - step) + one * (double)validations;
 }
 
-/* Sums the losses and the targets over this rank's share of the validation batches. Of sharded weights all ranks gather every range for
- * each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
-static int validation_sums(Run *r, double *total, double *count) {
+/* Each forward pass counts its own batch. load (routers, E): the sums. */
+static void add_loads(const Model *m, int *load) {
+    const size_t n = router_offset(m, m->routers);
+    int *batch = mem_alloc(n * sizeof *batch);
+    m->dev->download(batch, m->dp.own_load, n * sizeof *batch);
+    for (size_t i = 0; i < n; i++) load[i] += batch[i];
+    free(batch);
+}
+
+/* Sums the losses, the targets and the loads over this rank's share of the validation batches. Of sharded weights all ranks gather every
+ * range for each round of batches, also those that have no batch left. 0: a request to stop came before the end. */
+static int validation_sums(Run *r, double *total, double *count, int *load) {
     const Settings *s = &r->s;
     Model *m = &r->model;
     Error e;
@@ -239,22 +248,26 @@ static int validation_sums(Run *r, double *total, double *count) {
         model_loss(m, 0);
         m->dev->reals_to_double(&sum, m->loss_sum, 1);
         *total += sum;
+        add_loads(m, load);
         meter_add(&meter, 1);
     }
     meter_clear(&meter);
     return !stops && !requests_stopping();
 }
 
-/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all these tokens in
- * Model.load. 0: interrupted. */
+/* The mean loss per token over the validation batches, which are split across the ranks. Leaves the loads of all of them, with the
+ * padding of the last one, in ResultBuffers.load. 0: interrupted. */
 static int validation_loss(Run *r, double *loss, double *tokens) {
     Model *m = &r->model;
+    const size_t loads = router_offset(m, m->routers);
+    int *load = mem_alloc(loads * sizeof *load);
     double total = 0, count = 0;
     m->dropout = 0;
     m->rounds = m->fp8 = 0;
     m->dp.overlaps = r->validated > 0;
-    if (m->routers) m->dev->zero(m->dp.own_load, router_offset(m, m->routers) * sizeof(int));
-    const int stopped = !validation_sums(r, &total, &count);
+    const int stopped = !validation_sums(r, &total, &count, load);
+    m->dev->upload(m->dp.own_load, load, loads * sizeof *load);
+    free(load);
     parallel_sum_loads(m);
     parallel_wait_loads(m);
     total = parallel_sum(&r->parallel, total);
