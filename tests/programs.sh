@@ -406,6 +406,9 @@ same_run tuned chatted "conversations: resumed"
 rm -rf chatted/state/step-00000010 chatted/tokens.cache
 expect 0 'conversations' $train -o chatted -y 1
 same_run tuned chatted "conversations: resumed, encoded again"
+mkdir early && head -1 tuned/log.jsonl > early/log.jsonl
+expect 0 'no checkpoint was saved yet' $train -o early -y 1
+same_run tuned early "conversations: killed before the first checkpoint, and started again with its saved settings"
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
 same_run ranks1 ranks2 "conversations on two ranks"

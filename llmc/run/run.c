@@ -220,7 +220,7 @@ static void load_config(Run *r) {
     if (!hf_check_weights(r->dev, c, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
     r->dense = *c;
     if (*s->upcycle && !config_upcycle(c, s->upcycle, &e)) fail(EXIT_USAGE, "%s", e.text);
-    if (!*s->upcycle || data_has_chats(r->data))
+    if (!r->restored && (!*s->upcycle || data_has_chats(r->data)))
         settings_fine_tune(&r->s, r->dev->is_gpu, c->channels, c->context, data_has_chats(r->data));
     char *theirs = text_format("%s/tokenizer.json", s->model);
     if (r->tokenizer && !*s->tokenizer && !is_file(theirs) && c->vocab > tokenizer_vocab(r->tokenizer))
@@ -280,7 +280,7 @@ void run_choose_model(Run *r) {
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
     if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
-    if (is_model && !r->from && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
+    if (is_model && !r->restored && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
