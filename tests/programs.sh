@@ -179,6 +179,7 @@ expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
 expect 0 'DOES NOT FIT. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: -b 5 (with' $train $data -x 0 -gm 1 -e m6 -r 0 -b 25
 expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
 expect 0 'DOES NOT FIT. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
 expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6

@@ -518,6 +518,12 @@ void run_plan(Run *r) {
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
+/* The next smaller batch to try: at most half, and it divides the sequences of a step. 0: there is none. */
+static int smaller_batch(const Run *r, int batch) {
+    const int64_t sequences = (int64_t)r->s.batch * r->micro_batches;
+    for (batch /= 2; batch > 1 && sequences % batch; ) batch--;
+    return batch;
+}
 /* The options with which the run would fit, the largest saving first. free() it. */
 static char *would_fit(const Run *r, size_t capacity) {
     enum { REMEDIES = 6 };
@@ -525,7 +531,7 @@ static char *would_fit(const Run *r, size_t capacity) {
     Economy now = as_set(r);
     now.automatic = r->s.recompute < 0;
     Economy few = now, lean = now, again = now, both = now, shards = now, all = now;
-    for (few.batch /= 2; few.batch > 1 && memory_with(r, few, capacity, NULL) > capacity; ) few.batch /= 2;
+    do few.batch = smaller_batch(r, few.batch); while (few.batch > 1 && memory_with(r, few, capacity, NULL) > capacity);
     lean.master = both.master = 0, lean.moments = both.moments = FLOATX;
     again.automatic = both.automatic = all.automatic = 1;
     shards.level = all.level = MOST_SHARDED, shards.shards = all.shards = r->parallel.ranks;
