@@ -197,7 +197,7 @@ typedef struct { void *to; size_t stride, copies; } Place;
 static Place place_of(const Model *m, const Model *was, int i, const Piece *p) {
     const Tensor *t = &was->manifest.at[i], *to = m->manifest.at;
     while (to->layer != t->layer || to->field != t->field) to++;
-    return (Place){ (char *)model_weight(m, to) + (p->offset - t->offset) * m->dev->floatX_size, t->count, to->count / t->count };
+    return (Place){ float_at(m, model_weight(m, to), p->offset - t->offset), t->count, to->count / t->count };
 }
 
 typedef struct { const Model *m; Piece piece; } LoadedPiece;

@@ -102,8 +102,7 @@ static uint64_t choices(const Probe *b) {
     return h;
 }
 static double loss_at(Probe *b, size_t j, double w, uint64_t expected, int *rerouted) {
-    const Device *dev = b->m.dev;
-    dev->from_double((floatX *)((char *)b->m.params + j * dev->floatX_size), &w, 1);
+    b->m.dev->from_double(float_at(&b->m, b->m.params, j), &w, 1);
     const double l = loss(b, 0);
     *rerouted |= choices(b) != expected;
     return l;
@@ -116,12 +115,12 @@ static int difference(Probe *b, size_t j, double h, uint64_t expected, double *s
     const double near = loss_at(b, j, w + h, expected, &rerouted) - loss_at(b, j, w - h, expected, &rerouted);
     const double far = loss_at(b, j, w + 2*h, expected, &rerouted) - loss_at(b, j, w - 2*h, expected, &rerouted);
     *slope = (8 * near - far) / (12 * h);
-    b->m.dev->from_double((floatX *)((char *)b->m.params + j * b->m.dev->floatX_size), &w, 1);
+    b->m.dev->from_double(float_at(&b->m, b->m.params, j), &w, 1);
     return !rerouted;
 }
-/* The error of gradient element j, relative to the larger of itself and rms; -1: tokens change their experts too near. Where they do,
- * or the error is above the bound because a second derivative jumps near by (relu^2, wrong by h), a smaller h is tried, which
- * costs digits. A wrong gradient is wrong at every h. */
+/* The error of gradient element j, relative to the larger of itself and rms; -1: tokens change their experts too near. Where they do, or
+ * the error is above the bound because a second derivative jumps nearby (relu^2: an error of order h), a smaller h is tried, at the cost
+ * of digits. A wrong gradient is wrong at every h. */
 static double element_error(Probe *b, size_t j, double rms, double bound, uint64_t expected) {
     const double own = b->grads[j], size = fabs(own) > rms ? fabs(own) : rms;
     double least = -1;

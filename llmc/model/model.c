@@ -118,7 +118,7 @@ void model_forward(Model *m) {
 
 /* Rows first.. of an (N,C) matrix. */
 static floatX *row(const Model *m, floatX *x, int first) {
-    return (floatX *)((char *)x + (size_t)first * (size_t)m->config.channels * m->dev->floatX_size);
+    return float_at(m, x, (size_t)first * (size_t)m->config.channels);
 }
 void model_cap(const Model *m, floatX *logits, int rows) {
     if (m->config.logit_cap > 0) m->dev->soft_cap(logits, (float)m->config.logit_cap, (size_t)rows * (size_t)m->config.vocab);

@@ -213,8 +213,9 @@ struct Model {
     floatX **cache;  int cache_capacity;  int *cache_row;   /* decoding: L of (B, cache_capacity, 2,G,D); NULL when not */
 };
 
-/* Element i of an array of reals. */
-static inline real *real_at(const Model *m, real *x, size_t i) { return (real *)((char *)x + i * m->dev->real_size); }
+/* Element i of an array of reals, and of one of floatX. */
+static inline real   *real_at (const Model *m, real *x, size_t i)         { return (real *)((char *)x + i * m->dev->real_size); }
+static inline floatX *float_at(const Model *m, const floatX *x, size_t i) { return (floatX *)((char *)x + i * m->dev->floatX_size); }
 
 /* ---- plan.c: memory --------------------------------------------------------------------------------------- */
 

@@ -121,8 +121,7 @@ void optimizer_start(Optimizer *o, Model *m) {
     if (o->muon.options.momentum > 0) muon_start(o, m);
     for (int i = 0; i < m->manifest.range_count && o->master; i++) {
         const Segment part = optimizer_stored(m, manifest_part(&m->manifest, i, o->shards, o->shard));
-        const floatX *weights = (const floatX *)((const char *)m->params + part.offset * m->dev->floatX_size);
-        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), weights, part.count);
+        m->dev->set_master(real_at(m, o->master, part.offset - part.shift), float_at(m, m->params, part.offset), part.count);
     }
 }
 

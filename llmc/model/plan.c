@@ -553,7 +553,7 @@ static void initialize(Model *m, unsigned kinds, uint64_t seed) {
         for (size_t from = 0; from < own.count; from += PART) {
             const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
             manifest_initial(t, seed, at - t->offset, n, values);
-            m->dev->from_double((floatX *)((char *)m->params + (at - own.shift) * m->dev->floatX_size), values, n);
+            m->dev->from_double(float_at(m, m->params, at - own.shift), values, n);
         }
     }
     free(values);

@@ -38,9 +38,8 @@ static char *own(const Model *m, void *shards, int range, size_t element) {
 }
 
 floatX *model_weight(const Model *m, const Tensor *t) {
-    const size_t X = m->dev->floatX_size;
-    if (m->dp.level < 3) return (floatX *)((char *)m->params + t->offset * X);
-    return (floatX *)((char *)buffer(m, &m->dp.weights, t->range) + (t->offset - m->manifest.ranges[t->range].offset) * X);
+    if (m->dp.level < 3) return float_at(m, m->params, t->offset);
+    return float_at(m, buffer(m, &m->dp.weights, t->range), t->offset - m->manifest.ranges[t->range].offset);
 }
 void *model_gradient(const Model *m, const Tensor *t) {
     if (m->dp.level < 2) return gradient_of(t, m->grads);
