@@ -54,7 +54,7 @@ static void probe_close(Probe *b) {
     free(b->targets);
 }
 
-/* Everything that is minimized: cross entropy, and each router's balance and z losses. */
+/* All that training minimizes: cross entropy, and each router's balance and z losses. */
 static double loss(Probe *b, int gradient) {
     Model *m = &b->m;
     const float scale = 1 / (float)(b->c->B * b->c->T);
@@ -107,8 +107,8 @@ static double loss_at(Probe *b, size_t j, double w, uint64_t expected, int *rero
     *rerouted |= choices(b) != expected;
     return l;
 }
-/* Fourth-order central difference: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h, wrong by h^4. Returns 0 if a token changes its
- * experts so near. */
+/* Fourth-order central difference: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h, with an error of order h^4. 0: between these points a
+ * token changes its experts. */
 static int difference(Probe *b, size_t j, double h, uint64_t expected, double *slope) {
     const double w = b->weights[j];
     int rerouted = 0;
@@ -166,8 +166,8 @@ int check_gradients(const Check *c, double bound, FILE *report, int all, double 
     return failures;
 }
 
-/* The gradients of one batch on both devices, at the weights as dev has rounded them, if both send every token to the same experts;
- * else 0. */
+/* The gradients of one batch on both devices, with the weights as dev rounds them. 0: they send some token to different experts; -1: no
+ * memory. */
 static int in_step(Probe *a, Probe *b, const Check *c, const Device *dev, const Device *twin) {
     if (!probe_open(a, c, dev)) return -1;
     if (!probe_open(b, c, twin)) { probe_close(a); return -1; }
