@@ -1,8 +1,8 @@
 /* shards.c: levels 2 and 3 (parallel.h): buffers for whole ranges, and what is in them when.
  *
- * Weights: the range that is in use and the two that follow in the direction of the pass. The next but one is gathered into the buffer
- * that the range before has just left. Gradients: the range that is computed, and the one after it, which is on its way to its
- * owners. The embedding, and the head unless it is the embedding, take turns in a buffer of their own. */
+ * Weights: the range in use and the next two in the direction of the pass; the second next is gathered into the buffer of the range that
+ * was just used. Gradients: the range that is computed, and the one computed before it, which is being sent to its owners. The embedding, and the
+ * head unless it is the embedding, use one buffer of their own at different times. */
 #include "parallel.h"
 
 /* ---- which buffer a range uses ------------------------------------------------------------------------------- */

@@ -227,7 +227,7 @@ static void load_config(Run *r) {
         fail(EXIT_INPUT, "%s is missing, and of bytes this model has learned nothing. To make it of the folder's other files: python3 -c \"import "
              "transformers as t; t.AutoTokenizer.from_pretrained('FOLDER').save_pretrained('FOLDER')\"; or name one (-tk)", theirs);
     if (*s->tokenizer && is_file(theirs) && r->leads)
-        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model starts anew", s->tokenizer);
+        warn("-tk %s replaces the model's own tokenizer: if its ids mean other text, the model has to learn them again", s->tokenizer);
     free(theirs);
     if (s->bias_rate > 0 && !c->choice_bias && c->family && c->family != FAMILY_SMOE)
         fail(EXIT_USAGE, "-rb %g: a %s has no bias for choosing experts, so what is trained could not be saved as one. "
@@ -435,7 +435,7 @@ static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) 
 /* The first of these that fits on every rank; if none does, the one that takes least. */
 static void choose_level(Run *r) {
     int level[SHARDINGS], shards[SHARDINGS], which = 0;
-    const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;    /* before there were ranks, for this one's memory */
+    const int count = shardings(r, level, shards), planned = r->parallel.level, over = r->parallel.shards;     /* by this rank's memory alone */
     const size_t capacity = rank_memory(r);
     char name[48], before[48];
     Economy e = as_set(r);
@@ -568,7 +568,7 @@ static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
         snprintf(has, sizeof has, " with %s; it has %.1f MB", sharding_name(r, r->parallel.level, r->parallel.shards, name), capacity / 1e6);
     fail(EXIT_MEMORY, "%s%s does not have the %.1f MB that this run needs%s%s. %s%s", where, r->dev->name, (double)need / 1e6, has,
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
-         r->s.recompute < 0 ? "All that backward can make once more is already (-r auto). " : "", would_fit(r, (size_t)capacity));
+         r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "", would_fit(r, (size_t)capacity));
 }
 /* All ranks learn whether all have enough memory, so that they end alike. */
 static void check_memory(const Run *r) {
