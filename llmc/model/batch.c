@@ -120,7 +120,7 @@ uint64_t model_state(const Model *m) {
                            (double)m->dropout, (double)m->balance_coef, (double)m->z_coef };
     return hash_bytes(0, all, sizeof all);
 }
-void model_forget(Model *m) {
+void model_clear_activations(Model *m) {
     for (int i = 0; i < m->arena.count; i++) {
         const ArenaEntry *a = &m->arena.at[i];
         if (a->category == MEM_KEPT || a->category == MEM_SHARED) m->dev->zero(*a->pointer, a->bytes);

@@ -266,7 +266,7 @@ void  model_gradients(const Model *m, OUT double *host);    /* (manifest.total) 
 uint64_t model_state(const Model *m);   /* a hash of what the work of these functions depends on besides device memory */
 /* Zeroes all activations, after a batch with NaN or infinity in them. Rounded routing leaves different rows of a buffer unused each time,
  * and products of whole tiles multiply such rows by zero: NaN would stay. */
-void model_forget(Model *m);
+void model_clear_activations(Model *m);
 
 /* ---- model.c: the order in which it runs ------------------------------------------------------------------ */
 
@@ -299,7 +299,7 @@ void attention_output_backward(Model *m, int l, const floatX *dout);     /* back
 Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then of 5 to 1 */
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
-void moe_up_again(Model *m, int l, const floatX *x);        /* recomputes the up projections, with the routing of the forward */
+void moe_recompute_up(Model *m, int l, const floatX *x);        /* recomputes the up projections, with the routing of the forward */
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);
 void moe_encode_weights(Model *m, int l, int backward);     /* to 8 bits, if this pass needs codes that are not there yet */
 void moe_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);

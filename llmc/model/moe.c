@@ -134,7 +134,7 @@ static void experts_up(Model *m, int l, const floatX *x) {
     dev->expert_bias_forward(a->pre, p->up_bias, plan, P);
     dev->activation_forward(m->s.act, a->pre, f, plan->S, F);
 }
-void moe_up_again(Model *m, int l, const floatX *x) {
+void moe_recompute_up(Model *m, int l, const floatX *x) {
     if (!config_has_experts(&m->config, l)) { mlp_up(m, dense_mlp(m, l), x); return; }
     experts_up(m, l, x);
     if (m->config.shared_width) mlp_up(m, shared_expert(m, l), x);

@@ -149,7 +149,7 @@ void run_bad_step(Run *r, const StepStats *t, int tensor) {
     const char *name = r->model.manifest.at[tensor].name;
     Progress *p = &r->progress;
     p->bad_steps++;
-    model_forget(&r->model);
+    model_clear_activations(&r->model);
     Text e = event("skip");
     event_int(&e, "step", t->step);
     add_string(&e, "tensor", name);
@@ -291,7 +291,7 @@ static int keep_best(Run *r) {
     return ok;
 }
 
-/* What differs between runs that are otherwise the same has an event of its own. */
+/* Numbers that differ between repetitions of a run have an event of their own. */
 static void log_usage(Run *r, double validation_seconds) {
     Text e = event("usage");
     event_int(&e, "step", r->progress.step);
@@ -398,7 +398,7 @@ static void report_saved(Run *r, Saved saved, const char *why) {
     warn("checkpoint of step %lld was not saved; %s holds %s: %s", step, out, newest, why);
     if (!r->saving_timed && ++r->failed_saves == 3) fail(EXIT_DISK, "three checkpoints in a row could not be saved: %s", why);
 }
-/* What it has cost: of a CPU, the work beside the steps, too. */
+/* saved_in: what the save has cost. On a CPU the work beside the steps counts, too. */
 static void end_save(Run *r, Saved saved, const char *why) {
     const int first = r->saved_in <= 0;
     const double seconds = now() - r->saved_at;
@@ -487,7 +487,7 @@ static void log_summary(Run *r, uint64_t weights) {
                  "these losses are not tinyshakespeare's");
 }
 
-/* The form in which the model is left; of a resumed run, a checkpoint's is exact. */
+/* Gives the model in OUT and OUT/best its final form (-sw, -ss). Checkpoints keep the exact weights. */
 static void export_model(Run *r) {
     static const char *const types[][2] = { { "f32", "F32" }, { "bf16", "BF16" }, { "f16", "F16" }, { "f64", "F64" } };
     ExportForm form = { .shard = (uint64_t)((double)r->s.shard * 1e9) };
