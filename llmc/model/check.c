@@ -24,7 +24,7 @@ static void random_weights(const Manifest *m, uint64_t seed, double *w) {
 
 static int probe_open(Probe *b, const Check *c, const Device *dev) {
     const size_t N = (size_t)c->B * (size_t)c->T;
-    const int ids = c->config.vocab - c->config.padding;
+    const int ids = config_ids(&c->config);
     *b = (Probe){ .c = c };
     model_plan_training(&b->m, dev, &c->config, c->B, c->T, &c->recompute, 1, FLOATX, NULL);
     if (!model_allocate(&b->m)) { model_free(&b->m); return 0; }

@@ -115,6 +115,7 @@ int config_has_experts(const Config *c, int l);     /* is the MLP of layer l a m
 int config_width(const Config *c, int l);           /* F of layer l */
 int config_dense_width(const Config *c);            /* F of layers with one MLP; 0: there are none */
 int config_mixtures(const Config *c);               /* how many layers have one */
+static inline int config_ids(const Config *c) { return c->vocab - c->padding; }     /* token ids that the model's files have rows for */
 /* Rows are added to the vocabulary up to whole tiles of the head; they are padding. */
 void config_pad_vocab(Config *c);
 

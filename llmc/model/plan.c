@@ -433,7 +433,7 @@ static void plan(Model *m, int micro_batches, Dtype gradients) {
     m->head_rows = head_chunk(m);
     m->fp8_passes = m->mode == MODEL_TRAIN ? fp8_passes(c, m->batch.N) : 0;
     m->fp8 = 1;
-    m->used_vocab = c->vocab - c->padding;
+    m->used_vocab = config_ids(c);
     m->routers = (c->attention_experts > 1 ? c->layers : 0) + config_mixtures(c);
     m->batch.micro_batches = micro_batches;
     m->batch.all_micro_batches = micro_batches * m->dp.ranks;

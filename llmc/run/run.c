@@ -183,8 +183,8 @@ static void describe_config(const Settings *s, Config *c) {
     describe_kinds(s, c);
 }
 
-/* A resumed run: the model is the checkpoint's, and the one that the user gives, if any, must be the same. The word that the run
- * began with means that model, whatever the defaults of a descriptor's fields are by now. */
+/* A resumed run: the model is the checkpoint's, and one that the user gives must be the same. The -e with which the run began always
+ * means that model, even if the defaults of a descriptor's fields have changed since. */
 static void resume_config(Run *r, int given) {
     Error e;
     Config *c = &r->config, asked;
@@ -279,7 +279,7 @@ void run_choose_model(Run *r) {
     c->fp8 = !strcmp(s->precision, "fp8") ? FP8_WHERE_FASTER : !strcmp(s->precision, "fp8-all") ? FP8_ALL : 0;
     check_precision(r);
     if (c->rounding && c->experts == 1) fail(EXIT_USAGE, "-rt %s: the MLP of this model has no experts", s->rounding);
-    if (!data_check(r->data, s->seq, c->vocab - c->padding, &e)) fail(EXIT_INPUT, "%s", e.text);
+    if (!data_check(r->data, s->seq, config_ids(c), &e)) fail(EXIT_INPUT, "%s", e.text);
     if (is_model && !r->restored && data_has_chats(r->data)) settings_fit_rows(&r->s, data_epoch_samples(r->data, s->seq));
 }
 
@@ -364,7 +364,7 @@ static void bound_validation(Run *r) {
     if (!r->restored && !settings_given(&r->s, "m")) r->s.val_batches = all <= most ? -1 : most > 1 ? most : 1;
 }
 
-/* What of a plan may be given up for memory. */
+/* The choices of a plan that cost or save memory. */
 typedef struct { int batch, automatic, master, level, shards; Recompute recompute; Dtype moments; } Economy;   /* automatic: -r auto */
 static Economy as_set(const Run *r) {
     return (Economy){ r->s.batch, 0, r->s.master, r->parallel.level, r->parallel.shards, r->recompute, dtype_by_name(r->s.moments) };
@@ -374,7 +374,7 @@ static void set_sharding(const Run *r, Parallel *p, int level, int shards) {
     p->shards = shards;
     p->one_process = r->s.copies && r->dev->is_gpu && !r->records && r->local_devices.count % parallel_shards(p) == 0;
 }
-/* The memory needed that way; -r auto: where there is so much. chosen: NULL, or what is recomputed. */
+/* The memory that a plan with these choices needs; with -r auto, on a device of this capacity. chosen: NULL, or what is recomputed. */
 static size_t memory_with(const Run *r, Economy e, size_t capacity, Recompute *chosen) {
     Model m;
     Optimizer o;
@@ -414,8 +414,8 @@ static const char *sharding_name(const Run *r, int level, int shards, char name[
     else if (level > 1 && r->node < ranks) snprintf(name, 48, "-z %d -zn 0", level);
     return name;
 }
-/* What may be sharded over which ranks, in the order of preference. -z auto: 1 over all ranks, whose optimizer state is smallest and
- * which sends least; then, within a node, 2 and 3; then those over all. */
+/* The choices of -z and -zn, in order of preference. -z auto: level 1 over all ranks, which sends least and has the smallest optimizer
+ * state of a rank; then levels 2 and 3 within a node; then those over all ranks. */
 enum { SHARDINGS = 5 };
 static int shardings(const Run *r, int level[SHARDINGS], int shards[SHARDINGS]) {
     static const struct { int level, over_all; } order[SHARDINGS] = { { 1, 1 }, { 2, 0 }, { 3, 0 }, { 2, 1 }, { 3, 1 } };
@@ -453,7 +453,7 @@ static void choose_level(Run *r) {
     set_sharding(r, &r->parallel, level[which], shards[which]);
 }
 
-/* What is recomputed. -r auto: nothing, or what costs least of what makes the plan fit on every rank. */
+/* -r auto: recomputes nothing if that fits on every rank, else the cheapest parts that make it fit. */
 static void choose_recompute(Run *r) {
     int which;
     const size_t capacity = r->s.recompute < 0 ? least_memory(r, &which) : 0;
@@ -514,7 +514,7 @@ void run_plan(Run *r) {
     if (dtype_by_name(s->moments) == FLOATX && r->dev->floatX_size != 2)
         fail(EXIT_USAGE, "-mo bf16: %s does not store bf16. -mo f32, or another device (-dv)", r->dev->name);
     optimizer_plan(&r->optimizer, &r->model, s->master, dtype_by_name(s->moments), settings_muon(s));
-    const int ids = r->config.vocab - r->config.padding, named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
+    const int ids = config_ids(&r->config), named = r->tokenizer ? tokenizer_vocab(r->tokenizer) : ids;
     r->model.used_vocab = named < ids && data_max_id(r->data) < named ? named : ids;
 }
 
@@ -559,7 +559,7 @@ static char *would_fit(const Run *r, size_t capacity) {
                            r->parallel.ranks > 1 ? "more ranks with -z 3, " : "");
     return hint.at;
 }
-/* rank: the one that does not have it, of several; capacity: what it has. */
+/* rank: a rank without enough memory; capacity: what it has. */
 static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
     const size_t need = r->model.arena.total;
     char where[96] = "", has[96] = "", name[48];
@@ -570,7 +570,7 @@ static _Noreturn void out_of_memory(const Run *r, int rank, double capacity) {
          r->model.arena.category[MEM_KEPT] > need / 2 ? ", most of it activations" : "",
          r->s.recompute < 0 ? "Backward already recomputes all that it can (-r auto). " : "", would_fit(r, (size_t)capacity));
 }
-/* All ranks learn whether all have enough memory, so that they end alike. */
+/* Ranks tell each other what they have, so that all end with the same message if one has too little. */
 static void check_memory(const Run *r) {
     int which;
     const size_t least = least_memory(r, &which);
@@ -631,7 +631,7 @@ static void print_fit(const Run *r) {
     else puts("|   a copy for saves, host      |       none: it would leave too little memory, so steps wait for saves");
 }
 
-/* How much of the validation split is read, and how much work a kill loses. */
+/* Which part of the validation split is read, and how much work a kill would lose. */
 static void print_intervals(const Run *r) {
     const Settings *s = &r->s;
     const int64_t all = data_tokens(r->data, DATA_VALIDATION), used = s->val_batches * s->batch * s->seq;
@@ -753,7 +753,7 @@ void run_allocate(Run *r) {
         warn("-rf 1: routing is round robin, for benchmarks; the routers learn nothing");
 }
 
-/* Completes a save that was killed or failed half-way. 0: the best weights are lost. */
+/* Completes a save that was interrupted. 0: the best weights are lost. */
 static int publish_again(Run *r) {
     const Progress *p = &r->progress;
     Error e;
@@ -765,7 +765,7 @@ static int publish_again(Run *r) {
     return 0;
 }
 
-/* Routers are new; all experts answer alike at first, so it does not matter whom they choose. */
+/* Routers start with random values. All experts are equal at first, so their choice does not matter yet. */
 static void upcycle(Run *r) {
     Error e;
     config_pad_vocab(&r->dense);

@@ -519,7 +519,7 @@ static void print_link(const Server *s) {
 int web_serve(const Web *w, Error *e) {
     Server *s = mem_alloc(sizeof *s);
     s->w = w;
-    s->vocab = w->g->d.model.config.vocab - w->g->d.model.config.padding;
+    s->vocab = config_ids(&w->g->d.model.config);
     s->ends = w->g->end_tokens;
     int ok = net_is_loopback(w->address) || token_make(s, e);
     if (ok) ok = s->listeners = net_listen(w->address, w->port, 0, s->listener, e);
