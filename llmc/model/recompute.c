@@ -32,11 +32,12 @@ static double layer_work(const Model *m, int l, LayerPart part) {
     const double X = (double)m->dev->floatX_size, T = m->batch.T, gate = IS_GATED(c->activation) ? 2 : 1;
     const double C = c->channels, GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads;
     const double F = config_has_experts(c, l) ? (double)c->topk * c->width + c->shared_width : config_width(c, l);
+    const double unseen = config_unseen(c, l, m->batch.T);
     double flop = 0, moved = 0;                             /* of a token */
     switch (part) {
     case PART_NORMS:     moved = 4 * C; break;
     case PART_HEADS:     flop = 2 * C * (QGD + 2 * GD), moved = 2 * (QGD + GD); break;
-    case PART_ATTENTION: return m->batch.N * pace.attention * 2 * QGD * (T - config_unseen(c, l, m->batch.T));
+    case PART_ATTENTION: return m->batch.N * pace.attention * 2 * QGD * (T - unseen);
     case PART_MIDDLE:    flop = 2 * C * QGD, moved = (3 + (c->attention_experts > 1 ? c->query_heads : 1)) * C; break;
     default:             flop = 2 * C * gate * F, moved = F;
     }
