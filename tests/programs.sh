@@ -249,6 +249,7 @@ expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
 # ---- the output folder -------------------------------------------------------------------------------------------------------
 
 expect 2 'another run.*-y 1.*-y 0' $run -o whole
+expect 2 'plan of a new run' $train $data -o whole -y 1 -x 0
 expect 5 'text.txt' $run -o text.txt
 expect 5 'text.txt' $run -o text.txt/out
 ok "text.txt is unchanged" [ "$(size text.txt)" = 60000 ]

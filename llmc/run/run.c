@@ -57,10 +57,13 @@ static void lock_folder(Run *r) {
     r->locked = 1;
 }
 
+static int only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
+
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
-    if (s->check || (s->steps == 0 && settings_given(s, "x"))) return;
+    if (only_plans(r) && s->resume) fail(EXIT_USAGE, "-x 0 prints the plan of a new run: it cannot be combined with -y 1");
+    if (s->check || only_plans(r)) return;
     if (!*s->out) fail(EXIT_USAGE, "-o needs the name of a folder");
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
     const Holding holding = checkpoint_exists(s->out, &e);
@@ -98,7 +101,7 @@ static void claim_folder(Run *r) {
 void run_choose_device(Run *r) {
     char why_cpu[256];
     Error e;
-    const int plans = r->s.steps == 0 && settings_given(&r->s, "x"), names = *r->s.gpu_memory != 0;
+    const int plans = only_plans(r), names = *r->s.gpu_memory != 0;
     const int gpu = !strncmp(r->s.device, "cuda", 4), automatic = !strcmp(r->s.device, "auto");
     r->local_devices = (LocalDevices){ .local = r->launch.local, .locals = r->launch.locals, .count = r->s.ranks };
     if (names && (!plans || !(gpu || automatic)))
@@ -616,7 +619,7 @@ static void print_recompute(const Run *r, int plans) {
 /* The end of the plan: does it fit? */
 static void print_fit(const Run *r) {
     const size_t total = r->model.arena.total, capacity = rank_memory(r);
-    const int plans = r->s.steps == 0 && settings_given(&r->s, "x");
+    const int plans = only_plans(r);
     print_recompute(r, plans);
     printf("|   %-27s | %10.2f MB", "total", (double)total / 1e6);
     if (capacity) printf(" of %.0f MB%s", (double)capacity / 1e6, *r->s.gpu_memory ? "" : " free");
