@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* ---- who updates what ------------------------------------------------------------------------------------
+/* ---- Muon or AdamW ---------------------------------------------------------------------------------------
  * Muon's argument is about matrices between two spaces of features: its update has the same size in every direction of both. The
  * rows of the embedding and of the head are tokens: most have no gradient in a step, and orthogonal rows would be no virtue. Jordan
  * and Moonlight (arXiv 2502.16982) leave both to AdamW, and everything with one dimension. Rows of a router are experts, whose
@@ -28,7 +28,7 @@ static const struct { int muon; float decay, rate, experts; } rules[TENSOR_KINDS
 };
 int muon_updates(const Optimizer *o, const Tensor *t) { return o->muon.options.momentum > 0 && rules[t->kind].muon; }
 
-/* ---- where v is --------------------------------------------------------------------------------------------
+/* ---- the layout of v ---------------------------------------------------------------------------------------
  * m and the master copy are laid out like the weights; where they are sharded, a rank's pieces follow each other. So is v in ranges
  * without a tensor of Muon's: the embedding, the head. In the other ranges v has AdamW's tensors only, one after the other: a few vectors,
  * whole on every rank, which uses its part of them. */

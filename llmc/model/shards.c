@@ -1,8 +1,8 @@
-/* shards.c: levels 2 and 3 (parallel.h): buffers for whole ranges, and what is in them when.
+/* shards.c: levels 2 and 3 (parallel.h): buffers for whole ranges, and when they hold which range.
  *
  * Weights: the range in use and the next two in the direction of the pass; the second next is gathered into the buffer of the range that
- * was just used. Gradients: the range that is computed, and the one computed before it, which is being sent to its owners. The embedding, and the
- * head unless it is the embedding, use one buffer of their own at different times. */
+ * was just used. Gradients: the range that is computed, and the one computed before it, which is being sent to its owners. The
+ * embedding, and the head unless it is the embedding, use one buffer of their own at different times. */
 #include "parallel.h"
 
 /* ---- which buffer a range uses ------------------------------------------------------------------------------- */

@@ -513,7 +513,7 @@ static void print_link(const Server *s) {
                s->token);
     fflush(stdout);
     if (*s->token && s->w->verbose)
-        fprintf(stderr, "who knows this link can use the model; what is sent is not encrypted\n");
+        fprintf(stderr, "anyone who has this link can use the model; the connection is not encrypted\n");
 }
 
 int web_serve(const Web *w, Error *e) {
