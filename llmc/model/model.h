@@ -69,7 +69,7 @@ typedef struct {                        /* what a layer's forward keeps for its 
     floatX *kv;                         /* (N, 2,G,D) keys rotated */
     floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any */
     real   *q_rstd, *k_rstd;            /* (N) of norms of all heads */
-    floatX *mixed;  real *att_lse;      /* (N, Q*G*D) the output of attention, (N, Q*G) */
+    floatX *mixed;  real *att_lse;      /* (N, Q*G*D) what attention returned, (N, Q*G) */
     floatX *mid;                        /* (N,C) residual stream between attention and MLP */
     floatX *mlp_normed;  real *mlp_rstd;
     Route   mlp;

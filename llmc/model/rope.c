@@ -10,7 +10,7 @@ static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_s
 int rope_permutes(const Config *c) { return c->rope_pairs || rotated(c) < c->head_size; }
 int rope_place(const Config *c, int i) {
     const int R = rotated(c), half = c->head_size / 2;
-    if (i >= R) return i - R < half - R/2 ? i - R/2 : i;        /* those that do not rotate fill the rest of both halves */
+    if (i >= R) return i - R < half - R/2 ? i - R/2 : i;        /* those that do not rotate fill what is left of both halves */
     if (c->rope_pairs) return i % 2 * half + i / 2;
     return i < R/2 ? i : i - R/2 + half;
 }

@@ -40,6 +40,8 @@ static int usable(const JsonValue *run, Error *e) {
     return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
 }
 
+static int only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
+
 void run_find_launch(Run *r) {
     const Settings *s = &r->s;
     Launch flags = { .launcher = "flags", .process = s->process, .processes = s->processes, .port = s->port };
@@ -56,8 +58,6 @@ static void lock_folder(Run *r) {
     if (!checkpoint_lock(r->s.out, &e)) fail(strstr(e.text, "in use") ? EXIT_USAGE : EXIT_DISK, "%s", e.text);
     r->locked = 1;
 }
-
-static int only_plans(const Run *r) { return r->s.steps == 0 && settings_given(&r->s, "x"); }
 
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
