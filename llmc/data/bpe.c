@@ -14,14 +14,9 @@
 #include "meter.h"
 #include "pretokenizer.h"
 #include "tokenizer_impl.h"
+#include "llmc/base/omp.h"
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-static int omp_get_thread_num(void) { return 0; }
-#endif
 
 /* ---- counting words ------------------------------------------------------------------------------------ */
 

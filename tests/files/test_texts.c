@@ -4,6 +4,7 @@
 #include "tests/test.h"
 #include "llmc/data/kinds.h"
 #include "llmc/base/json.h"
+#include "llmc/base/omp.h"
 #include "llmc/base/text.h"
 #include "llmc/data/bpe.h"
 #include "llmc/data/data.h"
@@ -12,12 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static void omp_set_num_threads(int n) { (void)n; }
-static int omp_get_max_threads(void) { return 1; }
-#endif
 
 #define COUNT(a) (sizeof (a) / sizeof *(a))
 #define GOLDENS "tests/reference/tokenizers"
