@@ -296,6 +296,14 @@ struct Device {
     void (*columns_put )(floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
 
+    /* ---- shared keys: heads whose keys have a part that all of them share, and whose values may be narrower -----------
+     * kv[n,0,g] = parts[n,g,0..key-1], shared[n]   kv[n,1,g] = parts[n,g,key..key+value-1], zeros
+     * kv (N,2,G,D)   parts (N,G,key+value)   shared (N,D-key)   0 < key < D, 0 < value <= D
+     * backward: dparts, and dshared, the sum over g.   error: exact; dshared G eps_f32 + eps
+     * Source: DeepSeek-V2, arXiv 2405.04434. */
+    void (*shared_keys_forward )(OUT floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value);
+    void (*shared_keys_backward)(OUT floatX *dparts, OUT floatX *dshared, const floatX *dkv, int N, int G, int D, int key, int value);
+
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask * scale / (1-p) ----------------
      * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= floor(p * 2^16) (kernels/cpu/dropout.c).
      * dropout is its own backward. out may be inp or residual.   error: one rounding */

@@ -305,6 +305,31 @@ static Case *columns_take(const Shape *s, int stride, int from) {
     return c;
 }
 
+/* ---- shared keys: two thirds of a key are its head's own, and the values as wide as that or as keys ------------- */
+
+static int own_key(const Shape *s) { return s->D * 2 / 3; }
+CALL(shared_keys_forward, b[0], b[1], b[2], c->N, c->s.G, c->s.D, c->count, c->C)
+static Case *shared_keys_forward(const Shape *s, int value) {
+    const int key = own_key(s);
+    Case *c = BEGIN(shared_keys_forward, s, 0, "N=%d G=%d D=%d key=%d value=%d", s->B * s->T, s->G, s->D, key, value);
+    c->count = key, c->C = value;
+    out(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 0);
+    in(c, FLOATX, "parts", times(c->N, s->G * (key + value)), 0, 1);
+    in(c, FLOATX, "shared", times(c->N, s->D - key), 0, 1);
+    return c;
+}
+CALL(shared_keys_backward, b[0], b[1], b[2], c->N, c->s.G, c->s.D, c->count, c->C)
+static Case *shared_keys_backward(const Shape *s, int value) {
+    const int key = own_key(s);
+    Case *c = BEGIN(shared_keys_backward, s, 0, "N=%d G=%d D=%d key=%d value=%d", s->B * s->T, s->G, s->D, key, value);
+    c->count = key, c->C = value;
+    out(c, FLOATX, "dparts", times(c->N, s->G * (key + value)), 0, 0);
+    out(c, FLOATX, "dshared", times(c->N, s->D - key), 1, s->G);
+    in(c, FLOATX, "dkv", times(c->N, 2 * s->G * s->D), 0, 1);
+    c->forward[0] = shared_keys_forward(s, value);
+    return c;
+}
+
 /* ---- residual and dropout ------------------------------------------------------------------------------ */
 
 enum { SITE = 5 };
@@ -1226,6 +1251,10 @@ static void each_on_tokens(const Visit *v) {
         V(v, columns_add(s, stride[i], i == 1 ? G*D : 2));
         V(v, columns_put(s, stride[i], i == 1 ? G*D : 2));
         V(v, columns_take(s, stride[i], i == 1 ? G*D : 2));
+    }
+    for (int whole = 0; whole < (v->all ? 2 : 1); whole++) {
+        V(v, shared_keys_forward(s, whole ? D : own_key(s)));
+        V(v, shared_keys_backward(s, whole ? D : own_key(s)));
     }
     V(v, residual(s, 0, 0));
     V(v, residual(s, 0.3f, 0));

@@ -82,6 +82,16 @@ static void naive_columns_add(const Case *c, double **v) {
 static void naive_columns_put(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] = v[1][n*c->C + i];
 }
+static void naive_shared_keys_forward(const Case *c, double **v) {
+    const int G = c->s.G, D = c->s.D, key = c->count, value = c->C;
+    for (int n = 0; n < c->N; n++)
+        for (int g = 0; g < G; g++)
+            for (int i = 0; i < D; i++) {
+                const double *head = v[1] + (n*G + g)*(key + value);
+                v[0][((n*2 + 0)*G + g)*D + i] = i < key ? head[i] : v[2][n*(D - key) + i - key];
+                v[0][((n*2 + 1)*G + g)*D + i] = i < value ? head[key + i] : 0;
+            }
+}
 static void naive_bias_forward(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] += v[1][i];
 }
@@ -622,7 +632,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
-    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
+    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(route_extend), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
     NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),
