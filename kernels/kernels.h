@@ -91,9 +91,9 @@ typedef enum {
 #define SCORES_ARE_P(scores) ((scores) == SOFTMAX_TOPK || (scores) == SOFTMAX_RENORM)
 
 /* Experts may be chosen by groups: the E experts are `count` groups of consecutive ones, and a token's are of the `chosen` groups with
- * the largest sums of their two largest scores + bias; of equal ones the first. count 0 or 1: no groups. E: a multiple of count,
- * E / count at least 2. Source: DeepSeek-V3, arXiv 2412.19437. */
-typedef struct { int count, chosen; } Groups;
+ * the largest sums of their two largest scores + bias, or, if by_best, with the largest of these; of equal ones the first. count 0 or 1: no
+ * groups. E: a multiple of count, E / count at least 2. Source: DeepSeek-V3, arXiv 2412.19437; by_best: DeepSeek-V2, arXiv 2405.04434. */
+typedef struct { int count, chosen, by_best; } Groups;
 enum { MOST_GROUPS = 32 };
 
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an

@@ -47,7 +47,7 @@ static void turn(const Config *c, const Piece *p, double *g) {
         }
     }
     for (size_t i = 0; p->head && i < p->count; i++) {
-        const size_t r = i / row, to = r / D * D + (size_t)rope_place(c, (int)(r % D));
+        const size_t r = i / row, to = r / D * D + (size_t)rope_place(c, (int)D, (int)(r % D));
         g[to * row + i % row] = was[i];
     }
     free(was);
@@ -406,6 +406,8 @@ void test_reference(void) {
         { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
         { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
         { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
+        { "families/deepseek_v3", "deepseek_v3" }, { "families/deepseek_v3_plain", "deepseek_v3" }, { "families/deepseek_v2", "deepseek_v2" },
+        { "families/deepseek_v2_groups", "deepseek_v2" },
         { "families/gpt_oss", "gpt_oss" }, { "families/gpt_oss_mxfp4", "gpt_oss" },
         { "families/smoe_heads", "smoe" }, { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
         { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" },

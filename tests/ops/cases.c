@@ -463,7 +463,7 @@ static void lse_of(Case *c, const double *logits) {
 CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->groups, c->forced, c->N, c->s.E, c->s.K)
 static Case *router_forward_of_groups(const Shape *s, Scores scores, int bias, int forced, int wide, Groups groups) {
     char in_groups[40] = "";
-    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups", groups.chosen, groups.count);
+    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups%s", groups.chosen, groups.count, groups.by_best ? " by best" : "");
     Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
                     forced ? " forced" : "", wide ? " wide" : "", in_groups, s->B * s->T, s->E, s->K);
     c->groups = groups;
@@ -1344,8 +1344,9 @@ static void each_of_routing(const Visit *v) {
         V(v, router_forward(s, scores, 0, 1, 0));
         for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
             for (int chosen = (count + 1) / 2; chosen < count; chosen++)
-                if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
-                    V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen }));
+                for (int by_best = 0; by_best < 2; by_best++)
+                    if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
+                        V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
         V(v, router_backward(s, scores, 0, 0));
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));

@@ -147,7 +147,8 @@ static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double router_score(const Case *c, double logit, double sum, double bias) {
     return bias + (c->scores >= SIGMOID_TOPK ? sigmoid(logit) : SCORES_ARE_P(c->scores) ? exp(logit) / sum : logit);
 }
-/* How many groups have a larger sum of two scores than that of expert e: the largest sum over pairs, so that nothing is sorted. */
+/* How many groups have a larger sum of two scores than that of expert e: the largest sum over pairs, so that nothing is sorted. Or a larger
+ * score. */
 static int better_groups(const Case *c, const double *x, const double *bias, double sum, int e) {
     const int width = c->groups.count > 1 ? c->s.E / c->groups.count : c->s.E;
     double best[MOST_GROUPS];
@@ -155,7 +156,8 @@ static int better_groups(const Case *c, const double *x, const double *bias, dou
     for (int g = 0; g < c->groups.count; g++) {
         best[g] = -INFINITY;
         for (int i = g * width; i < (g + 1) * width; i++)
-            for (int j = i + 1; j < (g + 1) * width; j++)
+            if (c->groups.by_best) best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0));
+            else for (int j = i + 1; j < (g + 1) * width; j++)
                 best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0) + router_score(c, x[j], sum, bias ? bias[j] : 0));
     }
     for (int g = 0; g < c->groups.count; g++) better += best[g] > best[e / width] || (best[g] == best[e / width] && g < e / width);
