@@ -361,9 +361,8 @@ static void test_upcycling(void) {
 static Text warnings;
 static void keep_warning(const char *text) { text_add(&warnings, "%s\n", text); }
 
-/* A second file with two more: GLM's prediction of later tokens, a layer after the last, which is passed over, and one that is named. */
-static void test_unknown_tensors(void) {
-    static const char *const folder = "tests/reference/families/glm4_moe";
+/* A second file with two more: the prediction of later tokens, a layer after the last, which is passed over, and one that is named. */
+static void test_unknown_tensors(const char *folder) {
     static const char more[] = "{\"model.layers.3.eh_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
                                "\"model.surprise\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
     Error e = { "" };
@@ -397,7 +396,8 @@ static void test_unknown_tensors(void) {
 
 void test_reference(void) {
     PART(test_upcycling());
-    PART(test_unknown_tensors());
+    PART(test_unknown_tensors("tests/reference/families/glm4_moe"));
+    PART(test_unknown_tensors("tests/reference/families/deepseek_v3"));
     test_evaluate();
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
