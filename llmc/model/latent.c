@@ -1,13 +1,13 @@
-/* latent.c: queries, keys and values of latent attention (MLA). Keys and values of all heads come from one small vector of a token, its
- * latent, and queries from another or from the token itself. Positions would have to rotate what comes from a latent head by head; instead a
- * part of every head is rotated and the rest is not, and the rotated part of keys is one for all heads, which does not come
- * from the latent:
+/* latent.c: queries, keys and values of latent attention (MLA). The keys and values of all heads are products of one small vector of a token,
+ * its latent. A latent has no position, so a key has two parts: one of its head, which is not rotated, and one that all heads share, which is,
+ * and which comes from the token itself. Queries have such parts, too, both of their head; they come from a latent of their own, or from
+ * the token:
  *
- *     c, r = kv_down x              key of head g = [own_g, rotate(r)]      own_g, value_g = parts of kv norm(c)
- *     query of head g = [a_g, rotate(b_g)]                                  a_g, b_g = parts of query norm(query_down x), or of query x
+ *     c, r = kv_down x       own_g, value_g = kv norm(c)                       key_g   = own_g, rotate(r)
+ *                            a_g, b_g = query norm(query_down x), or query x   query_g = a_g, rotate(b_g)
  *
- * Keys and values are then those of a model with as many heads of each as it has of queries, and attention is the same (attention.c). Values
- * that are narrower than keys are followed by zeros. Steps are those of attention.c; backward has them in the opposite order.
+ * What follows is attention (attention.c) with as many heads of keys as of queries. Zeros fill values that are narrower than keys. The steps
+ * have attention.c's numbers, and backward has them in the opposite order.
  * Source: DeepSeek-V2, arXiv 2405.04434. */
 #include "model.h"
 
