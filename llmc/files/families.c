@@ -9,7 +9,8 @@
 
 /* ---- config.json: one table reads and writes it -------------------------------------------------------- */
 
-typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION, OPTIONAL_DOUBLE, RANK, UNROTATED } KeyKind;
+typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION,
+               OPTIONAL_DOUBLE, RANK, UNROTATED } KeyKind;
 static int is_double(KeyKind kind) { return kind == DOUBLE || kind == MULTIPLIER || kind == OF_SCORES || kind == OPTIONAL_DOUBLE; }
 enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
 enum {
@@ -17,8 +18,9 @@ enum {
     QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE, GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED,
     GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
     DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3,
-    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M, DEEP = DOT | GLM | DS3,
-    MOES = QWENS | DEEP | DS2 | ERN,                              /* dense layers may be between their mixtures */
+    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M,
+    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* by sigmoids with a bias; and all with scales, groups, and first layers without experts */
+    MOES = QWENS | DEEPS | ERN,                             /* dense layers may be between their mixtures */
     GPT = FAMILY_GPT_OSS,
     LOCAL = JET | MIX | OWN | GRA,
     BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
@@ -57,7 +59,7 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { GPT,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
     { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
     { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),             64 },
-    { OLM | QWENS | DEEP | DS2 | GPT, "num_experts_per_tok", NULL,              NUMBER,     AT(topk),                DEPENDS },
+    { OLM | QWENS | DEEPS | GPT, "num_experts_per_tok",      NULL,              NUMBER,     AT(topk),                DEPENDS },
     { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             64 },
     { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                6 },
     { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
@@ -84,9 +86,9 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { GRA,                "residual_multiplier",             NULL,              MULTIPLIER, AT(residual_scale),      1 },
     { GRA,                "attention_multiplier",            NULL,              OF_SCORES,  AT(attention_scale),     1 },
     { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),       1 },
-    { DEEP | DS2,         "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         DEPENDS },
-    { DEEP | DS2,         "n_group",                         NULL,              NUMBER,     AT(groups),              DEPENDS },
-    { DEEP | DS2,         "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       DEPENDS },
+    { DEEPS,              "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         DEPENDS },
+    { DEEPS,              "n_group",                         NULL,              NUMBER,     AT(groups),              DEPENDS },
+    { DEEPS,              "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       DEPENDS },
     /* these are written only where they are not 0 */
     { OWN,                "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
     { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
@@ -193,7 +195,8 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         *whole *= c->width;
         return 1;
     case RANK:                                              /* null: there is no latent */
-        return json_is(v, JSON_NULL) ? (*whole = 0, 1) : read_whole(whole, key, v, otherwise, r->e);
+        if (json_is(v, JSON_NULL)) return *whole = 0, 1;
+        return read_whole(whole, key, v, otherwise, r->e) && (*whole || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
     case UNROTATED:                                         /* the head without what positions rotate */
         if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
         *whole += c->rotated;
@@ -311,8 +314,8 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     if (!(r->family & MOES)) return 1;
     if (r->family & QWENS && !read_whole(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e)) return 0;
-    if (r->family & (DEEP | DS2) && !read_whole(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
-                                                r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
+    if (r->family & DEEPS && !read_whole(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
+                                         r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
     if (r->family & ERN) {
         const JsonValue *last = member(root, "moe_layer_end_index");
         if (!read_whole(&start, "moe_layer_start_index", member(root, "moe_layer_start_index"), 1, e)
@@ -348,8 +351,8 @@ static void write_layers(const Config *c, Text *out) {
         same = 1;
         for (int l = first; l <= end; l++) same &= ((l + 1) % interval == 0) == config_has_experts(c, l);
     }
-    if (f & (DEEP | DS2)) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
-    if (f & DS2) text_add(out, ",\n  \"topk_method\": \"%s\"", c->groups > 1 ? by_groups : "greedy");
+    if (f & DEEPS) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
+    if (f & DS2) text_add(out, ",\n  \"topk_method\": \"%s\"", c->groups_by_best ? by_groups : "greedy");
     if (f & ERN)
         text_add(out, ",\n  \"moe_layer_start_index\": %d,\n  \"moe_layer_end_index\": %d,\n  \"moe_layer_interval\": %d", first, end, interval);
     if (!(f & QWENS)) return;
@@ -519,7 +522,8 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
                    .scores = TOPK_SOFTMAX, .family = r.family };
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
-    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r) || !refuse_unknown(root, &r)) return 0;
+    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r)
+        || !refuse_unknown(root, &r)) return 0;
     return family_expresses(r.family, c) ? 1
         : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));
 }

@@ -209,8 +209,8 @@ static int within_limits(const Config *c, Error *e) {
         if (!(scales[i] >= 0 && scales[i] <= 1e6))
             return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; it is 0 to 1e6", scales[i]);
     if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
-    const double latents = (double)c->kv_rank + c->query_rank + c->rotated;
-    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts + latents) + (c->value_embeddings ? vocab * one : 0) + latents * 3 * heads;
+    const double latents = (double)c->kv_rank + c->query_rank + c->rotated, values = c->value_embeddings ? vocab * one : 0;
+    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts + latents) + values + latents * 3 * heads;
     if (C * vocab > 1e12 || row > most || heads > most || 2 * one > most || latents > most || layer * c->layers > 1e15)
         return error_set(e, "these sizes are beyond what one tensor can hold");
     return 1;

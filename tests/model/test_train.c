@@ -972,6 +972,7 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "deepseek_v3", LATENTS "\"qk_nope_head_dim\": 0",               "64 of 64" },
     { "deepseek_v3", LATENTS "\"kv_lora_rank\": 0",                   "latent of keys and values" },
     { "deepseek_v3", LATENTS "\"kv_lora_rank\": 16777217",            "kv_lora_rank" },
+    { "deepseek_v3", LATENTS "\"q_lora_rank\": 0",                    "null is none" },
     { "deepseek_v3", LATENTS "\"partial_rotary_factor\": 0.5",        "partial_rotary_factor" },
     { "deepseek_v3", "\"moe_intermediate_size\": 8, \"n_group\": 1, \"topk_group\": 1, \"num_key_value_heads\": 2", "2 key/value heads and 4" },
     { "deepseek_v2", LATENTS "\"norm_topk_prob\": true",              "norm_topk_prob" },
