@@ -31,7 +31,7 @@ static Config config_of(const Published *p) {
     if (!strncmp(p->name, "gpt-oss", 7)) {                /* what no descriptor says */
         c.activation = CLAMPED, c.attention_bias = 2, c.sinks = c.expert_bias = 1, c.window = 128;
         for (int l = 0; l < c.layers; l += 2) layers_add(&c.windowed, l);
-        c.rope = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, 1.3466 };
+        c.rope = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, 1.3466, 0 };
     }
     return c;
 }

@@ -91,9 +91,9 @@ typedef enum {
 #define SCORES_ARE_P(scores) ((scores) == SOFTMAX_TOPK || (scores) == SOFTMAX_RENORM)
 
 /* Experts may be chosen by groups: the E experts are `count` groups of consecutive ones, and a token's are of the `chosen` groups with
- * the largest sums of their two largest scores + bias; of equal ones the first. count 0 or 1: no groups. E: a multiple of count,
- * E / count at least 2. Source: DeepSeek-V3, arXiv 2412.19437. */
-typedef struct { int count, chosen; } Groups;
+ * the largest sums of their two largest scores + bias, or, if by_best, with the largest of these; of equal ones the first. count 0 or 1: no
+ * groups. E: a multiple of count, E / count at least 2. Source: DeepSeek-V3, arXiv 2412.19437; by_best: DeepSeek-V2, arXiv 2405.04434. */
+typedef struct { int count, chosen, by_best; } Groups;
 enum { MOST_GROUPS = 32 };
 
 /* Products process rows in tiles, and an expert's last tile is seldom full. In training, routing can be rounded so that it is: an
@@ -296,6 +296,14 @@ struct Device {
     void (*columns_add )(ACC floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_put )(floatX *x, const floatX *part, int N, int stride, int from, int width);
     void (*columns_take)(OUT floatX *part, const floatX *x, int N, int stride, int from, int width);
+
+    /* ---- shared keys: heads whose keys have a part that all of them share, and whose values may be narrower -----------
+     * kv[n,0,g] = parts[n,g,0..key-1], shared[n]   kv[n,1,g] = parts[n,g,key..key+value-1], zeros
+     * kv (N,2,G,D)   parts (N,G,key+value)   shared (N,D-key)   0 < key < D, 0 < value <= D
+     * backward: dparts, and dshared, the sum over g.   error: exact; dshared G eps_f32 + eps
+     * Source: DeepSeek-V2, arXiv 2405.04434. */
+    void (*shared_keys_forward )(OUT floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value);
+    void (*shared_keys_backward)(OUT floatX *dparts, OUT floatX *dshared, const floatX *dkv, int N, int G, int D, int key, int value);
 
     /* ---- residual and dropout: out = residual + drop(branch), drop(x) = x * mask * scale / (1-p) ----------------
      * mask[i] is a function of (*key, site, i) alone: keep if random_16 >= floor(p * 2^16) (kernels/cpu/dropout.c).

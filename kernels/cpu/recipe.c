@@ -82,6 +82,39 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     for (int n = 0; n < N; n++) memcpy(part + (size_t)n*width, x + (size_t)n*stride + from, (size_t)width * sizeof *x);
 }
 
+/* ---- keys with a part that all heads share ------------------------------------------------------------------ */
+
+static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value) {
+    const size_t common = (size_t)(D - key), all = (size_t)D, one = sizeof *kv;
+    #pragma omp parallel for PARALLEL_IF((size_t)N*G*D)
+    for (int n = 0; n < N; n++)
+        for (int g = 0; g < G; g++) {
+            floatX *k = kv + ((size_t)n*2*G + (size_t)g)*all, *v = k + (size_t)G*all;
+            const floatX *from = parts + ((size_t)n*G + (size_t)g)*(size_t)(key + value);
+            memcpy(k, from, (size_t)key * one);
+            memcpy(k + key, shared + (size_t)n*common, common * one);
+            memcpy(v, from + key, (size_t)value * one);
+            memset(v + value, 0, (size_t)(D - value) * one);
+        }
+}
+static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *dkv, int N, int G, int D, int key, int value) {
+    const size_t all = (size_t)D, one = sizeof *dkv;
+    #pragma omp parallel for PARALLEL_IF((size_t)N*G*D)
+    for (int n = 0; n < N; n++) {
+        const floatX *k = dkv + (size_t)n*2*G*all, *v = k + (size_t)G*all;
+        for (int g = 0; g < G; g++) {
+            floatX *to = dparts + ((size_t)n*G + (size_t)g)*(size_t)(key + value);
+            memcpy(to, k + (size_t)g*all, (size_t)key * one);
+            memcpy(to + key, v + (size_t)g*all, (size_t)value * one);
+        }
+        for (int i = key; i < D; i++) {
+            real sum = 0;
+            for (int g = 0; g < G; g++) sum += R(k[(size_t)g*all + (size_t)i]);
+            dshared[(size_t)n*(size_t)(D - key) + (size_t)(i - key)] = X(sum);
+        }
+    }
+}
+
 /* ---- sinks: the softmax's sum gets exp(sink), which scales its results --------------------------------------- */
 
 static void sink_forward(floatX *out, real *lse, const floatX *sink, int N, int H, int D) {
@@ -155,6 +188,8 @@ PART(recipe) {
     d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
     d->columns_add = columns_add;               d->columns_put = columns_put;
     d->columns_take = columns_take;
+    d->shared_keys_forward = shared_keys_forward;
+    d->shared_keys_backward = shared_keys_backward;
     d->sink_forward = sink_forward;             d->sink_backward = sink_backward;
     d->expert_bias_forward = expert_bias_forward;
     d->expert_bias_backward = expert_bias_backward;

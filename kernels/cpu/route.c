@@ -41,7 +41,7 @@ static void mask_groups(real *score, Groups groups, int E) {
             if (score[e] > first) { second = first; first = score[e]; }
             else if (score[e] > second) second = score[e];
         }
-        sum[g] = first + second;
+        sum[g] = groups.by_best ? first : first + second;
     }
     for (int g = 0; g < groups.count; g++) {
         int better = 0;

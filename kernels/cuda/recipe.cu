@@ -257,6 +257,63 @@ static void columns_take(floatX *part, const floatX *x, int N, int stride, int f
     columns<COLUMNS_TAKE>((floatX *)x, part, N, stride, from, width);
 }
 
+// ---- shared keys --------------------------------------------------------------------------------------------
+
+struct SharedKeys { int N, G, D, key, value; };
+// W elements at a time, if no part begins or ends within them.
+static bool shared_keys_wide(SharedKeys z, const void *a, const void *b, const void *c) {
+    return wide(z.D, a, b, c) && z.key % VECTOR == 0 && z.value % VECTOR == 0;
+}
+
+// Thread i has W elements of kv. Moves N (4 G D) elements at most; what heads share stays in the cache.
+template<int W> static __global__ void __launch_bounds__(256) shared_keys_kernel(floatX *kv, const floatX *parts, const floatX *shared,
+        SharedKeys z) {
+    const size_t i = global_index() * W;
+    if (i >= (size_t)z.N * 2 * z.G * z.D) return;
+    const int at = (int)(i % z.D), g = (int)(i / z.D % z.G), is_value = (int)(i / z.D / z.G % 2), own = is_value ? z.value : z.key;
+    const size_t n = i / z.D / z.G / 2;
+    Pack<W> x = pack(Reals<W>{});
+    if (at < own) x = load<W>(parts + (n * z.G + g) * (z.key + z.value) + (is_value ? z.key : 0) + at);
+    else if (!is_value) x = load<W>(shared + n * (z.D - z.key) + (at - z.key));
+    store(kv + i, x);
+}
+static void shared_keys_forward(floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value) {
+    const SharedKeys z = { N, G, D, key, value };
+    const bool w = shared_keys_wide(z, kv, parts, shared);
+    const size_t units = (size_t)N * 2 * G * D / (w ? VECTOR : 1);
+    auto kernel = w ? shared_keys_kernel<VECTOR> : shared_keys_kernel<1>;
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, kv, parts, shared, z);
+}
+
+// Thread i has W elements of a token's dparts or, after those, of its dshared. Moves N (4 G D) elements at most.
+template<int W> static __global__ void __launch_bounds__(256) shared_keys_backward_kernel(floatX *dparts, floatX *dshared,
+        const floatX *dkv, SharedKeys z) {
+    const int width = z.key + z.value, own = z.G * width, common = z.D - z.key;
+    const size_t i = global_index() * W, n = i / (own + common);
+    if (n >= z.N) return;
+    const int at = (int)(i % (own + common)), in_head = at % width;
+    const floatX *const keys = dkv + n * 2 * z.G * z.D;
+    if (at < own) {
+        const floatX *const head = keys + (size_t)(at / width) * z.D;
+        store(dparts + n * own + at, load<W>(in_head < z.key ? head + in_head : head + (size_t)z.G * z.D + (in_head - z.key)));
+        return;
+    }
+    Reals<W> sum = {};
+    for (int g = 0; g < z.G; g++) {
+        const Reals<W> x = unpack(load<W>(keys + (size_t)g * z.D + z.key + (at - own)));
+        #pragma unroll
+        for (int j = 0; j < W; j++) sum.x[j] += x.x[j];
+    }
+    store(dshared + n * common + (at - own), pack(sum));
+}
+static void shared_keys_backward(floatX *dparts, floatX *dshared, const floatX *dkv, int N, int G, int D, int key, int value) {
+    const SharedKeys z = { N, G, D, key, value };
+    const bool w = shared_keys_wide(z, dkv, dparts, dshared);
+    const size_t units = (size_t)N * (G * (key + value) + D - key) / (w ? VECTOR : 1);
+    auto kernel = w ? shared_keys_backward_kernel<VECTOR> : shared_keys_backward_kernel<1>;
+    LAUNCH(kernel, (unsigned)divide_up(units, 256), 256, 0, dparts, dshared, dkv, z);
+}
+
 // ---- bias_forward -------------------------------------------------------------------------------------------
 
 // Thread i has W elements of a row. Moves 2*N*C elements.
@@ -465,6 +522,8 @@ static void soft_cap(floatX *x, float cap, size_t n) {
 PART(recipe) {
     d->norm_rope_forward = norm_rope_forward;   d->norm_rope_backward = norm_rope_backward;
     d->columns_add = columns_add;               d->columns_put = columns_put;
+    d->shared_keys_forward = shared_keys_forward;
+    d->shared_keys_backward = shared_keys_backward;
     d->sink_forward = sink_forward;             d->sink_backward = sink_backward;
     d->expert_bias_forward = expert_bias_forward;
     d->expert_bias_backward = expert_bias_backward;

@@ -110,7 +110,7 @@ __device__ static inline void mask_groups(unsigned *score, const floatX *x, cons
         second = fmaxf(second, fminf(first, s));
         first = fmaxf(first, s);
     }
-    const real sum = first + second;
+    const real sum = groups.by_best ? first : first + second;
     int better = 0;
     for (int h = 0; h < groups.count; h++) {
         const real other = __shfl_sync(ALL, sum, h);

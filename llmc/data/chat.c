@@ -45,6 +45,7 @@ struct ChatTemplate {
                          { "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>" }, \
                          { "<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>" } }
 #define GRANITE(role) { "<|start_of_role|>" role "<|end_of_role|>", "<|end_of_text|>\n" }
+#define MOONLIGHT(role) { "<|im_" role "|>" role "<|im_middle|>", "<|im_end|>" }
 #define IBM "Knowledge Cutoff Date: April 2024.\nToday's Date: {date %B %d, %Y}.\nYou are Granite, developed by IBM. You are a helpful AI assistant."
 #define ALIBABA "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 #define HELPFUL "You are a helpful assistant"
@@ -104,6 +105,11 @@ static const ChatTemplate templates[] = {
     { "ernie4.5", "ERNIE 4.5", { "'<|begin_of_sentence|>'", "'User: '+message['content']+'\n'", "'Assistant: '+message['content']+sep_token" },
       { NULL }, 0, "<|begin_of_sentence|>", { { "", "\n" }, { "User: ", "\n" }, { "Assistant: ", "<|end_of_sentence|>" } }, { "", "" },
       "Assistant: ", "<|end_of_sentence|>", NULL },
+    { "deepseek-v2", "DeepSeek-V2, V2-Lite", { "'User: '+message['content']+'\n\n'", "'Assistant: '+message['content']+eos_token" }, { NULL },
+      0, "{bos}", { { "", "\n\n" }, { "User: ", "\n\n" }, { "Assistant: ", "{eos}" } }, { "", "" }, "Assistant:", "{eos}", NULL },
+    { "moonlight", "Moonlight", { "<|im_middle|>", "<|im_assistant|>", "Moonshot-AI.<|im_end|>" }, { "tool_calls" },
+      0, "", { MOONLIGHT("system"), MOONLIGHT("user"), MOONLIGHT("assistant") }, { "", "" },
+      "<|im_assistant|>assistant<|im_middle|>", "<|im_end|>", HELPFUL " provided by Moonshot-AI." },
     { "harmony", "gpt-oss", { "<|start|>developer<|message|>", "'# Instructions\n\n'", "Knowledge cutoff: 2024-06\n",
       "'" FINAL "'+message.content+'<|return|>'" }, { NULL }, RETURNS, "<|start|>system<|message|>" OPENAI "<|end|>",
       { { "<|start|>developer<|message|># Instructions\n\n", "\n\n<|end|>" }, { "<|start|>user<|message|>", "<|end|>" }, { FINAL, "<|end|>" } },

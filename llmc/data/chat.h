@@ -27,7 +27,7 @@ struct Chat {
 };
 
 #define CHAT_NAMES "chatml, qwen1.5, qwen2, qwen2.5, qwen3, qwen3-instruct, llama3, llama3.1, olmoe, olmo, zephyr, granite, granite3.1, " \
-                   "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5, harmony"
+                   "mixtral, mistral, llama2, dots1, glm4.5, ernie4.5, deepseek-v2, moonlight, harmony"
 /* name: of the table, or "": the template of a folder (NULL: none), if it is known. 0: no template has that name. */
 int  chat_open(Chat *c, const char *name, const char *folder, Error *e);
 void chat_close(Chat *c);

@@ -9,15 +9,18 @@
 
 /* ---- config.json: one table reads and writes it -------------------------------------------------------- */
 
-typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION, OPTIONAL_DOUBLE } KeyKind;
+typedef enum { NUMBER, DOUBLE, FLAG, VOCAB, PADDED, HEADS, SCORE, RENORM, SHARED, ACTIVATION, BIASES, MULTIPLIER, OF_SCORES, OPTION,
+               OPTIONAL_DOUBLE, RANK, UNROTATED } KeyKind;
 static int is_double(KeyKind kind) { return kind == DOUBLE || kind == MULTIPLIER || kind == OF_SCORES || kind == OPTIONAL_DOUBLE; }
 enum { REQUIRED = -1, DEPENDS = -2 };                       /* DEPENDS: see default_of */
 enum {
     JET = FAMILY_JETMOE, MIX = FAMILY_MIXTRAL, LLA = FAMILY_LLAMA, MIS = FAMILY_MISTRAL, OWN = FAMILY_SMOE, OLM = FAMILY_OLMOE,
     QW3 = FAMILY_QWEN3, Q3M = FAMILY_QWEN3_MOE, Q2M = FAMILY_QWEN2_MOE, GRA = FAMILY_GRANITE | FAMILY_GRANITE_SHARED,
     GRS = FAMILY_GRANITE_SHARED, DOT = FAMILY_DOTS, GLM = FAMILY_GLM, ERN = FAMILY_ERNIE,
-    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M, DEEP = DOT | GLM,
-    MOES = QWENS | DEEP | ERN,                              /* dense layers may be between their mixtures */
+    DS2 = FAMILY_DEEPSEEK_V2, DS3 = FAMILY_DEEPSEEK_V3, MLA = DS2 | DS3,
+    ALL = FAMILIES_END - 1, QWENS = Q3M | Q2M,
+    DEEP = DOT | GLM | DS3, DEEPS = DEEP | DS2,             /* by sigmoids with a bias; and all with scales, groups, and first layers without experts */
+    MOES = QWENS | DEEPS | ERN,                             /* dense layers may be between their mixtures */
     GPT = FAMILY_GPT_OSS,
     LOCAL = JET | MIX | OWN | GRA,
     BIASED = LLA | OLM | QW3 | Q3M | GRA | DOT | GLM,
@@ -41,7 +44,13 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { ALL,                "initializer_range",               NULL,              DOUBLE,     AT(init_std),            DEPENDS },
     { ALL & ~JET,         "num_attention_heads",             NULL,              HEADS,      AT(query_heads),         REQUIRED },
     { ALL,                "num_key_value_heads",             NULL,              NUMBER,     AT(kv_heads),            DEPENDS },
-    { ALL & ~JET,         "head_dim",                        NULL,              NUMBER,     AT(head_size),           DEPENDS },
+    { ALL & ~JET & ~MLA,  "head_dim",                        NULL,              NUMBER,     AT(head_size),           DEPENDS },
+    { MLA,                "kv_lora_rank",                    NULL,              NUMBER,     AT(kv_rank),             512 },
+    { MLA,                "q_lora_rank",                     NULL,              RANK,       AT(query_rank),          1536 },
+    { MLA,                "qk_rope_head_dim",                NULL,              NUMBER,     AT(rotated),             64 },
+    { MLA,                "qk_nope_head_dim",                NULL,              UNROTATED,  AT(head_size),           128 },
+    { MLA,                "v_head_dim",                      NULL,              NUMBER,     AT(value_size),          128 },
+    { DS3,                "rope_interleave",                 NULL,              FLAG,       AT(rope_pairs),          1 },
     { JET,                "kv_channels",                     NULL,              NUMBER,     AT(head_size),           REQUIRED },
     { LOCAL,              "num_local_experts",               "moe_num_experts", NUMBER,     AT(experts),             8 },
     { LOCAL,              "num_experts_per_tok",             "moe_top_k",       NUMBER,     AT(topk),                2 },
@@ -49,7 +58,8 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { Q3M,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
     { GPT,                "num_local_experts",               "num_experts",     NUMBER,     AT(experts),             DEPENDS },
     { DEEP,               "n_routed_experts",                "num_local_experts", NUMBER,   AT(experts),             DEPENDS },
-    { OLM | QWENS | DEEP | GPT, "num_experts_per_tok",       NULL,              NUMBER,     AT(topk),                DEPENDS },
+    { DS2,                "n_routed_experts",                "num_experts",     NUMBER,     AT(experts),             64 },
+    { OLM | QWENS | DEEPS | GPT, "num_experts_per_tok",      NULL,              NUMBER,     AT(topk),                DEPENDS },
     { ERN,                "moe_num_experts",                 "num_experts",     NUMBER,     AT(experts),             64 },
     { ERN,                "moe_k",                           "num_experts_per_tok", NUMBER, AT(topk),                6 },
     { JET,                "activation_function",             NULL,              ACTIVATION, AT(activation),          SWIGLU },
@@ -59,11 +69,12 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { OWN | GRS,          "shared_intermediate_size",        NULL,              NUMBER,     AT(shared_width),        0 },
     { Q2M,                "shared_expert_intermediate_size", NULL,              NUMBER,     AT(shared_width),        REQUIRED },
     { DOT,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        REQUIRED },
-    { GLM,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        1 },
+    { GLM | DS3,          "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        1 },
+    { DS2,                "n_shared_experts",                NULL,              SHARED,     AT(shared_width),        2 },
     { ERN,                "moe_num_shared_experts",          NULL,              SHARED,     AT(shared_width),        2 },
     { OWN,                "router_scores",                   NULL,              SCORE,      AT(scores),              TOPK_SOFTMAX },
     { OLM | QWENS | DOT,  "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              0 },
-    { GLM,                "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              1 },
+    { GLM | DS3,          "norm_topk_prob",                  NULL,              RENORM,     AT(scores),              1 },
     { OWN,                "universal",                       NULL,              FLAG,       AT(universal),           0 },
     { OWN,                "output_bias",                     NULL,              FLAG,       AT(output_bias),         0 },
     { OWN,                "block_norm_eps",                  NULL,              DOUBLE,     AT(norm_eps),            1e-6 },
@@ -75,9 +86,9 @@ static const struct { int families; const char *key, *alias; KeyKind kind; size_
     { GRA,                "residual_multiplier",             NULL,              MULTIPLIER, AT(residual_scale),      1 },
     { GRA,                "attention_multiplier",            NULL,              OF_SCORES,  AT(attention_scale),     1 },
     { GRA,                "logits_scaling",                  NULL,              MULTIPLIER, AT(logit_divisor),       1 },
-    { DEEP,               "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         1 },
-    { DEEP,               "n_group",                         NULL,              NUMBER,     AT(groups),              1 },
-    { DEEP,               "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       1 },
+    { DEEPS,              "routed_scaling_factor",           NULL,              MULTIPLIER, AT(route_scale),         DEPENDS },
+    { DEEPS,              "n_group",                         NULL,              NUMBER,     AT(groups),              DEPENDS },
+    { DEEPS,              "topk_group",                      NULL,              NUMBER,     AT(groups_chosen),       DEPENDS },
     /* these are written only where they are not 0 */
     { OWN,                "num_always_on_attention_experts", NULL,              OPTION,     AT(attention_always),    0 },
     { OWN,                "qk_norm",                         NULL,              OPTION,     AT(qk_norm),             0 },
@@ -99,6 +110,7 @@ static const struct { int families; const char *key; double value; } defaults[] 
     { MIX,                      "rope_theta", 1e6 },                    { ERN, "rope_theta", 5e5 },     { GPT, "rope_theta", 150000 }, { ALL, "rope_theta", 1e4 },
     { JET | ERN,                "tie_word_embeddings", 1 },             { ALL, "tie_word_embeddings", 0 },
     { JET,                      "initializer_range", 0.01 },            { ALL, "initializer_range", 0.02 },
+    { DS3,                      "max_position_embeddings", 4096 },
     { MIX | MIS | GLM | ERN | GPT, "max_position_embeddings", 131072 },    { QW3 | QWENS, "max_position_embeddings", 32768 },
     { JET | OLM,                "max_position_embeddings", 4096 },      { ALL, "max_position_embeddings", 2048 },
     { MIX | MIS | GLM | GPT,    "num_key_value_heads", 8 },             { QW3 | DOT, "num_key_value_heads", 32 },
@@ -106,7 +118,11 @@ static const struct { int families; const char *key; double value; } defaults[] 
     { QW3,                      "head_dim", 128 },                      { GPT, "head_dim", 64 },
     { OLM,                      "num_experts", 64 },                    { Q2M, "num_experts", 60 },
     { Q3M | GPT,                "num_local_experts", 128 },             { GLM, "n_routed_experts", 128 },
-    { Q2M | GPT,                "num_experts_per_tok", 4 },             { OLM | Q3M | GLM, "num_experts_per_tok", 8 },
+    { Q2M | GPT,                "num_experts_per_tok", 4 },             { OLM | Q3M | GLM | DS3, "num_experts_per_tok", 8 },
+    { DS3,                      "n_routed_experts", 256 },              { DS3, "num_key_value_heads", 128 },
+    { DS3,                      "routed_scaling_factor", 2.5 },         { ALL, "routed_scaling_factor", 1 },
+    { DS3,                      "n_group", 8 },                         { ALL, "n_group", 1 },
+    { DS3,                      "topk_group", 4 },                      { ALL, "topk_group", 1 },
 };
 
 typedef struct { Family family; int heads; Error *e; } Reader;      /* heads: query heads in all, once that key is read */
@@ -129,7 +145,7 @@ static const JsonValue *rope_of(const JsonValue *root) {
     return json_is(json_get(root, "rope_parameters"), JSON_OBJECT) ? json_get(root, "rope_parameters") : json_get(root, "rope_scaling");
 }
 static const JsonValue *find_key(const JsonValue *root, int i) {
-    const JsonValue *v = member(root, keys[i].key);
+    const JsonValue *v = keys[i].kind == RANK ? json_get(root, keys[i].key) : member(root, keys[i].key);
     if (!v && keys[i].alias) v = member(root, keys[i].alias);
     if (!strcmp(keys[i].key, "rope_theta") && member(rope_of(root), "rope_theta")) v = member(rope_of(root), "rope_theta");
     return v;
@@ -178,6 +194,13 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
         if ((double)*whole * c->width > SIZE_LIMIT) return error_set(r->e, "config.json: \"%s\" is %d", key, *whole);
         *whole *= c->width;
         return 1;
+    case RANK:                                              /* null: there is no latent */
+        if (json_is(v, JSON_NULL)) return *whole = 0, 1;
+        return read_whole(whole, key, v, otherwise, r->e) && (*whole || error_set(r->e, "config.json: \"%s\" is 0; null is none", key));
+    case UNROTATED:                                         /* the head without what positions rotate */
+        if (!read_whole(whole, key, v, otherwise, r->e)) return 0;
+        *whole += c->rotated;
+        return 1;
     case PADDED:
         if (!read_whole(whole, key, v, c->vocab, r->e)) return 0;
         if (*whole < c->vocab) return error_set(r->e, "config.json: \"%s\" is %d, less than \"vocab_size\"", key, *whole);
@@ -212,7 +235,6 @@ static int read_key(Config *c, int i, const JsonValue *v, Reader *r) {
 
 static const char *const rope_names[] = { "default", "linear", "llama3", "yarn" };
 
-static double mscale(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
 static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     const JsonValue *v = rope_of(root);
     Error *e = r->e;
@@ -221,7 +243,7 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     const char *type = json_string(json_get(v, "rope_type"), json_string(json_get(v, "type"), "default"));
     while (s->kind <= ROPE_YARN && strcmp(type, rope_names[s->kind])) s->kind++;
     if (!v && r->family & GPT) {                            /* what its class has where nothing is said */
-        *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, mscale(32, 1) };
+        *s = (RopeScaling){ ROPE_YARN, 1, 32, 1, 32, 4096, rope_mscale(32, 1), 0 };
         return 1;
     }
     if (s->kind > ROPE_YARN)
@@ -239,9 +261,11 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
         && !(read_real(&s->low, "beta_slow", member(v, "beta_slow"), 1, e) && read_real(&s->high, "beta_fast", member(v, "beta_fast"), 32, e)
              && read_real(&by, "mscale", member(v, "mscale"), 0, e) && read_real(&all, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)
              && read_real(&s->attention, "attention_factor", member(v, "attention_factor"),
-                          by > 0 && all > 0 ? mscale(s->factor, by) / mscale(s->factor, all) : mscale(s->factor, 1), e))) return 0;
+                          by > 0 && all > 0 ? rope_mscale(s->factor, by) / rope_mscale(s->factor, all) : rope_mscale(s->factor, 1), e))) return 0;
+    if (s->kind && r->family & MLA && !read_real(&s->scores, "mscale_all_dim", member(v, "mscale_all_dim"), 0, e)) return 0;
     s->exact = s->kind == ROPE_YARN && !json_bool(json_get(v, "truncate"), 1);
-    if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0 && s->factor < 1e9))
+    if (s->kind && !(s->factor > 0 && s->original > 0 && s->low >= 0 && s->high >= s->low && s->attention >= 0 && s->factor < 1e9
+                     && s->scores >= 0 && s->scores <= 1e6))
         return error_set(e, "config.json: a factor of rope_type \"%s\" is impossible", type);
     if (s->kind == ROPE_PLAIN) *s = (RopeScaling){ 0 };
     if (s->kind == ROPE_LINEAR) s->original = 0;
@@ -249,6 +273,7 @@ static int read_rope(Config *c, const JsonValue *root, const Reader *r) {
     if (!read_real(&part, "partial_rotary_factor", fraction, r->family == FAMILY_GLM ? 0.5 : 1, e)) return 0;
     if (part != 1 && r->family != FAMILY_GLM)
         return error_set(e, "config.json: \"partial_rotary_factor\" is %g; of a %s this program rotates whole heads", part, family_name(r->family));
+    if (r->family & MLA) return 1;
     c->rotated = part > 0 && part < 1 ? (int)(c->head_size * part + 1e-6) : 0;
     if (!(part > 0 && part <= 1) || c->rotated % 2 || (part < 1 && !c->rotated))
         return error_set(e, "config.json: \"partial_rotary_factor\" %g of heads of %d is no even number of dimensions", part, c->head_size);
@@ -264,6 +289,7 @@ static void write_rope(const Config *c, Text *out) {
         { "original_max_position_embeddings", s->original, 1 << ROPE_LLAMA3 | 1 << ROPE_YARN },
         { "low_freq_factor", s->low, 1 << ROPE_LLAMA3 }, { "high_freq_factor", s->high, 1 << ROPE_LLAMA3 },
         { "beta_slow", s->low, 1 << ROPE_YARN }, { "beta_fast", s->high, 1 << ROPE_YARN }, { "attention_factor", s->attention, 1 << ROPE_YARN },
+        { "mscale_all_dim", s->scores, s->scores > 0 ? ~0 : 0 },
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].kinds >> s->kind & 1) {
@@ -278,6 +304,9 @@ static void write_rope(const Config *c, Text *out) {
     text_add(out, "}");
 }
 
+/* How a deepseek_v2 chooses experts, if not of all of them. */
+static const char by_groups[] = "group_limited_greedy";
+
 /* ---- layers that differ: without experts ----------------------------------------------------------------------------------- */
 
 static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
@@ -285,7 +314,8 @@ static int read_layers(Config *c, const JsonValue *root, const Reader *r) {
     Error *e = r->e;
     if (!(r->family & MOES)) return 1;
     if (r->family & QWENS && !read_whole(&step, "decoder_sparse_step", member(root, "decoder_sparse_step"), 1, e)) return 0;
-    if (r->family & DEEP && !read_whole(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"), (r->family & GLM) != 0, e)) return 0;
+    if (r->family & DEEPS && !read_whole(&first, "first_k_dense_replace", member(root, "first_k_dense_replace"),
+                                         r->family & DS3 ? 3 : r->family & GLM ? 1 : 0, e)) return 0;
     if (r->family & ERN) {
         const JsonValue *last = member(root, "moe_layer_end_index");
         if (!read_whole(&start, "moe_layer_start_index", member(root, "moe_layer_start_index"), 1, e)
@@ -321,7 +351,8 @@ static void write_layers(const Config *c, Text *out) {
         same = 1;
         for (int l = first; l <= end; l++) same &= ((l + 1) % interval == 0) == config_has_experts(c, l);
     }
-    if (f & DEEP) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
+    if (f & DEEPS) text_add(out, ",\n  \"first_k_dense_replace\": %d", first);
+    if (f & DS2) text_add(out, ",\n  \"topk_method\": \"%s\"", c->groups_by_best ? by_groups : "greedy");
     if (f & ERN)
         text_add(out, ",\n  \"moe_layer_start_index\": %d,\n  \"moe_layer_end_index\": %d,\n  \"moe_layer_interval\": %d", first, end, interval);
     if (!(f & QWENS)) return;
@@ -378,8 +409,23 @@ static void write_windows(const Config *c, Text *out) {
 static const struct { int families; const char *key, *what; } refused[] = {
     { ALL & ~(BIASED | GPT), "attention_bias", "biases of queries, keys and values in this family" }, { ALL, "mlp_bias", "biases in the MLP" },
     { ERN, "use_bias", "biases in attention and MLP" }, { ALL & ~GPT, "quantization_config", "quantized weights: convert them to bf16 first" },
-    { ALL, "clip_qkv", "clipped queries, keys and values" },
+    { ALL, "clip_qkv", "clipped queries, keys and values" }, { DS2, "norm_topk_prob", "weights that are renormalized in this family" },
 };
+/* Where the value of a string is known, those that are; harmless when missing. */
+static const struct { int families; const char *key, *values[2]; } named[] = {
+    { DS3, "scoring_func", { "sigmoid", NULL } },   { DS3, "topk_method", { "noaux_tc", NULL } },
+    { DS2, "scoring_func", { "softmax", NULL } },   { DS2, "topk_method", { "greedy", by_groups } },
+};
+static int refuse_names(const JsonValue *root, const Reader *r) {
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        const JsonValue *v = named[i].families & r->family ? member(root, named[i].key) : NULL;
+        const char *const *known = named[i].values, *name = json_string(v, "");
+        if (v && strcmp(name, known[0]) && (!known[1] || strcmp(name, known[1])))
+            return error_set(r->e, "config.json: \"%s\" is \"%.60s\"; of a %s this program knows %s%s%s", named[i].key, name,
+                             family_name(r->family), known[0], known[1] ? " and " : "", known[1] ? known[1] : "");
+    }
+    return 1;
+}
 
 static int refuse_unknown(const JsonValue *root, const Reader *r) {
     Error *e = r->e;
@@ -394,6 +440,9 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
         return error_set(e, "config.json: \"quant_method\" is \"%.60s\"; of a %s this program reads mxfp4 and weights that are not quantized", method,
                          family_name(r->family));
     double least = 0, slope = 0, limit = 0;
+    int every = 1;
+    if (!refuse_names(root, r) || (r->family & MLA && !read_whole(&every, "moe_layer_freq", member(root, "moe_layer_freq"), 1, e))) return 0;
+    if (every != 1) return error_set(e, "config.json: \"moe_layer_freq\" is %d; only 1 is known", every);
     if (r->family & GPT && !(read_real(&slope, "swiglu_alpha", member(root, "swiglu_alpha"), CLAMPED_SLOPE, e)
                              && read_real(&limit, "swiglu_limit", member(root, "swiglu_limit"), CLAMPED_LIMIT, e))) return 0;
     if (r->family & GPT && (slope != CLAMPED_SLOPE || limit != CLAMPED_LIMIT))
@@ -403,8 +452,19 @@ static int refuse_unknown(const JsonValue *root, const Reader *r) {
     return 1;
 }
 
+/* Of latent attention every query head has keys and values of its own. */
+static int complete_latents(Config *c, const JsonValue *root, const Reader *r) {
+    if (c->kv_heads != r->heads)
+        return error_set(r->e, "config.json: %d key/value heads and %d heads; latent attention has as many of both", c->kv_heads, r->heads);
+    if (!(r->family & DS2)) return 1;
+    c->scores = SOFTMAX_TOPK, c->rope_pairs = 1;
+    c->groups_by_best = !strcmp(json_string(member(root, "topk_method"), ""), by_groups);
+    if (!c->groups_by_best) c->groups = c->groups_chosen = 1;
+    return 1;
+}
+
 /* What follows from the keys that a family has. */
-static int complete(Config *c, const Reader *r) {
+static int complete(Config *c, const JsonValue *root, const Reader *r) {
     const int heads = r->heads;
     const Family f = r->family;
     if (f == FAMILY_JETMOE) {       /* one number of experts for both kinds; block norms have a fixed epsilon */
@@ -418,6 +478,7 @@ static int complete(Config *c, const Reader *r) {
         c->query_heads = heads / c->kv_heads;
         if (f != FAMILY_SMOE) c->norm_eps = c->final_eps;
     }
+    if (f & MLA && !complete_latents(c, root, r)) return 0;
     if (f & (QW3 | Q3M | DOT)) c->qk_norm = 1;
     if (f & OLM) c->qk_norm = 2;
     if (f & ERN) c->scores = SOFTMAX_RENORM, c->rope_pairs = 1;
@@ -437,7 +498,8 @@ static int complete(Config *c, const Reader *r) {
 
 /* What other families would take. */
 static const struct { const char *type, *takes; } others[] = {
-    { "deepseek_v2", "latent attention (MLA)" }, { "deepseek_v3", "latent attention (MLA)" }, { "kimi_k2", "latent attention (MLA)" },
+    { "kimi_k2",     "the model_type deepseek_v3, which its mathematics are, and weights that are not quantized" },
+    { "deepseek_v32", "sparse attention (an indexer)" },
     { "qwen3_next",  "linear attention (gated delta rule)" }, { "minimax", "linear attention" }, { "granitemoehybrid", "state-space layers (Mamba)" },
     { "llama4_text", "attention in chunks and layers without positions" },
 };
@@ -460,7 +522,8 @@ int config_from_json(Config *c, const JsonValue *root, Error *e) {
                    .scores = TOPK_SOFTMAX, .family = r.family };
     for (int i = 0; i < KEYS; i++)
         if (keys[i].families & r.family && !read_key(c, i, find_key(root, i), &r)) return 0;
-    if (!complete(c, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r) || !refuse_unknown(root, &r)) return 0;
+    if (!complete(c, root, &r) || !config_check(c, e) || !read_layers(c, root, &r) || !read_rope(c, root, &r) || !read_windows(c, root, &r)
+        || !refuse_unknown(root, &r)) return 0;
     return family_expresses(r.family, c) ? 1
         : error_set(e, "config.json: a %s of these sizes is not known to this program", family_name(r.family));
 }
@@ -487,6 +550,8 @@ static void write_value(const Config *c, int i, Text *out) {
     case PADDED:     text_add(out, "%d", c->vocab); break;
     case HEADS:      text_add(out, "%d", number * c->kv_heads); break;
     case SHARED:     text_add(out, "%d", number / c->width); break;
+    case RANK:       if (number) text_add(out, "%d", number); else text_add_string(out, "null"); break;
+    case UNROTATED:  text_add(out, "%d", number - c->rotated); break;
     case DOUBLE: case OPTIONAL_DOUBLE: text_add_real(out, value); break;
     case MULTIPLIER: text_add_real(out, value > 0 ? value : 1); break;
     case OF_SCORES:  text_add_real(out, value > 0 ? value : 1 / sqrt(c->head_size)); break;
@@ -599,7 +664,7 @@ int config_same(const Config *a, const Config *b, Error *difference) {
     }
     const RopeScaling *r = &a->rope, *s = &b->rope;
     const int rope = r->kind == s->kind && r->exact == s->exact && r->factor == s->factor && r->low == s->low && r->high == s->high
-        && r->original == s->original && r->attention == s->attention && a->rotated == b->rotated && a->rope_pairs == b->rope_pairs;
+        && r->original == s->original && r->attention == s->attention && r->scores == s->scores && a->rotated == b->rotated && a->rope_pairs == b->rope_pairs;
     const int dense = !memcmp(&a->dense, &b->dense, sizeof a->dense);
     const int windows = a->window == b->window && !memcmp(&a->windowed, &b->windowed, sizeof a->windowed);
     if (n < sizeof difference->text && (!rope || !dense || !windows))

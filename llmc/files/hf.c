@@ -183,7 +183,7 @@ static void reorder(const Config *c, const Piece *p, void *data, size_t n, size_
     for (char *at = data; p->head && at < (char *)data + n * size; at += head) {
         memcpy(copy, at, head);
         for (int i = 0; i < p->head; i++) {
-            const size_t file = (size_t)i * row, memory = (size_t)rope_place(c, i) * row;
+            const size_t file = (size_t)i * row, memory = (size_t)rope_place(c, p->head, i) * row;
             memcpy(at + (to_memory ? memory : file), copy + (to_memory ? file : memory), row);
         }
     }
@@ -271,11 +271,11 @@ static int load_bias(Model *m, Safetensors *s, int r, Error *e) {
     free(values);
     return ok;
 }
-/* Tensors that are in files and no part of a model: the prediction of later tokens (ERNIE; GLM keeps it as one more layer), angles of
- * positions, and the head that is the embedding. */
+/* Tensors that are in files and no part of a model: the prediction of later tokens (ERNIE; GLM and DeepSeek keep it as more layers), angles
+ * of positions, and the head that is the embedding. */
 static int is_idle(const Model *m, const char *name) {
     static const char layers[] = "model.layers.";
-    const int more = config_family(&m->config) == FAMILY_GLM && !strncmp(name, layers, strlen(layers));
+    const int more = config_family(&m->config) & (FAMILY_GLM | FAMILY_DEEPSEEK_V3) && !strncmp(name, layers, strlen(layers));
     return strstr(name, "rotary_emb.inv_freq") || strstr(name, "mtp") || (more && atoi(name + strlen(layers)) >= m->config.layers)
         || (m->config.tied && !strcmp(name, "lm_head.weight"));
 }
@@ -574,7 +574,7 @@ static int write_rows(const Writing *w, const Piece *p, uint64_t at, size_t head
     const size_t size = m->dev->floatX_size, row = p->count / (size_t)p->shape[0];
     int ok = 1;
     for (int i = 0; i < p->head && ok; i++) {
-        const size_t place = head + (size_t)rope_place(&m->config, i) * row;
+        const size_t place = head + (size_t)rope_place(&m->config, p->head, i) * row;
         const size_t a = place > from ? place : from, b = place + row < end ? place + row : end;
         if (a >= b) continue;
         ok = safetensors_seek(w->to, at + (head + (size_t)i * row + (a - place)) * size, e)

@@ -5,13 +5,13 @@
  * Source: Zhang et al. 2022, arXiv 2210.05144; the form is JetMoE's, arXiv 2404.07413. */
 #include "model.h"
 
-/* C channels in, G*D in the heads of one expert, Q*G*D in all query heads of a token. */
-typedef struct { int N, C, G, Q, D, mixture; HeadOrder order; } Sizes;
+/* C channels in, G*D in the heads of one expert, Q*G*D in all query heads of a token, and V of D in a head's values. */
+typedef struct { int N, C, G, Q, D, V, mixture; HeadOrder order; } Sizes;
 
 static Sizes sizes_of(const Model *m) {
     const Config *c = &m->config;
     const int mixture = c->attention_experts > 1;
-    return (Sizes){ m->batch.N, c->channels, c->kv_heads, c->query_heads, c->head_size, mixture,
+    return (Sizes){ m->batch.N, c->channels, c->kv_heads, c->query_heads, c->head_size, config_value_size(c), mixture,
                     mixture ? HEADS_TILED : HEADS_GROUPED };
 }
 
@@ -107,6 +107,7 @@ void attention_heads(Model *m, int l, const floatX *x) {
     const Route *r = &a->att;
     const Sizes z = sizes_of(m);
     const int N = z.N, C = z.C, G = z.G, Q = z.Q, D = z.D;
+    if (m->config.kv_rank) { latent_heads(m, l, x); return; }
 
     /* 3. Queries from the chosen experts, G heads for each slot; keys and values from the shared projection. */
     if (z.mixture) dev->parallel_linear_forward(a->q, x, p->query, &r->plan, C, G*D, BY_TOKEN, BY_SLOT);
@@ -143,6 +144,21 @@ void attention_mix(Model *m, int l) {
     }
 }
 
+/* Where values are narrower than keys, zeros follow them, and follow what attention returns of them: (N, Q*G*V) without these. */
+static const floatX *mixed_values(Model *m, int l, Sizes z) {
+    if (z.V == z.D) return m->acts[l].mixed;
+    m->dev->columns_take(m->s.act, m->acts[l].mixed, z.N * z.Q * z.G, z.D, 0, z.V);
+    return m->s.act;
+}
+static void mixed_values_backward(Model *m, int l, Sizes z, const floatX *dout) {
+    const Device *dev = m->dev;
+    floatX *const dvalues = z.V == z.D ? m->s.dmixed : m->s.act;
+    dev->matmul_backward_input(dvalues, dout, m->lp[l].output, z.N, z.Q * z.G * z.V, z.C, SET);
+    if (z.V == z.D) return;
+    dev->zero(m->s.dmixed, (size_t)z.N * (size_t)(z.Q * z.G * z.D) * dev->floatX_size);
+    dev->columns_put(m->s.dmixed, dvalues, z.N * z.Q * z.G, z.D, 0, z.V);
+}
+
 Sum attention_output(Model *m, int l) {
     const Device *dev = m->dev;
     const LayerParams *p = &m->lp[l];
@@ -153,7 +169,7 @@ Sum attention_output(Model *m, int l) {
 
     /* 6. Back to C channels by the same experts; 7. summed by the router's weights, in add_norm_forward. */
     if (!z.mixture) {
-        dev->matmul_forward(m->s.branch, a->mixed, p->output, N, Q*G*D, C);
+        dev->matmul_forward(m->s.branch, mixed_values(m, l, z), p->output, N, Q*G*z.V, C);
         if (p->att_bias) dev->bias_forward(m->s.branch, p->att_bias, N, C);
         return (Sum){ .rows = m->s.branch };
     }
@@ -178,9 +194,8 @@ void attention_output_backward(Model *m, int l, const floatX *dout) {
                                  IDENTITY, z.N * z.Q, GD);
         dev->parallel_linear_backward_weight(doutput, dout, m->s.act, &r->plan, GD, z.C, BY_SLOT, BY_TOKEN, how);
     } else {
-        const int QGD = z.Q * z.G * z.D;
-        dev->matmul_backward_input(m->s.dmixed, dout, p->output, z.N, QGD, z.C, SET);
-        dev->matmul_backward_weight(doutput, dout, a->mixed, z.N, QGD, z.C, how);
+        mixed_values_backward(m, l, z, dout);
+        dev->matmul_backward_weight(doutput, dout, mixed_values(m, l, z), z.N, z.Q * z.G * z.V, z.C, how);
     }
 }
 
@@ -199,6 +214,7 @@ Sum attention_input_backward(Model *m, int l, const floatX *x, float scale) {
     if (p->sink) dev->sink_backward(g->sink, m->s.dmixed, a->mixed, a->att_lse, p->sink, N, Q*G, D);
     dev->attention_backward(m->s.dq, m->s.dkv, m->s.dmixed, a->mixed, a->att_lse, a->q, a->kv, reach(m, l), z.order, m->batch.B, m->batch.T,
                             G, Q, D);
+    if (m->config.kv_rank) { latent_heads_backward(m, l, x, &dx); return dx; }
 
     /* 4 */
     const int norms = m->config.qk_norm;

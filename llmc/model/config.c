@@ -1,5 +1,6 @@
 /* config.c: see config.h. */
 #include "config.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,7 +196,7 @@ void config_descriptor(const Config *c, char text[128]) {
 
 static int within_limits(const Config *c, Error *e) {
     const int sizes[] = { c->channels, c->vocab, c->context, c->attention_experts, c->kv_heads, c->query_heads, c->head_size, c->experts,
-                          c->width, c->shared_width, c->dense_width, c->value_embeddings };
+                          c->width, c->shared_width, c->dense_width, c->value_embeddings, c->kv_rank, c->query_rank, c->value_size };
     const double most = 2147483647, C = c->channels, row = 2.0 * c->width * c->experts + 2.0 * c->shared_width + 2.0 * c->dense_width;
     const double experts = c->attention_experts + c->attention_always, vocab = c->vocab ? c->vocab : 1;
     const double one = (double)c->kv_heads * c->head_size, heads = one * (experts > 1 && experts > c->query_heads ? experts : c->query_heads);
@@ -203,17 +204,29 @@ static int within_limits(const Config *c, Error *e) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i] > SIZE_LIMIT) return error_set(e, "a size of %d; at most %d", sizes[i], SIZE_LIMIT);
     const double scales[] = { c->init_std, c->init_fan, c->init_embed, c->logit_cap, c->route_scale, c->attention_scale, c->embed_scale,
-                              c->residual_scale, c->logit_divisor, c->final_eps, c->norm_eps };
+                              c->residual_scale, c->logit_divisor, c->final_eps, c->norm_eps, c->rope.scores };
     for (size_t i = 0; i < sizeof scales / sizeof *scales; i++)
         if (!(scales[i] >= 0 && scales[i] <= 1e6))
             return error_set(e, "an epsilon, initializer_range, cap, scale or multiplier of %g; it is 0 to 1e6", scales[i]);
     if (!(c->rope_theta > 0 && c->rope_theta < 1e30)) return error_set(e, "rotary positions to the base %g are impossible", c->rope_theta);
-    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts) + (c->value_embeddings ? vocab * one : 0);
-    if (C * vocab > 1e12 || row > most || heads > most || 2 * one > most || layer * c->layers > 1e15)
+    const double latents = (double)c->kv_rank + c->query_rank + c->rotated, values = c->value_embeddings ? vocab * one : 0;
+    const double layer = C * (1.5 * row + 2 * heads + 2 * one + c->experts + experts + latents) + values + latents * 3 * heads;
+    if (C * vocab > 1e12 || row > most || heads > most || 2 * one > most || latents > most || layer * c->layers > 1e15)
         return error_set(e, "these sizes are beyond what one tensor can hold");
     return 1;
 }
 
+static int latents_fit(const Config *c, Error *e) {
+    if (!c->kv_rank && !c->query_rank && !c->value_size) return 1;
+    if (c->kv_rank < 1 || c->query_rank < 0) return error_set(e, "latent attention has a latent of keys and values");
+    if (c->attention_experts > 1 || c->query_heads > 1 || c->qk_norm || c->attention_bias || c->sinks || c->value_embeddings || c->window)
+        return error_set(e, "latent attention has one key for every query head, and no other ingredients");
+    if (c->rotated < 2 || c->rotated >= c->head_size)
+        return error_set(e, "positions rotate %d of %d dimensions of a head, which has others beside them", c->rotated, c->head_size);
+    if (c->value_size < 1 || c->value_size > c->head_size)
+        return error_set(e, "values of %d dimensions; they have at most as many as keys, %d", c->value_size, c->head_size);
+    return 1;
+}
 int config_check(const Config *c, Error *e) {
     if (c->layers < 1 || c->channels < 1 || c->kv_heads < 1 || c->query_heads < 1 || c->head_size < 1 || c->width < 1)
         return error_set(e, "every size must be at least 1");
@@ -240,13 +253,28 @@ int config_check(const Config *c, Error *e) {
             return error_set(e, "%d experts cannot be %d groups, of which %d have %d experts for each token", c->experts, c->groups,
                              c->groups_chosen, c->topk);
     }
-    if (c->head_size % 2) return error_set(e, "the head size %d must be even: positions rotate pairs", c->head_size);
+    if ((c->kv_rank ? c->rotated : c->head_size) % 2)
+        return error_set(e, "the head size %d must be even: positions rotate pairs", c->kv_rank ? c->rotated : c->head_size);
+    if (!latents_fit(c, e)) return 0;
     if (c->experts > 4096 || c->attention_experts + c->attention_always > 4096) return error_set(e, "at most 4096 experts");
     if (c->shared_width && c->experts == 1)
         return error_set(e, "a shared expert (s) needs routed ones beside it (e > 1)");
     return within_limits(c, e);
 }
 
+int config_value_size(const Config *c) { return c->value_size ? c->value_size : c->head_size; }
+double rope_mscale(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
+double config_score_scale(const Config *c) {
+    const double stretched = rope_mscale(c->rope.factor, c->rope.scores);
+    return (c->attention_scale > 0 ? c->attention_scale * sqrt(c->head_size) : 1) * stretched * stretched;
+}
+double config_projections(const Config *c, int output) {
+    const double C = c->channels, GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads, V = config_value_size(c);
+    if (output) return C * c->query_heads * c->kv_heads * V;
+    if (!c->kv_rank) return C * (2 * GD + QGD);
+    return (c->query_rank ? c->query_rank * (C + QGD) : C * QGD)
+         + C * (c->kv_rank + c->rotated) + c->kv_rank * c->kv_heads * (c->head_size - c->rotated + V);
+}
 int config_has_values(const Config *c, int l) {
     return c->value_embeddings && (c->layers - 1 - l) % c->value_embeddings == 0;
 }
@@ -288,7 +316,8 @@ enum {
     HAS_GROUPS = 1 << 19,
     HAS_ODD_HEADS = 1 << 18,            /* channels no multiple of heads: Transformers refuses such a llama */
     HAS_WINDOW = 1 << 20, HAS_SOME_WINDOWS = 1 << 21,       /* in all layers, in some */
-    HAS_SINKS = 1 << 22, HAS_EXPERT_BIAS = 1 << 23, HAS_CLAMPED = 1 << 24
+    HAS_SINKS = 1 << 22, HAS_EXPERT_BIAS = 1 << 23, HAS_CLAMPED = 1 << 24,
+    HAS_LATENTS = 1 << 25, HAS_GROUPS_BY_BEST = 1 << 26
 };
 enum { BY_SOFTMAX = 1 << TOPK_SOFTMAX, BY_P = 1 << SOFTMAX_TOPK, BY_P_BIASED = 1 << SOFTMAX_RENORM,
        BY_SIGMOID = 1 << SIGMOID_TOPK | 1 << SIGMOID_EACH };
@@ -317,6 +346,10 @@ static const struct { Family family; const char *name, *architecture; int must, 
       HAS_SHARED | HAS_DENSE_LAYERS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_P_BIASED },
     { FAMILY_GPT_OSS,   "gpt_oss",   "GptOssForCausalLM",   HAS_EXPERTS | HAS_SINKS | HAS_EXPERT_BIAS | HAS_CLAMPED,
       HAS_QKVO_BIAS | HAS_SCALED_ROPE | HAS_ODD_HEADS | HAS_WINDOW | HAS_SOME_WINDOWS, BY_SOFTMAX },
+    { FAMILY_DEEPSEEK_V3, "deepseek_v3", "DeepseekV3ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_CHOICE_BIAS | HAS_LATENTS,
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS | HAS_PAIRS | HAS_SCALED_ROPE | HAS_ODD_HEADS, BY_SIGMOID },
+    { FAMILY_DEEPSEEK_V2, "deepseek_v2", "DeepseekV2ForCausalLM", HAS_EXPERTS | HAS_SHARED | HAS_LATENTS | HAS_PAIRS,
+      HAS_DENSE_LAYERS | HAS_ROUTE_SCALE | HAS_GROUPS_BY_BEST | HAS_SCALED_ROPE, BY_P },
     { FAMILY_SMOE,      "smoe",      "SmoeForCausalLM",     0,
       HAS_MIXED_ATTENTION | HAS_EXPERTS | HAS_SHARED | HAS_HEAD_NORM | HAS_WHOLE_NORM | HAS_CHOICE_BIAS | HAS_ROUTE_SCALE
       | HAS_OUTPUT_BIAS | HAS_OWN | HAS_BLOCK_EPS | HAS_ODD_HEADS, ~0 },
@@ -347,9 +380,10 @@ static int features(const Config *c) {
     if (c->choice_bias)                       f |= HAS_CHOICE_BIAS;
     if (c->embed_scale > 0 || c->residual_scale > 0 || c->attention_scale > 0 || c->logit_divisor > 0) f |= HAS_SCALES;
     if (c->route_scale > 0)                   f |= HAS_ROUTE_SCALE;
-    if (c->groups > 1)                        f |= HAS_GROUPS;
+    if (c->groups > 1)                        f |= c->groups_by_best ? HAS_GROUPS_BY_BEST : HAS_GROUPS;
     if (windows(c))                           f |= windows(c) == c->layers ? HAS_WINDOW : HAS_SOME_WINDOWS;
-    if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
+    if (c->kv_rank)                           f |= HAS_LATENTS;
+    else if (c->rotated && c->rotated < c->head_size) f |= HAS_PARTIAL;
     if (c->rope_pairs)                        f |= HAS_PAIRS;
     if (c->output_bias)                       f |= HAS_OUTPUT_BIAS;
     if (c->rope.kind)                         f |= HAS_SCALED_ROPE;
@@ -399,13 +433,13 @@ size_t config_active(const Config *c, size_t total) {
 
 double config_flops(const Config *c, int T) {
     const double gate = IS_GATED(c->activation) ? 2 : 1, C = c->channels;
-    const double GD = (double)c->kv_heads * c->head_size, QGD = GD * c->query_heads;
-    const double block = C * (2 * GD + 2 * QGD) + (c->attention_experts > 1 ? C * c->attention_experts : 0);
+    const double block = config_projections(c, 0) + config_projections(c, 1) + (c->attention_experts > 1 ? C * c->attention_experts : 0);
+    const double pair = (double)c->kv_heads * c->query_heads * (c->head_size + config_value_size(c)) / 2;
     const double mixture = C * ((gate + 1) * ((double)c->topk * c->width + c->shared_width) + c->experts);
     const int mixtures = config_mixtures(c), dense = c->layers - mixtures;
     const double one = C * (gate + 1) * config_dense_width(c);
     double unseen = 0;
     for (int l = 0; l < c->layers; l++) unseen += config_unseen(c, l, T);
     /* causal attention: T/2 keys on average, two products */
-    return 6 * (c->layers * (block + QGD * T) - QGD * unseen + mixtures * mixture + dense * one + C * c->vocab);
+    return 6 * (c->layers * (block + pair * T) - pair * unseen + mixtures * mixture + dense * one + C * c->vocab);
 }

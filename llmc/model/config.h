@@ -11,7 +11,7 @@ typedef enum {
     FAMILY_JETMOE = 1 << 0, FAMILY_MIXTRAL = 1 << 1, FAMILY_LLAMA = 1 << 2, FAMILY_SMOE = 1 << 3, FAMILY_OLMOE = 1 << 4,
     FAMILY_QWEN3 = 1 << 5, FAMILY_QWEN3_MOE = 1 << 6, FAMILY_QWEN2_MOE = 1 << 7, FAMILY_GRANITE = 1 << 8,
     FAMILY_GRANITE_SHARED = 1 << 9, FAMILY_DOTS = 1 << 10, FAMILY_GLM = 1 << 11, FAMILY_ERNIE = 1 << 12, FAMILY_MISTRAL = 1 << 13,
-    FAMILY_GPT_OSS = 1 << 14, FAMILIES_END = 1 << 15
+    FAMILY_GPT_OSS = 1 << 14, FAMILY_DEEPSEEK_V2 = 1 << 15, FAMILY_DEEPSEEK_V3 = 1 << 16, FAMILIES_END = 1 << 17
 } Family;
 
 /* Passes of the experts that compute in 8 bits. FP8_WHERE_FASTER: all, if fp8.c knows that they are faster; else none. */
@@ -23,6 +23,7 @@ typedef struct {
     int    kind, exact;             /* enum RopeKind; exact: YaRN's range of pairs is not rounded to whole ones */
     double factor, low, high;       /* low, high: turns within the original context between which a pair is scaled in part */
     double original, attention;     /* the context before; YaRN's factor of queries and of keys */
+    double scores;                  /* DeepSeek's mscale_all_dim: scores are multiplied by rope_mscale(factor, scores)^2 */
 } RopeScaling;
 
 enum { MOST_LISTED = 256 };         /* layers that may differ from others */
@@ -64,7 +65,7 @@ typedef struct {
     /* What published families have, likewise. */
     int family;                     /* enum Family of the file it was read from; 0: the first that can express it */
     int padding;                    /* of the V rows of embedding and head, those at the end that no file has */
-    int groups, groups_chosen;      /* of experts, from which a token chooses (Groups); 0: none */
+    int groups, groups_chosen, groups_by_best;      /* of experts, from which a token chooses (Groups); 0: none */
     int dense_width;                /* F of the layers below */
     Layers dense;                   /* of a mixture: those that have one MLP, no experts */
     int window;                     /* keys that a query sees, itself included, in these layers; 0: all */
@@ -73,7 +74,10 @@ typedef struct {
     int attention_bias;             /* 1: biases of queries, keys and values; 2: and of the output */
     int sinks;                      /* 1: every query head has a learned score of a key without a value (sink_forward) */
     int expert_bias;                /* 1: biases of the MLP's router, and of each expert's two products */
-    int rotated;                    /* dimensions of a head that positions rotate; 0: all */
+    int rotated;                    /* dimensions of a head that positions rotate: the first, or, of latent attention, the last; 0: all */
+    int kv_rank, query_rank;        /* latent attention (latent.c): sizes of the latents of keys and values, and of queries, which may
+                                     * have none: 0. kv_rank 0: it is none */
+    int value_size;                 /* of a head's values, at most head_size; 0: head_size */
     int rope_pairs;                 /* 1: in files neighbouring dimensions are rotated together */
     RopeScaling rope;
     double embed_scale, residual_scale;     /* multiply the embedding, and what a sub-layer adds to the residual stream */
@@ -107,6 +111,10 @@ int         scores_by_name(const char *name);                       /* -1 if unk
 int         activation_by_name(const char *name);
 int         rounding_by_name(const char *name);
 
+int config_value_size(const Config *c);             /* of a head */
+double rope_mscale(double factor, double by);       /* by how much YaRN makes scores of a context that is `factor` times as long larger */
+double config_score_scale(const Config *c);         /* scores are q k / sqrt(D) times this */
+double config_projections(const Config *c, int output);     /* weights of attention's products that a token passes: the output's, or those before */
 int config_has_values(const Config *c, int l);      /* does layer l have an embedding of its own? */
 void layers_add(Layers *s, int l);                  /* l < MOST_LISTED */
 int config_window(const Config *c, int l);          /* of layer l */

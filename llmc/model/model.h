@@ -18,7 +18,9 @@
     T *kv;              /* (2,G,D, C)    keys, then values, shared by all attention experts */                \
     T *query;           /* (A, G*D, C)   or (Q*G*D, C) when plain. Before the A routed experts are those that */ \
     T *output;          /* (A, C, G*D)   or (C, Q*G*D)             every token has, attention_always of them */ \
-    T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads */     \
+    T *kv_down, *query_down;    /* (kv_rank + rotated, C) (query_rank, C) to the latents of latent attention, whose kv is */ \
+                        /* (G*(own + value), kv_rank) and whose query is (G*D, query_rank) or (G*D, C) */     \
+    T *query_norm, *key_norm;   /* (D)   of every head, before rotation; or (Q*G*D) (G*D) of all heads; or of latents */ \
     T *query_bias, *kv_bias;    /* (Q*G*D) (2,G,D) */                                                         \
     T *sink;            /* (Q*G)         scores of a key without a value, by head */                          \
     T *value_embed;     /* (V, G*D)      added to the values of a token */                                    \
@@ -67,8 +69,9 @@ typedef struct {                        /* what a layer's forward keeps for its 
     Route   att;
     floatX *q;                          /* (N, Q*G*D) queries by slot, rotated */
     floatX *kv;                         /* (N, 2,G,D) keys rotated */
-    floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any */
-    real   *q_rstd, *k_rstd;            /* (N) of norms of all heads */
+    floatX *q_before, *k_before;        /* (N, Q*G*D) (N, G*D) before their norms, if they have any; or latents: (N, query_rank) (N, kv_rank) */
+    real   *q_rstd, *k_rstd;            /* (N) of norms of all heads, or of latents */
+    floatX *q_latent, *kv_latent;       /* (N, query_rank) (N, kv_rank) after their norms */
     floatX *mixed;  real *att_lse;      /* (N, Q*G*D) what attention returned, (N, Q*G) */
     floatX *mid;                        /* (N,C) residual stream between attention and MLP */
     floatX *mlp_normed;  real *mlp_rstd;
@@ -103,6 +106,10 @@ typedef struct {                        /* used by one layer at a time */
     real   *dchosen;                    /* (N*K) gradient of Route.chosen_weight where that is not the plan's weight */
     int    *all_load;                   /* (A + always) slots of an extended plan's experts */
     floatX *values;                     /* (N, G*D) value embeddings or normalized keys, or their gradients */
+    floatX *down;                       /* (N, kv_rank + rotated) latents of keys and values, and the part of keys that all heads share */
+    floatX *parts;                      /* (N,G, own + value) of keys and values, as shared_keys_forward has them; or their gradients */
+    floatX *turning;                    /* (N,G, rotated) what positions rotate, of all heads' queries or of the shared part of keys */
+    floatX *dlatent[2];                 /* (N, kv_rank or query_rank) gradients of latents after their norm, and before */
     floatX *dgate;  int *gate_load;     /* (N,1) gradient of Route gate's logits; (1) */
     int    *choice;                     /* (N,K) what tokens chose, before it is rounded */
     floatX *dnormed[2], *dresid;        /* (N,C)   scratch of add_norm_backward, [1] on GPUs; the gradient of the residual stream */
@@ -298,6 +305,8 @@ Sum  attention_output(Model *m, int l);                     /* and 6; backward m
 void attention_output_backward(Model *m, int l, const floatX *dout);     /* backward of 7 and 6, */
 Sum  attention_input_backward(Model *m, int l, const floatX *x, float scale);    /* then of 5 to 1 */
 void attention_layer_decode(Model *m, int l, OUT floatX *out, const floatX *resid);
+void latent_heads(Model *m, int l, const floatX *x);        /* latent.c: steps 3 and 4 of latent attention; backward: adds to dx */
+void latent_heads_backward(Model *m, int l, const floatX *x, ACC Sum *dx);
 Sum  moe_layer_forward (Model *m, int l, const floatX *x);
 void moe_recompute_up(Model *m, int l, const floatX *x);        /* recomputes the up projections, with the routing of the forward */
 Sum  moe_layer_backward(Model *m, int l, const floatX *dout, const floatX *x, float scale);

@@ -57,16 +57,32 @@ static void as_in_files(Manifest *m, int transposed, int interleaved) {
     t->transposed = transposed;
     t->interleaved = interleaved;
 }
-/* The rows of the last tensor are those of heads, which files may have in another order; keys: only of its first half. */
-static void turned(Manifest *m, const Config *c, int keys) {
+/* The rows of the last tensor are those of heads of this size, which files may have in another order; keys: only of its first half. */
+static void turned(Manifest *m, const Config *c, int head, int keys) {
     Tensor *t = &m->at[m->count - 1];
-    t->head = rope_permutes(c) ? c->head_size : 0;
+    t->head = rope_permutes(c) ? head : 0;
     t->keys = keys;
 }
 
 #define TENSOR(field, name, pieces, init, kind, ...) \
     manifest_add(m, l, offsetof(LayerParams, field), name, pieces, init, kind, \
                  (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (int[]){__VA_ARGS__})
+static void describe_latents(Manifest *m, const Config *c, int l) {
+    const int C = c->channels, G = c->kv_heads, D = c->head_size, R = c->rotated, V = config_value_size(c), keys = c->kv_rank, queries = c->query_rank;
+
+    TENSOR(kv_down,    "*self_attn.kv_a_proj_with_mqa.weight", NULL, initial(c, C), TENSOR_ATTENTION, keys + R, C);
+    turned(m, c, keys + R, 0);
+    TENSOR(key_norm,   "*self_attn.kv_a_layernorm.weight", NULL, ONES, TENSOR_NORM, keys);
+    TENSOR(kv,         "*self_attn.kv_b_proj.weight", NULL, initial(c, keys), TENSOR_ATTENTION, G*(D - R + V), keys);
+    if (queries) {
+        TENSOR(query_down, "*self_attn.q_a_proj.weight", NULL, initial(c, C), TENSOR_ATTENTION, queries, C);
+        TENSOR(query_norm, "*self_attn.q_a_layernorm.weight", NULL, ONES, TENSOR_NORM, queries);
+    }
+    TENSOR(query,      queries ? "*self_attn.q_b_proj.weight" : "*self_attn.q_proj.weight", NULL, initial(c, queries ? queries : C),
+           TENSOR_ATTENTION, G*D, queries ? queries : C);
+    turned(m, c, D, 0);
+    TENSOR(output,     "*self_attn.o_proj.weight", NULL, initial_output(c, G*V), TENSOR_ATTENTION, C, G*V);
+}
 static void describe_attention(Manifest *m, const Config *c, int l) {
     const int C = c->channels, A = c->attention_experts, experts = c->attention_always + A;
     const int GD = c->kv_heads * c->head_size, QGD = c->query_heads * GD;
@@ -74,9 +90,10 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
     const Family f = config_family(c);
 
     TENSOR(att_norm,   "*input_layernorm.weight", NULL, ONES, TENSOR_NORM, C);
+    if (c->kv_rank) { describe_latents(m, c, l); return; }
     TENSOR(kv,         "*self_attention.kv_proj.weight",
            pick(f, NULL, "*self_attn.k_proj.weight|*self_attn.v_proj.weight"), std, TENSOR_KEYS_VALUES, 2*GD, C);
-    turned(m, c, 1);
+    turned(m, c, c->head_size, 1);
     if (A > 1) {
         TENSOR(att_router, "*self_attention.experts.router.layer.weight",  NULL, std,   TENSOR_ROUTER,    A, C);
         TENSOR(query,      "*self_attention.experts.input_linear.weight",  NULL, std,   TENSOR_ATTENTION, experts, GD, C);
@@ -85,14 +102,14 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
         TENSOR(att_bias,   "*self_attention.experts.bias",                 NULL, ZEROS, TENSOR_BIAS, C);
     } else {
         TENSOR(query,      "*self_attention.q_proj.weight", pick(f, NULL, "*self_attn.q_proj.weight"), std, TENSOR_ATTENTION, QGD, C);
-        turned(m, c, 0);
+        turned(m, c, c->head_size, 0);
         TENSOR(output,     "*self_attention.o_proj.weight", pick(f, NULL, "*self_attn.o_proj.weight"), initial_output(c, QGD), TENSOR_ATTENTION, C, QGD);
     }
     if (c->attention_bias) {
         TENSOR(query_bias, "*self_attention.q_proj.bias", pick(f, NULL, "*self_attn.q_proj.bias"), ZEROS, TENSOR_BIAS, QGD);
-        turned(m, c, 0);
+        turned(m, c, c->head_size, 0);
         TENSOR(kv_bias,    "*self_attention.kv_proj.bias", pick(f, NULL, "*self_attn.k_proj.bias|*self_attn.v_proj.bias"), ZEROS, TENSOR_BIAS, 2*GD);
-        turned(m, c, 1);
+        turned(m, c, c->head_size, 1);
         if (c->attention_bias > 1)
         TENSOR(att_bias,   "*self_attention.o_proj.bias", pick(f, NULL, "*self_attn.o_proj.bias"), ZEROS, TENSOR_BIAS, C);
     }
@@ -101,9 +118,9 @@ static void describe_attention(Manifest *m, const Config *c, int l) {
     if (c->qk_norm) {
         const int all = c->qk_norm > 1;
         TENSOR(query_norm, "*self_attention.q_norm.weight", pick(f, NULL, "*self_attn.q_norm.weight"), ONES, TENSOR_NORM, all ? QGD : c->head_size);
-        turned(m, c, 0);
+        turned(m, c, c->head_size, 0);
         TENSOR(key_norm,   "*self_attention.k_norm.weight", pick(f, NULL, "*self_attn.k_norm.weight"), ONES, TENSOR_NORM, all ? GD : c->head_size);
-        turned(m, c, 0);
+        turned(m, c, c->head_size, 0);
     }
     if (config_has_values(c, l)) {
         TENSOR(value_embed, "*self_attention.value_embed.weight", NULL, std, TENSOR_EMBEDDING, c->vocab, GD);
@@ -217,7 +234,7 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     LayerActs *const a = l < 0 ? &m->shared : &m->acts[l];
     const size_t X = m->dev->floatX_size, Re = m->dev->real_size, I = sizeof(int);
     const size_t N = (size_t)m->batch.N, C = (size_t)c->channels, G = (size_t)c->kv_heads, D = (size_t)c->head_size;
-    const size_t Q = (size_t)c->query_heads;
+    const size_t Q = (size_t)c->query_heads, kv_rank = (size_t)c->kv_rank, query_rank = (size_t)c->query_rank;
     const size_t gate = IS_GATED(c->activation) ? 2 : 1, S = (size_t)mlp_slots(c, m->batch.N, m->mode == MODEL_TRAIN);
     LayerActs *s = &m->shared;
 
@@ -230,7 +247,13 @@ static void describe_acts(Model *m, int l, ActsPass pass, size_t *measured) {
     ACT(PART_HEADS,     q_before,   N*Q*G*D*X);
     ACT(PART_HEADS,     k_before,   N*G*D*X);
     }
-    if (c->qk_norm > 1) {
+    if (c->kv_rank) {
+    ACT(PART_HEADS,     q_before,   N*query_rank*X);
+    ACT(PART_HEADS,     k_before,   N*kv_rank*X);
+    ACT(PART_HEADS,     q_latent,   N*query_rank*X);
+    ACT(PART_HEADS,     kv_latent,  N*kv_rank*X);
+    }
+    if (c->qk_norm > 1 || c->kv_rank) {
     ACT(PART_HEADS,     q_rstd,     N*Re);
     ACT(PART_HEADS,     k_rstd,     N*Re);
     }
@@ -313,6 +336,14 @@ static void describe_scratch(Model *m) {
     SHARED(logits, (size_t)m->head_rows*V*X);
     if (c->attention_always) SHARED(all_load, (size_t)(c->attention_always + c->attention_experts) * sizeof(int));
     if (c->value_embeddings || c->qk_norm > 1) SHARED(values, N*GD*X);
+    if (c->kv_rank) {
+        const size_t R = (size_t)c->rotated, kv_rank = (size_t)c->kv_rank, query_rank = (size_t)c->query_rank;
+        SHARED(down, N*(kv_rank + R)*X);
+        SHARED(parts, N*(size_t)(c->kv_heads * (c->head_size - c->rotated + config_value_size(c)))*X);
+        SHARED(turning, N*(size_t)c->kv_heads*R*X);
+        if (train) SHARED(dlatent[0], N*max(kv_rank, query_rank)*X);
+        if (train) SHARED(dlatent[1], N*max(kv_rank, query_rank)*X);
+    }
     if (c->shared_gate) SHARED(gate_load, sizeof(int));
     if (train) {
         SHARED(dact, max(SF, N*Fs) * X);
@@ -411,7 +442,7 @@ static void plan_batch(Model *m) {
         if (m->config.window) arena_add(a, MEM_DATA, "reaches of a step", &b->step_reaches, M*N*I);
         arena_add(a, MEM_DATA, "dropout keys of a step", &b->step_keys, M * sizeof *b->step_keys);
     }
-    arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)m->config.head_size * Re);
+    arena_add(a, MEM_DATA, "rope", &m->rope, (size_t)positions(m) * (size_t)rope_head(&m->config) * Re);
     if (m->dp.ranks > 1) arena_add(a, MEM_DATA, "own load", &m->dp.own_load, router_offset(m, m->routers)*I);
     arena_add(a, MEM_DATA, "step results", &m->results.base, result_reals(m)*Re + router_offset(m, m->routers)*I);
 }
@@ -532,7 +563,7 @@ int model_allocate(Model *m) {
         bind_tensors(m, block, &m->lp[l], &m->lg[l]);
         describe_acts(m, l, BIND_SHARED, NULL);
         if (c->attention_experts > 1) bind_route(m, &m->acts[l].att, router++, c->attention_experts, c->attention_topk, c->attention_always, 0);
-        if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen };
+        if (config_has_experts(c, l)) m->acts[l].mlp.groups = (Groups){ c->groups, c->groups_chosen, c->groups_by_best };
         if (config_has_experts(c, l)) bind_route(m, &m->acts[l].mlp, router++, c->experts, c->topk, 0, c->route_scale);
         if (config_has_experts(c, l) && c->shared_gate) m->acts[l].gate.plan.E = m->acts[l].gate.plan.K = 1;
     }

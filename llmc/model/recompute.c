@@ -36,9 +36,9 @@ static double layer_work(const Model *m, int l, LayerPart part) {
     double flop = 0, moved = 0;                             /* of a token */
     switch (part) {
     case PART_NORMS:     moved = 4 * C; break;
-    case PART_HEADS:     flop = 2 * C * (QGD + 2 * GD), moved = 2 * (QGD + GD); break;
+    case PART_HEADS:     flop = 2 * config_projections(c, 0), moved = 2 * (QGD + GD); break;
     case PART_ATTENTION: return m->batch.N * pace.attention * 2 * QGD * (T - unseen);
-    case PART_MIDDLE:    flop = 2 * C * QGD, moved = (3 + (c->attention_experts > 1 ? c->query_heads : 1)) * C; break;
+    case PART_MIDDLE:    flop = 2 * config_projections(c, 1), moved = (3 + (c->attention_experts > 1 ? c->query_heads : 1)) * C; break;
     default:             flop = 2 * C * gate * F, moved = F;
     }
     return m->batch.N * (pace.product * flop + pace.byte * X * moved);

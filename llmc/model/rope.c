@@ -7,12 +7,15 @@ static const double PI = 3.14159265358979323846;
 
 static int rotated(const Config *c) { return c->rotated ? c->rotated : c->head_size; }
 
-int rope_permutes(const Config *c) { return c->rope_pairs || rotated(c) < c->head_size; }
-int rope_place(const Config *c, int i) {
-    const int R = rotated(c), half = c->head_size / 2;
+int rope_head(const Config *c) { return c->kv_rank ? c->rotated : c->head_size; }
+int rope_permutes(const Config *c) { return c->rope_pairs || rotated(c) < rope_head(c); }
+int rope_place(const Config *c, int head, int i) {
+    const int before = c->kv_rank ? head - c->rotated : 0, R = rotated(c), half = rope_head(c) / 2;
+    if (i < before) return i;
+    i -= before;
     if (i >= R) return i - R < half - R/2 ? i - R/2 : i;        /* those that do not rotate fill what is left of both halves */
-    if (c->rope_pairs) return i % 2 * half + i / 2;
-    return i < R/2 ? i : i - R/2 + half;
+    if (c->rope_pairs) return before + i % 2 * half + i / 2;
+    return before + (i < R/2 ? i : i - R/2 + half);
 }
 
 /* Llama 3.1: slow pairs are slowed down by `factor`, fast ones are left, those between are a mean of both. */
@@ -42,15 +45,15 @@ static double yarn(const Config *c, double rate, int i) {
 
 void rope_table(const Device *dev, real *table, const Config *c, int T) {
     enum { ROWS = 1024 };                                       /* positions uploaded at a time */
-    const int half = c->head_size / 2, R = rotated(c);
-    const size_t width = (size_t)c->head_size;
+    const int half = rope_head(c) / 2, R = rotated(c);
+    const size_t width = (size_t)rope_head(c);
     double *rate = mem_alloc((size_t)half * sizeof *rate), *rows = mem_alloc(ROWS * width * sizeof *rows);
     for (int i = 0; i < R/2; i++) {
         const double plain = pow(c->rope_theta, -2.0 * i / R);
         rate[i] = c->rope.kind == ROPE_LINEAR ? plain / c->rope.factor : c->rope.kind == ROPE_LLAMA3 ? llama3(&c->rope, plain)
                 : c->rope.kind == ROPE_YARN ? yarn(c, plain, i) : plain;
     }
-    const double both = c->attention_scale > 0 ? sqrt(c->attention_scale * sqrt(c->head_size)) : 1;
+    const double both = c->kv_rank ? 1 : sqrt(config_score_scale(c));       /* of latent attention: latent.c */
     const double turning = c->rope.kind == ROPE_YARN ? both * c->rope.attention : both;
     for (int from = 0; from < T; from += ROWS) {
         const int count = T - from < ROWS ? T - from : ROWS;

@@ -5,11 +5,13 @@
 
 /* table (T,D/2,2), on the device: of pair i at position t, a_i cos(t r_i) and a_i sin(t r_i). r_i = theta^(-2i/R), changed as
  * Config.rope says; R = Config.rotated of a head's D rotate, and the other pairs have r_i = 0. a_i includes Config.attention_scale
- * and the factor of YaRN: queries and keys are both multiplied by it. */
+ * and the factor of YaRN: queries and keys are both multiplied by it. Latent attention rotates the last R of a head as a head of their own:
+ * D = R, and a_i is YaRN's factor only. */
+int  rope_head(const Config *c);        /* D */
 void rope_table(const Device *dev, OUT real *table, const Config *c, int T);
 
 /* The place in memory of dimension i of a head in files: pairs are (i, i + D/2) in memory, but where only R of a head rotate,
- * (i, i + R/2) in files, and in some families neighbours. */
-int rope_place(const Config *c, int i);
+ * (i, i + R/2) in files, and in some families neighbours. Of latent attention these are the last of the `head` dimensions. */
+int rope_place(const Config *c, int head, int i);
 int rope_permutes(const Config *c);     /* is it another place for some i? */
 #endif

@@ -680,6 +680,9 @@ void run_print_plan(const Run *r) {
     if (c->fp8) print_precision(&r->model);
     printf("|   layers, channels    | %d, %d; %d x %d query heads of %d, %d kv heads; vocabulary %d\n",
            c->layers, c->channels, c->query_heads, c->kv_heads, c->head_size, c->kv_heads, c->vocab);
+    if (c->kv_rank)
+        printf("|   latent attention    | latents of %d for keys and values, %d for queries (0: none); %d of a head rotated, values of %d\n",
+               c->kv_rank, c->query_rank, c->rotated, config_value_size(c));
     printf("|   tokens per step     | %lld = %d x %d x %d micro-batches x %d rank%s; %.2f Mflop per token\n",
            (long long)tokens_per_step(r), r->s.batch, r->s.seq, r->micro_batches, ranks, ranks > 1 ? "s" : "",
            config_flops(c, r->s.seq) / 1e6);

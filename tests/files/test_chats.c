@@ -110,7 +110,7 @@ static void test_goldens(void) {
     int n = 0;
     if (!json) fail(EXIT_INPUT, "%s", e.text);
     for (const JsonValue *one = json_first(json_get(json_root(json), "templates")); one; one = one->next, n++) test_template(one);
-    check(n == 20, "%d templates in %s", n, GOLDENS);
+    check(n == 22, "%d templates in %s", n, GOLDENS);
     json_free(json);
     free(text);
 }
@@ -137,7 +137,7 @@ static void test_own_templates(void) {
         free(jinja);
         chat_close(&named);
     }
-    check(own == 11, "%d templates as Jinja", own);
+    check(own == 13, "%d templates as Jinja", own);
 }
 
 static void test_unknown(void) {

@@ -70,6 +70,11 @@ const char *family_case(int i, Config *c) {
         { "m3:c16h6d8q3e5k2f7a1n0u1", { .scores = TOPK_SOFTMAX, .activation = CLAMPED, .attention_bias = 2, .sinks = 1, .expert_bias = 1,
                                         .window = 3, .windowed = { { 5 } }, .rope = { ROPE_YARN, 1, 3, 1, 32, 12, 1.11 } } },   /* as gpt-oss */
         { "m2:c16h4q2e6k3f12a1s1n0", { .scores = SOFTMAX_RENORM, .choice_bias = 1, .rope_pairs = 1 } },           /* as ERNIE */
+        { "m3:c16h3d10e6k2f12a1s2w250n0u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .groups = 3, .groups_chosen = 2, .dense_width = 20,
+                                              .dense = { { 1 } }, .rotated = 4, .kv_rank = 9, .query_rank = 5, .value_size = 7, .rope_pairs = 1,
+                                              .rope = { ROPE_YARN, 0, 3, 1, 32, 12, 1.11, 0.7 } } },              /* as DeepSeek-V3 */
+        { "m2:c16h4d6e6k2f12a1s1n0u1", { .scores = SOFTMAX_TOPK, .groups = 3, .groups_chosen = 2, .groups_by_best = 1, .rotated = 2,
+                                         .kv_rank = 7, .value_size = 6, .rope_pairs = 1 } },                      /* as DeepSeek-V2 */
         { "d2:c16h4q2f20n0", { .window = 5, .windowed = { { 3 } } } },                                             /* as Mistral */
         { "m3:c16h6d6q2e5k2f12a1n1u1", { .scores = SIGMOID_TOPK, .choice_bias = 1, .window = 3, .windowed = { { 5 } } } },
         { "d2:c16h4q2f20n0", { .rope = { ROPE_LLAMA3, 0, 4, 1, 4, 12, 0 } } },
@@ -83,6 +88,7 @@ const char *family_case(int i, Config *c) {
     c->groups = w->groups, c->groups_chosen = w->groups_chosen, c->embed_scale = w->embed_scale, c->residual_scale = w->residual_scale;
     c->attention_scale = w->attention_scale, c->logit_divisor = w->logit_divisor;
     c->dense = w->dense, c->window = w->window, c->windowed = w->windowed;
+    c->kv_rank = w->kv_rank, c->query_rank = w->query_rank, c->value_size = w->value_size, c->groups_by_best = w->groups_by_best;
     c->sinks = w->sinks, c->expert_bias = w->expert_bias;
     if (w->activation) c->activation = w->activation;
     return cases[i].descriptor;

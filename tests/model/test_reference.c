@@ -47,7 +47,7 @@ static void turn(const Config *c, const Piece *p, double *g) {
         }
     }
     for (size_t i = 0; p->head && i < p->count; i++) {
-        const size_t r = i / row, to = r / D * D + (size_t)rope_place(c, (int)(r % D));
+        const size_t r = i / row, to = r / D * D + (size_t)rope_place(c, (int)D, (int)(r % D));
         g[to * row + i % row] = was[i];
     }
     free(was);
@@ -361,9 +361,8 @@ static void test_upcycling(void) {
 static Text warnings;
 static void keep_warning(const char *text) { text_add(&warnings, "%s\n", text); }
 
-/* A second file with two more: GLM's prediction of later tokens, a layer after the last, which is passed over, and one that is named. */
-static void test_unknown_tensors(void) {
-    static const char *const folder = "tests/reference/families/glm4_moe";
+/* A second file with two more: the prediction of later tokens, a layer after the last, which is passed over, and one that is named. */
+static void test_unknown_tensors(const char *folder) {
     static const char more[] = "{\"model.layers.3.eh_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
                                "\"model.surprise\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}";
     Error e = { "" };
@@ -397,7 +396,8 @@ static void test_unknown_tensors(void) {
 
 void test_reference(void) {
     PART(test_upcycling());
-    PART(test_unknown_tensors());
+    PART(test_unknown_tensors("tests/reference/families/glm4_moe"));
+    PART(test_unknown_tensors("tests/reference/families/deepseek_v3"));
     test_evaluate();
     static const char *const models[][2] = {
         { "jetmoe", "jetmoe" }, { "mixtral", "mixtral" }, { "llama", "llama" },
@@ -406,6 +406,8 @@ void test_reference(void) {
         { "families/olmoe", "olmoe" }, { "families/qwen3_moe", "qwen3_moe" }, { "families/granitemoe", "granitemoe" },
         { "families/granitemoeshared", "granitemoeshared" }, { "families/qwen2_moe", "qwen2_moe" }, { "families/dots1", "dots1" },
         { "families/glm4_moe", "glm4_moe" }, { "families/ernie4_5_moe", "ernie4_5_moe" },
+        { "families/deepseek_v3", "deepseek_v3" }, { "families/deepseek_v3_plain", "deepseek_v3" }, { "families/deepseek_v2", "deepseek_v2" },
+        { "families/deepseek_v2_groups", "deepseek_v2" },
         { "families/gpt_oss", "gpt_oss" }, { "families/gpt_oss_mxfp4", "gpt_oss" },
         { "families/smoe_heads", "smoe" }, { "families/smoe_universal", "smoe" }, { "families/smoe_whole", "smoe" },
         { "families/smoe_renormalized", "smoe" }, { "families/smoe_dense", "smoe" },

@@ -921,6 +921,8 @@ static void configs(void) {
 }
 
 /* What is refused, and what the message names. */
+#define LATENTS "\"moe_intermediate_size\": 8, \"n_routed_experts\": 8, \"num_experts_per_tok\": 2, \"n_group\": 1, \"topk_group\": 1, " \
+                "\"first_k_dense_replace\": 1, \"num_key_value_heads\": 4, "
 static const struct { const char *type, *extra, *names; } wrong[] = {
     { "mixtral", "\"num_key_value_heads\": 4, \"attention_bias\": true",                          "attention_bias" },
     { "llama",   "\"mlp_bias\": true",                                "mlp_bias" },
@@ -957,7 +959,22 @@ static const struct { const char *type, *extra, *names; } wrong[] = {
     { "qwen3_moe", "\"num_experts\": 8, \"num_key_value_heads\": 2, \"moe_intermediate_size\": 8, "
                    "\"quantization_config\": {\"quant_method\": \"mxfp4\"}", "quantized weights" },
     { "gpt_oss", "\"num_local_experts\": 1, \"num_experts_per_tok\": 1, \"num_key_value_heads\": 2", "two experts" },
-    { "deepseek_v3", "\"n_group\": 1",                                "latent" },
+    { "kimi_k2", "\"n_group\": 1",                                    "model_type deepseek_v3" },
+    { "deepseek_v3", LATENTS "\"quantization_config\": {\"quant_method\": \"fp8\"}", "quantization_config" },
+    { "deepseek_v3", LATENTS "\"attention_bias\": true",              "attention_bias" },
+    { "deepseek_v3", LATENTS "\"scoring_func\": \"softmax\"",         "scoring_func" },
+    { "deepseek_v3", LATENTS "\"topk_method\": \"greedy\"",           "topk_method" },
+    { "deepseek_v3", LATENTS "\"moe_layer_freq\": 2",                 "moe_layer_freq" },
+    { "deepseek_v3", LATENTS "\"v_head_dim\": 193",                   "values of 193" },
+    { "deepseek_v3", LATENTS "\"qk_rope_head_dim\": 63",              "even" },
+    { "deepseek_v3", LATENTS "\"qk_nope_head_dim\": 0",               "64 of 64" },
+    { "deepseek_v3", LATENTS "\"kv_lora_rank\": 0",                   "latent of keys and values" },
+    { "deepseek_v3", LATENTS "\"kv_lora_rank\": 16777217",            "kv_lora_rank" },
+    { "deepseek_v3", LATENTS "\"q_lora_rank\": 0",                    "null is none" },
+    { "deepseek_v3", LATENTS "\"partial_rotary_factor\": 0.5",        "partial_rotary_factor" },
+    { "deepseek_v3", "\"moe_intermediate_size\": 8, \"n_group\": 1, \"topk_group\": 1, \"num_key_value_heads\": 2", "2 key/value heads and 4" },
+    { "deepseek_v2", LATENTS "\"norm_topk_prob\": true",              "norm_topk_prob" },
+    { "deepseek_v2", LATENTS "\"topk_method\": \"noaux_tc\"",         "greedy and group_limited_greedy" },
     { "llama",   "\"num_key_value_heads\": 3",                        "3" },
     { "llama",   "\"head_dim\": 5",                                   "5" },
     { "mixtral", "\"num_key_value_heads\": 4, \"num_local_experts\": 4, \"num_experts_per_tok\": 5", "5 of 4" },
@@ -1040,6 +1057,16 @@ static void windows_of_configs(void) {
     }
 }
 
+/* As run.json has it. */
+static void same_when_written(const Config *c, const char *what) {
+    Text written = { 0 };
+    Config again;
+    Error e;
+    config_to_json(c, "F32", 1, &written);
+    check(from_text(&again, written.at, &e) && config_same(c, &again, &e), "%s is the same when it is written and read: %s", what, e.text);
+    free(written.at);
+}
+
 /* A key that is missing means what Transformers takes it to be, in every family; or it is asked for by its name. defaults.json has
  * all keys of each family's own configuration. */
 static void default_configs(void) {
@@ -1053,6 +1080,12 @@ static void default_configs(void) {
         Config whole, without;
         const int read = config_from_json(&whole, f, &e);
         check(read, "%s with its own defaults is read: %s", f->key, e.text);
+        if (read) same_when_written(&whole, f->key);
+        if (read && whole.kv_rank) {
+            Config stretched = whole;
+            stretched.rope = (RopeScaling){ ROPE_YARN, 0, 4, 1, 32, 24, 1.1, 0.7 };
+            same_when_written(&stretched, f->key);
+        }
         for (const JsonValue *left = read ? json_first(f) : NULL; left; left = left->next) {
             Text some = { 0 };
             if (!strcmp(left->key, "model_type")) continue;
@@ -1073,7 +1106,7 @@ static void default_configs(void) {
             free(missing), free(some.at);
         }
     }
-    check(families == 14 && accepted > 120, "%d families, %d keys may be missing", families, accepted);
+    check(families == 16 && accepted > 160, "%d families, %d keys may be missing", families, accepted);
     json_free(json);
     free(text);
 }

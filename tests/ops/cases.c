@@ -305,6 +305,31 @@ static Case *columns_take(const Shape *s, int stride, int from) {
     return c;
 }
 
+/* ---- shared keys: two thirds of a key are its head's own, and the values as wide as that or as keys ------------- */
+
+static int own_key(const Shape *s) { return s->D * 2 / 3; }
+CALL(shared_keys_forward, b[0], b[1], b[2], c->N, c->s.G, c->s.D, c->count, c->C)
+static Case *shared_keys_forward(const Shape *s, int value) {
+    const int key = own_key(s);
+    Case *c = BEGIN(shared_keys_forward, s, 0, "N=%d G=%d D=%d key=%d value=%d", s->B * s->T, s->G, s->D, key, value);
+    c->count = key, c->C = value;
+    out(c, FLOATX, "kv", times(c->N, 2 * s->G * s->D), 0, 0);
+    in(c, FLOATX, "parts", times(c->N, s->G * (key + value)), 0, 1);
+    in(c, FLOATX, "shared", times(c->N, s->D - key), 0, 1);
+    return c;
+}
+CALL(shared_keys_backward, b[0], b[1], b[2], c->N, c->s.G, c->s.D, c->count, c->C)
+static Case *shared_keys_backward(const Shape *s, int value) {
+    const int key = own_key(s);
+    Case *c = BEGIN(shared_keys_backward, s, 0, "N=%d G=%d D=%d key=%d value=%d", s->B * s->T, s->G, s->D, key, value);
+    c->count = key, c->C = value;
+    out(c, FLOATX, "dparts", times(c->N, s->G * (key + value)), 0, 0);
+    out(c, FLOATX, "dshared", times(c->N, s->D - key), 1, s->G);
+    in(c, FLOATX, "dkv", times(c->N, 2 * s->G * s->D), 0, 1);
+    c->forward[0] = shared_keys_forward(s, value);
+    return c;
+}
+
 /* ---- residual and dropout ------------------------------------------------------------------------------ */
 
 enum { SITE = 5 };
@@ -438,7 +463,7 @@ static void lse_of(Case *c, const double *logits) {
 CALL(router_forward, b[0], b[1], b[2], b[3], b[4], c->scores, c->groups, c->forced, c->N, c->s.E, c->s.K)
 static Case *router_forward_of_groups(const Shape *s, Scores scores, int bias, int forced, int wide, Groups groups) {
     char in_groups[40] = "";
-    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups", groups.chosen, groups.count);
+    if (groups.count) snprintf(in_groups, sizeof in_groups, " %d of %d groups%s", groups.chosen, groups.count, groups.by_best ? " by best" : "");
     Case *c = BEGIN(router_forward, s, 0, "%s%s%s%s%s N=%d E=%d K=%d", scores_name[scores], bias ? " bias" : "",
                     forced ? " forced" : "", wide ? " wide" : "", in_groups, s->B * s->T, s->E, s->K);
     c->groups = groups;
@@ -1227,6 +1252,10 @@ static void each_on_tokens(const Visit *v) {
         V(v, columns_put(s, stride[i], i == 1 ? G*D : 2));
         V(v, columns_take(s, stride[i], i == 1 ? G*D : 2));
     }
+    for (int whole = 0; whole < (v->all ? 2 : 1); whole++) {
+        V(v, shared_keys_forward(s, whole ? D : own_key(s)));
+        V(v, shared_keys_backward(s, whole ? D : own_key(s)));
+    }
     V(v, residual(s, 0, 0));
     V(v, residual(s, 0.3f, 0));
     V(v, dropout(s, 0.3f, 0));
@@ -1315,8 +1344,9 @@ static void each_of_routing(const Visit *v) {
         V(v, router_forward(s, scores, 0, 1, 0));
         for (int count = 2; count <= 4; count++)                /* half of the groups or more, enough for K experts */
             for (int chosen = (count + 1) / 2; chosen < count; chosen++)
-                if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
-                    V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen }));
+                for (int by_best = 0; by_best < 2; by_best++)
+                    if (s->E % count == 0 && s->E / count > 1 && s->E / count * chosen >= s->K)
+                        V(v, router_forward_of_groups(s, scores, chosen == 1, 0, 0, (Groups){ count, chosen, by_best }));
         V(v, router_backward(s, scores, 0, 0));
         V(v, router_backward(s, scores, 2, 0));
         V(v, router_backward(s, scores, 0, 1));

@@ -67,6 +67,12 @@ OPERATION(columns_put, (floatX *x, const floatX *part, int N, int stride, int fr
     (x, part, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
 OPERATION(columns_take, (floatX *part, const floatX *x, int N, int stride, int from, int width),
     (part, x, N, stride, from, width), 0, 2 * times(N, width) * unit.fx, "N=%d width=%d", N, width)
+OPERATION(shared_keys_forward, (floatX *kv, const floatX *parts, const floatX *shared, int N, int G, int D, int key, int value),
+    (kv, parts, shared, N, G, D, key, value), 0, N * times(G, 2 * D + key + value) * unit.fx + times(N, D - key) * unit.fx,
+    "N=%d G=%d D=%d", N, G, D)
+OPERATION(shared_keys_backward, (floatX *dparts, floatX *dshared, const floatX *dkv, int N, int G, int D, int key, int value),
+    (dparts, dshared, dkv, N, G, D, key, value), 0, N * times(G, D + key + 2 * value) * unit.fx + times(N, D - key) * unit.fx,
+    "N=%d G=%d D=%d", N, G, D)
 OPERATION(residual, (floatX *out, const floatX *residual, const floatX *branch, Dropout d, size_t n),
     (out, residual, branch, d, n), 0, 3 * (double)n * unit.fx, "n=%zu", n)
 OPERATION(dropout, (floatX *out, const floatX *inp, Dropout d, size_t n), (out, inp, d, n), 0, 2 * (double)n * unit.fx,

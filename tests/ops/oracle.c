@@ -82,6 +82,16 @@ static void naive_columns_add(const Case *c, double **v) {
 static void naive_columns_put(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->stride + c->count + i] = v[1][n*c->C + i];
 }
+static void naive_shared_keys_forward(const Case *c, double **v) {
+    const int G = c->s.G, D = c->s.D, key = c->count, value = c->C;
+    for (int n = 0; n < c->N; n++)
+        for (int g = 0; g < G; g++)
+            for (int i = 0; i < D; i++) {
+                const double *head = v[1] + (n*G + g)*(key + value);
+                v[0][((n*2 + 0)*G + g)*D + i] = i < key ? head[i] : v[2][n*(D - key) + i - key];
+                v[0][((n*2 + 1)*G + g)*D + i] = i < value ? head[key + i] : 0;
+            }
+}
 static void naive_bias_forward(const Case *c, double **v) {
     for (int n = 0; n < c->N; n++) for (int i = 0; i < c->C; i++) v[0][n*c->C + i] += v[1][i];
 }
@@ -137,7 +147,8 @@ static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double router_score(const Case *c, double logit, double sum, double bias) {
     return bias + (c->scores >= SIGMOID_TOPK ? sigmoid(logit) : SCORES_ARE_P(c->scores) ? exp(logit) / sum : logit);
 }
-/* How many groups have a larger sum of two scores than that of expert e: the largest sum over pairs, so that nothing is sorted. */
+/* How many groups have a larger sum of two scores than that of expert e: the largest sum over pairs, so that nothing is sorted. Or a larger
+ * score. */
 static int better_groups(const Case *c, const double *x, const double *bias, double sum, int e) {
     const int width = c->groups.count > 1 ? c->s.E / c->groups.count : c->s.E;
     double best[MOST_GROUPS];
@@ -145,7 +156,8 @@ static int better_groups(const Case *c, const double *x, const double *bias, dou
     for (int g = 0; g < c->groups.count; g++) {
         best[g] = -INFINITY;
         for (int i = g * width; i < (g + 1) * width; i++)
-            for (int j = i + 1; j < (g + 1) * width; j++)
+            if (c->groups.by_best) best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0));
+            else for (int j = i + 1; j < (g + 1) * width; j++)
                 best[g] = fmax(best[g], router_score(c, x[i], sum, bias ? bias[i] : 0) + router_score(c, x[j], sum, bias ? bias[j] : 0));
     }
     for (int g = 0; g < c->groups.count; g++) better += best[g] > best[e / width] || (best[g] == best[e / width] && g < e / width);
@@ -622,7 +634,7 @@ static const struct { const char *op; void (*compute)(const Case *c, double **v)
     NAIVE(embed_forward), NAIVE(rmsnorm_forward), NAIVE(rope), NAIVE(residual), NAIVE(dropout),
     NAIVE(matmul_forward), NAIVE(parallel_linear_forward), NAIVE(router_forward), NAIVE(router_losses), NAIVE(route_plan),
     NAIVE(route_round), NAIVE(router_bias), NAIVE(combine_forward), NAIVE(norm_rope_forward), NAIVE(norm_rope_backward),
-    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(route_extend), NAIVE(soft_cap),
+    NAIVE(columns_add), NAIVE(columns_put), NAIVE(bias_forward), NAIVE(columns_take), NAIVE(shared_keys_forward), NAIVE(route_extend), NAIVE(soft_cap),
     NAIVE(activation_forward), NAIVE(activation_backward),
     NAIVE(attention_forward), NAIVE(attention_cached), NAIVE(sink_forward), NAIVE(expert_bias_forward), NAIVE(cache_store), NAIVE(sample), NAIVE(advance),
     NAIVE(cross_entropy), NAIVE(sum), NAIVE(accumulate), NAIVE(grad_sq_norms), NAIVE(adamw), NAIVE(set_master),

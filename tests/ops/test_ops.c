@@ -104,6 +104,8 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "heads 64",   1, 129,   6,   9,  3, 1,   5, 1, 8,  64, MIXED }, "attention" },
     { { "heads 128",  3, 390,   6,   9,  3, 1,   5, 3, 1, 128, MIXED }, "attention" },
     { { "heads 128",  2,  65,   6,   9,  3, 1,   5, 2, 2, 128, MIXED }, "attention" },
+    { { "latent",     2,  70,   6,   9,  3, 1,   5, 3, 1, 192, MIXED }, "attention" },
+    { { "latent",     2,  70,   6,   9,  3, 1,   5, 3, 1, 192, MIXED }, "shared_keys" },
 };
 enum { SPECIAL = sizeof special / sizeof *special };
 

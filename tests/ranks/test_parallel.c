@@ -29,7 +29,8 @@ typedef struct Team Team;
 struct Team {                           /* ranks that train one model, and their results */
     const char *device, *model;
     int by_kernels;                     /* 1: GPUs exchange by NCCL */
-    int fp8, pairs, oss;                /* Fp8Passes of the experts; rows of heads have another order in files; experts have, as gpt_oss's */
+    int fp8, pairs, oss, latents;       /* Fp8Passes of the experts; rows of heads have another order in files; experts have, as gpt_oss's; attention
+                                         * is deepseek_v3's */
     int ranks, shards, level, ordered, late, micro_batches, steps;          /* shards: ranks of a node, 0: all; late: nothing arrives before it is waited for; 2: nor between nodes */
     Recompute recompute;
     float dropout, momentum;            /* momentum: Muon's; 0: AdamW */
@@ -122,6 +123,11 @@ static void open_member(const Team *t, Trainee *m, const Parallel *p) {
     c.rope_pairs = t->pairs;
     if (t->oss) c.family = FAMILY_GPT_OSS, c.expert_bias = c.sinks = 1, c.activation = CLAMPED, c.scores = TOPK_SOFTMAX;
     if (t->oss && config_family(&c) != FAMILY_GPT_OSS) fail(EXIT_USAGE, "%s: no gpt_oss", t->model);
+    if (t->latents) {
+        c.family = FAMILY_DEEPSEEK_V3, c.scores = SIGMOID_TOPK, c.choice_bias = 1;
+        c.kv_rank = 9, c.query_rank = 7, c.rotated = 4, c.value_size = c.head_size - 3;
+        if (config_family(&c) != FAMILY_DEEPSEEK_V3) fail(EXIT_USAGE, "%s: no deepseek_v3", t->model);
+    }
     const TraineeOptions o = { .B = SEQUENCES / t->ranks / t->micro_batches, .T = T, .recompute = t->recompute, .seed = 5,
                                .micro_batches = t->micro_batches, .learnable = 1, .momentum = t->momentum, .period = t->period,
                                .parallel = t->ranks > 1 || t->ordered ? p : NULL };
@@ -487,13 +493,14 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     free(behind);
 }
 static void saved_alike(void) {
-    static const struct { const char *device, *model; int pairs, oss; float momentum; } runs[] = {
-        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0.95f },
-        { "cpu-f32", "d2:c48h8f96", 1, 0, 0.95f }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0 } };
+    static const struct { const char *device, *model; int pairs, oss, latents; float momentum; } runs[] = {
+        { "cpu-f32", "m3:c16h4d4e4k2f12a4x2u1", 0, 0, 0, 0 }, { "cpu-bf16", "m2:c16h4d4e4k2f12a4x2", 0, 0, 0, 0.95f },
+        { "cpu-f32", "d2:c48h8f96", 1, 0, 0, 0.95f }, { "cpu-bf16", "m2:c24h4e5k2f20n0", 0, 1, 0, 0 },
+        { "cpu-f32", "m2:c24h4d10e5k2f20s1n0u1", 1, 0, 1, 0.95f } };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         char *name = text_format("alike-%zu", i), *first = scratch_path(name);
-        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss, .momentum = runs[i].momentum, .ranks = 1, .steps = 2,
-                     .to = first };
+        Team one = { .device = runs[i].device, .model = runs[i].model, .pairs = runs[i].pairs, .oss = runs[i].oss, .latents = runs[i].latents,
+                     .momentum = runs[i].momentum, .ranks = 1, .steps = 2, .to = first };
         run(&one);
         for (int ranks = 1; ranks <= 5; ranks++)                /* 5: two nodes of two */
             for (int level = ranks == 1 ? 3 : ranks == 5; level <= 3; level++) {

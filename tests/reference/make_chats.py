@@ -222,6 +222,21 @@ HARMONY = """{{- '<|start|>system<|message|>' }}{{- 'You are ChatGPT, a large la
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant<|channel|>final<|message|>' }}{%- endif %}"""
 
+DEEPSEEK = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\\n\\n' }}
+{%- elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}
+{%- elif message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+MOONLIGHT = """{%- for message in messages -%}
+    {%- if loop.first and message['role'] != 'system' -%}
+        <|im_system|>system<|im_middle|>You are a helpful assistant provided by Moonshot-AI.<|im_end|>
+    {%- endif -%}
+    {%- if message['role'] == 'assistant' -%}
+        <|im_assistant|>assistant<|im_middle|>G{{- message['content'] + '<|im_end|>' }}E
+    {%- else -%}
+        {{- '<|im_' + message['role'] + '|>' + message['role'] + '<|im_middle|>' + message['content'] + '<|im_end|>' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"""
 # name: program, what in it becomes the same with {% generation %}, tokenizer, its tokens: all, bos, eos
 IM = ["<|im_start|>", "<|im_end|>"]
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
@@ -248,6 +263,8 @@ SOURCES = {
     "dots1": (DOTS, "qwen2", ["<|system|>", "<|endofsystem|>", "<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"], None, "<|endofresponse|>"),
     "glm4.5": (GLM, "qwen2", ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<think>", "</think>"], None, "<|endoftext|>"),
     "ernie4.5": (ERNIE, "llama2_v5", ["<|begin_of_sentence|>", "<|end_of_sentence|>"], "<s>", "</s>"),
+    "deepseek-v2": (DEEPSEEK, "gpt2", ["<|begin|>", "<|end|>"], "<|begin|>", "<|end|>"),
+    "moonlight": (MOONLIGHT, "gpt2", ["<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"], None, "<|im_end|>"),
     "harmony": (HARMONY, "o200k", ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"], None, "<|return|>"),
 }
 NEXT_ENDS = {"glm4.5": "<|user|>"}          # the mark of the next role ends an answer; after the last one training writes the user's
@@ -307,6 +324,8 @@ def made(name):
         marked = marked.replace('{{- " " + message["content"] + eos_token}}', 'G{{- " " + message["content"] + eos_token}}E')
     if name == "ernie4.5":
         marked = marked.replace('{{- "Assistant: " + message["content"] + sep_token -}}', '{{- "Assistant: " -}}G{{- message["content"] + sep_token -}}E')
+    if name == "deepseek-v2":
+        marked = marked.replace("{{ 'Assistant: ' + message['content'] + eos_token }}", "{{ 'Assistant:' }}G{{ ' ' + message['content'] + eos_token }}E")
     if name == "harmony":
         for end in ("return", "end"):
             marked = marked.replace('|>" + message.content + "<|%s|>" }}' % end, '|>" }}G{{- message.content + "<|%s|>" }}E' % end)
@@ -315,7 +334,7 @@ def made(name):
     if name in ("chatml", "qwen1.5", "qwen2"):          # these write all roles in one place
         marked = marked.replace("G{{", "{% if message['role'] == 'assistant' %}G{{").replace("}}E", "}}E{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}")
     # tags at the ends of lines take the line end with them, so text that follows one is put into a string
-    dash = "-" if name.startswith(("qwen2.5", "qwen3", "llama3.1", "granite", "mixtral", "glm", "ernie", "harmony")) else ""
+    dash = "-" if name.startswith(("qwen2.5", "qwen3", "llama3.1", "granite", "mixtral", "glm", "ernie", "moonlight", "harmony")) else ""
     marked = re.sub(r"G(?=\{\{|\n)", "{%" + dash + " generation %}", marked)
     marked = re.sub(r"(?<=[}>])E", "{%" + dash + " endgeneration %}", marked)
     plain = re.sub(r"(?<=[}>])E", "", re.sub(r"G(?=\{\{|\n)", "", program))

@@ -40,7 +40,9 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=
 YARN = dict(rope_type="yarn", rope_theta=300.0, factor=3.0, original_max_position_embeddings=32)
 GPT_YARN = dict(rope_type="yarn", rope_theta=700.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                 original_max_position_embeddings=24)
+MLA_YARN = dict(rope_type="yarn", rope_theta=300.0, factor=4.0, original_max_position_embeddings=24, mscale=1.0, mscale_all_dim=0.7)
 SIZES = dict(hidden_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+LATENT = dict(hidden_size=20, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, moe_intermediate_size=7, intermediate_size=11)
 MOE = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7, intermediate_size=11)
 # name: config, number type of the file, bytes of a shard
 MODELS = {
@@ -88,6 +90,23 @@ MODELS = {
     "gpt_oss_mxfp4": (transformers.GptOssConfig(
         **COMMON, **(SIZES | dict(hidden_size=32)), head_dim=8, intermediate_size=32, num_local_experts=3, num_experts_per_tok=2,
         sliding_window=5, rope_parameters=GPT_YARN), torch.bfloat16, None),
+    # latent attention: queries through a latent or not, keys with neighbouring pairs rotated or not, values narrower than keys or as wide
+    "deepseek_v3": (transformers.DeepseekV3Config(
+        **COMMON, **LATENT, q_lora_rank=6, kv_lora_rank=9, qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7, n_routed_experts=9,
+        num_experts_per_tok=2, n_group=3, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5,
+        rms_norm_eps=1e-5, rope_parameters=MLA_YARN), torch.bfloat16, None),
+    "deepseek_v3_plain": (transformers.DeepseekV3Config(
+        **COMMON, **LATENT, q_lora_rank=None, kv_lora_rank=5, qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=10, n_routed_experts=6,
+        num_experts_per_tok=3, n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=0, norm_topk_prob=False,
+        rope_interleave=False, tie_word_embeddings=True, rope_parameters=THETA), torch.float32, None),
+    "deepseek_v2": (transformers.DeepseekV2Config(
+        **COMMON, **LATENT, q_lora_rank=None, kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, n_routed_experts=6,
+        num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, topk_method="greedy", rope_parameters=MLA_YARN | dict(
+            mscale=0.707, mscale_all_dim=0.707)), torch.bfloat16, None),
+    "deepseek_v2_groups": (transformers.DeepseekV2Config(
+        **COMMON, **LATENT, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4, n_routed_experts=9,
+        num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, topk_method="group_limited_greedy", n_group=3, topk_group=2,
+        routed_scaling_factor=1.5, rope_parameters=THETA), torch.float64, None),
     # windows: in all layers, in those that a family's rule says, and in those that are listed
     "mistral_window": (transformers.MistralConfig(
         **COMMON, **SIZES, intermediate_size=11, head_dim=6, sliding_window=5, rope_parameters=THETA), torch.bfloat16, None),
@@ -128,13 +147,13 @@ TOKENS = 64
 
 # What a config.json of each family means where it says nothing: the defaults of its class, for tests/model/test_train.c.
 CLASSES = ["GptOss", "JetMoe", "Mixtral", "Llama", "Mistral", "Olmoe", "Qwen3", "Qwen3Moe", "Qwen2Moe", "GraniteMoe", "GraniteMoeShared", "Dots1",
-           "Glm4Moe", "Ernie4_5_Moe"]
+           "Glm4Moe", "Ernie4_5_Moe", "DeepseekV3", "DeepseekV2"]
 
 
 def write_defaults():
     """With what they leave open (the number of Dots' experts), and few layers."""
     given = {"Dots1": dict(n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1), "Mistral": dict(sliding_window=None),
-             "Glm4Moe": dict(hidden_size=6144)}
+             "Glm4Moe": dict(hidden_size=6144), "DeepseekV2": dict(num_experts_per_tok=6)}
     kept = {"transformers_version", "architectures", "dtype", "use_cache", "output_router_logits", "attention_dropout"}
     all_ = {}
     for name in CLASSES:
