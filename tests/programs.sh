@@ -261,10 +261,18 @@ cp -r whole again
 expect 3 'nowhere.txt' $train -i nowhere.txt -o again -y 0
 expect 3 'config.json' $train $data -e void -o again -y 0
 expect 2 'given twice' $run -o again -y 0 -b 1
+expect 2 '-e again would be discarded' $train $data -e again -o ./again -y 0
+expect 2 '-e again/best would be discarded' $train $data -e again/best -o again -y 0
 expect 0 'step    1/60' $run -o again -y 0 -n 20
 same_run whole again "-y 0 starts over"
 cp -r again reseeded && expect 0 'from here on the seed is 1; the run began with 1337' $train -o reseeded -y 1 -sd 1 -x 61
 ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
+
+expect 0 'anew: no run to continue; a new one begins' $some -o anew -y 1 -x 1
+mkdir texts && cp text.txt val.txt texts/
+expect 0 '2 files' sh -c "cd texts && exec $train -i . $model -b 2 -t 32 -s 0 -x 1"
+expect 0 'resuming out' sh -c "cd texts && exec $train -i . -y 1 -x 2"
+ok "a folder of texts, with its runs in it, is trained on as before them" grep -q 'text as bytes, 2 files' "$said"
 
 expect 0 'total ' $some -o new -x 0
 expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0
@@ -493,6 +501,8 @@ expect 0 'run of 60 steps is complete' $train $data -o x5 -y 1 -tk x5/tokenizer.
 expect 0 "infer_moe 'two words/best' -i" $some -x 2 -o 'two words'
 expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 1
 resume 0 'run of 64 steps is complete' x5
+ok "the best loss on other data is forgotten" grep -q 'counts no more' "$said"
+ok "and the best weights are those of a step on these" grep -q '^best val loss .* at step 64$' "$said"
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
 dense="$train $data -e d2:c32h4f32 -rs sigmoid -b 2 -t 32 -s 0 -o dense"
 expect 0 fingerprint $dense -x 3

@@ -813,8 +813,8 @@ static void pruning(void) {
     check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
           "a single checkpoint can be kept");
     check(checkpoint_save_best(folder, &t.m, 10, NULL, NULL, &e), "the best weights are saved");
-    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) != HOLDS_STATE && !is_file(top),
-          "a run can be deleted");
+    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING && !is_file(top),
+          "a run can be deleted, and another starts there even if it is killed before its first save");
 
     for (int i = 1; i <= 9; i++) {                                   /* saved by time between steps that are multiples of 3 */
         const Progress p = progress_at(i == 9 ? 10 : i);
