@@ -129,7 +129,7 @@ expect 2 'given twice' $run -o new -b 4
 expect 2 'given twice' $run -o new --batch 4
 expect 2 'given twice' $run -o new --batch=4
 expect 2 'needs a value' $run -o new -l
-expect 2 'not an option' $run -o new out
+expect 2 'not an option (options begin with -, such as -i, --train' $run -o new out
 for wrong in '-l nan' '-l inf' '-l 1e-3x' '-l -1' '-w1 1' '-n -1' '-n 99999999999999999999' '-n 1.5' '-nk 0' '-r 3' '-sd x' '-k step' '-fa tanh'; do
     expect 2 'expected' $run -o new $wrong
 done
@@ -151,8 +151,8 @@ expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --he
 expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
 [ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
 expect 0 '--tokens .*\[256\]' $infer -h
-for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
-for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do
+for far in --foo --wandb -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
+for near in --batch-size=-b --batch_size=-b --learning-rate=-l --learning_rate=-l --epochs=-x -batch=-b --weight-decay=-c --output=-o; do
     expect 2 "nearest is ${near##*=} " $run -o new "${near%=*}" 1
 done
 
@@ -188,7 +188,7 @@ expect 2 'tokens on all ranks, and 2147483648 slots' $train $data -x 0 -b 262144
 expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm h1000
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
-[ -e /dev/nvidiactl ] || expect 2 'To plan for a GPU that is not here: -x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
+[ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU that is not here: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
 expect 0 'moe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------
@@ -494,15 +494,16 @@ cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
 expect 4 'activation' $train -fa gelu -o x5 -y 1
 expect 4 'other data than page.txt.*--allow-data-change 1' $train -i page.txt -o x5 -y 1
+for size in gpt2 16k x5; do expect 3 "-tk $size: .*; expected a tokenizer.json, or a number" $train $data -o new -tk $size; done
 expect 2 '-tk 300: .*x5 .*256 tokens' $train $data -o x5 -y 1 -tk 300
 sed 's/"version":"1.0"/"version": "1.0"/' x5/tokenizer.json > other.json
 expect 4 'other.json is not the tokenizer of the run in x5.*--allow-data-change 1' $train $data -o x5 -y 1 -tk other.json
 expect 0 'run of 60 steps is complete' $train $data -o x5 -y 1 -tk x5/tokenizer.json
 expect 0 "infer_moe 'two words/best' -i" $some -x 2 -o 'two words'
 expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 1
-resume 0 'run of 64 steps is complete' x5
 ok "the best loss on other data is forgotten" grep -q 'counts no more' "$said"
 ok "and the best weights are those of a step on these" grep -q '^best val loss .* at step 64$' "$said"
+resume 0 'run of 64 steps is complete' x5
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
 dense="$train $data -e d2:c32h4f32 -rs sigmoid -b 2 -t 32 -s 0 -o dense"
 expect 0 fingerprint $dense -x 3
@@ -884,6 +885,10 @@ expect 3 'nowhere.txt' $infer whole -x nowhere.txt
 if mkfifo pipe 2> /dev/null; then expect 3 'pipe: not a regular file' $infer whole -x pipe; rm pipe; fi
 expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
+expect 0 'odd.json looks like JSON' $infer whole -x odd.json
+{ head -c 300 /dev/zero; head -c 300 text.txt; } > zeros
+expect 0 "'.x00' 100%" $infer whole -x zeros -v 3
+expect 4 'no such folder (a prompt is given with -i)' $infer 'ROMEO:'
 ( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )
 ok "infer_moe on a full disk: exit code 5" [ $? = 5 ]
 mkdir deep && sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/' whole/config.json > deep/config.json && cp whole/model.safetensors deep/

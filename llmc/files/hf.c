@@ -84,7 +84,7 @@ char *hf_find_model(const char *asked, Error *e) {
     if (!folder && asked && has_pickles(asked)) error_set(e, "%s: " PICKLES, asked);
     else if (!folder && asked)
         error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked,
-                  is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder");
+                  is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder (a prompt is given with -i)");
     else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
     free(best);
     return folder;
