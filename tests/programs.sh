@@ -185,7 +185,8 @@ expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
 expect 2 'expected auto, or a whole number from 0 to 2' $train $data -r 3
 expect 2 '67108864 tokens on all ranks, and 4294967296 slots' $train $data -x 0 -b 65536 -t 1024 -e m1:c16h2e64k64f1
 expect 2 'tokens on all ranks, and 2147483648 slots' $train $data -x 0 -b 262144 -t 1024 -e m1:c16h8a8x8f1e1
-expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm h1000
+for gpu in h1000 4090; do expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm $gpu; done
+expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
 [ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU that is not here: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
@@ -273,6 +274,7 @@ mkdir texts && cp text.txt val.txt texts/
 expect 0 '2 files' sh -c "cd texts && exec $train -i . $model -b 2 -t 32 -s 0 -x 1"
 expect 0 'resuming out' sh -c "cd texts && exec $train -i . -y 1 -x 2"
 ok "a folder of texts, with its runs in it, is trained on as before them" grep -q 'text as bytes, 2 files' "$said"
+expect 3 'texts/out: a folder, where a pattern must match files alone' $train -i 'texts/*t' -o new
 
 expect 0 'total ' $some -o new -x 0
 expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* A launcher may show every process all GPUs of the machine, or only its own: first wraps around. */
 static void complete(const Device *d, LocalDevices *s) {
@@ -59,9 +60,9 @@ const Device *device_imagine(const char *name, const char *memory, int gpus, Err
     char *end;
     double gigabytes = strtod(memory, &end);
     int i = 0;
-    while (i < (int)(sizeof known / sizeof *known) && strcmp(memory, known[i].name)) i++;
+    while (i < (int)(sizeof known / sizeof *known) && strcasecmp(memory, known[i].name)) i++;
     if (i < (int)(sizeof known / sizeof *known)) gigabytes = known[i].gigabytes;
-    else if (*memory && (*end || !(gigabytes > 0 && gigabytes < 1e6))) {
+    else if (*memory && (*end || !(gigabytes > 0 && gigabytes <= 1024))) {         /* 4090 is a name without its rtx */
         Text names = { 0 };
         for (i = 0; i < (int)(sizeof known / sizeof *known); i++) text_add(&names, " %s", known[i].name);
         error_set(e, "-gm %s: expected the memory of a GPU in GB, or one of%s", memory, names.at);
