@@ -891,6 +891,9 @@ expect 0 'odd.json looks like JSON' $infer whole -x odd.json
 { head -c 300 /dev/zero; head -c 300 text.txt; } > zeros
 expect 0 "'.x00' 100%" $infer whole -x zeros -v 3
 expect 4 'no such folder (a prompt is given with -i)' $infer 'ROMEO:'
+cp -r whole/state/step-00000040 stepped
+expect 4 'stepped: this is the state of a run.*config.json and tokenizer.json' $infer stepped
+cp whole/config.json whole/tokenizer.json stepped/ && expect 0 'generated 3 tokens' $infer stepped -n 3
 ( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )
 ok "infer_moe on a full disk: exit code 5" [ $? = 5 ]
 mkdir deep && sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/' whole/config.json > deep/config.json && cp whole/model.safetensors deep/
