@@ -129,6 +129,7 @@ expect 2 'given twice' $run -o new -b 4
 expect 2 'given twice' $run -o new --batch 4
 expect 2 'given twice' $run -o new --batch=4
 expect 2 'needs a value' $run -o new -l
+for joined in -b4 -b=4; do expect 2 "$joined: no such option. A value stands after a space: -b 4" $train $data -o new $joined; done
 expect 2 'not an option (options begin with -, such as -i, --train' $run -o new out
 for wrong in '-l nan' '-l inf' '-l 1e-3x' '-l -1' '-w1 1' '-n -1' '-n 99999999999999999999' '-n 1.5' '-nk 0' '-r 3' '-sd x' '-k step' '-fa tanh'; do
     expect 2 'expected' $run -o new $wrong
@@ -152,7 +153,7 @@ expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
 [ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
 expect 0 '--tokens .*\[256\]' $infer -h
 for far in --foo --wandb -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
-for near in --batch-size=-b --batch_size=-b --learning-rate=-l --learning_rate=-l --epochs=-x -batch=-b --weight-decay=-c --output=-o; do
+for near in --batch-size=-b --batch_size=-b --learning-rate=-l --learning_rate=-l -lr=-l --epochs=-x -batch=-b --weight-decay=-c --output=-o; do
     expect 2 "nearest is ${near##*=} " $run -o new "${near%=*}" 1
 done
 
@@ -417,7 +418,7 @@ same_run tuned chatted "conversations: resumed, encoded again"
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
 same_run ranks1 ranks2 "conversations on two ranks"
-expect 0 'are longer than -t 64' $tune -t 64 -o short
+expect 0 'conversations for training that are longer than -t 64' $tune -t 64 -o short
 expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2 -s 0 -o chosen
 ok "-ct leaves the template of a folder as it is" [ ! -e chosen/chat_template.jinja ]
 expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours

@@ -125,7 +125,10 @@ static _Noreturn void unknown(Options o, const char *flag) {
     snprintf(bare, sizeof bare, "%.*s", (int)strcspn(word, "="), word);
     for (char *c = bare; (c = strchr(c, '_')); ) *c = '-';  /* as other programs spell it */
     for (const Option *row = o.rows; row < o.rows + o.count; row++) {
-        const int d = strlen(bare) < 3 ? 99 : edits(bare, row->name);
+        const char *value = flag + 1 + strlen(row->letter);
+        if (!strncmp(flag + 1, row->letter, strlen(row->letter)) && (*value == '=' || (*value >= '0' && *value <= '9')))
+            fail(EXIT_USAGE, "%s: no such option. A value stands after a space: -%s %s", flag, row->letter, value + (*value == '='));
+        const int d = !strcmp(bare, row->name) ? 0 : strlen(bare) < 3 ? 99 : edits(bare, row->name);
         const int begins = strlen(row->name) > 3 && !strncmp(bare, row->name, strlen(row->name));
         if (begins || d < fewest || (d == fewest && !best)) { fewest = begins ? 0 : d; best = row; }
     }
