@@ -1,5 +1,5 @@
 #!/bin/sh
-# gpu.sh: measures the GPU figures of README.md on the first GPU of this machine, about four minutes on an H200. The tests come
+# gpu.sh: measures the figures of one GPU in docs/results.md on the first GPU of this machine, about four minutes on an H200. The tests come
 # first; if they fail, nothing is timed.
 #   make train_moe infer_moe run_tests bench_moe && sh bench/gpu.sh | tee bench/results/NAME.txt
 # See also bench/peers.py (other implementations of the layer), bench/tiles.py (other tiles), bench/scaling.sh (several GPUs).
