@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "llmc/base/random.h"
+#include "llmc/data/kinds.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/relay.h"
 #include "llmc/ranks/threads.h"
@@ -432,6 +433,7 @@ static void measure(Session *q) {
     if (!q->tokenizer) fail(EXIT_INPUT, "-x needs a tokenizer (-z)");
     char *text = file_read(q->s.file, &bytes, &e);
     if (!text) fail(EXIT_INPUT, "-x %s", e.text);
+    if (kind_is_json(text, bytes)) warn("%s looks like JSON; what is measured is all of its text, with names and braces", q->s.file);
     const size_t tokens = tokenizer_encode(q->tokenizer, text, bytes, &ids);
     if (tokens < 2) fail(EXIT_INPUT, "-x %s: %zu tokens; at least two are needed", q->s.file, tokens);
     free(tokenizer_decode(q->tokenizer, ids, 1, &first_bytes));

@@ -131,7 +131,8 @@ expect 2 'given twice' $run -o new -b 4
 expect 2 'given twice' $run -o new --batch 4
 expect 2 'given twice' $run -o new --batch=4
 expect 2 'needs a value' $run -o new -l
-expect 2 'not an option' $run -o new out
+for joined in -b4 -b=4; do expect 2 "$joined: no such option. A value stands after a space: -b 4" $train $data -o new $joined; done
+expect 2 'not an option (options begin with -, such as -i, --train' $run -o new out
 for wrong in '-l nan' '-l inf' '-l 1e-3x' '-l -1' '-w1 1' '-n -1' '-n 99999999999999999999' '-n 1.5' '-nk 0' '-r 3' '-sd x' '-k step' '-fa tanh'; do
     expect 2 'expected' $run -o new $wrong
 done
@@ -158,8 +159,8 @@ if [ -x "$root/run_tests" ]; then
     expect 2 'kernel: no option or group' $root/run_tests messages kernel
     ok "run_tests -k NAME: a group of that name does not run" sh -c "! $root/run_tests messages -k house | grep '^house'"
 fi
-for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
-for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do
+for far in --foo --wandb -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
+for near in --batch-size=-b --batch_size=-b --learning-rate=-l --learning_rate=-l -lr=-l --epochs=-x -batch=-b --weight-decay=-c --output=-o; do
     expect 2 "nearest is ${near##*=} " $run -o new "${near%=*}" 1
 done
 
@@ -193,10 +194,11 @@ expect 0 'recomputes 5 of 6 layers' $train $data -x 0 -e m6 -r 2
 expect 2 'expected auto, or a whole number from 0 to 2' $train $data -r 3
 expect 2 '67108864 tokens on all ranks, and 4294967296 slots' $train $data -x 0 -b 65536 -t 1024 -e m1:c16h2e64k64f1
 expect 2 'tokens on all ranks, and 2147483648 slots' $train $data -x 0 -b 262144 -t 1024 -e m1:c16h8a8x8f1e1
-expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm h1000
+for gpu in h1000 4090; do expect 2 'expected the memory of a GPU in GB, or one of a10 ' $train $data -x 0 -gm $gpu; done
+expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm H100 -e m6
 expect 2 'needs -x 0' $train $data -x 5 -gm h100 -o new
 expect 2 'needs -x 0, and -dv cuda' $train $data -x 0 -gm h100 -dv cpu
-[ -e /dev/nvidiactl ] || expect 2 'To plan for a GPU that is not here: -x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
+[ -e /dev/nvidiactl ] || expect 2 'To plan .* for a GPU that is not here: .*-x 0 -gm' $train $data -x 5 -dv cuda-f64 -o new
 expect 0 'moe.c' $train --version
 
 # ---- data: exit code 3 -------------------------------------------------------------------------------------------------------
@@ -270,10 +272,19 @@ cp -r whole again
 expect 3 'nowhere.txt' $train -i nowhere.txt -o again -y 0
 expect 3 'config.json' $train $data -e void -o again -y 0
 expect 2 'given twice' $run -o again -y 0 -b 1
+expect 2 '-e again would be discarded' $train $data -e again -o ./again -y 0
+expect 2 '-e again/best would be discarded' $train $data -e again/best -o again -y 0
 expect 0 'step    1/60' $run -o again -y 0 -n 20
 same_run whole again "-y 0 starts over"
 cp -r again reseeded && expect 0 'from here on the seed is 1; the run began with 1337' $train -o reseeded -y 1 -sd 1 -x 61
 ok "-y 0 deletes the old run" [ "$(grep -c '"event": "start"' again/log.jsonl)" = 1 ]
+
+expect 0 'anew: no run to continue; a new one begins' $some -o anew -y 1 -x 1
+mkdir texts && cp text.txt val.txt texts/
+expect 0 '2 files' sh -c "cd texts && exec $train -i . $model -b 2 -t 32 -s 0 -x 1"
+expect 0 'resuming out' sh -c "cd texts && exec $train -i . -y 1 -x 2"
+ok "a folder of texts, with its runs in it, is trained on as before them" grep -q 'text as bytes, 2 files' "$said"
+expect 3 'texts/out: a folder, where a pattern must match files alone' $train -i 'texts/*t' -o new
 
 expect 0 'total ' $some -o new -x 0
 expect 2 'has no experts' $train $data -e d2:c32h4f32 -rt nearest -x 0
@@ -419,7 +430,7 @@ same_run tuned early "conversations: killed before the first checkpoint, and sta
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
 same_run ranks1 ranks2 "conversations on two ranks"
-expect 0 'are longer than -t 64' $tune -t 64 -o short
+expect 0 'conversations for training that are longer than -t 64' $tune -t 64 -o short
 expect 0 'fingerprint' $train -i chats.jsonl -ct zephyr -e base -b 2 -t 128 -x 2 -s 0 -o chosen
 ok "-ct leaves the template of a folder as it is" [ ! -e chosen/chat_template.jinja ]
 expect 0 'fingerprint' $train -i chats.jsonl -ct chatml -e m2:c32h4e4k2f32a1 -b 2 -t 256 -x 2 -s 0 -o ours
@@ -498,12 +509,15 @@ cp -r whole x5
 expect 4 'hidden_size 32 and 64' $train $data -e m2:c64 -o x5 -y 1
 expect 4 'activation' $train -fa gelu -o x5 -y 1
 expect 4 'other data than page.txt.*--allow-data-change 1' $train -i page.txt -o x5 -y 1
+for size in gpt2 16k x5; do expect 3 "-tk $size: .*; expected a tokenizer.json, or a number" $train $data -o new -tk $size; done
 expect 2 '-tk 300: .*x5 .*256 tokens' $train $data -o x5 -y 1 -tk 300
 sed 's/"version":"1.0"/"version": "1.0"/' x5/tokenizer.json > other.json
 expect 4 'other.json is not the tokenizer of the run in x5.*--allow-data-change 1' $train $data -o x5 -y 1 -tk other.json
 expect 0 'run of 60 steps is complete' $train $data -o x5 -y 1 -tk x5/tokenizer.json
 expect 0 "infer_moe 'two words/best' -i" $some -x 2 -o 'two words'
 expect 0 'step   64/64' $train -i page.txt -o x5 -y 1 -x 64 --allow-data-change 1
+ok "the best loss on other data is forgotten" grep -q 'counts no more' "$said"
+ok "and the best weights are those of a step on these" grep -q '^best val loss .* at step 64$' "$said"
 resume 0 'run of 64 steps is complete' x5
 ok "other weights, other fingerprint" [ "$(fingerprint whole)" != "$(fingerprint x5)" ]
 dense="$train $data -e d2:c32h4f32 -rs sigmoid -b 2 -t 32 -s 0 -o dense"
@@ -887,6 +901,13 @@ expect 3 'nowhere.txt' $infer whole -x nowhere.txt
 if mkfifo pipe 2> /dev/null; then expect 3 'pipe: not a regular file' $infer whole -x pipe; rm pipe; fi
 expect 3 'nowhere.txt' $infer whole -i @nowhere.txt
 expect 3 'tokens' $infer whole -x empty.txt
+expect 0 'odd.json looks like JSON' $infer whole -x odd.json
+{ head -c 300 /dev/zero; head -c 300 text.txt; } > zeros
+expect 0 "'.x00' 100%" $infer whole -x zeros -v 3
+expect 4 'no such folder (a prompt is given with -i)' $infer 'ROMEO:'
+cp -r whole/state/step-00000040 stepped
+expect 4 'stepped: this is the state of a run.*config.json and tokenizer.json' $infer stepped
+cp whole/config.json whole/tokenizer.json stepped/ && expect 0 'generated 3 tokens' $infer stepped -n 3
 ( ulimit -f 0; limited $infer whole -n 4 -v 0 > "$work/full" 2> "$said" )
 ok "infer_moe on a full disk: exit code 5" [ $? = 5 ]
 mkdir deep && sed 's/"num_hidden_layers": 2/"num_hidden_layers": 1000000000/' whole/config.json > deep/config.json && cp whole/model.safetensors deep/

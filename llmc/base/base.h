@@ -35,6 +35,7 @@ char *file_read(const char *path, size_t *bytes, Error *e);          /* the whol
 int   folder_make(const char *path, Error *e);                       /* mkdir -p; an existing folder is fine */
 int   folder_sync(const char *path, Error *e);                       /* fsync: renames inside it survive a power loss */
 int   is_folder(const char *path);
+int   is_same_folder(const char *a, const char *b);           /* by whatever names */
 int   is_file(const char *path);
 
 /* A FileWriter writes a file from its first byte to its last, through a buffer. file_patch overwrites bytes that were added.

@@ -13,6 +13,10 @@
 enum { BUFFER = 1 << 20 };
 
 int is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
+int is_same_folder(const char *a, const char *b) {
+    struct stat s, t;
+    return stat(a, &s) == 0 && stat(b, &t) == 0 && S_ISDIR(s.st_mode) && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+}
 int is_file(const char *path)   { struct stat s; return stat(path, &s) == 0 && S_ISREG(s.st_mode); }
 
 /* ---- reading ------------------------------------------------------------------------------------------- */

@@ -142,13 +142,14 @@ static int64_t validation_windows(const Segment *p, int T) {
     return p->is_chats ? windows(p, T) : T < 1 ? 0 : (p->tokens - 1 + T - 1) / T;
 }
 
-static int check_packing(Segment *p, int T, Error *e) {
+static int check_packing(Segment *p, const char *use, int T, Error *e) {
     if (T < 1 || !packing_make(p, T, e)) return 0;
-    if (p->packing.cut)
-        warn("%s: %lld conversations are longer than -t %d tokens: their ends are cut off; a larger -t keeps them", p->path, (long long)p->packing.cut, T);
+    if (p->packing.cut)             /* not the path: it may be that of the cache */
+        warn("conversations for %s that are longer than -t %d tokens: %lld; their ends are cut off; a larger -t keeps them", use, T,
+             (long long)p->packing.cut);
     if (p->packing.unanswered)
-        warn("%s: %lld conversations without an answer of the assistant in their first %lld tokens are left out", p->path,
-             (long long)p->packing.unanswered, (long long)T + 1);
+        warn("conversations for %s without an answer of the assistant in their first %lld tokens: %lld; they are left out", use,
+             (long long)T + 1, (long long)p->packing.unanswered);
     return 1;
 }
 
@@ -164,7 +165,7 @@ int data_check(Data *d, int T, int vocab, Error *e) {
                                     p->memory ? "token" : "byte",
                                     (long long)(p->memory ? p->max_at : p->start + p->max_at * p->width),
                                     vocab);
-            if (p->is_chats && !check_packing(p, T, e)) return 0;
+            if (p->is_chats && !check_packing(p, names[s], T, e)) return 0;
             if (p->is_chats || (p->tokens > longest->tokens && !longest->is_chats)) longest = p;
         }
         if (longest->tokens <= T && !longest->is_chats)

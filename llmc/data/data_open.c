@@ -168,6 +168,7 @@ static int use_file(Data *d, int use, const char *path, Error *e) {
     struct stat s;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), ok = 0;        /* a pipe without a writer must not hang */
     if (fd < 0 || fstat(fd, &s)) error_set(e, "%s: cannot be read: %s", path, strerror(errno));
+    else if (S_ISDIR(s.st_mode)) error_set(e, "%s: a folder, where a pattern must match files alone; a folder is given by its name", path);
     else if (!S_ISREG(s.st_mode))
         error_set(e, "%s: not a regular file; data must be files or folders, no pipes or devices", path);
     else if (!s.st_size) error_set(e, "%s: found 0 bytes, expected text or tokens; fetch or make it again", path);

@@ -2,9 +2,11 @@
  * encodes; or reads the tokens that an earlier start has written (token_cache.c). */
 #include "data_impl.h"
 #include "bpe.h"
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct { Split split; const Source *source; Documents documents; size_t bytes; } Portion;
 typedef struct { Portion *at; int count; } Portions;
@@ -215,6 +217,9 @@ int data_trains_tokenizer(const DataRequest *r) { return tokens_wanted(r->tokeni
 /* Loads the tokenizer, unless it is to be trained. 0 on error. */
 int data_load_tokenizer(const DataRequest *r, Tokenizer **tokenizer, Error *e) {
     const char *path = tokens_wanted(r->tokenizer) < 0 ? r->tokenizer : r->trained ? r->trained : "";
+    if (*path && path == r->tokenizer && !is_file(path))
+        return error_set(e, "-tk %s: %s; expected a tokenizer.json, or a number: the size of a BPE to train on the text", path,
+                         is_folder(path) ? "a folder" : access(path, F_OK) ? strerror(errno) : "not a regular file");
     *tokenizer = *path ? tokenizer_load(path, e) : NULL;
     return *tokenizer || !*path;
 }

@@ -42,7 +42,16 @@ int source_read_file(Source *s, const char *path, Error *e) {
 
 typedef struct { char **at; size_t count; } Paths;
 
-/* All regular files below a folder. Links to folders are not followed: they may lead in circles. */
+/* Did a run write into this folder? Its logs and its report are no training data: with -i . they lie in that folder from the second start on. */
+static int is_run(const char *folder) {
+    char *log = text_format("%s/log.jsonl", folder), *main_log = text_format("%s/main.log", folder);
+    const int is = is_file(log) && is_file(main_log);
+    free(log);
+    free(main_log);
+    return is;
+}
+
+/* All regular files below a folder, but not those of runs. Links to folders are not followed: they may lead in circles. */
 static int list_files(const char *folder, Paths *paths, Error *e) {
     DIR *dir = opendir(folder);
     int ok = dir != NULL || error_set(e, "%s: %s", folder, strerror(errno));
@@ -52,7 +61,7 @@ static int list_files(const char *folder, Paths *paths, Error *e) {
         char *path = text_format("%s/%s", folder, entry->d_name);
         if (lstat(path, &here)) ok = error_set(e, "%s: %s", path, strerror(errno));
         else if (S_ISLNK(here.st_mode) && stat(path, &there)) {}                /* a link to nothing */
-        else if (S_ISDIR(here.st_mode)) ok = list_files(path, paths, e);
+        else if (S_ISDIR(here.st_mode)) ok = is_run(path) || list_files(path, paths, e);
         else if (S_ISREG(S_ISLNK(here.st_mode) ? there.st_mode : here.st_mode)) {
             paths->at = mem_grow(paths->at, (paths->count + 1) * sizeof *paths->at);
             paths->at[paths->count++] = path;

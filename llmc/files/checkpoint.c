@@ -161,7 +161,7 @@ static int clear_events(const char *folder, Error *e) {
 }
 int checkpoint_clear(const char *folder, Error *e) {
     static const char *const files[] = { "main.log", "log.jsonl", "report.html", "settings.txt", "model.safetensors",
-                                         "best/model.safetensors" };
+                                         "config.json", "best/model.safetensors" };
     int64_t *steps;
     const int n = list_steps(folder, &steps, e);
     int ok = n >= 0;

@@ -76,6 +76,15 @@ static char *newest_model(void) {
     return folder;
 }
 
+/* Why there is no model of this name. */
+static const char *no_model(const char *asked) {
+    char *run = text_format("%s/run.json", asked);
+    const int is_state = is_file(run);
+    free(run);
+    return is_state ? "this is the state of a run, from which -y 1 resumes; with config.json and tokenizer.json of the run beside it, it is a model"
+         : is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder (a prompt is given with -i)";
+}
+
 char *hf_find_model(const char *asked, Error *e) {
     char *best = text_format("%s/best", asked ? asked : "out"), *folder = NULL;
     if (asked && is_model(asked)) folder = text_format("%s", asked);
@@ -83,8 +92,7 @@ char *hf_find_model(const char *asked, Error *e) {
     else if (!asked) folder = is_model("out") ? text_format("out") : newest_model();
     if (!folder && asked && has_pickles(asked)) error_set(e, "%s: " PICKLES, asked);
     else if (!folder && asked)
-        error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked,
-                  is_folder(asked) ? "there is no model in this folder" : is_file(asked) ? "this is a file" : "no such folder");
+        error_set(e, "%s: %s; a checkpoint is a folder with config.json and model.safetensors", asked, no_model(asked));
     else if (!folder) error_set(e, "there is no model in out/best, in out, or in any other folder here");
     free(best);
     return folder;

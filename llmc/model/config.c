@@ -119,7 +119,7 @@ int config_parse(Config *c, const char *text, Error *e) {
     int value[26];
     char *end;
     if (!strchr("mdu", kind) || !kind || text[1] < '0' || text[1] > '9')
-        return error_set(e, "model %s: a descriptor is m (mixture), d (dense) or u (one shared block), a "
+        return error_set(e, "model %s: there is no such folder, and a descriptor is m (mixture), d (dense) or u (one shared block), a "
                             "number of layers, and fields: m12:e64k8f256", text);
     const long layers = strtol(text + 1, &end, 10);
     if (layers < 1 || layers > LAYERS_MAX) return error_set(e, "model %s: 1 to %d layers", text, LAYERS_MAX);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* A launcher may show every process all GPUs of the machine, or only its own: first wraps around. */
 static void complete(const Device *d, LocalDevices *s) {
@@ -32,7 +33,7 @@ const Device *device_choose(const char *name, LocalDevices *local, char why_cpu[
         text_add(&names, "%s %s", d->is_gpu && !gpus++ ? " cuda" : "", d->name);
     }
     if (!d) fail(EXIT_USAGE, "-dv %s: no such device in this build. It has: auto cpu%s%s", name, names.at,
-                 strncmp(name, "cuda", 4) ? "" : ". To plan for a GPU that is not here: -x 0 -gm h100");
+                 strncmp(name, "cuda", 4) ? "" : ". To plan a training run for a GPU that is not here: train_moe -x 0 -gm h100");
     if (d->is_gpu) *why_cpu = 0;
     free(names.at);
     return d;
@@ -59,9 +60,9 @@ const Device *device_imagine(const char *name, const char *memory, int gpus, Err
     char *end;
     double gigabytes = strtod(memory, &end);
     int i = 0;
-    while (i < (int)(sizeof known / sizeof *known) && strcmp(memory, known[i].name)) i++;
+    while (i < (int)(sizeof known / sizeof *known) && strcasecmp(memory, known[i].name)) i++;
     if (i < (int)(sizeof known / sizeof *known)) gigabytes = known[i].gigabytes;
-    else if (*memory && (*end || !(gigabytes > 0 && gigabytes < 1e6))) {
+    else if (*memory && (*end || !(gigabytes > 0 && gigabytes <= 1024))) {         /* 4090 is a name without its rtx */
         Text names = { 0 };
         for (i = 0; i < (int)(sizeof known / sizeof *known); i++) text_add(&names, " %s", known[i].name);
         error_set(e, "-gm %s: expected the memory of a GPU in GB, or one of%s", memory, names.at);

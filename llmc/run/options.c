@@ -122,12 +122,16 @@ static int edits(const char *a, const char *b) {
     }
     return row[n];
 }
-/* Does the text contain the word, with blanks for its hyphens? */
+/* Does the text contain the word, or what it is the plural of, with blanks for its hyphens? */
 static int mentions(const char *text, const char *word) {
     char blank[64];
     snprintf(blank, sizeof blank, "%s", word);
     for (char *c = blank; (c = strchr(c, '-')); ) *c = ' ';
-    return strlen(blank) > 2 && strstr(text, blank) != NULL;
+    const size_t n = strlen(blank);
+    if (n > 2 && strstr(text, blank)) return 1;
+    if (n < 5 || blank[n - 1] != 's') return 0;
+    blank[n - 1] = 0;
+    return strstr(text, blank) != NULL;
 }
 static _Noreturn void unknown(Options o, const char *flag) {
     const char *word = flag + strspn(flag, "-");
@@ -135,8 +139,12 @@ static _Noreturn void unknown(Options o, const char *flag) {
     int fewest = (int)strcspn(word, "=") / 3 + 1;           /* more edits than this, and it is another word */
     char bare[64];
     snprintf(bare, sizeof bare, "%.*s", (int)strcspn(word, "="), word);
+    for (char *c = bare; (c = strchr(c, '_')); ) *c = '-';  /* as other programs spell it */
     for (const Option *row = o.rows; row < o.rows + o.count; row++) {
-        const int d = strlen(bare) < 3 ? 99 : edits(bare, row->name);
+        const char *value = flag + 1 + strlen(row->letter);
+        if (!strncmp(flag + 1, row->letter, strlen(row->letter)) && (*value == '=' || (*value >= '0' && *value <= '9')))
+            fail(EXIT_USAGE, "%s: no such option. A value stands after a space: -%s %s", flag, row->letter, value + (*value == '='));
+        const int d = !strcmp(bare, row->name) ? 0 : strlen(bare) < 3 ? 99 : edits(bare, row->name);
         const int begins = strlen(row->name) > 3 && !strncmp(bare, row->name, strlen(row->name));
         if (begins || d < fewest || (d == fewest && !best)) { fewest = begins ? 0 : d; best = row; }
     }
@@ -189,8 +197,9 @@ static int read_setting(Options o, char *line, Error *e) {
 
 int options_read(Options o, char *text, size_t bytes, Error *e) {
     int number = 1;
+    char *first = text + (strncmp(text, "\xef\xbb\xbf", 3) ? 0 : 3);       /* a byte-order mark, which editors on Windows write */
     if (memchr(text, 0, bytes)) return error_set(e, "this is not a file of settings, but binary");
-    for (char *line = text, *end; line < text + bytes; line = end + 1, number++) {
+    for (char *line = first, *end; line < text + bytes; line = end + 1, number++) {
         Error why;
         end = line + strcspn(line, "\n");
         *end = 0;
@@ -248,7 +257,7 @@ void options_parse(Options o, int argc, char **argv, const char *usage, const ch
         if (!strcmp(flag, "--version")) { printf("moe.c %s\n", MOE_VERSION); exit(EXIT_DONE); }
         if (flag[0] != '-' || !flag[1]) {
             if (word == max_words)
-                fail(EXIT_USAGE, "%s: not an option (options begin with -; --help lists them)", flag);
+                fail(EXIT_USAGE, "%s: not an option (options begin with -, such as -%s, --%s; --help lists them)", flag, o.rows->letter, o.rows->name);
             words[word++] = flag;
             continue;
         }

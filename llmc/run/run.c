@@ -59,6 +59,14 @@ static void lock_folder(Run *r) {
     r->locked = 1;
 }
 
+/* Is the folder from which a model is read one of those that a new run clears? */
+static int model_is_in(const char *model, const char *out) {
+    char *best = text_format("%s/best", out);
+    const int is = is_same_folder(model, out) || is_same_folder(model, best);
+    free(best);
+    return is;
+}
+
 void run_open_folder(Run *r) {
     Settings *s = &r->s;
     Error e;
@@ -68,13 +76,18 @@ void run_open_folder(Run *r) {
     if (is_file(s->out)) fail(EXIT_DISK, "%s is a file; -o needs a folder, or the name of a new one", s->out);
     const Holding holding = checkpoint_exists(s->out, &e);
     if (holding == HOLDS_UNKNOWN) fail(EXIT_DISK, "%s", e.text);
-    if (!holding) return;                   /* claim_folder makes it once everything else has been checked */
+    if (!holding) {                         /* claim_folder makes it once everything else has been checked */
+        if (s->resume && r->leads) text_print(stdout, "%s: no run to continue; a new one begins\n", s->out);
+        return;
+    }
     if (!settings_given(s, "y"))
         fail(EXIT_USAGE, "%s holds another run or model. To continue it: -y 1. "
              "To discard it and start over: -y 0. To keep it: another folder with -o", s->out);
     if (holding == HOLDS_MODEL && s->resume)
         fail(EXIT_CHECKPOINT, "%s holds a model, but no state to resume from. "
              "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
+    if (!(holding == HOLDS_STATE && s->resume) && model_is_in(s->model, s->out))
+        fail(EXIT_USAGE, "-e %s would be discarded with what is in %s before the trained model is saved: another folder with -o", s->model, s->out);
     lock_folder(r);
     if (holding == HOLDS_STATE && s->resume) {
         if (!(r->from = checkpoint_open(s->out, usable, &e))
@@ -801,6 +814,10 @@ void run_start_or_resume(Run *r) {
         optimizer_start(&r->optimizer, &r->model);
         group_barrier(r->parallel.group);                    /* wait until every rank has validated its input */
         if (r->leads) claim_folder(r);
+    }
+    if (r->from && p->data != data_fingerprint(r->data) && p->best_step >= 0) {         /* losses on other data do not compare */
+        if (r->leads) warn("the data changed, so the best validation loss so far (%.6f) counts no more", p->best_loss);
+        p->best_step = -1;
     }
     if (r->from && !group_min(r->parallel.group, publish_again(r))) p->best_step = -1;
     r->lost_best = -1;

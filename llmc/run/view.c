@@ -87,9 +87,11 @@ void view_legend(const View *v, int colored) {
 static void print_token(const Tokenizer *t, int id) {
     size_t n, step;
     char shown[5];
+    const char *end;
     if (!t) { fprintf(stderr, " %d", id); return; }
     const char *p = tokenizer_piece(t, id, &n);
     fputs(n ? " '" : " <", stderr);
+    end = n ? "'" : ">";
     if (!n) fprintf(stderr, "%d", id);
     for (; n; p += step, n -= step) {
         step = text_show(p, n, shown);
@@ -97,7 +99,7 @@ static void print_token(const Tokenizer *t, int id) {
         else if (*p != '\t' && !strncmp(p, shown, step) && !shown[step]) fputs(shown, stderr);
         else for (size_t i = 0; i < step; i++) fprintf(stderr, "\\x%02x", (unsigned char)p[i]);
     }
-    fputs(*tokenizer_piece(t, id, &n) ? "'" : ">", stderr);
+    fputs(end, stderr);
 }
 
 /* The most characteristic tokens of each expert: those with the largest contribution to the Kullback-Leibler divergence of its

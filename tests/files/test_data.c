@@ -474,7 +474,7 @@ static void test_bad_files(void) {
     refused("empty folder", put_folder("void"), NULL, "void|no data|*_train*.bin|train.bin|input.txt|*.jsonl");
     refused("empty folder for validation", good, put_folder("void"), "void|*_val*.bin|val.bin|input.txt");
     refused("folder that ends in .bin", put_folder("dir.bin"), NULL, "dir.bin|no data");
-    refused("pattern that matches a folder", at("di?.bin"), NULL, "dir.bin|regular file");
+    refused("pattern that matches a folder", at("di?.bin"), NULL, "dir.bin|files alone");
 
     header[0] = 20240522;
     refused("other magic", put("magic.bin", header, 1044), NULL, "magic.bin|20240522|20240520|20240801|train.bin");

@@ -294,20 +294,25 @@ static void test_documents(void) {
     free(put_text("docs/.hidden", "hidden "));
     free(put_text("docs/b/lines.jsonl", "{\"text\": \"line 1 \"}\n{\"n\": [1, {}], \"text\": \"l\\u00ednea 2 \"}\n"));
     free(scratch_put("docs/b/object.o", "a\0b", 3));
-    holds("a folder of documents", folder, NULL, "257", "first |inner |line 1 |l\xC3\xADnea 2 |", "last one |");
-    holds("a folder, and bytes as tokens", folder, NULL, "", "first inner line 1 l\xC3\xADnea 2 ", "last one ");
+    free(scratch_folder("docs/out"));                                   /* a run: left out; logs alone are none */
+    free(put_text("docs/out/main.log", "run "));
+    free(put_text("docs/out/log.jsonl", "{\"event\": \"start\"}\n"));
+    free(scratch_folder("docs/logs"));
+    free(put_text("docs/logs/main.log", "inner log "));
+    holds("a folder of documents", folder, NULL, "257", "first |inner |line 1 |l\xC3\xADnea 2 |inner log |", "last one |");
+    holds("a folder, and bytes as tokens", folder, NULL, "", "first inner line 1 l\xC3\xADnea 2 inner log ", "last one ");
     one = put_text("one.jsonl", "{\"text\":\"only this one, cut as a text\"}");
     holds("a JSONL file of one document", one, NULL, "257", "only this one, cut as a t|", "ext|");
     other = put_text("other.jsonl", "\xEF\xBB\xBF\n {\"text\": \"held\"}\r\n\n{\"text\": \"\"}\n   \n{\"text\": \"out\"}");
     holds("a JSONL file for validation, a byte-order mark, blank lines and empty texts", folder, other, "257",
-          "first |inner |line 1 |l\xC3\xADnea 2 |last one |", "held|out|");
+          "first |inner |line 1 |l\xC3\xADnea 2 |inner log |last one |", "held|out|");
     Text many = { 0 };
     for (int i = 0; i < 25; i++) text_add(&many, "{\"text\": \"%c\"}\n", 'a' + i);
     lines = scratch_put("many.jsonl", many.at, many.length);
     holds("25 documents", lines, NULL, "257", "a|b|c|d|e|f|g|h|i|k|l|m|n|o|p|q|r|s|u|v|w|x|y|", "j|t|");
     char *link = scratch_path("docs/b/nothing");
     if (symlink("nowhere", link)) skip("no symbolic links here");
-    else holds("a folder with a link to nothing", folder, other, "257", "first |inner |line 1 |l\xC3\xADnea 2 |last one |",
+    else holds("a folder with a link to nothing", folder, other, "257", "first |inner |line 1 |l\xC3\xADnea 2 |inner log |last one |",
                "held|out|");
     char *paths[] = { folder, inner, lines, one, other, link };
     for (size_t i = 0; i < COUNT(paths); i++) free(paths[i]);

@@ -246,7 +246,7 @@ static void parse_line(void *line) {
 /* What -cf reads, after a command line that gave -c and -ra. */
 static void settings_files(Options o, Small *s) {
     static const struct { const char *text, *says; } files[] = {
-        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "", "" },
+        { "# a comment\n\n  kind = wsd  \r\n c=9\n--rate 3\n", "" },  { "k wsd", "" },  { "", "" },  { "\xef\xbb\xbfk wsd", "" },
         { "kind = wsd\n\nk wsd\n", "line 3: kind (-k) is given twice" },  { "colour = red", "line 1: colour: no such option" },
         { "kind = step", "line 1: -k step: expected one of" },              { "kind\n", "line 1: -k : expected one of" },
     };
@@ -277,7 +277,8 @@ static void options(void) {
         { "-x 3", "no such option" },           { "--conut 3", "nearest is -c (--count)" }, { "--rte=1", "nearest is -ra (--rate)" },
         { "-", "" },
         { "-c 3 -c 3", "given twice" },         { "-c 3 --count=4", "given twice" },
-        { "-c", "needs a value" },              { "-k wsd --rate", "needs a value" },       { "-c=3", "no such option" },
+        { "-c", "needs a value" },              { "-k wsd --rate", "needs a value" },       { "-c=3", "after a space: -c 3" },
+        { "-c3", "after a space: -c 3" },       { "-ra=", "after a space: -ra" },
         { "-c 3x", "a whole number" },          { "-c 3.5", "a whole number" },             { "--count=", "a whole number" },
         { "-c 0", "from 1 to 100" },            { "-c 101", "from 1 to 100" },              { "-c 4294967298", "from 1 to 100" },
         { "-l 9223372036854775808", "whole" },  { "-l -9223372036854775809", "whole" },     { "-l 9000000000000001", "from -1" },
@@ -811,8 +812,8 @@ static void pruning(void) {
     check(has_step(folder, 10) && !has_step(folder, 9) && !has_step(folder, 8) && !has_step(folder, 4),
           "a single checkpoint can be kept");
     check(checkpoint_save_best(folder, &t.m, 10, NULL, NULL, &e), "the best weights are saved");
-    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) != HOLDS_STATE && !is_file(top),
-          "a run can be deleted");
+    check(checkpoint_clear(folder, &e) && checkpoint_exists(folder, &e) == HOLDS_NOTHING && !is_file(top),
+          "a run can be deleted, and another starts there even if it is killed before its first save");
 
     for (int i = 1; i <= 9; i++) {                                   /* saved by time between steps that are multiples of 3 */
         const Progress p = progress_at(i == 9 ? 10 : i);
