@@ -197,13 +197,13 @@ void multiply(int mr, int by_k, size_t kc, const real *restrict a, const real *r
     vec s[12][2] = { 0 };
     for (size_t k = 0; k < kc; k++, a += by_k ? MA : 1, b += NR) {
         vec b0 = *(const vec *)b, b1 = *(const vec *)(b + LANES);
-#pragma GCC unroll 12
+        UNROLL(12)
         for (int i = 0; i < mr; i++) {
             s[i][0] += a[(size_t)i * row] * b0;
             s[i][1] += a[(size_t)i * row] * b1;
         }
     }
-#pragma GCC unroll 12
+    UNROLL(12)
     for (int i = 0; i < mr; i++) {
         Vector *c = (Vector *)to[i];
         if (add) s[i][0] += c[0], s[i][1] += c[1];
