@@ -42,7 +42,7 @@ static const Option table[] = {
     { "text",     "n",  "tokens",      OPTION_INT,   FIELD(tokens),      "256",     -1, INT_MAX, NULL, "tokens to generate; 0: until the context is full; -1: no limit" },
     { "text",     "r",  "sequences",   OPTION_INT,   FIELD(sequences),   "1",        1, 4096, NULL, "texts generated in parallel" },
     { "text",     "m",  "mode",        OPTION_TEXT,  FIELD(mode),        "generate", 0, 0, "generate|chat|web", "chat answers every line of stdin; /reset, /quit. web serves a page to talk to the model" },
-    { "text",     "ct", "chat-template", OPTION_TEXT, FIELD(chat),       "",         0, 0, NULL, "how a chat is written; none: as the folder says, or, if it says nothing, each line is continued; else " CHAT_NAMES },
+    { "text",     "ct", "chat-template", OPTION_TEXT, FIELD(chat),       "",         0, 0, NULL, "how a chat is written; not given: by the template in the folder; without one each line is continued. One of " CHAT_NAMES },
     { "text",     "st", "stop",        OPTION_TEXT,  FIELD(stop),        "",         0, 0, NULL, "a text ends before this string (\\n: newline); default where a chat continues lines: an empty line" },
     { "text",     "e",  "echo",        OPTION_INT,   FIELD(echo),        "1",        0, 1, NULL, "1: print the prompt, too" },
     { "sampling", "t",  "temperature", OPTION_FLOAT, FIELD(temperature), "0.8",      0, 100, NULL, "0: always the most likely token" },
@@ -53,9 +53,9 @@ static const Option table[] = {
     { "model",    "c",  "context",     OPTION_INT,   FIELD(context),     "0",        0, 1 << 24, NULL, "tokens the model sees; 0: as many as in training" },
     { "model",    "z",  "tokenizer",   OPTION_TEXT,  FIELD(tokenizer),   "",         0, 0, NULL, "a tokenizer.json instead of the checkpoint's" },
     { "model",    "dv", "device",      OPTION_TEXT,  FIELD(device),      "auto",     0, 0, NULL, "auto, cpu, cuda, or a device by name: cpu-bf16" },
-    { "model",    "ng", "gpus",        OPTION_INT,   FIELD(gpus),        "1",        1, 1024, NULL, "GPUs that the layers are dealt out to, for a model larger than one (-dv cpu: the CPU pretends to be so many)" },
-    { "page",     "wa", "address",     OPTION_TEXT,  FIELD(address),     "127.0.0.1", 0, 0, NULL, "of this machine, for -m web; one that others can reach needs the token of the link that is printed" },
-    { "page",     "wp", "port",        OPTION_INT,   FIELD(port),        "8080",     0, 65535, NULL, "of the page; 0: any that is free" },
+    { "model",    "ng", "gpus",        OPTION_INT,   FIELD(gpus),        "1",        1, 1024, NULL, "distribute the layers over this many GPUs, for a model larger than one GPU (-dv cpu: the CPU stands for all)" },
+    { "page",     "wa", "address",     OPTION_TEXT,  FIELD(address),     "127.0.0.1", 0, 0, NULL, "address of this machine for -m web; at one that others can reach, the printed link contains a secret token" },
+    { "page",     "wp", "port",        OPTION_INT,   FIELD(port),        "8080",     0, 65535, NULL, "port of the page; 0: any that is free" },
     { "views",    "x",  "perplexity",  OPTION_TEXT,  FIELD(file),        "",         0, 0, NULL, "instead of generating: perplexity and bits per byte of a file" },
     { "views",    "ev", "evaluate",    OPTION_TEXT,  FIELD(questions),   "",         0, 0, NULL, "instead of generating: answer the multiple-choice questions of a file (HellaSwag, or JSONL of context, choices, answer)" },
     { "views",    "eo", "details",     OPTION_TEXT,  FIELD(details),     "",         0, 0, NULL, "a file to write: for each question of -ev a line of JSON with the log-likelihood of every choice" },
@@ -141,7 +141,7 @@ enum { GPT2_TOKENS = 50257 };
 static Tokenizer *find_tokenizer(const Session *q) {
     Error e;
     Tokenizer *t;
-    const int vocab = q->config.vocab - q->config.padding;
+    const int vocab = config_ids(&q->config);
     char *path = *q->s.tokenizer ? text_format("%s", q->s.tokenizer) : text_format("%s/tokenizer.json", q->folder);
     if (*q->s.tokenizer || is_file(path)) {
         if (!(t = tokenizer_load(path, &e))) fail(EXIT_INPUT, "%s", e.text);
@@ -238,17 +238,17 @@ static int load_part(Model *m, void *session) {
 /* Into an allocated model; then its experts can be watched. */
 static void load_weights(Session *q, Model *m) {
     const Settings *s = &q->s;
-    const int layers = q->config.layers;
+    const int layers = q->config.layers, shown = s->layer < 0 ? layers - 1 : s->layer;
     if (m->relay && s->verbose) list_devices(q, m, 0);
     load_part(m, q);
     if (m->relay) relay_each(m->relay, load_part, q);
     if (q->tokenizer) m->used_vocab = tokenizer_vocab(q->tokenizer);
     if (s->verbose < 2) return;
-    if (s->layer >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", s->layer, layers - 1);
+    if (shown >= layers) fail(EXIT_USAGE, "-vl %d: the model has layers 0 to %d", shown, layers - 1);
     if (!m->routers) fail(EXIT_USAGE, "-v %d shows experts, but this model is dense", s->verbose);
-    if (q->config.attention_experts == 1 && !config_has_experts(&q->config, s->layer < 0 ? layers - 1 : s->layer))
-        fail(EXIT_USAGE, "-v %d shows experts, but layer %d has none: -vl chooses another", s->verbose, s->layer < 0 ? layers - 1 : s->layer);
-    view_open(&q->g.view, q->g.dev, m, s->layer < 0 ? layers - 1 : s->layer);
+    if (q->config.attention_experts == 1 && !config_has_experts(&q->config, shown))
+        fail(EXIT_USAGE, "-v %d shows experts, but layer %d has none: -vl chooses another", s->verbose, shown);
+    view_open(&q->g.view, q->g.dev, m, shown);
 }
 static void report_view(const Session *q) {
     if (q->s.verbose == 2) view_legend(&q->g.view, q->style.colored);
@@ -285,7 +285,7 @@ static void generate(Session *q) {
     int *ids;
     char *text = prompt_read(q->s.prompt, &bytes);
     const int context = q->s.context, n = q->s.tokens, B = q->s.sequences;
-    const int count = prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, text, bytes, 1, context, &ids);
+    const int count = prompt_encode(q->tokenizer, config_ids(&q->config), text, bytes, 1, context, &ids);
     open_generator(q, n > 0 && n < context - count ? count + n : context);
     generator_read(&q->g, ids, count, q->s.echo ? text : NULL, bytes);
     if (B > 1) printf("--- 1 of %d\n", B);
@@ -325,7 +325,7 @@ static void answer(Session *q, const char *line, size_t bytes) {
     Generator *g = &q->g;
     Stream *o = &g->stream[0];
     int *ids;
-    const int count = prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, line, bytes, !g->d.length, g->capacity / 2, &ids);
+    const int count = prompt_encode(q->tokenizer, config_ids(&q->config), line, bytes, !g->d.length, g->capacity / 2, &ids);
     stream_restart(o);
     if (count) generator_read(g, ids, count, NULL, bytes);
     generator_write(g, q->s.tokens, 1);
@@ -364,7 +364,7 @@ static void chat(Session *q) {
     int *ids = NULL;
     char *line = NULL, *prompt = prompt_read(q->s.prompt, &bytes);
     const int talks = q->talk.chat.form != NULL;
-    const int count = bytes && !talks ? prompt_encode(q->tokenizer, q->config.vocab - q->config.padding, prompt, bytes, 1, q->s.context, &ids) : 0;
+    const int count = bytes && !talks ? prompt_encode(q->tokenizer, config_ids(&q->config), prompt, bytes, 1, q->s.context, &ids) : 0;
     const int interactive = isatty(0);
     open_generator(q, q->s.context);
     if (interactive) message(q, talks ? "chat template %s; /reset forgets all, /quit ends, Ctrl-C interrupts\n"
@@ -489,7 +489,7 @@ static void ask(Session *q) {
     FileWriter *details = NULL;
     struct sigaction action = { .sa_handler = on_interrupt };
     const Settings *s = &q->s;
-    if (!questions_read(&all, s->questions, q->tokenizer, q->config.vocab - q->config.padding, &e)
+    if (!questions_read(&all, s->questions, q->tokenizer, config_ids(&q->config), &e)
         || !questions_cut(&all, s->questions, s->context, &cut, &e)) fail(EXIT_INPUT, "-ev %s", e.text);
     if (cut) warn("%zu questions are longer than the %d tokens that the model sees (-c): the beginnings of their contexts are cut", cut, s->context);
     if (all.binary && q->tokenizer && tokenizer_vocab(q->tokenizer) != GPT2_TOKENS)
@@ -498,7 +498,7 @@ static void ask(Session *q) {
     evaluate_plan(&m, q->g.dev, &q->config, &all, q->g.relay);
     if (!model_allocate(&m)) out_of_memory(q, &m);
     load_weights(q, &m);
-    m.used_vocab = q->config.vocab - q->config.padding;     /* likelihoods of all ids that the file has, as in other programs */
+    m.used_vocab = config_ids(&q->config);     /* likelihoods of all ids that the file has, as in other programs */
     sigaction(SIGINT, &action, NULL);
     const double start = now();
     if (!evaluate(&m, &all, &interrupts, s->verbose > 0, details, &v, &e)) fail(EXIT_NUMERICS, "-ev %s", e.text);

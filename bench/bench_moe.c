@@ -19,16 +19,12 @@
 #include "ranks.h"
 #include "llmc/model/recompute.h"
 #include "tests/ops/cases.h"
+#include "llmc/base/omp.h"
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-static int omp_get_max_threads(void) { return 1; }
-#endif
 #ifndef COMPILER_FLAGS
 #define COMPILER_FLAGS "flags unknown"                  /* -DCOMPILER_FLAGS='"..."' */
 #endif
@@ -329,8 +325,9 @@ static void bench_operations(Bench *b, const char *size) {
 
 static const char *const usage =
     "usage: bench_moe [-d DEVICE] [-e SIZE] [-t SECONDS] [-l] [FILTER]\n"
-    "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE] [-mg TYPE]\n"
+    "       bench_moe [-d DEVICE] -step MODEL[,SEQUENCES[,TOKENS]] [-r N] [-mw N] [-mo TYPE] [-mg TYPE] [-wo NAME] [-wp N]\n"
     "       bench_moe [-d DEVICE] -step layers [FILTER]\n"
+    "Times operations, layers or training steps beside the limits of this machine.\n"
     "  -d, --device DEVICE    cpu-f32 (default), cpu-bf16, cpu-f64, cuda-bf16, ...\n"
     "  -e, --size SIZE        the operations of a model of this size: m4, m12 (default on CPUs), c768k2, c2048k8,\n"
     "                         c4096k16, e64k2, e128k8, e256k16, e512k10 (default on GPUs: all of these); or\n"
@@ -338,22 +335,22 @@ static const char *const usage =
     "                         heads      attention layers of the same sizes\n"
     "                         attention  causal attention alone\n"
     "                         steps      training steps, queued and recorded\n"
-    "                         parts      training steps in which backward makes parts of layers once more\n"
+    "                         parts      training steps in which backward recomputes parts of layers\n"
     "                         ranks      collectives and training steps on several GPUs\n"
     "                         ladder     the rungs of kernels/ladder\n"
     "                         rounding   an MLP layer under each rule of train_moe -rt\n"
     "                         decoding   models with random weights, published ones on a GPU: tokens per second\n"
-    "                         loading    reads the folder -o, to which it writes such a model first (FILTER: which)\n"
+    "                         loading    writes such a model to the folder -o (FILTER: which) and times reading it\n"
     "  -t, --time SECONDS     time for each operation (default 0.1; at least 7 batches). 0: one batch\n"
     "  -s, -step, --step      every operation of one training step of MODEL, for example m12, with SEQUENCES (default 16,\n"
-    "                         on CPUs 1) of TOKENS (1024): share of the step's time, and of its limit; or of the layers\n"
-    "                         of -e layers\n"
-    "  -r N, -mw N, -mo TYPE, -mg TYPE, -wo NAME, -wp N\n"
-    "                         of that step, as for train_moe: recomputation (0; also one part of all layers: norms, qkv, attention,\n"
-    "                         output, up), master weights (1), type of the moments (f32) and of the gradients (bf16), optimizer (adamw),\n"
-    "                         with -wo muon the period of experts (1)\n"
+    "                         on CPUs 1) of TOKENS (1024): its share of the step's time, and of its own limit;\n"
+    "                         layers: the operations of each layer of -e layers\n"
+    "  options of that step, as for train_moe:\n"
+    "  -r N                   recomputation (0), or one part of all layers: norms, qkv, attention, output, up\n"
+    "  -mw N, -mo TYPE, -mg TYPE   master weights (1), type of the moments (f32) and of the gradients (bf16)\n"
+    "  -wo NAME, -wp N        optimizer (adamw); with -wo muon the period of experts (1)\n"
     "  -w, --wait             layers, attention: measure again for each line of standard input (bench/peers.py)\n"
-    "  -o, --folder FOLDER    of loading\n"
+    "  -o, --folder FOLDER    the folder of -e loading\n"
     "  -l, --list             list the operations instead of timing them\n"
     "  FILTER                 only operations whose line contains this\n";
 

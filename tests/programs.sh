@@ -117,6 +117,8 @@ if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
     ok "a line that is refreshed fits into the terminal" awk '/^step    [2-7]\/8/ { n++; wide += length($0) - 3 > 59 } END { exit !n || wide }' "$work/a"
     rm -rf narrow
 else skipped "no script(1): no terminal"; fi
+slots() { echo $(($(sed -n '/"event": "load"/s/.*"load": \[\([^]]*\)\]}\]}$/\1/p' "$1/log.jsonl" | tail -1 | tr , +))); }
+ok "the loads of a validation are those of all its 79 batches" [ "$(slots whole)" = $((79 * 2 * 32 * 2)) ]
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
 ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
@@ -151,6 +153,11 @@ expect 0 'about 54000 training tokens (less than 10 million.*on cpu' $train --he
 expect 0 '--batch .*\[64\]' $train --help -i text.txt -gm h100
 [ -e /dev/nvidiactl ] || expect 0 'training tokens.* on cuda-bf16\.$' $train --help -i text.txt -dv cuda
 expect 0 '--tokens .*\[256\]' $infer -h
+if [ -x "$root/run_tests" ]; then
+    expect 0 'groups: house files' $root/run_tests --help
+    expect 2 'kernel: no option or group' $root/run_tests messages kernel
+    ok "run_tests -k NAME: a group of that name does not run" sh -c "! $root/run_tests messages -k house | grep '^house'"
+fi
 for far in --foo --epochs -zz; do expect 2 "^error: $far: no such option. --help lists all" $run -o new $far 1; done
 for near in --batch-size=-b --learning-rate=-l -batch=-b --weight-decay=-c --output=-o; do
     expect 2 "nearest is ${near##*=} " $run -o new "${near%=*}" 1
@@ -177,6 +184,7 @@ expect 0 'total .* MB of 80000 MB$' $train $data -x 0 -gm h100 -e m6
 expect 0 'memory on cuda-bf16' $train $data -x 0 -dv cuda -ng 2
 expect 0 'which GPU? -gm h100' $train $data -x 0 -dv cuda
 expect 0 'DOES NOT FIT. This would fit: -b 16 .*-mw 0 -mo bf16: ' $train $data -x 0 -gm 1 -e m6 -r 0
+expect 0 'DOES NOT FIT. This would fit: -b 5 (with' $train $data -x 0 -gm 1 -e m6 -r 0 -b 25
 expect 0 'DOES NOT FIT. This would fit: .*-r auto -mw 0' $train $data -x 0 -gm 1 -e m6 -r 0
 expect 0 'DOES NOT FIT. This would fit: .*, -r auto: ' $train $data -x 0 -gm 1.5 -e m6 -r 0
 expect 0 'auto recomputes norms of .* of 6 layers: .* MB less, about .* more work' $train $data -x 0 -gm 1.5 -e m6
@@ -246,6 +254,7 @@ expect 0 'looks like JSON' $train -i odd.json -t 16 -x 0
 # ---- the output folder -------------------------------------------------------------------------------------------------------
 
 expect 2 'another run.*-y 1.*-y 0' $run -o whole
+expect 2 'plan of a new run' $train $data -o whole -y 1 -x 0
 expect 5 'text.txt' $run -o text.txt
 expect 5 'text.txt' $run -o text.txt/out
 ok "text.txt is unchanged" [ "$(size text.txt)" = 60000 ]
@@ -404,6 +413,9 @@ same_run tuned chatted "conversations: resumed"
 rm -rf chatted/state/step-00000010 chatted/tokens.cache
 expect 0 'conversations' $train -o chatted -y 1
 same_run tuned chatted "conversations: resumed, encoded again"
+mkdir early && head -1 tuned/log.jsonl > early/log.jsonl
+expect 0 'no checkpoint was saved yet' $train -o early -y 1
+same_run tuned early "conversations: killed before the first checkpoint, and started again with its saved settings"
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 1 -o ranks1
 expect 0 'fingerprint' $tune $rows -rp 1 -ng 2 -o ranks2
 same_run ranks1 ranks2 "conversations on two ranks"
@@ -817,6 +829,7 @@ else skipped "no small disk can be mounted here: only a limit on file sizes was 
 
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 8 -gc 1 -o new
 expect 0 'gradient check passed: 0 bad tensors' $train $data $model -t 1 -gc 1 -o new
+expect 0 'gradient check passed: 0 bad tensors' $train $data $model -tk 300 -t 8 -gc 1 -o new
 expect 0 'gradient check passed: 0 bad tensors' $train $data -e m1:c128h2e2f128 -pe fp8-all -t 4 -gc 1 -o new
 expect 9 'router.layer.weight .* it is zero everywhere' $train $data -e m1:c32h4e4k1 -ra 0 -rz 0 -gc 1 -o new
 ok "-gc creates nothing" [ ! -e new ]
