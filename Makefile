@@ -31,6 +31,8 @@ WIDE  := $(if $(ARCH_FLAG),$(call first,-mprefer-vector-width=512))
 # 32-bit x86 computes in 80 bits unless it is told not to.
 SSE   := $(if $(call probe,-msse2 -mfpmath=sse,char four[sizeof(void *)==4?1:-1];$(NOTHING)),-msse2 -mfpmath=sse)
 FUSED := $(call first,-ffp-contract=fast)
+# No operation on floats raises a signal here. Unless told so gcc leaves loops with a condition, such as those with fast_exp, without vectors.
+TRAPS := $(call first,-fno-trapping-math)
 DEPS  := $(call first,-MMD)
 # clang says where it does not vectorize what OpenMP's simd asks for; that is known, and no fault.
 QUIET := $(if $(call first,-Werror=pass-failed),-Wno-pass-failed)
@@ -60,7 +62,7 @@ B := build$(if $(CUDA),/cuda-$(subst $(SPACE),-,$(strip $(CUDA))))$(if $(DEBUG),
 # a*b + c is one fused multiply-add where the machine has it, as the compilers do without -std and GPUs always.
 WARN  = -Wall -Wextra -Wshadow -Wpedantic -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
 OPT   = $(if $(DEBUG),-O1 -g -fsanitize=$(if $(filter thread,$(DEBUG)),thread,address$(COMMA)undefined) -fno-omit-frame-pointer,-O3)
-BUILD = -std=c11 -I. $(OPT) $(FUSED) $(ARCH_FLAG) $(WIDE) $(SSE) $(OMP) $(SIMD)
+BUILD = -std=c11 -I. $(OPT) $(FUSED) $(TRAPS) $(ARCH_FLAG) $(WIDE) $(SSE) $(OMP) $(SIMD)
 FLAGS = $(BUILD) $(WARN) $(if $(OMP),,-Wno-unknown-pragmas) $(QUIET) $(if $(DEPS),-MMD -MP)
 GENCODE = $(foreach a,$(CUDA),-gencode=arch=compute_$a,code=sm_$a)
 NVFLAGS = -std=c++17 -I. -O3 -lineinfo $(if $(OMP),-Xcompiler $(OMP)) $(GENCODE) $(if $(RACECHECK),-DRACECHECK) $(addprefix -D,$(TRY)) $(if $(WERROR),-Werror all-warnings) -DBUILT_FOR='"sm_$(subst $(SPACE),$(COMMA)sm_,$(strip $(CUDA)))"' -MMD -MP

@@ -18,7 +18,7 @@ ENDINGS = (".c", ".h", ".cu", ".cuh", ".md", ".sh", ".py", ".js", ".svg", ".sbat
 MADE = re.compile(r"out|build|mine|tuned|OUT|FOLDER|NAME|texts|openwebtext|(train|val|test|input)\.txt|tokens\.cache|book|chats|check_export"
                   r"|mixture|data/(openwebtext|linux|enwik8|fineweb|tinyshakespeare)/|linux/|enwik8/|.*\.json[l]?$|input|libnccl|report\.html"
                   r"|state/|best/|modeling_smoe\.py|settings\.txt|main\.log|.*\bNAME\b|(cpu|cuda)/x\.c|dev/data/")
-ELSEWHERE = {"signal", "shm-size", "march", "ffp-contract", "fast-math", "attention"}        # options of compilers, launchers and bench/peers.py
+ELSEWHERE = {"signal", "shm-size", "march", "ffp-contract", "fast-math", "fno-trapping-math", "attention"}        # options of compilers, launchers and bench/peers.py
 
 
 def read(path):

@@ -24,14 +24,14 @@ static inline __attribute__((always_inline)) void tile(real *c, int ldc, const r
                                                        Write how, const int vectors) {
     Vector sum[TILE_M][2] = { 0 };
     for (int k = 0; k < K; k++)
-        #pragma GCC unroll 4
+        UNROLL(4)
         for (int i = 0; i < TILE_M; i++)
-            #pragma GCC unroll 2
+            UNROLL(2)
             for (int j = 0; j < vectors; j++)
                 sum[i][j] += a[(size_t)i*a_row + (size_t)k*a_col] * *(const Vector *)(b + (size_t)k*ldb + j * LANES);
-    #pragma GCC unroll 4
+    UNROLL(4)
     for (int i = 0; i < TILE_M; i++)
-        #pragma GCC unroll 2
+        UNROLL(2)
         for (int j = 0; j < vectors; j++) {
             Vector *at = (Vector *)(c + (size_t)i*ldc + j * LANES);
             if (how == ADD) *at += sum[i][j]; else *at = sum[i][j];

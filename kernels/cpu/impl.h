@@ -86,6 +86,15 @@ static inline void *zeroed_scratch(size_t bytes) { return memset(scratch(bytes),
 #endif
 typedef real Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 
+/* UNROLL(n) before a loop with a constant number of rounds, at most n: it becomes straight code, in which an array that it indexes is
+ * registers. clang knows gcc's pragma by another name only. */
+#define PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define UNROLL(n) PRAGMA(clang loop unroll(full))
+#else
+#define UNROLL(n) PRAGMA(GCC unroll n)
+#endif
+
 /* exp without branches or tables, so that loops over it become vector code: 2^(x log2 e) = 2^n 2^f with n an integer and f in
  * [-1/2, 1/2]; 2^f = e^(f ln 2) by a polynomial. Relative error below 2e-7. Below -87 the result is 0; inputs above 88 are
  * clamped: no caller needs infinity. f64 is the oracle and takes the library's. */

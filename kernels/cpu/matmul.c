@@ -18,10 +18,12 @@
  *               of 4 cycles need 8.
  *   L1          a panel of b, NR columns x KC: 32 * 272 floats = 34 KB of 48 (AVX2: 17 of 32). It is used for MA rows of a, whose
  *               panels of MR x KC (13 KB) stream through from L2.
- *   L2          a block of b, NB columns x KC: 256 * 272 floats = 272 KB of 512 to 2048, and MA rows of a (51 KB).
+ *   L2          a block of b, NB columns x KC: 256 * 272 floats = 272 KB of 512 to 2048, and MA rows of a (51 KB); backward_weight: MB rows
+ *               (306 KB; AVX2: 153).
  *
  * Packing, that is copying numbers into panels in the order of use and widening them to real, costs about as much as eight
- * FMAs for each number: b is packed once for up to MB rows of c, a once for up to NB columns. Packing is also where rows are
+ * FMAs for each number, more if they come from memory. So rows are read whole and in order, and a few of them are asked for ahead. b is
+ * packed once for up to MB rows of c (TALL, if one block of k is all), a once for up to NB columns. Packing is also where rows are
  * gathered (the idea of ParallelLinear: a routed row is read and written in place), and where b is transposed if k is its fast
  * dimension. a may have either order: one number of it at a time goes to all lanes.
  *
@@ -51,6 +53,8 @@ enum {
     NB = 256,                               /* a multiple of NR */
     MA = 4 * MR,
     MB = 6 * MA,
+    TALL = 4 * MB,
+    AHEAD = 8,                              /* rows that are asked for while one is packed */
     FEW = 4                                 /* few_rows is faster up to this many rows */
 };
 
@@ -159,17 +163,40 @@ static void write(const Product *p, Slice s, size_t i, size_t j, size_t n, const
 
 /* ---- many rows: packed panels ---------------------------------------------------------------------------------- */
 
-/* to[r*pitch + c] = element (r0 + r, c0 + c) of x. */
-static void pack(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
-    for (size_t r = 0; r < rows; r++, to += pitch) {
+/* Asks for row i, if it is one of n: rows are short and may be anywhere, so that the processor does not foresee them. */
+static inline void ask_for(Matrix x, size_t r0, size_t i, size_t n, size_t c0, size_t columns) {
+    if (i >= n) return;
+    const floatX *row = row_of(x, r0 + i) + c0;
+    for (size_t c = 0; c < columns; c += 64 / sizeof *row) __builtin_prefetch(row + c);
+}
+
+/* to[r*KC + c] = element (r0 + r, c0 + c) of x. */
+static void pack(real *to, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
+    for (size_t r = 0; r < rows; r++, to += KC) {
         const floatX *from = row_of(x, r0 + r) + c0;
         size_t c = 0;
+        ask_for(x, r0, r + AHEAD, rows, c0, columns);
         for (; c + LANES <= columns; c += LANES) store(to + c, load(from + c));
         for (; c < columns; c++) to[c] = R(from[c]);
     }
 }
 
-/* The same, transposed: to[c*pitch + r]. Rows are padded with zeros to a multiple of LANES. */
+/* The same in panels of `width` columns, a constant and a multiple of LANES: to[c/width*width*rows + r*width + c%width]. The last
+ * panel is padded with zeros. */
+static inline __attribute__((always_inline))
+void pack_panels(real *to, const size_t width, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
+    for (size_t r = 0; r < rows; r++, to += width) {
+        const floatX *from = row_of(x, r0 + r) + c0;
+        size_t c = 0;
+        ask_for(x, r0, r + AHEAD, rows, c0, columns);
+        for (; c + width <= columns; c += width)
+            for (size_t i = 0; i < width; i += LANES) store(to + c * rows + i, load(from + c + i));
+        for (size_t i = 0; c < columns && i < width; i += LANES)
+            store(to + c * rows + i, c + i < columns ? load_some(from + c + i, columns - c - i) : (vec){ 0 });
+    }
+}
+
+/* One panel, transposed: to[c*pitch + r] = element (r0 + r, c0 + c) of x. Rows are padded with zeros to a multiple of LANES. */
 static void pack_transposed(real *to, size_t pitch, Matrix x, size_t r0, size_t rows, size_t c0, size_t columns) {
     for (size_t r = 0; r < rows; r += LANES) {
         const floatX *from[LANES];
@@ -197,13 +224,13 @@ void multiply(int mr, int by_k, size_t kc, const real *restrict a, const real *r
     vec s[12][2] = { 0 };
     for (size_t k = 0; k < kc; k++, a += by_k ? MA : 1, b += NR) {
         vec b0 = *(const vec *)b, b1 = *(const vec *)(b + LANES);
-#pragma GCC unroll 12
+        UNROLL(12)
         for (int i = 0; i < mr; i++) {
             s[i][0] += a[(size_t)i * row] * b0;
             s[i][1] += a[(size_t)i * row] * b1;
         }
     }
-#pragma GCC unroll 12
+    UNROLL(12)
     for (int i = 0; i < mr; i++) {
         Vector *c = (Vector *)to[i];
         if (add) s[i][0] += c[0], s[i][1] += c[1];
@@ -223,27 +250,28 @@ static Multiply *const multiply_rows[2][13] = {
       multiply_by_k_7, multiply_by_k_8, multiply_by_k_9, multiply_by_k_10, multiply_by_k_11, multiply_by_k_12 }
 };
 
-/* Computes the tile of c from (m0, n0) on, at most MB x NB. Sums are kept in c itself where c holds reals and they fill a panel,
- * otherwise in scratch until they are rounded. Scratch: 0.6 MB of stack for f32, 1.2 for f64. */
-static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns) {
-    struct { real a[MA * KC], b[NB * KC], c[MB * NB]; } __attribute__((aligned(64))) x;
+typedef struct { real a[MB * KC], b[NB * KC], c[MB * NB]; } Panels;      /* 0.9 MB of stack for f32, 1.8 for f64 */
+
+static void pack_b(const Product *p, Slice s, real *b, size_t k0, size_t kc, size_t n0, size_t columns) {
+    if (p->kind != FORWARD) pack_panels(b, NR, p->b, s.b + k0, kc, n0, columns);
+    else for (size_t n = 0; n < columns; n += NR) pack_transposed(b + n * kc, NR, p->b, s.b + n0 + n, at_most(NR, columns - n), k0, kc);
+}
+
+/* Computes at most MB x NB elements of c, from (m0, n0) on. Sums are kept in c itself where c holds reals and they fill a panel,
+ * otherwise in x->c until they are rounded. has_b: x->b is packed already. */
+static void block(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns, Panels *x, int has_b) {
     const int by_k = p->kind == WEIGHT;
     int reals = p->kind == WEIGHT || (sizeof(real) == sizeof(floatX));
     real *out = p->kind == WEIGHT ? p->dweight : (real *)p->out;
     size_t direct = reals ? columns / NR * NR : 0;
     for (size_t k0 = 0; k0 < s.k; k0 += KC) {
         size_t kc = at_most(KC, s.k - k0);
-        for (size_t n = 0; n < columns; n += NR) {
-            size_t nr = at_most(NR, columns - n);
-            real *b = x.b + n * kc;
-            if (nr < NR) memset(b, 0, kc * NR * sizeof(real));
-            if (p->kind == FORWARD) pack_transposed(b, NR, p->b, s.b + n0 + n, nr, k0, kc);
-            else pack(b, NR, p->b, s.b + k0, kc, n0 + n, nr);
-        }
+        if (!has_b) pack_b(p, s, x->b, k0, kc, n0, columns);
+        if (by_k) pack_panels(x->a, MA, p->a, s.a + k0, kc, m0, rows);
         for (size_t m = 0; m < rows && !(p->symmetric && m0 + m >= n0 + columns); m += MA) {
             size_t ma = at_most(MA, rows - m);
-            if (by_k) pack(x.a, MA, p->a, s.a + k0, kc, m0 + m, ma);
-            else pack(x.a, KC, p->a, s.a + m0 + m, ma, k0, kc);
+            const real *a = by_k ? x->a + m * kc : x->a;
+            if (!by_k) pack(x->a, p->a, s.a + m0 + m, ma, k0, kc);
             for (size_t n = 0; n < columns; n += NR)
                 for (size_t i = m; i < m + ma; i += MR) {
                     if (p->symmetric && m0 + i >= n0 + n + NR) break;
@@ -251,15 +279,22 @@ static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, s
                     int here = n < direct;
                     real *to[MR];
                     for (size_t r = 0; r < mr; r++)
-                        to[r] = here ? out + row_of_c(p, s, m0 + i + r) * s.n + n0 + n : x.c + (i + r) * NB + n;
-                    multiply_rows[by_k][mr](kc, x.a + (i - m) * (by_k ? 1 : KC), x.b + n * kc, to, k0 > 0 || (here && p->how == ADD));
+                        to[r] = here ? out + row_of_c(p, s, m0 + i + r) * s.n + n0 + n : x->c + (i + r) * NB + n;
+                    multiply_rows[by_k][mr](kc, a + (i - m) * (by_k ? 1 : KC), x->b + n * kc, to, k0 > 0 || (here && p->how == ADD));
                 }
         }
     }
     for (size_t m = 0; m < rows; m++) {
         const size_t panel = p->symmetric && m0 + m > n0 ? (m0 + m - n0) / NR * NR : 0, from = direct > panel ? direct : panel;
-        if (from < columns) write(p, s, m0 + m, n0 + from, columns - from, x.c + m * NB + from);
+        if (from < columns) write(p, s, m0 + m, n0 + from, columns - from, x->c + m * NB + from);
     }
+}
+
+/* Computes the tile of c from (m0, n0) on, at most NB wide. One that is higher than MB has one block of k, for which b stays packed. */
+static void tile(const Product *p, Slice s, size_t m0, size_t rows, size_t n0, size_t columns) {
+    Panels x __attribute__((aligned(64)));
+    for (size_t m = 0; m < rows; m += MB)
+        block(p, s, m0 + m, at_most(MB, rows - m), n0, columns, &x, m > 0);
 }
 
 /* ---- few rows, forward: LANES rows of weights at a time with one row of inp ---------------------------------------
@@ -292,10 +327,11 @@ static void few_rows(const Product *p, Slice s, size_t n0, size_t columns) {
 
 /* ---- jobs ------------------------------------------------------------------------------------------------------ */
 
-/* The tiles of an expert's c: about equal, at most MB x NB, and of at most `most` FMAs unless they are MA x NR. */
+/* The tiles of an expert's c: about equal, at most NB wide and MB high (TALL, if one block of k is all), and of at most `most` FMAs unless
+ * they are MA x NR. */
 typedef struct { size_t rows, columns, down, across; } Tiling;
 static Tiling tiling_of(Slice s, double most) {
-    Tiling t = { MB, NB, 0, 0 };
+    Tiling t = { s.k <= KC ? TALL : MB, NB, 0, 0 };
     for (;;) {
         t.down = divide_up(s.m, t.rows), t.across = divide_up(s.n, t.columns);
         if (!t.down || !t.across) return t;

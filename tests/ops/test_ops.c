@@ -56,6 +56,7 @@ static const struct { Shape s; const char *only; } special[] = {
     { { "beyond",    1,    5,  8200,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm_backward" },
     { { "odd row",   1,  700,  1027,      5,   1,  1,   1, 1, 1, 2, MIXED }, "rmsnorm" },
     { { "tall",      1, 4200,   264,      5,   1,  1,   1, 1, 1, 2, MIXED }, "bias_backward" },
+    { { "tall",      1, 2500,    40,      5,   1,  1, 150, 1, 1, 2, MIXED }, "matmul" },
     { { "K = 7",     1, 2700,   136,      5,  16,  7,   1, 1, 1, 2, MIXED }, "add_norm" },
     { { "full",      1,   37,  4096,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },
     { { "widest",    1,    5,  8192,      5,   3,  2,   1, 1, 1, 2, MIXED }, "add_norm" },

@@ -18,9 +18,9 @@ static void tile(const Product *p, int expert, int row, int column) {
         w[i] = weight_at(p, expert, column + (i < columns ? i : columns - 1));
     }
     for (int c = 0; c + LANES <= p->C; c += LANES)
-#pragma GCC unroll 4
+        UNROLL(4)
         for (int i = 0; i < TILE; i++)
-#pragma GCC unroll 4
+            UNROLL(4)
             for (int j = 0; j < TILE; j++) sum[i][j] += vector_at(x[i] + c) * vector_at(w[j] + c);
     for (int i = 0; i < TILE && i < rows; i++)
         for (int j = 0; j < TILE && j < columns; j++) out_at(p, row + i)[column + j] = finish(sum[i][j], x[i], w[j], p->C);
