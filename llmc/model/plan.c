@@ -552,7 +552,7 @@ static void initialize(Model *m, unsigned kinds, uint64_t seed) {
         const Segment own = manifest_segment(&m->manifest, i, shards, shard);
         for (size_t from = 0; from < own.count; from += PART) {
             const size_t n = own.count - from < PART ? own.count - from : PART, at = own.offset + from;
-            manifest_initial(t, seed, at - t->offset, n, values);
+            manifest_initial(t, seed, at - t->offset, n, m->dev->real_size > sizeof(float), values);
             m->dev->from_double((floatX *)((char *)m->params + (at - own.shift) * m->dev->floatX_size), values, n);
         }
     }
