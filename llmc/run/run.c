@@ -726,12 +726,7 @@ void run_allocate(Run *r) {
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
     r->saver = saver_open(&r->model, &r->optimizer);
-    const int room = r->save_room && saver_make_room(r->saver);
-    if (r->save_room && !group_min(r->parallel.group, room)) {
-        saver_close(r->saver);
-        r->saver = saver_open(&r->model, &r->optimizer);
-        if (r->leads) warn("the host does not have %.1f MB for a copy of what is saved: steps wait for saves", (double)r->save_room / 1e6);
-    }
+    if (r->save_room) saver_make_room(r->saver);
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
     r->positions = mem_alloc(N * sizeof *r->positions);

@@ -48,7 +48,8 @@ typedef struct {
     double        started, session;     /* time of the program's start; seconds trained in this session */
     double        validated;            /* seconds that the last validation took; 0: none yet */
     Saver        *saver;
-    size_t        save_room;            /* bytes of the host's memory for a copy of what a rank saves; 0: there is none, and steps wait */
+    size_t        save_room;            /* bytes of the host's memory for a copy of what a rank saves; 0: there are none, and steps wait */
+    int           copies;               /* 1: saves make a copy */
     int           saving, saving_timed; /* 1: a save is under way; it was asked for by the clock */
     int64_t       saving_step;
     double        paused;               /* seconds that the steps waited for it */

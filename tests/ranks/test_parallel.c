@@ -476,7 +476,8 @@ static void save_behind(const Team *t, Trainee *m, const Parallel *p) {
     Error e;
     Saved saved = SAVED_NOTHING;
     Saver *saver = saver_open(&m->m, &m->o);
-    const int room = saver_make_room(saver), begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
+    saver_make_room(saver);
+    const int room = saver_use_room(saver, 1) == ROOM_READY, begins = saver_begin(saver, behind, &s, (Keep){ 1, 0, 0 }, &e);
     trainee_send(m, t->steps);
     trainee_step(m);
     if (begins) saved = saver_end(saver, &e);
