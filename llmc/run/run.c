@@ -2,6 +2,7 @@
 #include "run.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text.h"
+#include "llmc/data/meter.h"
 #include "llmc/files/families.h"
 #include "llmc/files/hf.h"
 #include "llmc/model/check.h"
@@ -754,11 +755,23 @@ static int publish_again(Run *r) {
     return 0;
 }
 
+static void draw_weights(Run *r) {
+    Model *m = &r->model;
+    Meter meter;
+    meter_begin(&meter, r->leads, "drawing the initial weights", (int64_t)(m->manifest.learnable * m->dev->floatX_size), "MB");
+    for (int i = 0; i < m->manifest.count; i++) {
+        model_initialize_tensor(m, i, (uint64_t)r->s.seed);
+        meter_add(&meter, (int64_t)(m->manifest.at[i].count * m->dev->floatX_size));
+    }
+    meter_end(&meter);
+}
+
 /* Routers are new; all experts answer alike at first, so it does not matter whom they choose. */
 static void upcycle(Run *r) {
     Error e;
     config_pad_vocab(&r->dense);
-    model_initialize_kind(&r->model, TENSOR_ROUTER, (uint64_t)r->s.seed);
+    for (int i = 0; i < r->model.manifest.count; i++)
+        if (r->model.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&r->model, i, (uint64_t)r->s.seed);
     if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
@@ -778,7 +791,7 @@ void run_start_or_resume(Run *r) {
         if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
-        if (!is_folder(s->model)) model_initialize(&r->model, (uint64_t)s->seed);
+        if (!is_folder(s->model)) draw_weights(r);
         else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
         optimizer_start(&r->optimizer, &r->model);
