@@ -92,6 +92,7 @@ steps_of() { ls "$1/state" 2>/dev/null | sed 's/step-0*//' | tr '\n' ' '; }
 bytes() { for b; do printf "\\$(printf %03o "$b")"; done; }
 number() { bytes $(($1 & 255)) $(($1 >> 8 & 255)) $(($1 >> 16 & 255)) $(($1 >> 24 & 255)); }
 overwrite() { file=$1 at=$2; shift 2; bytes "$@" | dd of="$file" bs=1 seek="$at" conv=notrunc 2> /dev/null; }
+inode() { ls -i "$1" | sed 's/^ *//; s/ .*//'; }
 size() { wc -c < "$1" | tr -d ' '; }
 shard() {                               # shard MAGIC VERSION TOKENS: an llm.c header; the tokens come from stdin
     number "$1"; number "$2"; number "$3"; head -c 1012 /dev/zero; cat
@@ -117,6 +118,7 @@ if script -qec 'stty cols 60' /dev/null > "$said" 2>&1 < /dev/null; then
     ok "a line that is refreshed fits into the terminal" awk '/^step    [2-7]\/8/ { n++; wide += length($0) - 3 > 59 } END { exit !n || wide }' "$work/a"
     rm -rf narrow
 else skipped "no script(1): no terminal"; fi
+ok "its last step is the best: one file of weights" [ "$(inode whole/best/model.safetensors)" = "$(inode whole/model.safetensors)" ]
 ok "the two newest checkpoints are kept" [ "$(steps_of whole)" = "40 60 " ]
 ok "no temporary file remains" [ -z "$(find whole -name '*tmp*')" ]
 
@@ -506,8 +508,10 @@ head -c 3000 nan/model.safetensors > cut && mv cut nan/model.safetensors
 expect 3 'model.safetensors' $train $data -e nan -o new
 expect 4 'model.safetensors' $infer nan -n 4
 
-# With the largest finite number as a weight every gradient overflows: no step changes the weights.
-cp -r whole loud; overwrite loud/model.safetensors $((end - 4)) 255 255 127 127
+# With the largest finite number as the 32 weights of the last norm, whose largest input is at least 1, every gradient overflows: no step
+# changes the weights.
+largest="255 255 127 127"; largest="$largest $largest $largest $largest"; largest="$largest $largest"
+cp -r whole loud; overwrite loud/model.safetensors $((end - 128)) $largest $largest $largest $largest
 expect 9 '3 steps in a row without a finite gradient' $train $data -e loud -b 2 -t 32 -x 30 -n 1 -s 0 -mb 3 -o bad
 ok "the newest checkpoint is named" grep -q 'bad holds the checkpoint of step 2' "$said"
 ok "each bad step is reported with a tensor" [ "$(grep -c 'warning: step [123]: the gradient of [a-z0-9_.]* is not finite' "$said")" = 3 ]

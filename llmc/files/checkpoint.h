@@ -5,8 +5,8 @@
  *     best/                   a Hugging Face folder of the weights with the best validation loss
  *     lock                    held by the trainer that uses the folder
  * A step folder is written under a temporary name, synced and renamed, so it is complete or absent. The output folder's own
- * model.safetensors is a hard link to the step folder's. run.json has a seal (json.h) and the sizes and CRC-32Cs of the other two
- * files and of the output folder's tokenizer.json. If a file is damaged, the checkpoint before is used. Nothing in the files depends
+ * model.safetensors is a hard link to the step folder's; that of best/ is, too, if the last step was the best. run.json has a seal (json.h)
+ * and the sizes and CRC-32Cs of the other two files and of the output folder's tokenizer.json. If a file is damaged, the checkpoint before is used. Nothing in the files depends
  * on the number of devices. Promises and tests: docs/reliability.md. */
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
@@ -61,10 +61,12 @@ int    saver_next(Saver *s, Saved *saved, Error *e);
 Saved  saver_end(Saver *s, Error *e);
 void   saver_close(Saver *s);
 
-/* All at once, by all ranks likewise. best: the weights, as those with the best validation loss. */
+/* All at once, by all ranks likewise. best: the weights, as those with the best validation loss. link: by one rank: those of the state of
+ * this step, which has been saved; no second copy of them is written, if the file system has links. */
 Saved checkpoint_save(const char *folder, const Snapshot *s, Keep keep, Error *e);
 int   checkpoint_save_best(const char *folder, const Model *m, int64_t step, const Tokenizer *tokenizer, const HfOrigin *origin,
                            Error *e);
+int   checkpoint_link_best(const char *folder, int64_t step, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e);
 
 /* open: the newest usable step folder. Verifies the checksum of every file before its contents are used; then checks the
  * configuration, and by `usable` (may be NULL) the members of run.json that the caller reads. Warns about newer folders that are not

@@ -348,3 +348,9 @@ int checkpoint_save_best(const char *folder, const Model *m, int64_t step, const
     saver_close(s);
     return saved == SAVED_ALL;
 }
+int checkpoint_link_best(const char *folder, int64_t step, const Model *m, const Tokenizer *tokenizer, const HfOrigin *origin, Error *e) {
+    char *state = step_path(folder, step), *weights = top_weights(state), *best = text_format("%s/best", folder);
+    const int ok = publish(weights, best, m, tokenizer, origin, e);
+    free(state); free(weights); free(best);
+    return ok;
+}

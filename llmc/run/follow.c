@@ -265,17 +265,24 @@ static int validation_loss(Run *r, double *loss, double *tokens) {
 }
 
 /* Saves the weights as the best. The next step changes them, so a failed attempt is repeated at once. 0: both failed; best/ keeps the
- * previous best, and a later validation that improves on that one is saved. All ranks get the same result. */
-static int keep_best(Run *r) {
+ * previous best, and a later validation that improves on that one is saved. All ranks get the same result. saved: their checkpoint is. */
+static int save_best(Run *r, int saved) {
     Error e;
+    const int64_t step = r->progress.step;
     int ok = 1;
-    if (!r->s.keep_best) return 1;
     for (int attempt = 0; attempt < 2; attempt++) {
-        if ((ok = checkpoint_save_best(r->s.out, &r->model, r->progress.step, r->tokenizer, r->origin, &e))) break;
-        if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)r->progress.step, e.text, attempt ? "" : "; trying again");
+        if (!saved) ok = checkpoint_save_best(r->s.out, &r->model, step, r->tokenizer, r->origin, &e);
+        else ok = group_min(r->parallel.group, !r->leads || checkpoint_link_best(r->s.out, step, &r->model, r->tokenizer, r->origin, &e));
+        if (ok) break;
+        if (r->leads) warn("the best weights, of step %lld, were not saved: %s%s", (long long)step, e.text, attempt ? "" : "; trying again");
     }
-    r->lost_best = ok ? -1 : r->progress.step;
+    r->lost_best = ok ? -1 : step;
     return ok;
+}
+/* Those of the last step are saved as a whole anyway, right after: then that file gets a second name (run_save). */
+static int keep_best(Run *r) {
+    if (r->s.keep_best && r->progress.step == r->s.steps) r->best_is_last = 1;
+    return !r->s.keep_best || r->best_is_last || save_best(r, 0);
 }
 
 /* What differs between runs that are otherwise the same has an event of its own. */
@@ -410,6 +417,30 @@ void run_follow_save(Run *r, int waits) {
         else if (!waits) return;
     }
 }
+/* Of all weights, without the padding between tensors, which depends on the number of ranks. For rank 0; all take part. */
+static uint64_t fingerprint(const Model *m, int leads) {
+    enum { SOME = 1 << 22 };
+    const size_t size = m->dev->floatX_size;
+    char *some = mem_alloc(SOME * size);
+    uint64_t h = 0;
+    const char *whole = NULL;
+    parallel_wait_all_weights(m);
+    for (int i = 0, range = -1; i < m->manifest.count; i++) {
+        const Tensor *t = &m->manifest.at[i];
+        if (t->range != range) whole = parallel_whole_weights(m, range = t->range);
+        const char *weights = whole + (t->offset - m->manifest.ranges[range].offset) * size;
+        h = hash_begin(h);
+        for (size_t from = 0, n; from < t->count && leads; from += n) {
+            n = t->count - from < SOME ? t->count - from : SOME;
+            m->dev->download(some, weights + from * size, n * size);
+            h = hash_add(h, some, n * size);
+        }
+        h = hash_end(h);
+    }
+    free(some);
+    return h;
+}
+
 /* Saves before the memory for a copy is there make none. */
 static void use_room(Run *r) {
     const double start = now();
@@ -440,34 +471,16 @@ void run_save(Run *r, int timed, int waits) {
     r->paused = now() - r->saved_at;
     free(progress.at);
     if (!r->saving) end_save(r, SAVED_NOTHING, e.text);
-    else if (waits) run_follow_save(r, 1);
+    if (waits && p->step == r->s.steps) {
+        run_save_busy(r);                                   /* lets its thread begin: the fingerprint is made meanwhile */
+        r->fingerprint = fingerprint(&r->model, r->leads);
+        r->has_fingerprint = 1;
+    }
+    if (waits) run_follow_save(r, 1);
+    if (r->best_is_last && r->saved == SAVED_ALL && r->saved_step == p->step) save_best(r, 1);
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------- */
-
-/* Of all weights, without the padding between tensors, which depends on the number of ranks. For rank 0; all take part. */
-static uint64_t fingerprint(const Model *m, int leads) {
-    enum { SOME = 1 << 22 };
-    const size_t size = m->dev->floatX_size;
-    char *some = mem_alloc(SOME * size);
-    uint64_t h = 0;
-    const char *whole = NULL;
-    parallel_wait_all_weights(m);
-    for (int i = 0, range = -1; i < m->manifest.count; i++) {
-        const Tensor *t = &m->manifest.at[i];
-        if (t->range != range) whole = parallel_whole_weights(m, range = t->range);
-        const char *weights = whole + (t->offset - m->manifest.ranges[range].offset) * size;
-        h = hash_begin(h);
-        for (size_t from = 0, n; from < t->count && leads; from += n) {
-            n = t->count - from < SOME ? t->count - from : SOME;
-            m->dev->download(some, weights + from * size, n * size);
-            h = hash_add(h, some, n * size);
-        }
-        h = hash_end(h);
-    }
-    free(some);
-    return h;
-}
 
 static void log_summary(Run *r, uint64_t weights) {
     const Progress *p = &r->progress;
@@ -506,7 +519,7 @@ static void export_model(Run *r) {
 
 void run_end_log(Run *r) {
     Error e;
-    const uint64_t weights = fingerprint(&r->model, r->leads);
+    const uint64_t weights = r->has_fingerprint ? r->fingerprint : fingerprint(&r->model, r->leads);
     if (!r->leads) return;
     export_model(r);
     log_summary(r, weights);

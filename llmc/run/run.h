@@ -58,6 +58,9 @@ typedef struct {
     Saved         saved;                /* what the last save has saved */
     int64_t       first_step, waits;    /* of this session; how often the host waited for the device in its steps */
     int64_t       lost_best;            /* the step of the best weights, if they could not be saved; else -1 */
+    int           best_is_last;         /* 1: the weights of the last step are the best */
+    int           has_fingerprint;
+    uint64_t      fingerprint;          /* of the weights of the last step */
     int           shows_samples, failed_saves;
     int           locked;               /* 1: this process holds the folder's lock */
     int           restored;             /* 1: settings are those of the run that is resumed */

@@ -329,6 +329,16 @@ static void rooms(void) {
     check(memory && !memory[0] && !memory[2 * MB - 1], "at least a large page, zeroed");
     room_close(none), room_close(some), room_close(much), room_close(NULL);
 }
+/* The best weights are a second name of a state's. */
+static void best_linked(Trainee *t) {
+    char *folder = scratch_path("link"), *best = text_format("%s/best/model.safetensors", folder), *state = file_of(folder, 1, "model.safetensors");
+    char *in = text_format("%s/best", folder);
+    Error e = { "" };
+    check(save(folder, t, 1, 1, 1, &e) == SAVED_ALL && !is_folder(in) && checkpoint_link_best(folder, 1, &t->m, NULL, NULL, &e) && same_file(best, state),
+          "one file of weights for the state and best/: %s", e.text);
+    check(!checkpoint_link_best(folder, 2, &t->m, NULL, NULL, &e) && same_file(best, state), "of a step that was not saved there are none: %s", e.text);
+    free(folder), free(best), free(state), free(in);
+}
 /* Until it is there a save makes no copy; when it is, the next one does, with the same files. */
 static void copied_later(Trainee *t) {
     char *folder = scratch_path("later"), *path[2];
@@ -385,6 +395,7 @@ void test_state(void) {
     PART(brought_up_to_date(&t));
     PART(half_saved(&t));
     PART(copied_later(&t));
+    PART(best_linked(&t));
     PART(tokenizer(&t));
     trainee_close(&t);
 }
