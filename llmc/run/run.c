@@ -763,6 +763,7 @@ static void draw_weights(Run *r) {
         model_initialize_tensor(m, i, (uint64_t)r->s.seed);
         meter_add(&meter, (int64_t)(m->manifest.at[i].count * m->dev->floatX_size));
     }
+    parallel_gather_weights(m, 0);
     meter_end(&meter);
 }
 
@@ -772,6 +773,7 @@ static void upcycle(Run *r) {
     config_pad_vocab(&r->dense);
     for (int i = 0; i < r->model.manifest.count; i++)
         if (r->model.manifest.at[i].kind == TENSOR_ROUTER) model_initialize_tensor(&r->model, i, (uint64_t)r->s.seed);
+    parallel_gather_weights(&r->model, 0);
     if (!hf_load_upcycled(&r->model, &r->dense, r->s.model, &e)) fail(EXIT_INPUT, "%s", e.text);
 }
 
