@@ -754,6 +754,16 @@ expect 2 'export MOE_SECRET=' $shared -b 3 -ng 2 -pn 2 -pr 0 -ps 192.0.2.1 -x 40
 MOE_SECRET=0123456789abcdef; export MOE_SECRET
 pair r23 -x 2 -v 20; end_both 0 0 "two processes with MOE_SECRET"
 ok "which need no file" [ ! -e r23.secret ]
+# A host that has room for the model, but not for a copy of what is saved: then no host makes one.
+if unshare -m true 2> /dev/null; then
+    plan=$($shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pr 0 -pt 2 -x 0 -o lean | awk '$2 == "total" { print int($4 * 2.4e3) }')
+    sed "s/^MemAvailable:.*/MemAvailable: $plan kB/" /proc/meminfo > "$work/meminfo"; port=$((port + 1))
+    start $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 0 -pt 2 -x 4 -n 2 -o lean
+    unshare -m sh -c 'mount --bind "$0" /proc/meminfo && exec "$@"' "$work/meminfo" $shared -b 3 -ng 2 -pn 2 -ps 127.0.0.1 -pp $port -pr 1 -pt 2 \
+        -x 4 -n 2 -o lean >> "$work/log2" 2>&1 < /dev/null & other=$!
+    end_both 0 0 "two hosts, of which one has no room for a copy"
+    ok "which is said" grep -q 'the host of another rank has no room for a copy' "$work/log"
+else skipped "no unshare(1), or not root: no host with less memory"; fi
 unset MOE_SECRET
 moving=r5
 pair r22z3 -x 40 -v 20 -n 20 -z 3; end_both 0 0 "two processes of two ranks that shard everything"

@@ -727,6 +727,10 @@ void run_allocate(Run *r) {
     r->model.z_coef = s->z;
     r->model.forced = s->forced;
     r->saver = saver_open(&r->model, &r->optimizer);
+    if (!group_min(r->parallel.group, r->save_room > 0)) {
+        if (r->leads && r->save_room) warn("the host of another rank has no room for a copy of what is saved: steps wait for saves");
+        r->save_room = 0;
+    }
     if (r->save_room) saver_make_room(r->saver);
     r->inputs = mem_alloc(N * sizeof *r->inputs);
     r->targets = mem_alloc(N * sizeof *r->targets);
