@@ -21,6 +21,7 @@ typedef enum { HOLDS_UNKNOWN = -1, HOLDS_NOTHING, HOLDS_LOG, HOLDS_MODEL, HOLDS_
 /* The largest that applies. LOG: only the log of a run; STATE: states to resume from. HOLDS_UNKNOWN and e: the folder cannot be read. */
 Holding checkpoint_exists(const char *folder, Error *e);
 int64_t checkpoint_newest(const char *folder);              /* the step of the newest state; -1: there is none */
+char *step_path(const char *folder, int64_t step);          /* of a state; free() it */
 int  checkpoint_clear(const char *folder, Error *e);        /* removes the run from the folder */
 
 typedef struct {                        /* what is saved */

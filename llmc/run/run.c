@@ -11,6 +11,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- folder and settings --------------------------------------------------------------------------------- */
 
@@ -39,6 +40,23 @@ static int usable(const JsonValue *run, Error *e) {
     Settings s = { 0 };
     memset(s.given, 1, sizeof s.given);                     /* read and checked, but not kept */
     return progress_from_json(run, &p, e) && settings_restore(&s, json_get(run, "options"), e);
+}
+
+/* Reading much takes seconds, in which nothing else would be said. */
+static void announce(const Run *r, const char *what, const char *folder, double bytes) {
+    if (r->leads && bytes > 2e9) text_print(stdout, "%s %s, %.1f GB\n", what, folder, 1e-9 * bytes);
+    fflush(stdout);
+}
+static double bytes_of_state(const char *folder) {
+    static const char *const files[] = { "model.safetensors", "optimizer.safetensors" };
+    double bytes = 0;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        struct stat s;
+        char *path = text_format("%s/%s", folder, files[i]);
+        bytes += stat(path, &s) ? 0 : (double)s.st_size;
+        free(path);
+    }
+    return bytes;
 }
 
 void run_find_launch(Run *r) {
@@ -75,6 +93,9 @@ void run_open_folder(Run *r) {
              "To train it further: -e %s and another folder with -o. To discard it: -y 0", s->out, s->out);
     lock_folder(r);
     if (holding == HOLDS_STATE && s->resume) {
+        char *newest = step_path(s->out, checkpoint_newest(s->out));
+        announce(r, "checking", newest, bytes_of_state(newest));
+        free(newest);
         if (!(r->from = checkpoint_open(s->out, usable, &e))
             || !(r->restored = settings_restore(s, checkpoint_options(r->from), &e))) fail(EXIT_CHECKPOINT, "%s", e.text);
     } else if (s->resume) {
@@ -786,6 +807,7 @@ void run_start_or_resume(Run *r) {
     Progress *p = &r->progress;
     Error e;
     if (r->from) {
+        announce(r, "reading", checkpoint_path(r->from), bytes_of_state(checkpoint_path(r->from)));
         if (!checkpoint_load(r->from, &r->model, &r->optimizer, &e))
             fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
         if (!progress_from_json(checkpoint_run(r->from), p, &e)) fail(EXIT_CHECKPOINT, "%s: %s", checkpoint_path(r->from), e.text);
@@ -797,6 +819,7 @@ void run_start_or_resume(Run *r) {
         if (r->leads) text_print(stdout, "resuming %s at step %lld\n", checkpoint_path(r->from), (long long)p->step);
     } else {
         *p = (Progress){ .best_step = -1, .seed = (uint64_t)s->seed, .data = data_fingerprint(r->data) };
+        if (is_folder(s->model)) announce(r, "reading", s->model, (double)(r->model.manifest.learnable * r->dev->floatX_size));
         if (!is_folder(s->model)) draw_weights(r);
         else if (*s->upcycle) upcycle(r);
         else if (!hf_load_weights(&r->model, s->model, &e)) fail(EXIT_INPUT, "%s", e.text);
